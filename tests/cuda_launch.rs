@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
 use rustix::process::{Pid, Signal, kill_process};
@@ -95,6 +95,63 @@ impl Machine {
         events.collect()
     }
 
+    /// The same, disturbed after the second step; returns the exit code.
+    fn disturbed(
+        &self,
+        words: &str,
+        settings: &[(&str, &str)],
+        disturb: impl FnOnce(&Child),
+    ) -> Option<i32> {
+        let mut command = self.command(words, settings);
+        let mut launcher = command.stdout(Stdio::piped()).spawn().unwrap();
+        let printed = BufReader::new(launcher.stdout.take().unwrap());
+        let mut disturb = Some(disturb);
+        for line in printed.lines() {
+            let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            if event["event"] == "step"
+                && event["step"].as_u64() >= Some(2)
+                && let Some(disturb) = disturb.take()
+            {
+                disturb(&launcher);
+            }
+        }
+        launcher.wait().unwrap().code()
+    }
+
+    /// The process of a rank in the first generation of a run.
+    fn rank(&self, run: &str, rank: usize) -> Pid {
+        let of_rank = |process: &Path| {
+            let read = |file| std::fs::read_to_string(process.join(file)).unwrap_or_default();
+            let words = read("cmdline").replace('\0', " ");
+            let cwd = std::fs::read_link(process.join("cwd"));
+            let is_of_run = words.contains(&format!(" rank --run {run} --generation 1"));
+            let is_rank = read("environ")
+                .split('\0')
+                .any(|set| set == format!("RANK={rank}"));
+            is_of_run && is_rank && cwd.is_ok_and(|cwd| cwd == self.path())
+        };
+        let processes = std::fs::read_dir("/proc")
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let process = processes
+            .into_iter()
+            .find(|process| of_rank(process))
+            .unwrap();
+        let name = process.file_name().unwrap().to_str().unwrap();
+        Pid::from_raw(name.parse().unwrap()).unwrap()
+    }
+
+    /// Asserts that a run's eight steps consumed every sample once.
+    fn prove(&self, run: &str) {
+        let status = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+            .current_dir(self.path())
+            .args(["status", run, "--ledger"])
+            .output()
+            .unwrap();
+        let proof = String::from_utf8(status.stdout).unwrap();
+        assert!(proof.contains("8 steps consumed samples 0..64"), "{proof}");
+    }
+
     /// The losses of a run's steps, by number.
     fn losses(&self, run: &str) -> Vec<f64> {
         let mut losses = Vec::new();
@@ -151,27 +208,87 @@ fn a_gpu_is_used_where_there_is_one_and_has_the_cpus_losses() {
 }
 
 #[test]
+fn several_gpus_have_the_cpus_losses() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.trained("--out cpu --device cpu", &[]);
+    for world in 2..=4 {
+        let run = format!("gpus-{world}");
+        // Three ranks split no batch of 8.
+        let words = if world == 3 {
+            "--remainder uneven"
+        } else {
+            "--device cuda"
+        };
+        let settings = [("EMULATED_GPU_DEVICES", "4")];
+        let events = machine.trained(&format!("--out {run} --procs {world} {words}"), &settings);
+        let planned = events
+            .iter()
+            .find(|event| event["event"] == "planned")
+            .unwrap();
+        assert_eq!(planned["devices"], format!("{world} × Emulated GPU"));
+        assert_close(&machine.losses(&run), &machine.losses("cpu"), 1e-5);
+    }
+}
+
+#[test]
+fn the_norm_test_decides_on_gpus_as_on_cpus() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    for groups in ["workers", "micro-batches"] {
+        let train = |run: &str, device: &str| {
+            let schedule = format!(
+                "evenkeel.schedule={{kind: norm-test, eta: 0.5, interval: 2, max_batch: 32, \
+                 groups: {groups}, coordinate_interval: 3}}"
+            );
+            let words = format!("--out {run} --procs 2 --device {device}");
+            let mut command = machine.command(&words, &[("EMULATED_GPU_DEVICES", "2")]);
+            let output = command.arg(schedule).output().unwrap();
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            machine.losses(run)
+        };
+        let gpus = train(&format!("{groups}-gpus"), "cuda");
+        let cpus = train(&format!("{groups}-cpus"), "cpu");
+        // The batch grew: a constant one takes eight steps.
+        assert!(gpus.len() < 8, "{} steps", gpus.len());
+        assert_close(&gpus, &cpus, 1e-5);
+    }
+}
+
+#[test]
+fn a_killed_or_frozen_rank_of_several_gpus_costs_no_sample() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.trained("--out cpu --device cpu", &[]);
+    for (run, signal) in [("killed", Signal::KILL), ("frozen", Signal::STOP)] {
+        let words = format!("--out {run} --procs 4 --device cuda");
+        let code = machine.disturbed(&words, &[("EMULATED_GPU_DEVICES", "4")], |_| {
+            kill_process(machine.rank(run, 2), signal).unwrap();
+        });
+        assert_eq!(code, Some(0), "{run}");
+        assert!(machine.path().join(run).join("gen-2").exists(), "{run}");
+        assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
+        machine.prove(run);
+    }
+}
+
+#[test]
 fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
     let Some(machine) = Machine::new() else {
         return;
     };
     machine.trained("--out undisturbed --device cpu", &[]);
-    let mut launch = machine.command("--out moved --device cuda", &[]);
-    let mut launched = launch.stdout(Stdio::piped()).spawn().unwrap();
-    let printed = BufReader::new(launched.stdout.take().unwrap());
-    let mut steps = 0;
-    for line in printed.lines() {
-        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        if event["event"] == "step" {
-            steps += 1;
-        }
-        if steps == 2 {
-            let launcher = Pid::from_child(&launched);
-            kill_process(launcher, Signal::TERM).unwrap();
-            steps = 3;
-        }
-    }
-    assert_eq!(launched.wait().unwrap().code(), Some(143));
+    let code = machine.disturbed("--out moved --device cuda", &[], |launcher| {
+        kill_process(Pid::from_child(launcher), Signal::TERM).unwrap();
+    });
+    assert_eq!(code, Some(143));
     let on_the_gpu = machine.losses("moved").len();
     assert!((2..8).contains(&on_the_gpu), "{on_the_gpu} steps");
     machine.trained("--out moved --resume --device cpu", &[]);
@@ -180,13 +297,7 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
         &machine.losses("undisturbed"),
         1e-5,
     );
-    let status = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
-        .current_dir(machine.path())
-        .args(["status", "moved", "--ledger"])
-        .output()
-        .unwrap();
-    let proof = String::from_utf8(status.stdout).unwrap();
-    assert!(proof.contains("8 steps consumed samples 0..64"), "{proof}");
+    machine.prove("moved");
 }
 
 #[test]

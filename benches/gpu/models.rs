@@ -123,7 +123,7 @@ pub fn engine(
     config: &ModelConfig,
     options: CudaOptions,
 ) -> Result<CudaEngine, EngineError> {
-    CudaEngine::new(config.clone(), options, &gpu.device, Some(5))
+    CudaEngine::new(config.clone(), options, &gpu.device, None, Some(5))
 }
 
 /// A whole step; returns the mean loss.

@@ -23,6 +23,7 @@ use crate::launch::{
 };
 use crate::lifecycle::End;
 use crate::plan::{MOST_GPUS, OomPolicy};
+use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Diagnostic, ReadError, Recipe};
 use crate::telemetry::{Display, Event, Mode};
 use crate::util::format::count;
@@ -62,8 +63,8 @@ pub struct Args {
     /// `evenkeel.trainer.drain_seconds=30`
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Number of training processes. Default: the value of --gpus, else 1 for the built-in trainer,
-    /// or one per GPU for an external trainer.
+    /// Number of training processes. Default: the value of --gpus, else one per usable GPU, else 1 with
+    /// all cores.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
     /// Where the built-in trainer computes: on GPUs (cuda), on the CPU (cpu), or on GPUs if each
@@ -203,7 +204,7 @@ fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Res
     let gpus = Gpus::of(inventory);
     match recipe.spec.trainer.is_external() {
         true => asked.external(&gpus),
-        false => asked.built_in(gpus),
+        false => asked.built_in(gpus, recipe.spec.parallel.strategy != Strategy::Ddp),
     }
 }
 

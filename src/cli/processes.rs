@@ -43,19 +43,23 @@ pub struct Processes {
 pub struct Gpus {
     /// Those that the driver lists and `CUDA_VISIBLE_DEVICES` shows.
     pub devices: Vec<Device>,
-    /// Why the built-in trainer cannot use them.
+    /// Why the built-in trainer cannot use one of them.
     pub problem: Option<String>,
+    /// Why it cannot use several.
+    pub problem_of_several: Option<String>,
 }
 
 impl Gpus {
     pub fn of(inventory: &Inventory) -> Gpus {
         match inventory.devices() {
             Devices::Gpus { devices } => Gpus {
-                problem: libraries::problem(),
+                problem: libraries::problem(1),
+                problem_of_several: libraries::problem(2),
                 devices,
             },
             Devices::CpuRanks { why, .. } => Gpus {
                 devices: Vec::new(),
+                problem_of_several: Some(why.clone()),
                 problem: Some(why),
             },
         }
@@ -88,24 +92,31 @@ impl Asked {
         })
     }
 
-    /// The processes of the built-in trainer.
-    pub fn built_in(self, gpus: Gpus) -> anyhow::Result<Processes> {
+    /// The processes of the built-in trainer. `sharded`: the recipe shards the model.
+    pub fn built_in(self, gpus: Gpus, sharded: bool) -> anyhow::Result<Processes> {
         let found = gpus.devices.len();
-        let usable = match self.device {
-            DeviceChoice::Cpu => 0,
-            _ if gpus.problem.is_some() => 0,
-            _ => found,
+        let several = gpus.problem_of_several.or_else(|| {
+            let words = "models are not sharded over GPUs yet; use ddp, or one process";
+            sharded.then(|| words.to_owned())
+        });
+        // Without a stated number, as many GPUs as can be used.
+        let usable = match (self.device, &gpus.problem, &several) {
+            (DeviceChoice::Cpu, ..) | (_, Some(_), _) => 0,
+            (_, None, Some(_)) => found.min(1),
+            (_, None, None) => found,
         };
-        let processes = self.stated()?.unwrap_or(1);
-        let obstacle = match gpus.problem {
-            Some(problem) => Some(problem),
-            None if (usable as u64) < processes => Some(format!(
+        let processes = self
+            .stated()?
+            .unwrap_or((usable as u64).clamp(1, MOST_GPUS));
+        let obstacle = match (gpus.problem, several) {
+            (Some(problem), _) => Some(problem),
+            (None, Some(problem)) if processes > 1 => Some(problem),
+            _ if (found as u64) < processes => Some(format!(
                 "{} for {}",
                 count(found as u64, "GPU"),
                 count(processes, "process")
             )),
-            None if processes > 1 => Some("several GPUs do not train together yet".to_owned()),
-            None => None,
+            _ => None,
         };
         let Some(obstacle) = obstacle.filter(|_| self.device != DeviceChoice::Cpu) else {
             let gpus = gpus.devices.into_iter();
@@ -149,6 +160,7 @@ mod tests {
         Gpus {
             devices: (0..gpus).map(device).collect(),
             problem: problem.map(str::to_owned),
+            problem_of_several: problem.map(str::to_owned),
         }
     }
 
@@ -162,7 +174,7 @@ mod tests {
 
     /// Processes, GPUs and note, or the refusal.
     fn built_in(asked: Asked, gpus: Gpus) -> String {
-        match asked.built_in(gpus) {
+        match asked.built_in(gpus, false) {
             Ok(Processes { count, gpus, note }) => {
                 format!("{count} on {} {}", gpus.len(), note.unwrap_or_default())
             }
@@ -188,14 +200,8 @@ mod tests {
     fn processes_take_gpus_if_there_are_enough() {
         use DeviceChoice::{Auto, Cpu, Cuda};
         for device in [Auto, Cuda] {
-            assert_eq!(
-                built_in(asked(None, None, device), machine(1, None)),
-                "1 on 1 "
-            );
-            assert_eq!(
-                built_in(asked(Some(1), None, device), machine(4, None)),
-                "1 on 1 "
-            );
+            let four = |procs| built_in(asked(procs, None, device), machine(4, None));
+            assert_eq!([four(None), four(Some(2))], ["4 on 4 ", "2 on 2 "]);
         }
         let on = |procs, device| built_in(asked(Some(procs), None, device), machine(4, None));
         insta::assert_snapshot!(on(5, Auto), @"5 on 0 5 processes on the CPU, because GPUs cannot be used: 4 GPUs for 5 processes (--device cpu avoids this note)");
@@ -207,6 +213,19 @@ mod tests {
         };
         insta::assert_snapshot!(broken(Auto), @"1 on 0 1 process on the CPU, because GPUs cannot be used: NVRTC: missing (--device cpu avoids this note)");
         insta::assert_snapshot!(broken(Cuda), @"`--device cuda` is not possible: NVRTC: missing; use --device cpu, or remove it");
+    }
+
+    #[test]
+    fn a_model_that_cannot_use_several_gpus_uses_one() {
+        let gpus = |procs, device| {
+            let processes = asked(procs, None, device).built_in(machine(2, None), true);
+            processes
+                .map(|processes| processes.gpus.len())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(gpus(None, DeviceChoice::Auto), Ok(1));
+        assert_eq!(gpus(Some(2), DeviceChoice::Auto), Ok(0));
+        insta::assert_snapshot!(gpus(Some(2), DeviceChoice::Cuda).unwrap_err(), @"`--device cuda` is not possible: models are not sharded over GPUs yet; use ddp, or one process; use --device cpu, or remove it");
     }
 
     #[test]

@@ -159,6 +159,12 @@ impl Builder {
     }
 }
 
+/// The part of a unit of `len` elements that one rank holds. All parts but the last are equally long.
+pub fn part(len: usize, rank: usize, world: usize) -> Range<usize> {
+    let part = len.div_ceil(world);
+    (rank * part).min(len)..((rank + 1) * part).min(len)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,7 @@ mod testing;
 
 pub use config::ConfigError;
 pub use layout::layout;
+use layout::part;
 
 use crate::comm::CommError;
 

@@ -229,7 +229,7 @@ fn engine(
                 ..CudaOptions::default()
             };
             cuda_device()
-                .and_then(|device| CudaEngine::new(model, options, &device, seed))
+                .and_then(|device| CudaEngine::new(model, options, &device, world, seed))
                 .map(boxed)
         }
     };

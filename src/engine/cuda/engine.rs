@@ -10,14 +10,16 @@ use super::driver::{Device, Event, Graph, Pinned};
 use super::error::CudaError;
 use super::launches::Kernels;
 use super::options::CudaOptions;
+use super::peers::Peers;
 use super::precision::Precision;
 use super::state::{FACTORS, State};
 use super::walk::{Streams, Training, Walk};
 use super::workspace::{Capacity, Scalars, Shape, Workspace};
+use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
     Accumulated, AdamW, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig, Reduced,
-    UnitState, initial, layout,
+    UnitState, initial, layout, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -38,6 +40,8 @@ pub struct CudaEngine {
     streams: Streams,
     state: Slab<State>,
     reserved: Option<Reserved>,
+    /// `None` where this process trains alone.
+    peers: Option<Peers>,
     staging: Pinned,
     factors: Pinned,
     results: Pinned,
@@ -68,11 +72,12 @@ enum Pass {
 
 impl CudaEngine {
     /// Allocates the model's state and initialises its weights from the seed. Without a seed they are zero
-    /// until an import.
+    /// until an import. `world` is `None` where this process trains alone; else every rank holds everything.
     pub fn new(
         config: ModelConfig,
         options: CudaOptions,
         device: &Arc<Device>,
+        world: Option<World>,
         seed: Option<u64>,
     ) -> Result<CudaEngine, EngineError> {
         config.validate()?;
@@ -104,6 +109,7 @@ impl CudaEngine {
             peak: state.bytes(),
             state,
             reserved: None,
+            peers: world.map(|world| Peers::join(device, world)).transpose()?,
             staging: device.pinned(STAGING, "staging").map_err(oom)?,
             factors: device.pinned(2 * FACTORS, "factors").map_err(oom)?,
             results: device.pinned(Scalars::BYTES, "results").map_err(oom)?,
@@ -273,7 +279,9 @@ impl CudaEngine {
             let compute = &self.streams.compute;
             compute.upload(inputs.tokens, &reserved.inputs, 0..inputs.bytes)?;
         }
-        if self.options.no_graphs {
+        // Graphs of collectives could not be aborted one by one.
+        let collective = matches!(pass, Pass::Training(training) if training.last);
+        if self.options.no_graphs || collective && self.peers.is_some() {
             self.walk(pass, shape)?;
         } else {
             let graph = match self.graphs.remove(&(pass, shape)) {
@@ -316,6 +324,7 @@ impl CudaEngine {
             streams: &self.streams,
             state: &self.state.at,
             work: &reserved.slab.at,
+            peers: self.peers.as_ref(),
             shape,
         };
         match pass {
@@ -336,7 +345,10 @@ impl CudaEngine {
     }
 
     fn failed(&self, error: CudaError) -> EngineError {
-        failed(error, self.used(), self.limit())
+        match (&self.peers, error) {
+            (Some(peers), error) if error.is_of_nccl() => peers.named(error),
+            (_, error) => failed(error, self.used(), self.limit()),
+        }
     }
 
     /// ‖the step's gradient‖², computed apart from a micro-batch.
@@ -360,6 +372,49 @@ impl CudaEngine {
         unsafe { compute.download(&mut self.results, 0, scalars, Scalars::BYTES)? };
         compute.synchronize()?;
         Ok(Scalars::from_bytes(self.results.bytes()).loss)
+    }
+
+    /// Finishes the sum of the step's gradient over the ranks, which the last micro-batch has `started` unless
+    /// this rank had none. Returns ‖the sum‖².
+    fn reduce_over_ranks(&mut self, started: bool, measure: Measure) -> Result<f64, EngineError> {
+        let (Some(peers), Some(reserved)) = (&self.peers, &self.reserved) else {
+            return Err(EngineError::Shape("no memory was reserved".to_owned()));
+        };
+        let work = &reserved.slab.at;
+        let (norm, partials) = (work.reduced_norm, work.square_partials[2]);
+        let enqueue = || -> Result<(), CudaError> {
+            let units = self.state.at.units.iter().zip(&self.layout.units);
+            if !started {
+                self.streams.compute.synchronize()?;
+                // SAFETY: the norm is an f64.
+                unsafe { peers.stream.fill_zero(norm, size_of::<f64>())? };
+                // In the order in which backward completes the units, as on every other rank.
+                for (addresses, unit) in units.clone().rev() {
+                    let gradient = addresses.gradient;
+                    peers.all_reduce(gradient, unit.len)?;
+                    let result = (norm, partials);
+                    self.kernels
+                        .squared_norm(&peers.stream, result, gradient, unit.len)?;
+                }
+            }
+            if measure.coordinates {
+                for (addresses, unit) in units.rev() {
+                    if let Some(squares) = addresses.squares {
+                        peers.all_reduce(squares, unit.len)?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        enqueue().map_err(|error| peers.named(error))?;
+        peers.synchronize()?;
+        let compute = &self.streams.compute;
+        // SAFETY: the norm is an f64; the host reads it after the copy.
+        let copied = unsafe { compute.download(&mut self.results, 0, norm, size_of::<f64>()) };
+        let copied = copied.and_then(|()| compute.synchronize());
+        copied.map_err(|error| self.failed(error))?;
+        let bytes = self.results.bytes().first_chunk().copied();
+        Ok(f64::from_le_bytes(bytes.unwrap_or_default()))
     }
 
     /// Sets the step's gradient and its coordinate sums to zero.
@@ -488,13 +543,18 @@ impl Engine for CudaEngine {
         if self.accumulated == 0 {
             self.zero_gradient().map_err(|error| self.failed(error))?;
         }
-        let squared_norm = match self.squared_norm {
+        let started = self.squared_norm.is_some();
+        let local = match self.squared_norm {
             Some(squared_norm) => squared_norm,
             None => self.measure_step().map_err(|error| self.failed(error))?,
         };
+        let squared_norm = match self.peers {
+            Some(_) => self.reduce_over_ranks(started, measure)?,
+            None => local,
+        };
         Ok(Reduced {
             squared_norm,
-            local_squared_norm: measure.worker.then_some(squared_norm),
+            local_squared_norm: measure.worker.then_some(local),
         })
     }
 
@@ -506,9 +566,14 @@ impl Engine for CudaEngine {
             let squares = addresses.squares.ok_or_else(|| {
                 EngineError::Shape("the engine has no memory for coordinates".to_owned())
             })?;
-            let weighted = self.download(squares, len);
+            let part = match &self.peers {
+                Some(peers) => part(len, peers.world().rank(), peers.world().world()),
+                None => 0..len,
+            };
+            let at = |buffer: u64| buffer + (part.start * size_of::<f32>()) as u64;
+            let weighted = self.download(at(squares), part.len());
             let weighted = weighted.map_err(|error| self.failed(error))?;
-            let summed = self.download(gradient, len);
+            let summed = self.download(at(gradient), part.len());
             show(&weighted, &summed.map_err(|error| self.failed(error))?);
         }
         Ok(())
@@ -522,6 +587,11 @@ impl Engine for CudaEngine {
     }
 
     fn discard(&mut self) {
+        // The next step must not change a gradient that is still being added over the ranks. A lost rank ends
+        // the run elsewhere.
+        if let Some(peers) = &self.peers {
+            let _ = peers.synchronize();
+        }
         self.clear();
     }
 
@@ -558,6 +628,7 @@ impl Engine for CudaEngine {
 impl Drop for CudaEngine {
     fn drop(&mut self) {
         // Memory is freed only when the device no longer uses it. After an error there is nothing to wait for.
+        self.peers = None;
         let _ = self.streams.compute.synchronize();
     }
 }

@@ -77,6 +77,16 @@ pub enum CudaError {
     Unusable(String),
 }
 
+impl CudaError {
+    /// Whether a collective failed, perhaps because of another rank.
+    pub fn is_of_nccl(&self) -> bool {
+        matches!(
+            self,
+            CudaError::Nccl { .. } | CudaError::NcclAborted { .. } | CudaError::NcclTimeout { .. }
+        )
+    }
+}
+
 /// `ncclResult_t` of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NcclCode {

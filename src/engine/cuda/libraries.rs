@@ -187,11 +187,13 @@ pub fn find() -> Vec<LibraryCheck> {
         .to_vec()
 }
 
-/// The first problem of a library that training on one GPU needs.
-pub fn problem() -> Option<String> {
-    let needed = [CUDA, CUBLAS_LT, NVRTC].map(|library| library.search(&directories()));
+/// The first problem of a library that training on this number of GPUs needs.
+pub fn problem(gpus: u64) -> Option<String> {
+    let directories = directories();
+    let nccl = (gpus > 1).then_some(NCCL);
+    let needed = [CUDA, CUBLAS_LT, NVRTC].into_iter().chain(nccl);
     let mut problems = needed
-        .into_iter()
+        .map(|library| library.search(&directories))
         .filter_map(|check| Some((check.name, check.problem?)));
     problems
         .next()

@@ -18,6 +18,7 @@ pub mod libraries;
 pub mod nccl;
 pub mod nvrtc;
 mod options;
+mod peers;
 mod precision;
 mod state;
 mod table;

@@ -9,7 +9,8 @@
 //! The residual stream and its gradient are f32, as under PyTorch's autocast; the matrix products add to them
 //! directly. Normed inputs and SwiGLU's product are cheap, so backward recomputes them instead of storing
 //! them. The model runs on the compute stream. As soon as a unit's gradient is complete, the side stream adds
-//! and measures it, while the compute stream continues with the next unit.
+//! and measures it, while the compute stream continues with the next unit. With other ranks, their
+//! stream then adds the step's gradient over all of them.
 
 use std::ops::Range;
 
@@ -17,6 +18,7 @@ use super::cublaslt::{Blas, Element, Operand, Product};
 use super::driver::{Event, Stream};
 use super::error::CudaError;
 use super::launches::{AttentionBackward, Kernels, NormBackward, Rotation};
+use super::peers::Peers;
 use super::precision::Precision;
 use super::state::{State, UnitAddresses};
 use super::workspace::{Scalars, Shape, Stash, Workspace, qkv};
@@ -86,6 +88,8 @@ pub struct Walk<'a> {
     pub streams: &'a Streams,
     pub state: &'a State,
     pub work: &'a Workspace,
+    /// The other ranks, with which gradients are added after a step's last micro-batch.
+    pub peers: Option<&'a Peers>,
     pub shape: Shape,
 }
 
@@ -155,6 +159,7 @@ impl<'a> Walk<'a> {
 
     fn begin(&mut self, training: Training) -> Walked {
         self.clear_scalars()?;
+        self.zero(self.work.reduced_norm, size_of::<f64>())?;
         if training.first {
             for (addresses, unit) in self.state.units.iter().zip(&self.layout.units) {
                 if let Some(squares) = addresses.squares {
@@ -407,8 +412,8 @@ impl<'a> Walk<'a> {
         let addresses = &self.state.units[unit];
         let (sum, own) = (addresses.gradient, self.gradient(unit, training).address);
         let elements = self.layout.units[unit].len;
-        let [_, own_norm, whole_norm] = [0, 8, 16].map(|offset| work.scalars + offset);
-        let [own_partials, whole_partials] = work.square_partials;
+        let [own_norm, whole_norm] = [8, 16].map(|offset| work.scalars + offset);
+        let [own_partials, whole_partials, reduced_partials] = work.square_partials;
         if let Some(squares) = addresses.squares
             && training.micro_batch_squares
         {
@@ -416,7 +421,7 @@ impl<'a> Walk<'a> {
             kernels.add_squares(side, squares, own, factor, elements)?;
         }
         if training.apart && (training.measured || training.last) {
-            let (results, partials) = ([own_norm, whole_norm], work.square_partials);
+            let (results, partials) = ([own_norm, whole_norm], [own_partials, whole_partials]);
             kernels.add_gradient_measuring(side, sum, results, partials, (own, elements))?;
         } else if training.apart {
             kernels.add_gradient(side, sum, own, elements)?;
@@ -434,7 +439,14 @@ impl<'a> Walk<'a> {
             let factor = f32_at(work.inputs.factors, 1);
             kernels.add_squares(side, squares, sum, factor, elements)?;
         }
-        side.record(&added[unit])
+        side.record(&added[unit])?;
+        let Some(peers) = self.peers.filter(|_| training.last) else {
+            return Ok(());
+        };
+        peers.stream.wait(&added[unit])?;
+        peers.all_reduce(sum, elements)?;
+        let result = (work.reduced_norm, reduced_partials);
+        kernels.squared_norm(&peers.stream, result, sum, elements)
     }
 
     /// Whether the side stream has work for this micro-batch.

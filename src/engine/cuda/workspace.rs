@@ -84,10 +84,13 @@ pub struct Workspace {
     pub logits_rows: usize,
     /// Cross-entropies, f64 `[n]`.
     pub losses: u64,
-    /// Partial sums of squared norms, f64: of the micro-batch's gradient and of the step's.
-    pub square_partials: [u64; 2],
+    /// Partial sums of squared norms, f64: of the micro-batch's gradient, of the step's, and of the step's over
+    /// all ranks.
+    pub square_partials: [u64; 3],
     /// [`Scalars`].
     pub scalars: u64,
+    /// ‖the step's gradient over all ranks‖², f64.
+    pub reduced_norm: u64,
     /// cuBLASLt's workspace.
     pub blas: u64,
 }
@@ -202,8 +205,9 @@ impl Workspace {
             logits: bump.take(logits_rows * config.vocab_size, real),
             logits_rows,
             losses: bump.take(n, size_of::<f64>()),
-            square_partials: [(); 2].map(|()| bump.take(PARTIALS, size_of::<f64>())),
+            square_partials: [(); 3].map(|()| bump.take(PARTIALS, size_of::<f64>())),
             scalars: bump.take(Scalars::BYTES, 1),
+            reduced_norm: bump.take(1, size_of::<f64>()),
             blas: bump.take(Blas::WORKSPACE as usize, 1),
         }
     }

@@ -27,8 +27,6 @@ mod squares;
 pub use replicated::Replicated;
 pub use sharded::{Holds, Sharded};
 
-use std::ops::Range;
-
 use crate::comm::{CommError, Operation, Pending};
 use crate::engine::{AdamW, EngineError, Measure, Reduced, UnitState};
 
@@ -104,12 +102,6 @@ pub trait Store: Send {
 
     /// Sets one unit's state; its vectors have the unit's length.
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError>;
-}
-
-/// The part of a unit of `len` elements that one rank holds. All parts but the last are equally long.
-fn part(len: usize, rank: usize, world: usize) -> Range<usize> {
-    let part = len.div_ceil(world);
-    (rank * part).min(len)..((rank + 1) * part).min(len)
 }
 
 /// Waits for an all-reduce and returns its elements.

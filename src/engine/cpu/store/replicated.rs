@@ -10,7 +10,7 @@ use super::{Gradient, Pass, Store};
 use crate::comm::{Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::{adamw, vector};
-use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
+use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState, part};
 
 /// Whole units on every rank.
 pub struct Replicated {
@@ -276,7 +276,7 @@ impl Store for Replicated {
             None => (0, 1),
         };
         for (unit, replica) in self.units.iter().enumerate() {
-            let part = super::part(replica.unit.len, rank, world);
+            let part = part(replica.unit.len, rank, world);
             let squares = self.squares.as_ref();
             let squares = squares.and_then(|squares| squares.part(unit, part.clone()));
             show(squares.ok_or_else(not_measured)?, &replica.gradient[part]);

@@ -17,7 +17,7 @@ use super::{Gradient, Pass, Store};
 use crate::comm::World;
 use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::{adamw, vector};
-use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState};
+use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState, part};
 
 /// Optional memory besides the shards.
 #[derive(Debug, Clone, Copy, Default)]
@@ -306,7 +306,7 @@ impl Store for Sharded {
     fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
         let (rank, world) = (self.world.rank(), self.world.world());
         for shard in &self.shards {
-            let part = super::part(shard.unit.len, rank, world);
+            let part = part(shard.unit.len, rank, world);
             let gradient = &shard.gradient[..part.len()];
             let squares = self.squares.as_ref();
             let squares = squares.and_then(|squares| squares.part(shard.index, part));
@@ -365,7 +365,7 @@ impl Store for Sharded {
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
         let shard = &mut self.shards[unit];
-        let held = super::part(shard.unit.len, self.world.rank(), self.world.world());
+        let held = part(shard.unit.len, self.world.rank(), self.world.world());
         for (part, whole) in [
             (&mut shard.parameters, &state.parameters),
             (&mut shard.exp_avg, &state.exp_avg),

@@ -149,7 +149,8 @@ fn a_child_process_counts() {
     let [head_dim, micro_batches] =
         [HEAD_DIM, MICRO_BATCHES].map(|name| std::env::var(name).unwrap().parse().unwrap());
     let device = device().unwrap();
-    let mut engine = CudaEngine::new(model(head_dim), bf16_options(), &device, Some(5)).unwrap();
+    let mut engine =
+        CudaEngine::new(model(head_dim), bf16_options(), &device, None, Some(5)).unwrap();
     let batch = Batch::new(micro_batches, 256);
     for row in 0..micro_batches {
         let micro_batch = batch.part(row, row + 1);

@@ -83,7 +83,7 @@ pub fn bf16_options() -> CudaOptions {
 }
 
 fn engine(device: &Arc<Device>, config: ModelConfig, options: CudaOptions) -> CudaEngine {
-    CudaEngine::new(config, options, device, Some(5)).unwrap()
+    CudaEngine::new(config, options, device, None, Some(5)).unwrap()
 }
 
 fn cpu(config: ModelConfig) -> CpuEngine {
@@ -330,7 +330,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
             memory_limit: Some(limit),
             ..bf16_options()
         };
-        CudaEngine::new(config(), options, &device, Some(5))
+        CudaEngine::new(config(), options, &device, None, Some(5))
     };
     let refused = |error| matches!(error, Err(EngineError::OutOfMemory { .. }));
     assert!(refused(limited(model - 1).map(drop)));
@@ -401,7 +401,7 @@ fn train(device: &Arc<Device>) -> Result<(), EngineError> {
         no_graphs: std::env::var_os(NO_GRAPHS).is_some(),
         ..bf16_options()
     };
-    let mut engine = CudaEngine::new(tied(), options, device, Some(5))?;
+    let mut engine = CudaEngine::new(tied(), options, device, None, Some(5))?;
     let mut rows = 2;
     let mut descended = None;
     for _ in 0..2 {

@@ -1,0 +1,144 @@
+//! The other ranks of a data-parallel run: NCCL adds gradients on the devices, and the world's connections tell
+//! which rank is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::driver::{Device, Stream};
+use super::error::CudaError;
+use super::nccl::{Communicator, Element, Nccl, Reduction, UniqueId};
+use crate::comm::{CommError, World};
+use crate::engine::EngineError;
+
+/// How long the ranks may take to form their communicator.
+const FORMING: Duration = Duration::from_secs(120);
+/// The world, not a time, ends a wait for the device: a peer may compute for long.
+const UNLIMITED: Duration = Duration::MAX;
+/// Pause between two looks at the world.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a failure of NCCL waits for the world to name the lost rank; heartbeats take a few seconds.
+const NAMING: Duration = Duration::from_secs(10);
+
+/// A rank's connection to its peers.
+pub struct Peers {
+    world: World,
+    communicator: Arc<Communicator>,
+    /// Runs the collectives.
+    pub stream: Stream,
+    watchdog: Watchdog,
+}
+
+impl Peers {
+    /// Forms the communicator with all ranks of the world, which call this together.
+    pub fn join(device: &Arc<Device>, world: World) -> Result<Peers, EngineError> {
+        let nccl = Nccl::load(device.driver())?;
+        let own = match world.rank() {
+            0 => nccl.unique_id()?.as_bytes().to_vec(),
+            _ => Vec::new(),
+        };
+        let everyones = world.exchange(&own)?;
+        let id = everyones
+            .first()
+            .and_then(|id| id.as_slice().try_into().ok());
+        let id = UniqueId::from_bytes(id.ok_or_else(|| {
+            CommError::Rendezvous("rank 0 sent no id of NCCL; its version differs".to_owned())
+        })?);
+        let place = (world.rank(), world.world());
+        let communicator = Communicator::new(&nccl, device, &id, place, FORMING);
+        let communicator = Arc::new(communicator.map_err(|error| named(&world, error))?);
+        Ok(Peers {
+            stream: device.stream()?,
+            watchdog: Watchdog::start(&world, &communicator),
+            communicator,
+            world,
+        })
+    }
+
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Adds `elements` f32 over all ranks, in place. The memory is live until [`Peers::synchronize`] has
+    /// returned.
+    pub fn all_reduce(&self, address: u64, elements: usize) -> Result<(), CudaError> {
+        // SAFETY: the engine passes buffers of its state, and ends the collectives before it frees them.
+        unsafe {
+            self.communicator.all_reduce_in_place(
+                &self.stream,
+                address,
+                elements,
+                Element::F32,
+                Reduction::Sum,
+            )
+        }
+    }
+
+    /// Waits for the collectives so far. It ends when a rank is lost, too.
+    ///
+    /// # Errors
+    /// The lost rank, by the world's connections, or else NCCL's error.
+    pub fn synchronize(&self) -> Result<(), EngineError> {
+        let waited = self.communicator.synchronize(&self.stream, UNLIMITED);
+        waited.map_err(|error| self.named(error))
+    }
+
+    /// The world's reason for a failed collective, if it gives one soon.
+    pub fn named(&self, error: CudaError) -> EngineError {
+        named(&self.world, error)
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        self.watchdog.stop();
+        // Waits for pending collectives if the world lives.
+        if self.world.check().is_err() {
+            self.communicator.abort();
+        }
+    }
+}
+
+fn named(world: &World, error: CudaError) -> EngineError {
+    let begun = Instant::now();
+    while error.is_of_nccl() && begun.elapsed() < NAMING {
+        if let Err(reason) = world.check() {
+            return reason.into();
+        }
+        thread::sleep(PAUSE);
+    }
+    error.into()
+}
+
+/// Aborts a communicator whose world has ended, so that no wait for a lost rank hangs.
+struct Watchdog {
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    fn start(world: &World, communicator: &Arc<Communicator>) -> Watchdog {
+        let stopped = Arc::<AtomicBool>::default();
+        let (world, communicator, stop) = (world.clone(), communicator.clone(), stopped.clone());
+        let watch = move || {
+            while !stop.load(Ordering::Acquire) {
+                if world.check().is_err() {
+                    return communicator.abort();
+                }
+                thread::sleep(PAUSE);
+            }
+        };
+        Watchdog {
+            stopped,
+            thread: Some(thread::spawn(watch)),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopped.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
