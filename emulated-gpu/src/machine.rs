@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -29,6 +30,8 @@ pub const SHARED_MOST: u32 = 227 * 1024;
 pub const REGISTERS: u32 = 64 * 1024;
 /// Threads of a block.
 pub const THREADS_MOST: u32 = 1024;
+/// How long the progress of collectives keeps the machine from the host.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// The devices of a process.
 pub struct Machine {
@@ -315,19 +318,24 @@ impl Machine {
         ended
     }
 
-    /// Runs collectives, and at most one operation that they wait for.
+    /// Runs collectives and, for about a millisecond, operations that they wait for.
     pub fn progress(&mut self) -> Background {
         if !self.streams.has_collectives() {
             return Background::Idle;
         }
-        let ended = self.run_collectives();
-        match self.streams.take_for_collectives() {
-            Some(operation) => {
-                self.run(operation);
-                Background::Ran
-            }
-            None if ended => Background::Ran,
-            None => Background::Waits,
+        let mut has_run = self.run_collectives();
+        let needed = self.streams.needed_by_collectives();
+        let begun = Instant::now();
+        while begun.elapsed() < SLICE
+            && let Some(operation) = self.streams.take_oldest(&needed)
+        {
+            has_run = true;
+            self.run(operation);
+        }
+        if has_run {
+            Background::Ran
+        } else {
+            Background::Waits
         }
     }
 

@@ -340,10 +340,14 @@ impl Streams {
         self.take_ready(id)
     }
 
-    /// The oldest operation that is ready and that a collective waits for. The order is not random, so that
-    /// the progress of collectives changes no random number of the host's waits.
-    pub fn take_for_collectives(&mut self) -> Option<Operation> {
-        let needed = self.needed(self.collectives.iter().copied().collect());
+    /// The operations that collectives wait for, and the collectives.
+    pub fn needed_by_collectives(&self) -> HashSet<u64> {
+        self.needed(self.collectives.iter().copied().collect())
+    }
+
+    /// The oldest operation of these that is ready and no collective. The order is not random, so that the
+    /// progress of collectives changes no random number of the host's waits.
+    pub fn take_oldest(&mut self, needed: &HashSet<u64>) -> Option<Operation> {
         let ready = self.ready.iter().copied();
         let wanted = ready.filter(|id| needed.contains(id) && !self.collectives.contains(id));
         let id = wanted.min()?;
@@ -576,10 +580,11 @@ mod tests {
         let collective = Task::collective("collective", |_| Ok(Progress::Done));
         let last = streams.push(a, Kind::Task(collective), &[]);
         assert!(streams.take_collective(0).is_none(), "not its turn");
-        let needed = streams.take_for_collectives().unwrap();
-        assert_eq!(needed.id, first.operation());
-        streams.finish(needed.id);
-        assert!(streams.take_for_collectives().is_none());
+        let needed = streams.needed_by_collectives();
+        let taken = streams.take_oldest(&needed).unwrap();
+        assert_eq!(taken.id, first.operation());
+        streams.finish(taken.id);
+        assert!(streams.take_oldest(&needed).is_none());
         let excluded = HashSet::from([first.operation() - 1]);
         assert!(streams.take(&Choice::All, &excluded).is_none());
         let taken = streams.take_collective(0).unwrap();

@@ -296,7 +296,7 @@ pub struct Communicator {
     device: Arc<Device>,
     rank: usize,
     world: usize,
-    /// The limit of every wait for other ranks that has none of its own.
+    /// The limit of a wait for other ranks, unless the call gives one.
     timeout: Duration,
     /// `None` once aborted. No call of NCCL holds the lock for long.
     handle: Mutex<Option<Handle>>,
