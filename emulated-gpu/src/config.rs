@@ -1,5 +1,6 @@
 //! Settings of the emulated GPUs: environment variables, read at the first call.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct NcclConfig {
     pub silent_loss: bool,
     /// Several ranks may use one device, from NCCL 2.30 on.
     pub multi_rank: bool,
+    /// On which the process listens for the other ranks.
+    pub address: Ipv4Addr,
 }
 
 /// Name and compute capability of a device.
@@ -101,6 +104,7 @@ impl Default for NcclConfig {
             fail_init: 0,
             silent_loss: false,
             multi_rank: false,
+            address: Ipv4Addr::LOCALHOST,
         }
     }
 }
@@ -178,6 +182,14 @@ impl Config {
             fail_init: number("EMULATED_NCCL_FAIL_INIT", "a number", 0, 0, u64::MAX)?,
             silent_loss: flag("EMULATED_NCCL_SILENT_LOSS")?,
             multi_rank: get("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Some("1"),
+            address: match get("EMULATED_NCCL_ADDRESS") {
+                None => default.nccl.address,
+                Some(value) => value.parse().map_err(|_| ConfigError {
+                    variable: "EMULATED_NCCL_ADDRESS",
+                    value,
+                    expected: "an IPv4 address of this machine",
+                })?,
+            },
         };
         let driver = number("EMULATED_GPU_DRIVER", "10000 to 19000", 13000, 10000, 19000)?;
         Ok(Config {

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Marks ids of this library.
 const MAGIC: [u8; 8] = *b"emulated";
 
-/// `ncclUniqueId`: [`MAGIC`], the key and the port of the root.
+/// `ncclUniqueId`: [`MAGIC`], the key, and the port and the address of the root.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct UniqueId([u8; 128]);
@@ -25,12 +25,14 @@ pub struct UniqueId([u8; 128]);
 impl UniqueId {
     /// Makes an id and starts its root.
     pub fn create() -> io::Result<UniqueId> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = settings().address;
+        let listener = TcpListener::bind((address, 0))?;
         let key = random()?;
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..16].copy_from_slice(&key.to_le_bytes());
         bytes[16..18].copy_from_slice(&listener.local_addr()?.port().to_le_bytes());
+        bytes[18..22].copy_from_slice(&address.octets());
         std::thread::spawn(move || root(&listener, key));
         Ok(UniqueId(bytes))
     }
@@ -43,7 +45,8 @@ impl UniqueId {
         }
         let key = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
         let port = u16::from_le_bytes(bytes[16..18].try_into().ok()?);
-        Some((key, (Ipv4Addr::LOCALHOST, port).into()))
+        let address: [u8; 4] = bytes[18..22].try_into().ok()?;
+        Some((key, (Ipv4Addr::from(address), port).into()))
     }
 }
 
@@ -129,7 +132,8 @@ fn check(joined: &[Joined]) -> Option<String> {
             return Some(format!("two processes are rank {rank}"));
         }
         let allows = |rank: &Joined| rank.message["multi_rank"] == json!(true);
-        if last.message["device"] == other.message["device"] && !(allows(last) && allows(other)) {
+        let same = |key| last.message[key] == other.message[key];
+        if same("host") && same("device") && !(allows(last) && allows(other)) {
             let device = &last.message["device"];
             return Some(format!(
                 "Duplicate GPU detected : rank {rank} and rank {other_rank} both on CUDA device {device}"
@@ -167,14 +171,16 @@ pub fn join(
             message: "the unique id is not one of ncclGetUniqueId".to_owned(),
         });
     };
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Problem::system)?;
+    let settings = settings();
+    let listener = TcpListener::bind((settings.address, 0)).map_err(Problem::system)?;
     let own = listener.local_addr().map_err(Problem::system)?;
     let root = TcpStream::connect(address).map_err(|error| {
         Problem::system(format!("no root of the unique id at {address}: {error}"))
     })?;
-    let settings = settings();
     let message = json!({
-        "key": key, "rank": rank, "world": world, "device": device, "address": own.to_string(),
+        "key": key, "rank": rank, "world": world, "address": own.to_string(),
+        // Every machine has its own devices.
+        "host": own.ip().to_string(), "device": device,
         "pid": std::process::id(),
         "multi_rank": settings.multi_rank && settings.version >= 23_000,
     });
