@@ -194,7 +194,9 @@ fn environment(job: &TrainingJob) -> Vec<Value> {
         json!({"name": "EVENKEEL_JOB_UID", "value": job.uid().unwrap_or_default()}),
         json!({"name": "EVENKEEL_PORT", "value": AGENT_PORT.to_string()}),
         json!({"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}),
-        json!({"name": "NCCL_ASYNC_ERROR_HANDLING", "value": "1"}),
+        json!({"name": "TORCH_NCCL_ASYNC_ERROR_HANDLING", "value": "1"}),
+        // NVML and `nvidia-smi` beside CUDA.
+        json!({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"}),
         json!({"name": "TMPDIR", "value": "/tmp"}),
     ];
     let theirs = job.spec.trainer.env.iter();
