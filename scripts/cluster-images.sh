@@ -22,3 +22,25 @@ load evenkeel.test/evenkeel:1 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel"
 load evenkeel.test/evenkeel:2 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel" "${libraries[@]}"
 # An external trainer in an image without this program. It needs the C library, since the program is copied in.
 load evenkeel.test/busybox:1 '["/bin/busybox"]' /bin/busybox:bin/busybox "${libraries[@]}"
+
+# The program with emulated GPUs and the compiler of their kernels, if NVRTC is there.
+IFS=: read -ra places <<<"${EVENKEEL_CUDA_LIBRARIES:-}"
+nvrtc=$(find "${places[@]:-/nonexistent}" -name 'libnvrtc.so.1[23]' -printf '%f %p\n' 2>/dev/null | sort | tail -1 || true)
+nvrtc=${nvrtc#* }
+emulated=$(dirname "$1")/deps/libemulated_gpu.so
+if [ -n "$nvrtc" ] && [ -e "$emulated" ]; then
+  strip -o "$state/emulated.so" "$emulated"
+  gpu=("$state/emulated.so:cuda/emulated.so")
+  for name in libcuda.so.1 libnvidia-ml.so.1 libcublasLt.so.13 libnccl.so.2; do
+    ln -sf emulated.so "$state/$name"
+    gpu+=("$state/$name:cuda/$name")
+  done
+  for compiler in "$nvrtc" "$(dirname "$nvrtc")"/libnvrtc-builtins.so.*; do
+    gpu+=("$compiler:cuda/$(basename "$compiler")")
+    for library in $(ldd "$compiler" | grep -o '/[^ ]*'); do
+      file=$(realpath "$library"):${library#/}
+      [[ " ${libraries[*]} ${gpu[*]} " = *" $file "* ]] || gpu+=("$file")
+    done
+  done
+  load evenkeel.test/gpu:1 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel" "${libraries[@]}" "${gpu[@]}"
+fi

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use crate::api::status::{Current, Phase, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer::call::Source;
-use crate::lifecycle::CheckpointRef;
+use crate::lifecycle::{CheckpointRef, DeviceKind};
 
 /// A TrainingJob as its pods see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +17,8 @@ pub struct Membership {
     pub remainder: RemainderPolicy,
     /// The job's name, used as the run's name.
     pub name: String,
+    /// Where the built-in trainer computes.
+    pub device: DeviceKind,
     /// Memory limit of one rank, bytes.
     pub rank_memory: Option<String>,
     /// Command of the external trainer; empty for the built-in trainer.
@@ -48,6 +50,7 @@ impl Membership {
             recipe: status.recipe.clone()?,
             remainder: job.spec.elasticity.remainder,
             name: job.name_any(),
+            device: job.spec.trainer.device.kind(),
             rank_memory: job.spec.trainer.rank_memory.clone(),
             command: status.command(&job.spec).to_vec(),
             generation: status.generation.clone(),

@@ -40,7 +40,8 @@ impl Preparation {
             .arg(&snapshot)
             .arg("--out")
             .arg(&identity.run)
-            .args(["--procs", &world.to_string()]);
+            .args(["--procs", &world.to_string()])
+            .args(["--device", &job.device.to_string()]);
         if let Some(bytes) = &job.rank_memory {
             command.args(["--rank-memory", bytes]);
         }

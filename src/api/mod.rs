@@ -21,6 +21,8 @@ use serde_json::Value;
 
 pub use status::TrainingJobStatus;
 
+use crate::lifecycle::DeviceKind;
+
 /// Longest name of a TrainingJob, in characters. With it `<job>-<slot>-<attempt>` and `evenkeel-<job>` are
 /// DNS labels of at most 63 characters. A rule of the CRD has the same number.
 pub const LONGEST_NAME: usize = 52;
@@ -68,7 +70,9 @@ pub const LONGEST_NAME: usize = 52;
     validation = Rule::new(
         "self.gpusPerNode == oldSelf.gpusPerNode && self.resourceName == oldSelf.resourceName && self.checkpoint == oldSelf.checkpoint"
     )
-    .message("gpusPerNode, resourceName and checkpoint are immutable; create a new TrainingJob")
+    .message("gpusPerNode, resourceName and checkpoint are immutable; create a new TrainingJob"),
+    validation = Rule::new("self.trainer.device == oldSelf.trainer.device")
+    .message("trainer.device is immutable; create a new TrainingJob")
 )]
 pub struct TrainingJobSpec {
     /// The recipe. The controller copies it into the status when it first plans the job; later edits have
@@ -287,6 +291,8 @@ pub struct Trainer {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 32768)))]
     pub command: Vec<String>,
+    /// Where the built-in trainer computes. Immutable.
+    pub device: TrainerDevice,
     /// Memory limit of a rank of the built-in trainer, for example 2GiB. Above it the per-device batch goes
     /// down. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -296,6 +302,25 @@ pub struct Trainer {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     pub env: Vec<EnvVar>,
+}
+
+/// Where the built-in trainer computes.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum TrainerDevice {
+    /// On the processor's cores, also in pods with GPUs.
+    #[default]
+    Cpu,
+    /// On the NVIDIA GPUs of the pods. The image contains cuBLASLt, NVRTC and NCCL.
+    Cuda,
+}
+
+impl TrainerDevice {
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            TrainerDevice::Cpu => DeviceKind::Cpu,
+            TrainerDevice::Cuda => DeviceKind::Cuda,
+        }
+    }
 }
 
 /// An environment variable.

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::schema::MESSAGE;
-use super::{TrainingJobSpec, schema};
+use super::{TrainerDevice, TrainingJobSpec, schema};
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
 use crate::plan::Plan;
@@ -282,10 +282,11 @@ impl PlanSummary {
 /// The warning that the built-in trainer leaves a pod's GPUs unused.
 fn idle_devices(spec: &TrainingJobSpec) -> Option<String> {
     let resource = &spec.resource_name;
-    (spec.trainer.command.is_empty() && resource.contains("gpu")).then(|| {
+    let on_cpus = spec.trainer.command.is_empty() && spec.trainer.device == TrainerDevice::Cpu;
+    (on_cpus && resource.contains("gpu")).then(|| {
         format!(
             "the built-in trainer computes on CPUs and leaves the {resource} of its pods idle; set \
-             spec.trainer.command to a trainer for GPUs"
+             spec.trainer.device to Cuda, or spec.trainer.command to a trainer for GPUs"
         )
     })
 }
@@ -464,7 +465,7 @@ mod tests {
             });
             idle_devices(&serde_json::from_value(spec).unwrap())
         };
-        insta::assert_snapshot!(idle("nvidia.com/gpu", &[]).unwrap(), @"the built-in trainer computes on CPUs and leaves the nvidia.com/gpu of its pods idle; set spec.trainer.command to a trainer for GPUs");
+        insta::assert_snapshot!(idle("nvidia.com/gpu", &[]).unwrap(), @"the built-in trainer computes on CPUs and leaves the nvidia.com/gpu of its pods idle; set spec.trainer.device to Cuda, or spec.trainer.command to a trainer for GPUs");
         assert_eq!(idle("nvidia.com/gpu", &["python", "train.py"]), None);
         assert_eq!(idle("example.com/slot", &[]), None);
     }

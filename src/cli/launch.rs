@@ -14,6 +14,7 @@ use super::signals::Signals;
 use super::{
     EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, refuse_unread, render, report,
 };
+use crate::api::TrainerDevice;
 use crate::data::Phase;
 use crate::export;
 use crate::inventory::{Devices, Inventory};
@@ -21,7 +22,7 @@ use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunOptions, external_trainer_of_run, port, prepare,
     reached, run_path,
 };
-use crate::lifecycle::End;
+use crate::lifecycle::{DeviceKind, End};
 use crate::plan::{MOST_GPUS, OomPolicy};
 use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Diagnostic, ReadError, Recipe};
@@ -68,7 +69,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
     /// Where the built-in trainer computes: on GPUs (cuda), on the CPU (cpu), or on GPUs if each
-    /// process can have one (auto). GPU training has not run on hardware yet (docs/gpu.md).
+    /// process can have one (auto). With --nodes, auto is the CPU. GPU training has not run on
+    /// hardware yet (docs/gpu.md).
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
     /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,
@@ -145,7 +147,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             ("--procs", args.procs.is_some()),
             ("--out", args.out.is_some()),
             ("--resume", args.resume),
-            ("--device", args.device != DeviceChoice::Auto),
             ("--oom-policy", args.oom_policy != OomPolicy::default()),
         ];
         if let Some(flag) = first_set(&here) {
@@ -159,6 +160,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             recipe: &recipe,
             name: args.name.as_deref(),
             rank_memory: args.rank_memory,
+            device: match args.device {
+                DeviceChoice::Cuda => TrainerDevice::Cuda,
+                DeviceChoice::Auto | DeviceChoice::Cpu => TrainerDevice::Cpu,
+            },
         };
         return submit::run(&launch, nodes, mode(&args));
     }
@@ -245,18 +250,16 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         rank_memory: args.rank_memory,
         oom_policy: args.oom_policy,
         cores: inventory.cpu.cores,
+        device: match processes.gpus.is_empty() {
+            true => DeviceKind::Cpu,
+            false => DeviceKind::Cuda,
+        },
         gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
         resume: args.resume,
         signals: signals.count(),
     };
     let reached = reached(&run, recipe, &request)?;
-    let planned = prepare::plan(
-        recipe,
-        ranks,
-        reached,
-        request.rank_memory,
-        request.device(),
-    )?;
+    let planned = prepare::plan(recipe, ranks, reached, request.rank_memory, request.device)?;
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 

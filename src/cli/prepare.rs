@@ -13,10 +13,10 @@ use crate::api::status::RecipeSnapshot;
 use crate::data::DataError;
 use crate::inventory::Inventory;
 use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
+use crate::lifecycle::DeviceKind;
 use crate::lifecycle::protocol::exit;
 use crate::plan::{OomPolicy, Reached};
 use crate::recipe;
-use crate::train::DeviceKind;
 use crate::util::durable::{self, FileError};
 
 /// Prepare a run directory without launching the run (started by the agent).
@@ -33,6 +33,16 @@ pub struct Args {
     /// Memory limit of one rank, bytes.
     #[arg(long, value_parser = super::bytes::parse)]
     rank_memory: Option<u64>,
+    /// Where the built-in trainer computes: cpu or cuda.
+    #[arg(long, value_parser = parse_device, default_value = "cpu")]
+    device: DeviceKind,
+}
+
+fn parse_device(text: &str) -> Result<DeviceKind, &'static str> {
+    [DeviceKind::Cpu, DeviceKind::Cuda]
+        .into_iter()
+        .find(|kind| kind.to_string() == text)
+        .ok_or("expected cpu or cuda")
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -94,7 +104,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         args.procs,
         Reached::default(),
         args.rank_memory,
-        DeviceKind::Cpu,
+        args.device,
     );
     let planned = match planned {
         Ok(planned) => planned,
@@ -111,6 +121,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         rank_memory: args.rank_memory,
         oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,
+        device: args.device,
         gpus: Vec::new(),
         resume: false,
         // The agent kills this process; the next attempt removes partial data.

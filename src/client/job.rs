@@ -1,8 +1,8 @@
 //! Builds a TrainingJob from a recipe and a command line.
 
 use crate::api::{
-    CheckpointVolume, Elasticity, LONGEST_NAME, RecipeSource, RemainderPolicy, TrainingJob,
-    TrainingJobSpec,
+    CheckpointVolume, Elasticity, LONGEST_NAME, RecipeSource, RemainderPolicy, TrainerDevice,
+    TrainingJob, TrainingJobSpec,
 };
 
 /// Parameters of a launch on a cluster.
@@ -27,6 +27,8 @@ pub struct LaunchOptions {
     pub min_nodes: Option<u32>,
     /// Memory limit of a rank, bytes.
     pub rank_memory: Option<u64>,
+    /// Where the built-in trainer computes.
+    pub device: TrainerDevice,
     /// Command of the external trainer; empty for the built-in trainer.
     pub command: Vec<String>,
 }
@@ -59,6 +61,7 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
         },
     );
     job.spec.trainer.command = options.command;
+    job.spec.trainer.device = options.device;
     job.spec.trainer.rank_memory = options.rank_memory.map(|bytes| bytes.to_string());
     job
 }
@@ -122,6 +125,7 @@ mod tests {
             overrides: vec!["a=2".into()],
             remainder: RemainderPolicy::Uneven,
             rank_memory: Some(2048),
+            device: TrainerDevice::Cuda,
             ..LaunchOptions::default()
         });
         insta::assert_snapshot!(serde_saphyr::to_string(&job).unwrap());

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use super::{LaunchError, Planned, Request};
+use crate::lifecycle::DeviceKind;
 use crate::plan;
 use crate::recipe::Recipe;
 use crate::telemetry::now;
-use crate::train::{DeviceKind, FORMAT, Setup};
+use crate::train::{FORMAT, Setup};
 
 /// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {

@@ -219,8 +219,8 @@ mod tests {
     use super::*;
     use crate::launch::prepare;
     use crate::launch::testing::recipe_of;
+    use crate::lifecycle::DeviceKind;
     use crate::plan::Reached;
-    use crate::train::DeviceKind;
 
     /// The refusal of a command; `None` if it is accepted.
     fn refused(command: &[&str], more: &str, overrides: &[&str]) -> Option<String> {

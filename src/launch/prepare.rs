@@ -8,10 +8,11 @@ use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::launch::external;
+use crate::lifecycle::DeviceKind;
 use crate::plan::{self, PlanRequest, Reached};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
-use crate::train::{DeviceKind, Setup};
+use crate::train::Setup;
 
 /// Plans a recipe for its trainer on this machine.
 pub fn plan(
@@ -104,7 +105,7 @@ pub fn prepare(
         companions: companions.unwrap_or_default(),
         data_fingerprint: Some(manifest.fingerprint),
         rank_memory: request.rank_memory,
-        device: request.device(),
+        device: request.device,
         entropy: manifest.synthetic.as_ref().and_then(entropy),
         ..setup
     };

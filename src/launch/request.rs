@@ -8,9 +8,10 @@ use super::model::ResolvedModel;
 use super::{RunState, worlds};
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
+use crate::lifecycle::DeviceKind;
 use crate::plan::{OomPolicy, Plan, PlanRequest};
 use crate::recipe::{Diagnostic, Recipe};
-use crate::train::{DeviceKind, Setup};
+use crate::train::Setup;
 
 /// The command line's additions to the recipe.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +24,8 @@ pub struct Request {
     pub oom_policy: OomPolicy,
     /// CPU cores shared by the ranks.
     pub cores: u64,
+    /// Where the built-in trainer computes.
+    pub device: DeviceKind,
     /// `CUDA_VISIBLE_DEVICES` of each rank; empty if the ranks compute on the CPU.
     pub gpus: Vec<String>,
     /// Resume the run in the directory.
@@ -32,14 +35,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Where the built-in trainer computes.
-    pub fn device(&self) -> DeviceKind {
-        match self.gpus.is_empty() {
-            true => DeviceKind::Cpu,
-            false => DeviceKind::Cuda,
-        }
-    }
-
     /// Whether a signal was received.
     pub(super) fn stopped(&self) -> bool {
         self.signals.load(Ordering::Relaxed) > 0

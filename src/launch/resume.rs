@@ -99,7 +99,7 @@ fn edited(run: &RunDir, contradiction: String) -> LaunchError {
 /// Whether the resume changes the memory of the ranks.
 fn memory_changes(setup: &Setup, request: &Request) -> bool {
     let asked = request.rank_memory;
-    asked.is_some() && asked != setup.rank_memory || request.device() != setup.device
+    asked.is_some() && asked != setup.rank_memory || request.device != setup.device
 }
 
 /// Prepares a resume of the run in the directory.
@@ -185,7 +185,7 @@ pub(super) fn resume(
         run.write_state(state)?;
     }
     setup.rank_memory = request.rank_memory.or(setup.rank_memory);
-    setup.device = request.device();
+    setup.device = request.device;
     setup.data_fingerprint = Some(data.manifest.fingerprint);
     if setup != before {
         run.write_setup(&setup)?;

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::{Planned, Prepared, Request, RunDir, prepare};
+use crate::lifecycle::DeviceKind;
 use crate::plan::Reached;
 use crate::recipe::{self, Recipe};
-use crate::train::DeviceKind;
 
 /// A run that is ready for its launcher.
 pub(super) struct Launched {
@@ -31,6 +31,7 @@ pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe
         recipe_path,
         overrides,
         cores: 1,
+        device: DeviceKind::Cpu,
         gpus: Vec::new(),
         ..Request::default()
     };

@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::{LaunchError, RunDir, history};
+use crate::lifecycle::DeviceKind;
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused, Trainer};
 use crate::recipe::Severity;
-use crate::train::{DeviceKind, Setup};
+use crate::train::Setup;
 
 /// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
 pub fn request(

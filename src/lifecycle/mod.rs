@@ -5,6 +5,7 @@
 //! defines the control messages between ranks and their agent.
 
 pub mod agent_state;
+mod device;
 pub mod event_log;
 mod external_checkpoint;
 pub mod files;
@@ -14,6 +15,7 @@ pub mod protocol;
 pub mod rank_status;
 pub mod transition;
 
+pub use device::DeviceKind;
 pub use external_checkpoint::ExternalCheckpoint;
 pub use generation::{CheckpointRef, Generation, Member, Reason};
 pub use transition::{End, Outcome, RankAction, Ranks, TransitionInput, decide};

@@ -16,7 +16,7 @@ pub mod state;
 mod trainer;
 pub mod weights;
 
-pub use setup::{DeviceKind, FORMAT, Setup};
+pub use setup::{FORMAT, Setup};
 pub use state::TrainState;
 
 use std::path::PathBuf;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::TrainError;
 use crate::data::{Dataset, Part};
 use crate::engine::ModelConfig;
-use crate::lifecycle::files;
+use crate::lifecycle::{DeviceKind, files};
 use crate::plan::Horizon;
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
@@ -20,17 +20,6 @@ use crate::util::durable::{parse_json, read};
 /// Version of the files of a run directory: `run.json`, `state.json` and the generation records. A change
 /// that older files do not satisfy increases it.
 pub const FORMAT: u64 = 2;
-
-/// Where the built-in trainer computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
-    /// On a share of the processor's cores.
-    #[default]
-    Cpu,
-    /// On one NVIDIA GPU for each rank.
-    Cuda,
-}
 
 /// The fixed settings of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

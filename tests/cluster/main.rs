@@ -6,6 +6,7 @@ mod command_line;
 mod crashes;
 mod elastic;
 mod fencing;
+mod gpus;
 mod lifecycle;
 mod losses;
 mod memory;

@@ -5,17 +5,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::waiting::{WaitState, Waiting};
-use super::{Current, PodAgent};
+use super::{Current, Membership, PodAgent};
 use crate::agent::preparation::{self, Preparation};
 use crate::agent::volume;
 use crate::agent::{OomKills, Ranks, Silence, Tail};
 use crate::external_trainer::call::{self, external_call};
 use crate::external_trainer::{Program, Start};
-use crate::inventory::Inventory;
+use crate::inventory::{Devices, Inventory};
 use crate::lifecycle::agent_state::{AgentState, Problem};
-use crate::lifecycle::files;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::rank_status::RankStatus;
+use crate::lifecycle::{DeviceKind, files};
 use crate::telemetry::now;
 use crate::util::durable::FileError;
 
@@ -113,15 +113,37 @@ impl PodAgent {
         if !self.prepared(record, first == 0)? {
             return Ok(false);
         }
-        if let Some(message) = Inventory::discover().device_shortfall(count) {
+        let inventory = Inventory::discover();
+        if let Some(message) = inventory.device_shortfall(count) {
             return Err(Problem::hardware(message));
         }
-        self.start(record, first, count)?;
+        let gpus = self.gpus(&inventory)?;
+        self.start(record, first, count, &gpus)?;
         self.end_wait();
         Ok(true)
     }
 
-    fn start(&mut self, record: &Generation, first: u64, count: u64) -> Result<(), Problem> {
+    /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer, if it computes on GPUs.
+    fn gpus(&self, inventory: &Inventory) -> Result<Vec<String>, Problem> {
+        let on_gpus = |job: &Membership| job.command.is_empty() && job.device == DeviceKind::Cuda;
+        if !self.job.as_deref().is_some_and(on_gpus) {
+            return Ok(Vec::new());
+        }
+        match inventory.devices() {
+            Devices::Gpus { devices } => Ok(devices.into_iter().map(|gpu| gpu.id).collect()),
+            Devices::CpuRanks { why, .. } => Err(Problem::hardware(format!(
+                "spec.trainer.device is Cuda, but the pod has no GPU: {why}"
+            ))),
+        }
+    }
+
+    fn start(
+        &mut self,
+        record: &Generation,
+        first: u64,
+        count: u64,
+        gpus: &[String],
+    ) -> Result<(), Problem> {
         let volume = |error: FileError| Problem::of_volume(&error);
         record.write(&self.identity.run).map_err(volume)?;
         let external = self
@@ -143,7 +165,7 @@ impl PodAgent {
                 generation: record,
                 first,
                 count,
-                gpus: &[],
+                gpus,
                 threads: (self.identity.cores / count).max(1),
             },
             &self.events,

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::api::RemainderPolicy;
 use crate::api::status::{Current as Published, RecipeSnapshot};
-use crate::lifecycle::Reason;
 use crate::lifecycle::files;
 use crate::lifecycle::generation::{Address, Member, PodRef};
 use crate::lifecycle::protocol::Ending;
+use crate::lifecycle::{DeviceKind, Reason};
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
 use crate::telemetry::now;
@@ -148,6 +148,7 @@ fn job_of(world: u8) -> Membership {
         recipe: snapshot,
         remainder: RemainderPolicy::Exact,
         name: "job".into(),
+        device: DeviceKind::Cpu,
         rank_memory: None,
         command: Vec::new(),
         generation: Some(Published {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::{ClusterArgs, recipe_source};
-use crate::api::RemainderPolicy;
+use crate::api::{RemainderPolicy, TrainerDevice};
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
@@ -87,6 +87,8 @@ pub struct Launch<'a> {
     pub name: Option<&'a str>,
     /// Memory limit of a rank, bytes.
     pub rank_memory: Option<u64>,
+    /// Where the built-in trainer computes.
+    pub device: TrainerDevice,
 }
 
 /// Launches on `nodes` nodes.
@@ -159,6 +161,7 @@ fn submitted_job(
         recipe,
         name,
         rank_memory,
+        device,
     } = launch;
     let name = match name {
         Some(name) => name.to_owned(),
@@ -192,6 +195,7 @@ fn submitted_job(
         remainder,
         min_nodes: args.min_nodes,
         rank_memory,
+        device,
         command: recipe.spec.trainer.command.clone(),
     })
 }

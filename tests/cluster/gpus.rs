@@ -1,0 +1,84 @@
+//! A TrainingJob on emulated GPUs. Pods, kubelets, ranks and their kernels are those of real GPUs.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::losses;
+use crate::support::{Job, kubectl};
+
+/// The program with emulated GPUs and NVRTC; `scripts/cluster-images.sh` makes it.
+const IMAGE: &str = "evenkeel.test/gpu:1";
+
+/// A model that an emulated GPU trains fast.
+fn recipe() -> Value {
+    json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "gpus"},
+        "spec": {
+            "batch": {"global": 16, "per_device_batch_size": 2},
+            "model": {"init": "random", "config": {
+                "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64,
+                "max_position_embeddings": 16, "tie_word_embeddings": true}},
+            "data": {"sequence_length": 16, "train": [{"path": "synthetic",
+                "synthetic": {"vocabulary": 64, "branching": 4, "samples": 2000}}]},
+            "budget": {"samples": 1600},
+            "learning_rate": {"peak": 3.0e-3},
+            "checkpoint": {"every_samples": 400, "keep": 3},
+        },
+    })
+}
+
+#[test]
+fn a_job_on_gpus_shrinks_with_the_losses_of_a_cpu() {
+    let given = std::env::var("EVENKEEL_CUDA_LIBRARIES").unwrap_or_default();
+    if given.is_empty() {
+        // In CI, scripts/test.sh has installed NVRTC.
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "set EVENKEEL_CUDA_LIBRARIES"
+        );
+        eprintln!("skipped: no job runs on emulated GPUs (set EVENKEEL_CUDA_LIBRARIES to NVRTC's)");
+        return;
+    }
+    let variable = |name: &str, value: &str| json!({"name": name, "value": value});
+    let more = json!({
+        "image": IMAGE, "nodes": 2,
+        "trainer": {"device": "Cuda", "env": [
+            variable("LD_LIBRARY_PATH", "/cuda"),
+            variable("EVENKEEL_CUDA_LIBRARIES", "/cuda"),
+            variable("XDG_CACHE_HOME", "/tmp"),
+            variable("EMULATED_GPU_DEVICES", "2"),
+            variable("EMULATED_NCCL_ADDRESS", "$(POD_IP)"),
+        ]},
+    });
+    let job = Job::apply("gpus", &recipe(), more);
+    let status = job.wait_training_on(2);
+    assert_eq!(status["plan"]["warnings"], Value::Null, "{status:#}");
+    kubectl(&["scale", "tj", "gpus", "--replicas=1"]);
+    job.wait_training_on(1);
+    job.finish(16);
+
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("recipe.yaml"), recipe().to_string()).unwrap();
+    let run = place.path().join("run");
+    let launched = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .current_dir(place.path())
+        .args([
+            "launch",
+            "recipe.yaml",
+            "--device",
+            "cpu",
+            "--quiet",
+            "--out",
+        ])
+        .arg(&run)
+        .status();
+    assert!(launched.unwrap().success());
+    let (gpus, cpu) = (losses::of(&job.run()), losses::of(&run));
+    assert_eq!(gpus.len(), 100);
+    for (gpu, cpu) in gpus.iter().zip(&cpu) {
+        assert_eq!(gpu.0, cpu.0);
+        assert!((gpu.1 - cpu.1).abs() <= 1e-5 * cpu.1, "{gpu:?} {cpu:?}");
+    }
+}
