@@ -233,6 +233,55 @@ fn several_gpus_have_the_cpus_losses() {
 }
 
 #[test]
+fn several_gpus_exchange_each_gradient_once_and_beside_the_backward_pass() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let report = machine.path().join("report");
+    let settings = [
+        ("EMULATED_GPU_DEVICES", "2"),
+        ("EMULATED_GPU_TIMELINE", "1"),
+        ("EMULATED_GPU_REPORT", report.to_str().unwrap()),
+    ];
+    machine.trained("--out run --procs 2 --device cuda", &settings);
+    let report = std::fs::read_to_string(&report).unwrap();
+    let lines: Vec<Value> = report
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
+
+    // Embedding, and in each of two layers queries, keys, values, output, SwiGLU and two norms; the last norm.
+    let layer = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 48 + 2 * 32;
+    let parameters = 64 * 32 + 2 * layer + 32;
+    assert_eq!(of_kind("summary").count(), 2);
+    for summary in of_kind("summary") {
+        assert_eq!(summary["findings"], 0);
+        assert_eq!(summary["nccl"]["all_reduce"]["bytes"], 8 * 4 * parameters);
+
+        let of_rank = |name: &'static str| -> Vec<u64> {
+            let operations = of_kind("timeline").filter(|line| line["pid"] == summary["pid"]);
+            let named =
+                operations.filter(|line| line["operation"].as_str().unwrap().contains(name));
+            named.map(|line| line["issued"].as_u64().unwrap()).collect()
+        };
+        let sums = of_rank("all_reduce");
+        assert_eq!(sums.len(), 8 * 4, "one for each unit and step");
+        let backward = of_rank("attention_backward_keys");
+        for step in sums.chunks(4) {
+            let beside = backward
+                .iter()
+                .filter(|&&issued| step[0] < issued && issued < step[3]);
+            assert_eq!(
+                beside.count(),
+                2,
+                "the layers whose gradients are not in the first sum"
+            );
+        }
+    }
+}
+
+#[test]
 fn the_norm_test_decides_on_gpus_as_on_cpus() {
     let Some(machine) = Machine::new() else {
         return;
