@@ -262,7 +262,9 @@ fn verify(
     let Err(error) = read_whole(run, checkpoint_ref) else {
         return Ok(None);
     };
-    if let Some(note) = fall_back(run, state, &error.to_string())? {
+    if is_damage(&error)
+        && let Some(note) = fall_back(run, state, &error.to_string())?
+    {
         return Ok(Some(note));
     }
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
@@ -300,9 +302,20 @@ pub(super) fn fall_back_if_damaged(
         return Ok(None);
     };
     match read_whole(run, checkpoint_ref) {
-        Ok(_) => Ok(None),
-        Err(error) => fall_back(run, state, &error.to_string()),
+        Err(error) if is_damage(&error) => fall_back(run, state, &error.to_string()),
+        _ => Ok(None),
     }
+}
+
+/// Whether the checkpoint is lost. A state of another version, or a file that cannot be opened now, is not.
+fn is_damage(error: &TrainError) -> bool {
+    use checkpoint::CheckpointError::{Damaged, Manifest, NotCommitted, NotThePinned};
+    matches!(
+        error,
+        TrainError::Checkpoint(
+            Damaged { .. } | Manifest { .. } | NotCommitted { .. } | NotThePinned { .. }
+        )
+    )
 }
 
 /// References the newest whole checkpoint before the referenced one, which is damaged as `problem` says.
