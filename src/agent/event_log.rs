@@ -99,21 +99,22 @@ pub fn read_from(run: &Path, from: Position) -> io::Result<String> {
     file.seek(SeekFrom::Start(start))?;
     let mut lines = BufReader::new(file);
     let mut found = String::new();
-    let mut line = String::new();
+    let mut bytes = Vec::new();
     loop {
-        line.clear();
-        if lines.read_line(&mut line)? == 0 || !line.ends_with('\n') {
+        bytes.clear();
+        if lines.read_until(b'\n', &mut bytes)? == 0 || bytes.last() != Some(&b'\n') {
             return Ok(found);
         }
-        // A failed write leaves positions out, so lines cannot be counted.
-        let position = LogLine::parse(&line).and_then(|line| line.position);
+        // A failed write leaves positions out, so lines cannot be counted, and some are torn.
+        let line = std::str::from_utf8(&bytes).unwrap_or_default();
+        let position = LogLine::parse(line).and_then(|line| line.position);
         if position.is_none_or(|position| position < from) {
             continue;
         }
         if !found.is_empty() && found.len() + line.len() > RESPONSE_BYTES {
             return Ok(found);
         }
-        found.push_str(&line);
+        found.push_str(line);
     }
 }
 
