@@ -109,11 +109,8 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
                 ("data-missing", missing),
                 ("data-missing", missing),
                 ("tokenizer-missing", missing),
+                ("trainer-numerics", Severity::Warning),
             ];
-            // The built-in trainer computes in bf16 on GPUs.
-            if trainer == Trainer::Any {
-                expected.push(("trainer-numerics", Severity::Warning));
-            }
             if small {
                 expected.clear();
             }

@@ -22,6 +22,7 @@ pub fn request(
     };
     PlanRequest {
         trainer: Trainer::BuiltIn,
+        cuda: device == DeviceKind::Cuda,
         rank_memory,
         ..request
     }

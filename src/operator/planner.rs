@@ -12,10 +12,11 @@ use kube::ResourceExt;
 use super::build;
 use super::planning::{Refusal, plan_refused, read};
 use crate::api::status::{RecipeSnapshot, Slot};
-use crate::api::{LONGEST_NAME, RemainderPolicy, TrainingJob};
+use crate::api::{LONGEST_NAME, RemainderPolicy, TrainerDevice, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
+use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Recipe, Severity, trainer_command};
 use crate::util::lock::lock;
 
@@ -77,6 +78,8 @@ impl Recipes {
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<Arc<PlannedRecipe>>,
+    /// The built-in trainer computes on GPUs.
+    cuda: bool,
     /// Whether a plan for one of the job's worlds was found with this recipe.
     pub found_plan: bool,
     /// The plan of the running generation, while the edited recipe cannot be planned.
@@ -128,8 +131,9 @@ impl Planner {
     ) -> Result<(), Refusal> {
         let key = RecipeKey::of(job, snapshot);
         (self.recipe, self.held, self.found_plan) = (recipes.get(&key), None, false);
+        self.cuda = job.spec.trainer.device == TrainerDevice::Cuda && key.command.is_empty();
         if self.recipe.is_some() {
-            return Ok(());
+            return self.refuse_shards(job);
         }
         let mut recipe = read(job, snapshot)?;
         let command = std::mem::replace(&mut recipe.spec.trainer.command, key.command.clone());
@@ -141,6 +145,22 @@ impl Planner {
             ));
         }
         self.recipe = Some(recipes.put(key, recipe));
+        self.refuse_shards(job)
+    }
+
+    /// Refuses a model that would have to be sharded over GPUs.
+    fn refuse_shards(&mut self, job: &TrainingJob) -> Result<(), Refusal> {
+        let several = job.spec.gpus_per_node > 1 || job.spec.nodes > 1;
+        let recipe = self.recipe.as_ref().map(|planned| &planned.recipe);
+        let sharded = recipe.is_some_and(|r| r.spec.parallel.strategy != Strategy::Ddp);
+        if self.cuda && several && sharded {
+            self.recipe = None;
+            return Err(plan_refused(
+                "models are not sharded over GPUs yet: set spec.trainer.device to Cpu, or the recipe's strategy \
+                 to ddp"
+                    .into(),
+            ));
+        }
         Ok(())
     }
 
@@ -171,7 +191,11 @@ impl Planner {
         }
         let planned = self.recipe.as_ref();
         let planned = planned.ok_or_else(|| "the recipe was not read".to_string())?;
-        let request = PlanRequest::gpus(ranks).after(reached);
+        let request = PlanRequest {
+            cuda: self.cuda,
+            ..PlanRequest::gpus(ranks)
+        }
+        .after(reached);
         plan::plan(&planned.recipe, &request).map_err(|refused| error_text(&refused))
     }
 

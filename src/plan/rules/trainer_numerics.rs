@@ -1,7 +1,6 @@
 //! `trainer-numerics`: the built-in trainer supports the recipe's optimiser and numerics.
 
 use super::{Case, Check, Example, Findings, Rule};
-use crate::plan::{Devices, Trainer};
 use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::recipe::{Dialect, Severity};
 
@@ -42,9 +41,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         let help = "results differ only by rounding; another trainer may support it";
         findings.add(Severity::Warning, &[path], message, help);
     };
-    // Only a launch on this machine knows that the built-in trainer gets GPUs.
-    let request = case.request;
-    let cuda = request.trainer == Trainer::BuiltIn && request.devices == Devices::Gpus;
+    let cuda = case.request.cuda;
     match model.precision {
         Precision::F32 if model.tf32 => instead("model.tf32", "tf32", "computes in f32"),
         Precision::F32 => {}
