@@ -50,6 +50,19 @@ pub enum EngineError {
     Shape(String),
 }
 
+impl EngineError {
+    /// Whether a new process would fail again.
+    pub fn is_deterministic(&self) -> bool {
+        match self {
+            EngineError::Comm(_) => false,
+            EngineError::Cuda(error) => error.is_deterministic(),
+            EngineError::OutOfMemory { .. } | EngineError::Config(_) | EngineError::Shape(_) => {
+                true
+            }
+        }
+    }
+}
+
 /// Shape of a Llama-family model, from Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ModelConfig {

@@ -1,5 +1,4 @@
-//! The C interface of NCCL, `libnccl.so.2`: collectives between processes over sockets of the loopback
-//! interface, in the order of streams.
+//! The C interface of NCCL, `libnccl.so.2`: collectives between processes over sockets, in the order of streams.
 //!
 //! Names, types and codes are those of NCCL 2.28. A call locks the state of one communicator, and never while
 //! it locks the machine; a task of a stream does both, the machine first.

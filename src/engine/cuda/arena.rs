@@ -18,7 +18,10 @@ impl Bump {
     /// Address of a buffer of `elements` elements of `size` bytes each.
     pub fn take(&mut self, elements: usize, size: usize) -> u64 {
         let address = self.at;
-        self.at += (elements as u64 * size as u64).next_multiple_of(ALIGNMENT);
+        // A size beyond 2^64 exceeds every limit of memory.
+        let bytes = (elements as u64).saturating_mul(size as u64);
+        let bytes = bytes.checked_next_multiple_of(ALIGNMENT);
+        self.at = self.at.saturating_add(bytes.unwrap_or(u64::MAX));
         address
     }
 

@@ -34,7 +34,8 @@ pub struct CudaEngine {
     config: ModelConfig,
     layout: Layout,
     options: CudaOptions,
-    graphs: HashMap<(Pass, Shape), Graph>,
+    /// Passes that have run; `None` until their second run is captured.
+    graphs: HashMap<(Pass, Shape), Option<Graph>>,
     kernels: Kernels,
     blas: Blas,
     streams: Streams,
@@ -259,7 +260,18 @@ impl CudaEngine {
     fn run(&mut self, pass: Pass, micro_batch: MicroBatch<'_>) -> Result<Scalars, EngineError> {
         let shape = self.admit(micro_batch)?;
         self.run_admitted(pass, shape, micro_batch)
-            .map_err(|error| self.failed(error))
+            .map_err(|error| {
+                // A part of the pass may be enqueued, and the next one changes its inputs.
+                self.settle();
+                self.failed(error)
+            })
+    }
+
+    /// Waits for both streams, whatever their work gives.
+    fn settle(&self) {
+        for stream in [&self.streams.compute, &self.streams.side] {
+            let _ = stream.synchronize();
+        }
     }
 
     fn run_admitted(
@@ -285,10 +297,17 @@ impl CudaEngine {
             self.walk(pass, shape)?;
         } else {
             let graph = match self.graphs.remove(&(pass, shape)) {
-                Some(graph) => graph,
-                None => self.capture(pass, shape)?,
+                // The first launch of a kernel may load its code, which a capture may refuse.
+                None => {
+                    self.walk(pass, shape)?;
+                    None
+                }
+                Some(graph) => {
+                    let graph = graph.map_or_else(|| self.capture(pass, shape), Ok)?;
+                    self.streams.compute.launch_graph(&graph)?;
+                    Some(graph)
+                }
             };
-            self.streams.compute.launch_graph(&graph)?;
             if self.graphs.len() >= MOST_GRAPHS {
                 self.graphs.clear();
             }
@@ -534,7 +553,7 @@ impl Engine for CudaEngine {
         })
     }
 
-    /// Nothing to do: no other rank waits.
+    /// Nothing to do: a rank without micro-batches adds its zeros in `reduce`.
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
         Ok(())
     }
@@ -629,12 +648,12 @@ impl Drop for CudaEngine {
     fn drop(&mut self) {
         // Memory is freed only when the device no longer uses it. After an error there is nothing to wait for.
         self.peers = None;
-        let _ = self.streams.compute.synchronize();
+        self.settle();
     }
 }
 
 /// Refuses shapes that the kernels do not support.
-fn supported(config: &ModelConfig) -> Result<(), EngineError> {
+pub fn supported(config: &ModelConfig) -> Result<(), EngineError> {
     let head_dim = config.head_dim;
     if head_dim > MOST_HEAD_DIM || !head_dim.is_multiple_of(2) {
         return Err(EngineError::Shape(format!(

@@ -77,7 +77,31 @@ pub enum CudaError {
     Unusable(String),
 }
 
+/// Codes of a GPU that no longer works, whatever runs on it.
+const OF_A_LOST_DEVICE: [&str; 7] = [
+    "CUDA_ERROR_UNKNOWN",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_CONTAINED",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    "CUDA_ERROR_NO_DEVICE",
+];
+
 impl CudaError {
+    /// Whether a new process would fail again: a library or a device is unfit.
+    pub fn is_deterministic(&self) -> bool {
+        matches!(
+            self,
+            CudaError::Library { .. } | CudaError::Compile { .. } | CudaError::Unusable(_)
+        )
+    }
+
+    /// Whether the GPU is lost: it fell off the bus, or its memory has an error that cannot be corrected.
+    pub fn is_of_a_lost_device(&self) -> bool {
+        matches!(self, CudaError::Call { code, .. } if OF_A_LOST_DEVICE.contains(&code.as_str()))
+    }
+
     /// Whether a collective failed, perhaps because of another rank.
     pub fn is_of_nccl(&self) -> bool {
         matches!(

@@ -4,7 +4,7 @@
 //! functions.
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
 //! `workspace` place its memory in allocations of an `arena`, `walk` runs the model over the units, and
-//! `launches` has each kernel's parameters and geometry.
+//! `launches` has each kernel's parameters and geometry. `peers` adds gradients over ranks with `nccl`.
 
 mod arena;
 pub mod compiler;
@@ -27,7 +27,11 @@ mod tests;
 mod walk;
 mod workspace;
 
-pub use engine::CudaEngine;
+pub use engine::{CudaEngine, supported};
 pub use error::CudaError;
 pub use options::CudaOptions;
 pub use precision::Precision;
+
+/// Why a sharded model does not train on several GPUs, and what to do.
+pub const NOT_SHARDED: &str =
+    "models are not sharded over GPUs yet; train replicas (ddp), on one GPU, or on CPUs";

@@ -21,6 +21,8 @@ use super::table::functions;
 type Code = c_int;
 
 const SUCCESS: Code = 0;
+/// A call of the driver failed.
+const UNHANDLED_CUDA: Code = 1;
 const IN_PROGRESS: Code = 7;
 
 /// Bytes of a unique id (`NCCL_UNIQUE_ID_BYTES`).
@@ -265,7 +267,7 @@ impl Nccl {
             (text((self.functions.ncclGetErrorString)(code)), last)
         };
         // So that the caller descends to a smaller batch.
-        if last.contains("out of memory") {
+        if code == UNHANDLED_CUDA && last.contains("out of memory") {
             return CudaError::OutOfMemory {
                 what: format!("NCCL ({function})"),
                 bytes: 0,
@@ -312,8 +314,21 @@ impl Communicator {
         nccl: &Arc<Nccl>,
         device: &Arc<Device>,
         id: &UniqueId,
-        (rank, world): (usize, usize),
+        place: (usize, usize),
         timeout: Duration,
+    ) -> Result<Communicator, CudaError> {
+        Communicator::form(nccl, device, id, place, [timeout; 2], &|| true)
+    }
+
+    /// As [`Communicator::new`], with two limits: for all ranks to join, and for the start of an operation. It
+    /// fails as soon as the ranks are not `wanted` any more.
+    pub fn form(
+        nccl: &Arc<Nccl>,
+        device: &Arc<Device>,
+        id: &UniqueId,
+        (rank, world): (usize, usize),
+        [forming, timeout]: [Duration; 2],
+        wanted: &dyn Fn() -> bool,
     ) -> Result<Communicator, CudaError> {
         device.make_current()?;
         let number = |value: usize| c_int::try_from(value).unwrap_or(-1);
@@ -340,7 +355,10 @@ impl Communicator {
         let function = "ncclCommInitRankConfig";
         let formed = match code {
             SUCCESS | IN_PROGRESS => {
-                communicator.settle(function, "the other ranks did not join", timeout)
+                communicator.wait("the other ranks did not join", forming, || match wanted() {
+                    true => communicator.state(function),
+                    false => Err(communicator.aborted()),
+                })
             }
             code => Err(nccl.failed(&communicator.who(), function, code, None)),
         };
@@ -438,10 +456,9 @@ impl Communicator {
     /// communicator is aborted, so that the stream can be used again; results on the device are undefined then.
     pub fn synchronize(&self, stream: &Stream, timeout: Duration) -> Result<(), CudaError> {
         let waited = self.wait("the work of a stream did not end", timeout, || {
-            if stream.is_done()? {
-                return Ok(true);
-            }
-            self.check().map(|()| false)
+            let done = stream.is_done()?;
+            // An abort of another thread ends the stream's work, too; its results are undefined.
+            self.check().map(|()| done)
         });
         if waited.is_err() {
             self.abort();

@@ -14,10 +14,12 @@ use crate::engine::EngineError;
 
 /// How long the ranks may take to form their communicator.
 const FORMING: Duration = Duration::from_secs(120);
-/// The world, not a time, ends a wait for the device: a peer may compute for long.
+/// The world, not a time, ends a wait for a peer, which may compute for long.
 const UNLIMITED: Duration = Duration::MAX;
-/// Pause between two looks at the world.
+/// Pause between two checks of the world.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a rank that leaves waits for collectives; then it aborts them.
+const LEAVING: Duration = Duration::from_secs(5);
 /// How long a failure of NCCL waits for the world to name the lost rank; heartbeats take a few seconds.
 const NAMING: Duration = Duration::from_secs(10);
 
@@ -46,7 +48,9 @@ impl Peers {
             CommError::Rendezvous("rank 0 sent no id of NCCL; its version differs".to_owned())
         })?);
         let place = (world.rank(), world.world());
-        let communicator = Communicator::new(&nccl, device, &id, place, FORMING);
+        let limits = [FORMING, UNLIMITED];
+        let wanted = || world.check().is_ok();
+        let communicator = Communicator::form(&nccl, device, &id, place, limits, &wanted);
         let communicator = Arc::new(communicator.map_err(|error| named(&world, error))?);
         Ok(Peers {
             stream: device.stream()?,
@@ -86,17 +90,25 @@ impl Peers {
 
     /// The world's reason for a failed collective, if it gives one soon.
     pub fn named(&self, error: CudaError) -> EngineError {
-        named(&self.world, error)
+        // NCCL hides the driver's error of a device that is lost.
+        match self.stream.is_done() {
+            Err(lost) if lost.is_of_a_lost_device() => lost.into(),
+            _ => named(&self.world, error),
+        }
     }
 }
 
 impl Drop for Peers {
     fn drop(&mut self) {
         self.watchdog.stop();
-        // Waits for pending collectives if the world lives.
-        if self.world.check().is_err() {
-            self.communicator.abort();
+        match self.world.check() {
+            Ok(()) => {
+                let _ = self.communicator.synchronize(&self.stream, LEAVING);
+            }
+            Err(_) => self.communicator.abort(),
         }
+        // The engine then frees the memory that the stream's work uses.
+        let _ = self.stream.synchronize();
     }
 }
 
@@ -111,7 +123,8 @@ fn named(world: &World, error: CudaError) -> EngineError {
     error.into()
 }
 
-/// Aborts a communicator whose world has ended, so that no wait for a lost rank hangs.
+/// Aborts a communicator whose world has ended, so that no wait for a lost rank hangs. It asks the world, which
+/// tells its end to one listener only, the rank's process.
 struct Watchdog {
     stopped: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

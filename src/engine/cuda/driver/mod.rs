@@ -304,25 +304,6 @@ impl Drop for Device {
     }
 }
 
-/// Checks that all devices are of one model, so that equal shares of a batch take equal time.
-pub fn check_same_model(devices: &[Arc<Device>]) -> Result<(), CudaError> {
-    let model = |device: &Arc<Device>| (device.name.clone(), device.capability);
-    if devices
-        .windows(2)
-        .all(|pair| model(&pair[0]) == model(&pair[1]))
-    {
-        return Ok(());
-    }
-    let list = devices.iter().map(|device| {
-        let (major, minor) = device.capability;
-        format!("{} {} ({major}.{minor})", device.ordinal, device.name)
-    });
-    Err(CudaError::Unusable(format!(
-        "the GPUs are of different models: {}; choose GPUs of one model with CUDA_VISIBLE_DEVICES",
-        list.collect::<Vec<_>>().join(", ")
-    )))
-}
-
 /// A UUID in groups of 8, 4, 4, 4 and 12 digits.
 fn uuid_text(uuid: [u8; 16]) -> String {
     let mut text = "GPU-".to_owned();
