@@ -28,7 +28,8 @@ IFS=: read -ra places <<<"${EVENKEEL_CUDA_LIBRARIES:-}"
 nvrtc=$(find "${places[@]:-/nonexistent}" -name 'libnvrtc.so.1[23]' -printf '%f %p\n' 2>/dev/null | sort | tail -1 || true)
 nvrtc=${nvrtc#* }
 emulated=$(dirname "$1")/deps/libemulated_gpu.so
-if [ -n "$nvrtc" ] && [ -e "$emulated" ]; then
+if [ -n "$nvrtc" ]; then
+  [ -e "$emulated" ] || { echo "missing: $emulated, for the image of emulated GPUs; run cargo test --no-run" >&2; exit 1; }
   strip -o "$state/emulated.so" "$emulated"
   gpu=("$state/emulated.so:cuda/emulated.so")
   for name in libcuda.so.1 libnvidia-ml.so.1 libcublasLt.so.13 libnccl.so.2; do

@@ -329,6 +329,48 @@ fn a_killed_or_frozen_rank_of_several_gpus_costs_no_sample() {
 }
 
 #[test]
+fn a_lost_gpu_is_named_and_another_takes_its_place() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.trained("--out cpu --device cpu", &[]);
+    // With a third GPU the world keeps its size; without, it shrinks.
+    for (run, devices, formulas) in [
+        ("replaced", "3", ["2 × 2 × 2 = 8", "2 × 2 × 2 = 8"]),
+        ("shrunk", "2", ["2 × 2 × 2 = 8", "1 × 2 × 4 = 8"]),
+    ] {
+        let faults = machine.path().join(format!("{run}.json"));
+        std::fs::write(&faults, "{}").unwrap();
+        let settings = [
+            ("EMULATED_GPU_DEVICES", devices),
+            ("EMULATED_GPU_FAULTS", faults.to_str().unwrap()),
+        ];
+        let words = format!("--out {run} --procs 2 --device cuda");
+        let code = machine.disturbed(&words, &settings, |_| {
+            let lost = machine.path().join("lost.json");
+            std::fs::write(&lost, r#"{"1": {"lost": true, "xid": 79}}"#).unwrap();
+            std::fs::rename(lost, &faults).unwrap();
+        });
+        assert_eq!(code, Some(0), "{run}");
+        assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
+        machine.prove(run);
+        let state = std::fs::read_to_string(machine.path().join(run).join("state.json")).unwrap();
+        let state: Value = serde_json::from_str(&state).unwrap();
+        let generations = state["generations"].as_array().unwrap();
+        let found: Vec<_> = generations
+            .iter()
+            .map(|row| row["formula"].as_str().unwrap())
+            .collect();
+        assert_eq!(found, formulas, "{run}");
+        let reason = generations[1]["reason"].to_string();
+        assert!(
+            reason.contains("its GPU GPU-") && reason.contains(" is lost "),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
 fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
     let Some(machine) = Machine::new() else {
         return;
@@ -386,9 +428,9 @@ fn a_gpu_that_was_asked_for_and_is_missing_is_one_message() {
         String::from_utf8(output.stderr).unwrap()
     };
     let more = refused("--out run --device cuda --procs 2", &[]);
-    insta::assert_snapshot!(more, @"error: `--device cuda` is not possible: 1 GPU for 2 processes; use --device cpu, or remove it");
+    insta::assert_snapshot!(more, @"error: `--device cuda` is not possible: 1 GPU for 2 processes; or remove --device cuda");
     let none = refused("--out run --device cuda", &[("EMULATED_GPU_DEVICES", "0")]);
-    insta::assert_snapshot!(none, @"error: `--device cuda` is not possible: the driver lists no GPU; use --device cpu, or remove it");
+    insta::assert_snapshot!(none, @"error: `--device cuda` is not possible: the driver lists no GPU; or remove --device cuda");
     let hidden = refused("--out run --device cuda", &[("CUDA_VISIBLE_DEVICES", "")]);
-    insta::assert_snapshot!(hidden, @r#"error: `--device cuda` is not possible: CUDA_VISIBLE_DEVICES="" hides every GPU; use --device cpu, or remove it"#);
+    insta::assert_snapshot!(hidden, @r#"error: `--device cuda` is not possible: CUDA_VISIBLE_DEVICES="" hides every GPU; or remove --device cuda"#);
 }

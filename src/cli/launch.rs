@@ -295,7 +295,8 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
             true => count(ranks, "process"),
             false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
             false => {
-                let devices = processes.gpus.clone();
+                let used = usize::try_from(ranks)?;
+                let devices = processes.gpus.iter().take(used).cloned().collect();
                 Devices::Gpus { devices }.to_string()
             }
         },

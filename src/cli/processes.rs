@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 
-use crate::engine::cuda::libraries;
+use crate::engine::cuda::{NOT_SHARDED, libraries};
 use crate::inventory::{Device, Devices, Inventory};
 use crate::plan::MOST_GPUS;
 use crate::util::format::count;
@@ -32,7 +32,8 @@ pub struct Asked {
 #[derive(Debug, PartialEq)]
 pub struct Processes {
     pub count: u64,
-    /// The GPU of each process; empty for an external trainer and on the CPU.
+    /// The GPUs that processes take in this order, at least one for each; empty for an external trainer and on
+    /// the CPU.
     pub gpus: Vec<Device>,
     /// Explanation of a choice that the user did not make.
     pub note: Option<String>,
@@ -96,18 +97,26 @@ impl Asked {
     pub fn built_in(self, gpus: Gpus, sharded: bool) -> anyhow::Result<Processes> {
         let found = gpus.devices.len();
         let several = gpus.problem_of_several.or_else(|| {
-            let words = "models are not sharded over GPUs yet; use ddp, or one process";
-            sharded.then(|| words.to_owned())
+            let models = different_models(&gpus.devices);
+            sharded.then(|| NOT_SHARDED.to_owned()).or(models)
         });
+        let stated = self.stated()?;
         // Without a stated number, as many GPUs as can be used.
         let usable = match (self.device, &gpus.problem, &several) {
             (DeviceChoice::Cpu, ..) | (_, Some(_), _) => 0,
             (_, None, Some(_)) => found.min(1),
             (_, None, None) => found,
         };
-        let processes = self
-            .stated()?
-            .unwrap_or((usable as u64).clamp(1, MOST_GPUS));
+        let processes = stated.unwrap_or((usable as u64).clamp(1, MOST_GPUS));
+        let others_idle = several
+            .as_ref()
+            .filter(|_| stated.is_none() && usable < found)
+            .map(|problem| {
+                format!(
+                    "{processes} of {} is used: {problem} (--procs 1 avoids this note)",
+                    count(found as u64, "GPU")
+                )
+            });
         let obstacle = match (gpus.problem, several) {
             (Some(problem), _) => Some(problem),
             (None, Some(problem)) if processes > 1 => Some(problem),
@@ -119,18 +128,17 @@ impl Asked {
             _ => None,
         };
         let Some(obstacle) = obstacle.filter(|_| self.device != DeviceChoice::Cpu) else {
-            let gpus = gpus.devices.into_iter();
             return Ok(Processes {
                 count: processes,
                 gpus: match self.device {
                     DeviceChoice::Cpu => Vec::new(),
-                    _ => gpus.take(usize::try_from(processes)?).collect(),
+                    _ => gpus.devices,
                 },
-                note: None,
+                note: others_idle.filter(|_| self.device != DeviceChoice::Cpu),
             });
         };
         if self.device == DeviceChoice::Cuda {
-            bail!("`--device cuda` is not possible: {obstacle}; use --device cpu, or remove it");
+            bail!("`--device cuda` is not possible: {obstacle}; or remove --device cuda");
         }
         // Who counts no GPUs, on a machine without any, expects the CPU.
         let surprises = found > 0 || self.world.is_some() && self.procs.is_none();
@@ -145,6 +153,19 @@ impl Asked {
             }),
         })
     }
+}
+
+/// The problem of GPUs of different models, whose equal shares of a batch take different times.
+fn different_models(devices: &[Device]) -> Option<String> {
+    let name = |device: &Device| device.name.clone().unwrap_or_default();
+    let mut names: Vec<String> = devices.iter().map(name).collect();
+    names.dedup();
+    (names.len() > 1).then(|| {
+        format!(
+            "the GPUs are of different models ({}); choose some of one model with CUDA_VISIBLE_DEVICES",
+            names.join(", ")
+        )
+    })
 }
 
 #[cfg(test)]
@@ -201,18 +222,18 @@ mod tests {
         use DeviceChoice::{Auto, Cpu, Cuda};
         for device in [Auto, Cuda] {
             let four = |procs| built_in(asked(procs, None, device), machine(4, None));
-            assert_eq!([four(None), four(Some(2))], ["4 on 4 ", "2 on 2 "]);
+            assert_eq!([four(None), four(Some(2))], ["4 on 4 ", "2 on 4 "]);
         }
         let on = |procs, device| built_in(asked(Some(procs), None, device), machine(4, None));
         insta::assert_snapshot!(on(5, Auto), @"5 on 0 5 processes on the CPU, because GPUs cannot be used: 4 GPUs for 5 processes (--device cpu avoids this note)");
-        insta::assert_snapshot!(on(5, Cuda), @"`--device cuda` is not possible: 4 GPUs for 5 processes; use --device cpu, or remove it");
+        insta::assert_snapshot!(on(5, Cuda), @"`--device cuda` is not possible: 4 GPUs for 5 processes; or remove --device cuda");
         assert_eq!(on(2, Cpu), "2 on 0 ");
         let broken = |device| {
             let gpus = machine(2, Some("NVRTC: missing"));
             built_in(asked(None, None, device), gpus)
         };
         insta::assert_snapshot!(broken(Auto), @"1 on 0 1 process on the CPU, because GPUs cannot be used: NVRTC: missing (--device cpu avoids this note)");
-        insta::assert_snapshot!(broken(Cuda), @"`--device cuda` is not possible: NVRTC: missing; use --device cpu, or remove it");
+        insta::assert_snapshot!(broken(Cuda), @"`--device cuda` is not possible: NVRTC: missing; or remove --device cuda");
     }
 
     #[test]
@@ -223,9 +244,16 @@ mod tests {
                 .map(|processes| processes.gpus.len())
                 .map_err(|error| error.to_string())
         };
-        assert_eq!(gpus(None, DeviceChoice::Auto), Ok(1));
+        let all = asked(None, None, DeviceChoice::Auto);
+        let one = all.built_in(machine(2, None), true).unwrap();
+        assert_eq!(one.count, 1);
+        insta::assert_snapshot!(one.note.unwrap(), @"1 of 2 GPUs is used: models are not sharded over GPUs yet; train replicas (ddp), on one GPU, or on CPUs (--procs 1 avoids this note)");
+        let mut mixed = machine(2, None);
+        mixed.devices[0].name = Some("NVIDIA H100".to_owned());
+        mixed.devices[1].name = Some("NVIDIA A100".to_owned());
+        insta::assert_snapshot!(asked(Some(2), None, DeviceChoice::Cuda).built_in(mixed, false).unwrap_err(), @"`--device cuda` is not possible: the GPUs are of different models (NVIDIA H100, NVIDIA A100); choose some of one model with CUDA_VISIBLE_DEVICES; or remove --device cuda");
         assert_eq!(gpus(Some(2), DeviceChoice::Auto), Ok(0));
-        insta::assert_snapshot!(gpus(Some(2), DeviceChoice::Cuda).unwrap_err(), @"`--device cuda` is not possible: models are not sharded over GPUs yet; use ddp, or one process; use --device cpu, or remove it");
+        insta::assert_snapshot!(gpus(Some(2), DeviceChoice::Cuda).unwrap_err(), @"`--device cuda` is not possible: models are not sharded over GPUs yet; train replicas (ddp), on one GPU, or on CPUs; or remove --device cuda");
     }
 
     #[test]

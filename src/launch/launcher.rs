@@ -22,7 +22,8 @@ use crate::checkpoint;
 use crate::external_trainer::{Program, Start};
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::{
-    End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
+    DeviceKind, End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput,
+    decide,
 };
 use crate::plan::{self, OomPolicy};
 use crate::telemetry::divergence::LossWatch;
@@ -41,7 +42,7 @@ pub struct Launcher<'a> {
     setup: Setup,
     /// CPU cores shared by the ranks.
     cores: u64,
-    /// `CUDA_VISIBLE_DEVICES` of each rank; empty if the ranks compute on the CPU.
+    /// Ids of the GPUs that ranks take, in this order. Lost ones are removed.
     gpus: Vec<String>,
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
@@ -74,6 +75,10 @@ pub struct Launcher<'a> {
 /// The generation whose ranks run.
 struct Current {
     generation: Generation,
+    /// The GPU of each rank; empty if the ranks compute on the CPU.
+    gpus: Vec<String>,
+    /// A rank has reported that its GPU is lost.
+    lost_gpu: bool,
     watch: Watch,
     /// Kills by the kernel since the ranks were started.
     oom_kills: OomKills,
@@ -146,7 +151,7 @@ impl<'a> Launcher<'a> {
                 self.record_progress();
                 self.fall_back(outcome)?;
             }
-            let capacity = self.capacity(&ranks);
+            let capacity = self.capacity(&ranks).min(self.most_ranks());
             let reached = self.state.reached(&self.setup);
             let input = TransitionInput {
                 desired: self.desired,
@@ -245,9 +250,31 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
+    /// Ranks for which this machine has devices.
+    fn most_ranks(&self) -> u64 {
+        match self.setup.device {
+            DeviceKind::Cpu => u64::MAX,
+            DeviceKind::Cuda => self.gpus.len() as u64,
+        }
+    }
+
+    /// A rank's GPU does not work: no further rank takes it.
+    fn lose_gpu(&mut self, rank: u64) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        let lost = usize::try_from(rank)
+            .ok()
+            .and_then(|rank| current.gpus.get(rank));
+        self.gpus.retain(|gpu| Some(gpu) != lost);
+        current.lost_gpu = true;
+    }
+
     /// Ranks that could run: a killed process counts as a lost device.
     fn capacity(&self, ranks: &Ranks) -> u64 {
         match (ranks, &self.current) {
+            // Another GPU of this machine may take its place.
+            (Ranks::Ended { .. }, Some(Current { lost_gpu: true, .. })) => self.most_ranks(),
             (
                 Ranks::Ended {
                     world,
@@ -429,6 +456,8 @@ impl<'a> Launcher<'a> {
             call: call.clone(),
         });
         self.write_state()?;
+        let used = usize::try_from(world).unwrap_or(usize::MAX);
+        let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
         let oom_kills = OomKills::watch();
         let (drain, seconds) = self.drain_by();
         let ranks = RankProcesses::start(
@@ -443,7 +472,7 @@ impl<'a> Launcher<'a> {
                 first: 0,
                 count: world,
                 threads: (self.cores / world).max(1),
-                gpus: &self.gpus,
+                gpus: &gpus,
             },
             &self.events.0,
         )
@@ -458,6 +487,8 @@ impl<'a> Launcher<'a> {
                 .map(|rank| Tail::of(self.run.path(), number, rank))
                 .collect(),
             generation,
+            gpus,
+            lost_gpu: false,
             oom_kills,
             draining: false,
             trains: false,

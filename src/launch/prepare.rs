@@ -7,6 +7,7 @@ use super::begin::{base, begin};
 use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
+use crate::engine::cuda;
 use crate::launch::external;
 use crate::lifecycle::DeviceKind;
 use crate::plan::{self, PlanRequest, Reached};
@@ -69,6 +70,11 @@ pub fn prepare(
             key("model.config")
         ),
     })?;
+    if request.device == DeviceKind::Cuda {
+        cuda::supported(&model).map_err(|error| LaunchError::Model {
+            message: format!("{error} (--device cpu)"),
+        })?;
+    }
     let initial = initial::weights(&spec.model, found.weights.clone(), &model, &key)?;
     let data = data::prepare(
         &PrepareRequest {

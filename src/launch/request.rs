@@ -26,7 +26,7 @@ pub struct Request {
     pub cores: u64,
     /// Where the built-in trainer computes.
     pub device: DeviceKind,
-    /// `CUDA_VISIBLE_DEVICES` of each rank; empty if the ranks compute on the CPU.
+    /// Ids of the GPUs that ranks can take; empty if they compute on the CPU.
     pub gpus: Vec<String>,
     /// Resume the run in the directory.
     pub resume: bool,

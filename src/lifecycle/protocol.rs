@@ -68,6 +68,12 @@ pub enum Report {
         /// Includes the sizes that did not fit.
         message: String,
     },
+    /// The rank's GPU no longer works. Its last report; the process ends as if it was killed, so the rank counts
+    /// as lost.
+    DeviceLost {
+        /// Names the GPU and its error.
+        message: String,
+    },
     /// The rank failed. Its last report; the process exits with 1.
     Failed {
         message: String,
@@ -106,7 +112,9 @@ impl Report {
             Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },
-            Report::Connecting
+            // The loss of the rank is shown with it.
+            Report::DeviceLost { .. }
+            | Report::Connecting
             | Report::Connected
             | Report::Alive
             | Report::Ready

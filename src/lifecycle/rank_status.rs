@@ -69,6 +69,7 @@ impl RankStatus {
                     whole: *whole,
                 });
             }
+            Report::DeviceLost { message } => self.kill_reason = Some(message.clone()),
             Report::OutOfMemory { message } => self.out_of_memory = Some(message.clone()),
             Report::Failed {
                 message,
@@ -197,7 +198,9 @@ pub fn give_up_unresponsive(seen: &mut [RankStatus], first: u64, external: bool)
             None if seen.waiting || external => seen.collateral = true,
             named => {
                 let hung = || format!("no report within {} s of losing a peer", NOTICE.as_secs());
-                seen.kill_reason = Some(named.unwrap_or_else(hung));
+                // Its own reason is better, for example a lost GPU.
+                seen.kill_reason
+                    .get_or_insert_with(|| named.unwrap_or_else(hung));
             }
         }
         behind.push(rank);

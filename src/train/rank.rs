@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Signal, getpid, kill_process};
+
 use super::TrainError;
 use super::orders::{Orders, Reports};
 use super::saving::Saving;
@@ -21,7 +23,7 @@ use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
 use crate::data::{Dataset, Part};
 use crate::engine::cpu::{self, CpuEngine, CpuOptions};
-use crate::engine::cuda::{self, CudaEngine, CudaOptions};
+use crate::engine::cuda::{self, CudaEngine, CudaOptions, NOT_SHARDED};
 use crate::engine::{Engine, EngineError, Measure};
 use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::{DeviceKind, Generation, files};
@@ -65,13 +67,22 @@ pub fn run(options: &RankOptions) -> u8 {
                     });
                     exit::OUT_OF_MEMORY
                 }
+                error if lost_device(&error).is_some() => {
+                    report_lost_device(&error, reports);
+                    // A rank without its device is a lost rank, like one on a host that is gone.
+                    let _ = kill_process(getpid(), Signal::KILL);
+                    exit::FAILED
+                }
                 TrainError::Engine(EngineError::Comm(
                     CommError::PeerLost { .. } | CommError::Aborted { .. },
                 )) => exit::PEER_LOST,
                 error => {
                     reports.send(&Report::Failed {
                         message: error.to_string(),
-                        deterministic: !matches!(error, TrainError::Engine(EngineError::Comm(_))),
+                        deterministic: match &error {
+                            TrainError::Engine(error) => error.is_deterministic(),
+                            _ => true,
+                        },
                     });
                     exit::FAILED
                 }
@@ -142,10 +153,34 @@ fn train(
     agree_on_memory(setup, &mut trainer)?;
     reports.send(&Report::Ready);
     let result = trainer.train();
-    if let Err(TrainError::Engine(EngineError::Comm(error))) = &result {
-        after_loss(error, &mut trainer)?;
+    match &result {
+        Err(TrainError::Engine(EngineError::Comm(error))) => after_loss(error, &mut trainer)?,
+        // All learn of it before the engine ends its work on the device.
+        Err(error) => {
+            report_lost_device(error, reports);
+            world.abort(&error.to_string());
+        }
+        Ok(_) => {}
     }
     result
+}
+
+/// Reports an error of a lost GPU.
+fn report_lost_device(error: &TrainError, reports: Reports) {
+    if let Some(message) = lost_device(error) {
+        reports.send(&Report::DeviceLost { message });
+    }
+}
+
+/// Names this rank's GPU if the error is that of a lost one.
+fn lost_device(error: &TrainError) -> Option<String> {
+    match error {
+        TrainError::Engine(EngineError::Cuda(lost)) if lost.is_of_a_lost_device() => {
+            let gpu = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+            Some(format!("its GPU {gpu} is lost ({lost})"))
+        }
+        _ => None,
+    }
 }
 
 /// The metrics file, which rank 0 writes for all ranks.
@@ -219,6 +254,9 @@ fn engine(
                 measure,
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
+        }
+        DeviceKind::Cuda if world.is_some() && sharded(generation.plan.outline.strategy) => {
+            Err(EngineError::Shape(NOT_SHARDED.to_owned()))
         }
         DeviceKind::Cuda => {
             let options = CudaOptions {

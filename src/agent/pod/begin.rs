@@ -132,7 +132,8 @@ impl PodAgent {
         match inventory.devices() {
             Devices::Gpus { devices } => Ok(devices.into_iter().map(|gpu| gpu.id).collect()),
             Devices::CpuRanks { why, .. } => Err(Problem::hardware(format!(
-                "spec.trainer.device is Cuda, but the pod has no GPU: {why}"
+                "spec.trainer.device is Cuda, but the pod has no GPU: {why}; set spec.resourceName to the \
+                 resource of NVIDIA GPUs, or create the job with spec.trainer.device: Cpu"
             ))),
         }
     }

@@ -117,6 +117,7 @@ impl PodAgent {
             Report::LossDetected { .. }
             | Report::Lost { .. }
             | Report::OutOfMemory { .. }
+            | Report::DeviceLost { .. }
             | Report::Failed { .. } => true,
         }
     }

@@ -57,6 +57,10 @@ impl Launcher<'_> {
             Report::Evaluation(record) => self.evaluation(record),
             Report::Committed { checkpoint_ref, .. } => self.committed(checkpoint_ref.clone())?,
             Report::LossDetected { .. } | Report::Lost { .. } => self.in_trouble(),
+            Report::DeviceLost { .. } => {
+                self.in_trouble();
+                self.lose_gpu(rank);
+            }
             Report::Connecting
             | Report::Alive
             | Report::Connected
