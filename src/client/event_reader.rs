@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -77,7 +77,10 @@ pub(super) enum Command {
     /// A newer generation trains; the older ones have ended.
     World(Box<World>),
     /// The job is over: what is left in the log is read, then the task ends.
-    Over,
+    Over {
+        /// Samples of the last step.
+        samples: u64,
+    },
 }
 
 /// Pauses of the reader.
@@ -100,27 +103,29 @@ pub(super) async fn read_events<S: Source>(
         return;
     };
     let mut reader = Reader::new(source, heard, *world);
-    let mut over = false;
-    while !over {
+    // The samples of the job's last step, once it is over.
+    let mut over = None;
+    while over.is_none() {
         let opened = reader.source.log(&reader.pod, reader.since, true).await;
         let mut log = opened.unwrap_or_else(|_| futures::stream::empty().boxed());
         loop {
             tokio::select! {
-                command = commands.recv(), if !over => match command {
+                command = commands.recv(), if over.is_none() => match command {
                     Some(Command::World(world)) => {
                         if reader.change(*world).await {
                             break;
                         }
                     }
-                    Some(Command::Over) | None => over = true,
+                    Some(Command::Over { samples }) => over = Some(samples),
+                    None => over = Some(0),
                 },
-                line = next_line(&mut log, over.then_some(pauses.silence)) => match line {
+                line = next_line(&mut log, over.map(|_| pauses.silence)) => match line {
                     Some(line) => reader.line(line).await,
                     None => break,
                 },
             }
         }
-        if !over {
+        if over.is_none() {
             // A new world need not wait for the old pod's log.
             tokio::select! {
                 () = tokio::time::sleep(pauses.retry) => {}
@@ -128,14 +133,13 @@ pub(super) async fn read_events<S: Source>(
                     Some(Command::World(world)) => {
                         reader.change(*world).await;
                     }
-                    Some(Command::Over) | None => over = true,
+                    Some(Command::Over { samples }) => over = Some(samples),
+                    None => over = Some(0),
                 },
             }
         }
     }
-    // From the start: a clock that was set back has made the newest lines older than `since`.
-    let since = reader.since.filter(|_| reader.next_seq == 0);
-    reader.read_again(since).await;
+    reader.read_to(over.unwrap_or_default(), pauses).await;
 }
 
 /// The next line; `None` at the end, or after this time without one.
@@ -174,6 +178,8 @@ struct Reader<S> {
     newest: u64,
     /// Events of newer generations.
     ahead: Vec<(Position, Event)>,
+    /// Samples of the last step that was shown.
+    samples: u64,
 }
 
 impl<S: Source> Reader<S> {
@@ -190,6 +196,7 @@ impl<S: Source> Reader<S> {
             },
             newest: world.generation,
             ahead: Vec::new(),
+            samples: 0,
         };
         reader.attach(world);
         reader
@@ -285,6 +292,9 @@ impl<S: Source> Reader<S> {
                 index: position.index + 1,
                 ..position
             };
+            if let Event::Step(step) = &event {
+                self.samples = step.samples;
+            }
             self.send(event);
         }
     }
@@ -400,6 +410,24 @@ impl<S: Source> Reader<S> {
         });
     }
 
+    /// Reads the logs to the step with these samples, again and again: a busy kubelet delivers the end late.
+    async fn read_to(&mut self, samples: u64, pauses: Pauses) {
+        let begun = Instant::now();
+        loop {
+            // From the start: a clock that was set back has made the newest lines older than `since`.
+            let since = self.since.filter(|_| self.next_seq == 0);
+            self.read_again(since).await;
+            if self.samples < samples {
+                let pod = self.pod.clone();
+                self.catch_up(&pod, u64::MAX).await;
+            }
+            if self.samples >= samples || begun.elapsed() > pauses.silence {
+                return;
+            }
+            tokio::time::sleep(pauses.retry).await;
+        }
+    }
+
     /// Reads the pod's log once, to its present end. Returns whether it exists.
     async fn read_again(&mut self, since: Option<Timestamp>) -> bool {
         let Ok(mut log) = self.source.log(&self.pod, since, false).await else {
@@ -435,6 +463,8 @@ mod tests {
         proxy: bool,
         /// Largest number of events in one answer of an agent.
         answer: usize,
+        /// Reads of whole logs that end too early.
+        late: usize,
     }
 
     struct Fake(Arc<Mutex<Job>>);
@@ -447,7 +477,11 @@ mod tests {
             follow: bool,
         ) -> Result<BoxStream<'static, PodLine>, Unreadable> {
             let mut job = self.0.lock().unwrap();
-            let all = job.pods.get(pod).ok_or(Unreadable::Failed)?.clone();
+            let mut all = job.pods.get(pod).ok_or(Unreadable::Failed)?.clone();
+            if !follow && job.late > 0 {
+                job.late -= 1;
+                all.truncate(5);
+            }
             let chosen = match job.followed.pop_front().filter(|_| follow) {
                 Some(indices) => indices
                     .into_iter()
@@ -522,6 +556,11 @@ mod tests {
     /// Messages of everything shown but ranks' output. `worlds`: the job's generations, of which the reader
     /// learns while it reads.
     async fn followed(job: Job, worlds: &[(u64, &str)]) -> Vec<String> {
+        followed_to(job, worlds, 0).await
+    }
+
+    /// The same of a job whose last step has these samples.
+    async fn followed_to(job: Job, worlds: &[(u64, &str)], samples: u64) -> Vec<String> {
         let (sends, commands) = unbounded_channel();
         let (heard, mut shown) = unbounded_channel();
         let job = Arc::new(Mutex::new(job));
@@ -530,7 +569,7 @@ mod tests {
             sends.send(Command::World(world(*generation, pod))).unwrap();
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        sends.send(Command::Over).unwrap();
+        sends.send(Command::Over { samples }).unwrap();
         reading.await.unwrap();
         let mut messages = Vec::new();
         while let Some(event) = shown.recv().await {
@@ -574,6 +613,27 @@ mod tests {
             .into();
             assert_eq!(followed(job, &[(1, "a")]).await, expected(&[(1, 20)]));
         }
+    }
+
+    #[tokio::test]
+    async fn a_log_whose_end_comes_late_is_read_again_until_the_last_step() {
+        let mut job = trained(false, 0);
+        let log = job.pods.get_mut("a").unwrap();
+        let step = serde_json::json!({
+            "event": "step", "generation": 1, "step": 1, "samples": 8, "batch": 8, "world": 1, "loss": 1.0,
+            "tokens": 1, "learning_rate": 0.1, "gradient_norm": 1.0, "seconds": 1.0, "time": 1.0,
+        });
+        let mut last = log.last().unwrap().clone();
+        last.event = serde_json::from_value(step).unwrap();
+        last.seq = last.seq.map(|seq| seq + 1);
+        last.position = last.position.map(|position| Position {
+            index: position.index + 1,
+            ..position
+        });
+        log.push(last);
+        job.followed = [vec![1, 3]].into();
+        job.late = 4;
+        assert_eq!(followed_to(job, &[(1, "a")], 8).await, expected(&[(1, 20)]));
     }
 
     #[tokio::test]

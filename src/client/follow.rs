@@ -306,7 +306,8 @@ impl Follower {
             // It was too short to be seen running.
             self.generation(&current.record, each);
         }
-        let _ = self.commands.send(Command::Over);
+        let samples = progress.samples;
+        let _ = self.commands.send(Command::Over { samples });
         // The task ends once it has read the log to its end.
         while let Some(event) = events.recv().await {
             self.event(event, each);

@@ -413,7 +413,9 @@ mod tests {
         while let Some(Event::Warning { message }) = events.recv().await {
             shown.push(message);
             if shown.len() == 8 {
-                sends.send(event_reader::Command::Over).unwrap();
+                sends
+                    .send(event_reader::Command::Over { samples: 0 })
+                    .unwrap();
             }
         }
         reading.await.unwrap();
