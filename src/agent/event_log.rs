@@ -105,17 +105,20 @@ pub fn read_from(run: &Path, from: Position) -> io::Result<String> {
         if lines.read_until(b'\n', &mut bytes)? == 0 || bytes.last() != Some(&b'\n') {
             return Ok(found);
         }
-        // A failed write leaves positions out, so lines cannot be counted, and some are torn.
-        let line = std::str::from_utf8(&bytes).unwrap_or_default();
-        let position = LogLine::parse(line).and_then(|line| line.position);
-        if position.is_none_or(|position| position < from) {
+        let Some((line, _)) = event(&bytes).filter(|(_, position)| *position >= from) else {
             continue;
-        }
+        };
         if !found.is_empty() && found.len() + line.len() > RESPONSE_BYTES {
             return Ok(found);
         }
         found.push_str(line);
     }
+}
+
+/// A line and its position. A failed write leaves positions out, so lines cannot be counted, and some are torn.
+fn event(line: &[u8]) -> Option<(&str, Position)> {
+    let line = std::str::from_utf8(line).ok()?;
+    Some((line, LogLine::parse(line)?.position?))
 }
 
 /// Offset of a line at or before the first event from `from` on, found by bisection: followers ask for the end
@@ -145,8 +148,7 @@ fn first_after(file: &mut File, offset: u64) -> io::Result<Option<(u64, Position
         if length == 0 {
             return Ok(None);
         }
-        let text = std::str::from_utf8(&line).unwrap_or_default();
-        if let Some(position) = LogLine::parse(text).and_then(|line| line.position) {
+        if let Some((_, position)) = event(&line) {
             return Ok(Some((at, position)));
         }
         at += length as u64;
