@@ -6,6 +6,7 @@
 //! target tokens in the whole global batch, so that neither accumulation nor the world size changes the
 //! result.
 
+mod capacity;
 pub mod config;
 pub mod cpu;
 pub mod cuda;
@@ -14,6 +15,7 @@ mod layout;
 #[cfg(test)]
 mod testing;
 
+use capacity::Capacity;
 pub use config::ConfigError;
 pub use layout::layout;
 use layout::part;

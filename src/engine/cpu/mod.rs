@@ -16,10 +16,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use self::arena::Arena;
 use self::model::Model;
 use self::store::{Holds, Pass, Replicated, Sharded, Store};
-use self::workspace::{Capacity, Workspace};
+use self::workspace::Workspace;
 use super::{
-    Accumulated, AdamW, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig, Reduced,
-    Unit, UnitState, initial, layout,
+    Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
+    Reduced, Unit, UnitState, initial, layout,
 };
 use crate::comm::World;
 
@@ -168,16 +168,7 @@ impl Engine for CpuEngine {
     }
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
-        self.model.config.check_sequence(seq_len)?;
-        let capacity = Capacity {
-            tokens: batch.saturating_mul(seq_len),
-            seq_len,
-        };
-        if capacity.tokens == 0 {
-            return Err(EngineError::Shape(format!(
-                "a micro-batch of {batch} × {seq_len} has no tokens"
-            )));
-        }
+        let capacity = Capacity::new(&self.model.config, batch, seq_len)?;
         match &self.workspace {
             Some(workspace) if workspace.capacity == capacity => Ok(()),
             _ => self.reserve_workspace(capacity),

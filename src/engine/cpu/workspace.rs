@@ -2,7 +2,7 @@
 
 use super::arena::{Arena, Buffer};
 use super::kernels::{attention, rmsnorm, rope};
-use crate::engine::{EngineError, ModelConfig};
+use crate::engine::{Capacity, EngineError, ModelConfig};
 
 /// Elements of logits that exist at a time: 8 MiB, which fit the last-level cache.
 const LOGITS: usize = 1 << 21;
@@ -19,30 +19,6 @@ pub struct Workspace {
     pub stashes: Vec<Stash>,
     /// Scratch that all blocks share.
     pub shared: Shared,
-}
-
-/// Largest sizes of a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capacity {
-    /// Number of tokens, batch × seq_len.
-    pub tokens: usize,
-    /// Tokens of the longest sequence.
-    pub seq_len: usize,
-}
-
-impl Capacity {
-    /// Whether `self` supports everything that `other` does.
-    pub fn covers(&self, other: Capacity) -> bool {
-        self.tokens >= other.tokens && self.seq_len >= other.seq_len
-    }
-
-    /// The maximum of both sizes.
-    pub fn with(self, other: Capacity) -> Capacity {
-        Capacity {
-            tokens: self.tokens.max(other.tokens),
-            seq_len: self.seq_len.max(other.seq_len),
-        }
-    }
 }
 
 /// Activations of one block.

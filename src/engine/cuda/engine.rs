@@ -14,12 +14,12 @@ use super::peers::Peers;
 use super::precision::Precision;
 use super::state::{FACTORS, State};
 use super::walk::{Streams, Training, Walk};
-use super::workspace::{Capacity, Scalars, Shape, Workspace};
+use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
-    Accumulated, AdamW, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig, Reduced,
-    UnitState, initial, layout, part,
+    Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
+    Reduced, UnitState, initial, layout, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -127,9 +127,7 @@ impl CudaEngine {
             .map_err(|error| engine.failed(error))?;
         Ok(engine)
     }
-}
 
-impl CudaEngine {
     /// Weights from the seed, and optimiser states of zero.
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), CudaError> {
         let mut weights = Vec::new();
@@ -503,16 +501,7 @@ impl Engine for CudaEngine {
     }
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
-        self.config.check_sequence(seq_len)?;
-        let capacity = Capacity {
-            tokens: batch.saturating_mul(seq_len),
-            seq_len,
-        };
-        if capacity.tokens == 0 {
-            return Err(EngineError::Shape(format!(
-                "a micro-batch of {batch} × {seq_len} has no tokens"
-            )));
-        }
+        let capacity = Capacity::new(&self.config, batch, seq_len)?;
         match &self.reserved {
             Some(reserved) if reserved.capacity == capacity => Ok(()),
             _ => self.reserve_workspace(capacity),

@@ -4,7 +4,7 @@ use super::arena::Bump;
 use super::cublaslt::Blas;
 use super::options::CudaOptions;
 use super::precision::Precision;
-use crate::engine::{MicroBatch, ModelConfig};
+use crate::engine::{Capacity, MicroBatch, ModelConfig};
 
 /// Elements of logits that exist at a time; 256 MiB in bf16.
 const LOGITS: usize = 1 << 27;
@@ -26,30 +26,6 @@ impl Shape {
     /// Number of tokens.
     pub fn tokens(self) -> usize {
         self.batch * self.seq_len
-    }
-}
-
-/// Largest sizes of a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capacity {
-    /// Number of tokens, batch × seq_len.
-    pub tokens: usize,
-    /// Tokens of the longest sequence.
-    pub seq_len: usize,
-}
-
-impl Capacity {
-    /// Whether `self` supports everything that `other` does.
-    pub fn covers(self, other: Capacity) -> bool {
-        self.tokens >= other.tokens && self.seq_len >= other.seq_len
-    }
-
-    /// The maximum of both sizes.
-    pub fn with(self, other: Capacity) -> Capacity {
-        Capacity {
-            tokens: self.tokens.max(other.tokens),
-            seq_len: self.seq_len.max(other.seq_len),
-        }
     }
 }
 
