@@ -487,21 +487,17 @@ impl Communicator {
         let handle = self.lock();
         let open = handle.as_ref().ok_or_else(|| self.aborted())?;
         let functions = &self.nccl.functions;
-        let check = |function, code| match code {
-            SUCCESS | IN_PROGRESS => Ok(()),
-            code => Err(self.nccl.failed(&self.who(), function, code, Some(*open))),
-        };
-        // SAFETY: the group ends below on every way.
-        check("ncclGroupStart", unsafe { (functions.ncclGroupStart)() })?;
-        let end = End(functions);
         let group = Group {
             communicator: self,
             handle: *open,
         };
+        // SAFETY: the group ends below on every way.
+        group.check("ncclGroupStart", unsafe { (functions.ncclGroupStart)() })?;
+        let end = End(functions);
         let called = calls(&group);
         std::mem::forget(end);
         // SAFETY: the group was started on this thread.
-        let ended = check("ncclGroupEnd", unsafe { (functions.ncclGroupEnd)() });
+        let ended = group.check("ncclGroupEnd", unsafe { (functions.ncclGroupEnd)() });
         drop(handle);
         called.and(ended)?;
         // Until then, the operations may be missing in their streams.
