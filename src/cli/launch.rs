@@ -206,11 +206,14 @@ fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Res
         world: args.options.world(),
         device: args.device,
     };
-    let gpus = Gpus::of(inventory);
-    match recipe.spec.trainer.is_external() {
-        true => asked.external(&gpus),
-        false => asked.built_in(gpus, recipe.spec.parallel.strategy != Strategy::Ddp),
+    if recipe.spec.trainer.is_external() {
+        return asked.external(match inventory.devices() {
+            Devices::Gpus { devices } => devices.len() as u64,
+            Devices::CpuRanks { .. } => 0,
+        });
     }
+    let gpus = Gpus::of(inventory, args.device);
+    asked.built_in(gpus, recipe.spec.parallel.strategy != Strategy::Ddp)
 }
 
 /// Stores the printed diagnostics in `shown`.

@@ -51,13 +51,20 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    pub fn of(inventory: &Inventory) -> Gpus {
+    /// The GPUs for the built-in trainer. On the CPU it uses no library, and to open them takes time.
+    pub fn of(inventory: &Inventory, device: DeviceChoice) -> Gpus {
         match inventory.devices() {
-            Devices::Gpus { devices } => Gpus {
-                problem: libraries::problem(1),
-                problem_of_several: libraries::problem(2),
-                devices,
-            },
+            Devices::Gpus { devices } => {
+                let [problem, problem_of_several] = match device {
+                    DeviceChoice::Cpu => Default::default(),
+                    DeviceChoice::Auto | DeviceChoice::Cuda => libraries::problems(),
+                };
+                Gpus {
+                    devices,
+                    problem,
+                    problem_of_several,
+                }
+            }
             Devices::CpuRanks { why, .. } => Gpus {
                 devices: Vec::new(),
                 problem_of_several: Some(why.clone()),
@@ -84,10 +91,9 @@ impl Asked {
     }
 
     /// The processes of an external trainer: one for each GPU of this machine, unless stated.
-    pub fn external(self, gpus: &Gpus) -> anyhow::Result<Processes> {
-        let found = (gpus.devices.len() as u64).clamp(1, MOST_GPUS);
+    pub fn external(self, gpus: u64) -> anyhow::Result<Processes> {
         Ok(Processes {
-            count: self.stated()?.unwrap_or(found),
+            count: self.stated()?.unwrap_or(gpus.clamp(1, MOST_GPUS)),
             gpus: Vec::new(),
             note: None,
         })
@@ -260,7 +266,7 @@ mod tests {
     fn an_external_trainer_takes_the_stated_processes_or_every_gpu() {
         let external = |world, gpus| {
             let asked = asked(None, world, DeviceChoice::Auto);
-            asked.external(&machine(gpus, None)).unwrap().count
+            asked.external(gpus).unwrap().count
         };
         assert_eq!(
             [external(Some(4), 0), external(None, 8), external(None, 0)],

@@ -187,17 +187,16 @@ pub fn find() -> Vec<LibraryCheck> {
         .to_vec()
 }
 
-/// The first problem of a library that training on this number of GPUs needs.
-pub fn problem(gpus: u64) -> Option<String> {
+/// The first problem of a library that training needs, on one GPU and on several.
+pub fn problems() -> [Option<String>; 2] {
     let directories = directories();
-    let nccl = (gpus > 1).then_some(NCCL);
-    let needed = [CUDA, CUBLAS_LT, NVRTC].into_iter().chain(nccl);
-    let mut problems = needed
-        .map(|library| library.search(&directories))
-        .filter_map(|check| Some((check.name, check.problem?)));
-    problems
-        .next()
-        .map(|(name, problem)| format!("{name}: {problem}"))
+    let problem = |library: Library| {
+        let check = library.search(&directories);
+        Some(format!("{}: {}", check.name, check.problem?))
+    };
+    let of_one = [CUDA, CUBLAS_LT, NVRTC].into_iter().find_map(problem);
+    let of_several = of_one.clone().or_else(|| problem(NCCL));
+    [of_one, of_several]
 }
 
 /// Directories that are searched before the loader's: [`DIRECTORIES`], then the wheels of the active virtual
