@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use evenkeel::comm::tcp::{self, Greeting, TcpOptions};
 use evenkeel::comm::{Collective, CommError, World};
-use evenkeel::engine::cpu::{CpuEngine, CpuOptions, Strategy};
-use evenkeel::engine::{AdamW, Engine, EngineError, Measure, MicroBatch, ModelConfig};
+use evenkeel::engine::cpu::{CpuEngine, CpuOptions};
+use evenkeel::engine::{AdamW, Engine, EngineError, Measure, MicroBatch, ModelConfig, Strategy};
 
 /// The shape and the length of the run; the defaults are those of the PyTorch script.
 struct Options {

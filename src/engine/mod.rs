@@ -65,6 +65,20 @@ impl EngineError {
     }
 }
 
+/// Distribution of the state over the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strategy {
+    /// Every rank holds everything (DDP).
+    #[default]
+    Replicated,
+    /// Every rank holds a shard of everything (FSDP, ZeRO-3).
+    Sharded {
+        /// Keep a rank's gradient whole until the step is reduced, at the cost of a whole model's memory.
+        /// With several micro-batches a step, [`Measure::worker`] needs it.
+        unsharded_accumulation: bool,
+    },
+}
+
 /// Shape of a Llama-family model, from Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ModelConfig {

@@ -22,9 +22,9 @@ use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
 use crate::data::{Dataset, Part};
-use crate::engine::cpu::{self, CpuEngine, CpuOptions};
+use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions, NOT_SHARDED};
-use crate::engine::{Engine, EngineError, Measure};
+use crate::engine::{self, Engine, EngineError, Measure};
 use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::{DeviceKind, Generation, files};
 use crate::norm::settings::groups;
@@ -244,13 +244,14 @@ fn engine(
     let seed = seed(setup, generation);
     let activation_checkpointing = setup.spec.model.activation_checkpointing;
     let measure = measured(&setup.spec.schedule);
+    let strategy = distribution(setup, generation);
     let engine = match setup.device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
                 threads: Some(options.threads),
                 memory_limit: setup.rank_memory,
                 activation_checkpointing,
-                strategy: cpu_strategy(setup, generation),
+                strategy,
                 measure,
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
@@ -298,15 +299,16 @@ fn cuda_precision(precision: Precision) -> cuda::Precision {
     }
 }
 
-fn cpu_strategy(setup: &Setup, generation: &Generation) -> cpu::Strategy {
+/// Distribution of the engine's state over the ranks.
+fn distribution(setup: &Setup, generation: &Generation) -> engine::Strategy {
     if !sharded(generation.plan.outline.strategy) {
-        return cpu::Strategy::Replicated;
+        return engine::Strategy::Replicated;
     }
     let unsharded_accumulation = matches!(
         &setup.spec.schedule,
         BatchSchedule::NormTest(test) if test.unsharded_accumulation
     );
-    cpu::Strategy::Sharded {
+    engine::Strategy::Sharded {
         unsharded_accumulation,
     }
 }

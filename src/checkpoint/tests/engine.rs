@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::comm::solo::Solo;
-use crate::engine::cpu::{CpuEngine, CpuOptions, Strategy};
-use crate::engine::{AdamW, Engine, Measure, MicroBatch};
+use crate::engine::cpu::{CpuEngine, CpuOptions};
+use crate::engine::{AdamW, Engine, Measure, MicroBatch, Strategy};
 
 /// A language in which each token determines the next one; 2 rows of 8.
 fn tokens(number: u64) -> (Vec<u32>, Vec<u32>) {

@@ -19,23 +19,9 @@ use self::store::{Holds, Pass, Replicated, Sharded, Store};
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Unit, UnitState, initial, layout,
+    Reduced, Strategy, Unit, UnitState, initial, layout,
 };
 use crate::comm::World;
-
-/// Distribution of the state over the ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Strategy {
-    /// Every rank holds everything (DDP).
-    #[default]
-    Replicated,
-    /// Every rank holds a shard of everything (FSDP, ZeRO-3).
-    Sharded {
-        /// Keep a rank's gradient whole until the step is reduced, at the cost of a whole model's memory.
-        /// With several micro-batches a step, [`Measure::worker`] needs it.
-        unsharded_accumulation: bool,
-    },
-}
 
 /// Options of a [`CpuEngine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
