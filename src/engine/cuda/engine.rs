@@ -10,16 +10,17 @@ use super::driver::{Device, Event, Graph, Pinned};
 use super::error::CudaError;
 use super::launches::Kernels;
 use super::options::CudaOptions;
+use super::parameters::Parameters;
 use super::peers::Peers;
-use super::precision::Precision;
-use super::state::{FACTORS, State};
+use super::sharded::{Events, Shards};
+use super::state::{FACTORS, Share, State};
 use super::walk::{Streams, Training, Walk};
 use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, UnitState, initial, layout, part,
+    Reduced, Strategy, UnitState, initial, layout, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -43,6 +44,8 @@ pub struct CudaEngine {
     reserved: Option<Reserved>,
     /// `None` where this process trains alone.
     peers: Option<Peers>,
+    /// `None` if every rank holds everything.
+    sharding: Option<Events>,
     staging: Pinned,
     factors: Pinned,
     results: Pinned,
@@ -50,7 +53,10 @@ pub struct CudaEngine {
     accumulated: u64,
     /// Their target tokens.
     targets: u64,
-    /// ‖the step's gradient‖², once its last micro-batch has run.
+    /// Micro-batches of the step in which this rank took part, with its own ones or as one of the others: the
+    /// same on every rank of a sharded model.
+    walks: u64,
+    /// ‖this rank's gradient of the step‖², once its last micro-batch has run.
     squared_norm: Option<f64>,
     peak: u64,
     device: Arc<Device>,
@@ -73,7 +79,7 @@ enum Pass {
 
 impl CudaEngine {
     /// Allocates the model's state and initialises its weights from the seed. Without a seed they are zero
-    /// until an import. `world` is `None` where this process trains alone; else every rank holds everything.
+    /// until an import. `world` is `None` where this process trains alone.
     pub fn new(
         config: ModelConfig,
         options: CudaOptions,
@@ -86,7 +92,8 @@ impl CudaEngine {
         let layout = layout(&config);
         let tied = config.tie_word_embeddings;
         let (precision, measure) = (options.precision, options.measure);
-        let place = |bump: &mut _| State::place(bump, &layout, tied, precision, measure);
+        let share = share(options.strategy, world.as_ref());
+        let place = |bump: &mut _| State::place(bump, &layout, tied, precision, measure, share);
         let limit = options.memory_limit.unwrap_or(device.total_memory());
         within(0, bytes_of(place), limit, "weights and optimiser states")?;
         let oom = |error| failed(error, 0, limit);
@@ -111,11 +118,17 @@ impl CudaEngine {
             state,
             reserved: None,
             peers: world.map(|world| Peers::join(device, world)).transpose()?,
+            sharding: share
+                .is_sharded()
+                .then(|| Events::new(device, layout.units.len()))
+                .transpose()
+                .map_err(oom)?,
             staging: device.pinned(STAGING, "staging").map_err(oom)?,
             factors: device.pinned(2 * FACTORS, "factors").map_err(oom)?,
             results: device.pinned(Scalars::BYTES, "results").map_err(oom)?,
             accumulated: 0,
             targets: 0,
+            walks: 0,
             squared_norm: None,
             device: device.clone(),
             config,
@@ -132,32 +145,40 @@ impl CudaEngine {
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), CudaError> {
         let mut weights = Vec::new();
         for unit in 0..self.layout.units.len() {
-            let of = &self.layout.units[unit];
+            let (of, share) = (&self.layout.units[unit], self.state.at.share);
+            let part = share.part(of.len);
             weights.clear();
-            weights.resize(of.len, 0.0);
+            weights.resize(part.len(), 0.0);
             if let Some(seed) = seed {
-                initial::fill(of, self.config.initializer_range, seed, 0, &mut weights);
+                let sigma = self.config.initializer_range;
+                initial::fill(of, sigma, seed, part.start, &mut weights);
             }
-            let bytes = of.len * size_of::<f32>();
+            let (held, real) = (share.held(of.len), self.options.precision.size());
             let addresses = &self.state.at.units[unit];
-            for moment in [addresses.exp_avg, addresses.exp_avg_sq] {
-                // SAFETY: both buffers have the unit's length.
-                unsafe { self.streams.compute.fill_zero(moment, bytes)? };
+            let f32s = |buffer| (buffer, held * size_of::<f32>());
+            let mut zeros = vec![f32s(addresses.exp_avg), f32s(addresses.exp_avg_sq)];
+            // The padding of weights is gathered, too.
+            if held > part.len() {
+                zeros.push(f32s(addresses.weights));
+                zeros.extend(addresses.copy.map(|copy| (copy, held * real)));
+            }
+            for (buffer, bytes) in zeros {
+                // SAFETY: the buffers have the length of the rank's part.
+                unsafe { self.streams.compute.fill_zero(buffer, bytes)? };
             }
             self.set_weights(unit, &weights)?;
         }
         Ok(())
     }
 
-    /// Uploads a unit's weights and derives the operands of matrix products.
+    /// Uploads this rank's part of a unit's weights and derives their copy for matrix products.
     fn set_weights(&mut self, unit: usize, weights: &[f32]) -> Result<(), CudaError> {
         let addresses = &self.state.at.units[unit];
-        let (master, operands) = (addresses.weights, addresses.operands);
+        let (master, copy) = (addresses.weights, addresses.copy);
         self.upload(master, bytemuck::cast_slice(weights))?;
-        if self.options.precision == Precision::Bf16 {
+        if let Some(copy) = copy {
             let compute = &self.streams.compute;
-            self.kernels
-                .cast(compute, operands, master, weights.len())?;
+            self.kernels.cast(compute, copy, master, weights.len())?;
         }
         self.streams.compute.synchronize()
     }
@@ -290,8 +311,9 @@ impl CudaEngine {
             compute.upload(inputs.tokens, &reserved.inputs, 0..inputs.bytes)?;
         }
         // Graphs of collectives could not be aborted one by one.
-        let collective = matches!(pass, Pass::Training(training) if training.last);
-        if self.options.no_graphs || collective && self.peers.is_some() {
+        let last = matches!(pass, Pass::Training(training) if training.last);
+        let collective = self.sharding.is_some() || last && self.peers.is_some();
+        if self.options.no_graphs || collective {
             self.walk(pass, shape)?;
         } else {
             let graph = match self.graphs.remove(&(pass, shape)) {
@@ -316,7 +338,11 @@ impl CudaEngine {
         unsafe {
             compute.download(&mut self.results, 0, scalars, Scalars::BYTES)?;
         }
-        compute.synchronize()?;
+        match &self.peers {
+            // The walk has waited for gathered weights, and a rank may be lost.
+            Some(peers) if self.sharding.is_some() => peers.synchronize_with(compute)?,
+            _ => compute.synchronize()?,
+        }
         Ok(Scalars::from_bytes(self.results.bytes()))
     }
 
@@ -332,6 +358,18 @@ impl CudaEngine {
         let Some(reserved) = &self.reserved else {
             return Ok(());
         };
+        let shards = Shards::of(
+            &self.layout,
+            &self.kernels,
+            &self.streams.compute,
+            &self.state.at,
+            self.sharding.as_ref(),
+            self.peers.as_ref(),
+        );
+        let parameters = match shards {
+            Some(shards) => Parameters::Sharded(shards),
+            None => Parameters::Replicated(&self.state.at, self.peers.as_ref()),
+        };
         let mut walk = Walk {
             config: &self.config,
             layout: &self.layout,
@@ -341,13 +379,25 @@ impl CudaEngine {
             streams: &self.streams,
             state: &self.state.at,
             work: &reserved.slab.at,
-            peers: self.peers.as_ref(),
+            parameters,
             shape,
         };
         match pass {
             Pass::Evaluation => walk.evaluate(),
             Pass::Training(training) => walk.train(training),
         }
+    }
+
+    /// The sharded model; `None` if every rank holds everything.
+    fn shards(&self) -> Option<Shards<'_>> {
+        Shards::of(
+            &self.layout,
+            &self.kernels,
+            &self.streams.compute,
+            &self.state.at,
+            self.sharding.as_ref(),
+            self.peers.as_ref(),
+        )
     }
 
     /// Device memory that the engine holds, in bytes.
@@ -425,22 +475,82 @@ impl CudaEngine {
         };
         enqueue().map_err(|error| peers.named(error))?;
         peers.synchronize()?;
+        let norm = self.download_f64(norm);
+        norm.map_err(|error| self.failed(error))
+    }
+
+    /// Finishes the reduction of a sharded model's gradient; returns ‖the sum over the ranks‖² and, if it is
+    /// known, ‖this rank's gradient‖².
+    fn reduce_shards(&mut self, measure: Measure) -> Result<(f64, Option<f64>), EngineError> {
+        let scatters = self.state.at.share.scatters();
+        let local = match self.squared_norm {
+            _ if self.accumulated == 0 => Some(0.0),
+            // The gradients of several micro-batches were never whole together.
+            local if scatters => local.filter(|_| self.accumulated == 1),
+            None => Some(self.measure_step().map_err(|error| self.failed(error))?),
+            local => local,
+        };
+        if measure.worker && local.is_none() {
+            return Err(no_worker_gradient());
+        }
+        let (Some(peers), Some(shards)) = (&self.peers, self.shards()) else {
+            return Err(EngineError::Shape("the model is not sharded".to_owned()));
+        };
+        shards
+            .reduce(measure.coordinates)
+            .map_err(|error| peers.named(error))?;
+        peers.synchronize()?;
+        let norm = self.state.at.slots.as_ref().map_or(0, |slots| slots.norm);
+        let own = self.download_f64(norm);
+        let own = own.map_err(|error| self.failed(error))?;
+        let mut squared_norm = 0.0;
+        if let Some(peers) = &self.peers {
+            for part in peers.world().exchange(&own.to_le_bytes())? {
+                let part = part.try_into().map(f64::from_le_bytes);
+                squared_norm += part.map_err(|_| {
+                    EngineError::Shape(
+                        "another rank exchanges something else than norms".to_owned(),
+                    )
+                })?;
+            }
+        }
+        Ok((squared_norm, local))
+    }
+
+    /// Copies an f64 from the device.
+    fn download_f64(&mut self, from: u64) -> Result<f64, CudaError> {
         let compute = &self.streams.compute;
-        // SAFETY: the norm is an f64; the host reads it after the copy.
-        let copied = unsafe { compute.download(&mut self.results, 0, norm, size_of::<f64>()) };
-        let copied = copied.and_then(|()| compute.synchronize());
-        copied.map_err(|error| self.failed(error))?;
+        // SAFETY: the source is an f64; the host reads it after the copy.
+        unsafe { compute.download(&mut self.results, 0, from, size_of::<f64>())? };
+        compute.synchronize()?;
         let bytes = self.results.bytes().first_chunk().copied();
         Ok(f64::from_le_bytes(bytes.unwrap_or_default()))
     }
 
-    /// Sets the step's gradient and its coordinate sums to zero.
+    /// Sets what no micro-batch has written in this step to zero: the gradient, and the coordinate sums.
     fn zero_gradient(&mut self) -> Result<(), CudaError> {
+        let share = self.state.at.share;
         for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
-            for buffer in [addresses.gradient].into_iter().chain(addresses.squares) {
+            let elements = match (share.scatters(), self.walks) {
+                (false, _) => unit.len,
+                (true, 0) => share.held(unit.len),
+                // The shards hold the other ranks' gradient.
+                (true, _) => continue,
+            };
+            let bytes = elements * size_of::<f32>();
+            // SAFETY: the buffer has at least these bytes.
+            unsafe { self.streams.compute.fill_zero(addresses.gradient, bytes)? };
+        }
+        self.zero_squares()
+    }
+
+    /// Sets the coordinate sums to zero.
+    fn zero_squares(&mut self) -> Result<(), CudaError> {
+        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
+            if let Some(squares) = addresses.squares {
                 let bytes = unit.len * size_of::<f32>();
-                // SAFETY: both buffers have the unit's length.
-                unsafe { self.streams.compute.fill_zero(buffer, bytes)? };
+                // SAFETY: the buffer has the unit's length.
+                unsafe { self.streams.compute.fill_zero(squares, bytes)? };
             }
         }
         Ok(())
@@ -458,10 +568,16 @@ impl CudaEngine {
             // synchronisation.
             unsafe { compute.upload(address, &self.factors, at * FACTORS..(at + 1) * FACTORS)? };
         }
-        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
+        for (index, unit) in self.layout.units.iter().enumerate() {
+            let addresses = self.state.at.part(index, unit.len);
+            let part = self.state.at.share.part(unit.len);
             for (range, decay) in unit.decay_ranges() {
-                let factors = factors[usize::from(decay)];
-                self.kernels.adamw(compute, addresses, range, factors)?;
+                let (from, to) = (range.start.max(part.start), range.end.min(part.end));
+                if from < to {
+                    let range = from - part.start..to - part.start;
+                    let factors = factors[usize::from(decay)];
+                    self.kernels.adamw(compute, &addresses, range, factors)?;
+                }
             }
         }
         Ok(())
@@ -479,18 +595,57 @@ impl CudaEngine {
         })
     }
 
+    /// Gathers a unit's state from the shards of all ranks, and copies it if it is wanted.
+    fn export_from_shards(
+        &mut self,
+        unit: usize,
+        wanted: bool,
+    ) -> Result<Option<UnitState>, EngineError> {
+        let len = self.layout.units[unit].len;
+        let addresses = self.state.at.units[unit];
+        let parts = [addresses.weights, addresses.exp_avg, addresses.exp_avg_sq];
+        let mut vectors = [const { Vec::new() }; 3];
+        for (part, vector) in parts.into_iter().zip(&mut vectors) {
+            let (Some(peers), Some(shards)) = (&self.peers, self.shards()) else {
+                return Ok(None);
+            };
+            let whole = shards.gather_vector(unit, part);
+            let whole = whole.map_err(|error| peers.named(error))?;
+            peers.synchronize()?;
+            if wanted {
+                let downloaded = self.download(whole, len);
+                *vector = downloaded.map_err(|error| self.failed(error))?;
+            }
+        }
+        let [parameters, exp_avg, exp_avg_sq] = vectors;
+        Ok(wanted.then_some(UnitState {
+            parameters,
+            exp_avg,
+            exp_avg_sq,
+        }))
+    }
+
     fn import_to_device(&mut self, unit: usize, state: &UnitState) -> Result<(), CudaError> {
         let addresses = &self.state.at.units[unit];
         let (exp_avg, exp_avg_sq) = (addresses.exp_avg, addresses.exp_avg_sq);
-        self.upload(exp_avg, bytemuck::cast_slice(&state.exp_avg))?;
-        self.upload(exp_avg_sq, bytemuck::cast_slice(&state.exp_avg_sq))?;
-        self.set_weights(unit, &state.parameters)
+        if let (Some(peers), Some(_)) = (&self.peers, &self.sharding) {
+            // A joined walk may still gather the weights.
+            peers.synchronize_with(&peers.stream)?;
+        }
+        let part = self.state.at.share.part(self.layout.units[unit].len);
+        self.upload(exp_avg, bytemuck::cast_slice(&state.exp_avg[part.clone()]))?;
+        self.upload(
+            exp_avg_sq,
+            bytemuck::cast_slice(&state.exp_avg_sq[part.clone()]),
+        )?;
+        self.set_weights(unit, &state.parameters[part])
     }
 
     /// Ends the step.
     fn clear(&mut self) {
         self.accumulated = 0;
         self.targets = 0;
+        self.walks = 0;
         self.squared_norm = None;
     }
 }
@@ -523,17 +678,29 @@ impl Engine for CudaEngine {
                     .to_owned(),
             ));
         }
+        let scatters = self.state.at.share.scatters();
+        if scatters && measure.whole_step() && self.accumulated > 0 {
+            return Err(no_worker_gradient());
+        }
         let targets = micro_batch.target_tokens();
         self.targets += targets;
-        let apart = reserved.micro_batches;
-        let training = Training::new(measure, last, self.accumulated, apart);
+        let training = if scatters {
+            Training::scattered(measure, self.walks == 0)
+        } else {
+            Training::new(measure, last, self.accumulated, reserved.micro_batches)
+        };
         let scalars = self.run(Pass::Training(training), micro_batch)?;
         self.accumulated += 1;
-        self.squared_norm = last.then_some(scalars.whole);
+        self.walks += 1;
         let own = if last && !training.apart {
             scalars.whole
         } else {
             scalars.own
+        };
+        self.squared_norm = if scatters {
+            training.measured.then_some(own)
+        } else {
+            last.then_some(scalars.whole)
         };
         Ok(Accumulated {
             loss: scalars.loss,
@@ -542,14 +709,31 @@ impl Engine for CudaEngine {
         })
     }
 
-    /// Nothing to do: a rank without micro-batches adds its zeros in `reduce`.
+    /// A rank without micro-batches takes part in the gathers and reductions of a sharded model. If every rank
+    /// holds everything, it adds its zeros in `reduce`.
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
+        if self.state.at.share.scatters() && self.walks == 0 {
+            // Later micro-batches of the step add to the sums.
+            self.zero_squares().map_err(|error| self.failed(error))?;
+        }
+        if let Some(shards) = self.shards() {
+            let joined = shards.join(self.walks == 0);
+            joined.map_err(|error| self.failed(error))?;
+        }
+        self.walks += 1;
         Ok(())
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         if self.accumulated == 0 {
             self.zero_gradient().map_err(|error| self.failed(error))?;
+        }
+        if self.state.at.share.is_sharded() {
+            let (squared_norm, local) = self.reduce_shards(measure)?;
+            return Ok(Reduced {
+                squared_norm,
+                local_squared_norm: local.filter(|_| measure.worker),
+            });
         }
         let started = self.squared_norm.is_some();
         let local = match self.squared_norm {
@@ -569,8 +753,7 @@ impl Engine for CudaEngine {
     fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
         for unit in 0..self.layout.units.len() {
             let len = self.layout.units[unit].len;
-            let addresses = &self.state.at.units[unit];
-            let gradient = addresses.gradient;
+            let addresses = self.state.at.part(unit, len);
             let squares = addresses.squares.ok_or_else(|| {
                 EngineError::Shape("the engine has no memory for coordinates".to_owned())
             })?;
@@ -579,9 +762,14 @@ impl Engine for CudaEngine {
                 None => 0..len,
             };
             let at = |buffer: u64| buffer + (part.start * size_of::<f32>()) as u64;
+            let gradient = if self.state.at.share.is_sharded() {
+                addresses.gradient
+            } else {
+                at(addresses.gradient)
+            };
             let weighted = self.download(at(squares), part.len());
             let weighted = weighted.map_err(|error| self.failed(error))?;
-            let summed = self.download(at(gradient), part.len());
+            let summed = self.download(gradient, part.len());
             show(&weighted, &summed.map_err(|error| self.failed(error))?);
         }
         Ok(())
@@ -608,13 +796,19 @@ impl Engine for CudaEngine {
         Ok((scalars.loss, micro_batch.target_tokens()))
     }
 
-    /// Nothing to do: no other rank waits.
     fn join_evaluation(&mut self) -> Result<(), EngineError> {
-        Ok(())
+        let Some(shards) = self.shards() else {
+            return Ok(());
+        };
+        let joined = shards.join_evaluation();
+        joined.map_err(|error| self.failed(error))
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
         self.layout.unit(unit)?;
+        if self.state.at.share.is_sharded() {
+            return self.export_from_shards(unit, wanted);
+        }
         if !wanted {
             return Ok(None);
         }
@@ -636,9 +830,42 @@ impl Engine for CudaEngine {
 impl Drop for CudaEngine {
     fn drop(&mut self) {
         // Memory is freed only when the device no longer uses it. After an error there is nothing to wait for.
+        let marked = match (&self.sharding, &self.peers) {
+            (Some(events), Some(peers)) => events.mark_end(peers),
+            _ => Ok(()),
+        };
         self.peers = None;
+        if let Some(events) = self.sharding.as_ref().filter(|_| marked.is_ok()) {
+            let _ = events.await_end();
+        }
         self.settle();
     }
+}
+
+/// The part of every unit that this rank holds. Without other ranks the only shard is the whole.
+fn share(strategy: Strategy, world: Option<&World>) -> Share {
+    match (strategy, world) {
+        (
+            Strategy::Sharded {
+                unsharded_accumulation,
+            },
+            Some(world),
+        ) if world.world() > 1 => Share {
+            rank: world.rank(),
+            world: world.world(),
+            whole_gradient: unsharded_accumulation,
+        },
+        _ => Share::EVERYTHING,
+    }
+}
+
+/// The error for a norm of a gradient that never exists.
+fn no_worker_gradient() -> EngineError {
+    EngineError::Shape(
+        "the norm of a rank's accumulated gradient does not exist under full sharding with more than one \
+         micro-batch a step: measure micro-batches, or accumulate unsharded"
+            .to_owned(),
+    )
 }
 
 /// Refuses shapes that the kernels do not support.

@@ -355,7 +355,8 @@ impl Kernels {
         self.launch_attention(stream, "attention_backward_keys", shape, &arguments)
     }
 
-    /// AdamW on `elements` elements with the factors at `factors`; writes the operands of matrix products.
+    /// AdamW on a range of a rank's part of a unit, with the factors at `factors`; writes the copy for matrix
+    /// products, if there is one.
     pub fn adamw(
         &self,
         stream: &Stream,
@@ -366,10 +367,9 @@ impl Kernels {
         let f32s = |address: u64| Address(address + (range.start * size_of::<f32>()) as u64);
         let arguments = [
             f32s(unit.weights),
-            Address(match self.precision {
-                Precision::F32 => 0,
-                Precision::Bf16 => unit.operands + (range.start * self.precision.size()) as u64,
-            }),
+            Address(unit.copy.map_or(0, |copy| {
+                copy + (range.start * self.precision.size()) as u64
+            })),
             f32s(unit.gradient),
             f32s(unit.exp_avg),
             f32s(unit.exp_avg_sq),

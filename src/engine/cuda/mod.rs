@@ -4,7 +4,8 @@
 //! functions.
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
 //! `workspace` place its memory in allocations of an `arena`, `walk` runs the model over the units, and
-//! `launches` has each kernel's parameters and geometry. `peers` adds gradients over ranks with `nccl`.
+//! `launches` has each kernel's parameters and geometry. With other ranks, `peers` adds gradients over them
+//! with `nccl`; `parameters` tells where whole weights are, which `sharded` gathers from shards.
 
 mod arena;
 pub mod compiler;
@@ -18,8 +19,10 @@ pub mod libraries;
 pub mod nccl;
 pub mod nvrtc;
 mod options;
+mod parameters;
 mod peers;
 mod precision;
+mod sharded;
 mod state;
 mod table;
 #[cfg(test)]

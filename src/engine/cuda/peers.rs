@@ -79,13 +79,52 @@ impl Peers {
         }
     }
 
+    /// `whole[r · elements + i] = own[i]` of rank r. The memory is live until [`Peers::synchronize`] has
+    /// returned.
+    pub fn all_gather(
+        &self,
+        own: u64,
+        whole: u64,
+        elements: usize,
+        element: Element,
+    ) -> Result<(), CudaError> {
+        // SAFETY: as in [`Peers::all_reduce`].
+        unsafe {
+            let communicator = &self.communicator;
+            communicator.all_gather(&self.stream, own, whole, elements, element)
+        }
+    }
+
+    /// `own[i] = Σ over ranks of whole[rank · elements + i]`, f32; in place if `own` is that part of `whole`.
+    /// The memory is live until [`Peers::synchronize`] has returned.
+    pub fn reduce_scatter(&self, whole: u64, own: u64, elements: usize) -> Result<(), CudaError> {
+        // SAFETY: as in [`Peers::all_reduce`].
+        unsafe {
+            self.communicator.reduce_scatter(
+                &self.stream,
+                whole,
+                own,
+                elements,
+                Element::F32,
+                Reduction::Sum,
+            )
+        }
+    }
+
     /// Waits for the collectives so far. It ends when a rank is lost, too.
     ///
     /// # Errors
     /// The lost rank, by the world's connections, or else NCCL's error.
     pub fn synchronize(&self) -> Result<(), EngineError> {
-        let waited = self.communicator.synchronize(&self.stream, UNLIMITED);
-        waited.map_err(|error| self.named(error))
+        self.synchronize_with(&self.stream)
+            .map_err(|error| self.named(error))
+    }
+
+    /// Waits for a stream that waits for collectives. It ends when a rank is lost, too.
+    pub fn synchronize_with(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.communicator.synchronize(stream, UNLIMITED)?;
+        // Aborted collectives end as well, with undefined results.
+        self.communicator.check()
     }
 
     /// The world's reason for a failed collective, if it gives one soon.

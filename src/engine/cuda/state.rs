@@ -1,42 +1,141 @@
 //! Parameters, gradients and optimiser states of every unit on the device.
 
+use std::ops::Range;
+
 use super::arena::Bump;
 use super::precision::Precision;
-use crate::engine::{Layout, Measure};
+use super::workspace::PARTIALS;
+use crate::engine::{Layout, Measure, Parameter, Unit, part};
+
+const F32: usize = size_of::<f32>();
+
+/// The part of every unit that a rank holds. A sharded unit is padded to `world` equal parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    pub rank: usize,
+    /// Number of parts; 1 if every rank holds everything.
+    pub world: usize,
+    /// The step's gradient is kept whole until the step is reduced.
+    pub whole_gradient: bool,
+}
+
+impl Share {
+    /// The share of a rank that holds everything.
+    pub const EVERYTHING: Share = Share {
+        rank: 0,
+        world: 1,
+        whole_gradient: true,
+    };
+
+    pub fn is_sharded(self) -> bool {
+        self.world > 1
+    }
+
+    /// Whether the gradient of each micro-batch is reduced to shards as soon as it is complete.
+    pub fn scatters(self) -> bool {
+        self.is_sharded() && !self.whole_gradient
+    }
+
+    /// Elements of a part of a unit of `len` elements, with padding.
+    pub fn held(self, len: usize) -> usize {
+        len.div_ceil(self.world)
+    }
+
+    /// Elements of all parts.
+    pub fn padded(self, len: usize) -> usize {
+        self.held(len) * self.world
+    }
+
+    /// The elements of this rank's part, without padding.
+    pub fn part(self, len: usize) -> Range<usize> {
+        part(len, self.rank, self.world)
+    }
+
+    /// The address of this rank's part of a whole, padded unit of f32.
+    pub fn part_of(self, whole: u64, len: usize) -> u64 {
+        whole + (self.rank * self.held(len) * F32) as u64
+    }
+}
 
 /// Addresses of everything that lives as long as the engine.
 #[derive(Debug)]
 pub struct State {
+    pub share: Share,
     /// In the layout's order.
     pub units: Vec<UnitAddresses>,
-    /// Gradients of one micro-batch, each the size of the largest unit: adjacent units take turns, so that
-    /// one is added to its sum while the next is computed. `None` unless micro-batches are measured.
+    /// Gradients of one micro-batch, each the size of the largest unit that uses it: adjacent units take turns,
+    /// so that one is added to its sum or reduced while the next is computed. Exports of a sharded model use
+    /// them, too. `None` if every rank holds everything and no micro-batch is measured.
     pub scratch: Option<[u64; 2]>,
     /// The same for tied embeddings, whose gradient is in progress beside every other unit's.
     pub scratch_of_tied: Option<u64>,
     /// The factors of AdamW, without and with weight decay.
     pub factors: [u64; 2],
+    /// `None` if every rank holds everything.
+    pub slots: Option<Slots>,
 }
 
-/// Addresses of one unit. Every buffer has the unit's length.
-#[derive(Debug)]
+/// Addresses of one unit. Every buffer has the length of this rank's part, unless stated.
+#[derive(Debug, Clone, Copy)]
 pub struct UnitAddresses {
     /// Master weights, f32.
     pub weights: u64,
-    /// The weights for matrix products: a bf16 copy, or the master weights themselves.
-    pub operands: u64,
-    /// The step's gradient, f32.
+    /// The bf16 copy of the weights for matrix products. A sharded embedding has none: its f32 weights are
+    /// gathered, because tokens are looked up in them.
+    pub copy: Option<u64>,
+    /// The weights of the unit's norms in their order, f32, whole; 0 beyond the last.
+    pub norms: [u64; 2],
+    /// The step's gradient, f32; the padded unit's length with [`Share::whole_gradient`].
     pub gradient: u64,
     /// First moment of AdamW, f32.
     pub exp_avg: u64,
     /// Second moment of AdamW, f32.
     pub exp_avg_sq: u64,
-    /// Sums for the coordinate-wise test, f32, if a step may measure coordinates.
+    /// Sums for the coordinate-wise test, f32, if a step may measure coordinates: the unit's length.
     pub squares: Option<u64>,
 }
 
+impl UnitAddresses {
+    /// The weights, if every rank holds everything.
+    pub fn whole(&self) -> Whole {
+        Whole {
+            table: self.weights,
+            operands: self.copy.unwrap_or(self.weights),
+            norms: self.norms,
+        }
+    }
+}
+
+/// A unit's weights on this rank, whole.
+#[derive(Debug, Clone, Copy)]
+pub struct Whole {
+    /// f32; for the embedding only.
+    pub table: u64,
+    /// For matrix products: bf16, or f32 with [`Precision::F32`].
+    pub operands: u64,
+    /// As [`UnitAddresses::norms`].
+    pub norms: [u64; 2],
+}
+
+/// Places for gathered weights.
+#[derive(Debug)]
+pub struct Slots {
+    /// Adjacent units take turns, so that one is gathered while the other computes.
+    pub turns: [u64; 2],
+    /// Tied embeddings stay gathered until the head is done: f32, and for matrix products.
+    pub of_tied: Option<[u64; 2]>,
+    /// The norms' weights of all units, f32.
+    pub norms: u64,
+    /// Their number of elements.
+    pub norms_len: usize,
+    /// ‖this rank's part of the step's gradient‖², f64.
+    pub norm: u64,
+    /// Its partial sums, f64.
+    pub partials: u64,
+}
+
 /// Bytes of AdamW's factors, a structure of seven f32.
-pub const FACTORS: usize = 7 * size_of::<f32>();
+pub const FACTORS: usize = 7 * F32;
 
 impl State {
     /// Takes the buffers. `measure` holds the measurements that any step may request.
@@ -46,29 +145,177 @@ impl State {
         tied: bool,
         precision: Precision,
         measure: Measure,
+        share: Share,
     ) -> State {
-        let units = layout.units.iter().map(|unit| {
-            let weights = bump.f32(unit.len);
+        let sharded = share.is_sharded();
+        let has_copy = |index: usize| precision == Precision::Bf16 && !(sharded && index == 0);
+        let norms_len = layout
+            .units
+            .iter()
+            .flat_map(norms)
+            .map(|norm| norm.len())
+            .sum();
+        let all_norms = if sharded { bump.f32(norms_len) } else { 0 };
+        let mut next_norm = all_norms;
+        let units = layout.units.iter().enumerate().map(|(index, unit)| {
+            let held = share.held(unit.len);
+            let weights = bump.f32(held);
+            let mut addresses = [0; 2];
+            for (address, norm) in addresses.iter_mut().zip(norms(unit)) {
+                if sharded {
+                    *address = next_norm;
+                    next_norm += (norm.len() * F32) as u64;
+                } else {
+                    *address = weights + (norm.start * F32) as u64;
+                }
+            }
             UnitAddresses {
                 weights,
-                operands: match precision {
-                    Precision::F32 => weights,
-                    Precision::Bf16 => bump.take(unit.len, precision.size()),
-                },
-                gradient: bump.f32(unit.len),
-                exp_avg: bump.f32(unit.len),
-                exp_avg_sq: bump.f32(unit.len),
+                copy: has_copy(index).then(|| bump.take(held, precision.size())),
+                norms: addresses,
+                gradient: bump.f32(if share.whole_gradient {
+                    share.padded(unit.len)
+                } else {
+                    held
+                }),
+                exp_avg: bump.f32(held),
+                exp_avg_sq: bump.f32(held),
                 squares: measure.coordinates.then(|| bump.f32(unit.len)),
             }
         });
         let units = units.collect();
-        let apart = measure.micro_batches;
-        let embedding = layout.units.first().map_or(0, |unit| unit.len);
+        let apart = measure.micro_batches || sharded;
+        let embedding = share.padded(layout.units.first().map_or(0, |unit| unit.len));
+        let scratch = if sharded {
+            turns(layout, tied, |_, unit| share.padded(unit.len))
+        } else {
+            [layout.largest_unit(); 2]
+        };
         State {
+            share,
             units,
-            scratch: apart.then(|| [(); 2].map(|()| bump.f32(layout.largest_unit()))),
+            scratch: apart.then(|| scratch.map(|len| bump.f32(len))),
             scratch_of_tied: (apart && tied).then(|| bump.f32(embedding)),
             factors: [(); 2].map(|()| bump.take(FACTORS, 1)),
+            slots: sharded.then(|| {
+                let bytes = |index, unit: &Unit| {
+                    let size = if has_copy(index) {
+                        precision.size()
+                    } else {
+                        F32
+                    };
+                    share.padded(unit.len) * size
+                };
+                Slots {
+                    turns: turns(layout, tied, bytes).map(|bytes| bump.take(bytes, 1)),
+                    of_tied: tied.then(|| {
+                        let table = bump.f32(embedding);
+                        match precision {
+                            Precision::F32 => [table, table],
+                            Precision::Bf16 => [table, bump.take(embedding, precision.size())],
+                        }
+                    }),
+                    norms: all_norms,
+                    norms_len,
+                    norm: bump.take(1, size_of::<f64>()),
+                    partials: bump.take(PARTIALS, size_of::<f64>()),
+                }
+            }),
+        }
+    }
+
+    /// The addresses with which this rank updates its part of a unit of `len` elements.
+    pub fn part(&self, unit: usize, len: usize) -> UnitAddresses {
+        let addresses = self.units[unit];
+        UnitAddresses {
+            gradient: if self.share.whole_gradient {
+                self.share.part_of(addresses.gradient, len)
+            } else {
+                addresses.gradient
+            },
+            ..addresses
+        }
+    }
+}
+
+/// The ranges of a unit's norms.
+pub fn norms(unit: &Unit) -> impl Iterator<Item = Range<usize>> {
+    let norms = unit.parameters.iter().filter(|parameter| !parameter.decay);
+    norms.map(Parameter::range)
+}
+
+/// The larger sizes of the two places in which the units take turns: the even units in the first, the odd ones
+/// in the second. Tied embeddings are in neither.
+fn turns(layout: &Layout, tied: bool, size: impl Fn(usize, &Unit) -> usize) -> [usize; 2] {
+    [0, 1].map(|turn| {
+        let units = layout.units.iter().enumerate().skip(usize::from(tied));
+        let of_turn = units.filter(|(index, _)| index % 2 == turn);
+        let sizes = of_turn.map(|(index, unit)| size(index, unit));
+        sizes.max().unwrap_or(0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arena::bytes_of;
+    use super::*;
+    use crate::engine::layout;
+    use crate::engine::testing::{config, tied};
+
+    /// Bytes of a rank's state by the formula of `docs/gpu.md`, without the rounding of buffers.
+    fn formula(layout: &Layout, is_tied: bool, precision: Precision, share: Share) -> usize {
+        let all = |units: &[Unit]| -> usize { units.iter().map(|unit| share.held(unit.len)).sum() };
+        let embedding = share.padded(layout.units[0].len);
+        let of_turn = |turn: usize, size: &dyn Fn(usize) -> usize| {
+            let units = layout.units.iter().enumerate().skip(usize::from(is_tied));
+            let sizes = units
+                .filter(|(unit, _)| unit % 2 == turn)
+                .map(|(unit, of)| size(unit) * share.padded(of.len));
+            sizes.max().unwrap()
+        };
+        let turns = |size: &dyn Fn(usize) -> usize| of_turn(0, size) + of_turn(1, size);
+        let norms: usize = layout
+            .units
+            .iter()
+            .flat_map(norms)
+            .map(|norm| norm.len())
+            .sum();
+        let bf16 = usize::from(precision == Precision::Bf16);
+        let gathered = |unit: usize| if bf16 == 1 && unit > 0 { 2 } else { 4 };
+        16 * all(&layout.units)
+            + bf16 * 2 * all(&layout.units[1..])
+            + turns(&|_| 4)
+            + turns(&gathered)
+            + usize::from(is_tied) * (4 + 4 + bf16 * 2) * embedding
+            + 4 * norms
+    }
+
+    #[test]
+    fn a_sharded_state_has_the_documented_memory() {
+        for (config, is_tied) in [(config(), false), (tied(), true)] {
+            let layout = layout(&config);
+            for (world, precision) in [
+                (2, Precision::F32),
+                (3, Precision::Bf16),
+                (8, Precision::Bf16),
+            ] {
+                let share = Share {
+                    rank: 1,
+                    world,
+                    whole_gradient: false,
+                };
+                let place = |bump: &mut Bump| {
+                    State::place(bump, &layout, is_tied, precision, Measure::default(), share)
+                };
+                let buffers = 5 * layout.units.len() + 12;
+                let rounding = 256 * buffers + PARTIALS * size_of::<f64>();
+                let expected = formula(&layout, is_tied, precision, share);
+                let bytes = bytes_of(place) as usize;
+                assert!(
+                    (expected..expected + rounding).contains(&bytes),
+                    "{bytes}, not {expected}"
+                );
+            }
         }
     }
 }

@@ -10,7 +10,8 @@
 //! directly. Normed inputs and SwiGLU's product are cheap, so backward recomputes them instead of storing
 //! them. The model runs on the compute stream. As soon as a unit's gradient is complete, the side stream adds
 //! and measures it, while the compute stream continues with the next unit. With other ranks, their
-//! stream then adds the step's gradient over all of them.
+//! stream then adds the step's gradient over all of them; or, if the model is sharded, it reduces every
+//! micro-batch's gradient to shards.
 
 use std::ops::Range;
 
@@ -18,9 +19,10 @@ use super::cublaslt::{Blas, Element, Operand, Product};
 use super::driver::{Event, Stream};
 use super::error::CudaError;
 use super::launches::{AttentionBackward, Kernels, NormBackward, Rotation};
-use super::peers::Peers;
+use super::parameters::Parameters;
 use super::precision::Precision;
-use super::state::{State, UnitAddresses};
+use super::sharded::Direction;
+use super::state::{State, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace, qkv};
 use crate::engine::{Layout, Measure, ModelConfig};
 
@@ -76,6 +78,20 @@ impl Training {
             step_squares: squares && !measure.micro_batches && last,
         }
     }
+
+    /// A micro-batch whose gradient is reduced to shards at once. `first`: no rank has reduced another one in
+    /// this step.
+    pub fn scattered(measure: Measure, first: bool) -> Training {
+        Training {
+            first,
+            last: false,
+            apart: true,
+            // A rank's gradient is whole only within a micro-batch.
+            measured: measure.micro_batches || measure.worker,
+            micro_batch_squares: measure.coordinates,
+            step_squares: false,
+        }
+    }
 }
 
 /// One pass over the model. The methods only enqueue work.
@@ -88,8 +104,7 @@ pub struct Walk<'a> {
     pub streams: &'a Streams,
     pub state: &'a State,
     pub work: &'a Workspace,
-    /// The other ranks, with which gradients are added after a step's last micro-batch.
-    pub peers: Option<&'a Peers>,
+    pub parameters: Parameters<'a>,
     pub shape: Shape,
 }
 
@@ -127,19 +142,19 @@ impl<'a> Walk<'a> {
         let layers = self.config.num_hidden_layers;
         let head = layers + 1;
         self.begin(training)?;
-        self.embed()?;
-        for layer in 0..layers {
-            self.block_forward(layer)?;
-        }
+        self.forward()?;
 
         self.head(Some(training))?;
+        self.parameters.release(head, Direction::Backward)?;
         self.complete(head, training)?;
         for layer in (0..layers).rev() {
+            self.parameters.acquire(layer + 1)?;
             if self.checkpointing() {
                 self.fill_stash(layer)?;
             }
             self.await_scratch(layer + 1, training)?;
             self.block_backward(layer, training)?;
+            self.parameters.release(layer + 1, Direction::Backward)?;
             self.complete(layer + 1, training)?;
         }
         self.embedding_backward(training)?;
@@ -150,11 +165,26 @@ impl<'a> Walk<'a> {
     /// Summed loss of a micro-batch.
     pub fn evaluate(&mut self) -> Walked {
         self.clear_scalars()?;
-        self.embed()?;
-        for layer in 0..self.config.num_hidden_layers {
-            self.block_forward(layer)?;
-        }
+        self.forward()?;
         self.head(None)
+    }
+
+    /// From the tokens to the last block's output, and to the head's weights.
+    fn forward(&mut self) -> Walked {
+        self.parameters.begin()?;
+        self.parameters.acquire(0)?;
+        self.embed()?;
+        // The head needs tied embeddings, too.
+        if !self.config.tie_word_embeddings {
+            self.parameters.release(0, Direction::Forward)?;
+        }
+        let layers = self.config.num_hidden_layers;
+        for layer in 0..layers {
+            self.parameters.acquire(layer + 1)?;
+            self.block_forward(layer)?;
+            self.parameters.release(layer + 1, Direction::Forward)?;
+        }
+        self.parameters.acquire(layers + 1)
     }
 
     fn begin(&mut self, training: Training) -> Walked {
@@ -176,7 +206,7 @@ impl<'a> Walk<'a> {
 
     fn embed(&self) -> Walked {
         let tokens = (self.work.inputs.tokens, self.tokens());
-        let table = self.state.units[0].weights;
+        let table = self.parameters.whole(0).table;
         let compute = &self.streams.compute;
         self.kernels
             .embedding_forward(compute, self.work.residual[0], table, tokens)
@@ -213,7 +243,7 @@ impl<'a> Walk<'a> {
         let stash = self.stash(layer);
         let x = work.residual[layer];
 
-        let norm = f32_at(unit.weights, tensors.norm_input.start);
+        let norm = unit.norms[0];
         kernels.rmsnorm_forward(compute, (work.narrow, stash.inverse_input), x, norm, n)?;
         let normed = self.activation(work.narrow, hidden);
         let weights = self.weights(unit, &tensors.qkv, hidden);
@@ -234,7 +264,7 @@ impl<'a> Walk<'a> {
             Some(x),
         )?;
 
-        let norm = f32_at(unit.weights, tensors.norm_middle.start);
+        let norm = unit.norms[1];
         let normed = (work.narrow, stash.inverse_middle);
         kernels.rmsnorm_forward(compute, normed, stash.middle, norm, n)?;
         let normed = self.activation(work.narrow, hidden);
@@ -280,7 +310,7 @@ impl<'a> Walk<'a> {
             dy_to_y: work.narrow,
             x: stash.middle,
             inverse: stash.inverse_middle,
-            weights: f32_at(unit.weights, tensors.norm_middle.start),
+            weights: unit.norms[1],
             gradient: gradient.part(&tensors.norm_middle).address,
             partials: work.norm_partials,
         };
@@ -311,7 +341,7 @@ impl<'a> Walk<'a> {
         let norm = NormBackward {
             x: work.residual[layer],
             inverse: stash.inverse_input,
-            weights: f32_at(unit.weights, tensors.norm_input.start),
+            weights: unit.norms[0],
             gradient: gradient.part(&tensors.norm_input).address,
             ..norm
         };
@@ -334,10 +364,9 @@ impl<'a> Walk<'a> {
         };
         let len = self.layout.units[matrix_unit].len;
         let matrix = len - vocabulary * hidden..len;
-        let state = self.state;
-        let weights = self.weights(&state.units[matrix_unit], &matrix, hidden);
+        let weights = self.weights(self.parameters.whole(matrix_unit), &matrix, hidden);
         let x = work.residual[self.config.num_hidden_layers];
-        let norm_weights = state.units[unit].weights;
+        let norm_weights = self.parameters.whole(unit).norms[0];
 
         let normed = (work.narrow, work.inverse_head);
         kernels.rmsnorm_forward(compute, normed, x, norm_weights, n)?;
@@ -420,7 +449,11 @@ impl<'a> Walk<'a> {
             let factor = work.inputs.factors;
             kernels.add_squares(side, squares, own, factor, elements)?;
         }
-        if training.apart && (training.measured || training.last) {
+        if self.state.share.scatters() {
+            if training.measured {
+                kernels.squared_norm(side, (own_norm, own_partials), own, elements)?;
+            }
+        } else if training.apart && (training.measured || training.last) {
             let (results, partials) = ([own_norm, whole_norm], [own_partials, whole_partials]);
             kernels.add_gradient_measuring(side, sum, results, partials, (own, elements))?;
         } else if training.apart {
@@ -440,13 +473,18 @@ impl<'a> Walk<'a> {
             kernels.add_squares(side, squares, sum, factor, elements)?;
         }
         side.record(&added[unit])?;
-        let Some(peers) = self.peers.filter(|_| training.last) else {
-            return Ok(());
-        };
-        peers.stream.wait(&added[unit])?;
-        peers.all_reduce(sum, elements)?;
-        let result = (work.reduced_norm, reduced_partials);
-        kernels.squared_norm(&peers.stream, result, sum, elements)
+        match &self.parameters {
+            Parameters::Replicated(_, Some(peers)) if training.last => {
+                peers.stream.wait(&added[unit])?;
+                peers.all_reduce(sum, elements)?;
+                let result = (work.reduced_norm, reduced_partials);
+                kernels.squared_norm(&peers.stream, result, sum, elements)
+            }
+            Parameters::Sharded(shards) if self.state.share.scatters() => {
+                shards.scatter(unit, &added[unit], training.first)
+            }
+            Parameters::Replicated(..) | Parameters::Sharded(_) => Ok(()),
+        }
     }
 
     /// Whether the side stream has work for this micro-batch.
@@ -454,12 +492,19 @@ impl<'a> Walk<'a> {
         training.apart || training.measured || training.last
     }
 
-    /// Waits until the side stream no longer reads the scratch that the unit is about to use.
+    /// Waits until no other stream reads the scratch that the unit is about to use.
     fn await_scratch(&self, unit: usize, training: Training) -> Walked {
         let before = unit + 2;
         let last = self.layout.units.len() - 1;
+        // Else the compute stream has waited for the walk before: for its end, or for weights gathered since.
         if training.apart && before <= last {
-            self.streams.compute.wait(&self.streams.added[before])?;
+            let free = match &self.parameters {
+                Parameters::Sharded(shards) if self.state.share.scatters() => {
+                    shards.scattered(before)
+                }
+                _ => &self.streams.added[before],
+            };
+            self.streams.compute.wait(free)?;
         }
         Ok(())
     }
@@ -488,7 +533,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn block(&self, layer: usize) -> (&'a UnitAddresses, Tensors) {
+    fn block(&self, layer: usize) -> (Whole, Tensors) {
         let parameters = &self.layout.units[layer + 1].parameters;
         let span = |first: usize, last: usize| {
             parameters[first].range().start..parameters[last].range().end
@@ -501,7 +546,7 @@ impl<'a> Walk<'a> {
             gate_up: span(6, 7),
             down: span(8, 8),
         };
-        (&self.state.units[layer + 1], tensors)
+        (self.parameters.whole(layer + 1), tensors)
     }
 
     fn stash(&self, layer: usize) -> &'a Stash {
@@ -546,7 +591,7 @@ impl<'a> Walk<'a> {
     }
 
     /// A weight matrix `[out, width]`.
-    fn weights(&self, unit: &UnitAddresses, range: &Range<usize>, width: usize) -> Operand {
+    fn weights(&self, unit: Whole, range: &Range<usize>, width: usize) -> Operand {
         self.activation(self.real_at(unit.operands, range.start), width)
     }
 
