@@ -1,12 +1,16 @@
 //! `evenkeel launch` on emulated GPUs: the processes, libraries and kernels are those of a real GPU. Needs NVRTC.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
+use evenkeel::engine::{ModelConfig, layout};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const RECIPE: &str = "
@@ -28,6 +32,12 @@ spec:
   learning_rate: {peak: 3.0e-3}
   checkpoint: {every_samples: 32, keep: 2}
 ";
+
+/// Waits of the streams in the first two walks of a sharded model with four units.
+const WAITS: usize = 40;
+
+/// The setting that shards the model.
+const FSDP: &str = "evenkeel.parallel.strategy=fsdp";
 
 /// A directory with the recipe and the emulated libraries.
 struct Machine {
@@ -152,9 +162,30 @@ impl Machine {
         assert!(proof.contains("8 steps consumed samples 0..64"), "{proof}");
     }
 
-    /// The losses of a run's steps, by number.
+    /// The losses of a run's steps, by number. A step that was repeated has its last loss.
     fn losses(&self, run: &str) -> Vec<f64> {
-        let mut losses = Vec::new();
+        let steps = self.steps(run).into_values();
+        steps.map(|step| step["loss"].as_f64().unwrap()).collect()
+    }
+
+    /// The batches of a run's steps.
+    fn batches(&self, run: &str) -> Vec<u64> {
+        let steps = self.steps(run).into_values();
+        steps.map(|step| step["batch"].as_u64().unwrap()).collect()
+    }
+
+    /// The last records of a run's steps, by number.
+    fn steps(&self, run: &str) -> BTreeMap<u64, Value> {
+        let steps = self.metrics(run, "step");
+        let numbered = steps
+            .into_iter()
+            .map(|step| (step["step"].as_u64().unwrap(), step));
+        numbered.collect()
+    }
+
+    /// The records of a kind, of all generations.
+    fn metrics(&self, run: &str, kind: &str) -> Vec<Value> {
+        let mut records = Vec::new();
         for generation in 1.. {
             let path = self
                 .path()
@@ -164,12 +195,12 @@ impl Machine {
             };
             for line in lines.lines() {
                 let record: Value = serde_json::from_str(line).unwrap();
-                if record["kind"] == "step" {
-                    losses.push(record["loss"].as_f64().unwrap());
+                if record["kind"] == kind {
+                    records.push(record);
                 }
             }
         }
-        losses
+        records
     }
 }
 
@@ -282,17 +313,199 @@ fn several_gpus_exchange_each_gradient_once_and_beside_the_backward_pass() {
 }
 
 #[test]
+fn a_sharded_model_has_the_cpus_losses() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let four = [("EMULATED_GPU_DEVICES", "4")];
+    // Five micro-batches of evaluation: some ranks have none in the last pass.
+    let evaluation = "evenkeel.data.held_out=10 evenkeel.evaluation.every_samples=24";
+    let evaluations = |run: &str| -> Vec<f64> {
+        let records = machine.metrics(run, "evaluation").into_iter();
+        records
+            .map(|record| record["loss"].as_f64().unwrap())
+            .collect()
+    };
+    for tied in [true, false] {
+        let model = format!("evenkeel.model.config.tie_word_embeddings={tied} {evaluation}");
+        let cpu = format!("cpu-{tied}");
+        machine.trained(&format!("--out {cpu} --device cpu {model}"), &[]);
+        assert_eq!(evaluations(&cpu).len(), 3);
+        for world in 2..=4 {
+            let run = format!("gpus-{world}-{tied}");
+            // Of four micro-batches, three ranks have two, one and one.
+            let words = match world {
+                3 => "--remainder uneven",
+                4 => "evenkeel.model.activation_checkpointing=true",
+                _ => "--device cuda",
+            };
+            let words = format!("--out {run} --procs {world} {words} {model} {FSDP}");
+            let events = machine.trained(&words, &four);
+            let planned = events
+                .iter()
+                .find(|event| event["event"] == "planned")
+                .unwrap();
+            assert_eq!(planned["devices"], format!("{world} × Emulated GPU"));
+            assert_close(&machine.losses(&run), &machine.losses(&cpu), 1e-5);
+            assert_close(&evaluations(&run), &evaluations(&cpu), 1e-5);
+        }
+        // bf16 rounds as where every rank holds everything; only the order of gradients in sums differs.
+        let bf16 = |run: &str, strategy: &str| {
+            let words = format!("--out {run}-{tied} --procs 2 --device cuda {model} {strategy}");
+            let precision = "evenkeel.model.precision=bf16";
+            machine.trained(&format!("{words} {precision}"), &four);
+            machine.losses(&format!("{run}-{tied}"))
+        };
+        let replicated = bf16("replicated", "evenkeel.parallel.strategy=ddp");
+        let sharded = bf16("sharded", FSDP);
+        assert_eq!(sharded[0], replicated[0]);
+        assert_close(&sharded, &replicated, 1e-4);
+    }
+}
+
+#[test]
+fn a_sharded_model_communicates_what_the_formula_says() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let tiny = |tie_word_embeddings| ModelConfig {
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 16,
+        vocab_size: 64,
+        max_position_embeddings: 32,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1e4,
+        tie_word_embeddings,
+        initializer_range: 0.02,
+        sliding_window: None,
+    };
+    for (tied, precision) in [(true, "f32"), (false, "bf16")] {
+        let report = machine.path().join(format!("report-{tied}"));
+        let words = format!(
+            "--out run-{tied} --procs 2 --device cuda {FSDP} \
+             evenkeel.model.config.tie_word_embeddings={tied} evenkeel.model.precision={precision}"
+        );
+        let settings = [
+            ("EMULATED_GPU_DEVICES", "2"),
+            ("EMULATED_GPU_REPORT", report.to_str().unwrap()),
+        ];
+        machine.trained(&words, &settings);
+
+        // Each rank has two micro-batches in eight steps, and two checkpoints.
+        let (walks, exports) = (16, 2);
+        let lens = layout(&tiny(tied))
+            .units
+            .into_iter()
+            .map(|unit| unit.len as u64);
+        // Both ranks hold equal parts.
+        let lens: Vec<u64> = lens.map(|len| len.next_multiple_of(2)).collect();
+        let (units, all) = (lens.len() as u64, lens.iter().sum::<u64>());
+        let element = |unit: usize| {
+            if precision == "bf16" && unit > 0 {
+                2
+            } else {
+                4
+            }
+        };
+        let forward: u64 = (0..lens.len()).map(|unit| element(unit) * lens[unit]).sum();
+        let backward: u64 = (1..lens.len() - 2)
+            .map(|unit| element(unit) * lens[unit])
+            .sum();
+        let norms = 5 * 32;
+        let expected = json!({
+            "all_gather": [
+                walks * (2 * units - 3) + exports * 3 * units,
+                walks * (forward + backward) + exports * 3 * 4 * all,
+            ],
+            "reduce_scatter": [walks * units, walks * 4 * all],
+            "all_reduce": [walks, walks * 4 * norms],
+        });
+        let lines = std::fs::read_to_string(&report).unwrap();
+        assert_eq!(lines.lines().count(), 2, "{lines}");
+        for line in lines.lines() {
+            let summary: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(summary["findings"], 0);
+            let collectives = summary["nccl"].as_object().unwrap().iter();
+            let measured = collectives
+                .map(|(name, sums)| (name.clone(), json!([sums["operations"], sums["bytes"]])));
+            assert_eq!(Value::Object(measured.collect()), expected);
+        }
+    }
+}
+
+#[test]
+fn any_missing_wait_of_a_sharded_walk_is_found() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    // One step of two micro-batches for each rank.
+    let train = |wait: usize| {
+        let words =
+            format!("--out wait-{wait} --procs 2 --device cuda {FSDP} evenkeel.budget.samples=8");
+        let wait = wait.to_string();
+        let settings = [
+            ("EMULATED_GPU_DEVICES", "2"),
+            ("EMULATED_GPU_DROP_WAIT", wait.as_str()),
+        ];
+        machine.launch(&words, &settings).status.success()
+    };
+    assert!(train(0));
+    let expected = machine.losses("wait-0");
+    let (next, found) = (AtomicUsize::new(1), AtomicUsize::new(0));
+    let check = || {
+        loop {
+            let wait = next.fetch_add(1, Ordering::Relaxed);
+            if wait > WAITS {
+                return;
+            }
+            if train(wait) {
+                // Another wait has the same effect.
+                assert_eq!(machine.losses(&format!("wait-{wait}")), expected);
+            } else {
+                found.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(check);
+        }
+    });
+    let found = found.into_inner();
+    assert!(found >= 2 * WAITS / 5, "{found} of {WAITS}");
+}
+
+#[test]
 fn the_norm_test_decides_on_gpus_as_on_cpus() {
     let Some(machine) = Machine::new() else {
         return;
     };
-    for groups in ["workers", "micro-batches"] {
+    for (name, strategy, groups) in [
+        ("ddp-workers", "ddp", "workers"),
+        ("ddp-micro-batches", "ddp", "micro-batches"),
+        ("fsdp-micro-batches", "fsdp", "micro-batches"),
+        (
+            "fsdp-workers",
+            "fsdp",
+            "workers, unsharded_accumulation: true",
+        ),
+        (
+            "fsdp-unsharded",
+            "fsdp",
+            "micro-batches, unsharded_accumulation: true",
+        ),
+    ] {
         let train = |run: &str, device: &str| {
             let schedule = format!(
                 "evenkeel.schedule={{kind: norm-test, eta: 0.5, interval: 2, max_batch: 32, \
                  groups: {groups}, coordinate_interval: 3}}"
             );
-            let words = format!("--out {run} --procs 2 --device {device}");
+            let strategy = format!("evenkeel.parallel.strategy={strategy}");
+            let words = format!("--out {run} --procs 2 --device {device} {strategy}");
             let mut command = machine.command(&words, &[("EMULATED_GPU_DEVICES", "2")]);
             let output = command.arg(schedule).output().unwrap();
             assert!(
@@ -302,11 +515,22 @@ fn the_norm_test_decides_on_gpus_as_on_cpus() {
             );
             machine.losses(run)
         };
-        let gpus = train(&format!("{groups}-gpus"), "cuda");
-        let cpus = train(&format!("{groups}-cpus"), "cpu");
+        let gpus = train(&format!("{name}-gpus"), "cuda");
+        let cpus = train(&format!("{name}-cpus"), "cpu");
         // The batch grew: a constant one takes eight steps.
         assert!(gpus.len() < 8, "{} steps", gpus.len());
         assert_close(&gpus, &cpus, 1e-5);
+        let batches = |device| machine.batches(&format!("{name}-{device}"));
+        assert_eq!(batches("gpus"), batches("cpus"));
+        let coordinates = |device| -> Vec<f64> {
+            let steps = machine.steps(&format!("{name}-{device}")).into_values();
+            steps
+                .filter_map(|step| step["coordinate_test"]["share"].as_f64())
+                .collect()
+        };
+        assert!(!coordinates("gpus").is_empty());
+        // A coordinate at the limit may fall on either side.
+        assert_close(&coordinates("gpus"), &coordinates("cpus"), 1e-3);
     }
 }
 
@@ -326,6 +550,49 @@ fn a_killed_or_frozen_rank_of_several_gpus_costs_no_sample() {
         assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
         machine.prove(run);
     }
+}
+
+#[test]
+fn a_killed_rank_of_a_sharded_model_costs_no_sample() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.trained("--out cpu --device cpu", &[]);
+    for (run, signal) in [("killed", Signal::KILL), ("frozen", Signal::STOP)] {
+        let checkpoint = "evenkeel.checkpoint.every_samples=8";
+        let words = format!("--out {run} --procs 4 --device cuda {FSDP} {checkpoint}");
+        let code = machine.disturbed(&words, &[("EMULATED_GPU_DEVICES", "4")], |_| {
+            kill_process(machine.rank(run, 2), signal).unwrap();
+        });
+        assert_eq!(code, Some(0), "{run}");
+        assert!(machine.path().join(run).join("gen-2").exists(), "{run}");
+        assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
+        machine.prove(run);
+    }
+}
+
+#[test]
+fn a_run_moves_from_one_gpu_to_shards_and_to_the_cpu() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.trained("--out undisturbed --device cpu", &[]);
+    let settings = [("EMULATED_GPU_DEVICES", "2")];
+    let drain = |launcher: &Child| kill_process(Pid::from_child(launcher), Signal::TERM).unwrap();
+    // One rank holds everything, whatever the strategy.
+    let one = format!("--out moved --device cuda --procs 1 {FSDP}");
+    assert_eq!(machine.disturbed(&one, &settings, drain), Some(143));
+    let two = format!("--out moved --resume --device cuda --procs 2 {FSDP}");
+    assert_eq!(machine.disturbed(&two, &settings, drain), Some(143));
+    assert!(machine.losses("moved").len() < 8);
+    let cpu = format!("--out moved --resume --device cpu --procs 1 {FSDP}");
+    machine.trained(&cpu, &[]);
+    assert_close(
+        &machine.losses("moved"),
+        &machine.losses("undisturbed"),
+        1e-5,
+    );
+    machine.prove("moved");
 }
 
 #[test]
@@ -396,24 +663,29 @@ fn a_small_gpu_gets_smaller_micro_batches_of_the_same_batch() {
     let Some(machine) = Machine::new() else {
         return;
     };
+    let devices = ("EMULATED_GPU_DEVICES", "2");
     let needed = |words: &str| {
-        let output = machine.launch(words, &[("EMULATED_GPU_MEMORY", "4194304")]);
+        let output = machine.launch(words, &[("EMULATED_GPU_MEMORY", "4194304"), devices]);
         let printed = String::from_utf8(output.stdout).unwrap();
         let (_, rest) = printed.split_once("out of memory: ").unwrap();
         rest.split(' ').next().unwrap().parse::<u64>().unwrap()
     };
-    let eight = "evenkeel.batch.per_device_batch_size=8";
-    let memory = (needed(&format!("--out probe {eight}")) - 1).to_string();
-    let events = machine.trained(
-        &format!("--out run {eight}"),
-        &[("EMULATED_GPU_MEMORY", &memory)],
-    );
-    let formulas = events
-        .iter()
-        .filter(|event| event["event"] == "generation_started");
-    let formulas: Vec<_> = formulas.map(|event| &event["formula"]).collect();
-    assert_eq!(formulas, ["1 × 4 × 2 = 8"]);
-    assert_eq!(machine.losses("run").len(), 8);
+    let sharded = format!("--procs 2 --device cuda {FSDP}");
+    for (run, words, rows, formula) in [
+        ("one", "--procs 1", 8, "1 × 4 × 2 = 8"),
+        ("sharded", sharded.as_str(), 4, "2 × 2 × 2 = 8"),
+    ] {
+        let words = format!("{words} evenkeel.batch.per_device_batch_size={rows}");
+        let memory = (needed(&format!("--out {run}-probe {words}")) - 1).to_string();
+        let settings = [("EMULATED_GPU_MEMORY", memory.as_str()), devices];
+        let events = machine.trained(&format!("--out {run} {words}"), &settings);
+        let formulas = events
+            .iter()
+            .filter(|event| event["event"] == "generation_started");
+        let formulas: Vec<_> = formulas.map(|event| &event["formula"]).collect();
+        assert_eq!(formulas, [formula]);
+        assert_eq!(machine.losses(run).len(), 8);
+    }
 }
 
 #[test]

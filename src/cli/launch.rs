@@ -24,7 +24,6 @@ use crate::launch::{
 };
 use crate::lifecycle::{DeviceKind, End};
 use crate::plan::{MOST_GPUS, OomPolicy};
-use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Diagnostic, ReadError, Recipe};
 use crate::telemetry::{Display, Event, Mode};
 use crate::util::format::count;
@@ -212,8 +211,7 @@ fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Res
             Devices::CpuRanks { .. } => 0,
         });
     }
-    let gpus = Gpus::of(inventory, args.device);
-    asked.built_in(gpus, recipe.spec.parallel.strategy != Strategy::Ddp)
+    asked.built_in(Gpus::of(inventory, args.device))
 }
 
 /// Stores the printed diagnostics in `shown`.

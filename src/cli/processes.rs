@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 
-use crate::engine::cuda::{NOT_SHARDED, libraries};
+use crate::engine::cuda::libraries;
 use crate::inventory::{Device, Devices, Inventory};
 use crate::plan::MOST_GPUS;
 use crate::util::format::count;
@@ -99,13 +99,12 @@ impl Asked {
         })
     }
 
-    /// The processes of the built-in trainer. `sharded`: the recipe shards the model.
-    pub fn built_in(self, gpus: Gpus, sharded: bool) -> anyhow::Result<Processes> {
+    /// The processes of the built-in trainer.
+    pub fn built_in(self, mut gpus: Gpus) -> anyhow::Result<Processes> {
         let found = gpus.devices.len();
-        let several = gpus.problem_of_several.or_else(|| {
-            let models = different_models(&gpus.devices);
-            sharded.then(|| NOT_SHARDED.to_owned()).or(models)
-        });
+        let several = gpus
+            .problem_of_several
+            .or_else(|| different_models(&gpus.devices));
         let stated = self.stated()?;
         // Without a stated number, as many GPUs as can be used.
         let usable = match (self.device, &gpus.problem, &several) {
@@ -123,9 +122,9 @@ impl Asked {
                     count(found as u64, "GPU")
                 )
             });
-        let obstacle = match (gpus.problem, several) {
+        let obstacle = match (gpus.problem, &several) {
             (Some(problem), _) => Some(problem),
-            (None, Some(problem)) if processes > 1 => Some(problem),
+            (None, Some(problem)) if processes > 1 => Some(problem.clone()),
             _ if (found as u64) < processes => Some(format!(
                 "{} for {}",
                 count(found as u64, "GPU"),
@@ -133,13 +132,16 @@ impl Asked {
             )),
             _ => None,
         };
+        match (self.device, &several) {
+            (DeviceChoice::Cpu, _) => gpus.devices.clear(),
+            // The world never grows over them.
+            (_, Some(_)) => gpus.devices.truncate(processes as usize),
+            (_, None) => {}
+        }
         let Some(obstacle) = obstacle.filter(|_| self.device != DeviceChoice::Cpu) else {
             return Ok(Processes {
                 count: processes,
-                gpus: match self.device {
-                    DeviceChoice::Cpu => Vec::new(),
-                    _ => gpus.devices,
-                },
+                gpus: gpus.devices,
                 note: others_idle.filter(|_| self.device != DeviceChoice::Cpu),
             });
         };
@@ -201,7 +203,7 @@ mod tests {
 
     /// Processes, GPUs and note, or the refusal.
     fn built_in(asked: Asked, gpus: Gpus) -> String {
-        match asked.built_in(gpus, false) {
+        match asked.built_in(gpus) {
             Ok(Processes { count, gpus, note }) => {
                 format!("{count} on {} {}", gpus.len(), note.unwrap_or_default())
             }
@@ -243,23 +245,19 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_cannot_use_several_gpus_uses_one() {
-        let gpus = |procs, device| {
-            let processes = asked(procs, None, device).built_in(machine(2, None), true);
-            processes
-                .map(|processes| processes.gpus.len())
-                .map_err(|error| error.to_string())
+    fn a_machine_that_cannot_use_several_gpus_uses_one() {
+        let without_nccl = || Gpus {
+            problem_of_several: Some("NCCL: missing".to_owned()),
+            ..machine(2, None)
         };
-        let all = asked(None, None, DeviceChoice::Auto);
-        let one = all.built_in(machine(2, None), true).unwrap();
-        assert_eq!(one.count, 1);
-        insta::assert_snapshot!(one.note.unwrap(), @"1 of 2 GPUs is used: models are not sharded over GPUs yet; train replicas (ddp), on one GPU, or on CPUs (--procs 1 avoids this note)");
+        let on = |procs, device| built_in(asked(procs, None, device), without_nccl());
+        insta::assert_snapshot!(on(None, DeviceChoice::Auto), @"");
+        insta::assert_snapshot!(on(Some(2), DeviceChoice::Auto), @"");
+        insta::assert_snapshot!(on(Some(2), DeviceChoice::Cuda), @"");
         let mut mixed = machine(2, None);
         mixed.devices[0].name = Some("NVIDIA H100".to_owned());
         mixed.devices[1].name = Some("NVIDIA A100".to_owned());
-        insta::assert_snapshot!(asked(Some(2), None, DeviceChoice::Cuda).built_in(mixed, false).unwrap_err(), @"`--device cuda` is not possible: the GPUs are of different models (NVIDIA H100, NVIDIA A100); choose some of one model with CUDA_VISIBLE_DEVICES; or remove --device cuda");
-        assert_eq!(gpus(Some(2), DeviceChoice::Auto), Ok(0));
-        insta::assert_snapshot!(gpus(Some(2), DeviceChoice::Cuda).unwrap_err(), @"`--device cuda` is not possible: models are not sharded over GPUs yet; train replicas (ddp), on one GPU, or on CPUs; or remove --device cuda");
+        insta::assert_snapshot!(built_in(asked(Some(2), None, DeviceChoice::Cuda), mixed), @"");
     }
 
     #[test]

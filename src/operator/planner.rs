@@ -16,7 +16,6 @@ use crate::api::{LONGEST_NAME, RemainderPolicy, TrainerDevice, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
-use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Recipe, Severity, trainer_command};
 use crate::util::lock::lock;
 
@@ -133,7 +132,7 @@ impl Planner {
         (self.recipe, self.held, self.found_plan) = (recipes.get(&key), None, false);
         self.cuda = job.spec.trainer.device == TrainerDevice::Cuda && key.command.is_empty();
         if self.recipe.is_some() {
-            return self.refuse_shards(job);
+            return Ok(());
         }
         let mut recipe = read(job, snapshot)?;
         let command = std::mem::replace(&mut recipe.spec.trainer.command, key.command.clone());
@@ -145,22 +144,6 @@ impl Planner {
             ));
         }
         self.recipe = Some(recipes.put(key, recipe));
-        self.refuse_shards(job)
-    }
-
-    /// Refuses a model that would have to be sharded over GPUs.
-    fn refuse_shards(&mut self, job: &TrainingJob) -> Result<(), Refusal> {
-        let several = job.spec.gpus_per_node > 1 || job.spec.nodes > 1;
-        let recipe = self.recipe.as_ref().map(|planned| &planned.recipe);
-        let sharded = recipe.is_some_and(|r| r.spec.parallel.strategy != Strategy::Ddp);
-        if self.cuda && several && sharded {
-            self.recipe = None;
-            return Err(plan_refused(
-                "models are not sharded over GPUs yet: set spec.trainer.device to Cpu, or the recipe's strategy \
-                 to ddp"
-                    .into(),
-            ));
-        }
         Ok(())
     }
 

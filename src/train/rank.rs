@@ -23,7 +23,7 @@ use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
 use crate::data::{Dataset, Part};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
-use crate::engine::cuda::{self, CudaEngine, CudaOptions, NOT_SHARDED};
+use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{self, Engine, EngineError, Measure};
 use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::{DeviceKind, Generation, files};
@@ -256,14 +256,12 @@ fn engine(
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }
-        DeviceKind::Cuda if world.is_some() && sharded(generation.plan.outline.strategy) => {
-            Err(EngineError::Shape(NOT_SHARDED.to_owned()))
-        }
         DeviceKind::Cuda => {
             let options = CudaOptions {
                 precision: cuda_precision(setup.spec.model.precision),
                 memory_limit: setup.rank_memory,
                 activation_checkpointing,
+                strategy,
                 measure,
                 ..CudaOptions::default()
             };

@@ -34,7 +34,3 @@ pub use engine::{CudaEngine, supported};
 pub use error::CudaError;
 pub use options::CudaOptions;
 pub use precision::Precision;
-
-/// Why a sharded model does not train on several GPUs, and what to do.
-pub const NOT_SHARDED: &str =
-    "models are not sharded over GPUs yet; train replicas (ddp), on one GPU, or on CPUs";
