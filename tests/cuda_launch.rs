@@ -39,6 +39,9 @@ const WAITS: usize = 40;
 /// The setting that shards the model.
 const FSDP: &str = "evenkeel.parallel.strategy=fsdp";
 
+/// The proof of the recipe's eight steps.
+const EIGHT_STEPS: &str = "8 steps consumed samples 0..64";
+
 /// A directory with the recipe and the emulated libraries.
 struct Machine {
     directory: TempDir,
@@ -112,29 +115,33 @@ impl Machine {
         settings: &[(&str, &str)],
         disturb: impl FnOnce(&Child),
     ) -> Option<i32> {
-        let mut command = self.command(words, settings);
-        let mut launcher = command.stdout(Stdio::piped()).spawn().unwrap();
-        let printed = BufReader::new(launcher.stdout.take().unwrap());
         let mut disturb = Some(disturb);
-        for line in printed.lines() {
-            let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            if event["event"] == "step"
-                && event["step"].as_u64() >= Some(2)
+        observed(self.command(words, settings), |launcher, _, step| {
+            if step >= 2
                 && let Some(disturb) = disturb.take()
             {
-                disturb(&launcher);
+                disturb(launcher);
             }
-        }
-        launcher.wait().unwrap().code()
+        })
     }
 
-    /// The process of a rank in the first generation of a run.
-    fn rank(&self, run: &str, rank: usize) -> Pid {
+    /// Asks for another number of processes.
+    fn resize(&self, run: &str, processes: u64) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+        command.current_dir(self.path());
+        command.args(["resize", run, &processes.to_string(), "--no-wait"]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// The process of a rank in a generation of a run.
+    fn rank(&self, run: &str, generation: u64, rank: usize) -> Pid {
         let of_rank = |process: &Path| {
             let read = |file| std::fs::read_to_string(process.join(file)).unwrap_or_default();
             let words = read("cmdline").replace('\0', " ");
             let cwd = std::fs::read_link(process.join("cwd"));
-            let is_of_run = words.contains(&format!(" rank --run {run} --generation 1"));
+            let is_of_run =
+                words.contains(&format!(" rank --run {run} --generation {generation} "));
             let is_rank = read("environ")
                 .split('\0')
                 .any(|set| set == format!("RANK={rank}"));
@@ -151,15 +158,22 @@ impl Machine {
         Pid::from_raw(name.parse().unwrap()).unwrap()
     }
 
-    /// Asserts that a run's eight steps consumed every sample once.
-    fn prove(&self, run: &str) {
+    /// Asserts that a run's steps consumed every sample once.
+    fn prove(&self, run: &str, consumed: &str) {
         let status = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
             .current_dir(self.path())
             .args(["status", run, "--ledger"])
             .output()
             .unwrap();
         let proof = String::from_utf8(status.stdout).unwrap();
-        assert!(proof.contains("8 steps consumed samples 0..64"), "{proof}");
+        assert!(proof.contains(consumed), "{proof}");
+    }
+
+    /// The rows of a run's generations.
+    fn generations(&self, run: &str) -> Vec<Value> {
+        let state = std::fs::read_to_string(self.path().join(run).join("state.json")).unwrap();
+        let state: Value = serde_json::from_str(&state).unwrap();
+        state["generations"].as_array().unwrap().clone()
     }
 
     /// The losses of a run's steps, by number. A step that was repeated has its last loss.
@@ -204,6 +218,24 @@ impl Machine {
     }
 }
 
+/// Runs a launch to its end; `at_step` gets its process, the generation and the step of each step. Returns the
+/// exit code.
+fn observed(mut command: Command, mut at_step: impl FnMut(&Child, u64, u64)) -> Option<i32> {
+    let mut launcher = command.stdout(Stdio::piped()).spawn().unwrap();
+    let printed = BufReader::new(launcher.stdout.take().unwrap());
+    let mut generation = 0;
+    for line in printed.lines() {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if event["event"] == "generation_started" {
+            generation = event["generation"].as_u64().unwrap();
+        }
+        if event["event"] == "step" {
+            at_step(&launcher, generation, event["step"].as_u64().unwrap());
+        }
+    }
+    launcher.wait().unwrap().code()
+}
+
 /// Asserts losses within a relative difference.
 fn assert_close(one: &[f64], two: &[f64], tolerance: f64) {
     assert_eq!(one.len(), two.len());
@@ -239,27 +271,33 @@ fn a_gpu_is_used_where_there_is_one_and_has_the_cpus_losses() {
 }
 
 #[test]
-fn several_gpus_have_the_cpus_losses() {
+fn fifty_steps_on_one_to_four_gpus_have_the_cpus_losses() {
     let Some(machine) = Machine::new() else {
         return;
     };
-    machine.trained("--out cpu --device cpu", &[]);
-    for world in 2..=4 {
-        let run = format!("gpus-{world}");
-        // Three ranks split no batch of 8.
-        let words = if world == 3 {
-            "--remainder uneven"
-        } else {
-            "--device cuda"
-        };
-        let settings = [("EMULATED_GPU_DEVICES", "4")];
-        let events = machine.trained(&format!("--out {run} --procs {world} {words}"), &settings);
-        let planned = events
-            .iter()
-            .find(|event| event["event"] == "planned")
-            .unwrap();
-        assert_eq!(planned["devices"], format!("{world} × Emulated GPU"));
-        assert_close(&machine.losses(&run), &machine.losses("cpu"), 1e-5);
+    let fifty = "evenkeel.budget.samples=400";
+    machine.trained(&format!("--out cpu --device cpu {fifty}"), &[]);
+    assert_eq!(machine.losses("cpu").len(), 50);
+    for strategy in ["ddp", "fsdp"] {
+        for world in 1..=4 {
+            let run = format!("{strategy}-{world}");
+            // Three ranks split no batch of 8.
+            let words = if world == 3 {
+                "--remainder uneven"
+            } else {
+                "--device cuda"
+            };
+            let words = format!(
+                "--out {run} --procs {world} {words} {fifty} evenkeel.parallel.strategy={strategy}"
+            );
+            let events = machine.trained(&words, &[("EMULATED_GPU_DEVICES", "4")]);
+            let planned = events
+                .iter()
+                .find(|event| event["event"] == "planned")
+                .unwrap();
+            assert_eq!(planned["devices"], format!("{world} × Emulated GPU"));
+            assert_close(&machine.losses(&run), &machine.losses("cpu"), 1e-5);
+        }
     }
 }
 
@@ -442,18 +480,19 @@ fn any_missing_wait_of_a_sharded_walk_is_found() {
     let Some(machine) = Machine::new() else {
         return;
     };
-    // One step of two micro-batches for each rank.
+    // One step of two micro-batches for each rank. Returns whether a rank failed.
     let train = |wait: usize| {
-        let words =
-            format!("--out wait-{wait} --procs 2 --device cuda {FSDP} evenkeel.budget.samples=8");
+        let run = format!("wait-{wait}");
+        let words = format!("--out {run} --procs 2 --device cuda {FSDP} evenkeel.budget.samples=8");
         let wait = wait.to_string();
         let settings = [
             ("EMULATED_GPU_DEVICES", "2"),
             ("EMULATED_GPU_DROP_WAIT", wait.as_str()),
         ];
-        machine.launch(&words, &settings).status.success()
+        let trained = machine.launch(&words, &settings).status.success();
+        !trained || machine.path().join(run).join("gen-2").exists()
     };
-    assert!(train(0));
+    assert!(!train(0));
     let expected = machine.losses("wait-0");
     let (next, found) = (AtomicUsize::new(1), AtomicUsize::new(0));
     let check = || {
@@ -463,10 +502,10 @@ fn any_missing_wait_of_a_sharded_walk_is_found() {
                 return;
             }
             if train(wait) {
-                // Another wait has the same effect.
-                assert_eq!(machine.losses(&format!("wait-{wait}")), expected);
-            } else {
                 found.fetch_add(1, Ordering::Relaxed);
+            } else {
+                // Another wait has the same effect, or this order of the streams did not need it.
+                assert_eq!(machine.losses(&format!("wait-{wait}")), expected);
             }
         }
     };
@@ -540,59 +579,77 @@ fn a_killed_or_frozen_rank_of_several_gpus_costs_no_sample() {
         return;
     };
     machine.trained("--out cpu --device cpu", &[]);
-    for (run, signal) in [("killed", Signal::KILL), ("frozen", Signal::STOP)] {
-        let words = format!("--out {run} --procs 4 --device cuda");
-        let code = machine.disturbed(&words, &[("EMULATED_GPU_DEVICES", "4")], |_| {
-            kill_process(machine.rank(run, 2), signal).unwrap();
-        });
-        assert_eq!(code, Some(0), "{run}");
-        assert!(machine.path().join(run).join("gen-2").exists(), "{run}");
-        assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
-        machine.prove(run);
+    for strategy in ["ddp", "fsdp"] {
+        for (name, signal) in [("killed", Signal::KILL), ("frozen", Signal::STOP)] {
+            let run = format!("{strategy}-{name}");
+            let words = format!(
+                "--out {run} --procs 4 --device cuda evenkeel.checkpoint.every_samples=8 \
+                 evenkeel.parallel.strategy={strategy}"
+            );
+            let code = machine.disturbed(&words, &[("EMULATED_GPU_DEVICES", "4")], |_| {
+                kill_process(machine.rank(&run, 1, 2), signal).unwrap();
+            });
+            assert_eq!(code, Some(0), "{run}");
+            assert!(machine.path().join(&run).join("gen-2").exists(), "{run}");
+            assert_close(&machine.losses(&run), &machine.losses("cpu"), 1e-5);
+            machine.prove(&run, EIGHT_STEPS);
+        }
     }
 }
 
 #[test]
-fn a_killed_rank_of_a_sharded_model_costs_no_sample() {
+fn a_run_moves_from_the_cpu_over_two_and_four_gpus_to_three_and_back() {
     let Some(machine) = Machine::new() else {
         return;
     };
-    machine.trained("--out cpu --device cpu", &[]);
-    for (run, signal) in [("killed", Signal::KILL), ("frozen", Signal::STOP)] {
-        let checkpoint = "evenkeel.checkpoint.every_samples=8";
-        let words = format!("--out {run} --procs 4 --device cuda {FSDP} {checkpoint}");
-        let code = machine.disturbed(&words, &[("EMULATED_GPU_DEVICES", "4")], |_| {
-            kill_process(machine.rank(run, 2), signal).unwrap();
-        });
-        assert_eq!(code, Some(0), "{run}");
-        assert!(machine.path().join(run).join("gen-2").exists(), "{run}");
-        assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
-        machine.prove(run);
-    }
-}
+    for strategy in ["ddp", "fsdp"] {
+        let launch = |words: &str| {
+            let words = format!(
+                "{words} evenkeel.parallel.strategy={strategy} evenkeel.budget.samples=1800"
+            );
+            let mut command = machine.command(&words, &[("EMULATED_GPU_DEVICES", "4")]);
+            // Every one of the worlds splits the batch.
+            command.arg("evenkeel.batch={global: 12, per_device_batch_size: 1}");
+            command
+        };
+        let drain = |launcher: &Child| {
+            let _ = kill_process(Pid::from_child(launcher), Signal::TERM);
+        };
+        let undisturbed = format!("{strategy}-undisturbed");
+        let mut on_the_cpu = launch(&format!("--out {undisturbed} --device cpu"));
+        assert!(on_the_cpu.output().unwrap().status.success());
 
-#[test]
-fn a_run_moves_from_one_gpu_to_shards_and_to_the_cpu() {
-    let Some(machine) = Machine::new() else {
-        return;
-    };
-    machine.trained("--out undisturbed --device cpu", &[]);
-    let settings = [("EMULATED_GPU_DEVICES", "2")];
-    let drain = |launcher: &Child| kill_process(Pid::from_child(launcher), Signal::TERM).unwrap();
-    // One rank holds everything, whatever the strategy.
-    let one = format!("--out moved --device cuda --procs 1 {FSDP}");
-    assert_eq!(machine.disturbed(&one, &settings, drain), Some(143));
-    let two = format!("--out moved --resume --device cuda --procs 2 {FSDP}");
-    assert_eq!(machine.disturbed(&two, &settings, drain), Some(143));
-    assert!(machine.losses("moved").len() < 8);
-    let cpu = format!("--out moved --resume --device cpu --procs 1 {FSDP}");
-    machine.trained(&cpu, &[]);
-    assert_close(
-        &machine.losses("moved"),
-        &machine.losses("undisturbed"),
-        1e-5,
-    );
-    machine.prove("moved");
+        let run = format!("{strategy}-moved");
+        let on_the_cpu = launch(&format!("--out {run} --device cpu --procs 1"));
+        let code = observed(on_the_cpu, |launcher, _, _| drain(launcher));
+        assert_eq!(code, Some(143));
+        let on_gpus = launch(&format!("--out {run} --resume --device cuda --procs 2"));
+        let mut disturbed = 1;
+        let code = observed(on_gpus, |launcher, generation, _| {
+            if generation == disturbed {
+                return;
+            }
+            disturbed = generation;
+            match generation {
+                2 => machine.resize(&run, 4),
+                // The three others go on.
+                3 => kill_process(machine.rank(&run, 3, 1), Signal::KILL).unwrap(),
+                _ => drain(launcher),
+            }
+        });
+        assert_eq!(code, Some(143));
+        let mut on_the_cpu = launch(&format!("--out {run} --resume --device cpu --procs 2"));
+        assert!(on_the_cpu.output().unwrap().status.success());
+
+        let generations = machine.generations(&run);
+        let worlds: Vec<_> = generations
+            .iter()
+            .map(|row| row["world"].as_u64().unwrap())
+            .collect();
+        assert_eq!(worlds, [1, 2, 4, 3, 2]);
+        assert_close(&machine.losses(&run), &machine.losses(&undisturbed), 1e-5);
+        machine.prove(&run, "150 steps consumed samples 0..1800");
+    }
 }
 
 #[test]
@@ -620,10 +677,8 @@ fn a_lost_gpu_is_named_and_another_takes_its_place() {
         });
         assert_eq!(code, Some(0), "{run}");
         assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
-        machine.prove(run);
-        let state = std::fs::read_to_string(machine.path().join(run).join("state.json")).unwrap();
-        let state: Value = serde_json::from_str(&state).unwrap();
-        let generations = state["generations"].as_array().unwrap();
+        machine.prove(run, EIGHT_STEPS);
+        let generations = machine.generations(run);
         let found: Vec<_> = generations
             .iter()
             .map(|row| row["formula"].as_str().unwrap())
@@ -655,7 +710,7 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
         &machine.losses("undisturbed"),
         1e-5,
     );
-    machine.prove("moved");
+    machine.prove("moved", EIGHT_STEPS);
 }
 
 #[test]
