@@ -302,6 +302,41 @@ fn fifty_steps_on_one_to_four_gpus_have_the_cpus_losses() {
 }
 
 #[test]
+fn microllama_of_reduced_width_begins_on_gpus_as_on_cpus() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let example =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/microllama-300m-ddp-norm.yaml");
+    std::fs::copy(example, machine.path().join("tiny.yaml")).unwrap();
+    // All twelve layers, sixteen heads and four workers of the paper.
+    let reduced = "model.config={architectures: [LlamaForCausalLM], model_type: llama, hidden_size: 32, \
+                   intermediate_size: 176, num_hidden_layers: 12, num_attention_heads: 16, \
+                   num_key_value_heads: 4, vocab_size: 64, max_position_embeddings: 16, rms_norm_eps: 1.0e-5, \
+                   rope_theta: 10000, tie_word_embeddings: false}";
+    let train = |run: &str, device: &str, precision: &str| {
+        let words = format!(
+            "--out {run} --procs 4 --device {device} data.sequence_length=16 budget.samples=1536 \
+             data.evaluation=[] model.precision={precision} schedule.after_warmup=false"
+        );
+        let mut command = machine.command(&words, &[("EMULATED_GPU_DEVICES", "4")]);
+        command.arg(reduced);
+        command.arg("data.train=[{path: synthetic, synthetic: {vocabulary: 64, branching: 4, samples: 4000}}]");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        (machine.losses(run), machine.batches(run))
+    };
+    let (cpu, batches) = train("cpu", "cpu", "f32");
+    assert_eq!(batches, [256, 512, 1024]);
+    let gpus = train("gpus", "cuda", "f32");
+    assert_close(&gpus.0, &cpu, 1e-5);
+    assert_eq!(gpus.1, batches);
+    let (bf16, batches_in_bf16) = train("bf16", "cuda", "bf16");
+    assert_close(&bf16, &cpu, 1e-2);
+    assert_eq!(batches_in_bf16, batches);
+}
+
+#[test]
 fn several_gpus_exchange_each_gradient_once_and_beside_the_backward_pass() {
     let Some(machine) = Machine::new() else {
         return;

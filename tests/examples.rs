@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use evenkeel::api::{TrainerDevice, TrainingJob};
 use evenkeel::launch::survey;
 use evenkeel::plan::memory::Shape;
 use evenkeel::plan::{self, PlanRequest, Trainer};
@@ -65,7 +66,7 @@ fn the_ablations_compare_nothing_but_schedules() {
     }
 }
 
-/// Folders of full-size examples, which need absent data, an absent tokenizer and bf16.
+/// Folders of full-size examples, which need absent data and an absent tokenizer.
 const REAL: [&str; 2] = ["", "ablation"];
 /// An example that runs on any machine.
 const SMALL: &str = "quickstart.yaml";
@@ -109,13 +110,48 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
                 ("data-missing", missing),
                 ("data-missing", missing),
                 ("tokenizer-missing", missing),
-                ("trainer-numerics", Severity::Warning),
             ];
             if small {
                 expected.clear();
             }
             assert_eq!(diagnostics, expected, "{} {trainer:?}", path.display());
         }
+    }
+}
+
+#[test]
+fn the_experiments_on_gpus_are_planned() {
+    for (job, recipe, formulas) in [
+        (
+            "microllama-300m.yaml",
+            "microllama-300m-ddp-norm.yaml",
+            ["4 × 4 × 16 = 256"].as_slice(),
+        ),
+        (
+            "microllama-300m.yaml",
+            "ablation/norm-test.yaml",
+            &["4 × 4 × 16 = 256"],
+        ),
+        (
+            "tinyllama-1.1b.yaml",
+            "tinyllama-1.1b-fsdp-norm.yaml",
+            &["2 × 4 × 16 = 128", "4 × 4 × 8 = 128"],
+        ),
+    ] {
+        let text = std::fs::read_to_string(examples("kubernetes").join(job)).unwrap();
+        let job: TrainingJob = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(job.spec.trainer.device, TrainerDevice::Cuda);
+        let overrides: Vec<_> = job.spec.overrides.iter().map(String::as_str).collect();
+        let recipe = read(&examples(recipe), &overrides);
+        let planned: Vec<_> = (job.spec.elasticity.min_nodes..=job.spec.nodes)
+            .map(|nodes| {
+                let request = PlanRequest::gpus(u64::from(nodes * job.spec.gpus_per_node));
+                let plan = plan::plan(&recipe, &request).unwrap();
+                assert_eq!(plan.outline.diagnostics, []);
+                plan.formula_at(None)
+            })
+            .collect();
+        assert_eq!(planned, formulas);
     }
 }
 

@@ -251,13 +251,13 @@ mod tests {
             ..machine(2, None)
         };
         let on = |procs, device| built_in(asked(procs, None, device), without_nccl());
-        insta::assert_snapshot!(on(None, DeviceChoice::Auto), @"");
-        insta::assert_snapshot!(on(Some(2), DeviceChoice::Auto), @"");
-        insta::assert_snapshot!(on(Some(2), DeviceChoice::Cuda), @"");
+        insta::assert_snapshot!(on(None, DeviceChoice::Auto), @"1 on 1 1 of 2 GPUs is used: NCCL: missing (--procs 1 avoids this note)");
+        insta::assert_snapshot!(on(Some(2), DeviceChoice::Auto), @"2 on 0 2 processes on the CPU, because GPUs cannot be used: NCCL: missing (--device cpu avoids this note)");
+        insta::assert_snapshot!(on(Some(2), DeviceChoice::Cuda), @"`--device cuda` is not possible: NCCL: missing; or remove --device cuda");
         let mut mixed = machine(2, None);
         mixed.devices[0].name = Some("NVIDIA H100".to_owned());
         mixed.devices[1].name = Some("NVIDIA A100".to_owned());
-        insta::assert_snapshot!(built_in(asked(Some(2), None, DeviceChoice::Cuda), mixed), @"");
+        insta::assert_snapshot!(built_in(asked(Some(2), None, DeviceChoice::Cuda), mixed), @"`--device cuda` is not possible: the GPUs are of different models (NVIDIA H100, NVIDIA A100); choose some of one model with CUDA_VISIBLE_DEVICES; or remove --device cuda");
     }
 
     #[test]

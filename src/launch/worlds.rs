@@ -22,7 +22,7 @@ pub fn request(
     };
     PlanRequest {
         trainer: Trainer::BuiltIn,
-        cuda: device == DeviceKind::Cuda,
+        on_cpu: device == DeviceKind::Cpu,
         rank_memory,
         ..request
     }

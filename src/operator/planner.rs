@@ -77,8 +77,8 @@ impl Recipes {
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<Arc<PlannedRecipe>>,
-    /// The built-in trainer computes on GPUs.
-    cuda: bool,
+    /// The built-in trainer computes on CPUs.
+    on_cpu: bool,
     /// Whether a plan for one of the job's worlds was found with this recipe.
     pub found_plan: bool,
     /// The plan of the running generation, while the edited recipe cannot be planned.
@@ -130,7 +130,7 @@ impl Planner {
     ) -> Result<(), Refusal> {
         let key = RecipeKey::of(job, snapshot);
         (self.recipe, self.held, self.found_plan) = (recipes.get(&key), None, false);
-        self.cuda = job.spec.trainer.device == TrainerDevice::Cuda && key.command.is_empty();
+        self.on_cpu = job.spec.trainer.device == TrainerDevice::Cpu && key.command.is_empty();
         if self.recipe.is_some() {
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl Planner {
         let planned = self.recipe.as_ref();
         let planned = planned.ok_or_else(|| "the recipe was not read".to_string())?;
         let request = PlanRequest {
-            cuda: self.cuda,
+            on_cpu: self.on_cpu,
             ..PlanRequest::gpus(ranks)
         }
         .after(reached);

@@ -19,8 +19,8 @@ pub struct PlanRequest {
     pub devices: Devices,
     /// The trainer that will run the plan.
     pub trainer: Trainer,
-    /// The built-in trainer, if it runs the plan, computes on the GPUs.
-    pub cuda: bool,
+    /// The built-in trainer is known to compute on CPUs.
+    pub on_cpu: bool,
     /// The global batch, samples; overrides the recipe (a run keeps its own).
     pub global_batch_size: Option<u64>,
     /// Bytes of every device, if known.

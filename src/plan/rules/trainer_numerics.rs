@@ -41,24 +41,21 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         let help = "results differ only by rounding; another trainer may support it";
         findings.add(Severity::Warning, &[path], message, help);
     };
-    let cuda = case.request.cuda;
+    let on_cpu = case.request.on_cpu;
     match model.precision {
         Precision::F32 if model.tf32 => instead("model.tf32", "tf32", "computes in f32"),
         Precision::F32 => {}
-        Precision::Bf16 if cuda => {}
-        Precision::F16 if cuda => instead("model.precision", "f16", "computes in bf16 on GPUs"),
-        Precision::Bf16 => instead("model.precision", "bf16", "computes in f32"),
-        Precision::F16 => instead("model.precision", "f16", "computes in f32"),
+        Precision::Bf16 if on_cpu => instead("model.precision", "bf16", "computes in f32 on CPUs"),
+        Precision::F16 if on_cpu => instead("model.precision", "f16", "computes in f32 on CPUs"),
+        Precision::Bf16 => {}
+        Precision::F16 => instead("model.precision", "f16", "computes in bf16 on GPUs"),
     }
     if let Some(kernel) = model
         .attention
         .as_deref()
         .filter(|kernel| !EXACT.contains(kernel))
     {
-        let does = match cuda {
-            true => "computes exact attention with other kernels",
-            false => "computes exact attention in f32",
-        };
+        let does = "computes exact attention with its own kernels";
         instead("model.attention", kernel, does);
     }
     match case.spec().parallel.strategy {
@@ -136,8 +133,7 @@ mod tests {
         assert_eq!(
             messages,
             [
-                "the built-in trainer computes in f32, but `model.precision` asks for bf16",
-                "the built-in trainer computes exact attention in f32, but `model.attention` \
+                "the built-in trainer computes exact attention with its own kernels, but `model.attention` \
                  asks for flash_attention_2",
                 "the built-in trainer shards everything, but `parallel.strategy` asks for ZeRO-2",
                 "the built-in trainer keeps AdamW's moments in f32, but `optimizer.name` asks for \
@@ -149,6 +145,26 @@ mod tests {
             only("trainer-numerics", &recipe, &PlanRequest::gpus(1)),
             found
         );
+    }
+
+    #[test]
+    fn the_precision_is_known_to_differ_on_cpus() {
+        let mut recipe = recipe();
+        let mut message = |precision, on_cpu| {
+            recipe.spec.model.precision = precision;
+            let request = PlanRequest {
+                on_cpu,
+                ..PlanRequest::gpus(1)
+            };
+            let found = only("trainer-numerics", &recipe, &request);
+            let messages: Vec<_> = found.into_iter().map(|d| d.message).collect();
+            messages.join("\n")
+        };
+        insta::assert_snapshot!(message(Precision::Bf16, true), @"the built-in trainer computes in f32 on CPUs, but `model.precision` asks for bf16");
+        insta::assert_snapshot!(message(Precision::F16, true), @"the built-in trainer computes in f32 on CPUs, but `model.precision` asks for f16");
+        insta::assert_snapshot!(message(Precision::F16, false), @"the built-in trainer computes in bf16 on GPUs, but `model.precision` asks for f16");
+        assert_eq!(message(Precision::Bf16, false), "");
+        assert_eq!(message(Precision::F32, true), "");
     }
 
     #[test]
