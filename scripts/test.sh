@@ -74,6 +74,8 @@ cargo test --locked -p emulated-gpu
 say "tests"
 cargo test --locked -- --nocapture
 
+echo "SKIPPED: the tests that take minutes (scripts/nightly.sh)"
+
 say "Python for the tests of external trainers"
 # torch, transformers and accelerate: EVENKEEL_PYTHON, python3, or a virtual environment in target/python.
 needs="import torch, transformers, accelerate"

@@ -302,6 +302,7 @@ fn fifty_steps_on_one_to_four_gpus_have_the_cpus_losses() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn microllama_of_reduced_width_begins_on_gpus_as_on_cpus() {
     let Some(machine) = Machine::new() else {
         return;
