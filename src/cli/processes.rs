@@ -2,6 +2,7 @@
 
 use anyhow::bail;
 
+use crate::engine::cuda::driver::CAPABILITY;
 use crate::engine::cuda::libraries;
 use crate::inventory::{Device, Devices, Inventory};
 use crate::plan::MOST_GPUS;
@@ -55,9 +56,10 @@ impl Gpus {
     pub fn of(inventory: &Inventory, device: DeviceChoice) -> Gpus {
         match inventory.devices() {
             Devices::Gpus { devices } => {
-                let [problem, problem_of_several] = match device {
-                    DeviceChoice::Cpu => Default::default(),
-                    DeviceChoice::Auto | DeviceChoice::Cuda => libraries::problems(),
+                let [problem, problem_of_several] = match (device, too_old(&devices)) {
+                    (DeviceChoice::Cpu, _) => Default::default(),
+                    (_, Some(problem)) => [Some(problem.clone()), Some(problem)],
+                    (_, None) => libraries::problems(),
                 };
                 Gpus {
                     devices,
@@ -163,6 +165,21 @@ impl Asked {
     }
 }
 
+/// The problem of a GPU that the kernels do not support.
+fn too_old(devices: &[Device]) -> Option<String> {
+    let old = |device: &Device| device.capability.filter(|of| *of < CAPABILITY);
+    let mut found = devices
+        .iter()
+        .filter_map(|device| Some((device, old(device)?)));
+    let (device, (major, minor)) = found.next()?;
+    let name = device.name.as_deref().unwrap_or(&device.id);
+    let needed = format!("{}.{}", CAPABILITY.0, CAPABILITY.1);
+    Some(format!(
+        "{name} has compute capability {major}.{minor}, {needed} is needed; choose others with \
+         CUDA_VISIBLE_DEVICES"
+    ))
+}
+
 /// The problem of GPUs of different models, whose equal shares of a batch take different times.
 fn different_models(devices: &[Device]) -> Option<String> {
     let name = |device: &Device| device.name.clone().unwrap_or_default();
@@ -184,6 +201,7 @@ mod tests {
         let device = |index: usize| Device {
             id: format!("GPU-{index}"),
             name: None,
+            capability: None,
             memory: None,
         };
         Gpus {
@@ -258,6 +276,16 @@ mod tests {
         mixed.devices[0].name = Some("NVIDIA H100".to_owned());
         mixed.devices[1].name = Some("NVIDIA A100".to_owned());
         insta::assert_snapshot!(built_in(asked(Some(2), None, DeviceChoice::Cuda), mixed), @"`--device cuda` is not possible: the GPUs are of different models (NVIDIA H100, NVIDIA A100); choose some of one model with CUDA_VISIBLE_DEVICES; or remove --device cuda");
+    }
+
+    #[test]
+    fn a_gpu_without_kernels_is_named() {
+        let mut devices = machine(2, None).devices;
+        assert_eq!(too_old(&devices), None);
+        devices[0].capability = Some((8, 0));
+        assert_eq!(too_old(&devices), None);
+        devices[1].capability = Some((7, 5));
+        insta::assert_snapshot!(too_old(&devices).unwrap(), @"GPU-1 has compute capability 7.5, 8.0 is needed; choose others with CUDA_VISIBLE_DEVICES");
     }
 
     #[test]

@@ -101,6 +101,9 @@ pub struct Gpu {
     pub name: Option<String>,
     /// Unique id, for example `GPU-5a3c…`; reboots and the order of the cards do not change it.
     pub uuid: Option<String>,
+    /// Compute capability, major and minor; `None` if it is unknown.
+    #[serde(default)]
+    pub capability: Option<(u32, u32)>,
     /// Framebuffer; `None` if it is unknown.
     pub memory: Option<GpuMemory>,
     /// Multi-instance GPU; `None` on cards without it.
@@ -187,6 +190,9 @@ pub struct Device {
     /// Value of the rank's `CUDA_VISIBLE_DEVICES`: the UUID, or the index if the driver does not report it.
     pub id: String,
     pub name: Option<String>,
+    /// Compute capability, major and minor; `None` if it is unknown.
+    #[serde(default)]
+    pub capability: Option<(u32, u32)>,
     /// Size of its framebuffer, in bytes.
     pub memory: Option<u64>,
 }
@@ -259,6 +265,7 @@ impl Inventory {
             return Some(Device {
                 id: gpu.uuid.clone().unwrap_or_else(|| gpu.index.to_string()),
                 name: gpu.name.clone(),
+                capability: gpu.capability,
                 memory: gpu.memory.map(|memory| memory.total),
             });
         };
@@ -271,6 +278,7 @@ impl Inventory {
         Some(Device {
             id: slice.uuid.clone()?,
             name: slice.name.clone(),
+            capability: gpu.capability,
             memory: slice.memory.map(|memory| memory.total),
         })
     }

@@ -41,6 +41,8 @@ pub struct GpuReadings {
     pub name: Option<String>,
     /// `nvmlDeviceGetUUID`.
     pub uuid: Option<String>,
+    /// `nvmlDeviceGetCudaComputeCapability`: major and minor.
+    pub capability: Option<(u32, u32)>,
     /// `nvmlDeviceGetMemoryInfo_v2`: total and used bytes.
     pub memory: Option<(u64, u64)>,
     /// `nvmlDeviceGetMigMode`: current and pending.
@@ -153,9 +155,18 @@ fn common(device: &nvml_wrapper::Device<'_>, index: u32) -> GpuReadings {
         index,
         name: device.name().ok(),
         uuid: device.uuid().ok(),
+        capability: capability(device),
         memory: device.memory_info().ok().map(|m| (m.total, m.used)),
         ..GpuReadings::default()
     }
+}
+
+fn capability(device: &nvml_wrapper::Device<'_>) -> Option<(u32, u32)> {
+    let capability = device.cuda_compute_capability().ok()?;
+    Some((
+        capability.major.try_into().ok()?,
+        capability.minor.try_into().ok()?,
+    ))
 }
 
 /// The number of NVIDIA's display controllers on the PCI bus, which distinguishes a machine without a GPU
@@ -233,6 +244,7 @@ impl From<&GpuReadings> for Gpu {
             index: gpu.index,
             name: gpu.name.clone(),
             uuid: gpu.uuid.clone(),
+            capability: gpu.capability,
             memory: memory(gpu),
             mig: gpu.mig_mode.map(|(enabled, pending)| Mig {
                 enabled,

@@ -22,10 +22,12 @@ const TOLERANCE: f64 = 1e-5;
 pub fn of(run: &Path) -> Losses {
     let mut losses = Losses::new();
     for number in 1.. {
-        let file = run.join(format!("gen-{number}/metrics.jsonl"));
-        let Ok(text) = std::fs::read_to_string(file) else {
+        let generation = run.join(format!("gen-{number}"));
+        if !generation.exists() {
             break;
-        };
+        }
+        // A generation that took no step may have none.
+        let text = std::fs::read_to_string(generation.join("metrics.jsonl")).unwrap_or_default();
         let metrics = text
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,6 +1,6 @@
 //! Support for the scenarios: the cluster kit, jobs, and waiting for their status.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -348,14 +348,18 @@ impl Job {
         assert!(output.status.success(), "{}", output_text(&output));
     }
 
+    /// The volume, a directory of this machine.
+    pub fn volume(&self) -> &Path {
+        self.volume.path()
+    }
+
     /// The run directory on the volume.
     pub fn run(&self) -> PathBuf {
-        let mut entries = std::fs::read_dir(self.volume.path()).unwrap();
-        entries
-            .next()
+        let entries = std::fs::read_dir(self.volume.path()).unwrap();
+        let mut places = entries.map(|entry| entry.unwrap().path());
+        places
+            .find(|place| !place.ends_with("faults"))
             .expect("a run directory on the volume")
-            .unwrap()
-            .path()
     }
 
     /// PIDs of its pods' processes `evenkeel WHAT` on this machine.

@@ -20,7 +20,7 @@ pub use self::stream::{Event, Graph, Stream};
 use super::error::CudaError;
 
 /// The oldest supported compute capability: bf16 matrix units and asynchronous copies.
-const CAPABILITY: (u32, u32) = (8, 0);
+pub const CAPABILITY: (u32, u32) = (8, 0);
 
 // `CUdevice_attribute`
 const MULTIPROCESSOR_COUNT: c_int = 16;
