@@ -90,6 +90,7 @@ pub(crate) fn commands(text: &str, file: FileId, form: Form) -> Vec<Line> {
         passed: Vec::new(),
         kept: Vec::new(),
         in_pattern: false,
+        whole: form == Form::Script,
     };
     match form {
         Form::ArgumentsFile => scanner.white_space(),
@@ -130,6 +131,8 @@ struct Scanner<'t> {
     kept: Vec<usize>,
     /// A pattern of `case` comes next.
     in_pattern: bool,
+    /// The text ends where its file ends.
+    whole: bool,
 }
 
 /// Redirection operators; longer ones come before their prefixes.
@@ -299,6 +302,7 @@ impl Scanner<'_> {
                 passed,
                 kept,
                 in_pattern: false,
+                whole: false,
             };
             scanner.at += usize::from(scanner.passed.first() == Some(&scanner.at));
             scanner.shell()
@@ -365,10 +369,12 @@ impl Scanner<'_> {
         matches!(c, ' ' | '\t' | '\n') || (c == '\r' && self.form == Form::Arguments)
     }
 
-    /// Whether a backslash here joins this line with the next.
+    /// Whether a backslash here joins this line with the next, or ends a script. There bash removes it.
     fn continues(&self) -> bool {
         let rest = &self.rest()[1..];
-        rest.starts_with('\n') || (rest.starts_with("\r\n") && self.form == Form::Arguments)
+        (rest.is_empty() && self.whole)
+            || rest.starts_with('\n')
+            || (rest.starts_with("\r\n") && self.form == Form::Arguments)
     }
 
     fn skip_continuation(&mut self) {

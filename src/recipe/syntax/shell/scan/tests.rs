@@ -155,11 +155,20 @@ fn a_word_reports_how_much_of_it_is_unresolved() {
 
 #[test]
 fn unclosed_quotes_and_brackets_are_reported() {
-    for text in [
-        "a 'b", "a $(b", "a ${b", "a `b", "a > 'b", "A=(b", "a <(b", "a b\\",
-    ] {
+    for text in ["a 'b", "a $(b", "a ${b", "a `b", "a > 'b", "A=(b", "a <(b"] {
         assert!(!words(text).last().unwrap().closed, "{text}");
     }
+}
+
+/// Each result is that of bash 5.2.
+#[test]
+fn a_backslash_at_the_end_of_a_script_is_removed() {
+    for text in ["a b\\", "a b \\", "a b\\\n", "a b \\\n"] {
+        assert_eq!(texts(text, Form::Script), [["a", "b"]], "{text:?}");
+    }
+    let inner = commands("bash -c 'a b\\'", FileId(0), Form::Script);
+    let words = inner.iter().flat_map(|line| &line.words);
+    assert!(words.clone().any(|word| !word.closed), "{inner:?}");
 }
 
 proptest! {
