@@ -14,6 +14,9 @@ use crate::recipe::syntax::{hjson, yaml};
 /// The rule of a file that cannot be read at all.
 pub(crate) const UNREADABLE_FILE: &str = "unreadable-file";
 
+/// How the first line of a native recipe begins.
+const NATIVE: &str = "apiVersion: evenkeel.dev/";
+
 /// The files read so far and their diagnostics.
 #[derive(Debug, Default)]
 pub struct Reading {
@@ -31,6 +34,10 @@ pub struct Reading {
     pub files: Files,
     /// The program is one of TRL's scripts, which refuse unknown arguments.
     pub(crate) of_trl: bool,
+    /// TRL's command line starts the program, and hands keys that no trainer knows to its launcher.
+    pub(crate) by_trl: bool,
+    /// Only the program's name says that it uses TRL. It may set its batch itself.
+    pub(crate) only_by_name: bool,
     /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.
     pub(crate) deepspeed_plugin: Option<DeepSpeedPlugin>,
     /// Files whose reader determines the types of values (`argparse`, JSON), so YAML's types of scalars do
@@ -134,7 +141,13 @@ impl Reading {
             return Some(root);
         }
         let source = self.sources.get(file)?;
-        yaml::parse(&source.text, file, &mut self.diagnostics)
+        // Python's `json` reads JSON, and Evenkeel alone reads native recipes.
+        let native = source.text.lines().any(|line| line.starts_with(NATIVE));
+        let json = json || json_problem(&source.text).is_none();
+        match json || native {
+            true => yaml::parse(&source.text, file, &mut self.diagnostics),
+            false => yaml::parse_as_pyyaml(&source.text, file, &mut self.diagnostics),
+        }
     }
 
     /// Parses a DeepSpeed config in Hjson. `None`: plain JSON or another file.

@@ -7,6 +7,7 @@
 mod budget;
 mod keys;
 mod problem;
+mod tabs;
 mod tags;
 
 use std::collections::HashMap;
@@ -28,8 +29,31 @@ pub(crate) use budget::{Weight, weigh};
 /// The largest accepted file, bytes.
 pub const MAX_BYTES: usize = 1 << 20;
 
+/// As [`parse`], and refuses tabs where PyYAML does.
+pub fn parse_as_pyyaml(
+    text: &str,
+    file: FileId,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Node> {
+    let (root, quoted) = parse_with_quotes(text, file, diagnostics)?;
+    if let Some(problem) = tabs::find(text, file, &quoted) {
+        diagnostics.push(*problem);
+        return None;
+    }
+    Some(root)
+}
+
 /// Parses one document. On failure the diagnostics hold at least one error.
 pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
+    parse_with_quotes(text, file, diagnostics).map(|(root, _)| root)
+}
+
+/// The document, and the byte ranges of its quoted and block scalars in the order of the text.
+fn parse_with_quotes(
+    text: &str,
+    file: FileId,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<(Node, Vec<(usize, usize)>)> {
     if text.len() > MAX_BYTES {
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",
@@ -58,7 +82,8 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
             return None;
         }
     }
-    builder.finish()
+    let quoted = std::mem::take(&mut builder.quoted);
+    builder.finish().map(|root| (root, quoted))
 }
 
 /// A collection that is still open.
@@ -91,6 +116,8 @@ struct Builder<'d> {
     total: Weight,
     root: Option<Node>,
     documents: usize,
+    /// The byte ranges of scalars that are quoted or blocks.
+    quoted: Vec<(usize, usize)>,
 }
 
 impl<'d> Builder<'d> {
@@ -103,6 +130,7 @@ impl<'d> Builder<'d> {
             total: Weight::default(),
             root: None,
             documents: 0,
+            quoted: Vec::new(),
         }
     }
 
@@ -150,6 +178,9 @@ impl<'d> Builder<'d> {
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
+                if style != ScalarStyle::Plain {
+                    self.quoted.push((span.start, span.end));
+                }
                 let tag = tag.map(|t| scalar_tag(&t, span)).transpose()?;
                 self.scalar(text.into_owned(), style, anchor, tag, span)
             }
