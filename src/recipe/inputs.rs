@@ -5,7 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::recipe::dialects::command::{self, Command, Launch};
-use crate::recipe::dialects::{accelerate, handbook, hydra, programs};
+use crate::recipe::dialects::{
+    accelerate, handbook, hydra, llama_factory, programs, projects, readers, transformers,
+};
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
@@ -64,6 +66,9 @@ pub(crate) fn gather(
     }
     let Some(mut command) = command else {
         let (path, mut root) = recipe?;
+        if take_unread_config(&mut root, request, reading)? {
+            return Some(Job::without_batch(path, root, None));
+        }
         let by_recipe = launch_of_recipe(&mut root);
         let launched = launcher(request, None, by_recipe, reading)?;
         return Some(Job {
@@ -74,6 +79,18 @@ pub(crate) fn gather(
             launched,
         });
     };
+    if let Some(project) = &command.project {
+        let stated = request.states_batch();
+        if !project
+            .value
+            .refuse("this command", project.span, stated, reading)
+        {
+            return None;
+        }
+        let launched = launcher(request, Some(&command), Launch::default(), reading)?;
+        let root = Node::mapping(command.arguments.span);
+        return Some(Job::without_batch(request.path.clone(), root, launched));
+    }
     let arguments_file = take_arguments_file(&mut command, request, reading);
     refuse_tied_config(&command, reading);
     if recipe.is_none()
@@ -99,6 +116,12 @@ pub(crate) fn gather(
         let (file, root) = reading.open(config)?;
         reading.files.recipe = Some(file);
         recipe = Some((config.clone(), root));
+    }
+    if let Some((path, root)) = &mut recipe
+        && take_unread_config(root, request, reading)?
+    {
+        let launched = launcher(request, Some(&command), Launch::default(), reading)?;
+        return Some(Job::without_batch(path.clone(), root.clone(), launched));
     }
     // An accelerate config given as the recipe is the launcher's config.
     if let (Some((_, root)), Some(options)) = (&mut recipe, &command.launch)
@@ -127,6 +150,7 @@ pub(crate) fn gather(
         let path = script.map_or_else(|| request.path.clone(), |script| script.value.clone());
         (path, Node::mapping(command.arguments.span))
     });
+    reading.by_trl = command.by_trl;
     reading.of_trl = command.by_trl || script.is_some_and(|script| is_of_trl(&script.value));
     let mut dialect = None;
     let overrides = command.hydra.take().map(|call| call.overrides);
@@ -134,10 +158,13 @@ pub(crate) fn gather(
         let reason = "the command names it with `--deepspeed_config`".to_owned();
         dialect = Some((Dialect::Deepspeed, reason));
     } else if overrides.is_none() {
-        dialect = dialect_of(&mut root, &command, alone);
-        if let (None, Some(script)) = (request.dialect, script) {
-            handbook::refuse_unsupported(&script.value, Some(script.span), reading);
+        if let (None, Some(script)) = (request.dialect, script)
+            && handbook::refuse_unsupported(&script.value, Some(script.span), reading)
+        {
+            return None;
         }
+        let judged = !alone && readers::is_trainers(&root, &path, &request.origin);
+        dialect = dialect_of(&mut root, &command, judged, alone, reading);
         root.overlay(command.arguments);
         if let (None, Some(script)) = (request.dialect, script) {
             programs::refuse(&script.value, script.span, &root, reading);
@@ -154,6 +181,36 @@ pub(crate) fn gather(
         overrides: overrides.unwrap_or_default(),
         launched,
     })
+}
+
+impl Job {
+    /// A job whose batch the user gives, since its config or command is not read.
+    fn without_batch(path: PathBuf, root: Node, launched: Option<Node>) -> Job {
+        let reason = "only its launcher is read".to_owned();
+        Job {
+            root,
+            path,
+            dialect: Some((Dialect::Transformers, reason)),
+            overrides: Vec::new(),
+            launched,
+        }
+    }
+}
+
+/// Refuses the config of a project that is not read, or empties it if the user gives the batch. Returns
+/// whether it emptied it; `None`: it refused.
+fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading) -> Option<bool> {
+    let found = projects::of_config(root).filter(|_| request.dialect.is_none());
+    let Some(project) = found else {
+        return Some(false);
+    };
+    let key = format!("`{}`", project.key);
+    let stated = request.states_batch();
+    if !project.value.refuse(&key, project.span, stated, reading) {
+        return None;
+    }
+    *root = Node::mapping(root.span);
+    Some(true)
 }
 
 fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) -> Option<Command> {
@@ -267,12 +324,32 @@ fn refuse_tied_config(command: &Command, reading: &mut Reading) {
 }
 
 /// The dialect that the command implies: the program has the name of one of TRL's trainers, or arguments that
-/// only these have.
-fn dialect_of(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialect, String)> {
+/// only these have. `judged`: the named recipe has keys of `TrainingArguments`. `alone`: there is no recipe.
+fn dialect_of(
+    root: &mut Node,
+    command: &Command,
+    judged: bool,
+    alone: bool,
+    reading: &mut Reading,
+) -> Option<(Dialect, String)> {
     let script = command.script.as_ref();
+    let llama_factory = [&*root, &command.arguments]
+        .into_iter()
+        .find_map(llama_factory::detect);
+    if let Some(detected) = llama_factory {
+        return Some((Dialect::Transformers, detected.reason));
+    }
     if let Some(script) = script
         && let Some(objective) = handbook::trainer_of(&script.value)
     {
+        // Another project's program may have the same name. Its file is judged as if given alone.
+        if !(alone || judged || reading.of_trl) {
+            return None;
+        }
+        let arguments = &command.arguments;
+        let parsed = transformers::is_for_a_trainer(arguments)
+            || handbook::trl_argument(arguments).is_some();
+        reading.only_by_name = alone && !reading.of_trl && !parsed;
         let path = format!("{RESERVED}.objective");
         if root.get_path(&path).is_none() {
             root.set_path(&path, Node::string(objective, script.span));
@@ -284,7 +361,9 @@ fn dialect_of(root: &mut Node, command: &Command, alone: bool) -> Option<(Dialec
     if !alone {
         return None;
     }
-    if handbook::deepspeed::switch(&command.arguments).is_none()
+    let swift = script.is_some_and(|script| programs::is_swift(&script.value));
+    if !swift
+        && handbook::deepspeed::switch(&command.arguments).is_none()
         && let Some(name) = handbook::trl_argument(&command.arguments)
     {
         let reason = format!("the command has TRL's argument `--{name}`");

@@ -182,6 +182,10 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<ReadValues
         version,
         part,
     } = reader.read(job.root, &asked, reading);
+    // A reader that refuses the whole recipe translates nothing.
+    if reading.has_error() && native.entries().is_some_and(<[_]>::is_empty) {
+        return None;
+    }
     if let Some(version) = version {
         detected = format!("{detected}; {version}");
     }

@@ -40,6 +40,15 @@ pub(crate) fn read_command(line: &str) -> Result<Recipe, ReadError> {
     })
 }
 
+/// The messages of a result, in file order.
+pub(crate) fn messages(result: Result<Recipe, ReadError>) -> Vec<String> {
+    let diagnostics = match result {
+        Ok(recipe) => recipe.diagnostics,
+        Err(error) => error.diagnostics,
+    };
+    diagnostics.into_iter().map(|d| d.message).collect()
+}
+
 /// The manifest's rows, by column name.
 fn manifest(root: &Path) -> Vec<HashMap<String, String>> {
     let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();

@@ -21,7 +21,8 @@ A command states its batch as arguments. If a shell variable may expand to furth
 (`train.py $ARGS`), or if a script starts several trainings, its text does not determine the batch. A \
 program without an argument that only `TrainingArguments` has (`--do_train`, `--eval_strategy`, \
 `--deepspeed FILE`; many programs have `--output_dir` and `--learning_rate`) may not use the `Trainer`, \
-so it does not get the `Trainer`'s default of 8.",
+so it does not get the `Trainer`'s default of 8. A program that only has the name of one of TRL's (`rloo.py`) \
+may set its batch itself, so it does not get TRL's defaults either.",
     upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
 accumulation × the current world. alignment-handbook 925acdf, `recipes/*/README.md`: \
 the numbers of GPUs, as text.",
@@ -89,7 +90,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         (None, _) => (
             "the recipe states no batch".to_owned(),
             match case.recipe.dialect {
-                Dialect::Transformers => {
+                Dialect::Transformers | Dialect::HandbookTrl => {
                     "give the samples per step, `--global-batch-size B`; for a `Trainer`'s default write \
                      `--per_device_train_batch_size 8`"
                 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod abbreviation;
 pub(crate) mod accelerator;
+pub(crate) mod axes;
 mod data;
 pub(crate) mod deepspeed;
 pub(crate) mod keys;
@@ -49,6 +50,13 @@ const DISTINCTIVE: &[&str] = &[
     "lr_scheduler_type",
 ];
 
+/// Keys that set the batch of a device.
+const BATCH: [&str; 3] = [
+    "per_device_train_batch_size",
+    "per_gpu_train_batch_size",
+    "gradient_accumulation_steps",
+];
+
 impl Reader for Handbook {
     fn dialect(&self) -> Dialect {
         Dialect::HandbookTrl
@@ -80,7 +88,12 @@ impl Reader for Handbook {
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        let native = translate(&mut root, asked.path, reading);
+        let mut native = translate(&mut root, asked.path, reading);
+        if reading.only_by_name && !BATCH.iter().any(|key| root.get(key).is_some()) {
+            // The program may set another batch itself, as TRL's `examples/scripts/rloo.py` does.
+            native.remove_path("batch.per_device_batch_size");
+            native.remove_path("batch.accumulation");
+        }
         Translated::whole(root, native)
     }
 
@@ -102,10 +115,17 @@ impl Reader for Handbook {
 }
 
 fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
-    let objective = objective::detect(root, path, reading);
+    let Some(objective) = objective::detect(root, path, reading) else {
+        return Node::mapping(root.span);
+    };
     abbreviation::expand(root, &keys::known(objective), reading);
     let root = &*root;
-    if objective != Objective::Ppo || !older_ppo::refuse(root, path, reading) {
+    let older = match objective {
+        Objective::Ppo => older_ppo::refuse(root, path, reading),
+        Objective::Rloo => refuse_older_rloo(root, reading),
+        _ => false,
+    };
+    if !older {
         refuse_unknown(root, objective, reading);
     }
     let kind_of = |key: &str| keys::kind(key, objective);
@@ -114,7 +134,7 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     tree.default("objective", native_name(objective));
     settings::name(&values, path, &mut tree, reading);
     settings::objective_defaults(objective, &mut tree);
-    let evaluates = training_arguments(&values, path, LOGGING_STEPS, &mut tree, reading);
+    let evaluates = training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
     settings::lengths(&values, objective, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
     tree.into_node()
@@ -123,12 +143,14 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
 /// Translates the keys of `TrainingArguments` and returns whether the run evaluates.
 /// `logging_steps` is the dialect's default, which its `eval_steps` follows.
 pub(crate) fn training_arguments(
+    root: &Node,
     values: &Values,
     path: &Path,
     logging_steps: u64,
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
+    axes::refuse_unread(root, reading);
     settings::batch(values, path, tree, reading);
     settings::parallel(values, path, tree, reading);
     settings::model(values, path, tree, reading);
@@ -146,10 +168,11 @@ pub(crate) fn trainer_of(script: &Path) -> Option<String> {
     objective::by_name(script).map(native_name)
 }
 
-/// Refuses TRL trainers whose batch is not known here, by the name of the program or recipe.
-pub(crate) fn refuse_unsupported(path: &Path, span: Option<Span>, reading: &mut Reading) {
+/// Refuses TRL trainers whose batch is not known here, by the name of the program or recipe. Returns whether
+/// it did.
+pub(crate) fn refuse_unsupported(path: &Path, span: Option<Span>, reading: &mut Reading) -> bool {
     let Some(name) = objective::unsupported(path) else {
-        return;
+        return false;
     };
     reading.error(
         "unsupported-value",
@@ -157,6 +180,7 @@ pub(crate) fn refuse_unsupported(path: &Path, span: Option<Span>, reading: &mut 
         format!("this recipe is for TRL's trainer {name}, whose batch rules are not known here"),
         "if it is per-device batch × accumulation × processes, read it as `--dialect transformers`",
     );
+    true
 }
 
 /// Whether a key belongs to one of TRL's trainers or to the handbook, and to none of transformers'
@@ -195,9 +219,10 @@ pub(crate) fn takes_value(key: &str) -> bool {
     known && !keys::is_bool(key) && example != Some(keys::Kind::Bool)
 }
 
-/// Checks keys that the trainer does not have. A misspelled key, or a key of another trainer, would
-/// silently do nothing, so it is an error. Any other key may be the script's own, unless the script
-/// is one of TRL's and the key is a typed argument.
+/// Checks keys that the trainer does not have. The script may define them itself. TRL's own scripts refuse
+/// unknown arguments and ignore unknown keys of a file; TRL's command line passes both to `accelerate launch`,
+/// which refuses them (TRL 1.16.0 `scripts/sft.py`, `cli/commands/training.py`). A misspelled batch key and a
+/// batch key of another trainer are errors: the batch would be another than the written one.
 fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
     const RULE: &str = "unknown-key";
     let this = keys::name(objective);
@@ -209,19 +234,27 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
             continue;
         }
         let at = Some(entry.name_span);
+        let file = Some(entry.name_span.file);
+        let (typed, overridden) = (file == command, file == reading.files.command_line);
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
         if !owners.is_empty() {
             let message = format!(
                 "`{name}` is a key of {} recipes, and this recipe is for {this}",
                 owners.join(", ")
             );
-            let help = format!(
-                "remove it, or set `evenkeel.objective` if this recipe is not for {this}: upstream refuses the file"
-            );
-            reading.error(RULE, at, message, help);
+            if reading.by_trl || typed || overridden || keys::sets_batch(name) {
+                let help = format!(
+                    "remove it, or set `evenkeel.objective` if this recipe is not for {this}: upstream refuses the file"
+                );
+                reading.error(RULE, at, message, help);
+            } else {
+                let help = format!(
+                    "remove it if the script does not define it, or set `evenkeel.objective` if this recipe is not for {this}"
+                );
+                reading.warning(RULE, at, message, help);
+            }
             continue;
         }
-        let typed = Some(entry.name_span.file) == command;
         if keys::is_launcher_key(name) && !typed {
             reading.warning(
                 RULE,
@@ -232,22 +265,56 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
             continue;
         }
         let message = format!("there is no key `{name}` in {this} recipes");
-        if let Some(near) = nearest(name, &known) {
+        let near = nearest(name, &known);
+        if let Some(near) = near.filter(|near| typed || overridden || keys::sets_batch(near)) {
             reading.error(RULE, at, message, format!("did you mean `{near}`?"));
-        } else if Some(entry.name_span.file) == reading.files.command_line {
+        } else if overridden {
             reading.error(RULE, at, message, "remove it, or check its spelling");
         } else if typed && reading.of_trl {
             let help = "remove it: TRL's own scripts refuse the command";
             reading.error(RULE, at, message, help);
+        } else if reading.by_trl {
+            let help =
+                "remove it: TRL's command line passes it to `accelerate launch`, which refuses it";
+            reading.error(RULE, at, message, help);
         } else {
+            let similar = near.map(|near| format!("; a similar key is `{near}`"));
             reading.warning(
                 RULE,
                 at,
                 format!("{message}: read as a key of the script itself"),
-                "remove it if it is not one: TRL's own command line refuses it",
+                format!(
+                    "remove it if it is not one: TRL's own command line refuses it{}",
+                    similar.unwrap_or_default()
+                ),
             );
         }
     }
+}
+
+/// Refuses a recipe for TRL's RLOO before 0.22, which counted its batch in prompts of an episode (0.21.0
+/// `trainer/rloo_trainer.py`, `__init__`). Returns whether it did.
+fn refuse_older_rloo(root: &Node, reading: &mut Reading) -> bool {
+    const FIELDS: [&str; 4] = [
+        "local_rollout_forward_batch_size",
+        "num_mini_batches",
+        "rloo_k",
+        "total_episodes",
+    ];
+    let entries = root.entries().unwrap_or_default();
+    let Some(entry) = entries.iter().find(|e| FIELDS.contains(&e.name.as_str())) else {
+        return false;
+    };
+    reading.error(
+        "unsupported-value",
+        Some(entry.name_span),
+        format!(
+            "`{}` belongs to TRL's RLOO before 0.22, whose batch rules are not known here",
+            entry.name
+        ),
+        "state the global batch with `--dialect transformers --global-batch-size B`",
+    );
+    true
 }
 
 /// The native name of an objective.

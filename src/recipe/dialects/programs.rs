@@ -1,5 +1,6 @@
 //! Known programs with deviating arguments. open-instruct's arguments have the names of
-//! `TrainingArguments`, but another meaning or other defaults. HALOs' sampler and labeller run in training
+//! `TrainingArguments`, but another meaning or other defaults; those of ms-swift and qlora have other
+//! defaults. HALOs' sampler and labeller run in training
 //! scripts and have a `--batch_size`, but train nothing.
 //!
 //! Source: allenai/open-instruct e6c3044, `open_instruct/`: `grpo_fast.py` (`step`, where the number of
@@ -35,16 +36,26 @@ const ROLLOUTS: [&str; 2] = [
     "num_samples_per_prompt_rollout",
 ];
 
-/// Arguments that make the data-parallel size smaller than the number of processes.
-const AXES: [&str; 4] = [
-    "sequence_parallel_size",
-    "tensor_parallel_degree",
-    "context_parallel_degree",
-    "cp_degree",
-];
+/// The programs of ms-swift that train, by their command or their module. Its per-device batch is 1 by
+/// default, and its accumulation ⌈16 / per-device batch / processes⌉, or 1 for GRPO (ms-swift 3602360
+/// `swift/trainers/arguments.py`, `swift/arguments/rlhf_args.py`).
+pub(crate) fn is_swift(script: &Path) -> bool {
+    let text = script.to_str().unwrap_or_default().replace('/', ".");
+    let text = text.strip_suffix(".py").unwrap_or(&text);
+    let modules = ["swift.cli.pt", "swift.cli.rlhf", "swift.cli.sft"];
+    text.rsplit('.').next() == Some("swift") || modules.iter().any(|module| text.ends_with(module))
+}
 
 /// Refuses a program whose arguments do not set the batch as a `Trainer`'s do.
 pub(crate) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut Reading) {
+    if is_swift(script) {
+        let defaults = "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation";
+        return require_batch(defaults, span, arguments, reading);
+    }
+    if script.file_stem().is_some_and(|stem| stem == "qlora") {
+        let defaults = "qlora has other defaults, 1 and 16";
+        return require_batch(defaults, span, arguments, reading);
+    }
     let name = name(script);
     let rollout = ROLLOUTS.iter().any(|key| arguments.get(key).is_some());
     let generates = |name: &str| GENERATING.iter().any(|begin| name.starts_with(begin));
@@ -67,29 +78,21 @@ pub(crate) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut 
     if name == "finetune_trainer" {
         return;
     }
+    let defaults = format!("open-instruct's `{name}` has other defaults than `TrainingArguments`");
+    require_batch(&defaults, span, arguments, reading);
+}
+
+/// Requires both batch numbers of a program whose defaults are not those of `TrainingArguments`.
+fn require_batch(defaults: &str, span: Span, arguments: &Node, reading: &mut Reading) {
     for key in MUST_BE_TYPED {
         if arguments.get(key).is_none() {
             reading.error(
                 "mandatory-missing",
                 Some(span),
-                format!(
-                    "open-instruct's `{name}` has other defaults than `TrainingArguments`: `{key}` is unknown"
-                ),
+                format!("{defaults}: `{key}` is unknown"),
                 format!("add `--{key} N`"),
             );
         }
-    }
-    for key in AXES {
-        let Some(size) = arguments.get(key).filter(|size| size.text() != Some("1")) else {
-            continue;
-        };
-        reading.error(
-            "unsupported-value",
-            Some(size.span),
-            format!("`{key}` of open-instruct's `{name}` divides its ranks, which is not supported"),
-            "set the batch in a native recipe, `batch: {global: B}` beside `parallel`, and start it with \
-             the program after `--`",
-        );
     }
 }
 
@@ -105,7 +108,7 @@ fn name(script: &Path) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::tests::read_command;
+    use crate::recipe::tests::{messages, read_command};
 
     fn first_problem(line: &str) -> String {
         let error = read_command(line).expect_err(line);
@@ -143,7 +146,10 @@ mod tests {
         let numbers = (batch.per_device_batch_size, batch.accumulation, batch.gpus);
         assert_eq!(numbers, (Some(1), Some(4), Some(8)));
         let divided = first_problem(&format!("{typed} --sequence_parallel_size 2"));
-        assert!(divided.contains("divides its ranks"), "{divided}");
+        assert!(
+            divided.contains("divides the data-parallel ranks"),
+            "{divided}"
+        );
         assert!(read_command(&format!("{typed} --sequence_parallel_size 1")).is_ok());
     }
 
@@ -155,6 +161,42 @@ mod tests {
         assert_eq!(
             read_command(line).unwrap().spec.batch.per_device_batch_size,
             Some(8)
+        );
+    }
+    /// Reduced from `examples/train/lora_sft.sh` of ms-swift and `scripts/generate.sh` of qlora.
+    #[test]
+    fn defaults_of_another_project_are_not_those_of_a_trainer() {
+        for (line, expected) in [
+            (
+                "swift sft --model m --per_device_train_batch_size 1",
+                "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation: \
+                 `gradient_accumulation_steps` is unknown",
+            ),
+            (
+                "torchrun --nproc_per_node 2 swift/cli/sft.py --gradient_accumulation_steps 4 --model m",
+                "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation: \
+                 `per_device_train_batch_size` is unknown",
+            ),
+            (
+                "python qlora.py --do_train True --per_device_train_batch_size 2",
+                "qlora has other defaults, 1 and 16: `gradient_accumulation_steps` is unknown",
+            ),
+            (
+                "python qlora.py --model_name_or_path m --do_train False --do_predict True",
+                "`do_train` is false: this command trains nothing",
+            ),
+        ] {
+            assert!(
+                messages(read_command(line)).contains(&expected.to_owned()),
+                "{line}"
+            );
+        }
+        let line =
+            "swift sft --model m --per_device_train_batch_size 1 --gradient_accumulation_steps 4";
+        let batch = read_command(line).unwrap().spec.batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(1), Some(4))
         );
     }
 }

@@ -1,5 +1,6 @@
 //! The list of supported dialects.
 
+use std::path::Path;
 use std::str::FromStr;
 
 use super::accelerate::Accelerate;
@@ -10,7 +11,9 @@ use super::handbook::Handbook;
 use super::native::Native;
 use super::transformers::Transformers;
 use crate::recipe::schema::dialect::Dialect;
+use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::Reader;
+use crate::recipe::syntax::node::Node;
 use crate::util::suggest;
 
 /// The readers of all supported dialects. Among equally confident readers the first wins.
@@ -27,6 +30,15 @@ pub const READERS: &[&dyn Reader] = &[
 /// The reader of a dialect; every dialect has one.
 pub(crate) fn of(dialect: Dialect) -> Option<&'static dyn Reader> {
     READERS.iter().copied().find(|r| r.dialect() == dialect)
+}
+
+/// Whether a file given alone is read as arguments of a `Trainer`, TRL's or transformers'. An empty file is:
+/// the command holds everything.
+pub(crate) fn is_trainers(root: &Node, path: &Path, origin: &Origin) -> bool {
+    let trainers: [&dyn Reader; 2] = [&Transformers, &Handbook];
+    let mut trainers = trainers.into_iter();
+    root.entries().is_some_and(<[_]>::is_empty)
+        || trainers.any(|reader| reader.detect(root, path, origin).is_some())
 }
 
 impl FromStr for Dialect {

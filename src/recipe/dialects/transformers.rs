@@ -12,6 +12,7 @@ use super::handbook::abbreviation::{Meant, meant};
 use super::handbook::keys;
 use super::handbook::values::Values;
 use super::handbook::{self, settings};
+use super::llama_factory;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
@@ -138,6 +139,9 @@ impl Reader for Transformers {
 
     fn detect(&self, root: &Node, path: &Path, _origin: &Origin) -> Option<Detected> {
         let has = |key: &&str| root.get(key).is_some();
+        if let Some(detected) = llama_factory::detect(root) {
+            return Some(detected);
+        }
         if others(root).is_some()
             || is_config(root)
             || root.get(RESERVED).is_some()
@@ -168,6 +172,13 @@ impl Reader for Transformers {
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
+        let llama_factory = llama_factory::detect(&root).is_some();
+        if refuse_no_training(&root, reading)
+            || (llama_factory && llama_factory::refuse(&root, reading))
+        {
+            let native = Node::mapping(root.span);
+            return Translated::whole(root, native);
+        }
         take_switch(&mut root, reading);
         let trainer = is_for_a_trainer(&root);
         if !trainer && let Some(plugin) = &mut reading.deepspeed_plugin {
@@ -201,7 +212,7 @@ impl Reader for Transformers {
 
 /// Whether a program takes `Trainer`'s batch arguments, or any other argument that only `Trainer`
 /// has. A program without them, or with a batch under another name, may be another training loop.
-fn is_for_a_trainer(root: &Node) -> bool {
+pub(crate) fn is_for_a_trainer(root: &Node) -> bool {
     let entries = root.entries().unwrap_or_default();
     let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&entry.name));
     let other_batch = |name: &str| {
@@ -210,6 +221,26 @@ fn is_for_a_trainer(root: &Node) -> bool {
     };
     any(&|name| BATCH.contains(&name))
         || (any(&|name| TRAINER_FIELDS.contains(&name)) && !any(&other_batch))
+}
+
+/// Refuses arguments that evaluate or predict only. Returns whether it did.
+fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
+    let stated = |key: &str| {
+        let node = root.get(key)?;
+        let text = node.text()?.to_lowercase();
+        Some((["true", "1", "yes"].contains(&text.as_str()), node.span))
+    };
+    let (message, span) = match (stated("do_train"), stated("do_predict")) {
+        (Some((false, span)), _) => ("`do_train` is false: this command trains nothing", span),
+        (None, Some((true, span))) => (
+            "`do_predict` without `do_train`: this command trains nothing",
+            span,
+        ),
+        _ => return false,
+    };
+    let help = "give the command or the file that trains";
+    reading.error("unsupported-value", Some(span), message, help);
+    true
 }
 
 fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
@@ -221,9 +252,10 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     settings::name(&values, path, &mut tree, reading);
     tree.default("budget.epochs", 3);
     tree.default("seed", 42);
-    let evaluates = handbook::training_arguments(&values, path, LOGGING_STEPS, &mut tree, reading);
+    let evaluates =
+        handbook::training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
     tree.text_if("tokenizer.path", values.text("tokenizer_name"));
-    let length = ["block_size", "max_seq_length", "max_length"];
+    let length = ["block_size", "max_seq_length", "max_length", "cutoff_len"];
     tree.plain_if(
         "data.sequence_length",
         length.iter().find_map(|key| values.int(key)),
@@ -267,7 +299,8 @@ fn warn_unknown(root: &Node, reading: &mut Reading) {
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
         let known = keys::kind_in_training(name).is_some() || keys::example(name).is_some();
-        if known || name == RESERVED || name.len() < 6 || name.len() > 80 {
+        let other = llama_factory::is_no_typo(name) || handbook::axes::is_size(name);
+        if known || other || name == RESERVED || name.len() < 6 || name.len() > 80 {
             continue;
         }
         let typed = Some(entry.name_span.file) == command;
@@ -621,8 +654,28 @@ mod tests {
         }
         let both = command("python t.py --batch_size 12 --per_device_train_batch_size 4");
         assert_eq!(both.spec.batch.per_device_batch_size, Some(4));
-        let trl = command("python sft.py --model_name_or_path m --dataset_name d");
-        assert_eq!(trl.spec.batch.per_device_batch_size, Some(8));
+        // TRL's `sft_gemma3.py`, `rloo.py` and `grpo_2048.py` set their batch themselves.
+        for line in [
+            "accelerate launch examples/scripts/rloo.py",
+            "python examples/scripts/sft_gemma3.py --model_name_or_path m",
+            "python examples/scripts/grpo_2048.py --learning_rate 1e-5",
+            "uv run examples/run_grpo.py",
+        ] {
+            let batch = command(line).spec.batch;
+            let numbers = (batch.per_device_batch_size, batch.accumulation);
+            assert_eq!(numbers, (None, None), "{line}");
+        }
+        for line in [
+            "trl sft --model_name_or_path m --dataset_name d",
+            "python trl/scripts/sft.py --model_name_or_path m --dataset_name d",
+            "python sft.py --model_name_or_path m --packing true",
+        ] {
+            assert_eq!(
+                command(line).spec.batch.per_device_batch_size,
+                Some(8),
+                "{line}"
+            );
+        }
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub fn distinctive_key(root: &Node) -> Option<&'static str> {
         "defaults",
     ];
     let has = |key: &&str| root.get(key).is_some();
+    // verl's data config has a `train_batch_size` too.
+    if has(&"train_files") {
+        return None;
+    }
     distinctive
         .into_iter()
         .find(has)

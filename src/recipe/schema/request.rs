@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::dialect::Dialect;
+use super::dialect::{Dialect, RESERVED};
 use super::environment::Environment;
 use super::origin::Origin;
 use super::overrides::Setting;
@@ -29,4 +29,16 @@ pub struct Request {
     pub version: Option<String>,
     /// Flags that set a native key. They win over everything else.
     pub settings: Vec<Setting>,
+}
+
+impl Request {
+    /// Whether the user gives the global batch, so that a recipe need not state one.
+    pub(crate) fn states_batch(&self) -> bool {
+        let typed = format!("{RESERVED}.batch.global=");
+        let flag = self
+            .settings
+            .iter()
+            .any(|setting| setting.path == "batch.global");
+        flag || self.overrides.iter().any(|text| text.starts_with(&typed))
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::recipe::dialects::handbook::keys;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -61,12 +62,15 @@ pub(crate) fn tree(
                 }
                 _ => Node::plain("true", word.span),
             },
-            [one] => scalar(one, diagnostics),
-            several => Node {
-                span: several[0].span,
-                key: None,
-                value: Value::Sequence(several.iter().map(|v| scalar(v, diagnostics)).collect()),
-            },
+            [one] => scalar(&name, one, diagnostics),
+            several => {
+                let values = several.iter().map(|v| scalar(&name, v, diagnostics));
+                Node {
+                    span: several[0].span,
+                    key: None,
+                    value: Value::Sequence(values.collect()),
+                }
+            }
         };
         match resolved {
             true => unresolved.remove(&name),
@@ -118,14 +122,19 @@ pub(crate) fn typed(text: &str, span: Span) -> Node {
     }
 }
 
-/// Parses a value: JSON if it starts with a bracket, else a scalar. Every node of a JSON value has the span
-/// of its word, since the shell's quotes shift the offsets inside.
-fn scalar(word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
+/// Parses a value of an option: JSON if it starts with a bracket, else a scalar. The value of a text field is
+/// text (`--run_name "[dpo] a"`), and so is that of an unknown option that is no JSON. Every node of a JSON
+/// value has the span of its word, since the shell's quotes shift the offsets inside.
+fn scalar(name: &str, word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
     if !word.text.starts_with(['{', '[']) {
         return typed(&word.text, word.span);
     }
+    let kind = keys::agreed(name);
     let mut problems = Vec::new();
     let parsed = yaml::parse(&word.text, word.span.file, &mut problems);
+    if kind == Some(keys::Kind::Str) || (kind.is_none() && !problems.is_empty()) {
+        return Node::string(&word.text, word.span);
+    }
     for mut problem in problems {
         problem.span = Some(word.span);
         diagnostics.push(problem);

@@ -156,6 +156,14 @@ fn by_name<'w>(
         }
         "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(word, rest)),
         "trl" if !rest.is_empty() => Some(trl(rest)),
+        // They start a process for every device of the machine.
+        "swift" | "llamafactory-cli" | "lmf" if !rest.is_empty() => Some(Launched {
+            script: Some(word),
+            arguments: &rest[1..],
+            many: true,
+            alone: None,
+            ..program(rest)
+        }),
         _ => None,
     }
 }
@@ -172,7 +180,8 @@ fn beside(torchrun: &Word) -> String {
     format!("{folder}python3")
 }
 
-fn program(words: &[Word]) -> Launched<'_> {
+/// A program with its arguments, or arguments alone.
+pub(super) fn program(words: &[Word]) -> Launched<'_> {
     let (script, arguments) = match words.split_first() {
         // A launcher without a program, as in a shortened documentation example.
         Some((first, rest)) if !first.text.starts_with('-') => (Some(first), rest),

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use super::accelerate::{self, Config};
 use super::handbook::keys;
+use super::projects::{self, Project};
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
@@ -28,6 +29,7 @@ use crate::recipe::syntax::shell::variables::Variables;
 use crate::recipe::syntax::shell::word::{self, Word};
 use arguments::Arguments;
 use launcher::{Launched, Opt};
+use script::Candidate;
 
 pub(crate) use alone::without_launcher;
 pub(crate) use hydra::Call as HydraCall;
@@ -69,6 +71,9 @@ pub(crate) struct Command {
     pub module: bool,
     /// The overrides of a Hydra program. `arguments` is empty then.
     pub hydra: Option<HydraCall>,
+    /// The project whose program the command starts, if its arguments are not read. `arguments` is empty
+    /// then.
+    pub project: Option<Given<&'static Project>>,
     /// The recipe that the command names.
     pub config: Option<PathBuf>,
     /// The recipe is the only argument, without `--config`. Upstream then reads nothing else.
@@ -180,7 +185,13 @@ pub(crate) fn parse(
     }
     let lines = scan::commands(text, file, form);
     let (commands, variables) = expanded(&lines);
-    let candidates = script::candidates(&commands, &variables);
+    let mut candidates = script::candidates(&commands, &variables);
+    if let Some(project) = projects::of_script(text)
+        && let Some(first) = candidates.first_mut()
+        && first.project.is_none()
+    {
+        first.project = Some(Given::new("command", project, first.words[0].span));
+    }
     if script::refuse_unread(&lines, &candidates, diagnostics) {
         return None;
     }
@@ -206,24 +217,27 @@ pub(crate) fn parse(
         ));
         return None;
     }
-    script::refuse_others(&candidates, diagnostics);
+    if found.project.is_none() {
+        script::refuse_others(&candidates, diagnostics);
+    }
     blanks::refuse(form, found, diagnostics);
-    Some(understand(
-        &found.launched,
-        found.last,
-        is_switch,
-        diagnostics,
-    ))
+    Some(understand(found, is_switch, diagnostics))
 }
 
 fn understand(
-    launched: &Launched<'_>,
-    last: &Word,
+    found: &Candidate<'_>,
     is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Command {
+    let Candidate {
+        launched,
+        last,
+        project,
+        ..
+    } = found;
     let start = launched.arguments.first().unwrap_or(last).span;
-    let hydra = hydra::call(launched.script, launched.arguments).map(|call| {
+    let hydra = hydra::call(launched.script, launched.arguments).filter(|_| project.is_none());
+    let hydra = hydra.map(|call| {
         let resolved = hydra::resolved(launched.arguments, diagnostics);
         let resolved = hydra::call(launched.script, &resolved);
         if let Some(word) = &call.hidden {
@@ -234,9 +248,9 @@ fn understand(
             ..call
         }
     });
-    let words = match hydra {
-        Some(_) => &[],
-        None => launched.arguments,
+    let words = match (&hydra, project) {
+        (None, None) => launched.arguments,
+        _ => &[],
     };
     unresolved::refuse(words, launched.unresolved, diagnostics);
     let Arguments {
@@ -246,6 +260,7 @@ fn understand(
     } = arguments::tree(words, start, is_switch, diagnostics);
     unresolved::take_values(&mut arguments, &unresolved, diagnostics);
     refuse_hydra(&loose, diagnostics);
+    refuse_after_config(&arguments, diagnostics);
     if launched.mixed
         && let Value::Mapping(entries) = &mut arguments.value
     {
@@ -289,6 +304,7 @@ fn understand(
         script,
         module: launched.module,
         hydra,
+        project: project.clone(),
         only_config: only_config && config.is_some(),
         config,
         tied_config,
@@ -325,6 +341,27 @@ fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
             Some(word.span),
             format!("`{text}` is a Hydra override, but other arguments of this command are not"),
             format!("pass the config tree and the overrides, `evenkeel plan config {text} …`, and an accelerate config with `--accelerate FILE`"),
+        ));
+    }
+}
+
+/// Refuses words after `--config FILE`. The option takes one value, and upstream's parsers refuse the rest
+/// (transformers 5.23.0 `hf_argparser.py`, `parse_args_into_dataclasses`).
+fn refuse_after_config(arguments: &Node, diagnostics: &mut Vec<Diagnostic>) {
+    for key in ["config", "deepspeed_config"] {
+        let words = arguments.get(key).and_then(Node::items);
+        let Some([file, word, ..]) = words else {
+            continue;
+        };
+        let (file, text) = (
+            file.text().unwrap_or_default(),
+            word.text().unwrap_or_default(),
+        );
+        diagnostics.push(Diagnostic::error(
+            "unknown-key",
+            Some(word.span),
+            format!("`{}` follows `--{key} {}`, which takes one file", short(text), short(file)),
+            "remove it, or write it as an option, `--key value`: upstream's parser refuses the command",
         ));
     }
 }

@@ -3,6 +3,8 @@
 use super::launcher::{self, Launched};
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::dialects::programs;
+use crate::recipe::dialects::projects::{self, Project};
+use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::shell::inner;
 use crate::recipe::syntax::shell::scan::{Line, Shell};
@@ -25,6 +27,8 @@ pub(crate) struct Candidate<'w> {
     /// Word after which text may be added.
     pub last: &'w Word,
     pub words: &'w [Word],
+    /// The project whose arguments are not read.
+    pub project: Option<Given<&'static Project>>,
 }
 
 /// How likely a command is the training.
@@ -57,7 +61,11 @@ impl Candidate<'_> {
             .iter()
             .any(|word| word.unresolved_extent().is_some());
         let named = launched.script.map(|word| word.text.as_ref());
-        if any(&|name| BATCH.contains(&name)) || hydra || launched.arguments.iter().any(file) {
+        if self.project.is_some()
+            || any(&|name| BATCH.contains(&name))
+            || hydra
+            || launched.arguments.iter().any(file)
+        {
             Likely::Batch
         } else if launched.many
             || any(&|name| keys::kind_in_training(name).is_some())
@@ -79,7 +87,12 @@ pub(crate) fn candidates<'w>(
     let found = commands.iter().filter(|words| !inner::is_harmless(words));
     let mut found: Vec<(Likely, Candidate<'w>)> = found
         .filter_map(|words| {
-            let launched = launcher::find(words, variables)?;
+            if projects::trains_nothing(words) {
+                return None;
+            }
+            let project = projects::of_command(words);
+            let launched = launcher::find(words, variables)
+                .or_else(|| project.is_some().then(|| launcher::program(words)))?;
             let script = launched.script.map(|word| word.text.as_str());
             if script.is_some_and(programs::trains_nothing) {
                 return None;
@@ -88,6 +101,7 @@ pub(crate) fn candidates<'w>(
                 last: launched.arguments.last().or(words.last())?,
                 launched,
                 words,
+                project,
             };
             Some((candidate.likely(), candidate))
         })

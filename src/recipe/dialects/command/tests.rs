@@ -486,3 +486,34 @@ fn numbers_are_parsed_as_by_pythons_int() {
         assert_eq!(launched(&text), None, "{unknown}");
     }
 }
+
+/// Upstream's parsers refuse the word: `--config` takes one file.
+#[test]
+fn a_word_after_the_config_is_refused() {
+    for line in [
+        "python grpo.py --config real.yaml x=1",
+        "trl sft --config real.yaml more.yaml",
+        "deepspeed --num_gpus 2 t.py --deepspeed_config ds.json x=1",
+    ] {
+        let message = refused(line).unwrap_or_default();
+        assert!(
+            message.contains("which takes one file"),
+            "{line}: {message}"
+        );
+    }
+}
+
+#[test]
+fn a_text_with_a_bracket_is_text() {
+    let line = "python t.py --per_device_train_batch_size 4";
+    for (option, key, text) in [
+        ("--run_name '[dpo] a'", "run_name", "[dpo] a"),
+        ("--output_dir '{x}'", "output_dir", "{x}"),
+        ("--my_own '[a] b'", "my_own", "[a] b"),
+    ] {
+        let line = format!("{line} {option}");
+        assert_eq!(argument(&line, key).as_deref(), Some(text), "{option}");
+    }
+    let list = understood(&format!("{line} --report_to '[\"wandb\"]'")).unwrap();
+    assert_eq!(list.arguments.get("report_to").unwrap().kind(), "a list");
+}

@@ -1,9 +1,10 @@
 //! The keys of alignment-handbook and TRL files, with their types.
 //!
 //! Names and types are those of the upstream dataclasses, over the versions in use: transformers
-//! 4.57.6 and 5.23.0 (`training_args.py`), TRL 0.9.6, 0.19.1, 0.24.0 and f2cd577
-//! (`trainer/*_config.py`, `scripts/utils.py`), alignment-handbook 925acdf and before 19f0345
-//! (`configs.py`). The reader accepts recipes of all these versions.
+//! 4.40.2 to 5.23.0 (`training_args.py`), TRL 0.9.6 to 1.16.0, the last patch of each minor version, and
+//! f2cd577 (`trainer/*_config.py`, `scripts/utils.py`), alignment-handbook 925acdf and before 19f0345
+//! (`configs.py`), open-r1 1416fa0 (`configs.py`, over its history). The reader accepts recipes of all
+//! these versions: `use_liger` (TRL until 0.17) beside `use_liger_kernel`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -96,30 +97,37 @@ const HANDBOOK: &str = "\
     truncation_side:str use_flash_attention_2:bool wandb_entity:str wandb_project:str \
     wandb_run_group:str";
 
+/// open-r1's `GRPOScriptArguments`, the arguments of its rewards.
+const REWARDS: &str = "\
+    code_eval_partial_grading:bool code_eval_scoring_mode:str code_eval_test_batch_size:int \
+    code_language:str code_provider:str cosine_max_len:int cosine_max_value_correct:float \
+    cosine_max_value_wrong:float cosine_min_value_correct:float cosine_min_value_wrong:float \
+    dataset_prompt_column:str e2b_router_url:str ioi_provider:str max_completion_len:int \
+    morph_router_url:str parallel_code_exec_per_proc:int repetition_max_penalty:float \
+    repetition_n_grams:int soft_punish_cache:int";
+
 /// TRL `SFTConfig`.
 const SFT: &str = "\
     activation_offloading:bool assistant_only_loss:bool chars_per_token:float \
-    chat_template_path:str completion_only_loss:bool dataset_batch_size:int \
-    dataset_kwargs:dict dataset_num_proc:int dataset_text_field:str eos_token:str \
-    eval_packing:bool loss_type:str max_length:int max_seq_length:int model_init_kwargs:dict \
-    num_of_sequences:int packing:bool packing_strategy:str pad_to_multiple_of:int \
-    pad_token:str padding_free:bool router_aux_loss_coef:float shuffle_dataset:bool \
-    truncation_mode:str";
+    chat_template_path:str completion_only_loss:bool dataset_batch_size:int dataset_kwargs:dict \
+    dataset_num_proc:int dataset_text_field:str eos_token:str eval_packing:bool loss_type:str \
+    max_length:int max_seq_length:int model_init_kwargs:dict num_of_sequences:int packing:bool \
+    packing_strategy:str pad_to_multiple_of:int pad_token:str padding_free:bool \
+    router_aux_loss_coef:float shuffle_dataset:bool truncation_mode:str use_liger:bool";
 
 /// TRL `DPOConfig`.
 const DPO: &str = "\
     activation_offloading:bool base_model_attribute_name:str beta:float dataset_num_proc:int \
-    disable_dropout:bool discopop_tau:float f_alpha_divergence_coef:float \
-    f_divergence_type:str force_use_ref_model:bool generate_during_eval:bool \
-    is_encoder_decoder:bool label_pad_token_id:int label_smoothing:float ld_alpha:float \
-    loss_type:list loss_weights:list max_completion_length:int max_length:int \
-    max_prompt_length:int max_target_length:int model_adapter_name:str model_init_kwargs:dict \
-    pad_to_multiple_of:int pad_token:str padding_free:bool padding_value:int \
-    precompute_ref_batch_size:int precompute_ref_log_probs:bool ref_adapter_name:str \
-    ref_model_init_kwargs:dict ref_model_mixup_alpha:float ref_model_sync_steps:int \
-    reference_free:bool router_aux_loss_coef:float rpo_alpha:float sync_ref_model:bool \
-    tools:any truncation_mode:str use_liger_loss:bool use_logits_to_keep:bool \
-    use_weighting:bool";
+    disable_dropout:bool discopop_tau:float f_alpha_divergence_coef:float f_divergence_type:str \
+    force_use_ref_model:bool generate_during_eval:bool is_encoder_decoder:bool \
+    label_pad_token_id:int label_smoothing:float ld_alpha:float loss_type:list loss_weights:list \
+    max_completion_length:int max_length:int max_prompt_length:int max_target_length:int \
+    model_adapter_name:str model_init_kwargs:dict pad_to_multiple_of:int pad_token:str \
+    padding_free:bool padding_value:int precompute_ref_batch_size:int \
+    precompute_ref_log_probs:bool ref_adapter_name:str ref_model_init_kwargs:dict \
+    ref_model_mixup_alpha:float ref_model_sync_steps:int reference_free:bool \
+    router_aux_loss_coef:float rpo_alpha:float sync_ref_model:bool tools:any truncation_mode:str \
+    use_liger_loss:bool use_logits_to_keep:bool use_num_logits_to_keep:bool use_weighting:bool";
 
 /// TRL `KTOConfig`.
 const KTO: &str = "\
@@ -139,58 +147,61 @@ const ORPO: &str = "\
     is_encoder_decoder:bool label_pad_token_id:int max_completion_length:int max_length:int \
     max_prompt_length:int model_init_kwargs:dict padding_value:int truncation_mode:str";
 
-/// TRL `CPOConfig`.
+/// TRL `CPOConfig`, and SimPO's own `SimPOConfig` (1b3e8f3; `gamma` until 2024-07).
 const SIMPO: &str = "\
-    alpha:float beta:float cpo_alpha:float dataset_num_proc:int disable_dropout:bool \
-    generate_during_eval:bool is_encoder_decoder:bool label_pad_token_id:int \
-    label_smoothing:float loss_type:str max_completion_length:int max_length:int \
-    max_prompt_length:int max_target_length:int model_init_kwargs:dict padding_value:int \
-    simpo_gamma:float truncation_mode:str";
+    alpha:float beta:float cpo_alpha:float dataset_num_proc:int disable_dropout:bool gamma:float \
+    gamma_beta_ratio:float generate_during_eval:bool is_encoder_decoder:bool \
+    label_pad_token_id:int label_smoothing:float loss_type:str max_completion_length:int \
+    max_length:int max_prompt_length:int max_target_length:int model_init_kwargs:dict \
+    padding_value:int sft_weight:float simpo_gamma:float truncation_mode:str";
 
 /// TRL `GRPOConfig`.
 const GRPO: &str = "\
     beta:float cache_implementation:str cast_lm_head_to_fp32:bool chat_template_kwargs:dict \
     delta:float disable_dropout:bool ds3_gather_for_generation:bool entropy_coef:float \
-    entropy_coef_delta:float entropy_coef_max:float entropy_coef_min:float \
-    entropy_target:float epsilon:float epsilon_high:float generation_batch_size:int \
-    generation_kwargs:dict importance_sampling_level:str log_completions:bool \
-    log_completions_hub_repo:str log_multimodal:bool log_unique_prompts:bool loss_type:str \
-    mask_truncated_completions:bool max_completion_length:int max_prompt_length:int \
-    max_tool_calling_iterations:int min_p:float model_init_kwargs:dict \
-    multi_objective_aggregation:str num_completions_to_print:int num_generations:int \
-    num_generations_eval:int num_iterations:int off_policy_mask_threshold:float \
-    pad_to_multiple_of:int ref_model_mixup_alpha:float ref_model_sync_steps:int \
-    repetition_penalty:float reward_weights:list router_aux_loss_coef:float \
-    sapo_temperature_neg:float sapo_temperature_pos:float scale_rewards:any \
-    shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool temperature:float \
-    top_entropy_quantile:float top_k:int top_p:float \
+    entropy_coef_delta:float entropy_coef_max:float entropy_coef_min:float entropy_target:float \
+    epsilon:float epsilon_high:float generation_batch_size:int generation_kwargs:dict \
+    importance_sampling_level:str log_completions:bool log_completions_hub_repo:str \
+    log_multimodal:bool log_unique_prompts:bool loss_type:str mask_truncated_completions:bool \
+    max_completion_length:int max_prompt_length:int max_tool_calling_iterations:int min_p:float \
+    model_init_kwargs:dict multi_objective_aggregation:str num_completions_to_print:int \
+    num_generations:int num_generations_eval:int num_iterations:int \
+    off_policy_mask_threshold:float pad_to_multiple_of:int ref_model_mixup_alpha:float \
+    ref_model_sync_steps:int repetition_penalty:float reward_weights:list \
+    router_aux_loss_coef:float sapo_temperature_neg:float sapo_temperature_pos:float \
+    scale_rewards:any shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool \
+    temperature:float top_entropy_quantile:float top_k:int top_p:float \
     transformers_continuous_batching_config:dict use_adaptive_entropy:bool \
     use_bias_correction_kl:bool use_liger_loss:bool use_transformers_continuous_batching:bool \
     use_transformers_paged:bool use_vllm:bool vespo_k_neg:float vespo_k_pos:float \
-    vespo_lambda_neg:float vespo_lambda_pos:float vllm_enable_sleep_mode:bool \
+    vespo_lambda_neg:float vespo_lambda_pos:float vllm_device:str vllm_dtype:str \
+    vllm_enable_prefix_caching:bool vllm_enable_sleep_mode:bool \
     vllm_gpu_memory_utilization:float vllm_group_port:int vllm_guided_decoding_regex:str \
     vllm_importance_sampling_cap:float vllm_importance_sampling_clip_max:float \
     vllm_importance_sampling_clip_min:float vllm_importance_sampling_correction:bool \
-    vllm_importance_sampling_mode:str vllm_max_model_length:int vllm_mode:str \
-    vllm_model_impl:str vllm_server_base_url:str vllm_server_host:str vllm_server_port:int \
-    vllm_server_timeout:float vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int \
-    wandb_log_unique_prompts:bool";
+    vllm_importance_sampling_mode:str vllm_max_model_len:int vllm_max_model_length:int \
+    vllm_mode:str vllm_model_impl:str vllm_server_base_url:str vllm_server_host:str \
+    vllm_server_port:int vllm_server_timeout:float vllm_structured_outputs_regex:str \
+    vllm_tensor_parallel_size:int wandb_log_unique_prompts:bool";
 
 /// TRL `RLOOConfig` since 0.22.
 const RLOO: &str = "\
     beta:float cache_implementation:str chat_template_kwargs:dict disable_dropout:bool \
     ds3_gather_for_generation:bool epsilon:float epsilon_high:float generation_batch_size:int \
-    generation_kwargs:dict log_completions:bool log_unique_prompts:bool \
+    generation_kwargs:dict log_completions:bool log_multimodal:bool log_unique_prompts:bool \
     mask_truncated_completions:bool max_completion_length:int max_prompt_length:int min_p:float \
     model_init_kwargs:dict normalize_advantages:bool num_completions_to_print:int \
-    num_generations:int num_generations_eval:int num_iterations:int ref_model_mixup_alpha:float \
-    ref_model_sync_steps:int repetition_penalty:float reward_clip_range:list \
-    reward_weights:list shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool \
-    temperature:float top_k:int top_p:float use_transformers_paged:bool use_vllm:bool \
-    vllm_enable_sleep_mode:bool vllm_gpu_memory_utilization:float vllm_group_port:int \
-    vllm_guided_decoding_regex:str vllm_max_model_length:int vllm_mode:str vllm_model_impl:str \
-    vllm_server_base_url:str vllm_server_host:str vllm_server_port:int \
-    vllm_server_timeout:float vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int";
+    num_generations:int num_generations_eval:int num_iterations:int pad_to_multiple_of:int \
+    ref_model_mixup_alpha:float ref_model_sync_steps:int repetition_penalty:float \
+    reward_clip_range:list reward_weights:list router_aux_loss_coef:float shuffle_dataset:bool \
+    steps_per_generation:int sync_ref_model:bool temperature:float top_k:int top_p:float \
+    transformers_continuous_batching_config:dict use_transformers_continuous_batching:bool \
+    use_transformers_paged:bool use_vllm:bool vllm_enable_sleep_mode:bool \
+    vllm_gpu_memory_utilization:float vllm_group_port:int vllm_guided_decoding_regex:str \
+    vllm_max_model_length:int vllm_mode:str vllm_model_impl:str vllm_server_base_url:str \
+    vllm_server_host:str vllm_server_port:int vllm_server_timeout:float \
+    vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int \
+    wandb_log_unique_prompts:bool";
 
 /// TRL `PPOConfig`.
 const PPO: &str = "\
@@ -213,7 +224,7 @@ const REWARD: &str = "\
 /// The tables that every trainer shares.
 const SHARED: &[&str] = &[TRAINING, MODEL, SCRIPT, HANDBOOK];
 
-/// A trainer, its common name and its own table.
+/// A trainer, its common name and its own tables.
 const TRAINERS: &[(Objective, &str, &str)] = &[
     (Objective::Sft, "SFT", SFT),
     (Objective::LanguageModelling, "continued pre-training", SFT),
@@ -222,6 +233,7 @@ const TRAINERS: &[(Objective, &str, &str)] = &[
     (Objective::Orpo, "ORPO", ORPO),
     (Objective::Simpo, "CPO/SimPO", SIMPO),
     (Objective::Grpo, "GRPO", GRPO),
+    (Objective::Grpo, "GRPO", REWARDS),
     (Objective::Rloo, "RLOO", RLOO),
     (Objective::Ppo, "PPO", PPO),
     (Objective::Reward, "reward", REWARD),
@@ -307,6 +319,28 @@ pub(crate) fn is_known(key: &str) -> bool {
 /// Every key of every trainer.
 pub(crate) fn all() -> impl Iterator<Item = &'static str> {
     INDEX.keys().copied()
+}
+
+/// Whether the batch depends on a key.
+pub(crate) fn sets_batch(key: &str) -> bool {
+    const BATCH: [&str; 15] = [
+        "auto_find_batch_size",
+        "batch_size",
+        "generation_batch_size",
+        "gradient_accumulation_steps",
+        "micro_batch_size",
+        "mini_batch_size",
+        "num_generations",
+        "num_mini_batches",
+        "parallelism_config",
+        "per_device_train_batch_size",
+        "per_gpu_train_batch_size",
+        "split_batches",
+        "steps_per_generation",
+        "total_episodes",
+        "tp_size",
+    ];
+    BATCH.contains(&key)
 }
 
 /// Whether other scripts commonly define an argument of this name too: for the model and its
@@ -410,6 +444,8 @@ const EXAMPLES: &[(&str, Kind)] = &[
     ("attn_implementation", Kind::Str),
     ("block_size", Kind::Int),
     ("config_name", Kind::Str),
+    // LLaMA-Factory's sequence length.
+    ("cutoff_len", Kind::Int),
     ("dataset_config_name", Kind::Str),
     ("dataset_name", Kind::Str),
     ("dtype", Kind::Str),

@@ -59,29 +59,27 @@ pub(super) fn unsupported(path: &Path) -> Option<&'static str> {
 }
 
 /// The first of these decides: the reserved key, the file's path, keys that only one trainer has,
-/// the names of outputs. Without any of them the objective is SFT, the handbook's first stage.
-pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Objective {
+/// the names of outputs. Without any of them the objective is SFT, the handbook's first stage. `None`: the
+/// trainer is refused.
+pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Option<Objective> {
     let stated = root.get(RESERVED).and_then(|over| over.get("objective"));
     if let Some(objective) = stated.and_then(Node::text).and_then(native) {
-        return objective;
+        return Some(objective);
     }
     let command = reading.files.command.map(|(file, _)| file);
     // Reading the command refuses a program.
     if Some(root.span.file) != command {
         let folder = path.parent().filter(|_| by_place(path).is_none());
-        let before = reading.diagnostics.len();
-        for named in [Some(path), folder].into_iter().flatten() {
-            super::refuse_unsupported(named, Some(root.span), reading);
-        }
-        if reading.diagnostics.len() > before {
-            return Objective::Sft;
+        let mut named = [Some(path), folder].into_iter().flatten();
+        if named.any(|named| super::refuse_unsupported(named, Some(root.span), reading)) {
+            return None;
         }
     }
     if let Some(objective) = by_place(path)
         .or_else(|| by_keys(root))
         .or_else(|| by_names(root))
     {
-        return objective;
+        return Some(objective);
     }
     reading.warning(
         "objective-assumed",
@@ -89,7 +87,7 @@ pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Objecti
         "neither the file's folder nor its keys name a trainer: read as SFT",
         "move it to a folder named `sft`, `dpo`, …, or set `evenkeel.objective=dpo`",
     );
-    Objective::Sft
+    Some(Objective::Sft)
 }
 
 /// An objective by its native name.

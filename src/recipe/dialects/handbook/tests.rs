@@ -426,12 +426,12 @@ fn abbreviated_options_are_read_as_by_argparse() {
 #[test]
 fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
     let found = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
-    let unknown = found("dataset_prompt_column: problem\n", &[]);
-    let expected = "3: warning[unknown-key] there is no key `dataset_prompt_column` in GRPO recipes: \
+    let unknown = found("solution_column: problem\n", &[]);
+    let expected = "3: warning[unknown-key] there is no key `solution_column` in GRPO recipes: \
                     read as a key of the script itself (remove it if it is not one: TRL's own command \
                     line refuses it)";
     assert_eq!(unknown, expected);
-    assert!(found("", &["dataset_prompt_column=x"]).starts_with("1: error[unknown-key]"));
+    assert!(found("", &["solution_column=x"]).starts_with("1: error[unknown-key]"));
     assert!(found("num_generation: 4\n", &[]).contains("error[unknown-key]"));
     let line = |script: &str| {
         let line = format!("accelerate launch --num_processes 4 {script} --prompt_column x");
@@ -446,6 +446,58 @@ fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
         error.to_string().contains("TRL's own scripts refuse"),
         "{error}"
     );
+}
+
+/// Keys of files of open-r1, SimPO and TRL's history, which other versions and scripts read.
+#[test]
+fn a_key_of_another_version_or_script_is_no_error() {
+    for (folder, lines) in [
+        ("sft", "use_liger: true\n"),
+        (
+            "grpo",
+            "repetition_max_penalty: -0.1\nmax_completion_len: 512\nvllm_device: auto\n",
+        ),
+        ("simpo", "gamma: 1.6\nbeta: 2.0\n"),
+        ("simpo", "gamma_beta_ratio: 0.5\nsft_weight: 0.1\n"),
+        ("dpo", "use_num_logits_to_keep: true\n"),
+    ] {
+        assert_eq!(problems(folder, lines, &[]), "", "{lines}");
+    }
+    insta::assert_snapshot!(problems("sft", "seq_length: 512\ntemperature: 0.7\n", &[]), @"
+    3: warning[unknown-key] there is no key `seq_length` in SFT recipes: read as a key of the script itself (remove it if it is not one: TRL's own command line refuses it; a similar key is `max_length`)
+    4: warning[unknown-key] `temperature` is a key of GRPO, RLOO, PPO recipes, and this recipe is for SFT (remove it if the script does not define it, or set `evenkeel.objective` if this recipe is not for SFT)
+    ");
+}
+
+#[test]
+fn trls_command_line_refuses_an_unknown_key_of_the_recipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sft.yaml");
+    std::fs::write(&path, "per_device_train_batch_size: 4\nseq_length: 512\n").unwrap();
+    let found = |start: &str| {
+        let line = format!("{start} --config {}", path.display());
+        let recipe = read(&Request {
+            command: line.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        });
+        recipe.map_err(|error| error.to_string())
+    };
+    let error = found("trl sft").unwrap_err();
+    assert!(
+        error.contains("passes it to `accelerate launch`"),
+        "{error}"
+    );
+    assert!(found("accelerate launch --num_processes 2 trl/scripts/sft.py").is_ok());
+}
+
+#[test]
+fn rloo_before_0_22_is_refused() {
+    let found = problems("rloo", "rloo_k: 4\ntotal_episodes: 10000\n", &[]);
+    assert!(
+        found.starts_with("3: error[unsupported-value] `rloo_k` belongs to TRL's RLOO before 0.22"),
+        "{found}"
+    );
+    assert_eq!(found.lines().count(), 1, "{found}");
 }
 
 #[test]

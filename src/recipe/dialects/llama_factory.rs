@@ -1,0 +1,141 @@
+//! LLaMA-Factory's arguments. Its plain trainings are those of transformers' `Trainer`, with further keys for
+//! the data and the adapters. Its other modes set the batch in another way, or train nothing.
+//!
+//! Source: LLaMA-Factory ff6d4d1 `hparams/*_args.py`, `train/tuner.py` (`run_exp`), `hparams/parser.py`.
+
+use crate::recipe::schema::reader::{Confidence, Detected};
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::syntax::node::Node;
+
+/// Keys that only its files have.
+const DISTINCTIVE: [&str; 5] = [
+    "finetuning_type",
+    "cutoff_len",
+    "infer_backend",
+    "export_dir",
+    "eval_dataset",
+];
+
+/// Its keys that resemble a field of `TrainingArguments`.
+const RESEMBLING: [&str; 2] = ["fp8_backend", "lora_rank"];
+
+/// Whether a file or command is LLaMA-Factory's.
+pub(crate) fn detect(root: &Node) -> Option<Detected> {
+    let has = |key: &&str| root.get(key).is_some();
+    // The template of a chat is mandatory, but also a key of other projects.
+    let key = DISTINCTIVE.into_iter().find(has)?;
+    let certain = key == "finetuning_type" || has(&"template") || has(&"stage");
+    certain.then(|| Detected {
+        confidence: Confidence::Likely,
+        reason: format!("it has LLaMA-Factory's key `{key}`"),
+    })
+}
+
+/// Whether a key is LLaMA-Factory's and no misspelled field of `TrainingArguments`.
+pub(crate) fn is_no_typo(key: &str) -> bool {
+    RESEMBLING.contains(&key)
+}
+
+/// Switches of back ends that set the batch in another way.
+const BACK_ENDS: [&str; 3] = ["use_mca", "use_megatron_bridge", "use_hyper_parallel"];
+
+/// Refuses a file that trains nothing, or whose batch is not per-device batch × accumulation × ranks.
+/// Returns whether it did.
+pub(crate) fn refuse(root: &Node, reading: &mut Reading) -> bool {
+    let text = |key: &str| root.get(key).and_then(Node::text);
+    let on = |key: &&str| text(key).is_some_and(|text| text.eq_ignore_ascii_case("true"));
+    if !on(&"do_train") {
+        reading.error(
+            "unsupported-value",
+            Some(root.span),
+            "LLaMA-Factory trains nothing without `do_train: true`: this file predicts, exports or serves",
+            "give the file that trains",
+        );
+        return true;
+    }
+    let back_end = BACK_ENDS.into_iter().find(on);
+    let ppo = (text("stage") == Some("ppo")).then_some("stage");
+    let Some(node) = back_end.or(ppo).and_then(|key| root.get(key)) else {
+        return false;
+    };
+    let key = back_end.unwrap_or("stage: ppo");
+    reading.error(
+        "unsupported-value",
+        Some(node.span),
+        format!("`{key}` of LLaMA-Factory sets the batch in another way, which is not read"),
+        "give the samples per step as `--global-batch-size B` beside `--dialect transformers`, and other axes \
+         than data as `evenkeel.parallel.tensor=N`",
+    );
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::schema::dialect::Dialect;
+    use crate::recipe::schema::request::Request;
+    use crate::recipe::tests::{messages, read_command};
+    use crate::recipe::{ReadError, Recipe, read_text};
+
+    /// `examples/train_lora/qwen3_lora_sft.yaml`, reduced.
+    const SFT: &str = "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\n\
+        lora_target: all\ndataset: identity\ntemplate: qwen3_nothink\ncutoff_len: 2048\n\
+        output_dir: saves/x\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n\
+        learning_rate: 1.0e-4\nnum_train_epochs: 3.0\nbf16: true\n";
+
+    fn config(text: &str) -> Result<Recipe, ReadError> {
+        let request = Request {
+            path: "qwen3_lora_sft.yaml".into(),
+            ..Request::default()
+        };
+        read_text(&request, text.to_owned())
+    }
+
+    #[test]
+    fn a_plain_training_is_read_with_its_own_keys() {
+        let recipe = config(&format!("{SFT}do_train: true\n")).unwrap();
+        assert_eq!(recipe.dialect, Dialect::Transformers);
+        assert_eq!(
+            recipe.detected,
+            "it has LLaMA-Factory's key `finetuning_type`"
+        );
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(1), Some(8))
+        );
+        assert_eq!(recipe.spec.data.sequence_length, 2048);
+        let rules: Vec<&str> = recipe.diagnostics.iter().map(|d| d.rule.as_str()).collect();
+        assert_eq!(rules, [] as [&str; 0]);
+        let line = "llamafactory-cli train --stage sft --finetuning_type lora --do_train \
+                    --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --template x";
+        let batch = read_command(line).unwrap().spec.batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(2), Some(4))
+        );
+    }
+
+    #[test]
+    fn a_file_that_trains_nothing_or_in_another_way_is_refused() {
+        for (text, expected) in [
+            ("do_train: false\ndo_predict: true\n", "trains nothing"),
+            ("do_predict: true\n", "trains nothing"),
+            (
+                "do_train: true\nuse_mca: true\n",
+                "`use_mca` of LLaMA-Factory sets",
+            ),
+            (
+                "do_train: true\ntensor_model_parallel_size: 4\n",
+                "`tensor_model_parallel_size` is 4",
+            ),
+        ] {
+            let problems = messages(config(&format!("{SFT}{text}")));
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].contains(expected), "{problems:?}");
+        }
+        let merge = "model_name_or_path: m\ntemplate: qwen3\nexport_dir: saves/merged\n";
+        assert!(messages(config(merge))[0].contains("trains nothing"));
+        let ppo = SFT.replace("stage: sft", "stage: ppo");
+        assert!(messages(config(&format!("{ppo}do_train: true\n")))[0].contains("`stage: ppo`"));
+    }
+}
