@@ -52,6 +52,18 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         }
     };
     let batch = made.batch;
+    if batch == 0 {
+        findings.at(
+            &paths,
+            format!(
+                "DeepSpeed's elasticity makes a batch of 0 out of {} {} in a world of {world}",
+                case.key(limit),
+                elastic.max_batch
+            ),
+            "raise the maximum batch to at least the smallest micro-batch × the data-parallel size",
+        );
+        return;
+    }
     if made.per_device_batch_size.is_none() {
         findings.at(
             &paths,
@@ -139,6 +151,17 @@ mod tests {
         let plan = plan(&recipe, &PlanRequest::gpus(6)).unwrap();
         // The largest micro-batch of the list that divides 120 / 6 = 20.
         assert_eq!(plan.formula, "6 × 4 × 5 = 120");
+    }
+
+    #[test]
+    fn a_batch_of_0_is_an_error() {
+        let mut recipe = elastic(ElasticVersion::V02);
+        let elastic = recipe.spec.batch.elastic.as_mut().unwrap();
+        (elastic.max_batch, elastic.micro_batches) = (1, vec![1]);
+        let (severity, message) = found(&recipe, 8).unwrap();
+        assert_eq!(severity, Severity::Error);
+        assert!(message.contains("a batch of 0 out of"), "{message}");
+        assert!(plan(&recipe, &PlanRequest::gpus(8)).is_err());
     }
 
     #[test]
