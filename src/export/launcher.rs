@@ -35,6 +35,14 @@ pub enum LaunchError {
         /// The variable, as the command spells it.
         text: String,
     },
+    /// An unresolved variable follows the launcher's options.
+    #[error(
+        "`{text}` is unresolved and may set the number of processes again (write its words out in the command)"
+    )]
+    Unresolved {
+        /// The variable, as the command spells it.
+        text: String,
+    },
     /// The launcher takes a list of devices, which a number cannot replace.
     #[error("`{text}` lists devices one by one (use `--num_gpus` instead)")]
     Devices {
@@ -157,6 +165,10 @@ pub(super) fn relaunch(
         Launcher::Accelerate | Launcher::Trl => {
             accelerate(recipe, &call, numbers, file, &mut new)?;
         }
+    }
+    let relaunches = !new.edits.is_empty() || !new.added.is_empty();
+    if let Some(text) = call.hidden.clone().filter(|_| relaunches) {
+        return Err(LaunchError::Unresolved { text });
     }
     for (start, end, with) in &mut new.edits {
         // A variable may hold more than the value.
@@ -452,8 +464,8 @@ mod tests {
 
     use crate::export::tests::{Job, numbers};
     use crate::export::{BatchNumbers, Form, emit};
-    use crate::recipe::read;
     use crate::recipe::schema::request::Request;
+    use crate::recipe::{Setting, read};
 
     const TRAINER: &str = "t.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
@@ -528,6 +540,32 @@ mod tests {
         );
         let named = written("deepspeed --include localhost:0,1", &two);
         assert!(named.starts_with("`localhost:0,1` lists"), "{named}");
+    }
+
+    #[test]
+    fn a_variable_that_may_set_the_processes_again_is_refused() {
+        for launcher in [
+            "torchrun --nproc_per_node 8 $EXTRA",
+            "torchrun $EXTRA --nproc_per_node 8",
+            "deepspeed --num_gpus 8 $EXTRA",
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("run.sh");
+            std::fs::write(&path, format!("{launcher} {TRAINER}\n")).unwrap();
+            let gpus = Setting {
+                flag: "--recipe-gpus",
+                path: "batch.gpus",
+                value: "8".to_owned(),
+            };
+            let recipe = read(&Request {
+                path,
+                settings: vec![gpus],
+                ..Request::default()
+            });
+            let error = emit(&recipe.unwrap(), &numbers(4, 4, 4), Form::Recipe).unwrap_err();
+            let expected = "`$EXTRA` is unresolved and may set the number of processes again";
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! 54bec9d (`examples/configs/`), verl b178a3c (`trainer/config/`), OpenRLHF 3c3be62 (`cli/`), Megatron-LM
 //! d98e8a6 (`training/arguments.py`), ms-swift 3602360 (`swift/arguments/`, `swift/megatron/`).
 
+use crate::recipe::dialects::command::launcher::value_sources;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Given;
@@ -269,12 +270,7 @@ const TRAINING: [(&str, &[&str]); 7] = [
 /// Whether a command calls one of these programs for something else: `swift infer`, `trl vllm-serve`.
 pub(crate) fn trains_nothing(words: &[Word]) -> bool {
     let text = |at: usize| words.get(at).map(|word| word.text.as_str());
-    (0..words.len()).any(|at| {
-        // The value of an option, as in `uv run --with trl`.
-        let option = at.checked_sub(1).and_then(text);
-        if option.is_some_and(|option| option.starts_with('-') && option != "-m") {
-            return false;
-        }
+    value_sources(words).any(|at| {
         let name = words[at].text.rsplit('/').next().unwrap_or_default();
         let mut programs = TRAINING.iter();
         let found = programs.find(|(program, _)| *program == name);
@@ -454,6 +450,7 @@ mod tests {
             "axolotl merge-lora a.yml --x 1",
             "llamafactory-cli export a.yaml --x 1",
             "trl vllm-serve --model m --per_device_train_batch_size 1",
+            "srun --nodes=1 --nodelist=n trl vllm-serve --model m --tensor_parallel_size 2",
         ] {
             assert_eq!(
                 problem(read_command(line)),

@@ -22,6 +22,7 @@ use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::Span;
 use crate::util::suggest::short;
 
+pub(crate) use before::value_sources;
 use known::{ACCELERATE, DEEPSPEED, Options, PYTHON, TORCH_LAUNCH, TORCHRUN};
 use options::{Given, options, value};
 pub(crate) use options::{Opt, option};
@@ -70,6 +71,8 @@ pub(crate) struct Launched<'w> {
     pub many: bool,
     /// An unresolved word that may hold launcher options.
     pub unresolved: Option<&'w Word>,
+    /// An unresolved word among the options, which may hold further ones. The user then gives the world.
+    pub hidden: Option<&'w Word>,
     /// The words before the program that start it without the launcher. `None`: the launcher does more than
     /// start processes.
     pub alone: Option<Vec<String>>,
@@ -126,7 +129,7 @@ fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
 }
 
 fn launcher<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
-    before::value_sources(words).find_map(|at| {
+    value_sources(words).find_map(|at| {
         let environment = Environment {
             before: &words[..at],
             variables,
@@ -200,6 +203,7 @@ pub(super) fn program(words: &[Word]) -> Launched<'_> {
         mixed: false,
         many: false,
         unresolved: None,
+        hidden: None,
         alone: Some(Vec::new()),
     }
 }
@@ -292,6 +296,7 @@ fn torchrun<'w>(
     }
     Launched {
         launcher: Launcher::Torchrun,
+        hidden: unresolved,
         options,
         refused,
         room: launcher.span.end,
@@ -319,6 +324,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
     };
     if unresolved.is_some() {
         return Launched {
+            hidden: unresolved,
             options,
             refused,
             ..launched

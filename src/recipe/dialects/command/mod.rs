@@ -417,6 +417,8 @@ pub(crate) struct Call {
     pub room: usize,
     /// The command names its program.
     pub has_program: bool,
+    /// An unresolved word among the launcher's options.
+    pub hidden: Option<String>,
     options: Vec<Opt>,
 }
 
@@ -431,6 +433,7 @@ impl Call {
             launcher: launched.launcher,
             room: launched.room,
             has_program: launched.script.is_some(),
+            hidden: launched.hidden.map(|word| word.text.clone()),
             options: launched.options,
         })
     }

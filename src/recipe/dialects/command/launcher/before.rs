@@ -70,7 +70,7 @@ const STARTERS: [(&[&str], &[&str]); 3] = [
 ];
 
 /// The positions of words that are not option values of a program before the launcher.
-pub(super) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
+pub(crate) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
     let mut valued: &[&str] = &[];
     (0..words.len()).filter(move |at| {
         let option = at.checked_sub(1).map(|at| words[at].text.as_str());
