@@ -69,7 +69,11 @@ pub(crate) fn gather(
         if take_unread_config(&mut root, request, reading)? {
             return Some(Job::without_batch(path, root, None));
         }
-        let by_recipe = launch_of_recipe(&mut root);
+        // LLaMA-Factory has keys with the names of accelerate's options.
+        let by_recipe = match llama_factory::detect(&root) {
+            Some(_) => Launch::default(),
+            None => launch_of_recipe(&mut root),
+        };
         let launched = launcher(request, None, by_recipe, reading)?;
         return Some(Job {
             root,

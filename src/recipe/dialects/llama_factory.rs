@@ -125,6 +125,10 @@ mod tests {
                 "`use_mca` of LLaMA-Factory sets",
             ),
             (
+                "do_train: true\nuse_megatron_bridge: true\nmixed_precision: bf16_mixed\n",
+                "`use_megatron_bridge` of LLaMA-Factory sets",
+            ),
+            (
                 "do_train: true\ntensor_model_parallel_size: 4\n",
                 "`tensor_model_parallel_size` is 4",
             ),
