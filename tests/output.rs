@@ -199,6 +199,19 @@ fn exit_code_1_is_a_rule_and_2_an_unusable_file_or_argument() {
     assert!(!place.path().join("runs").exists());
 }
 
+/// Axes and batch of a command that is not read, as the refusal of the command proposes.
+#[test]
+fn a_plan_takes_overrides_beside_a_command_without_a_recipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let call = "plan --gpus 16 --global-batch-size 64 -o json evenkeel.parallel.tensor=2 -- \
+                torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2";
+    let words: Vec<&str> = call.split_whitespace().collect();
+    let output = at(folder.path(), &words);
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["formula"], "8 × 8 × 1 = 64", "{}", message(&output));
+    assert_eq!(plan["tensor_parallel_size"], 2);
+}
+
 #[test]
 fn a_flag_without_the_flag_that_it_needs_is_refused_by_name() {
     let recipe = "examples/quickstart.yaml";

@@ -159,7 +159,18 @@ struct Unreadable {
     diagnostics: Vec<Located>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    // A command may hold the whole job, so the first argument may be an override.
+    let overrides = |recipe: &mut PathBuf| {
+        let text = recipe.to_str().filter(|text| text.contains('='));
+        text.is_some() && !recipe.exists()
+    };
+    if !args.command.is_empty()
+        && let Some(first) = args.recipe.take_if(overrides)
+    {
+        let first = first.to_string_lossy().into_owned();
+        args.overrides.insert(0, first);
+    }
     let path = args.recipe.clone().unwrap_or_default();
     let read = match &args.model {
         Some(model) => estimate::recipe(model, args.recipe.as_deref(), &args.overrides)?,
