@@ -196,6 +196,10 @@ pub(crate) fn parse(
         return None;
     }
     let Some(found) = candidates.first() else {
+        if let Some(problem) = unresolved::program(&commands) {
+            diagnostics.push(problem);
+            return None;
+        }
         let span = commands
             .first()
             .and_then(|words| words.first())

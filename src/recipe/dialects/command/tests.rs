@@ -487,6 +487,18 @@ fn numbers_are_parsed_as_by_pythons_int() {
     }
 }
 
+/// `slurm/train.slurm` of open-r1, shortened.
+#[test]
+fn a_server_in_a_slurm_script_is_not_the_training() {
+    let script = "#!/bin/bash\n#SBATCH --gres=gpu:8\nLAUNCHER=$1\n\
+                  srun --nodes=1 --nodelist=$NODE trl vllm-serve --model $MODEL --tensor_parallel_size $TP &\n\
+                  srun --nodes=2 bash -c \"$LAUNCHER $CMD\"\n";
+    assert_eq!(
+        refused(script).as_deref(),
+        Some("`$LAUNCHER` is unresolved and may start the training")
+    );
+}
+
 /// Upstream's parsers refuse the word: `--config` takes one file.
 #[test]
 fn a_word_after_the_config_is_refused() {

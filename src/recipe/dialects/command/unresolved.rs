@@ -51,6 +51,27 @@ pub(crate) fn refuse(
     ));
 }
 
+/// The error for a script in which only an unresolved word can start the training: `bash -c "$LAUNCHER $CMD"`.
+pub(crate) fn program(commands: &[Vec<Word>]) -> Option<Diagnostic> {
+    let whole = |word: &&Word| {
+        let extent = word.unresolved_extent();
+        matches!(
+            extent,
+            Some(UnresolvedExtent::Whole | UnresolvedExtent::Number)
+        )
+    };
+    let mut programs = commands
+        .iter()
+        .filter_map(|words| words.iter().find(|word| word.assignment().is_none()));
+    let word = programs.find(whole)?;
+    Some(Diagnostic::error(
+        "global-batch-unknown",
+        Some(word.span),
+        format!("`{}` is unresolved and may start the training", shown(word)),
+        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`",
+    ))
+}
+
 /// Name parts of the options on which the batch, the world size or a length depends.
 const COUNTED: [&str; 17] = [
     "batch",
