@@ -5,6 +5,7 @@ mod disk;
 mod disturbed;
 mod external_trainers;
 mod measured;
+mod parsers;
 mod refused;
 mod signals;
 mod support;

@@ -18,7 +18,7 @@ use super::support::{Run, wait_for};
 const BATCH: usize = 12;
 
 /// The Python interpreter for the tests; `None` and a message if it lacks a module.
-fn python(modules: &str) -> Option<PathBuf> {
+pub(super) fn python(modules: &str) -> Option<PathBuf> {
     let python =
         std::env::var_os("EVENKEEL_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
     let imported = Command::new(&python)

@@ -253,8 +253,11 @@ pub(crate) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
 
 /// The length of the run: `max_steps` where it is positive, else epochs; PPO counts episodes.
 pub(crate) fn budget(values: &Values, tree: &mut Tree) {
-    tree.plain_if("budget.epochs", values.float("num_train_epochs"));
     let steps = values.int("max_steps").filter(|steps| steps.value > 0);
+    let epochs = values.float("num_train_epochs");
+    // `Trainer` ignores the epochs beside steps, so files write -1.
+    let epochs = epochs.filter(|epochs| steps.is_none() || epochs.value > 0.0);
+    tree.plain_if("budget.epochs", epochs);
     tree.plain_if("budget.steps", steps);
     tree.plain_if("budget.samples", values.int("total_episodes"));
     tree.plain_if("seed", values.int("seed"));

@@ -469,6 +469,18 @@ fn a_key_of_another_version_or_script_is_no_error() {
     ");
 }
 
+/// `config_demo1.yaml` of open-r1's history.
+#[test]
+fn epochs_beside_steps_may_be_negative() {
+    let budget = sft("max_steps: 500\n").budget;
+    let text = "model_name_or_path: m\nnum_train_epochs: -1\nmax_steps: 500\n";
+    assert_eq!(
+        read_in("sft", text, &[]).unwrap().spec.budget.steps,
+        budget.steps
+    );
+    assert!(read_in("sft", "num_train_epochs: -1\nmodel_name_or_path: m\n", &[]).is_err());
+}
+
 #[test]
 fn trls_command_line_refuses_an_unknown_key_of_the_recipe() {
     let folder = tempfile::tempdir().unwrap();
