@@ -167,6 +167,17 @@ pub(crate) fn gather(
         {
             return None;
         }
+        // The command's arguments do not make another project's file a trainer's: its own keys decide.
+        let known = alone || reading.of_trl || request.dialect.is_some();
+        if !known && !readers::detects(&root, &path, &request.origin) {
+            return Some(Job {
+                root,
+                path,
+                dialect: None,
+                overrides: Vec::new(),
+                launched,
+            });
+        }
         let judged = !alone && readers::is_trainers(&root, &path, &request.origin);
         dialect = dialect_of(&mut root, &command, judged, alone, reading);
         root.overlay(command.arguments);

@@ -28,7 +28,7 @@ use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
-use crate::util::suggest::nearest;
+use crate::util::suggest::{nearest, within};
 
 use values::Values;
 
@@ -266,7 +266,11 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         }
         let message = format!("there is no key `{name}` in {this} recipes");
         let near = nearest(name, &known);
-        if let Some(near) = near.filter(|near| typed || overridden || keys::sets_batch(near)) {
+        let typo = |near: &&str| {
+            let similar = || within(name, [*near], 2).is_some();
+            overridden || keys::sets_batch(near) || (typed && similar())
+        };
+        if let Some(near) = near.filter(typo) {
             reading.error(RULE, at, message, format!("did you mean `{near}`?"));
         } else if overridden {
             reading.error(RULE, at, message, "remove it, or check its spelling");

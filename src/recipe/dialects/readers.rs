@@ -32,6 +32,13 @@ pub(crate) fn of(dialect: Dialect) -> Option<&'static dyn Reader> {
     READERS.iter().copied().find(|r| r.dialect() == dialect)
 }
 
+/// Whether a reader takes a file given alone. An empty file is taken: the command holds everything.
+pub(crate) fn detects(root: &Node, path: &Path, origin: &Origin) -> bool {
+    let mut readers = READERS.iter();
+    root.entries().is_some_and(<[_]>::is_empty)
+        || readers.any(|reader| reader.detect(root, path, origin).is_some())
+}
+
 /// Whether a file given alone is read as arguments of a `Trainer`, TRL's or transformers'. An empty file is:
 /// the command holds everything.
 pub(crate) fn is_trainers(root: &Node, path: &Path, origin: &Origin) -> bool {

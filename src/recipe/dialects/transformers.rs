@@ -494,6 +494,40 @@ mod tests {
         assert_eq!(whole.spec.batch, recipe.spec.batch);
     }
 
+    /// Reduced from NeMo-RL's and other projects' commands: their programs have names of TRL's trainers.
+    #[test]
+    fn a_file_that_a_command_names_is_judged_as_if_given_alone() {
+        for (text, expected) in [
+            (
+                "train:\n  steps: 100\n",
+                "no supported dialect has these keys",
+            ),
+            (
+                "policy:\n  train_global_batch_size: 512\ngrpo: {}\n",
+                "`policy` is NeMo-RL's, which is not read",
+            ),
+        ] {
+            for typed in ["", " --per_device_train_batch_size 4"] {
+                let command = format!("python run_grpo.py --config @/c.yaml{typed}");
+                let folder = tempfile::tempdir().unwrap();
+                std::fs::write(folder.path().join("c.yaml"), text).unwrap();
+                let here = folder.path().to_str().unwrap();
+                let words = command.split_whitespace();
+                let error = read(&Request {
+                    command: words.map(|word| word.replace('@', here)).collect(),
+                    ..Request::default()
+                });
+                let messages: Vec<String> = error
+                    .unwrap_err()
+                    .diagnostics
+                    .into_iter()
+                    .map(|d| d.message)
+                    .collect();
+                assert_eq!(messages, [expected], "{command}");
+            }
+        }
+    }
+
     #[test]
     fn a_deepspeed_config_with_other_numbers_is_refused() {
         let ds = "{\"gradient_accumulation_steps\": 1, \"zero_optimization\": {\"stage\": 2}}";

@@ -482,6 +482,28 @@ fn epochs_beside_steps_may_be_negative() {
 }
 
 #[test]
+fn a_typed_key_gets_no_advice_that_changes_the_training() {
+    let first = |option: &str| {
+        let line =
+            format!("python my/sft.py --per_device_train_batch_size 4 --packing true {option}");
+        let recipe = read(&Request {
+            command: line.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        });
+        let found = recipe.map_or_else(|error| error.diagnostics, |recipe| recipe.diagnostics);
+        format!("{}: {}", found[0].severity, found[0].help)
+    };
+    assert_eq!(
+        first("--seq_length 512"),
+        "warning: remove it if it is not one: TRL's own command line refuses it; a similar key is `max_length`"
+    );
+    assert_eq!(
+        first("--max_lenght 512"),
+        "error: did you mean `max_length`?"
+    );
+}
+
+#[test]
 fn trls_command_line_refuses_an_unknown_key_of_the_recipe() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sft.yaml");
