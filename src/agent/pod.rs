@@ -24,6 +24,7 @@ use super::{
     Answer, Event as RankEvent, EventLog, Identity, Input, Membership, OomKills, Preparation,
     Ranks, Retention, Silence, Tail,
 };
+use crate::external_trainer::ProgressWatch;
 use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::generation::Generation;
@@ -65,6 +66,8 @@ struct Current {
     generation: Generation,
     /// The external trainer's command; `None` for the built-in trainer.
     external: Option<ExternalCall>,
+    /// The external trainer's progress, on the host of rank 0.
+    progress: Option<ProgressWatch>,
     ranks: Ranks,
     tails: Vec<Tail>,
     /// Kills by the kernel since the ranks were started.
@@ -132,6 +135,7 @@ impl PodAgent {
             self.ask_peers();
             self.kill_timed_out();
             self.copy_logs();
+            self.report_progress();
             self.tidy();
             if self.all_ended() {
                 if self.terminating {

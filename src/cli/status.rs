@@ -14,6 +14,7 @@ use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
+use crate::telemetry::{StepRecord, human};
 use crate::util::format::count;
 
 /// List the runs here, or show one run.
@@ -255,7 +256,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let latest = history::last_step(run, &state);
+    let steps = history::last_steps(run, &state);
     let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
     let plan = history::current_formula(run, &state);
     let external = super::status_external::ExternalStatus::of(run, &state);
@@ -268,7 +269,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "budget_samples": setup.budget_samples,
             "per_device_batch_size_limit": state.per_device_batch_size_limit,
             "committed": state.checkpoint_ref,
-            "last_step": latest,
+            "last_step": steps.first(),
             "generations": state.generations,
             "external_trainer": external,
         });
@@ -301,15 +302,8 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
              --rank-memory retries them"
         ))?;
     }
-    if let Some(step) = &latest {
-        line(format_args!(
-            "  progress    {} of {} samples, step {}, loss {:.4}, batch {}",
-            step.samples,
-            setup.budget()?,
-            step.step,
-            step.loss,
-            step.batch
-        ))?;
+    if let Some(progress) = progress(&steps, setup.budget_samples) {
+        line(format_args!("  progress    {progress}"))?;
     }
     if let Some(external) = &external {
         external.print()?;
@@ -325,6 +319,39 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
     }
     print(format_args!("\n{}", generations(&state.generations)))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The progress of a run with these newest steps of a generation, the newest first: `64 of 480 samples, step 4, loss
+/// 2.9000, batch 16, 13.2k tokens/s, 14s left`.
+fn progress(steps: &[StepRecord], budget: Option<u64>) -> Option<String> {
+    let (newest, oldest) = (steps.first()?, steps.last()?);
+    let seconds = newest.time - oldest.time;
+    // The oldest one's samples were consumed before it ended.
+    let per_second = |count: u64| count as f64 / seconds;
+    let known = |rate: &f64| rate.is_finite() && *rate > 0.0;
+    let total = newest
+        .external
+        .map_or(budget, |reported| reported.total_samples);
+    let of = total.map_or(String::new(), |total| format!(" of {total}"));
+    let mut parts = vec![
+        format!("{}{of} samples", newest.samples),
+        format!("step {}", newest.step),
+    ];
+    if newest.external.is_none() || newest.loss.is_finite() {
+        parts.push(format!("loss {:.4}", newest.loss));
+    }
+    parts.push(format!("batch {}", newest.batch));
+    let tokens = steps[..steps.len() - 1].iter().map(|step| step.tokens);
+    let tokens = Some(per_second(tokens.sum())).filter(known);
+    parts.extend(tokens.map(|rate| format!("{} tokens/s", human::count(rate))));
+    let samples = Some(per_second(newest.samples.saturating_sub(oldest.samples))).filter(known);
+    if let (Some(rate), Some(total)) = (samples, total)
+        && total > newest.samples
+    {
+        let left = (total - newest.samples) as f64 / rate;
+        parts.push(format!("{} left", human::duration(left)));
+    }
+    Some(parts.join(", "))
 }
 
 /// The table of a run's generations. An external trainer has a checkpoint instead of a sample count.

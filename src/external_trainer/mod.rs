@@ -6,8 +6,10 @@ mod command;
 pub mod oom_messages;
 mod process;
 pub mod program;
+pub mod progress;
 pub mod resume;
 
 pub use command::{Call, ExternalTrainer, ExternalTrainerError};
 pub use process::{Become, become_program};
 pub use program::{Program, Start};
+pub use progress::ProgressWatch;

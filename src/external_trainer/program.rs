@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::external_trainer::Call;
+use crate::external_trainer::{Call, ProgressWatch};
 use crate::lifecycle::Generation;
 use crate::recipe::schema::spec::DrainSignal;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub enum Program<'a> {
     BuiltIn,
     /// An external trainer, with its command in this generation.
@@ -21,6 +21,8 @@ pub enum Program<'a> {
         call: &'a Call,
         /// The signal that asks it to save and exit.
         drain: DrainSignal,
+        /// Watches its progress, on the host of rank 0.
+        progress: Option<&'a ProgressWatch>,
     },
 }
 
@@ -80,7 +82,11 @@ pub(crate) fn command(
                     .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
             }
         }
-        Program::External { call, drain } => {
+        Program::External {
+            call,
+            drain,
+            progress,
+        } => {
             if let Some(directory) = &call.directory {
                 command.current_dir(directory);
             }
@@ -89,6 +95,7 @@ pub(crate) fn command(
                 .args(["--agent", &std::process::id().to_string(), "--"])
                 .args(&call.command)
                 .envs(own_variables(start, call))
+                .envs(progress.into_iter().flat_map(ProgressWatch::variables))
                 .stdin(Stdio::null())
                 .stdout(log.try_clone()?);
         }

@@ -21,10 +21,11 @@ pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError>
     Ok(metrics::committed(&generations))
 }
 
-/// The newest recorded step of any generation, committed or not.
-pub fn last_step(run: &RunDir, state: &RunState) -> Option<StepRecord> {
-    let mut generations = state.generations.iter().rev();
-    generations.find_map(|row| metrics::last_step(&run.metrics(row.number)))
+/// The newest recorded steps of the newest generation that has any, committed or not; the newest first.
+pub fn last_steps(run: &RunDir, state: &RunState) -> Vec<StepRecord> {
+    let generations = state.generations.iter().rev();
+    let mut steps = generations.map(|row| metrics::last_steps(&run.metrics(row.number)));
+    steps.find(|steps| !steps.is_empty()).unwrap_or_default()
 }
 
 /// The run's current batch: that of its checkpoint's next step, or of a later step.

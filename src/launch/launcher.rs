@@ -19,7 +19,7 @@ use super::worlds::{self, Feasible};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Tail};
 use crate::checkpoint;
-use crate::external_trainer::{Program, Start};
+use crate::external_trainer::{Program, ProgressWatch, Start};
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::{
     DeviceKind, End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput,
@@ -84,6 +84,8 @@ struct Current {
     oom_kills: OomKills,
     /// Output of the external trainer's ranks; empty for the built-in trainer.
     tails: Vec<Tail>,
+    /// The external trainer's progress.
+    progress: Option<ProgressWatch>,
     draining: bool,
     /// Its ranks have connected.
     trains: bool,
@@ -148,7 +150,7 @@ impl<'a> Launcher<'a> {
             }
             let mut ranks = self.ranks();
             if let Ranks::Ended { outcome, .. } = &mut ranks {
-                self.record_progress();
+                self.record_progress()?;
                 self.fall_back(outcome)?;
             }
             let capacity = self.capacity(&ranks).min(self.most_ranks());
@@ -336,7 +338,7 @@ impl<'a> Launcher<'a> {
             self.warn(message);
         }
         self.copy_logs();
-        Ok(())
+        self.report_progress()
     }
 
     fn drain(&mut self) -> Result<(), LaunchError> {
@@ -456,6 +458,9 @@ impl<'a> Launcher<'a> {
             call: call.clone(),
         });
         self.write_state()?;
+        let progress = call
+            .as_ref()
+            .map(|_| ProgressWatch::start(external.map_or(self.run.path(), |e| e.run), number));
         let used = usize::try_from(world).unwrap_or(usize::MAX);
         let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
         let oom_kills = OomKills::watch();
@@ -465,7 +470,11 @@ impl<'a> Launcher<'a> {
                 evenkeel: &self.program,
                 program: match &call {
                     None => Program::BuiltIn,
-                    Some(call) => Program::External { call, drain },
+                    Some(call) => Program::External {
+                        call,
+                        drain,
+                        progress: progress.as_ref(),
+                    },
                 },
                 run: external.map_or(self.run.path(), |external| external.run),
                 generation: &generation,
@@ -486,6 +495,7 @@ impl<'a> Launcher<'a> {
             tails: (0..printing)
                 .map(|rank| Tail::of(self.run.path(), number, rank))
                 .collect(),
+            progress,
             generation,
             gpus,
             lost_gpu: false,

@@ -69,6 +69,7 @@ mod tests {
             time: 1.7e9,
             norm_test: None,
             coordinate_test: None,
+            external: None,
         });
         let position = Position {
             generation: 2,

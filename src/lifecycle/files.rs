@@ -25,6 +25,10 @@ pub const RECORD: &str = "record.json";
 pub const CALL: &str = "call.json";
 /// Steps and evaluations, in the generation's directory.
 pub const METRICS: &str = "metrics.jsonl";
+/// Progress that an external trainer writes.
+pub const PROGRESS: &str = "progress.json";
+/// Token of the server to which an external trainer posts its progress.
+pub const PROGRESS_TOKEN: &str = "progress.token";
 /// Lock that every rank holds until its process ends, in the generation's directory.
 pub const RANKS_LOCK: &str = "ranks.lock";
 

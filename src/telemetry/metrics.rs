@@ -129,20 +129,34 @@ pub fn read(path: &Path) -> Result<Recorded, MetricsError> {
 
 /// The newest step of a file, of which only the end is read; `None` without any step.
 pub fn last_step(path: &Path) -> Option<StepRecord> {
+    let end = end(path)?;
+    newest_steps(&end).next()
+}
+
+/// The newest steps of a file, of which only the end is read; the newest first.
+pub fn last_steps(path: &Path) -> Vec<StepRecord> {
+    let end = end(path).unwrap_or_default();
+    newest_steps(&end).collect()
+}
+
+fn end(path: &Path) -> Option<Vec<u8>> {
     let mut file = input::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
         .ok()?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn newest_steps(end: &[u8]) -> impl Iterator<Item = StepRecord> {
     // The first line may lack its beginning, and the last its end.
-    let lines = bytes.rsplit(|&byte| byte == b'\n');
-    lines
-        .filter_map(|line| serde_json::from_slice(line).ok())
-        .find_map(|metric| match metric {
-            Metric::Step(step) => Some(step),
-            Metric::Evaluation(_) => None,
-        })
+    let lines = end.rsplit(|&byte| byte == b'\n');
+    let metrics = lines.filter_map(|line| serde_json::from_slice(line).ok());
+    metrics.filter_map(|metric| match metric {
+        Metric::Step(step) => Some(step),
+        Metric::Evaluation(_) => None,
+    })
 }
 
 /// One generation's metrics and its starting point.
@@ -213,6 +227,7 @@ mod tests {
             time: 1.7e9 + samples as f64,
             norm_test: None,
             coordinate_test: None,
+            external: None,
         }
     }
 

@@ -44,6 +44,7 @@ pub struct StepRecord {
     /// Target tokens in the step.
     pub tokens: u64,
     /// Learning rate of the step.
+    #[serde(deserialize_with = "nan::from_null")]
     pub learning_rate: f64,
     /// ‖gradient of the mean loss‖ before clipping.
     #[serde(deserialize_with = "nan::from_null")]
@@ -58,6 +59,17 @@ pub struct StepRecord {
     /// The coordinate-wise test, when this step ran it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub coordinate_test: Option<CoordinateTestRecord>,
+    /// Set if an external trainer reported it. Then it stands for all steps since the report before, and a value that
+    /// the trainer did not report is NaN, or 0 tokens.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub external: Option<ExternalStep>,
+}
+
+/// The part of a report that only external trainers make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExternalStep {
+    /// Samples after which the trainer ends, if it says so.
+    pub total_samples: Option<u64>,
 }
 
 /// One run of the norm test.

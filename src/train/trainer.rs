@@ -232,6 +232,7 @@ impl Trainer<'_> {
             time: now(),
             norm_test: norm_test_record(&decision),
             coordinate_test,
+            external: None,
         };
         self.last_step = Some(record.clone());
         if self.rank() == 0 {

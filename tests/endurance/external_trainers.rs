@@ -425,3 +425,44 @@ fn a_command_without_a_recipe_is_started_without_its_torchrun() {
         stderr(&refused)
     );
 }
+
+#[test]
+fn a_trainers_progress_is_shown() {
+    let external = External::new(
+        r#"
+        [ "$RANK" = 0 ] || exit 0
+        echo '{"step": 4, "total_steps": 9, "loss": 2.5, "tokens": 100}' > "$EVENKEEL_PROGRESS"
+        sleep 3
+        echo '{"step": 9, "total_steps": 9, "tokens": 900}' > "$EVENKEEL_PROGRESS"
+        "#,
+    );
+    let arguments = external.arguments("2");
+    let output = external
+        .run
+        .launch(&[&["--log", "json"], arguments.as_slice()].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let events = printed
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    let steps: Vec<Value> = events
+        .filter(|event: &Value| event["event"] == "step")
+        .collect();
+    let shown = |key: &str| {
+        steps
+            .iter()
+            .map(|step| step[key].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(shown("step"), [4, 9]);
+    assert_eq!(shown("samples"), [48, 108]);
+    assert_eq!(shown("loss"), [json!(2.5), Value::Null]);
+    assert_eq!(shown("tokens"), [0, 800]);
+
+    let status = external.run.call("status", &[]);
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(
+        status.contains("  progress    108 of 108 samples, step 9, batch 12, "),
+        "{status}"
+    );
+}

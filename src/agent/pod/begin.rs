@@ -10,7 +10,7 @@ use crate::agent::preparation::{self, Preparation};
 use crate::agent::volume;
 use crate::agent::{OomKills, Ranks, Silence, Tail};
 use crate::external_trainer::call::{self, external_call};
-use crate::external_trainer::{Program, Start};
+use crate::external_trainer::{Program, ProgressWatch, Start};
 use crate::inventory::{Devices, Inventory};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::Generation;
@@ -151,6 +151,9 @@ impl PodAgent {
             .external_job()
             .map(|job| external_call(&job.trainer_source(), &self.identity.run, record));
         let external = external.transpose()?;
+        // Only the host of rank 0 has its reports.
+        let progress = (first == 0 && external.is_some())
+            .then(|| ProgressWatch::start(&self.identity.run, record.number));
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
@@ -160,6 +163,7 @@ impl PodAgent {
                     Some(external) => Program::External {
                         call: &external.call,
                         drain: external.drain(),
+                        progress: progress.as_ref(),
                     },
                 },
                 run: &self.identity.run,
@@ -203,6 +207,7 @@ impl PodAgent {
         self.current = Some(Current {
             generation: record.clone(),
             external,
+            progress,
             ranks,
             tails: (first..first + count)
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))

@@ -71,6 +71,11 @@ impl PodAgent {
         let follows = external && ranks.iter().any(RankStatus::in_trouble);
         ranks[local].end(ending, follows);
         if self.all_ended() {
+            let current = self.current.as_mut();
+            if let Some(watch) = current.and_then(|current| current.progress.as_mut()) {
+                watch.look_at_once();
+            }
+            self.report_progress();
             self.find_trainer_checkpoint();
         }
     }
@@ -132,6 +137,27 @@ impl PodAgent {
                 seen.kill_reason = Some(current.silence.message());
             }
             current.ranks.kill_one(self.state.first + local as u64);
+        }
+    }
+
+    /// Publishes what the external trainer reports.
+    pub(super) fn report_progress(&mut self) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        let (Some(watch), Some(external)) = (&mut current.progress, &current.external) else {
+            return;
+        };
+        let run = &self.identity.run;
+        let newest = || Some(external.newest(run)?.path);
+        let Some(step) = watch.next(&current.generation, newest) else {
+            return;
+        };
+        if let Some(total) = step.external.and_then(|step| step.total_samples) {
+            self.state.budget = Some(total);
+        }
+        if self.take_report(0, Report::Step(step)) {
+            self.publish();
         }
     }
 

@@ -9,7 +9,7 @@ use crate::launch::{LaunchError, RunDir, external};
 use crate::lifecycle::ExternalCheckpoint;
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::DrainSignal;
-use crate::telemetry::{Display, Event};
+use crate::telemetry::{Display, Event, Metric, metrics};
 use crate::train::Setup;
 
 /// State of the external trainer.
@@ -46,18 +46,44 @@ impl ExternalRun {
 }
 
 impl Launcher<'_> {
-    /// Records the external trainer's progress, which shows only in its checkpoints.
-    pub(super) fn record_progress(&mut self) {
-        let Some(external) = &self.external else {
-            return;
+    /// Records the external trainer's progress after its end: its last report, and its newest checkpoint.
+    pub(super) fn record_progress(&mut self) -> Result<(), LaunchError> {
+        let current = self.current.as_mut();
+        if let Some(watch) = current.and_then(|current| current.progress.as_mut()) {
+            watch.look_at_once();
+        }
+        self.report_progress()?;
+        let Some(external) = &mut self.external else {
+            return Ok(());
         };
         let newest = external.trainer(&self.setup).newest();
         if newest != external.newest {
             self.restarts_left = RESTARTS;
-        }
-        if let Some(external) = &mut self.external {
             external.newest = newest;
         }
+        Ok(())
+    }
+
+    /// Shows and records what the external trainer reports.
+    pub(super) fn report_progress(&mut self) -> Result<(), LaunchError> {
+        let (Some(external), Some(current)) = (&self.external, &mut self.current) else {
+            return Ok(());
+        };
+        let Some(watch) = &mut current.progress else {
+            return Ok(());
+        };
+        let newest = || Some(external.trainer(&self.setup).newest()?.path);
+        let Some(step) = watch.next(&current.generation, newest) else {
+            return Ok(());
+        };
+        let file = self.run.metrics(current.generation.number);
+        let recorded = metrics::Writer::append_to(file)
+            .and_then(|mut writer| writer.write(&Metric::Step(step.clone())));
+        if let Err(error) = recorded {
+            self.warn(error.to_string());
+        }
+        self.display.event(&Event::Step(step.clone()));
+        self.step(&step)
     }
 
     /// Shows the remaining output of the current generation's ranks after it has ended.

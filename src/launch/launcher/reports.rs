@@ -105,7 +105,7 @@ impl Launcher<'_> {
         self.write_state()
     }
 
-    fn step(&mut self, record: &StepRecord) -> Result<(), LaunchError> {
+    pub(super) fn step(&mut self, record: &StepRecord) -> Result<(), LaunchError> {
         let Some(current) = &mut self.current else {
             return Ok(());
         };
@@ -115,7 +115,7 @@ impl Launcher<'_> {
             self.display.event(&event);
         }
         self.last_step = Some(record.clone());
-        let losses = self.losses.as_mut();
+        let losses = self.losses.as_mut().filter(|_| record.external.is_none());
         if let Some(message) = losses.and_then(|l| l.step(record.loss, record.gradient_norm)) {
             self.warn(message);
         }
@@ -223,6 +223,7 @@ mod tests {
             time: 1.0,
             norm_test: None,
             coordinate_test: None,
+            external: None,
         }
     }
 

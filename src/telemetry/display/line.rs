@@ -213,19 +213,24 @@ pub(super) fn step_parts(step: &StepRecord, progress: &Progress) -> Vec<String> 
 
 /// The current measures of the training, most important first.
 pub(super) fn measures(step: &StepRecord, progress: &Progress) -> Vec<String> {
-    let mut parts = vec![
-        format!("loss {:.4}", step.loss),
-        format!("batch {}", grouped(step.batch)),
-    ];
+    let mut parts = Vec::new();
+    // An external trainer may not report it.
+    if step.external.is_none() || step.loss.is_finite() {
+        parts.push(format!("loss {:.4}", step.loss));
+    }
+    parts.push(format!("batch {}", grouped(step.batch)));
     parts.extend(progress.ratio.map(|ratio| format!("r/η² {ratio:.2}")));
     let share = progress.coordinate_share;
     parts.extend(share.map(|share| format!("coordinate share {share:.2}")));
     parts.extend(
         progress
             .tokens_per_second()
+            .filter(|rate| *rate > 0.0)
             .map(|rate| format!("{} tok/s", count(rate))),
     );
-    parts.push(format!("lr {}", learning_rate(step.learning_rate)));
+    if step.learning_rate.is_finite() {
+        parts.push(format!("lr {}", learning_rate(step.learning_rate)));
+    }
     parts
 }
 

@@ -51,6 +51,9 @@ impl Progress {
         self.samples_per_second
             .add(step.samples.saturating_sub(self.samples), since);
         self.tokens_per_second.add(step.tokens, step.seconds);
+        if let Some(total) = step.external.and_then(|step| step.total_samples) {
+            self.budget = total;
+        }
         self.samples = step.samples;
         self.ended = Some(step.time);
         if let Some(test) = &step.norm_test {

@@ -27,6 +27,7 @@ fn run() -> ReportInput {
                 next_batch: batch,
                 reason: "passed".to_owned(),
             }),
+            external: None,
             coordinate_test: (nth % 10 == 5).then_some(CoordinateTestRecord {
                 share: Some(0.5),
                 undefined: None,
