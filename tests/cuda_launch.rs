@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
 use evenkeel::engine::{ModelConfig, layout};
@@ -632,6 +633,36 @@ fn a_killed_or_frozen_rank_of_several_gpus_costs_no_sample() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
+fn a_failed_collective_of_one_rank_ends_no_run_in_a_hang() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    // Many layers: the failure is noticed while the walk is still being enqueued.
+    let layers = "evenkeel.model.config.num_hidden_layers=24";
+    let settings = [
+        ("EMULATED_GPU_DEVICES", "2"),
+        ("EMULATED_NCCL_FAIL", "4"),
+        ("EMULATED_NCCL_FAIL_RANK", "1"),
+    ];
+    for run in ["ddp", "fsdp"] {
+        let strategy = format!("evenkeel.parallel.strategy={run}");
+        let words = format!("--out {run} --procs 2 --device cuda {layers} {strategy}");
+        let mut command = machine.command(&words, &settings);
+        let mut launcher = command.stdout(Stdio::null()).spawn().unwrap();
+        // Every generation of two ranks fails. The run ends by its restarts, or with one rank.
+        let deadline = Instant::now() + Duration::from_secs(300);
+        while launcher.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                kill_process(Pid::from_child(&launcher), Signal::KILL).unwrap();
+                panic!("{run} hangs");
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+#[test]
 fn a_run_moves_from_the_cpu_over_two_and_four_gpus_to_three_and_back() {
     let Some(machine) = Machine::new() else {
         return;
@@ -666,7 +697,7 @@ fn a_run_moves_from_the_cpu_over_two_and_four_gpus_to_three_and_back() {
             disturbed = generation;
             match generation {
                 2 => machine.resize(&run, 4),
-                // The three others go on.
+                // The three others continue.
                 3 => kill_process(machine.rank(&run, 3, 1), Signal::KILL).unwrap(),
                 _ => drain(launcher),
             }

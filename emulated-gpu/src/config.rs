@@ -45,6 +45,8 @@ pub struct NcclConfig {
     pub delay: Duration,
     /// The operation of the process that fails, counted from 1; 0 for none.
     pub fail: u64,
+    /// The only rank whose operation fails; -1 for every one.
+    pub fail_rank: i64,
     /// The initialisation of the process that fails, counted from 1; 0 for none.
     pub fail_init: u64,
     /// The loss of a peer gives no error.
@@ -101,6 +103,7 @@ impl Default for NcclConfig {
             timeout: Duration::from_secs(60),
             delay: Duration::ZERO,
             fail: 0,
+            fail_rank: -1,
             fail_init: 0,
             silent_loss: false,
             multi_rank: false,
@@ -179,6 +182,14 @@ impl Config {
                 u64::MAX,
             )?),
             fail: number("EMULATED_NCCL_FAIL", "a number", 0, 0, u64::MAX)?,
+            fail_rank: match get("EMULATED_NCCL_FAIL_RANK") {
+                None => -1,
+                Some(value) => value.parse().map_err(|_| ConfigError {
+                    variable: "EMULATED_NCCL_FAIL_RANK",
+                    value,
+                    expected: "a rank",
+                })?,
+            },
             fail_init: number("EMULATED_NCCL_FAIL_INIT", "a number", 0, 0, u64::MAX)?,
             silent_loss: flag("EMULATED_NCCL_SILENT_LOSS")?,
             multi_rank: get("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Some("1"),

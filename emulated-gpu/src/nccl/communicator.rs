@@ -397,7 +397,9 @@ impl Communicator {
         }
         let sequence = state.started;
         state.started += 1;
-        let has_failed = STARTED.fetch_add(1, Ordering::Relaxed) + 1 == settings().fail;
+        let is_of_rank = [-1, self.rank as i64].contains(&settings().fail_rank);
+        let nth = STARTED.fetch_add(1, Ordering::Relaxed) + 1;
+        let has_failed = nth == settings().fail && is_of_rank;
         if has_failed {
             state.fail(
                 Code::Remote,

@@ -53,8 +53,7 @@ pub struct CudaEngine {
     accumulated: u64,
     /// Their target tokens.
     targets: u64,
-    /// Micro-batches of the step in which this rank took part, with its own ones or as one of the others: the
-    /// same on every rank of a sharded model.
+    /// Training walks of this step, including joined ones: the same on every rank of a sharded model.
     walks: u64,
     /// ‖this rank's gradient of the step‖², once its last micro-batch has run.
     squared_norm: Option<f64>,
@@ -473,7 +472,7 @@ impl CudaEngine {
             }
             Ok(())
         };
-        enqueue().map_err(|error| peers.named(error))?;
+        enqueue().map_err(|error| self.failed(error))?;
         peers.synchronize()?;
         let norm = self.download_f64(norm);
         norm.map_err(|error| self.failed(error))
@@ -498,9 +497,14 @@ impl CudaEngine {
         };
         shards
             .reduce(measure.coordinates)
-            .map_err(|error| peers.named(error))?;
+            .map_err(|error| self.failed(error))?;
         peers.synchronize()?;
-        let norm = self.state.at.slots.as_ref().map_or(0, |slots| slots.norm);
+        let norm = self
+            .state
+            .at
+            .places
+            .as_ref()
+            .map_or(0, |places| places.norm);
         let own = self.download_f64(norm);
         let own = own.map_err(|error| self.failed(error))?;
         let mut squared_norm = 0.0;
@@ -610,7 +614,7 @@ impl CudaEngine {
                 return Ok(None);
             };
             let whole = shards.gather_vector(unit, part);
-            let whole = whole.map_err(|error| peers.named(error))?;
+            let whole = whole.map_err(|error| self.failed(error))?;
             peers.synchronize()?;
             if wanted {
                 let downloaded = self.download(whole, len);
@@ -830,14 +834,7 @@ impl Engine for CudaEngine {
 impl Drop for CudaEngine {
     fn drop(&mut self) {
         // Memory is freed only when the device no longer uses it. After an error there is nothing to wait for.
-        let marked = match (&self.sharding, &self.peers) {
-            (Some(events), Some(peers)) => events.mark_end(peers),
-            _ => Ok(()),
-        };
         self.peers = None;
-        if let Some(events) = self.sharding.as_ref().filter(|_| marked.is_ok()) {
-            let _ = events.await_end();
-        }
         self.settle();
     }
 }

@@ -499,9 +499,15 @@ impl Communicator {
         // SAFETY: the group was started on this thread.
         let ended = group.check("ncclGroupEnd", unsafe { (functions.ncclGroupEnd)() });
         drop(handle);
-        called.and(ended)?;
-        // Until then, the operations may be missing in their streams.
-        self.settle("ncclGroupEnd", "a collective did not start", self.timeout)
+        // Until it settles, the operations may be missing in their streams.
+        let what = "a collective did not start";
+        let started = called.and(ended);
+        let started = started.and_then(|()| self.settle("ncclGroupEnd", what, self.timeout));
+        if started.is_err() {
+            // Streams may wait for the group's operations, or for earlier ones that have failed.
+            self.abort();
+        }
+        started
     }
 
     /// `all[i] = reduction over ranks of all[i]`

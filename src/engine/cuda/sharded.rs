@@ -1,9 +1,9 @@
 //! Full sharding (FSDP, ZeRO-3): a walk gathers each unit's weights before it uses them, and reduces each
 //! unit's gradient to shards as soon as it is complete. Both run on the peers' stream, beside the model.
 //!
-//! Two slots alternate: even units use the first, odd ones the second. While one unit computes, its neighbour is
-//! gathered into the other slot. The last block, with which backward begins, is still in its slot then. Tied
-//! embeddings have a third slot, because the head needs them, too. With the units 0 … n - 1, every walk on every
+//! Two places alternate: even units use the first, odd ones the second. While one unit computes, its neighbour is
+//! gathered into the other place. When backward begins, the head and the last block are still in their places. Tied
+//! embeddings have a third place, because the head needs them, too. With the units 0 … n - 1, every walk on every
 //! rank therefore has the same collectives in the same order:
 //!
 //! ```text
@@ -24,7 +24,7 @@ use super::error::CudaError;
 use super::launches::Kernels;
 use super::nccl::Element;
 use super::peers::Peers;
-use super::state::{Slots, State, Whole, norms};
+use super::state::{Places, State, Whole, norms};
 use crate::engine::Layout;
 
 type Enqueued = Result<(), CudaError>;
@@ -40,16 +40,14 @@ pub enum Direction {
 
 /// The events that order the streams.
 pub struct Events {
-    /// By unit: its weights are in their slot.
+    /// By unit: its weights are in their place.
     gathered: Vec<Event>,
-    /// By unit: the compute stream no longer reads its slot.
+    /// By unit: the compute stream no longer reads its place.
     released: Vec<Event>,
     /// By unit: its gradient's scratch is free.
     scattered: Vec<Event>,
     /// The compute stream's work before a walk.
     before: Event,
-    /// The last work of the peers' stream.
-    end: Event,
 }
 
 impl Events {
@@ -60,18 +58,7 @@ impl Events {
             released: of_units()?,
             scattered: of_units()?,
             before: device.event()?,
-            end: device.event()?,
         })
-    }
-
-    /// Marks the end of the peers' work so far.
-    pub fn mark_end(&self, peers: &Peers) -> Enqueued {
-        peers.stream.record(&self.end)
-    }
-
-    /// Waits on the host for [`Events::mark_end`].
-    pub fn await_end(&self) -> Enqueued {
-        self.end.synchronize()
     }
 }
 
@@ -82,7 +69,7 @@ pub struct Shards<'a> {
     kernels: &'a Kernels,
     compute: &'a Stream,
     state: &'a State,
-    slots: &'a Slots,
+    places: &'a Places,
     events: &'a Events,
     peers: &'a Peers,
 }
@@ -102,7 +89,7 @@ impl<'a> Shards<'a> {
             kernels,
             compute,
             state,
-            slots: state.slots.as_ref()?,
+            places: state.places.as_ref()?,
             events: events?,
             peers: peers?,
         })
@@ -120,16 +107,16 @@ impl<'a> Shards<'a> {
         Ok(())
     }
 
-    /// The compute stream waits until the unit's weights are in their slot.
+    /// The compute stream waits until the unit's weights are in their place.
     pub fn acquire(&self, unit: usize) -> Enqueued {
         self.compute.wait(&self.events.gathered[unit])
     }
 
     /// The weights of an acquired unit.
     pub fn whole(&self, unit: usize) -> Whole {
-        let [table, operands] = match self.slots.of_tied {
-            Some(slot) if unit == 0 => slot,
-            _ => [self.slots.turns[unit % 2]; 2],
+        let [table, operands] = match self.places.of_tied {
+            Some(place) if unit == 0 => place,
+            _ => [self.places.turns[unit % 2]; 2],
         };
         Whole {
             table,
@@ -139,7 +126,7 @@ impl<'a> Shards<'a> {
     }
 
     /// The compute stream has finished with the unit's weights for now: the next unit is gathered into their
-    /// slot. Not for tied embeddings.
+    /// place. Not for tied embeddings.
     pub fn release(&self, unit: usize, direction: Direction) -> Enqueued {
         let next = match direction {
             Direction::Forward => Some(unit + 2).filter(|&next| next < self.units()),
@@ -198,12 +185,12 @@ impl<'a> Shards<'a> {
     }
 
     /// Finishes the reduction of the step's gradient, which may be whole until now, and leaves the squared norm
-    /// of this rank's part in [`Slots::norm`].
+    /// of this rank's part in [`Places::norm`].
     pub fn reduce(&self, coordinates: bool) -> Enqueued {
         self.after_compute()?;
         let (stream, share) = (&self.peers.stream, self.state.share);
         // SAFETY: the norm is an f64.
-        unsafe { stream.fill_zero(self.slots.norm, size_of::<f64>())? };
+        unsafe { stream.fill_zero(self.places.norm, size_of::<f64>())? };
         for unit in (0..self.units()).rev() {
             let len = self.layout.units[unit].len;
             let (part, whole) = (
@@ -214,7 +201,7 @@ impl<'a> Shards<'a> {
                 self.zero(whole, len, self.padded(unit))?;
                 self.peers.reduce_scatter(whole, part, share.held(len))?;
             }
-            let result = (self.slots.norm, self.slots.partials);
+            let result = (self.places.norm, self.places.partials);
             self.kernels
                 .squared_norm(stream, result, part, share.held(len))?;
         }
@@ -263,8 +250,8 @@ impl<'a> Shards<'a> {
 
     /// Makes the norms' weights whole: the sum of every rank's parts, which are zero elsewhere.
     fn gather_norms(&self) -> Enqueued {
-        let (stream, slots) = (&self.peers.stream, self.slots);
-        self.zero(slots.norms, 0, slots.norms_len)?;
+        let (stream, places) = (&self.peers.stream, self.places);
+        self.zero(places.norms, 0, places.norms_len)?;
         for (addresses, unit) in self.state.units.iter().zip(&self.layout.units) {
             let part = self.state.share.part(unit.len);
             for (norm, at) in norms(unit).zip(addresses.norms) {
@@ -277,7 +264,7 @@ impl<'a> Shards<'a> {
                 }
             }
         }
-        self.peers.all_reduce(slots.norms, slots.norms_len)
+        self.peers.all_reduce(places.norms, places.norms_len)
     }
 
     fn scatter_now(&self, unit: usize, first: bool) -> Enqueued {
@@ -319,6 +306,6 @@ impl<'a> Shards<'a> {
     }
 
     fn is_tied(&self) -> bool {
-        self.slots.of_tied.is_some()
+        self.places.of_tied.is_some()
     }
 }

@@ -72,7 +72,7 @@ pub struct State {
     /// The factors of AdamW, without and with weight decay.
     pub factors: [u64; 2],
     /// `None` if every rank holds everything.
-    pub slots: Option<Slots>,
+    pub places: Option<Places>,
 }
 
 /// Addresses of one unit. Every buffer has the length of this rank's part, unless stated.
@@ -119,7 +119,7 @@ pub struct Whole {
 
 /// Places for gathered weights.
 #[derive(Debug)]
-pub struct Slots {
+pub struct Places {
     /// Adjacent units take turns, so that one is gathered while the other computes.
     pub turns: [u64; 2],
     /// Tied embeddings stay gathered until the head is done: f32, and for matrix products.
@@ -197,7 +197,7 @@ impl State {
             scratch: apart.then(|| scratch.map(|len| bump.f32(len))),
             scratch_of_tied: (apart && tied).then(|| bump.f32(embedding)),
             factors: [(); 2].map(|()| bump.take(FACTORS, 1)),
-            slots: sharded.then(|| {
+            places: sharded.then(|| {
                 let bytes = |index, unit: &Unit| {
                     let size = if has_copy(index) {
                         precision.size()
@@ -206,7 +206,7 @@ impl State {
                     };
                     share.padded(unit.len) * size
                 };
-                Slots {
+                Places {
                     turns: turns(layout, tied, bytes).map(|bytes| bump.take(bytes, 1)),
                     of_tied: tied.then(|| {
                         let table = bump.f32(embedding);
