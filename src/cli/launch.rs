@@ -256,6 +256,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
             false => DeviceKind::Cuda,
         },
         gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
+        gpus_together: processes.together,
         resume: args.resume,
         signals: signals.count(),
     };

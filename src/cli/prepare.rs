@@ -116,6 +116,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let run_lock = RunLock::take(RunDir::at(&args.out))?;
     let request = Request {
+        gpus_together: 0,
         recipe_path: snapshot.path(),
         overrides: snapshot.overrides,
         rank_memory: args.rank_memory,

@@ -36,6 +36,8 @@ pub struct Processes {
     /// The GPUs that processes take in this order, at least one for each; empty for an external trainer and on
     /// the CPU.
     pub gpus: Vec<Device>,
+    /// The number of these that can train together.
+    pub together: usize,
     /// Explanation of a choice that the user did not make.
     pub note: Option<String>,
 }
@@ -45,6 +47,8 @@ pub struct Processes {
 pub struct Gpus {
     /// Those that the driver lists and `CUDA_VISIBLE_DEVICES` shows.
     pub devices: Vec<Device>,
+    /// Why others are not among them.
+    pub unused: Option<String>,
     /// Why the built-in trainer cannot use one of them.
     pub problem: Option<String>,
     /// Why it cannot use several.
@@ -56,19 +60,24 @@ impl Gpus {
     pub fn of(inventory: &Inventory, device: DeviceChoice) -> Gpus {
         match inventory.devices() {
             Devices::Gpus { devices } => {
-                let [problem, problem_of_several] = match (device, too_old(&devices)) {
-                    (DeviceChoice::Cpu, _) => Default::default(),
-                    (_, Some(problem)) => [Some(problem.clone()), Some(problem)],
-                    (_, None) => libraries::problems(),
+                let unused = too_old(&devices);
+                let (devices, old): (Vec<_>, Vec<_>) =
+                    devices.into_iter().partition(|gpu| old(gpu).is_none());
+                let [problem, problem_of_several] = match device {
+                    DeviceChoice::Cpu => Default::default(),
+                    _ if devices.is_empty() => [unused.clone(), None],
+                    DeviceChoice::Auto | DeviceChoice::Cuda => libraries::problems(),
                 };
                 Gpus {
-                    devices,
+                    devices: if devices.is_empty() { old } else { devices },
+                    unused,
                     problem,
                     problem_of_several,
                 }
             }
             Devices::CpuRanks { why, .. } => Gpus {
                 devices: Vec::new(),
+                unused: None,
                 problem_of_several: Some(why.clone()),
                 problem: Some(why),
             },
@@ -97,6 +106,7 @@ impl Asked {
         Ok(Processes {
             count: self.stated()?.unwrap_or(gpus.clamp(1, MOST_GPUS)),
             gpus: Vec::new(),
+            together: 0,
             note: None,
         })
     }
@@ -107,6 +117,9 @@ impl Asked {
         let several = gpus
             .problem_of_several
             .or_else(|| different_models(&gpus.devices));
+        let unused = gpus
+            .unused
+            .map(|why| format!("not every GPU is used: {why}"));
         let stated = self.stated()?;
         // Without a stated number, as many GPUs as can be used.
         let usable = match (self.device, &gpus.problem, &several) {
@@ -134,17 +147,17 @@ impl Asked {
             )),
             _ => None,
         };
-        match (self.device, &several) {
-            (DeviceChoice::Cpu, _) => gpus.devices.clear(),
-            // The world never grows over them.
-            (_, Some(_)) => gpus.devices.truncate(processes as usize),
-            (_, None) => {}
+        if self.device == DeviceChoice::Cpu {
+            gpus.devices.clear();
         }
         let Some(obstacle) = obstacle.filter(|_| self.device != DeviceChoice::Cpu) else {
             return Ok(Processes {
                 count: processes,
+                together: several.map_or(gpus.devices.len(), |_| 1),
                 gpus: gpus.devices,
-                note: others_idle.filter(|_| self.device != DeviceChoice::Cpu),
+                note: others_idle
+                    .or(unused)
+                    .filter(|_| self.device != DeviceChoice::Cpu),
             });
         };
         if self.device == DeviceChoice::Cuda {
@@ -155,6 +168,7 @@ impl Asked {
         Ok(Processes {
             count: processes,
             gpus: Vec::new(),
+            together: 0,
             note: surprises.then(|| {
                 format!(
                     "{} on the CPU, because GPUs cannot be used: {obstacle} (--device cpu avoids this note)",
@@ -165,9 +179,13 @@ impl Asked {
     }
 }
 
-/// The problem of a GPU that the kernels do not support.
+/// The compute capability of a GPU that the kernels do not support.
+fn old(device: &Device) -> Option<(u32, u32)> {
+    device.capability.filter(|of| *of < CAPABILITY)
+}
+
+/// The first GPU that the kernels do not support, and why.
 fn too_old(devices: &[Device]) -> Option<String> {
-    let old = |device: &Device| device.capability.filter(|of| *of < CAPABILITY);
     let mut found = devices
         .iter()
         .filter_map(|device| Some((device, old(device)?)));
@@ -175,8 +193,7 @@ fn too_old(devices: &[Device]) -> Option<String> {
     let name = device.name.as_deref().unwrap_or(&device.id);
     let needed = format!("{}.{}", CAPABILITY.0, CAPABILITY.1);
     Some(format!(
-        "{name} has compute capability {major}.{minor}, {needed} is needed; choose others with \
-         CUDA_VISIBLE_DEVICES"
+        "{name} has compute capability {major}.{minor}, {needed} is needed"
     ))
 }
 
@@ -207,6 +224,7 @@ mod tests {
         Gpus {
             devices: (0..gpus).map(device).collect(),
             problem: problem.map(str::to_owned),
+            unused: None,
             problem_of_several: problem.map(str::to_owned),
         }
     }
@@ -222,7 +240,9 @@ mod tests {
     /// Processes, GPUs and note, or the refusal.
     fn built_in(asked: Asked, gpus: Gpus) -> String {
         match asked.built_in(gpus) {
-            Ok(Processes { count, gpus, note }) => {
+            Ok(Processes {
+                count, gpus, note, ..
+            }) => {
                 format!("{count} on {} {}", gpus.len(), note.unwrap_or_default())
             }
             Err(error) => error.to_string(),
@@ -269,7 +289,7 @@ mod tests {
             ..machine(2, None)
         };
         let on = |procs, device| built_in(asked(procs, None, device), without_nccl());
-        insta::assert_snapshot!(on(None, DeviceChoice::Auto), @"1 on 1 1 of 2 GPUs is used: NCCL: missing (--procs 1 avoids this note)");
+        insta::assert_snapshot!(on(None, DeviceChoice::Auto), @"1 on 2 1 of 2 GPUs is used: NCCL: missing (--procs 1 avoids this note)");
         insta::assert_snapshot!(on(Some(2), DeviceChoice::Auto), @"2 on 0 2 processes on the CPU, because GPUs cannot be used: NCCL: missing (--device cpu avoids this note)");
         insta::assert_snapshot!(on(Some(2), DeviceChoice::Cuda), @"`--device cuda` is not possible: NCCL: missing; or remove --device cuda");
         let mut mixed = machine(2, None);
@@ -285,7 +305,7 @@ mod tests {
         devices[0].capability = Some((8, 0));
         assert_eq!(too_old(&devices), None);
         devices[1].capability = Some((7, 5));
-        insta::assert_snapshot!(too_old(&devices).unwrap(), @"GPU-1 has compute capability 7.5, 8.0 is needed; choose others with CUDA_VISIBLE_DEVICES");
+        insta::assert_snapshot!(too_old(&devices).unwrap(), @"GPU-1 has compute capability 7.5, 8.0 is needed");
     }
 
     #[test]

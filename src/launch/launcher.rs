@@ -44,6 +44,8 @@ pub struct Launcher<'a> {
     cores: u64,
     /// Ids of the GPUs that ranks take, in this order. Lost ones are removed.
     gpus: Vec<String>,
+    /// How many of them can train together.
+    gpus_together: usize,
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
     external: Option<ExternalRun>,
@@ -120,6 +122,7 @@ impl<'a> Launcher<'a> {
             setup,
             cores: request.cores,
             gpus: request.gpus.clone(),
+            gpus_together: request.gpus_together,
             program,
             state,
             desired: ranks,
@@ -256,7 +259,7 @@ impl<'a> Launcher<'a> {
     fn most_ranks(&self) -> u64 {
         match self.setup.device {
             DeviceKind::Cpu => u64::MAX,
-            DeviceKind::Cuda => self.gpus.len() as u64,
+            DeviceKind::Cuda => self.gpus.len().min(self.gpus_together) as u64,
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Request {
     pub device: DeviceKind,
     /// Ids of the GPUs that ranks can take; empty if they compute on the CPU.
     pub gpus: Vec<String>,
+    /// How many of them can train together.
+    pub gpus_together: usize,
     /// Resume the run in the directory.
     pub resume: bool,
     /// Number of signals received; one stops the preparation.

@@ -33,6 +33,7 @@ pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe
         cores: 1,
         device: DeviceKind::Cpu,
         gpus: Vec::new(),
+        gpus_together: 0,
         ..Request::default()
     };
     (recipe, request)

@@ -22,7 +22,6 @@ pub fn request(
     };
     PlanRequest {
         trainer: Trainer::BuiltIn,
-        on_cpu: device == DeviceKind::Cpu,
         rank_memory,
         ..request
     }

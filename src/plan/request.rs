@@ -104,6 +104,7 @@ impl PlanRequest {
     pub fn processes(processes: u64) -> PlanRequest {
         PlanRequest {
             devices: Devices::Processes,
+            on_cpu: true,
             ..PlanRequest::gpus(processes)
         }
     }
