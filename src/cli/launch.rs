@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 
 use super::cluster::submit;
 use super::output::say;
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::api::TrainerDevice;
 use crate::data::Phase;
-use crate::export;
+use crate::external_trainer;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunOptions, external_trainer_of_run, port, prepare,
@@ -24,7 +24,8 @@ use crate::launch::{
 };
 use crate::lifecycle::{DeviceKind, End};
 use crate::plan::{MOST_GPUS, OomPolicy};
-use crate::recipe::{Diagnostic, ReadError, Recipe};
+use crate::recipe::launchers::{self, LauncherError, Split};
+use crate::recipe::{self, Diagnostic, ReadError, Recipe};
 use crate::telemetry::{Display, Event, Mode};
 use crate::util::format::count;
 
@@ -41,8 +42,10 @@ Examples:
   evenkeel launch recipe.yaml --recipe-gpus 8 --procs 4 -- python train.py --config {recipe} {resume_args}
   evenkeel launch recipe.yaml --procs 2 -- python train.py {args} --output_dir {checkpoint_dir} {resume_args}
   evenkeel launch --gpus 6 -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8
+  evenkeel launch --gpus 4 -- accelerate launch --config_file fsdp.yaml sft.py --config recipe.yaml
 
 The command after `--` is an external trainer, started once per process with torchrun's environment.
+A launcher before it (torchrun, accelerate launch, deepspeed, trl) is replaced; its settings reach every process.
 The plan fills in its placeholders {recipe}, {args}, {resume_args}, {checkpoint_dir},
 {per_device_batch_size} and {gradient_accumulation_steps} (docs/external-trainer.md).
 
@@ -54,7 +57,7 @@ that cannot be used, 143 drained by a signal.")]
 pub struct Args {
     /// Recipe file in any supported dialect, the folder of a config tree (HALOs,
     /// direct-preference-optimization), or a script with the command that starts it. Without a
-    /// recipe, the command after `--` defines the job and runs without its torchrun
+    /// recipe, the command after `--` defines the job and runs without its launcher
     #[arg(required_unless_present = "command")]
     recipe: Option<PathBuf>,
     #[command(flatten)]
@@ -92,8 +95,8 @@ pub struct Args {
     /// upstream does. After a checkpoint it is always exact.
     #[arg(long, value_name = "POLICY", default_value = "exact", value_parser = OomPolicy::from_str)]
     oom_policy: OomPolicy,
-    /// External trainer that replaces the built-in trainer, without torchrun or another launcher.
-    /// Every process runs it. With --resume it may be omitted
+    /// External trainer that replaces the built-in trainer. Every process runs it. Evenkeel replaces
+    /// its launcher. With --resume it may be omitted
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
     /// Output format: progress bars on a terminal and plain lines elsewhere, or one JSON object per
@@ -126,20 +129,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             );
         }
     }
-    let from = RecipeArgs {
+    let mut from = RecipeArgs {
         recipe: args.recipe.clone().unwrap_or_default(),
         options: args.options.clone(),
         overrides: args.overrides.clone(),
     };
-    let mut recipe = match read(&args, &from) {
+    let split = split(&args)?;
+    let by_launcher = split.is_some() && args.recipe.is_some();
+    let recipe = match read(&args, &from, split) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(refuse_unread(&error)),
     };
-    if args.recipe.is_none() {
-        recipe.spec.trainer.command =
-            export::without_launcher(&recipe, &args.command).context(ONLY_TORCHRUN)?;
-    } else if !args.command.is_empty() {
-        recipe.spec.trainer.command.clone_from(&args.command);
+    if by_launcher {
+        // A TrainingJob's recipe is read without the launcher.
+        from.options.recipe_gpus = from.options.recipe_gpus.or(recipe.spec.batch.gpus);
     }
     if let Some(nodes) = from.options.nodes {
         let here = [
@@ -183,19 +186,46 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     ended
 }
 
-/// Remedy for a command without a recipe that starts with another launcher.
-const ONLY_TORCHRUN: &str = "only torchrun and Python can be removed from a command without a recipe; for \
-other launchers give a recipe, and after `--` only the trainer's command, as in \
-`evenkeel launch recipe.yaml -- python train.py {args} {resume_args}`";
-
-/// Reads the recipe, or the command if it defines the job alone.
-fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
-    match args.recipe.is_some() {
-        true => from.read(),
-        false => from
-            .options
-            .read_job(&from.recipe, &from.overrides, &args.command),
+/// The command's launcher and program. `None`: the command starts unchanged, since it has no launcher.
+fn split(args: &Args) -> Result<Option<Split>, LauncherError> {
+    if args.command.is_empty() {
+        return Ok(None);
     }
+    match launchers::split(&args.command) {
+        Ok(split) if args.recipe.is_some() && split.launcher.is_empty() => Ok(None),
+        // The rule external-trainer refuses launchers that are not understood.
+        Err(LauncherError::Unknown) if args.recipe.is_some() => Ok(None),
+        split => split.map(Some),
+    }
+}
+
+/// Reads the recipe, or the command if it defines the job alone, with the command and the settings of
+/// the external trainer.
+fn read(args: &Args, from: &RecipeArgs, split: Option<Split>) -> Result<Recipe, ReadError> {
+    let alone = args.recipe.is_none();
+    let command = if alone { args.command.as_slice() } else { &[] };
+    let mut request = from.options.request(&from.recipe, &from.overrides, command);
+    if let Some(split) = split.as_ref().filter(|_| !alone) {
+        request.launcher.clone_from(&split.launcher);
+    }
+    let mut recipe = recipe::read(&request)?;
+    if let Some(split) = split {
+        let program = match alone {
+            true => launchers::without_numbers(&recipe, split.program),
+            false => split.program,
+        };
+        let trainer = &mut recipe.spec.trainer;
+        trainer.command = program;
+        let mut environment = split.environment;
+        environment.append(&mut trainer.environment);
+        trainer.environment = environment;
+    } else if !args.command.is_empty() {
+        recipe.spec.trainer.command.clone_from(&args.command);
+    }
+    if recipe.spec.trainer.is_external() {
+        external_trainer::launcher::complete(&mut recipe)?;
+    }
+    Ok(recipe)
 }
 
 /// The training processes and their devices.
@@ -229,7 +259,14 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         && let Some(trainer) = external_trainer_of_run(&asked, &recipe.spec)?
     {
         // A resume may omit the command of the run.
-        recipe.spec.trainer.command = trainer.command;
+        let now = &mut recipe.spec.trainer;
+        now.command = trainer.command;
+        if recipe.launch.is_none() {
+            (now.environment, now.deepspeed_config) =
+                (trainer.environment, trainer.deepspeed_config);
+        } else if let Err(error) = external_trainer::launcher::complete(&mut recipe) {
+            return Ok(refuse_unread(&error));
+        }
     }
     let external = recipe.spec.trainer.is_external();
     let built_in_only = [

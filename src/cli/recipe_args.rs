@@ -96,19 +96,25 @@ impl RecipeOptions {
         overrides: &[String],
         command: &[String],
     ) -> Result<Recipe, ReadError> {
+        recipe::read(&self.request(path, overrides, command))
+    }
+
+    /// The request to read a recipe under these flags.
+    pub fn request(&self, path: &Path, overrides: &[String], command: &[String]) -> Request {
         let mut overrides = overrides.to_vec();
         overrides.extend(self.multirun.then(|| "--multirun".to_owned()));
-        recipe::read(&Request {
+        Request {
             origin: Origin::Disk,
             environment: Environment::Shell(shell_variables()),
             path: path.to_owned(),
             command: command.to_vec(),
+            launcher: Vec::new(),
             accelerate: self.accelerate.clone(),
             overrides,
             dialect: self.dialect,
             version: self.dialect_version.clone(),
             settings: self.settings(),
-        })
+        }
     }
 
     /// The requested world, in devices; `None` means the detected hardware.

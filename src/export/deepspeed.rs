@@ -18,7 +18,18 @@ pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, Em
         true => Syntax::Hjson,
         false => Syntax::Yaml,
     };
-    let mut text = text_of(recipe, file).to_owned();
+    changed(recipe, text_of(recipe, file), syntax, numbers)
+}
+
+/// The text of a config with the plan's numbers.
+pub(super) fn changed(
+    recipe: &Recipe,
+    text: &str,
+    syntax: Syntax,
+    numbers: &BatchNumbers,
+) -> Result<String, EmitError> {
+    let alone = recipe.dialect == Dialect::Deepspeed;
+    let mut text = text.to_owned();
     let values = [
         numbers.global,
         numbers.per_device_batch_size,

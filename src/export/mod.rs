@@ -21,7 +21,7 @@ use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::source::{FileId, Span};
 
 pub use crate::recipe::batch_arguments::BatchNumbers;
-use crate::recipe::batch_arguments::{argument_pairs, spellings, split_batches, variables};
+use crate::recipe::batch_arguments::{argument_pairs, split_batches, variables};
 use accelerator::refuse_num_steps;
 
 pub use edit::EditError;
@@ -73,13 +73,34 @@ fn plain(text: String) -> Emitted {
     }
 }
 
-/// An external trainer's command without its launcher, with `{args}` and `{resume_args}` in place
-/// of its numbers. `None` where the launcher cannot be removed (all but torchrun and Python
-/// itself).
-pub fn without_launcher(recipe: &Recipe, command: &[String]) -> Option<Vec<String>> {
-    let paths = ["batch.per_device_batch_size", "batch.accumulation"];
-    let keys = paths.map(|path| spellings(recipe, path)).concat();
-    crate::recipe::dialects::command::without_launcher(command, &keys)
+/// Whether the text of a DeepSpeed config states a batch number.
+pub fn states_deepspeed_numbers(text: &str) -> bool {
+    deepspeed::states_numbers(text)
+}
+
+/// A DeepSpeed config with the plan's numbers, from its text.
+pub fn deepspeed_config(
+    recipe: &Recipe,
+    text: &str,
+    numbers: &BatchNumbers,
+) -> Result<String, EmitError> {
+    let hjson = serde_json::from_str::<serde::de::IgnoredAny>(text).is_err();
+    let syntax = if hjson {
+        edit::Syntax::Hjson
+    } else {
+        edit::Syntax::Yaml
+    };
+    deepspeed::changed(recipe, text, syntax, numbers)
+}
+
+/// Shards and replicas of the plan's data-parallel ranks. `fsdp`: FSDP shards them.
+pub fn shard_sizes(
+    recipe: &Recipe,
+    numbers: &BatchNumbers,
+    fsdp: bool,
+) -> Result<[u64; 2], EmitError> {
+    let sizes = shards::shards(&recipe.spec.parallel, numbers, fsdp);
+    Ok(sizes.map_err(LaunchError::from)?)
 }
 
 fn text_of(recipe: &Recipe, file: FileId) -> &str {

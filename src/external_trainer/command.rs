@@ -1,6 +1,7 @@
 //! The external trainer in one generation: fills the plan's numbers into its command and picks the
 //! checkpoint that it resumes from. The pod agent and the local launcher share this code.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -44,9 +45,12 @@ pub struct Call {
     /// Path of the recipe with the plan's numbers, if the command contains `{recipe}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<PathBuf>,
-    /// Text of that recipe.
+    /// Environment variables from `trainer.environment`. Command and variables keep the placeholders of a rank.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
+    /// The files that the command reads, with their texts.
     #[serde(skip)]
-    text: String,
+    texts: Vec<(PathBuf, String)>,
     /// Notes for the user about this command.
     #[serde(skip)]
     pub remarks: Vec<String>,
@@ -70,6 +74,14 @@ pub enum ExternalTrainerError {
         file.display()
     )]
     OneOfATree { file: PathBuf },
+    #[error(
+        "`{{deepspeed_config}}` names the DeepSpeed config that the command or the accelerate config names, but there is none; give the path of an existing file"
+    )]
+    NoDeepspeed,
+    #[error(
+        "{ranks} ranks of this machine have only the devices {devices} (`gpu_ids`); name one for each, or remove `gpu_ids`"
+    )]
+    Devices { ranks: u64, devices: String },
     /// The trainer's resume arguments are unknown.
     #[error(
         "`{{resume_args}}`: the resume arguments of a trainer for {dialect} recipes are unknown; set `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
@@ -112,14 +124,19 @@ impl ExternalTrainer<'_> {
         plan: &Plan,
         checkpoint: Option<ExternalCheckpoint>,
     ) -> Result<Call, ExternalTrainerError> {
-        let command = &self.recipe.spec.trainer.command;
-        let uses = |name| placeholder::is_used(command, name);
+        let trainer = &self.recipe.spec.trainer;
+        let command = &trainer.command;
+        let values: Vec<String> = trainer.environment.values().cloned().collect();
+        let uses =
+            |name| placeholder::is_used(command, name) || placeholder::is_used(&values, name);
+        self.refuse_too_few_devices(plan)?;
         let numbers = plan.numbers(self.recipe);
         let emitted = |placeholder| move |error| ExternalTrainerError::Emit { placeholder, error };
         let arguments = match uses(placeholder::ARGS) {
             true => export::arguments(self.recipe, &numbers).map_err(emitted(placeholder::ARGS))?,
             false => Vec::new(),
         };
+        let generation_files = self.run.join(files::generation(generation));
         let mut call = Call {
             command: Vec::new(),
             run: self.run.to_owned(),
@@ -127,7 +144,8 @@ impl ExternalTrainer<'_> {
             checkpoint_dir: self.checkpoint_dir(),
             checkpoint: checkpoint.map(|checkpoint| checkpoint.path),
             recipe: None,
-            text: String::new(),
+            environment: BTreeMap::new(),
+            texts: Vec::new(),
             remarks: Vec::new(),
         };
         if uses(placeholder::RECIPE) {
@@ -136,10 +154,26 @@ impl ExternalTrainer<'_> {
             if let Some(file) = written.replaces {
                 return Err(ExternalTrainerError::OneOfATree { file });
             }
-            let directory = self.run.join(files::generation(generation));
-            call.recipe = Some(directory.join(self.recipe_name()));
-            (call.text, call.remarks) = (written.text, written.remarks);
+            let path = generation_files.join(self.recipe_name());
+            call.texts.push((path.clone(), written.text));
+            (call.recipe, call.remarks) = (Some(path), written.remarks);
         }
+        let deepspeed = generation_files.join("deepspeed.json");
+        if uses(placeholder::DEEPSPEED_CONFIG) {
+            let text = trainer.deepspeed_config.as_deref();
+            let text = text.ok_or(ExternalTrainerError::NoDeepspeed)?;
+            let written = export::deepspeed_config(self.recipe, text, &numbers);
+            let written = written.map_err(emitted(placeholder::DEEPSPEED_CONFIG))?;
+            call.texts.push((deepspeed.clone(), written));
+        }
+        let sizes = match placeholder::SHARDS.into_iter().any(uses) {
+            true => {
+                let fsdp = trainer.environment.contains_key("ACCELERATE_USE_FSDP");
+                let sizes = export::shard_sizes(self.recipe, &numbers, fsdp);
+                sizes.map_err(emitted(placeholder::SHARDS[0]))?
+            }
+            false => [1, 1],
+        };
         let mut resume = Vec::new();
         if uses(placeholder::RESUME_ARGS) {
             // Evaluated even without a checkpoint: an unknown placeholder must fail before the
@@ -154,16 +188,49 @@ impl ExternalTrainer<'_> {
                 .map_or_else(Vec::new, |_| arguments);
         }
         let path = |path: &Path| Value::Word(path.to_string_lossy().into_owned());
-        call.command = placeholder::fill(command, |name| match name {
+        let here = || std::env::current_dir().unwrap_or_default();
+        let value_of = |name: &str| match name {
             placeholder::RECIPE => call.recipe.as_deref().map(path),
             placeholder::ARGS => Some(Value::Words(arguments.clone())),
             placeholder::RESUME_ARGS => Some(Value::Words(resume.clone())),
             placeholder::CHECKPOINT_DIR => Some(path(&call.checkpoint_dir)),
             placeholder::RUN_DIR => Some(path(self.run)),
             placeholder::GENERATION => Some(Value::Word(generation.to_string())),
-            number => Some(Value::Word(number_of(plan, number)?.to_string())),
+            placeholder::DEEPSPEED_CONFIG => Some(path(&deepspeed)),
+            placeholder::WORKING_DIRECTORY => {
+                Some(path(&self.base.map_or_else(here, Path::to_owned)))
+            }
+            number => match placeholder::SHARDS.iter().position(|name| *name == number) {
+                Some(at) => Some(Value::Word(sizes[at].to_string())),
+                None => Some(Value::Word(number_of(plan, number)?.to_string())),
+            },
+        };
+        let filled = placeholder::fill(command, value_of);
+        let variables = trainer.environment.iter().map(|(name, value)| {
+            let words = placeholder::fill(std::slice::from_ref(value), value_of);
+            (name.clone(), words.join(" "))
         });
+        call.environment = variables.collect();
+        call.command = filled;
         Ok(call)
+    }
+
+    /// Refuses a world in which ranks of this machine have no device in `gpu_ids`.
+    fn refuse_too_few_devices(&self, plan: &Plan) -> Result<(), ExternalTrainerError> {
+        let devices = self
+            .recipe
+            .spec
+            .trainer
+            .environment
+            .get("CUDA_VISIBLE_DEVICES");
+        let ranks = plan.outline.world_size;
+        match devices.filter(|_| self.base.is_some()) {
+            Some(devices) if (devices.split(',').count() as u64) < ranks => {
+                let devices = devices.clone();
+                Err(ExternalTrainerError::Devices { ranks, devices })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// File name of the recipe; trainers derive the format from it.
@@ -180,16 +247,16 @@ impl ExternalTrainer<'_> {
 }
 
 impl Call {
-    /// Writes the recipe that the command reads. All members of a generation write the same text.
+    /// Writes the files that the command reads. All members of a generation write the same texts.
     pub fn write(&self) -> Result<(), FileError> {
         durable::create_directory(&self.checkpoint_dir)?;
-        let Some(recipe) = &self.recipe else {
-            return Ok(());
-        };
-        if let Some(directory) = recipe.parent() {
-            durable::create_directory(directory)?;
+        for (path, text) in &self.texts {
+            if let Some(directory) = path.parent() {
+                durable::create_directory(directory)?;
+            }
+            durable::write_atomically(path, text.as_bytes())?;
         }
-        durable::write_atomically(recipe, self.text.as_bytes())
+        Ok(())
     }
 
     /// Environment variables besides the plan's numbers.

@@ -3,6 +3,7 @@
 pub mod call;
 mod checkpoints;
 mod command;
+pub mod launcher;
 pub mod oom_messages;
 mod process;
 pub mod program;

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 
 use crate::external_trainer::{Call, ProgressWatch};
 use crate::lifecycle::Generation;
+use crate::recipe::schema::placeholder::{self, OF_A_RANK, Value};
 use crate::recipe::schema::spec::DrainSignal;
 
 #[derive(Clone, Copy)]
@@ -90,14 +91,20 @@ pub(crate) fn command(
             if let Some(directory) = &call.directory {
                 command.current_dir(directory);
             }
+            let variables = torchrun(start, rank, local);
+            let of_rank =
+                |words: &[String]| placeholder::fill(words, |name| of_rank(&variables, name));
             command
                 .args(["--drain-signal", &drain.to_string()])
                 .args(["--agent", &std::process::id().to_string(), "--"])
-                .args(&call.command)
+                .args(of_rank(&call.command))
                 .envs(own_variables(start, call))
-                .envs(progress.into_iter().flat_map(ProgressWatch::variables))
-                .stdin(Stdio::null())
-                .stdout(log.try_clone()?);
+                .envs(progress.into_iter().flat_map(ProgressWatch::variables));
+            for (name, value) in &call.environment {
+                let value = of_rank(std::slice::from_ref(value)).concat();
+                command.env(name, joined(name, value));
+            }
+            command.stdin(Stdio::null()).stdout(log.try_clone()?);
         }
     }
     command
@@ -106,6 +113,31 @@ pub(crate) fn command(
         // the ranks.
         .process_group(0);
     Ok(command)
+}
+
+/// The value of a placeholder that differs between ranks or hosts.
+fn of_rank(variables: &[(&'static str, String)], name: &str) -> Option<Value> {
+    let of = [
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+    ];
+    let at = OF_A_RANK.iter().position(|known| *known == name)?;
+    let (_, value) = variables.iter().find(|(name, _)| *name == of[at])?;
+    Some(Value::Word(value.clone()))
+}
+
+/// The value of a variable. `PYTHONPATH` follows the paths of this process's environment.
+fn joined(name: &str, value: String) -> OsString {
+    match std::env::var_os(name).filter(|paths| name == "PYTHONPATH" && !paths.is_empty()) {
+        Some(mut paths) => {
+            paths.push(":");
+            paths.push(value);
+            paths
+        }
+        None => value.into(),
+    }
 }
 
 /// Environment of an external trainer besides torchrun's variables.

@@ -9,8 +9,10 @@ use crate::recipe::dialects::{
     accelerate, handbook, hydra, llama_factory, programs, projects, readers, transformers,
 };
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
+use crate::recipe::schema::launch;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
+use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell;
 use crate::recipe::syntax::source::FileId;
@@ -69,12 +71,16 @@ pub(crate) fn gather(
         if take_unread_config(&mut root, request, reading)? {
             return Some(Job::without_batch(path, root, None));
         }
+        let by_launcher = match request.launcher.is_empty() {
+            true => None,
+            false => Some(read_launcher(&request.launcher, reading)?),
+        };
         // LLaMA-Factory has keys with the names of accelerate's options.
         let by_recipe = match llama_factory::detect(&root) {
             Some(_) => Launch::default(),
             None => launch_of_recipe(&mut root),
         };
-        let launched = launcher(request, None, by_recipe, reading)?;
+        let launched = launcher(request, by_launcher.as_ref(), by_recipe, reading)?;
         return Some(Job {
             root,
             path,
@@ -234,6 +240,16 @@ fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) ->
     let command = command::parse(path, text, file, handbook::is_switch, diagnostics)?;
     reading.files.command = Some((file, command.end));
     Some(command)
+}
+
+/// Reads the words of a launcher that starts the recipe's program.
+fn read_launcher(words: &[String], reading: &mut Reading) -> Option<Command> {
+    let text = shell::join(words);
+    let path = Path::new(shell::scan::COMMAND);
+    let file = reading.sources.add(path, format!("{text}\n"));
+    reading.converted.push(file);
+    let diagnostics = &mut reading.diagnostics;
+    command::parse(path, &text, file, handbook::is_switch, diagnostics)
 }
 
 /// Whether a program is one of TRL's scripts, by its folder.
@@ -409,7 +425,17 @@ fn launcher(
     refuse_two_configs(command, &by_recipe, reading);
     let requested = request.accelerate.clone().map(accelerate::Config::File);
     let named = command.and_then(|command| command.accelerate.clone());
+    let typed = command.and_then(|command| command.options.clone());
     let config = requested.or(named).or(by_recipe.config);
+    let config = config.or_else(|| default_config(typed.as_deref()?, reading));
+    if typed.is_some() || !by_recipe.words.is_empty() {
+        let mut options = by_recipe.words;
+        options.extend(typed.into_iter().flatten());
+        reading.launch = Some(launch::Launch {
+            options,
+            ..Default::default()
+        });
+    }
     let mut options = by_recipe.options;
     if let Some(typed) = command.and_then(|command| command.launch.clone()) {
         match &mut options {
@@ -432,6 +458,35 @@ fn launcher(
         }
     }
     Some(launched)
+}
+
+/// The config that `accelerate launch` reads by default, unless its options have `--cpu`.
+///
+/// Source: accelerate 1.15.0 `commands/config/config_args.py` (`default_config_file`).
+fn default_config(
+    options: &[Given<Option<String>>],
+    reading: &Reading,
+) -> Option<accelerate::Config> {
+    if options.iter().any(|option| option.key == "cpu") {
+        return None;
+    }
+    let variable = |name: &str| {
+        reading
+            .environment
+            .get(name)
+            .filter(|value| !value.is_empty())
+    };
+    let cache = || match variable("XDG_CACHE_HOME") {
+        Some(cache) => Some(PathBuf::from(cache)),
+        None => Some(Path::new(variable("HOME")?).join(".cache")),
+    };
+    let home = match variable("HF_HOME") {
+        Some(home) => PathBuf::from(home),
+        None => cache()?.join("huggingface"),
+    };
+    let path = home.join("accelerate/default_config.yaml");
+    let exists = reading.origin.is_file(&path);
+    exists.then_some(accelerate::Config::File(path))
 }
 
 /// Refuses an `accelerate_config` in both recipe and command. TRL's command line takes the recipe's, and

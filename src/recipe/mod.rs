@@ -9,6 +9,7 @@ pub mod batch_arguments;
 pub mod corpus;
 pub mod dialects;
 mod inputs;
+pub mod launchers;
 pub mod schema;
 pub mod syntax;
 pub mod trainer_command;
@@ -25,6 +26,7 @@ use schema::reading::{self, Reading};
 pub use schema::dialect::{Dialect, RESERVED};
 pub use schema::environment::Environment;
 pub use schema::files::{Files, TreeBatch};
+pub use schema::launch::Launch;
 pub use schema::origin::{Origin, OutsidePath};
 pub use schema::overrides::{self, Setting};
 pub use schema::request::Request;
@@ -81,6 +83,8 @@ pub struct Recipe {
     pub sources: Sources,
     /// The role of each file.
     pub files: Files,
+    /// The settings of `accelerate launch`, if it starts the program.
+    pub launch: Option<Launch>,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
     /// a missing value on which no batch number depends fails only `plan`.
     pub diagnostics: Vec<Diagnostic>,
@@ -144,6 +148,7 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
             value_sources: found.value_sources,
             sources: reading.sources,
             files: reading.files,
+            launch: reading.launch,
             diagnostics: reading.diagnostics,
         }),
         None => Err(ReadError {

@@ -116,6 +116,7 @@ impl Setup {
             value_sources: ValueSources::new(),
             sources: Sources::default(),
             files: Default::default(),
+            launch: None,
             diagnostics: Vec::new(),
         }
     }

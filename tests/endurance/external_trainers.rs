@@ -415,12 +415,12 @@ fn a_command_without_a_recipe_is_started_without_its_torchrun() {
         log,
         "--learning_rate 1e-3 --per_device_train_batch_size 6 --gradient_accumulation_steps 2\n"
     );
-    let mut accelerate = vec!["accelerate", "launch", &program];
-    accelerate.extend(batch);
-    let refused = launch(&["--recipe-gpus", "2"], &accelerate);
+    let mut mpirun = vec!["mpirun", "-n", "2", &program];
+    mpirun.extend(batch);
+    let refused = launch(&["--recipe-gpus", "2"], &mpirun);
     assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
     assert!(
-        stderr(&refused).contains("only torchrun and Python"),
+        stderr(&refused).contains("does not begin with a launcher that evenkeel replaces"),
         "{}",
         stderr(&refused)
     );
@@ -465,4 +465,114 @@ fn a_trainers_progress_is_shown() {
         status.contains("  progress    108 of 108 samples, step 9, batch 12, "),
         "{status}"
     );
+}
+
+#[test]
+fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("train");
+    std::fs::write(&program, "#!/bin/sh\necho \"$@\"\nenv\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = program.display().to_string();
+    let config = folder.path().join("fsdp.yaml");
+    let text = "distributed_type: FSDP\nnum_processes: 4\nmixed_precision: bf16\nfsdp_config:\n  \
+                fsdp_version: 2\n  fsdp_state_dict_type: SHARDED_STATE_DICT\nparallelism_config:\n  \
+                parallelism_config_dp_shard_size: 4\n";
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    let file = folder.path().join("ds.json");
+    let numbers = json!({"train_batch_size": 24, "zero_optimization": {"stage": 2}});
+    std::fs::write(&file, numbers.to_string()).unwrap();
+    let file = file.display().to_string();
+    let launch = |name: &str, procs: &str, command: &[&str]| {
+        let out = folder.path().join(name);
+        let batch = ["--per_device_train_batch_size", "6"];
+        let mut launch = evenkeel();
+        launch
+            .arg("launch")
+            .arg("--out")
+            .arg(&out)
+            .args(["--procs", procs]);
+        let output = launch.arg("--").args(command).args(batch).output().unwrap();
+        let logs = (0..procs.parse().unwrap()).map(|rank: u64| {
+            std::fs::read_to_string(out.join(format!("gen-1/logs/rank-{rank}.log")))
+                .unwrap_or_default()
+        });
+        (output, logs.collect::<Vec<String>>())
+    };
+    let accelerate = [
+        "accelerate",
+        "launch",
+        "--config_file",
+        &config,
+        "--no_python",
+        &program,
+    ];
+    let (output, logs) = launch("fsdp", "2", &accelerate);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for log in logs {
+        assert!(
+            log.starts_with("--per_device_train_batch_size 6 --gradient_accumulation_steps 2\n"),
+            "{log}"
+        );
+        for variable in [
+            "ACCELERATE_USE_FSDP=true",
+            "ACCELERATE_MIXED_PRECISION=bf16",
+            "FSDP_VERSION=2",
+            "FSDP_STATE_DICT_TYPE=SHARDED_STATE_DICT",
+            "PARALLELISM_CONFIG_DP_SHARD_SIZE=2",
+            "PARALLELISM_CONFIG_DP_REPLICATE_SIZE=1",
+        ] {
+            assert!(
+                log.lines().any(|line| line == variable),
+                "{variable}: {log}"
+            );
+        }
+    }
+    let deepspeed = [
+        "deepspeed",
+        "--num_gpus",
+        "4",
+        "--no_python",
+        &program,
+        "--deepspeed",
+        &file,
+    ];
+    let (output, logs) = launch("deepspeed", "2", &deepspeed);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let written = folder.path().join("deepspeed/gen-1/deepspeed.json");
+    let expected = format!(
+        "--deepspeed {} --per_device_train_batch_size 6 --gradient_accumulation_steps 2",
+        written.display()
+    );
+    for (rank, log) in logs.iter().enumerate() {
+        assert_eq!(
+            log.lines().next(),
+            Some(&*format!("--local_rank={rank} {expected}"))
+        );
+        assert!(
+            log.contains("LOCAL_SIZE=2\n") && log.contains("CROSS_SIZE=1\n"),
+            "{log}"
+        );
+    }
+    let text = std::fs::read_to_string(written).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(&text).unwrap()["train_batch_size"],
+        24
+    );
+    let dropped = [
+        "accelerate",
+        "launch",
+        "--config_file",
+        &config,
+        "--zero_stage",
+        "3",
+        &program,
+    ];
+    let (output, _) = launch("dropped", "2", &dropped);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let message =
+        "`--zero_stage 3` has no effect with `distributed_type: FSDP`: accelerate drops it";
+    assert!(stderr(&output).contains(message), "{}", stderr(&output));
+    assert!(!folder.path().join("dropped").exists());
 }

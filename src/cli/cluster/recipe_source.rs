@@ -74,7 +74,10 @@ fn add_files(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> a
     for (path, file) in &files {
         source.files.insert(snapshot(path)?, file.text.clone());
     }
-    let accelerate = from.options.accelerate.as_deref();
+    // The config of the option, or of the launcher before the trainer's command.
+    let of_launcher = (recipe.files.accelerate).filter(|_| !from.recipe.as_os_str().is_empty());
+    let of_launcher = of_launcher.and_then(|file| recipe.sources.get(file));
+    let accelerate = of_launcher.map(|file| file.path.as_path());
     source.accelerate_path = accelerate.map(snapshot).transpose()?;
     Ok(())
 }

@@ -179,6 +179,15 @@ fn submitted_job(
         ("batch.global", from.options.global_batch_size),
     ];
     overrides.extend(flags.into_iter().filter_map(native));
+    let trainer = &recipe.spec.trainer;
+    if !trainer.environment.is_empty() {
+        let environment = serde_json::to_string(&trainer.environment)?;
+        overrides.push(format!("evenkeel.trainer.environment={environment}"));
+    }
+    if let Some(text) = &trainer.deepspeed_config {
+        let text = serde_json::to_string(text)?;
+        overrides.push(format!("evenkeel.trainer.deepspeed_config={text}"));
+    }
     let remainder = match from.options.remainder.as_deref() {
         Some("uneven") => RemainderPolicy::Uneven,
         _ => RemainderPolicy::Exact,

@@ -3,7 +3,10 @@
 //! Source: accelerate 16cb6eb, `commands/config/config_args.py` (keys, and the refusal of unknown
 //! ones), `commands/launch.py`.
 
+pub(crate) mod environment;
+pub(crate) mod options;
 pub(crate) mod parallelism;
+pub(crate) mod python;
 pub(crate) mod shipped;
 pub(crate) mod strategy;
 pub(crate) mod typed;
@@ -141,6 +144,13 @@ pub(crate) fn load(
         }
         None => Node::mapping(options?.span),
     };
+    if config.is_some() {
+        let launch = reading.launch.get_or_insert_default();
+        launch.config = Some(root.clone());
+        launch.json = path
+            .extension()
+            .is_some_and(|extension| extension == "json");
+    }
     let config_keys = zero::config_keys(&root);
     if let Some(options) = options {
         // A shipped config is not written for this job, so an option contradicts nothing.
@@ -176,6 +186,12 @@ pub(crate) fn lay_options(config: &mut Node, options: &Node, reading: &mut Readi
 fn read_config(path: &Path, reading: &mut Reading) -> Option<Node> {
     let (file, root) = reading.open(path)?;
     reading.files.accelerate = Some(file);
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        reading.refuse_more_than_json(file, "accelerate");
+    }
     if !looks_like_one(&root) {
         reading.error(
             "unknown-dialect",
@@ -334,7 +350,8 @@ fn precision(root: &Node, tree: &mut Tree, reading: &mut Reading) {
         return;
     };
     let text = node.text().unwrap_or_default();
-    let value = match (text, node.resolve(Schema::PyYaml)) {
+    let lower = text.to_lowercase();
+    let value = match (lower.as_str(), node.resolve(Schema::PyYaml)) {
         (_, Some(Resolved::Null)) => return,
         ("no", _) | (_, Some(Resolved::Bool(false))) => "f32",
         ("bf16" | "fp8", _) => "bf16",

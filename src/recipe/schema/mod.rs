@@ -5,6 +5,7 @@ pub mod deepspeed;
 pub mod dialect;
 pub mod environment;
 pub mod files;
+pub mod launch;
 pub mod origin;
 pub mod overrides;
 pub mod placeholder;

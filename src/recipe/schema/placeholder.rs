@@ -20,8 +20,25 @@ pub const GENERATION: &str = "generation";
 /// The checkpoint to resume from, within the arguments of `trainer.resume`.
 pub const CHECKPOINT: &str = "checkpoint";
 
-/// The placeholders of `trainer.command`.
-const IN_COMMAND: [&str; 11] = [
+/// The DeepSpeed config with the plan's numbers, a file.
+pub const DEEPSPEED_CONFIG: &str = "deepspeed_config";
+/// The working directory of the trainer.
+pub const WORKING_DIRECTORY: &str = "working_directory";
+/// Shards and replicas of the data-parallel ranks.
+pub const SHARDS: [&str; 2] = ["data_shard_size", "data_replicate_size"];
+/// Placeholders whose values differ between ranks or hosts.
+pub const OF_A_RANK: [&str; 4] = ["local_rank", "local_world_size", "node_rank", "nodes"];
+
+/// The placeholders of `trainer.command` and `trainer.environment`.
+const IN_COMMAND: [&str; 19] = [
+    DEEPSPEED_CONFIG,
+    WORKING_DIRECTORY,
+    SHARDS[0],
+    SHARDS[1],
+    OF_A_RANK[0],
+    OF_A_RANK[1],
+    OF_A_RANK[2],
+    OF_A_RANK[3],
     RECIPE,
     ARGS,
     RESUME_ARGS,
@@ -121,6 +138,7 @@ pub fn takes_numbers(command: &[String]) -> bool {
     let numbers = [
         RECIPE,
         ARGS,
+        DEEPSPEED_CONFIG,
         "per_device_batch_size",
         "gradient_accumulation_steps",
     ];
@@ -144,6 +162,10 @@ pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
     };
     if let Some(problem) = typo(&trainer.command, &IN_COMMAND) {
         return Some(("trainer.command", problem));
+    }
+    let values: Vec<String> = trainer.environment.values().cloned().collect();
+    if let Some(problem) = typo(&values, &IN_COMMAND) {
+        return Some(("trainer.environment", problem));
     }
     if let Some(problem) = typo(&trainer.resume, &[CHECKPOINT]) {
         return Some(("trainer.resume", problem));

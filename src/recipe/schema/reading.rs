@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::deepspeed::{self, DeepSpeedPlugin};
 use super::environment::Environment;
 use super::files::Files;
+use super::launch::Launch;
 use super::origin::Origin;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::Node;
@@ -40,6 +41,8 @@ pub struct Reading {
     pub(crate) only_by_name: bool,
     /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.
     pub(crate) deepspeed_plugin: Option<DeepSpeedPlugin>,
+    /// The settings of `accelerate launch`, if it starts the program.
+    pub(crate) launch: Option<Launch>,
     /// Files whose reader determines the types of values (`argparse`, JSON), so YAML's types of scalars do
     /// not apply.
     pub(crate) converted: Vec<FileId>,

@@ -19,6 +19,9 @@ pub struct Request {
     /// The words of the upstream command. The launcher's options and the trainer's arguments override the
     /// recipe's.
     pub command: Vec<String>,
+    /// The words of a launcher that starts the recipe's program, without the program's arguments. Only
+    /// `launcher` or `command` is set.
+    pub launcher: Vec<String>,
     /// An additional accelerate config.
     pub accelerate: Option<PathBuf>,
     /// Overrides, `KEY=VALUE`, with keys of the recipe's dialect or below the reserved key `evenkeel`.

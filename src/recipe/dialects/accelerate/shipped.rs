@@ -13,7 +13,7 @@ use crate::util::suggest::did_you_mean;
 /// Processes that each of them starts by default.
 const PROCESSES: u64 = 8;
 
-/// A name, its distributed type, and its other relevant keys.
+/// A name, its distributed type, and its other keys without their defaults.
 type Shipped = (
     &'static str,
     &'static str,
@@ -26,27 +26,63 @@ const SHIPPED: &[Shipped] = &[
     (
         "fsdp1",
         "FSDP",
-        &[("fsdp_config.fsdp_reshard_after_forward", "FULL_SHARD")],
+        &[
+            (
+                "fsdp_config.fsdp_auto_wrap_policy",
+                "TRANSFORMER_BASED_WRAP",
+            ),
+            ("fsdp_config.fsdp_backward_prefetch", "BACKWARD_PRE"),
+            ("fsdp_config.fsdp_forward_prefetch", "true"),
+            ("fsdp_config.fsdp_reshard_after_forward", "FULL_SHARD"),
+            ("fsdp_config.fsdp_state_dict_type", "FULL_STATE_DICT"),
+            ("fsdp_config.fsdp_version", "1"),
+        ],
     ),
     (
         "fsdp2",
         "FSDP",
-        &[("fsdp_config.fsdp_reshard_after_forward", "true")],
+        &[
+            (
+                "fsdp_config.fsdp_auto_wrap_policy",
+                "TRANSFORMER_BASED_WRAP",
+            ),
+            ("fsdp_config.fsdp_reshard_after_forward", "true"),
+            ("fsdp_config.fsdp_state_dict_type", "FULL_STATE_DICT"),
+            ("fsdp_config.fsdp_version", "2"),
+        ],
     ),
     (
         "zero1",
         "DEEPSPEED",
-        &[("deepspeed_config.zero_stage", "1"), (ACCUMULATION, "1")],
+        &[
+            ("deepspeed_config.deepspeed_multinode_launcher", "standard"),
+            (ACCUMULATION, "1"),
+            ("deepspeed_config.zero3_init_flag", "false"),
+            ("deepspeed_config.zero_stage", "1"),
+        ],
     ),
     (
         "zero2",
         "DEEPSPEED",
-        &[("deepspeed_config.zero_stage", "2")],
+        &[
+            ("deepspeed_config.deepspeed_multinode_launcher", "standard"),
+            ("deepspeed_config.offload_optimizer_device", "none"),
+            ("deepspeed_config.offload_param_device", "none"),
+            ("deepspeed_config.zero3_init_flag", "false"),
+            ("deepspeed_config.zero_stage", "2"),
+        ],
     ),
     (
         "zero3",
         "DEEPSPEED",
-        &[("deepspeed_config.zero_stage", "3")],
+        &[
+            ("deepspeed_config.deepspeed_multinode_launcher", "standard"),
+            ("deepspeed_config.offload_optimizer_device", "none"),
+            ("deepspeed_config.offload_param_device", "none"),
+            ("deepspeed_config.zero3_init_flag", "true"),
+            ("deepspeed_config.zero3_save_16bit_model", "true"),
+            ("deepspeed_config.zero_stage", "3"),
+        ],
     ),
 ];
 

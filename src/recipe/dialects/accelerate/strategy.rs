@@ -23,7 +23,11 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
         })
     };
     tree.default("parallel.strategy", "fsdp");
-    let is_bool = |node: &Node| matches!(node.resolve(Schema::PyYaml), Some(Resolved::Bool(_)));
+    let is_bool = |node: &Node| match node.resolve(Schema::PyYaml) {
+        // accelerate passes text on, and the program reads it.
+        Some(Resolved::Str(text)) => ["true", "false"].contains(&text.to_lowercase().as_str()),
+        resolved => matches!(resolved, Some(Resolved::Bool(_))),
+    };
     let reshards = find("reshard_after_forward");
     let named = || reshards.clone().filter(|(_, node)| !is_bool(node));
     if let Some((key, node)) = find("sharding_strategy").or_else(named) {
@@ -54,7 +58,8 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
             &Given::new(key, strategy.to_owned(), node.span),
         );
     } else if let Some((key, node)) = reshards
-        && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false))
+        && (node.text())
+            .is_some_and(|text| ["false", "no", "off"].contains(&text.to_lowercase().as_str()))
     {
         tree.text(
             "parallel.strategy",

@@ -16,7 +16,7 @@ use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::util::suggest::did_you_mean;
 
 /// Values of `distributed_type`.
-const TYPES: &[&str] = &[
+pub(super) const TYPES: &[&str] = &[
     "NO",
     "MULTI_CPU",
     "MULTI_GPU",

@@ -342,7 +342,9 @@ mod tests {
                 --accelerate_config zero3 --deepspeed @/one.json";
         assert_eq!(
             findings(&job("", line)),
-            refused("`zero_stage`, `mixed_precision`")
+            refused(
+                "`offload_optimizer_device`, `offload_param_device`, `zero3_save_16bit_model`, `zero_stage`, `mixed_precision`"
+            )
         );
         // A command-line value does not remove the config's key; a command-line precision does.
         let typed = format!("{LAUNCH} --zero_stage 1 {trainer}");

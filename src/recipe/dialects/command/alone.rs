@@ -1,53 +1,212 @@
-//! A command without its launcher, for an environment that starts the processes itself (Kubernetes) and sets
-//! the batch numbers of each world: `train.py …` of `torchrun … train.py …`.
+//! A command without its launcher, for an environment that starts the processes itself and sets the batch
+//! numbers of each world: `train.py …` of `torchrun … train.py …`.
 
-use super::launcher;
+use std::collections::BTreeMap;
+
+use super::launcher::{self, Launched, Launcher, srun};
 use crate::recipe::schema::placeholder::{ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::scan::{self, Form, Shell};
 use crate::recipe::syntax::shell::variables::Variables;
-use crate::recipe::syntax::shell::word;
+use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::source::FileId;
 
-/// The program and its arguments, with placeholders instead of the batch numbers. `numbers`: the keys to
-/// remove. `None`: the command does not begin with Python or torchrun; other launchers do more than start
-/// processes.
-pub fn without_launcher(command: &[String], numbers: &[&str]) -> Option<Vec<String>> {
+/// A launcher that evenkeel cannot replace.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LauncherError {
+    #[error(
+        "the command does not begin with a launcher that evenkeel replaces (torchrun, `accelerate launch`, deepspeed, trl, srun before one of them) or with Python; give the trainer's command, as in `evenkeel launch recipe.yaml -- python train.py {{args}} {{resume_args}}`"
+    )]
+    Unknown,
+    #[error("the launcher has both `--module` and `--no_python`; remove one of them")]
+    ModuleWithoutPython,
+    #[error(
+        "`{option}` of {launcher} has no counterpart in evenkeel, which starts the ranks itself; remove it"
+    )]
+    Option {
+        launcher: &'static str,
+        option: String,
+    },
+}
+
+/// A command, split into its launcher and its program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Split {
+    /// The launcher's words, up to the program's name; empty: Python starts the program.
+    pub launcher: Vec<String>,
+    /// The words that start one rank.
+    pub program: Vec<String>,
+    /// Environment variables of the launcher besides torchrun's, with placeholders.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Options of torchrun and DeepSpeed's launcher for processes, rendezvous, restarts and logs, which evenkeel
+/// replaces, and for the way to start the program.
+const REPLACED: &[&str] = &[
+    "nnodes",
+    "nproc_per_node",
+    "node_rank",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "standalone",
+    "max_restarts",
+    "monitor_interval",
+    "start_method",
+    "log_dir",
+    "r",
+    "redirects",
+    "t",
+    "tee",
+    "local_ranks_filter",
+    "local_addr",
+    "master_addr",
+    "master_port",
+    "module",
+    "m",
+    "no_python",
+    "use_env",
+    "hostfile",
+    "H",
+    "num_nodes",
+    "num_gpus",
+    "launcher",
+    "launcher_args",
+    "ssh_port",
+    "no_ssh",
+    "no_ssh_check",
+    "force_multi",
+    "no_local_rank",
+    "quiet",
+    "q",
+];
+
+/// Splits a command as typed.
+pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let text = word::join(command);
     let commands = scan::commands(&text, FileId(0), Form::Typed);
     // A command in an inline script is refused: the shell may do more than start it.
-    let line = commands.first().filter(|line| line.shell == Shell::Own)?;
-    let words = &line.words;
-    let launched = launcher::find(words, &Variables::default())?;
-    let (mut alone, script) = (launched.alone?, launched.script?);
-    let launcher = words.len() - launched.arguments.len() - 1;
+    let line = commands.first().filter(|line| line.shell == Shell::Own);
+    let words = &line.ok_or(LauncherError::Unknown)?.words;
+    let words = srun::without(words).map_err(|option| LauncherError::Option {
+        launcher: "srun",
+        option,
+    })?;
+    let found = launcher::find(words, &Variables::default()).ok_or(LauncherError::Unknown)?;
+    let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {
+        return Err(LauncherError::Unknown);
+    };
     // Refuses a wrapper or a variable assignment before the launcher.
-    let begins = words.first().is_some_and(|first| {
-        let name = first.text.rsplit('/').next().unwrap_or_default();
-        launcher == 0 || name == "torchrun" || name.starts_with("python")
-    });
-    if !begins {
-        return None;
+    let first = words.first().map_or("", |first| first.text.as_str());
+    let name = first.rsplit('/').next().unwrap_or_default();
+    let named = [
+        "torchrun",
+        "accelerate",
+        "accelerate-launch",
+        "deepspeed",
+        "deepspeed.pt",
+        "trl",
+    ];
+    let is_script = words.len() == found.arguments.len() + 1;
+    if !is_script && !named.contains(&name) && !name.starts_with("python") {
+        return Err(LauncherError::Unknown);
     }
-    alone.push(script.text.clone());
-    let mut arguments = launched.arguments.iter();
-    while let Some(word) = arguments.next() {
-        let option = word.text.strip_prefix("--");
-        let (name, attached) = match option.map(|option| option.split_once('=')) {
-            Some(Some((name, _))) => (Some(name), true),
-            Some(None) => (option, false),
-            None => (None, false),
-        };
-        let name = name.map(|name| name.replace('-', "_"));
-        if name.is_some_and(|name| numbers.contains(&name.as_str())) {
-            if !attached {
-                arguments.next();
-            }
-            continue;
+    let launcher = match found.launcher {
+        Launcher::Torchrun => "torchrun",
+        Launcher::Deepspeed => "deepspeed",
+        _ => "",
+    };
+    let unknown = |option: &&launcher::Opt| !REPLACED.contains(&option.name.as_str());
+    if let Some(option) = found
+        .options
+        .iter()
+        .find(unknown)
+        .filter(|_| !launcher.is_empty())
+    {
+        let option = format!("--{}", option.name);
+        return Err(LauncherError::Option { launcher, option });
+    }
+    let given = |names: &[&str]| launcher::option(&found.options, names).is_some();
+    if given(&["no_python"]) && given(&["module", "m"]) {
+        return Err(LauncherError::ModuleWithoutPython);
+    }
+    let mut environment = BTreeMap::new();
+    if found.launcher == Launcher::Deepspeed {
+        for (name, value) in [
+            ("LOCAL_SIZE", "{local_world_size}"),
+            ("CROSS_RANK", "{node_rank}"),
+            ("CROSS_SIZE", "{nodes}"),
+        ] {
+            environment.insert(name.to_owned(), value.to_owned());
         }
-        alone.push(word.text.clone());
     }
-    alone.extend([ARGS, RESUME_ARGS].map(|name| format!("{{{name}}}")));
-    Some(alone)
+    let text = |word: &Word| word.text.clone();
+    let (of_launcher, arguments): (Vec<&Word>, Vec<&Word>) = match found.mixed {
+        true => (found.arguments.iter()).partition(|word| is_of_launcher(&found, word)),
+        false => {
+            // A launcher's parser drops `--` after the program.
+            let dashes = found
+                .arguments
+                .first()
+                .is_some_and(|word| word.text == "--");
+            let drops = usize::from(dashes && found.launcher != Launcher::Python);
+            (Vec::new(), found.arguments.iter().skip(drops).collect())
+        }
+    };
+    program.push(match found.mixed {
+        true => format!("trl.scripts.{}", script.text),
+        false => script.text.clone(),
+    });
+    program.extend(
+        found
+            .local_rank
+            .map(|option| format!("{option}={{local_rank}}")),
+    );
+    program.extend(arguments.into_iter().map(text));
+    let before = &words[..words.len() - found.arguments.len()];
+    let launcher = match found.launcher {
+        Launcher::Python => Vec::new(),
+        _ => before.iter().chain(of_launcher).map(text).collect(),
+    };
+    Ok(Split {
+        launcher,
+        program,
+        environment,
+    })
+}
+
+/// Whether a word is an option of TRL's launcher, or its value.
+fn is_of_launcher(launched: &Launched<'_>, word: &Word) -> bool {
+    launched.options.iter().any(|option| {
+        let value = option.value.as_ref().map(|value| value.span.start);
+        option.at.start == word.span.start || value == Some(word.span.start)
+    })
+}
+
+/// The program and its arguments, with placeholders instead of the batch numbers. `numbers`: the keys to
+/// remove. `placeholders`: the program takes the numbers and the checkpoint as arguments.
+pub fn without_numbers(program: Vec<String>, numbers: &[&str], placeholders: bool) -> Vec<String> {
+    let mut alone = Vec::new();
+    let mut words = program.into_iter();
+    while let Some(word) = words.next() {
+        let option = word.strip_prefix("--");
+        let (name, attached) = match (option, word.split_once('=')) {
+            (Some(_), Some((name, _))) => (name.trim_start_matches('-').replace('-', "_"), true),
+            (Some(name), None) => (name.replace('-', "_"), false),
+            // An override of Hydra.
+            (None, Some((name, _))) => (name.trim_start_matches('+').to_owned(), true),
+            (None, None) => (String::new(), true),
+        };
+        if !numbers.contains(&name.as_str()) {
+            alone.push(word);
+        } else if !attached {
+            words.next();
+        }
+    }
+    if placeholders {
+        alone.extend([ARGS, RESUME_ARGS].map(|name| format!("{{{name}}}")));
+    }
+    alone
 }
 
 #[cfg(test)]
@@ -62,32 +221,37 @@ mod tests {
             prop_oneof![any::<String>(), "torchrun|python3?|-m|train.py|--[a-z]{1,3}(=[0-9])?"],
             0..8,
         )) {
-            if let Some(alone) = without_launcher(&words, &["a", "b"]) {
+            if let Ok(split) = split(&words) {
+                let alone = without_numbers(split.program, &["a", "b"], true);
                 prop_assert_eq!(alone.last().map(String::as_str), Some("{resume_args}"));
             }
         }
     }
 
-    fn stripped(command: &str) -> Option<String> {
-        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+    fn words(command: &str) -> Vec<String> {
+        command.split(' ').map(str::to_owned).collect()
+    }
+
+    fn stripped(command: &str) -> String {
         let numbers = ["per_device_train_batch_size", "gradient_accumulation_steps"];
-        without_launcher(&words, &numbers).map(|words| words.join(" "))
+        let program = split(&words(command)).unwrap().program;
+        without_numbers(program, &numbers, true).join(" ")
     }
 
     #[test]
-    fn torchrun_and_the_batch_numbers_are_removed() {
+    fn launchers_and_the_batch_numbers_are_removed() {
         for (command, expected) in [
             (
                 "torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8 --lr 1e-4",
-                "python3 train.py --lr 1e-4 {args} {resume_args}",
+                "python3 -u train.py --lr 1e-4 {args} {resume_args}",
             ),
             (
                 "/venv/bin/torchrun --standalone -m my.train --gradient-accumulation-steps=2 --x",
-                "/venv/bin/python3 -m my.train --x {args} {resume_args}",
+                "/venv/bin/python3 -u -m my.train --x {args} {resume_args}",
             ),
             (
                 "python -u -m torch.distributed.run --nproc-per-node=2 train.py --x",
-                "python train.py --x {args} {resume_args}",
+                "python -u train.py --x {args} {resume_args}",
             ),
             (
                 "torchrun --no_python ./train --x",
@@ -101,22 +265,86 @@ mod tests {
                 "python -m my.train --x",
                 "python -m my.train --x {args} {resume_args}",
             ),
+            (
+                "accelerate launch --config_file a.yaml --num_processes=2 -m my.train --x",
+                "python3 -u -m my.train --x {args} {resume_args}",
+            ),
+            (
+                "python -m accelerate.commands.launch --use_fsdp launch.py ++loss.batch=2 --x",
+                "python -u launch.py ++loss.batch=2 --x {args} {resume_args}",
+            ),
+            (
+                "torchrun train.py -- --x",
+                "python3 -u train.py --x {args} {resume_args}",
+            ),
+            (
+                "/venv/bin/accelerate launch --no_python ./train --x",
+                "./train --x {args} {resume_args}",
+            ),
+            (
+                "deepspeed --num_gpus 2 train.py --x",
+                "python3 -u train.py --local_rank={local_rank} --x {args} {resume_args}",
+            ),
+            (
+                "deepspeed --no_local_rank --module my.train --x",
+                "python3 -u -m my.train --x {args} {resume_args}",
+            ),
+            (
+                "python -m torch.distributed.launch --nproc_per_node 2 train.py --x",
+                "python -u train.py --local-rank={local_rank} --x {args} {resume_args}",
+            ),
+            (
+                "trl sft --model_name_or_path m --num_processes 4 --x --accelerate_config zero2",
+                "python3 -u -m trl.scripts.sft --model_name_or_path m --x {args} {resume_args}",
+            ),
+            (
+                "srun --gres=gpu:8 -N1 --ntasks 1 torchrun --nnodes 1 train.py --x",
+                "python3 -u train.py --x {args} {resume_args}",
+            ),
         ] {
-            assert_eq!(stripped(command).as_deref(), Some(expected), "{command}");
+            assert_eq!(stripped(command), expected, "{command}");
         }
     }
 
     #[test]
-    fn launchers_that_do_more_than_start_processes_are_refused() {
+    fn the_launchers_words_are_separate_from_the_programs() {
+        for (command, launcher) in [
+            (
+                "accelerate launch --config_file a.yaml train.py --x",
+                "accelerate launch --config_file a.yaml train.py",
+            ),
+            (
+                "trl sft --config {recipe} --num_processes 4",
+                "trl sft --num_processes 4",
+            ),
+            ("python train.py --x", ""),
+        ] {
+            assert_eq!(split(&words(command)).unwrap().launcher.join(" "), launcher);
+        }
+    }
+
+    #[test]
+    fn commands_that_are_no_plain_launcher_and_options_without_counterpart_are_refused() {
         for command in [
-            "accelerate launch --config_file fsdp.yaml train.py --x",
-            "deepspeed --num_gpus 2 train.py --deepspeed ds.json",
-            "trl sft --model_name_or_path m",
-            "srun torchrun train.py",
+            "env A=1 torchrun train.py",
             "bash -c torchrun",
+            "mpirun -n 2 python train.py",
             "torchrun",
         ] {
-            assert_eq!(stripped(command), None, "{command}");
+            let refused = split(&words(command));
+            assert_eq!(refused, Err(LauncherError::Unknown), "{command}");
+        }
+        for (command, named) in [
+            ("torchrun --role a train.py", "`--role` of torchrun"),
+            (
+                "deepspeed --include localhost:0 train.py",
+                "`--include` of deepspeed",
+            ),
+            ("srun -N 2 torchrun train.py", "`-N 2` of srun"),
+            ("srun --chdir=/ torchrun train.py", "`--chdir=/` of srun"),
+        ] {
+            let message = split(&words(command)).unwrap_err().to_string();
+            assert!(message.starts_with(named), "{message}");
         }
     }
 }

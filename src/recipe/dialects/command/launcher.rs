@@ -7,6 +7,7 @@ mod before;
 mod known;
 mod options;
 mod spawn;
+pub(super) mod srun;
 mod trl;
 
 use std::path::PathBuf;
@@ -73,9 +74,10 @@ pub(crate) struct Launched<'w> {
     pub unresolved: Option<&'w Word>,
     /// An unresolved word among the options, which may hold further ones. The user then gives the world.
     pub hidden: Option<&'w Word>,
-    /// The words before the program that start it without the launcher. `None`: the launcher does more than
-    /// start processes.
+    /// The words before the program that start it without the launcher. `None`: evenkeel cannot replace it.
     pub alone: Option<Vec<String>>,
+    /// The option by which the launcher passes a rank's number on its machine to the program.
+    pub local_rank: Option<&'static str>,
 }
 
 /// torchrun's option for the number of processes on a node.
@@ -153,12 +155,12 @@ fn by_name<'w>(
     let name = word.text.rsplit('/').next().unwrap_or_default();
     match name {
         "torchrun" => Some(torchrun(word, rest, python, environment, &TORCHRUN)),
-        "accelerate-launch" => Some(accelerate(word, rest)),
+        "accelerate-launch" => Some(accelerate(word, rest, python)),
         "accelerate" if rest.first().is_some_and(|w| w.text == "launch") => {
-            Some(accelerate(&rest[0], &rest[1..]))
+            Some(accelerate(&rest[0], &rest[1..], python))
         }
-        "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(word, rest)),
-        "trl" if !rest.is_empty() => Some(trl(rest)),
+        "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(word, rest, python)),
+        "trl" if !rest.is_empty() => Some(trl(rest, python)),
         // They start a process for every device of the machine.
         "swift" | "llamafactory-cli" | "lmf" if !rest.is_empty() => Some(Launched {
             script: Some(word),
@@ -177,10 +179,23 @@ fn is_python(name: &str) -> bool {
         .is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
-/// The Python interpreter beside a `torchrun`.
-fn beside(torchrun: &Word) -> String {
-    let folder = torchrun.text.strip_suffix("torchrun").unwrap_or_default();
-    format!("{folder}python3")
+/// The Python interpreter beside a launcher.
+fn beside(launcher: &Word) -> String {
+    let (folder, _) = launcher.text.rsplit_once('/').unzip();
+    folder.map_or_else(
+        || "python3".to_owned(),
+        |folder: &str| format!("{folder}/python3"),
+    )
+}
+
+/// The words before a program that start it as the launcher does.
+fn interpreter(options: &[Opt], python: String) -> Vec<String> {
+    if option(options, &["no_python"]).is_some() {
+        return Vec::new();
+    }
+    let mut words = vec![python, "-u".to_owned()];
+    words.extend(by_module(options).then(|| "-m".to_owned()));
+    words
 }
 
 /// A program with its arguments, or arguments alone.
@@ -205,6 +220,7 @@ pub(super) fn program(words: &[Word]) -> Launched<'_> {
         unresolved: None,
         hidden: None,
         alone: Some(Vec::new()),
+        local_rank: None,
     }
 }
 
@@ -281,13 +297,7 @@ fn torchrun<'w>(
     let mut launched = program(rest);
     launched.many = true;
     launched.module = by_module(&options);
-    launched.alone = Some(
-        match (option(&options, &["no_python"]).is_some(), launched.module) {
-            (true, _) => Vec::new(),
-            (false, true) => vec![python, "-m".to_owned()],
-            (false, false) => vec![python],
-        },
-    );
+    launched.alone = Some(interpreter(&options, python));
     // Without a world size here the user has to give one.
     if let (Some(nodes), Some((each, each_at)), None) = (nodes, each, unresolved) {
         let at = each_at.unwrap_or(launcher.span);
@@ -306,7 +316,7 @@ fn torchrun<'w>(
 
 /// Parses DeepSpeed's launcher. Its world size is `--num_nodes` × `--num_gpus`, or the number of devices in
 /// `--include localhost:0,1`.
-fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
+fn deepspeed<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
     let Given {
         options,
         unresolved,
@@ -318,8 +328,11 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         room: launcher.span.end,
         many: true,
         module: by_module(&options),
-        // The launcher passes `--local_rank` to the program.
-        alone: None,
+        alone: Some(interpreter(&options, python)),
+        local_rank: match option(&options, &["no_local_rank"]) {
+            Some(_) => None,
+            None => Some("--local_rank"),
+        },
         ..program(rest)
     };
     if unresolved.is_some() {
@@ -363,7 +376,7 @@ fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
     ))
 }
 
-fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
+fn accelerate<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
     let Given {
         options,
         unresolved,
@@ -375,12 +388,11 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word]) -> Launched<'w> {
         room: launcher.span.end,
         config: file(&options),
         module: by_module(&options),
+        alone: Some(interpreter(&options, python)),
         options,
         many: true,
         unresolved,
         refused,
-        // The launcher passes its config to the program through the environment.
-        alone: None,
         ..program(rest)
     }
 }
@@ -419,21 +431,23 @@ fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -
         "torch.distributed.run" => {
             torchrun(module, rest, python.text.clone(), environment, &TORCHRUN)
         }
-        "torch.distributed.launch" => torchrun(
-            module,
-            rest,
-            python.text.clone(),
-            environment,
-            &TORCH_LAUNCH,
-        ),
-        "accelerate.commands.launch" => accelerate(module, rest),
+        "torch.distributed.launch" => {
+            let python = python.text.clone();
+            let launched = torchrun(module, rest, python, environment, &TORCH_LAUNCH);
+            let by_variable = option(&launched.options, &["use_env"]).is_some();
+            Launched {
+                local_rank: (!by_variable).then_some("--local-rank"),
+                ..launched
+            }
+        }
+        "accelerate.commands.launch" => accelerate(module, rest, python.text.clone()),
         "accelerate.commands.accelerate_cli"
             if rest.first().is_some_and(|w| w.text == "launch") =>
         {
-            accelerate(&rest[0], &rest[1..])
+            accelerate(&rest[0], &rest[1..], python.text.clone())
         }
-        "deepspeed.launcher.runner" => deepspeed(module, rest),
-        "trl" | "trl.cli" if !rest.is_empty() => trl(rest),
+        "deepspeed.launcher.runner" => deepspeed(module, rest, python.text.clone()),
+        "trl" | "trl.cli" if !rest.is_empty() => trl(rest, python.text.clone()),
         _ => {
             let at = words
                 .iter()

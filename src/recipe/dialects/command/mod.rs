@@ -31,7 +31,6 @@ use arguments::Arguments;
 use launcher::{Launched, Opt};
 use script::Candidate;
 
-pub(crate) use alone::without_launcher;
 pub(crate) use hydra::Call as HydraCall;
 pub(crate) use launcher::{Launcher, nodes};
 pub(crate) use rewritten::only_numbers_changed;
@@ -89,6 +88,8 @@ pub(crate) struct Command {
     pub by_trl: bool,
     /// Options of `accelerate launch`, as keys of its config.
     pub launch: Option<Node>,
+    /// All options of `accelerate launch` in their order; `None`: it does not start the program.
+    pub options: Option<Vec<Given<Option<String>>>>,
     /// Processes that torchrun or DeepSpeed's launcher starts, as a native tree.
     pub world: Option<Node>,
     /// Byte offset at which arguments may be added, after the last one.
@@ -302,6 +303,14 @@ fn understand(
         _ => false,
     };
     let launch = launch.then(|| launch_keys(&launched.options, start));
+    let by_accelerate = [Launcher::Accelerate, Launcher::Trl].contains(&launched.launcher);
+    let options = by_accelerate.then(|| {
+        let options = launched.options.iter().map(|option| {
+            let value = option.value.as_ref().map(|word| word.text.clone());
+            Given::new(&option.name, value, option.at)
+        });
+        options.collect()
+    });
     diagnostics.extend(launched.refused.clone());
     Command {
         arguments,
@@ -316,6 +325,7 @@ fn understand(
         accelerate: launched.config.clone(),
         by_trl: launched.mixed,
         launch,
+        options,
         world: launched.world.clone(),
         end: end_of_options(launched, last),
     }
@@ -472,6 +482,8 @@ pub(crate) struct Launch {
     pub config: Option<Config>,
     /// Options of `accelerate launch`, as keys of its config.
     pub options: Option<Node>,
+    /// The same options as words.
+    pub words: Vec<Given<Option<String>>>,
 }
 
 /// Removes from a recipe the keys that TRL's command line passes to its launcher (`num_processes: 4`). TRL
@@ -494,6 +506,8 @@ pub(crate) fn take_launch(root: &mut Node) -> Launch {
             keys::TRL_CONFIG => launch.config = Some(Config::of_trl(text.to_owned(), span)),
             "config_file" => launch.config = Some(Config::File(PathBuf::from(text))),
             name => {
+                let word = Given::new(name, Some(text.to_owned()), span);
+                launch.words.push(word);
                 if let Some(path) = config_key(name) {
                     options.plain(&path, &Given::new(name, text, span));
                     any = true;

@@ -306,7 +306,7 @@ mod tests {
             "elasticity": {"min": 1, "max": 2},
             "generation": {"num_generations": 2, "num_generations_eval": 2, "generation_batch_size": 2,
                            "steps_per_generation": 1, "num_mini_batches": 1},
-            "trainer": {"command": ["t"], "checkpoint_dir": "c"},
+            "trainer": {"command": ["t"], "checkpoint_dir": "c", "deepspeed_config": "{}"},
             "output": "o",
         });
         [

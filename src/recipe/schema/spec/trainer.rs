@@ -1,5 +1,6 @@
 //! An external trainer: its command, its resume arguments and its drain signal.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -11,6 +12,12 @@ use serde::{Deserialize, Serialize};
 pub struct Trainer {
     /// Command line, started once per rank; empty: the built-in trainer.
     pub command: Vec<String>,
+    /// Environment variables of every rank. Values may hold the placeholders of `command`. Default: those of the
+    /// recipe's launcher.
+    pub environment: BTreeMap<String, String>,
+    /// Text of the DeepSpeed config that `{deepspeed_config}` names. Every generation gets a copy with the plan's
+    /// numbers.
+    pub deepspeed_config: Option<String>,
     /// Arguments that resume from `{checkpoint}`; empty: those of the recipe's dialect.
     pub resume: Vec<String>,
     /// Directory of its checkpoints, the same in every generation; default: a directory of the run.
@@ -25,6 +32,8 @@ impl Default for Trainer {
     fn default() -> Self {
         Trainer {
             command: Vec::new(),
+            environment: BTreeMap::new(),
+            deepspeed_config: None,
             resume: Vec::new(),
             checkpoint_dir: None,
             drain_signal: DrainSignal::Term,

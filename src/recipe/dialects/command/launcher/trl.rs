@@ -19,7 +19,7 @@ pub(crate) fn is_for_trls_launcher(name: &str) -> bool {
 }
 
 /// Parses `trl sft --config … --num_processes 4`: the trainer's name, then options of trainer and launcher.
-pub(super) fn trl(words: &[Word]) -> Launched<'_> {
+pub(super) fn trl(words: &[Word], python: String) -> Launched<'_> {
     let mut options = Vec::new();
     let mut refused = None;
     let mut room = words.last().map_or(0, |word| word.span.end);
@@ -48,7 +48,8 @@ pub(super) fn trl(words: &[Word]) -> Launched<'_> {
         refused,
         mixed: true,
         many: true,
-        alone: None,
+        // The program is the module of this trainer.
+        alone: Some(vec![python, "-u".to_owned(), "-m".to_owned()]),
         ..program(words)
     }
 }

@@ -1,0 +1,15 @@
+//! The settings of `accelerate launch`, as the user wrote them.
+
+use super::tree::Given;
+use crate::recipe::syntax::node::Node;
+
+/// The options and the config of one `accelerate launch`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Launch {
+    /// The options from left to right, each under its name with `_`. A switch has no value.
+    pub options: Vec<Given<Option<String>>>,
+    /// The config's file.
+    pub config: Option<Node>,
+    /// The config is JSON; else it is YAML as PyYAML reads it.
+    pub json: bool,
+}
