@@ -4,6 +4,7 @@
 mod disk;
 mod disturbed;
 mod external_trainers;
+mod launchers;
 mod measured;
 mod parsers;
 mod refused;

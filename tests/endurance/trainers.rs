@@ -35,7 +35,7 @@ pub(super) fn python(modules: &str) -> Option<PathBuf> {
     found.then_some(python)
 }
 
-fn own_file(path: &str) -> String {
+pub(super) fn own_file(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     root.join(path).display().to_string()
 }
