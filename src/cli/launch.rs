@@ -19,8 +19,8 @@ use crate::data::Phase;
 use crate::external_trainer;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, external_trainer_of_run, port, prepare,
-    reached, run_path,
+    LaunchError, Launcher, Request, RunDir, RunOptions, port, prepare, reached, run_path,
+    take_command_of_run,
 };
 use crate::lifecycle::{DeviceKind, End};
 use crate::plan::{MOST_GPUS, OomPolicy};
@@ -254,19 +254,13 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         name: args.name.as_deref(),
         resume: args.resume,
     };
+    // A resume may omit the command of the run.
     if args.resume
         && !recipe.spec.trainer.is_external()
-        && let Some(trainer) = external_trainer_of_run(&asked, &recipe.spec)?
+        && take_command_of_run(&asked, &mut recipe)?
+        && let Err(error) = external_trainer::launcher::complete(&mut recipe)
     {
-        // A resume may omit the command of the run.
-        let now = &mut recipe.spec.trainer;
-        now.command = trainer.command;
-        if recipe.launch.is_none() {
-            (now.environment, now.deepspeed_config) =
-                (trainer.environment, trainer.deepspeed_config);
-        } else if let Err(error) = external_trainer::launcher::complete(&mut recipe) {
-            return Ok(refuse_unread(&error));
-        }
+        return Ok(refuse_unread(&error));
     }
     let external = recipe.spec.trainer.is_external();
     let built_in_only = [

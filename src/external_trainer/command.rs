@@ -1,6 +1,7 @@
 //! The external trainer in one generation: fills the plan's numbers into its command and picks the
 //! checkpoint that it resumes from. The pod agent and the local launcher share this code.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -149,7 +150,15 @@ impl ExternalTrainer<'_> {
             remarks: Vec::new(),
         };
         if uses(placeholder::RECIPE) {
-            let written = export::emit(self.recipe, &numbers, Form::Recipe);
+            let mut recipe = Cow::Borrowed(self.recipe);
+            if recipe.launch.is_some() {
+                // Evenkeel replaces the launcher, so its config needs no other numbers.
+                recipe.to_mut().files.accelerate = None;
+            }
+            if trainer.deepspeed_config.is_some() {
+                recipe.to_mut().files.deepspeed = None;
+            }
+            let written = export::emit(&recipe, &numbers, Form::Recipe);
             let written = written.map_err(emitted(placeholder::RECIPE))?;
             if let Some(file) = written.replaces {
                 return Err(ExternalTrainerError::OneOfATree { file });

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use crate::export;
-use crate::recipe::schema::placeholder::{self, DEEPSPEED_CONFIG};
-use crate::recipe::{ReadError, Recipe, launchers};
+use crate::recipe::schema::placeholder::{self, ARGS, DEEPSPEED_CONFIG};
+use crate::recipe::{Dialect, ReadError, Recipe, launchers};
 
 /// Options with which a program names its DeepSpeed config.
 const DEEPSPEED: [&str; 2] = ["--deepspeed", "--deepspeed_config"];
 
 /// Completes the recipe's external trainer: the environment of `accelerate launch`, and the DeepSpeed config that
-/// the command or the launcher names, if it states batch numbers. Variables of the recipe win.
+/// the launcher, the command or the recipe names, if it states batch numbers. Variables of the recipe win.
 pub fn complete(recipe: &mut Recipe) -> Result<(), ReadError> {
     let mut environment = launchers::environment(recipe)?;
     let uses_file = |text: &String| text.contains(&format!("{{{DEEPSPEED_CONFIG}}}"));
@@ -21,7 +21,7 @@ pub fn complete(recipe: &mut Recipe) -> Result<(), ReadError> {
     let file = file.map(|file| file.text.clone());
     let trainer = &mut recipe.spec.trainer;
     if environment.values().any(uses_file) {
-        trainer.deepspeed_config = file;
+        trainer.deepspeed_config.clone_from(&file);
     }
     environment.append(&mut trainer.environment);
     trainer.environment = environment;
@@ -35,6 +35,18 @@ pub fn complete(recipe: &mut Recipe) -> Result<(), ReadError> {
             *word = format!("{before}{equals}{{{DEEPSPEED_CONFIG}}}");
             trainer.deepspeed_config = Some(text);
         }
+    } else if let Some(text) = file.filter(|text| export::states_deepspeed_numbers(text))
+        && trainer.deepspeed_config.is_none()
+        && [Dialect::Transformers, Dialect::HandbookTrl].contains(&recipe.dialect)
+        && trainer
+            .command
+            .iter()
+            .any(|word| *word == format!("{{{ARGS}}}"))
+    {
+        // The recipe names it, and arguments win over the recipe.
+        let words = ["--deepspeed".to_owned(), format!("{{{DEEPSPEED_CONFIG}}}")];
+        trainer.command.extend(words);
+        trainer.deepspeed_config = Some(text);
     }
     Ok(())
 }
@@ -135,6 +147,15 @@ mod tests {
         let variable = "ACCELERATE_DEEPSPEED_CONFIG_FILE={deepspeed_config}";
         assert!(variables.iter().any(|v| v == variable), "{variables:?}");
         assert_eq!(file.as_deref(), Some(text));
+
+        let recipe = "per_device_train_batch_size: 4\ndeepspeed: @/ds.json\n";
+        let numbers = text.replace("\"auto\"", "32");
+        std::fs::write(folder.path().join("ds.json"), numbers).unwrap();
+        let recipe = recipe.replace('@', folder.path().to_str().unwrap());
+        let line = "torchrun --nproc_per_node 8 train.py --config @/a.yaml";
+        let (_, command, file) = trainer(&recipe, line);
+        assert!(command.ends_with(&words("{resume_args} --deepspeed {deepspeed_config}")));
+        assert!(file.unwrap().contains("32"));
 
         let line = format!("deepspeed --num_gpus 8 {TRAIN} --deepspeed @/ds.json");
         let (variables, command, file) = trainer("", &line);

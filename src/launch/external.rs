@@ -77,12 +77,13 @@ pub fn check_external_trainer(
     Ok(notes(recipe, call))
 }
 
-/// The external trainer of the run to resume; `None` if the built-in trainer ran there or the run
-/// does not exist.
-pub fn external_trainer_of_run(
+/// Takes the command of the run to resume, with what its launcher set and the recipe does not state.
+/// False: the built-in trainer ran there or the run does not exist.
+pub fn take_command_of_run(
     options: &RunOptions<'_>,
-    spec: &Spec,
-) -> Result<Option<Trainer>, LaunchError> {
+    recipe: &mut Recipe,
+) -> Result<bool, LaunchError> {
+    let spec = &recipe.spec;
     // Such a run has a different default directory than one of the built-in trainer.
     let defaults = Spec {
         trainer: Trainer {
@@ -92,10 +93,34 @@ pub fn external_trainer_of_run(
         ..spec.clone()
     };
     let Ok(run) = run_path::choose(options, &defaults) else {
-        return Ok(None);
+        return Ok(false);
     };
-    let trainer = run.setup()?.spec.trainer;
-    Ok(trainer.is_external().then_some(trainer))
+    let of_run = run.setup()?.spec;
+    if !of_run.trainer.is_external() {
+        return Ok(false);
+    }
+    let spec = &mut recipe.spec;
+    spec.trainer.command = of_run.trainer.command;
+    spec.trainer.deepspeed_config = of_run.trainer.deepspeed_config;
+    if recipe.launch.is_some() {
+        return Ok(true);
+    }
+    spec.trainer.environment = of_run.trainer.environment;
+    let sources = &recipe.value_sources;
+    let states = |path: &str| sources.keys().any(|key| key.starts_with(path));
+    if !states("batch.gpus") {
+        spec.batch.gpus = of_run.batch.gpus;
+    }
+    if !states("parallel.") {
+        spec.parallel = of_run.parallel;
+    }
+    if !states("model.precision") {
+        spec.model.precision = of_run.model.precision;
+    }
+    if !states("model.activation_checkpointing") {
+        spec.model.activation_checkpointing = of_run.model.activation_checkpointing;
+    }
+    Ok(true)
 }
 
 /// The run to resume, with its current command.

@@ -27,7 +27,7 @@ pub mod worlds;
 
 use std::path::PathBuf;
 
-pub use crate::launch::external::{check_external_trainer, external_trainer_of_run};
+pub use crate::launch::external::{check_external_trainer, take_command_of_run};
 pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use launcher::Launcher;

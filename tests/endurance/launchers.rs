@@ -338,6 +338,10 @@ fn ranks_of_every_world_get_the_settings_of_a_real_accelerate_launch() {
     let resized = run.call("resize", &["1"]);
     assert!(resized.status.success(), "{resized:?} {}", run.log());
     check("2-0", "2", "1");
+    // A resume needs no command: the run knows its launcher's settings.
+    run.drain(launched);
+    let launched = run.start_in_shell(&record, &["--procs", "2", "--resume"]);
+    check("3-1", "1", "2");
     std::fs::write(path("own/stop"), "").unwrap();
     assert!(launched.wait().success(), "{}", run.log());
 }
