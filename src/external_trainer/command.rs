@@ -437,6 +437,38 @@ mod tests {
     }
 
     #[test]
+    fn variables_are_filled_in_for_every_world_and_need_a_device_for_each_rank() {
+        let mut case = Case::new(HANDBOOK, &["train", "{args}", "--local_rank={local_rank}"]);
+        let variables = [
+            ("CUDA_VISIBLE_DEVICES", "2,3"),
+            ("ACCUMULATION", "{gradient_accumulation_steps}"),
+            ("DEEPSPEED", "{deepspeed_config}"),
+            ("RANK_OF_HOST", "{local_rank}"),
+        ];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        case.recipe.spec.trainer.environment = variables.into();
+        assert!(
+            case.call(1, 2)
+                .unwrap_err()
+                .starts_with("`{deepspeed_config}` names")
+        );
+        let text = r#"{"train_batch_size": 32, "gradient_accumulation_steps": 2}"#;
+        case.recipe.spec.trainer.deepspeed_config = Some(text.to_owned());
+        let call = case.call(1, 1).unwrap();
+        call.write().unwrap();
+        let file = case.place.path().join("gen-1/deepspeed.json");
+        let values: Vec<&str> = call.environment.values().map(String::as_str).collect();
+        let path = file.to_str().unwrap();
+        assert_eq!(values, ["4", "2,3", path, "{local_rank}"]);
+        let written = fs::read_to_string(&file).unwrap();
+        assert_eq!(written, text.replace("steps\": 2", "steps\": 4"));
+        assert_eq!(
+            case.call(1, 4).unwrap_err(),
+            "4 ranks of this machine have only the devices 2,3 (`gpu_ids`); name one for each, or remove `gpu_ids`"
+        );
+    }
+
+    #[test]
     fn the_checkpoint_directory_is_where_the_trainer_writes() {
         let of = |text: &str, base: bool| {
             let case = Case::new(text, &["train"]);

@@ -152,9 +152,15 @@ fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)
         .collect();
     let paths = call.variables().into_iter();
     variables.extend(paths.map(|(name, path)| (name, path.into())));
-    // As torchrun does; otherwise every rank would compute on all cores.
-    if std::env::var_os("OMP_NUM_THREADS").is_none() {
-        variables.push(("OMP_NUM_THREADS", start.threads.to_string().into()));
+    // As torchrun does; otherwise every rank would compute on all cores, and a rank that lost its peer might
+    // wait in NCCL.
+    for (name, value) in [
+        ("OMP_NUM_THREADS", start.threads.to_string()),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".to_owned()),
+    ] {
+        if std::env::var_os(name).is_none() {
+            variables.push((name, value.into()));
+        }
     }
     variables
 }
@@ -176,6 +182,9 @@ fn torchrun(start: &Start<'_>, rank: u64, local: u64) -> Vec<(&'static str, Stri
         ("LOCAL_WORLD_SIZE", local_world.clone()),
         ("GROUP_RANK", node.clone()),
         ("GROUP_WORLD_SIZE", nodes.clone()),
+        ("ROLE_NAME", "default".to_owned()),
+        ("ROLE_RANK", rank.to_string()),
+        ("ROLE_WORLD_SIZE", generation.world().to_string()),
         ("MASTER_ADDR", generation.master.host.clone()),
         ("MASTER_PORT", generation.master.port.to_string()),
         ("PET_NNODES", nodes),

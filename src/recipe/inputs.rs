@@ -75,6 +75,9 @@ pub(crate) fn gather(
             true => None,
             false => Some(read_launcher(&request.launcher, reading)?),
         };
+        if by_launcher.as_ref().is_some_and(|command| command.by_trl) {
+            command::refuse_switches(&root, reading);
+        }
         // LLaMA-Factory has keys with the names of accelerate's options.
         let by_recipe = match llama_factory::detect(&root) {
             Some(_) => Launch::default(),
@@ -141,7 +144,10 @@ pub(crate) fn gather(
         command.launch = None;
     }
     let by_recipe = match &mut recipe {
-        Some((_, root)) if command.by_trl => launch_of_recipe(root),
+        Some((_, root)) if command.by_trl => {
+            command::refuse_switches(root, reading);
+            launch_of_recipe(root)
+        }
         _ => Launch::default(),
     };
     let launched = launcher(request, Some(&command), by_recipe, reading)?;

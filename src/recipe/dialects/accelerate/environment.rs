@@ -825,6 +825,7 @@ fn takes(kind: Kind, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::recipe::launchers::stated_environment;
+    use crate::recipe::schema::environment::Environment;
     use crate::recipe::schema::request::Request;
     use crate::recipe::{ReadError, read};
 
@@ -896,6 +897,39 @@ mod tests {
             variables("", "torchrun --nproc_per_node 2").unwrap(),
             [""; 0]
         );
+        let tied = line.replace("config zero3", "config=zero3");
+        assert_eq!(
+            errors("", &tied),
+            ["1: TRL refuses `--accelerate_config=zero3` as an unknown argument"]
+        );
+        let recipe = "model_name_or_path: m\nuse_fsdp: true\n";
+        assert_eq!(
+            errors(recipe, "trl sft --config @"),
+            [
+                "2: TRL passes `use_fsdp` to its launcher with a value, which the launcher starts as the program"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_default_config_counts_unless_the_command_names_one_or_a_cpu() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("accelerate")).unwrap();
+        std::fs::write(home.path().join("accelerate/default_config.yaml"), FSDP).unwrap();
+        let variable = ("HF_HOME".to_owned(), home.path().display().to_string());
+        let uses_fsdp = |launcher: &str| {
+            let line = format!("{launcher} train.py --per_device_train_batch_size 4");
+            let recipe = read(&Request {
+                environment: Environment::Shell([variable.clone()].into()),
+                command: line.split_whitespace().map(str::to_owned).collect(),
+                ..Request::default()
+            });
+            let variables = stated_environment(&recipe.unwrap()).unwrap();
+            variables.contains_key("ACCELERATE_USE_FSDP")
+        };
+        assert!(uses_fsdp("accelerate launch"));
+        assert!(!uses_fsdp("accelerate launch --cpu"));
+        assert!(!uses_fsdp("torchrun --nproc_per_node 2"));
     }
 
     #[test]

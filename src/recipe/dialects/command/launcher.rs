@@ -27,8 +27,8 @@ pub(crate) use before::value_sources;
 use known::{ACCELERATE, DEEPSPEED, Options, PYTHON, TORCH_LAUNCH, TORCHRUN};
 use options::{Given, options, value};
 pub(crate) use options::{Opt, option};
-pub(crate) use trl::is_for_trls_launcher;
 use trl::trl;
+pub(crate) use trl::{is_for_trls_launcher, refuse_switches};
 
 /// What starts the processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

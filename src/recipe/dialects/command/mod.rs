@@ -32,7 +32,7 @@ use launcher::{Launched, Opt};
 use script::Candidate;
 
 pub(crate) use hydra::Call as HydraCall;
-pub(crate) use launcher::{Launcher, nodes};
+pub(crate) use launcher::{Launcher, nodes, refuse_switches};
 pub(crate) use rewritten::only_numbers_changed;
 pub(crate) use slurm::gpu_requests as slurm_gpu_requests;
 
