@@ -904,7 +904,7 @@ mod tests {
         );
         let recipe = "model_name_or_path: m\nuse_fsdp: true\n";
         assert_eq!(
-            errors(recipe, "trl sft --config @"),
+            errors(recipe, "trl sft --config @ --output_dir"),
             [
                 "2: TRL passes `use_fsdp` to its launcher with a value, which the launcher starts as the program"
             ]
