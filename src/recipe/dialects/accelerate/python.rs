@@ -5,7 +5,7 @@ use std::fmt;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 
-/// A Python object.
+/// A Python object that YAML can hold, except mappings.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     None,
@@ -33,7 +33,7 @@ impl Value {
         })
     }
 
-    /// Python's `bool`.
+    /// The truth value, as Python's `bool` gives it.
     pub fn is_true(&self) -> bool {
         match self {
             Value::None => false,
