@@ -31,7 +31,7 @@ pub enum Event {
         /// The generation of the rank.
         generation: u64,
         rank: u64,
-        report: Report,
+        report: Box<Report>,
     },
     /// The rank's process ended; no more events follow.
     Exited {
@@ -222,7 +222,7 @@ fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
             let event = Event::Report {
                 generation,
                 rank,
-                report,
+                report: Box::new(report),
             };
             if events.send(event).is_err() {
                 break;
@@ -246,7 +246,7 @@ fn wait(
     let ready = Event::Report {
         generation,
         rank,
-        report: Report::Ready,
+        report: Box::new(Report::Ready),
     };
     if events.send(ready).is_err() {
         return;
@@ -269,7 +269,7 @@ fn wait(
         let _ = events.send(Event::Report {
             generation,
             rank,
-            report,
+            report: Box::new(report),
         });
     }
     send_exit(ending, generation, rank, events);

@@ -45,7 +45,7 @@ impl Silence {
         };
         *quiet = match event {
             Event::Exited { .. } => None,
-            Event::Report { report, .. } => match report {
+            Event::Report { report, .. } => match **report {
                 // Only a connected rank sends these, or a trainer without heartbeats.
                 Report::Connected | Report::Ready if !self.alone => None,
                 _ => Some(Duration::ZERO),
@@ -92,7 +92,7 @@ mod tests {
         Event::Report {
             generation: 1,
             rank,
-            report,
+            report: Box::new(report),
         }
     }
 

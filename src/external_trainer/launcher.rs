@@ -4,7 +4,9 @@ use std::path::Path;
 
 use crate::export;
 use crate::recipe::schema::placeholder::{self, ARGS, DEEPSPEED_CONFIG};
+use crate::recipe::syntax::yaml::MAX_BYTES;
 use crate::recipe::{Dialect, ReadError, Recipe, launchers};
+use crate::util::input;
 
 /// Options with which a program names its DeepSpeed config.
 const DEEPSPEED: [&str; 2] = ["--deepspeed", "--deepspeed_config"];
@@ -28,7 +30,8 @@ pub fn complete(recipe: &mut Recipe) -> Result<(), ReadError> {
     if let Some(at) = deepspeed_word(&trainer.command) {
         let word = &mut trainer.command[at];
         let (before, path) = word.rsplit_once('=').unwrap_or(("", word));
-        if let Ok(text) = std::fs::read_to_string(Path::new(path))
+        let text = input::read(Path::new(path), MAX_BYTES as u64).ok();
+        if let Some(text) = text.and_then(|bytes| String::from_utf8(bytes).ok())
             && export::states_deepspeed_numbers(&text)
         {
             let equals = if before.is_empty() { "" } else { "=" };

@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use crate::lifecycle::{Generation, files};
 use crate::telemetry::{ExternalStep, StepRecord, now};
+use crate::util::input;
 
 /// Time between two looks at the files.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -169,10 +170,7 @@ impl ProgressWatch {
 
 /// A file's JSON; `None` if it is missing, too large or half-written.
 fn read(file: &Path) -> Option<Value> {
-    if fs::metadata(file).ok()?.len() > FILE {
-        return None;
-    }
-    serde_json::from_slice(&fs::read(file).ok()?).ok()
+    serde_json::from_slice(&input::read(file, FILE).ok()?).ok()
 }
 
 /// The progress in transformers' `TrainerState`.

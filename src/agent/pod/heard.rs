@@ -31,7 +31,7 @@ impl PodAgent {
         let urgent = match event {
             RankEvent::Report { report, .. } => {
                 self.state.ranks[local].take(&report);
-                self.take_report(rank, report)
+                self.take_report(rank, *report)
             }
             RankEvent::Exited { ending, .. } => {
                 self.take_ending(rank, local, ending);
