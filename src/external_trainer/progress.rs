@@ -1,5 +1,5 @@
 //! Progress of an external trainer, from one of three sources: the `KubeflowCallback` of transformers, which
-//! posts to a server of ours; the file that `EVENKEEL_PROGRESS` names; `trainer_state.json` in the newest
+//! posts to [`Server`]; the file that `EVENKEEL_PROGRESS` names; `trainer_state.json` in the newest
 //! checkpoint.
 //!
 //! Sources: transformers 5.23.0, `integrations/integration_utils.py` and `trainer_callback.py`.

@@ -59,8 +59,8 @@ pub struct StepRecord {
     /// The coordinate-wise test, when this step ran it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub coordinate_test: Option<CoordinateTestRecord>,
-    /// Set if an external trainer reported it. Then it stands for all steps since the report before, and a value that
-    /// the trainer did not report is NaN, or 0 tokens.
+    /// Set if an external trainer reported the step. The record then covers all steps since the previous report. A value
+    /// that the trainer did not report is NaN, or 0 tokens.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub external: Option<ExternalStep>,
 }

@@ -248,7 +248,8 @@ fn same_samples(trainer: &Trainer, undisturbed: &Trainer, steps: u64) {
     assert!(apart.unwrap_or(0.0) < 1e-5, "{apart:?}");
 }
 
-fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str]) {
+/// Compares a disturbed run with an undisturbed one. Returns the latter's status.
+fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str]) -> String {
     let disturbed_one = trainer();
     let steps = disturbed(&disturbed_one, option, more);
     let undisturbed = trainer();
@@ -259,6 +260,7 @@ fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str
     let output = undisturbed.run.launch(&arguments);
     assert!(output.status.success(), "{output:?}");
     same_samples(&disturbed_one, &undisturbed, steps);
+    String::from_utf8(undisturbed.run.call("status", &[]).stdout).unwrap()
 }
 
 #[test]
@@ -308,10 +310,14 @@ fn hugging_face_trainer_consumes_the_same_samples_despite_lost_processes() {
             "--save_total_limit=3",
             "--enable_jit_checkpoint=true",
             "--use_cpu=true",
-            "--report_to=none",
+            "--report_to=kubeflow",
+            "--logging_steps=5",
             "--disable_tqdm=true",
         ];
         Trainer::new(Run::of_file(&recipe), words.map(str::to_owned).to_vec())
     };
-    against_undisturbed(trainer, "--max_steps", &["--recipe-gpus", "2"]);
+    let status = against_undisturbed(trainer, "--max_steps", &["--recipe-gpus", "2"]);
+    // transformers posts it.
+    let (_, progress) = status.split_once("  progress    ").unwrap();
+    assert!(progress.contains("loss "), "{progress}");
 }
