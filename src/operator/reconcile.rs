@@ -481,8 +481,10 @@ fn decide(
         now,
     });
     let pods = decision.slots.iter().map(|slot: &Slot| slot.pod(&name));
-    // The API server refuses new pods, so only existing ones may get a node.
-    let refused = context.blocked(&job.uid().unwrap_or_default()).is_some();
+    // The API server refuses new pods, so only existing ones may get a node. A new leader knows it from the status.
+    let refuses = ConditionReason::Refused.name();
+    let refused = context.blocked(&job.uid().unwrap_or_default()).is_some()
+        || status.conditions.iter().any(|c| c.reason == refuses);
     let exists = |pod: &String| cluster.pods.contains_key(pod);
     // The pod of a member is never created again.
     let gone: BTreeSet<String> = members.iter().map(|slot| slot.pod(&name)).collect();
