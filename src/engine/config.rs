@@ -293,36 +293,32 @@ impl Keys<'_> {
         self.get(key).filter(|value| !value.is_null())
     }
 
+    /// What `take` makes of a given value, which is `expected`.
+    fn typed<T>(
+        &self,
+        key: &'static str,
+        expected: &str,
+        take: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.given(key) else {
+            return Ok(None);
+        };
+        let taken = take(value).ok_or_else(|| wrong(key, value, expected))?;
+        Ok(Some(taken))
+    }
+
     fn size(&self, key: &'static str) -> Result<Option<usize>, ConfigError> {
-        self.given(key)
-            .map(|value| {
-                value
-                    .as_u64()
-                    .and_then(|size| usize::try_from(size).ok())
-                    .ok_or_else(|| wrong(key, value, "a whole number"))
-            })
-            .transpose()
+        self.typed(key, "a whole number", |value| {
+            usize::try_from(value.as_u64()?).ok()
+        })
     }
 
     fn number(&self, key: &'static str) -> Result<Option<f32>, ConfigError> {
-        self.given(key)
-            .map(|value| {
-                let number = value
-                    .as_f64()
-                    .ok_or_else(|| wrong(key, value, "a number"))?;
-                Ok(number as f32)
-            })
-            .transpose()
+        self.typed(key, "a number", |value| Some(value.as_f64()? as f32))
     }
 
     fn flag(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
-        self.given(key)
-            .map(|value| {
-                value
-                    .as_bool()
-                    .ok_or_else(|| wrong(key, value, "true or false"))
-            })
-            .transpose()
+        self.typed(key, "true or false", Value::as_bool)
     }
 
     /// The family, from `model_type` or else the architecture.

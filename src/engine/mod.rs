@@ -20,7 +20,7 @@ pub use config::ConfigError;
 pub use layout::layout;
 use layout::part;
 
-use crate::comm::CommError;
+use crate::comm::{CommError, World};
 
 /// A target that carries no loss (padding, prompts).
 pub const IGNORE: u32 = u32::MAX;
@@ -250,6 +250,18 @@ pub struct AdamW {
     pub step: u64,
     /// Factor of the summed gradient: 1/N target tokens × clipping.
     pub gradient_scale: f64,
+}
+
+/// The sum of every rank's part of ‖gradient‖². Collective.
+fn sum_over_ranks(world: &World, part: f64) -> Result<f64, EngineError> {
+    let mut sum = 0.0;
+    for part in world.exchange(&part.to_le_bytes())? {
+        let part = part.try_into().map(f64::from_le_bytes);
+        sum += part.map_err(|_| {
+            EngineError::Shape("another rank exchanges something else than norms".to_owned())
+        })?;
+    }
+    Ok(sum)
 }
 
 /// Parameters and optimiser states of one unit, unsharded.

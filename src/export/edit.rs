@@ -5,7 +5,7 @@
 //! elsewhere end in a refusal, never in another recipe.
 
 use crate::recipe::syntax::diagnostic::Severity;
-use crate::recipe::syntax::node::{Entry, Node};
+use crate::recipe::syntax::node::{Entry, Node, joined};
 use crate::recipe::syntax::source::{Sources, Span};
 use crate::recipe::syntax::{hjson, yaml};
 
@@ -31,6 +31,14 @@ pub(super) enum Syntax {
 }
 
 impl Syntax {
+    /// The syntax of a DeepSpeed config: JSON, which YAML contains, else Hjson.
+    pub fn of_deepspeed(text: &str) -> Syntax {
+        match serde_json::from_str::<serde::de::IgnoredAny>(text) {
+            Ok(_) => Syntax::Yaml,
+            Err(_) => Syntax::Hjson,
+        }
+    }
+
     fn parse(self, text: &str) -> Option<Node> {
         let mut sources = Sources::default();
         let file = sources.add("", "");
@@ -51,20 +59,50 @@ impl Syntax {
         value: &str,
         beside: &str,
     ) -> Result<String, EditError> {
+        self.place(text, (path, value), beside, (path, value))
+    }
+
+    /// As [`Self::set`] for `edit`, a path and its new text. Checks that `arrived`, a path and its value, follows.
+    fn place(
+        self,
+        text: &str,
+        edit: (&str, &str),
+        beside: &str,
+        arrived: (&str, &str),
+    ) -> Result<String, EditError> {
+        let (path, new) = edit;
         let root = self.parse(text);
         let edits = [
             root.as_ref()
-                .and_then(|root| replaced(text, root, path, value)),
+                .and_then(|root| replaced(text, root, path, new)),
             root.as_ref()
-                .and_then(|root| inserted(text, root, path, value, beside)),
+                .and_then(|root| inserted(text, root, path, new, beside)),
         ];
         let mut edits = edits.into_iter().flatten();
         edits
-            .find(|edited| self.changes_only(text, edited, path, value))
+            .find(|edited| self.changes_only(text, edited, path, arrived))
             .ok_or_else(|| EditError {
-                key: path.to_owned(),
-                value: value.to_owned(),
+                key: arrived.0.to_owned(),
+                value: arrived.1.to_owned(),
             })
+    }
+
+    /// Sets a key of a mapping at the top level, and adds the mapping if it is missing.
+    pub fn set_in(
+        self,
+        text: &str,
+        mapping: &str,
+        key: &str,
+        value: &str,
+    ) -> Result<String, EditError> {
+        let path = format!("{mapping}.{key}");
+        let root = self.parse(text);
+        let present = root.as_ref().and_then(|root| root.get(mapping));
+        if present.is_some_and(|present| present.text() != Some("null")) {
+            return self.set(text, &path, value, "");
+        }
+        let whole = format!("{{\"{key}\": {value}}}");
+        self.place(text, (mapping, &whole), "", (&path, value))
     }
 
     /// The whole number at a dotted path.
@@ -72,12 +110,13 @@ impl Syntax {
         self.parse(text)?.get_path(path)?.text()?.parse().ok()
     }
 
-    /// Whether two texts have the same content except for one value.
-    fn changes_only(self, before: &str, after: &str, path: &str, value: &str) -> bool {
+    /// Whether two texts have the same content except at a path, and the second has `arrived`, a path and its value.
+    fn changes_only(self, before: &str, after: &str, path: &str, arrived: (&str, &str)) -> bool {
         let (Some(mut before), Some(mut after)) = (self.parse(before), self.parse(after)) else {
             return false;
         };
-        let arrived = after.get_path(path).and_then(Node::text) == Some(value);
+        let (place, value) = arrived;
+        let arrived = after.get_path(place).and_then(Node::text) == Some(value);
         before.remove_path(path);
         after.remove_path(path);
         arrived && before.same_value(&after)
@@ -118,10 +157,7 @@ pub(super) fn path_at(text: &str, span: Span, key: &str) -> Option<String> {
 
 fn paths_at(node: &Node, span: Span, path: &str, found: &mut Vec<String>) {
     for entry in node.entries().unwrap_or_default() {
-        let path = match path {
-            "" => entry.name.clone(),
-            path => format!("{path}.{}", entry.name),
-        };
+        let path = joined(path, &entry.name);
         let here = entry.value.span;
         if (here.start, here.end) == (span.start, span.end) {
             found.push(path);
@@ -270,6 +306,28 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_a_missing_mapping_is_set_with_the_mapping() {
+        for (before, after) in [
+            ("{}", "{\"c\": {\"u\": true}}"),
+            (
+                "{\"a\": {\"b\": 1}}",
+                "{\"a\": {\"b\": 1}, \"c\": {\"u\": true}}",
+            ),
+            ("a: 1\n", "a: 1\nc: {\"u\": true}\n"),
+            ("{\"c\": {\"t\": 1}}", "{\"c\": {\"t\": 1, \"u\": true}}"),
+            ("{\"c\": null}", "{\"c\": {\"u\": true}}"),
+            ("{\"c\": {\"u\": false}}", "{\"c\": {\"u\": true}}"),
+            ("c:\n  t: 1\n", "c:\n  t: 1\n  u: true\n"),
+        ] {
+            let edited = Syntax::Yaml.set_in(before, "c", "u", "true");
+            assert_eq!(edited.unwrap(), after);
+        }
+        let hjson = Syntax::Hjson.set_in("{\n  a: 1 # one\n}", "c", "u", "true");
+        assert!(hjson.unwrap().contains("{\"u\": true}"));
+        assert!(Syntax::Yaml.set_in("c: 1\n", "c", "u", "true").is_err());
+    }
+
+    #[test]
     fn only_the_value_changes() {
         for (before, path, after) in [
             ("a: 16 # why\nb: x\n", "a", "a: 8 # why\nb: x\n"),
@@ -379,7 +437,7 @@ mod tests {
         fn any_edit_that_succeeds_changes_one_value(text in "[ab:{}\"'\n,&*#0-9 -]{0,40}", value in 1..99_u8) {
             let value = value.to_string();
             if let Ok(edited) = set(&text, "a", &value, "b") {
-                prop_assert!(Syntax::Yaml.changes_only(&text, &edited, "a", &value));
+                prop_assert!(Syntax::Yaml.changes_only(&text, &edited, "a", ("a", &value)));
             }
         }
     }

@@ -73,24 +73,19 @@ fn plain(text: String) -> Emitted {
     }
 }
 
-/// Whether the text of a DeepSpeed config states a batch number.
-pub fn states_deepspeed_numbers(text: &str) -> bool {
-    deepspeed::states_numbers(text)
-}
-
 /// A DeepSpeed config with the plan's numbers, from its text.
 pub fn deepspeed_config(
     recipe: &Recipe,
     text: &str,
     numbers: &BatchNumbers,
 ) -> Result<String, EmitError> {
-    let hjson = serde_json::from_str::<serde::de::IgnoredAny>(text).is_err();
-    let syntax = if hjson {
-        edit::Syntax::Hjson
-    } else {
-        edit::Syntax::Yaml
-    };
-    deepspeed::changed(recipe, text, syntax, numbers)
+    deepspeed::changed(recipe, text, edit::Syntax::of_deepspeed(text), numbers)
+}
+
+/// A DeepSpeed config that loads a universal checkpoint, from its text.
+pub fn with_universal_checkpoint(text: &str) -> Result<String, EmitError> {
+    let syntax = edit::Syntax::of_deepspeed(text);
+    Ok(syntax.set_in(text, "checkpoint", "load_universal", "true")?)
 }
 
 /// Shards and replicas of the plan's data-parallel ranks. `fsdp`: FSDP shards them.

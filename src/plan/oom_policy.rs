@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::batch_plan::Plan;
 use super::descent::descend;
+use crate::util::suggest::by_name;
 
 /// The reaction to an out-of-memory error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -29,12 +30,7 @@ pub enum OomPolicy {
 
 impl fmt::Display for OomPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [exact, transformers, before] = OomPolicy::NAMES;
-        f.write_str(match self {
-            OomPolicy::Exact => exact,
-            OomPolicy::Transformers => transformers,
-            OomPolicy::TransformersBefore1_9 => before,
-        })
+        self.serialize(f)
     }
 }
 
@@ -51,7 +47,11 @@ pub struct OomStep {
 
 impl OomPolicy {
     /// The values of the command-line flag.
-    pub const NAMES: [&'static str; 3] = ["exact", "transformers", "transformers-before-1.9"];
+    const ALL: [OomPolicy; 3] = [
+        OomPolicy::Exact,
+        OomPolicy::Transformers,
+        OomPolicy::TransformersBefore1_9,
+    ];
 
     /// The micro-batch after a failure of `per_device_batch_size`, in upstream's policies; 0 is their end. `None`
     /// for the exact descent, which needs a plan.
@@ -108,12 +108,7 @@ impl FromStr for OomPolicy {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "exact" => Ok(OomPolicy::Exact),
-            "transformers" => Ok(OomPolicy::Transformers),
-            "transformers-before-1.9" => Ok(OomPolicy::TransformersBefore1_9),
-            _ => Err(format!("use one of {}", OomPolicy::NAMES.join(", "))),
-        }
+        by_name(name, OomPolicy::ALL)
     }
 }
 
@@ -187,9 +182,8 @@ mod tests {
 
     #[test]
     fn every_name_is_a_policy() {
-        for name in OomPolicy::NAMES {
+        for name in ["exact", "transformers", "transformers-before-1.9"] {
             let policy: OomPolicy = name.parse().unwrap();
-            assert_eq!(serde_json::to_value(policy).unwrap(), name);
             assert_eq!(policy.to_string(), name);
         }
         assert!("halve".parse::<OomPolicy>().is_err());

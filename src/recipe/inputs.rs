@@ -60,10 +60,8 @@ pub(crate) fn gather(
     }
     if !request.command.is_empty() {
         let text = shell::join(&request.command);
-        let file = reading
-            .sources
-            .add(shell::scan::COMMAND, format!("{text}\n"));
-        let path = Path::new(shell::scan::COMMAND);
+        let file = reading.sources.add(shell::COMMAND, format!("{text}\n"));
+        let path = Path::new(shell::COMMAND);
         command = Some(read_command(path, &text, file, reading)?);
     }
     let Some(mut command) = command else {
@@ -84,13 +82,7 @@ pub(crate) fn gather(
             None => launch_of_recipe(&mut root),
         };
         let launched = launcher(request, by_launcher.as_ref(), by_recipe, reading)?;
-        return Some(Job {
-            root,
-            path,
-            dialect: None,
-            overrides: Vec::new(),
-            launched,
-        });
+        return Some(Job::of(path, root, launched));
     };
     if let Some(project) = &command.project {
         let stated = request.states_batch();
@@ -106,29 +98,23 @@ pub(crate) fn gather(
     }
     let arguments_file = take_arguments_file(&mut command, request, reading);
     refuse_tied_config(&command, reading);
-    if recipe.is_none()
-        && let Some(call) = &command.hydra
+    if let (None, Some(call)) = (&recipe, &command.hydra)
+        && !request.origin.is_file(&call.root)
     {
-        if !request.origin.is_file(&call.root) {
-            let root = call.root.display();
-            reading.error(
-                "config-missing",
-                Some(call.span),
-                format!("the Hydra config tree has no root file `{root}`"),
-                "run evenkeel in the directory from which you train, or give the tree before `--`",
-            );
-            return None;
-        }
-        let (file, root) = reading.open(&call.root)?;
-        reading.files.recipe = Some(file);
-        recipe = Some((call.root.clone(), root));
+        let root = call.root.display();
+        reading.error(
+            "config-missing",
+            Some(call.span),
+            format!("the Hydra config tree has no root file `{root}`"),
+            "run evenkeel in the directory from which you train, or give the tree before `--`",
+        );
+        return None;
     }
-    if recipe.is_none()
-        && let Some(config) = &command.config
-    {
-        let (file, root) = reading.open(config)?;
+    let tree = command.hydra.as_ref().map(|call| &call.root);
+    if let (None, Some(path)) = (&recipe, tree.or(command.config.as_ref())) {
+        let (file, root) = reading.open(path)?;
         reading.files.recipe = Some(file);
-        recipe = Some((config.clone(), root));
+        recipe = Some((path.clone(), root));
     }
     if let Some((path, root)) = &mut recipe
         && take_unread_config(root, request, reading)?
@@ -182,13 +168,7 @@ pub(crate) fn gather(
         // The command's arguments do not make another project's file a trainer's: its own keys decide.
         let known = alone || reading.of_trl || request.dialect.is_some();
         if !known && !readers::detects(&root, &path, &request.origin) {
-            return Some(Job {
-                root,
-                path,
-                dialect: None,
-                overrides: Vec::new(),
-                launched,
-            });
+            return Some(Job::of(path, root, launched));
         }
         let judged = !alone && readers::is_trainers(&root, &path, &request.origin);
         dialect = dialect_of(&mut root, &command, judged, alone, reading);
@@ -202,24 +182,30 @@ pub(crate) fn gather(
         *reason = format!("{reason}; `{file}` is read before its arguments, as upstream");
     }
     Some(Job {
-        root,
-        path,
         dialect,
         overrides: overrides.unwrap_or_default(),
-        launched,
+        ..Job::of(path, root, launched)
     })
 }
 
 impl Job {
+    /// A job whose files imply no dialect.
+    fn of(path: PathBuf, root: Node, launched: Option<Node>) -> Job {
+        Job {
+            root,
+            path,
+            dialect: None,
+            overrides: Vec::new(),
+            launched,
+        }
+    }
+
     /// A job whose batch the user gives, since its config or command is not read.
     fn without_batch(path: PathBuf, root: Node, launched: Option<Node>) -> Job {
         let reason = "only its launcher is read".to_owned();
         Job {
-            root,
-            path,
             dialect: Some((Dialect::Transformers, reason)),
-            overrides: Vec::new(),
-            launched,
+            ..Job::of(path, root, launched)
         }
     }
 }
@@ -251,7 +237,7 @@ fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) ->
 /// Reads the words of a launcher that starts the recipe's program.
 fn read_launcher(words: &[String], reading: &mut Reading) -> Option<Command> {
     let text = shell::join(words);
-    let path = Path::new(shell::scan::COMMAND);
+    let path = Path::new(shell::COMMAND);
     let file = reading.sources.add(path, format!("{text}\n"));
     reading.converted.push(file);
     let diagnostics = &mut reading.diagnostics;

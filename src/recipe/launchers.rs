@@ -3,12 +3,54 @@
 use std::collections::BTreeMap;
 
 use super::batch_arguments::argument_keys;
-use super::dialects::accelerate::environment;
+use super::dialects::accelerate::{environment, plugin};
 use super::dialects::command::alone;
 use super::schema::dialect::Dialect;
-use super::{ReadError, Recipe};
+use super::{ReadError, Recipe, Request};
 
+pub use super::dialects::accelerate::plugin::deepspeed_config;
 pub use super::dialects::command::alone::{LauncherError, Split, split};
+
+/// Reads a recipe with `read`. A launcher at the start of the external trainer's command is replaced: the recipe
+/// gets its settings, and the command becomes that of one rank.
+pub(super) fn replace(
+    request: &Request,
+    read: impl Fn(&Request) -> Result<Recipe, ReadError>,
+) -> Result<Recipe, ReadError> {
+    let mut known = None;
+    let mut command = request.trainer_command.clone();
+    if command.is_empty() {
+        let recipe = read(request)?;
+        command.clone_from(&recipe.spec.trainer.command);
+        known = Some(recipe);
+    }
+    let split = match split(&command) {
+        Ok(split) if !split.launcher.is_empty() => split,
+        // The rule external-trainer refuses launchers that are not understood.
+        Ok(_) | Err(LauncherError::Unknown) => {
+            let mut recipe = known.map_or_else(|| read(request), Ok)?;
+            recipe.spec.trainer.command = command;
+            return Ok(recipe);
+        }
+        Err(error) => {
+            let help = "docs/external-trainer.md lists what evenkeel replaces";
+            return Err(ReadError::of_command(
+                known.as_ref(),
+                error.to_string(),
+                help,
+            ));
+        }
+    };
+    let mut recipe = read(&Request {
+        launcher: split.launcher,
+        ..request.clone()
+    })?;
+    recipe.launcher_replaced = true;
+    let trainer = &mut recipe.spec.trainer;
+    trainer.command = split.program;
+    trainer.add_environment(split.environment);
+    Ok(recipe)
+}
 
 /// The environment variables that `accelerate launch` gives to every rank, with the numbers that its options and
 /// its config state. Empty: it does not start the program. Fails for a setting that accelerate would drop.
@@ -30,9 +72,54 @@ pub fn environment(recipe: &Recipe) -> Result<BTreeMap<String, String>, ReadErro
     stated_environment(recipe).map(environment::with_placeholders)
 }
 
+/// Makes a rank use the file of [`deepspeed_config`] instead; false if accelerate does not start DeepSpeed.
+pub fn use_deepspeed_file(environment: &mut BTreeMap<String, String>) -> bool {
+    let starts = deepspeed_config(environment).is_some();
+    if starts {
+        let variables = plugin::FILE_VARIABLES;
+        environment.extend(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+    starts
+}
+
 /// A program's words with `{args}` and `{resume_args}` in place of the batch numbers. DeepSpeed's own configs
 /// state the numbers in a file, and their programs have no common arguments.
 pub fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
     let by_arguments = recipe.dialect != Dialect::Deepspeed;
     alone::without_numbers(program, &argument_keys(recipe), by_arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::read_text;
+
+    #[test]
+    fn a_launcher_in_the_recipes_command_is_replaced_and_gives_its_world() {
+        let read = |command: &str| {
+            let text = format!(
+                "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nevenkeel:\n  \
+                 objective: sft\n  trainer: {{command: {command}}}\n"
+            );
+            let request = Request {
+                path: "sft.yaml".into(),
+                ..Request::default()
+            };
+            read_text(&request, text)
+        };
+        let recipe = read("[deepspeed, --num_gpus, '8', train.py, '{args}']").unwrap();
+        assert_eq!(recipe.spec.batch.gpus, Some(8));
+        assert!(recipe.launcher_replaced);
+        let trainer = recipe.spec.trainer;
+        assert_eq!(
+            trainer.command.join(" "),
+            "python3 -u train.py --local_rank={local_rank} {args}"
+        );
+        assert_eq!(trainer.environment["LOCAL_SIZE"], "{local_world_size}");
+        // The rule external-trainer refuses it.
+        let shell = read("[bash, -c, torchrun train.py]").unwrap();
+        assert_eq!(shell.spec.trainer.command.len(), 3);
+        insta::assert_snapshot!(read("[torchrun, --role, a, train.py]").unwrap_err(), @"sft.yaml:5:22: `--role` of torchrun has no counterpart in evenkeel, which starts the ranks itself; remove it (docs/external-trainer.md lists what evenkeel replaces)");
+        insta::assert_snapshot!(read("[srun, -N2, torchrun, train.py]").unwrap_err(), @"sft.yaml:5:22: `-N 2` of srun starts the launcher more than once, but evenkeel starts every rank itself; remove `srun` with its options, and give the nodes of a cluster with `evenkeel launch --nodes` (docs/external-trainer.md lists what evenkeel replaces)");
+    }
 }

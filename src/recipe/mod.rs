@@ -45,6 +45,18 @@ pub struct ReadError {
 }
 
 impl ReadError {
+    /// The one error that the external trainer's command of a recipe is refused with. `None`: the recipe has not been
+    /// read.
+    pub(crate) fn of_command(recipe: Option<&Recipe>, message: String, help: &str) -> ReadError {
+        let span = recipe.and_then(|recipe| recipe.span("trainer.command"));
+        ReadError {
+            sources: recipe
+                .map(|recipe| recipe.sources.clone())
+                .unwrap_or_default(),
+            diagnostics: vec![Diagnostic::error("trainer-command", span, message, help)],
+        }
+    }
+
     /// Whether a file of the recipe cannot be read at all: it is missing, not UTF-8, or not permitted.
     pub fn is_unreadable(&self) -> bool {
         let mut all = self.diagnostics.iter();
@@ -85,6 +97,8 @@ pub struct Recipe {
     pub files: Files,
     /// The settings of `accelerate launch`, if it starts the program.
     pub launch: Option<Launch>,
+    /// Evenkeel replaces a launcher at the start of the external trainer's command.
+    pub launcher_replaced: bool,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
     /// a missing value on which no batch number depends fails only `plan`.
     pub diagnostics: Vec<Diagnostic>,
@@ -120,14 +134,16 @@ impl Recipe {
 
 /// Reads a recipe of any dialect.
 ///
+/// The launcher of the external trainer's command is read and removed from it.
+///
 /// An invalid recipe gives a [`ReadError`] with all errors. Warnings are in the [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
-    finish(request, None)
+    launchers::replace(request, |request| finish(request, None))
 }
 
 /// As [`read`], with the recipe's text from the caller. Names in it resolve relative to its path.
 pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
-    finish(request, Some(text))
+    launchers::replace(request, |request| finish(request, Some(text.clone())))
 }
 
 fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> {
@@ -149,6 +165,7 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
             sources: reading.sources,
             files: reading.files,
             launch: reading.launch,
+            launcher_replaced: false,
             diagnostics: reading.diagnostics,
         }),
         None => Err(ReadError {
@@ -281,7 +298,7 @@ fn choose(
         }
     }
     if best.is_none() {
-        let read: Vec<&str> = READERS.iter().map(|r| r.dialect().name()).collect();
+        let read: Vec<String> = READERS.iter().map(|r| r.dialect().to_string()).collect();
         reading.error(
             "unknown-dialect",
             Some(root.span),

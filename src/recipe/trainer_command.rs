@@ -9,7 +9,7 @@ use crate::recipe::dialects::handbook::abbreviation::{Meant, meant};
 use crate::recipe::dialects::handbook::keys;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::dialect::RESERVED;
-use crate::recipe::schema::placeholder::{self, CHECKPOINT_DIR, RECIPE};
+use crate::recipe::schema::placeholder::{self, ARGS, CHECKPOINT_DIR, RECIPE};
 use crate::recipe::syntax::shell;
 
 /// Launchers: programs that start one process per device.
@@ -128,6 +128,41 @@ pub fn switches_on(command: &[String], key: &str) -> bool {
     }
 }
 
+/// The script that a command starts with Python, as a path; `None` for a module, inline code or another program.
+pub fn script(command: &[String]) -> Option<&str> {
+    let mut words = command.iter().map(String::as_str);
+    let name = words.next()?.rsplit('/').next()?;
+    let script = words.find(|word| !word.starts_with('-'))?;
+    let is_script = script.ends_with(".py") && placeholder::is_plain(script);
+    (name.starts_with("python") && is_script).then_some(script)
+}
+
+/// Options with which a program names its DeepSpeed config, without dashes.
+pub const DEEPSPEED: [&str; 2] = ["deepspeed", "deepspeed_config"];
+
+/// The position of the word that names the DeepSpeed config, alone or after `=`.
+pub fn deepspeed_word(command: &[String]) -> Option<usize> {
+    (0..command.len()).rev().find_map(|at| {
+        let (name, tied) = match command[at].split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (command[at].as_str(), false),
+        };
+        let value = if tied { at } else { at + 1 };
+        let option = name.strip_prefix("--")?;
+        let word = command.get(value).filter(|_| DEEPSPEED.contains(&option))?;
+        // `--deepspeed` alone is a switch of programs that call DeepSpeed.
+        let named = tied || !word.starts_with('-');
+        (named && placeholder::is_plain(word)).then_some(value)
+    })
+}
+
+/// Whether the program of a transformers recipe takes further arguments, which win over the recipe: it gets
+/// `{args}`, or the recipe after `--config`.
+pub fn arguments_win(command: &[String]) -> bool {
+    let [args, recipe] = [ARGS, RECIPE].map(|name| format!("{{{name}}}"));
+    command.contains(&args) || command.windows(2).any(|pair| pair == ["--config", &recipe])
+}
+
 /// The message for an override that would not reach the external trainer. `{recipe}` is the recipe's file
 /// with the plan's numbers but without overrides; `{args}` holds only these numbers.
 pub fn lost_override(recipe: &Recipe, overrides: &[String]) -> Option<String> {
@@ -167,6 +202,25 @@ mod tests {
 
     fn words(text: &str) -> Vec<String> {
         text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_script_that_python_starts_is_found() {
+        for (text, found) in [
+            ("python train.py --lr 1", Some("train.py")),
+            (
+                "/opt/bin/python3.11 -u scripts/sft.py",
+                Some("scripts/sft.py"),
+            ),
+            ("python3 -X dev train.py", None),
+            ("python -m trl.scripts.sft", None),
+            ("python -c print(1)", None),
+            ("python {run_dir}/train.py", None),
+            ("sh train.py", None),
+            ("python", None),
+        ] {
+            assert_eq!(script(&words(text)), found, "{text}");
+        }
     }
 
     #[test]

@@ -50,6 +50,14 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// [`duration`] without fractions of a second, for estimates: `42s`, `3m12s`.
+pub fn whole_duration(seconds: f64) -> String {
+    match seconds.round() {
+        whole @ ..60.0 => format!("{whole}s"),
+        whole => duration(whole),
+    }
+}
+
 /// A whole number with thousands separators: `20,480`.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();

@@ -10,10 +10,12 @@ pub mod event;
 pub mod human;
 pub mod metrics;
 mod nan;
+mod pace;
 pub mod report;
 
 pub use display::{Display, Mode};
 pub use event::Event;
+pub use pace::Pace;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -4,9 +4,11 @@
 //! Counting instructions bounds neither: `'x' * 100000000` is one instruction. Beyond the limit an allocation
 //! fails, which aborts the process before it takes the memory of others.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::lock::lock;
 
 /// The number of values of [`Limited`], and the soft limit before the first one.
 static HOLDERS: Mutex<(usize, Option<u64>)> = Mutex::new((0, None));
@@ -18,7 +20,7 @@ pub struct Limited(());
 /// Allows this process `more` bytes beyond what it has now (`RLIMIT_DATA`). A lower limit stays. If the
 /// system does not say how much the process has, there is no limit.
 pub fn limit(more: u64) -> Limited {
-    let mut holders = HOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut holders = lock(&HOLDERS);
     let set = getrlimit(Resource::Data);
     if holders.0 == 0 {
         holders.1 = set.current;
@@ -41,7 +43,7 @@ pub fn limit(more: u64) -> Limited {
 
 impl Drop for Limited {
     fn drop(&mut self) {
-        let mut holders = HOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = lock(&HOLDERS);
         holders.0 = holders.0.saturating_sub(1);
         if holders.0 == 0 {
             let set = getrlimit(Resource::Data);

@@ -6,6 +6,10 @@ pub mod http;
 pub mod input;
 pub mod lock;
 pub mod memory;
+pub mod openmetrics;
 pub mod random;
+pub mod serve;
 pub mod suggest;
+#[cfg(test)]
+pub mod testing;
 pub mod time;

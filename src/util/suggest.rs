@@ -16,6 +16,19 @@ pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
     }
 }
 
+/// The value with this name. The error is the help for an unknown name.
+pub fn by_name<T: ToString>(name: &str, all: impl IntoIterator<Item = T>) -> Result<T, String> {
+    let mut names = Vec::new();
+    for value in all {
+        let known = value.to_string();
+        if known == name {
+            return Ok(value);
+        }
+        names.push(known);
+    }
+    Err(did_you_mean(name, names.iter().map(String::as_str)))
+}
+
 /// A text for a message, shortened to 40 characters.
 pub fn short(text: &str) -> String {
     match text.char_indices().nth(40) {

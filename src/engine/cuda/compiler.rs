@@ -6,7 +6,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -14,6 +14,7 @@ use super::driver::{Device, Module};
 use super::error::CudaError;
 use super::libraries::{self, NVRTC};
 use super::nvrtc::{Compiled, Nvrtc};
+use crate::util::lock::lock;
 
 pub use super::nvrtc::Source;
 
@@ -85,7 +86,7 @@ impl Compiler {
     }
 
     fn nvrtc(&self, driver_major: usize) -> Result<Arc<Nvrtc>, CudaError> {
-        let mut loaded = self.nvrtc.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.nvrtc);
         if let Some(nvrtc) = &*loaded {
             return Ok(nvrtc.clone());
         }

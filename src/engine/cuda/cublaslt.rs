@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::driver::{Device, Handle, Stream};
 use super::error::CudaError;
-use super::libraries::{self, CUBLAS_LT};
+use super::libraries::CUBLAS_LT;
 use super::table::functions;
 
 /// `cublasStatus_t`
@@ -205,18 +205,7 @@ impl Blas {
 
     /// Loads cuBLASLt, which is never closed again.
     pub fn new(device: &Arc<Device>) -> Result<Blas, CudaError> {
-        let error = |problem| CudaError::Library {
-            library: CUBLAS_LT.name,
-            problem,
-        };
-        let driver_major = Some(device.driver().major());
-        let library = CUBLAS_LT
-            .load(&libraries::directories(), driver_major)
-            .map_err(error)?;
-        // SAFETY: the library is never closed, see below.
-        let functions = unsafe { Functions::load(&library) };
-        std::mem::forget(library);
-        let functions = functions.map_err(|symbol| error(CUBLAS_LT.lacks(symbol)))?;
+        let functions = Functions::open(&CUBLAS_LT, Some(device.driver().major()))?;
         device.make_current()?;
         let mut handle = Handle::NULL;
         // SAFETY: the function writes its result; the handle is destroyed when it is dropped.

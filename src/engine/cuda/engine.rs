@@ -20,7 +20,7 @@ use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Strategy, UnitState, initial, layout, part,
+    Reduced, Strategy, UnitState, initial, layout, part, sum_over_ranks,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -507,17 +507,10 @@ impl CudaEngine {
             .map_or(0, |places| places.norm);
         let own = self.download_f64(norm);
         let own = own.map_err(|error| self.failed(error))?;
-        let mut squared_norm = 0.0;
-        if let Some(peers) = &self.peers {
-            for part in peers.world().exchange(&own.to_le_bytes())? {
-                let part = part.try_into().map(f64::from_le_bytes);
-                squared_norm += part.map_err(|_| {
-                    EngineError::Shape(
-                        "another rank exchanges something else than norms".to_owned(),
-                    )
-                })?;
-            }
-        }
+        let squared_norm = match &self.peers {
+            Some(peers) => sum_over_ranks(peers.world(), own)?,
+            None => 0.0,
+        };
         Ok((squared_norm, local))
     }
 

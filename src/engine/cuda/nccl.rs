@@ -7,15 +7,16 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::driver::{Device, Driver, Handle, Stream};
 use super::error::{CudaError, NcclCode};
-use super::libraries::{self, NCCL};
+use super::libraries::NCCL;
 use super::table::functions;
+use crate::util::lock::lock;
 
 /// `ncclResult_t`
 type Code = c_int;
@@ -206,18 +207,7 @@ impl Nccl {
     /// # Errors
     /// The library is missing, broken or older than 2.14.
     pub fn load(driver: &Driver) -> Result<Arc<Nccl>, CudaError> {
-        let error = |problem| CudaError::Library {
-            library: NCCL.name,
-            problem,
-        };
-        let library = NCCL
-            .load(&libraries::directories(), Some(driver.major()))
-            .map_err(error)?;
-        // SAFETY: the library is never closed, see below.
-        let functions = unsafe { Functions::load(&library) };
-        // NCCL's threads must not lose their code.
-        std::mem::forget(library);
-        let functions = functions.map_err(|symbol| error(NCCL.lacks(symbol)))?;
+        let functions = Functions::open(&NCCL, Some(driver.major()))?;
         let mut version = 0;
         // SAFETY: the function writes its result.
         let code = unsafe { (functions.ncclGetVersion)(&mut version) };
@@ -388,10 +378,6 @@ impl Communicator {
         format!("rank {} of {}", self.rank, self.world)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn aborted(&self) -> CudaError {
         CudaError::NcclAborted { who: self.who() }
     }
@@ -404,7 +390,7 @@ impl Communicator {
 
     /// Whether the last call is complete on the host. Errors name the function that is waited for.
     fn state(&self, function: &'static str) -> Result<bool, CudaError> {
-        let handle = self.lock();
+        let handle = lock(&self.handle);
         let handle = handle.as_ref().ok_or_else(|| self.aborted())?;
         let mut state = SUCCESS;
         // SAFETY: the communicator is live while the lock is held, and the function writes its result.
@@ -468,7 +454,7 @@ impl Communicator {
 
     /// Ends pending operations; every later call fails. Any thread may call it, at any time and repeatedly.
     pub fn abort(&self) {
-        let Some(handle) = self.lock().take() else {
+        let Some(handle) = lock(&self.handle).take() else {
             return;
         };
         if self.device.make_current().is_ok() {
@@ -484,7 +470,7 @@ impl Communicator {
         calls: impl FnOnce(&Group<'_>) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         self.device.make_current()?;
-        let handle = self.lock();
+        let handle = lock(&self.handle);
         let open = handle.as_ref().ok_or_else(|| self.aborted())?;
         let functions = &self.nccl.functions;
         let group = Group {
@@ -587,7 +573,7 @@ impl Communicator {
     fn finish(&self, timeout: Duration) -> Result<(), CudaError> {
         self.check()?;
         self.device.make_current()?;
-        let open = (*self.lock()).ok_or_else(|| self.aborted())?;
+        let open = (*lock(&self.handle)).ok_or_else(|| self.aborted())?;
         // SAFETY: only this thread can end the communicator now, as it is being dropped.
         let code = unsafe { (self.nccl.functions.ncclCommFinalize)(open) };
         if ![SUCCESS, IN_PROGRESS].contains(&code) {
@@ -596,7 +582,7 @@ impl Communicator {
                 .failed(&self.who(), "ncclCommFinalize", code, Some(open)));
         }
         self.settle("ncclCommFinalize", "the collectives did not end", timeout)?;
-        if let Some(handle) = self.lock().take() {
+        if let Some(handle) = lock(&self.handle).take() {
             // SAFETY: the communicator is finalised and not used again.
             unsafe { (self.nccl.functions.ncclCommDestroy)(handle) };
         }

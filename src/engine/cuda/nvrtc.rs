@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use super::driver::Handle;
 use super::error::CudaError;
-use super::libraries::{self, NVRTC};
+use super::libraries::NVRTC;
 use super::table::functions;
 
 /// `nvrtcResult`
@@ -63,18 +63,7 @@ impl Nvrtc {
     /// Loads NVRTC, which is never closed again. `driver_major` is the major version of the CUDA that the
     /// driver supports, if the code is meant for a driver.
     pub fn load(driver_major: Option<usize>) -> Result<Nvrtc, CudaError> {
-        let error = |problem| CudaError::Library {
-            library: NVRTC.name,
-            problem,
-        };
-        let library = NVRTC
-            .load(&libraries::directories(), driver_major)
-            .map_err(error)?;
-        // SAFETY: the library is never closed, see below.
-        let functions = unsafe { Functions::load(&library) };
-        // What the compiler loads and starts must not lose its code.
-        std::mem::forget(library);
-        let functions = functions.map_err(|symbol| error(NVRTC.lacks(symbol)))?;
+        let functions = Functions::open(&NVRTC, driver_major)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the function writes its results.
         let code = unsafe { (functions.nvrtcVersion)(&mut major, &mut minor) };

@@ -1,7 +1,7 @@
 //! Tables of a library's functions, resolved once when the library is loaded.
 
-/// Declares a struct of functions by their C names, and `load`, which resolves all of them or returns the
-/// name of the first that is missing. The types must be those of NVIDIA's headers.
+/// Declares a struct of functions by their C names, and `open`, which loads the library and resolves all of
+/// them. The types must be those of NVIDIA's headers.
 macro_rules! functions {
     ($(#[$meta:meta])* $visibility:vis $table:ident: $($symbol:ident($($argument:ty),*) -> $result:ty;)*) => {
         $(#[$meta])*
@@ -11,16 +11,24 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Resolves the functions; an error is the name of the first that is missing.
-            ///
-            /// # Safety
-            /// The library stays loaded as long as the table is used.
-            unsafe fn load(library: &libloading::Library) -> Result<$table, &'static str> {
+            /// Loads the library for a driver of CUDA `driver_major` and resolves the functions. It is never
+            /// closed: threads that it starts must not lose their code.
+            $visibility fn open(
+                library: &$crate::engine::cuda::libraries::Library,
+                driver_major: Option<usize>,
+            ) -> Result<$table, $crate::engine::cuda::error::CudaError> {
+                let error = |problem| $crate::engine::cuda::error::CudaError::Library {
+                    library: library.name,
+                    problem,
+                };
+                let directories = $crate::engine::cuda::libraries::directories();
+                let loaded = library.load(&directories, driver_major).map_err(error)?;
+                let loaded = std::mem::ManuallyDrop::new(loaded);
                 Ok($table {
                     $($symbol: {
-                        // SAFETY: the declared type is the function's own; the caller keeps the library.
-                        let symbol = unsafe { library.get(stringify!($symbol).as_bytes()) };
-                        *symbol.map_err(|_| stringify!($symbol))?
+                        // SAFETY: the declared type is the function's own; the library stays loaded.
+                        let symbol = unsafe { loaded.get(stringify!($symbol).as_bytes()) };
+                        *symbol.map_err(|_| error(library.lacks(stringify!($symbol))))?
                     },)*
                 })
             }

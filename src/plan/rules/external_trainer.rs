@@ -15,13 +15,13 @@ world. Four things would silently change the global batch. A number in the comma
 the world. A launcher in the command starts a process for every device again. Upstream's batch finder \
 lowers the per-device batch. Only the built-in trainer supports unequal shares and a growing batch.",
     upstream: "torch 2.9 `distributed/run.py` and accelerate 16cb6eb `commands/launch.py` start \
-their own processes; `evenkeel launch` replaces them where they begin the command after `--`. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
+their own processes; evenkeel replaces them where they begin the command. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
 DistributedDataParallel averages over ranks, whatever their shares.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
             "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer: {command: [torchrun, train.py, --batch, '{per_device_batch_size}']}\n"
+             trainer: {command: [mpirun, python, train.py, --batch, '{per_device_batch_size}']}\n"
         ),
     },
     right: Example {
@@ -60,8 +60,8 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &at,
             format!("`{launcher}` starts a process for every device, but so does evenkeel"),
-            "give it after `--` without a shell or another program before it, or give the command that it \
-             would start, as `-- python train.py …`",
+            "begin the command with it, without a shell or another program before it, or give the command that it \
+             would start, as `python train.py …`",
         );
     }
     if spec.schedule != BatchSchedule::Constant {

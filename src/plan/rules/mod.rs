@@ -20,6 +20,7 @@ mod auto_find_shrinks_batch;
 mod batch_divisible;
 mod batch_too_large;
 mod budget_missing;
+mod checkpoint_portable;
 mod data_missing;
 mod dataset_smaller_than_batch;
 mod dataset_truncated;
@@ -45,6 +46,7 @@ mod model_shape;
 mod norm_test_never_grows;
 mod one_group;
 mod one_machine;
+mod optimizer_state_lost;
 mod paper_eta_out_of_reach;
 mod parallelism_product;
 mod rank_memory;
@@ -84,6 +86,7 @@ static PLANNER_RULES: &[&Rule] = &[
     &batch_divisible::RULE,
     &batch_too_large::RULE,
     &budget_missing::RULE,
+    &checkpoint_portable::RULE,
     &data_missing::RULE,
     &dataset_smaller_than_batch::RULE,
     &dataset_truncated::RULE,
@@ -109,6 +112,7 @@ static PLANNER_RULES: &[&Rule] = &[
     &norm_test_never_grows::RULE,
     &one_group::RULE,
     &one_machine::RULE,
+    &optimizer_state_lost::RULE,
     &paper_eta_out_of_reach::RULE,
     &parallelism_product::RULE,
     &rank_memory::RULE,

@@ -278,7 +278,8 @@ page! {
 `{resume_args}` and others are placeholders for values of the plan in each generation. Another name in \
 braces stays unchanged, because programs use braces too. A name close to a placeholder is an error: it \
 would pass a meaningless argument to every rank. `trainer.resume` must contain `{checkpoint}`: without it \
-the program would not know which checkpoint to resume from."
+the program would not know which checkpoint to resume from. `trainer.progress_pattern` must be \
+a regular expression with the group `step`."
     upstream "torchrun passes a script's arguments on unchanged: its batch does not follow the world."
     wrong "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n  trainer: {command: [python, train.py, '{resume_arg}']}\n";
     right "--gpus 8" "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 128, per_device_batch_size: 16}\n  trainer: {command: [python, train.py, '{resume_args}'], resume: [--from, '{checkpoint}']}\n";

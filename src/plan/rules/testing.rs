@@ -21,6 +21,7 @@ pub(in crate::plan) fn recipe() -> Recipe {
         sources: Sources::default(),
         files: Default::default(),
         launch: None,
+        launcher_replaced: false,
         diagnostics: Vec::new(),
     }
 }

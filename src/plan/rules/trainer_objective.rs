@@ -31,7 +31,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
     if !TRAINED.contains(&objective) {
         findings.at(
             &["objective"],
-            format!("the built-in trainer does not train {}", objective.name()),
+            format!("the built-in trainer does not train {objective}"),
             "it trains language-modelling and sft; `evenkeel plan` plans the others too",
         );
     }

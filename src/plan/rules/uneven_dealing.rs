@@ -38,7 +38,7 @@ for unequal shares.",
 pub(super) fn only_another_trainer(case: &Case<'_>) -> Option<String> {
     let (spec, request) = (case.spec(), case.request);
     if !super::trainer_objective::TRAINED.contains(&spec.objective) {
-        return Some(format!("it does not train {}", spec.objective.name()));
+        return Some(format!("it does not train {}", spec.objective));
     }
     if model_parallel(&spec.parallel).is_some_and(|devices| devices > 1) {
         return Some("it splits no model over devices".to_owned());

@@ -42,7 +42,7 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
         &["batch.global", "batch.accumulation"],
         format!(
             "{} needs more than one sample in an accumulation step: {} steps of 1, {}",
-            spec.objective.name(),
+            spec.objective,
             split.micro_batches,
             split.formula()
         ),

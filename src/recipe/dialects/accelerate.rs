@@ -6,11 +6,11 @@
 pub(crate) mod environment;
 pub(crate) mod options;
 pub(crate) mod parallelism;
+pub(crate) mod plugin;
 pub(crate) mod python;
 pub(crate) mod shipped;
 pub(crate) mod strategy;
 pub(crate) mod typed;
-pub(crate) mod values;
 pub(crate) mod world;
 pub(crate) mod zero;
 

@@ -23,7 +23,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Severity;
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::util::suggest;
 
@@ -118,10 +118,7 @@ pub(crate) fn strategy(stage: i128) -> Option<&'static str> {
 /// The batch and the parallelism of a config, as a native tree whose keys are named `prefix.KEY`.
 pub(crate) fn translate(root: &Node, prefix: &str) -> Node {
     let mut tree = Tree::new(root.span);
-    let key = |key: &str| match prefix {
-        "" => key.to_owned(),
-        prefix => format!("{prefix}.{key}"),
-    };
+    let key = |key: &str| joined(prefix, key);
     let int = |path: &str| {
         let node = root.get_path(path)?;
         match node.resolve(Schema::PyYaml)? {

@@ -5,7 +5,6 @@
 //! and the map of places, and reports all problems of the tree at once. Only `Spec`'s serde code
 //! defines which keys exist and what they hold.
 
-mod access;
 mod de;
 mod limits;
 mod value;
@@ -15,6 +14,7 @@ use std::path::Path;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::placeholder;
+use crate::recipe::schema::progress_pattern;
 use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
@@ -163,14 +163,27 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
     let spec = spec?;
     limits::check(&spec, &value_sources, diagnostics);
     check_name_and_output(&spec, &value_sources, diagnostics);
-    if let Some((path, problem)) = placeholder::flaw(&spec.trainer) {
+    let pattern = spec.trainer.progress_pattern.as_deref();
+    let pattern = pattern.and_then(|pattern| progress_pattern::compile(pattern).err());
+    let flaws = [
+        placeholder::flaw(&spec.trainer)
+            .map(|(path, problem)| (path, problem, placeholder::LISTED)),
+        pattern.map(|error| {
+            (
+                "trainer.progress_pattern",
+                error.to_string(),
+                "docs/external-trainer.md has an example",
+            )
+        }),
+    ];
+    for (path, problem, help) in flaws.into_iter().flatten() {
         let place = value_sources.get(path);
         let key = place.map_or(path, |place| &place.key);
         diagnostics.push(Diagnostic::error(
             "trainer-command",
             place.map(|place| place.span),
             format!("`{key}` {problem}"),
-            placeholder::LISTED,
+            help,
         ));
     }
     let refused = diagnostics[before..]

@@ -52,8 +52,6 @@ impl FromStr for Dialect {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut read = READERS.iter().map(|r| r.dialect());
-        read.find(|d| d.name() == name)
-            .ok_or_else(|| suggest::did_you_mean(name, READERS.iter().map(|r| r.dialect().name())))
+        suggest::by_name(name, READERS.iter().map(|reader| reader.dialect()))
     }
 }

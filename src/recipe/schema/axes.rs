@@ -4,9 +4,8 @@
 //! Source: accelerate 16cb6eb, `parallelism_config.py`.
 
 use super::reading::Reading;
-use super::tree::{Given, Tree};
+use super::tree::Tree;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
 
 /// Translates the sizes in `parallelism_config`. Keys may have the prefix `parallelism_config_`.
 pub(crate) fn axes(sizes: &Node, prefix: &str, tree: &mut Tree, reading: &mut Reading) {
@@ -26,20 +25,8 @@ pub(crate) fn axes(sizes: &Node, prefix: &str, tree: &mut Tree, reading: &mut Re
             continue;
         };
         let key = format!("{prefix}.{}", entry.name);
-        match entry.value.resolve(Schema::PyYaml) {
-            Some(Resolved::Int(value)) => {
-                tree.plain(path, &Given::new(key, value, entry.value.span));
-            }
-            Some(Resolved::Null) => {}
-            _ => reading.error(
-                "wrong-type",
-                Some(entry.value.span),
-                format!(
-                    "`{key}` takes a whole number, this is {}",
-                    entry.value.kind()
-                ),
-                "give a whole number",
-            ),
+        if let Some(size) = reading.int(key, &entry.value) {
+            tree.plain(path, &size);
         }
     }
 }

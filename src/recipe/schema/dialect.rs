@@ -25,28 +25,16 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The name in `--dialect` and in plans.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dialect::Native => "native",
-            Dialect::HandbookTrl => "handbook-trl",
-            Dialect::Halos => "halos",
-            Dialect::Dpo => "dpo",
-            Dialect::Transformers => "transformers",
-            Dialect::Accelerate => "accelerate",
-            Dialect::Deepspeed => "deepspeed",
-        }
-    }
-
     /// Whether its recipes are config trees that Hydra composes.
     pub fn is_hydra(self) -> bool {
         matches!(self, Dialect::Halos | Dialect::Dpo)
     }
 }
 
+/// The name in `--dialect` and in plans.
 impl fmt::Display for Dialect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.serialize(f)
     }
 }
 

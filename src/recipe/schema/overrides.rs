@@ -173,7 +173,7 @@ fn parse_value(
     }
     diagnostics.append(&mut problems);
     if let Some(node) = &mut node {
-        shift_tree(node, at);
+        node.each_span(&|span| shift(span, at));
     }
     node
 }
@@ -186,20 +186,6 @@ fn shift(span: &mut Span, at: Position) {
     span.line += at.line - 1;
     span.start += at.offset;
     span.end += at.offset;
-}
-
-fn shift_tree(node: &mut Node, at: Position) {
-    shift(&mut node.span, at);
-    match &mut node.value {
-        Value::Scalar(_) => {}
-        Value::Sequence(items) => items.iter_mut().for_each(|item| shift_tree(item, at)),
-        Value::Mapping(entries) => {
-            for entry in entries {
-                shift(&mut entry.name_span, at);
-                shift_tree(&mut entry.value, at);
-            }
-        }
-    }
 }
 
 /// Puts a value at a path. Keys may contain dots: the longest matching key wins.

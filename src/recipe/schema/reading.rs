@@ -7,10 +7,13 @@ use super::environment::Environment;
 use super::files::Files;
 use super::launch::Launch;
 use super::origin::Origin;
+use super::tree::Given;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{hjson, yaml};
+use crate::util::suggest::short;
 
 /// The rule of a file that cannot be read at all.
 pub(crate) const UNREADABLE_FILE: &str = "unreadable-file";
@@ -88,6 +91,19 @@ impl Reading {
     ) {
         let problem = Diagnostic::note(rule, span, message, help);
         self.diagnostics.push(problem);
+    }
+
+    /// A whole number of a config whose reader converts nothing. Empty counts as absent; another type is reported.
+    pub(crate) fn int(&mut self, key: impl Into<String>, node: &Node) -> Option<Given<i128>> {
+        let key = key.into();
+        match node.resolve(Schema::PyYaml) {
+            Some(Resolved::Int(value)) => return Some(Given::new(key, value, node.span)),
+            Some(Resolved::Null) => {}
+            _ => self
+                .diagnostics
+                .push(wrong_type(&key, node, Schema::PyYaml, "a whole number")),
+        }
+        None
     }
 
     /// Whether there is an error, which ends reading.
@@ -203,7 +219,13 @@ impl Reading {
         let (problem, help) = match self.origin.read(path, limit) {
             Err(error) => (
                 format!("cannot be read: {error}"),
-                "give the path of an existing file",
+                match self.origin {
+                    Origin::Disk => "give the path of an existing file",
+                    Origin::Snapshot(_) => {
+                        "put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch \
+                         --nodes`, which does it"
+                    }
+                },
             ),
             Ok(bytes) if bytes.len() > yaml::MAX_BYTES => (
                 format!("has more than {} bytes", yaml::MAX_BYTES),
@@ -240,6 +262,25 @@ impl Reading {
             .into_iter()
             .find(|path| self.origin.is_file(path))
     }
+}
+
+/// The error for a value whose key takes another type.
+pub(crate) fn wrong_type(key: &str, node: &Node, schema: Schema, expected: &str) -> Diagnostic {
+    let found = match node.resolve(schema) {
+        None => node.kind().to_owned(),
+        Some(Resolved::Null) => "nothing".to_owned(),
+        Some(value) => format!(
+            "`{}`, {}",
+            short(node.text().unwrap_or_default()),
+            value.kind()
+        ),
+    };
+    Diagnostic::error(
+        "wrong-type",
+        Some(node.span),
+        format!("`{key}` takes {expected}, this is {found}"),
+        format!("give {expected}"),
+    )
 }
 
 /// The error with which JSON parsing fails, if any.

@@ -22,6 +22,8 @@ pub struct Request {
     /// The words of a launcher that starts the recipe's program, without the program's arguments. Only
     /// `launcher` or `command` is set.
     pub launcher: Vec<String>,
+    /// The external trainer's command, which replaces the recipe's.
+    pub trainer_command: Vec<String>,
     /// An additional accelerate config.
     pub accelerate: Option<PathBuf>,
     /// Overrides, `KEY=VALUE`, with keys of the recipe's dialect or below the reserved key `evenkeel`.

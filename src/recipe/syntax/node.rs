@@ -38,6 +38,14 @@ pub struct Entry {
     pub value: Node,
 }
 
+/// The path of a key below a path, which may be empty.
+pub fn joined(path: &str, name: &str) -> String {
+    match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
+    }
+}
+
 impl Node {
     /// A plain scalar. A schema resolves its type.
     pub fn plain(text: impl Into<String>, span: Span) -> Node {
@@ -93,6 +101,15 @@ impl Node {
             .iter()
             .find(|e| e.name == name)
             .map(|e| &e.value)
+    }
+
+    /// As [`Node::get`], to change the value.
+    pub fn get_mut(&mut self, name: &str) -> Option<&mut Node> {
+        let Value::Mapping(entries) = &mut self.value else {
+            return None;
+        };
+        let mut entries = entries.iter_mut();
+        Some(&mut entries.find(|e| e.name == name)?.value)
     }
 
     /// The value at a dotted path of keys.
@@ -164,25 +181,36 @@ impl Node {
                 if self.get(head).is_none() {
                     self.set(head, span, Node::mapping(span));
                 }
-                if let Value::Mapping(entries) = &mut self.value
-                    && let Some(entry) = entries.iter_mut().find(|e| e.name == head)
-                {
-                    entry.value.set_path(rest, value);
+                if let Some(below) = self.get_mut(head) {
+                    below.set_path(rest, value);
                 }
             }
         }
     }
 
-    /// Removes the value at a dotted path.
+    /// Removes the value at a dotted path of keys and positions in lists.
     pub fn remove_path(&mut self, path: &str) {
-        let (head, rest) = path.split_once('.').unwrap_or((path, ""));
-        let Value::Mapping(entries) = &mut self.value else {
-            return;
+        let (head, rest) = match path.split_once('.') {
+            Some((head, rest)) => (head, Some(rest)),
+            None => (path, None),
         };
-        if rest.is_empty() {
-            entries.retain(|e| e.name != head);
-        } else if let Some(entry) = entries.iter_mut().find(|e| e.name == head) {
-            entry.value.remove_path(rest);
+        match (&mut self.value, rest) {
+            (Value::Mapping(entries), None) => entries.retain(|e| e.name != head),
+            (Value::Mapping(_), Some(rest)) => {
+                if let Some(below) = self.get_mut(head) {
+                    below.remove_path(rest);
+                }
+            }
+            (Value::Sequence(items), rest) => {
+                let Some(index) = head.parse::<usize>().ok().filter(|i| *i < items.len()) else {
+                    return;
+                };
+                match rest {
+                    None => drop(items.remove(index)),
+                    Some(rest) => items[index].remove_path(rest),
+                }
+            }
+            (Value::Scalar(_), _) => {}
         }
     }
 
@@ -223,21 +251,36 @@ impl Node {
 
     /// As [`Node::name_keys`], without this node itself.
     pub fn name_entries(&mut self, prefix: &str) {
-        let join = |name: &str| match prefix {
-            "" => name.to_owned(),
-            prefix => format!("{prefix}.{name}"),
-        };
+        for (name, child) in self.children_mut() {
+            child.name_keys(&joined(prefix, &name));
+        }
+    }
+
+    /// The values of a mapping with their keys, or of a list with their positions.
+    pub fn children_mut(&mut self) -> Vec<(String, &mut Node)> {
         match &mut self.value {
-            Value::Scalar(_) => {}
+            Value::Scalar(_) => Vec::new(),
             Value::Sequence(items) => {
-                for (index, item) in items.iter_mut().enumerate() {
-                    item.name_keys(&join(&index.to_string()));
-                }
+                let items = items.iter_mut().enumerate();
+                items.map(|(at, item)| (at.to_string(), item)).collect()
             }
             Value::Mapping(entries) => {
+                let entries = entries.iter_mut();
+                entries.map(|e| (e.name.clone(), &mut e.value)).collect()
+            }
+        }
+    }
+
+    /// Changes every place of the tree, those of keys too.
+    pub fn each_span(&mut self, change: &impl Fn(&mut Span)) {
+        change(&mut self.span);
+        match &mut self.value {
+            Value::Scalar(_) => {}
+            Value::Sequence(items) => items.iter_mut().for_each(|item| item.each_span(change)),
+            Value::Mapping(entries) => {
                 for entry in entries {
-                    let name = join(&entry.name);
-                    entry.value.name_keys(&name);
+                    change(&mut entry.name_span);
+                    entry.value.each_span(change);
                 }
             }
         }
@@ -245,17 +288,7 @@ impl Node {
 
     /// Gives every node of the tree one place, for JSON within a text, whose offsets are meaningless.
     pub fn put_at(&mut self, span: Span) {
-        self.span = span;
-        match &mut self.value {
-            Value::Scalar(_) => {}
-            Value::Sequence(items) => items.iter_mut().for_each(|item| item.put_at(span)),
-            Value::Mapping(entries) => {
-                for entry in entries {
-                    entry.name_span = span;
-                    entry.value.put_at(span);
-                }
-            }
-        }
+        self.each_span(&|place| *place = span);
     }
 
     /// The kind of this node, for messages.

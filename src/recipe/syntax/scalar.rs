@@ -6,6 +6,8 @@
 //! the YAML 1.2 core schema. Sources: PyYAML 6.0.3 `resolver.py` and `constructor.py`, OmegaConf
 //! 2.3.0 `_utils.py`. PyYAML's timestamps stay strings here: no recipe key takes one.
 
+use std::fmt;
+
 /// A scalar as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scalar {
@@ -68,6 +70,31 @@ impl Resolved {
             Resolved::Str(_) => "a string",
             Resolved::Missing => "missing",
         }
+    }
+}
+
+/// Python's `str` of the value.
+impl fmt::Display for Resolved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resolved::Null => f.write_str("None"),
+            Resolved::Bool(true) => f.write_str("True"),
+            Resolved::Bool(false) => f.write_str("False"),
+            Resolved::Int(value) => value.fmt(f),
+            Resolved::Float(value) => f.write_str(&python_float(*value)),
+            Resolved::Str(text) => f.write_str(text),
+            Resolved::Missing => f.write_str("???"),
+        }
+    }
+}
+
+/// Python's `repr` of a float. Rust's `Debug` differs only in the exponent (`1e-5`) and in `NaN`.
+pub fn python_float(value: f64) -> String {
+    let text = format!("{value:?}").to_lowercase();
+    let parts = text.split_once('e');
+    match parts.and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?))) {
+        Some((digits, exponent)) => format!("{digits}e{exponent:+03}"),
+        None => text,
     }
 }
 
@@ -324,6 +351,26 @@ mod tests {
     use crate::recipe::syntax::source::Sources;
     use crate::recipe::syntax::yaml;
 
+    #[test]
+    fn floats_are_written_as_python_writes_them() {
+        for (value, text) in [
+            (1.0, "1.0"),
+            (0.5, "0.5"),
+            (-0.0, "-0.0"),
+            (123_456.0, "123456.0"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (1.5e-10, "1.5e-10"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (-2.5e300, "-2.5e+300"),
+            (f64::NEG_INFINITY, "-inf"),
+            (f64::NAN, "nan"),
+        ] {
+            assert_eq!(python_float(value), text);
+        }
+    }
+
     /// The value of `a: TEXT`, in the notation of the golden table.
     fn python(schema: Schema, text: &str) -> String {
         let mut sources = Sources::default();
@@ -338,17 +385,6 @@ mod tests {
             Resolved::Float(value) => format!("float:{}", python_float(value)),
             Resolved::Str(value) => format!("str:{value}"),
             Resolved::Missing => "MissingMandatoryValue".to_owned(),
-        }
-    }
-
-    /// Python's `repr` of a float for the magnitudes of the table.
-    fn python_float(value: f64) -> String {
-        if value != 0.0 && value.abs() < 1e-4 {
-            let text = format!("{value:e}");
-            let (mantissa, exponent) = text.split_once("e-").unwrap();
-            format!("{mantissa}e-{exponent:0>2}")
-        } else {
-            format!("{value:?}")
         }
     }
 

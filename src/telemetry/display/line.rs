@@ -4,7 +4,9 @@
 use anstyle::{AnsiColor, Color, Style};
 
 use super::progress::Progress;
-use crate::telemetry::human::{count, duration, from_floor, grouped, learning_rate, plural};
+use crate::telemetry::human::{
+    count, duration, from_floor, grouped, learning_rate, plural, whole_duration,
+};
 use crate::telemetry::{Event, StepRecord};
 use crate::util::format::bytes;
 
@@ -250,12 +252,7 @@ pub(super) fn amount(progress: &Progress) -> String {
 /// `3m12s left`.
 pub(super) fn left(progress: &Progress) -> Option<String> {
     let seconds = progress.seconds_left()?;
-    // Hundredths would overstate the estimate's precision.
-    let rounded = match seconds {
-        ..60.0 => format!("{seconds:.0}s"),
-        _ => duration(seconds),
-    };
-    Some(format!("{rounded} left"))
+    Some(format!("{} left", whole_duration(seconds)))
 }
 
 fn ranks(world: u64) -> String {

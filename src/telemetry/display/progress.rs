@@ -1,11 +1,8 @@
 //! Progress of a run, as its events report it.
 
-use crate::telemetry::{Event, StepRecord};
+use crate::telemetry::{Event, Pace, StepRecord};
 
-/// Seconds over which rates are smoothed.
-const SMOOTHING: f64 = 30.0;
-
-/// Position and speed of a run. The clock is that of the steps.
+/// Position and speed of a run.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The budget, samples; 0 until it is known.
@@ -19,10 +16,7 @@ pub(super) struct Progress {
     pub ratio: Option<f64>,
     /// Share of coordinates that passed the last coordinate-wise test.
     pub coordinate_share: Option<f64>,
-    samples_per_second: Rate,
-    tokens_per_second: Rate,
-    /// When the last step of this generation ended.
-    ended: Option<f64>,
+    pace: Pace,
 }
 
 impl Progress {
@@ -36,9 +30,7 @@ impl Progress {
             Event::GenerationStarted { start_samples, .. } => {
                 self.samples = *start_samples;
                 // Speed depends on the world, so rates start again.
-                self.samples_per_second = Rate::default();
-                self.tokens_per_second = Rate::default();
-                self.ended = None;
+                self.pace = Pace::default();
             }
             Event::Step(step) => self.step(step),
             _ => {}
@@ -46,16 +38,11 @@ impl Progress {
     }
 
     fn step(&mut self, step: &StepRecord) {
-        // The time left includes checkpoints and evaluations between steps; throughput does not.
-        let since = self.ended.map_or(step.seconds, |ended| step.time - ended);
-        self.samples_per_second
-            .add(step.samples.saturating_sub(self.samples), since);
-        self.tokens_per_second.add(step.tokens, step.seconds);
+        self.pace.step(step);
         if let Some(total) = step.external.and_then(|step| step.total_samples) {
             self.budget = total;
         }
         self.samples = step.samples;
-        self.ended = Some(step.time);
         if let Some(test) = &step.norm_test {
             self.ratio = Some(test.ratio / test.threshold).filter(|ratio| ratio.is_finite());
         }
@@ -75,35 +62,12 @@ impl Progress {
 
     /// Target tokens per second within steps.
     pub fn tokens_per_second(&self) -> Option<f64> {
-        self.tokens_per_second.get()
+        self.pace.tokens_per_second()
     }
 
     /// Seconds until the budget is used up.
     pub fn seconds_left(&self) -> Option<f64> {
-        let left = self.budget.saturating_sub(self.samples) as f64;
-        let rate = self.samples_per_second.get()?;
-        (self.budget > 0 && rate > 0.0).then(|| left / rate)
-    }
-}
-
-/// A count per second, in which a value [`SMOOTHING`] seconds old has the weight 1/e.
-#[derive(Debug, Default)]
-struct Rate {
-    count: f64,
-    seconds: f64,
-}
-
-impl Rate {
-    fn add(&mut self, count: u64, seconds: f64) {
-        // A clock that was set back gives no rate.
-        if seconds > 0.0 && seconds.is_finite() {
-            let kept = (-seconds / SMOOTHING).exp();
-            self.count = self.count * kept + count as f64;
-            self.seconds = self.seconds * kept + seconds;
-        }
-    }
-
-    fn get(&self) -> Option<f64> {
-        (self.seconds > 0.0).then(|| self.count / self.seconds)
+        let budget = Some(self.budget).filter(|budget| *budget > 0)?;
+        self.pace.seconds_left(budget)
     }
 }

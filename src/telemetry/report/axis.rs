@@ -3,9 +3,10 @@
 use crate::telemetry::human;
 
 /// How an axis writes its numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
     /// `512`, `1.5k`.
+    #[default]
     Count,
     /// `2.50`.
     Decimal,

@@ -18,11 +18,12 @@ const HOLE: f64 = 40.0;
 const TICKS: usize = 4;
 
 /// The source of the value axis's ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Range {
     /// The extent of the values.
     Values,
     /// From 0 to the largest value.
+    #[default]
     FromZero,
     /// Logarithmic, from the values; values of 0 or less are drawn at the low end.
     Logarithmic,
@@ -38,7 +39,7 @@ pub struct Rule {
     pub y: f64,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Chart {
     /// The figure's id in the page.
     pub id: &'static str,

@@ -92,7 +92,7 @@ fn loss(input: &ReportInput) -> Chart {
         series,
         rules: floor.into_iter().collect(),
         holes,
-        names: Vec::new(),
+        ..Chart::default()
     }
 }
 
@@ -121,11 +121,8 @@ fn batch(input: &ReportInput) -> Chart {
         } else {
             Range::Named
         },
-        format: Format::Count,
         series: vec![Series::steps("batch", "blue", &batches, end(input) as f64)],
-        rules: Vec::new(),
-        holes: Vec::new(),
-        names: Vec::new(),
+        ..Chart::default()
     }
 }
 
@@ -149,7 +146,7 @@ fn ratio(input: &ReportInput) -> Chart {
             y: 1.0,
         }],
         holes,
-        names: Vec::new(),
+        ..Chart::default()
     }
 }
 
@@ -165,12 +162,10 @@ fn coordinates(input: &ReportInput) -> Chart {
             "Share of the model's coordinates for which the batch is large enough. A diagnostic: \
                it does not steer."
                 .to_owned(),
-        range: Range::FromZero,
         format: Format::Decimal,
         series: vec![Series::line("coordinate share", "violet", &shares)],
-        rules: Vec::new(),
         holes,
-        names: Vec::new(),
+        ..Chart::default()
     }
 }
 
@@ -180,12 +175,8 @@ fn throughput(input: &ReportInput) -> Chart {
         id: "throughput",
         title: "Throughput",
         note: "Target tokens per second of each step, over all ranks.".to_owned(),
-        range: Range::FromZero,
-        format: Format::Count,
         series: vec![Series::line("tokens/s", "teal", &rates)],
-        rules: Vec::new(),
-        holes: Vec::new(),
-        names: Vec::new(),
+        ..Chart::default()
     }
 }
 
@@ -196,12 +187,9 @@ fn learning_rate(input: &ReportInput) -> Chart {
         title: "Learning rate",
         note: "As a function of the samples consumed, so that it does not depend on the batch."
             .to_owned(),
-        range: Range::FromZero,
         format: Format::Scientific,
         series: vec![Series::line("learning rate", "blue", &rates)],
-        rules: Vec::new(),
-        holes: Vec::new(),
-        names: Vec::new(),
+        ..Chart::default()
     }
 }
 
@@ -220,15 +208,12 @@ fn world(input: &ReportInput) -> Chart {
         note: "Ranks that train together, with each generation's number below. A generation \
                starts from a checkpoint of the one before it; the table says why."
             .to_owned(),
-        range: Range::FromZero,
-        format: Format::Count,
         series: vec![Series::steps("ranks", "orange", &worlds, end)],
-        rules: Vec::new(),
-        holes: Vec::new(),
         names: rows
             .iter()
             .zip(ends)
             .map(|(row, end)| (start(row), end, row.generation.to_string()))
             .collect(),
+        ..Chart::default()
     }
 }

@@ -17,7 +17,9 @@ use super::{Gradient, Pass, Store};
 use crate::comm::World;
 use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::cpu::kernels::{adamw, vector};
-use crate::engine::{AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState, part};
+use crate::engine::{
+    AdamW, EngineError, Layout, Measure, Reduced, Unit, UnitState, part, sum_over_ranks,
+};
 
 /// Optional memory besides the shards.
 #[derive(Debug, Clone, Copy, Default)]
@@ -290,15 +292,8 @@ impl Store for Sharded {
         let part: f64 = gradients
             .map(|gradient| vector::squared_norm(gradient))
             .sum();
-        let mut squared_norm = 0.0;
-        for part in self.world.exchange(&part.to_le_bytes())? {
-            let part = part.try_into().map(f64::from_le_bytes);
-            squared_norm += part.map_err(|_| {
-                EngineError::Shape("another rank exchanges something else than norms".to_owned())
-            })?;
-        }
         Ok(Reduced {
-            squared_norm,
+            squared_norm: sum_over_ranks(&self.world, part)?,
             local_squared_norm: own.filter(|_| measure.worker),
         })
     }

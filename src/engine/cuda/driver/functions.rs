@@ -3,7 +3,6 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use super::super::error::CudaError;
-use super::super::libraries::{self, CUDA};
 use super::super::table::functions;
 
 /// A pointer to an object of the driver or of a library on top of it.
@@ -79,20 +78,6 @@ functions! {
 }
 
 impl Functions {
-    /// Opens the driver, which is never closed again.
-    pub fn open() -> Result<Functions, CudaError> {
-        let error = |problem| CudaError::Library {
-            library: CUDA.name,
-            problem,
-        };
-        let library = CUDA.load(&libraries::directories(), None).map_err(error)?;
-        // SAFETY: the library is never closed, see below.
-        let functions = unsafe { Functions::load(&library) };
-        // Threads that the driver starts must not lose their code.
-        std::mem::forget(library);
-        functions.map_err(|symbol| error(CUDA.lacks(symbol)))
-    }
-
     /// The error of a call.
     pub fn check(&self, function: &'static str, code: Code) -> Result<(), CudaError> {
         match code {

@@ -10,7 +10,7 @@ mod module;
 mod stream;
 
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 pub use self::functions::Handle;
 use self::functions::{DEVICE_UNAVAILABLE, Functions, NO_DEVICE, OUT_OF_MEMORY};
@@ -18,6 +18,8 @@ pub use self::memory::{Memory, Pinned};
 pub use self::module::{Argument, Function, Grid, Module};
 pub use self::stream::{Event, Graph, Stream};
 use super::error::CudaError;
+use super::libraries::CUDA;
+use crate::util::lock::lock;
 
 /// The oldest supported compute capability: bf16 matrix units and asynchronous copies.
 pub const CAPABILITY: (u32, u32) = (8, 0);
@@ -46,11 +48,11 @@ impl Driver {
     /// The library cannot be used, or no GPU is visible.
     pub fn load() -> Result<Arc<Driver>, CudaError> {
         static LOADED: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&LOADED);
         if let Some(driver) = &*loaded {
             return Ok(driver.clone());
         }
-        let functions = Functions::open()?;
+        let functions = Functions::open(&CUDA, None)?;
         // SAFETY: the flags must be 0.
         match unsafe { (functions.cuInit)(0) } {
             NO_DEVICE => return Err(no_device()),

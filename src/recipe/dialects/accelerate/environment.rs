@@ -105,6 +105,10 @@ const DYNAMO: &[&str] = &[
     "NEURON",
 ];
 
+/// The former name of `fsdp_backward_prefetch`. HALOs' configs have it, and accelerate 0.33, which HALOs installs,
+/// reads it. accelerate 1.15 drops it.
+const OLD_PREFETCH: &str = "fsdp_backward_prefetch_policy";
+
 /// The variables of a launch with the numbers that its settings state. The reader has accepted its config.
 pub(crate) fn environment(launch: &Launch, diagnostics: &mut Vec<Diagnostic>) -> Variables {
     let mut merged = Merged::of(launch);
@@ -254,13 +258,7 @@ impl Merged {
     /// Chooses the distributed type: the command's switch, else the config's type.
     fn choose(&mut self, launch: &Launch) {
         self.cpu = self.typed.contains("cpu");
-        let switches = [
-            ("use_deepspeed", "DEEPSPEED"),
-            ("use_fsdp", "FSDP"),
-            ("use_megatron_lm", "MEGATRON_LM"),
-            ("multi_gpu", "MULTI_GPU"),
-        ];
-        let mut found = switches.into_iter();
+        let mut found = super::typed::KINDS.iter();
         let typed = found.find(|(name, _)| self.typed.contains(*name));
         if let (Some((first, _)), Some((second, _))) =
             (typed, found.find(|(name, _)| self.typed.contains(*name)))
@@ -279,7 +277,7 @@ impl Merged {
             .and_then(Node::entries)
             .is_some_and(|e| !e.is_empty());
         (self.kind, self.decided_by) = match (typed, config) {
-            (Some((switch, kind)), _) => (kind.to_owned(), format!("`--{switch}`")),
+            (Some((switch, kind)), _) => ((*kind).to_owned(), format!("`--{switch}`")),
             (None, Some(config)) => {
                 let node = config.get("distributed_type");
                 // An unquoted `NO` is false.
@@ -377,6 +375,7 @@ impl Merged {
         } in entries
         {
             let dest = match name.starts_with(prefix.trim_end_matches('_')) {
+                true if name == OLD_PREFETCH => "fsdp_backward_prefetch".to_owned(),
                 true => name.clone(),
                 false => format!("{prefix}{name}"),
             };
@@ -893,6 +892,14 @@ mod tests {
                 "ACCELERATE_MIXED_PRECISION=bf16",
             ],
         );
+        let halos = FSDP.replace(
+            "fsdp_version: 1",
+            "fsdp_backward_prefetch_policy: BACKWARD_POST",
+        );
+        has(
+            &variables(&halos, LAUNCH).unwrap(),
+            &["FSDP_BACKWARD_PREFETCH=BACKWARD_POST"],
+        );
         assert_eq!(
             variables("", "torchrun --nproc_per_node 2").unwrap(),
             [""; 0]
@@ -933,8 +940,8 @@ mod tests {
     fn settings_that_reach_no_rank_are_refused_at_their_place() {
         for (config, message) in [
             (
-                "fsdp_config: {fsdp_backward_prefetch_policy: BACKWARD_PRE}",
-                "accelerate drops `fsdp_backward_prefetch_policy`: `fsdp_config` has no such key",
+                "fsdp_config: {fsdp_backward_prefech: BACKWARD_PRE}",
+                "accelerate drops `fsdp_backward_prefech`: `fsdp_config` has no such key",
             ),
             (
                 "deepspeed_config: {zero_stage: 2}",

@@ -156,37 +156,7 @@ pub(crate) const OPTIONS: &[Known] = &[
     ("help", Switch, ""),
 ];
 
-/// Options that only older versions have, switches first. The newest refuses them.
-pub(crate) const SWITCHES_GONE: [&str; 3] = ["ipex", "use_xpu", "use_mps_device"];
-pub(crate) const VALUED_GONE: [&str; 2] = ["fsdp_backward_prefetch_policy", "mpirun_ccl"];
-
-const fn count(switches: bool) -> usize {
-    let (mut at, mut found) = (0, 0);
-    while at < OPTIONS.len() {
-        found += (matches!(OPTIONS[at].1, Switch) == switches) as usize;
-        at += 1;
-    }
-    found
-}
-
-const fn names<const N: usize>(switches: bool, gone: &[&'static str]) -> [&'static str; N] {
-    let mut names = [""; N];
-    let (mut at, mut found) = (0, 0);
-    while at < OPTIONS.len() {
-        if matches!(OPTIONS[at].1, Switch) == switches {
-            names[found] = OPTIONS[at].0;
-            found += 1;
-        }
-        at += 1;
-    }
-    while found < N {
-        names[found] = gone[found - count(switches)];
-        found += 1;
-    }
-    names
-}
-
-/// The names of all switches.
-pub(crate) const SWITCHES: &[&str] = &names::<{ count(true) + 3 }>(true, &SWITCHES_GONE);
-/// The names of all options with a value.
-pub(crate) const VALUED: &[&str] = &names::<{ count(false) + 2 }>(false, &VALUED_GONE);
+/// Options that only older versions have. The newest refuses them.
+pub(crate) const SWITCHES_GONE: &[&str] = &["ipex", "use_xpu", "use_mps_device"];
+/// As [`SWITCHES_GONE`], with a value.
+pub(crate) const VALUED_GONE: &[&str] = &["fsdp_backward_prefetch_policy", "mpirun_ccl"];

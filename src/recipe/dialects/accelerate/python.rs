@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::{Resolved, Schema, python_float};
 
 /// A Python object that YAML can hold, except mappings.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,50 +53,12 @@ impl fmt::Display for Value {
             Value::Bool(true) => f.write_str("True"),
             Value::Bool(false) => f.write_str("False"),
             Value::Int(value) => value.fmt(f),
-            Value::Float(value) => f.write_str(&float(*value)),
+            Value::Float(value) => f.write_str(&python_float(*value)),
             Value::Str(text) => f.write_str(text),
             Value::List(items) => {
                 let items: Vec<String> = items.iter().map(Value::to_string).collect();
                 write!(f, "[{}]", items.join(", "))
             }
-        }
-    }
-}
-
-/// Python's `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16.
-fn float(value: f64) -> String {
-    if !value.is_finite() {
-        return value.to_string().to_lowercase();
-    }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    if (-4..16).contains(&exponent) {
-        return format!("{value:?}");
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::float;
-
-    #[test]
-    fn floats_are_written_as_python_writes_them() {
-        for (value, text) in [
-            (1.0, "1.0"),
-            (0.5, "0.5"),
-            (1e-4, "0.0001"),
-            (1e-5, "1e-05"),
-            (1.5e-7, "1.5e-07"),
-            (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"),
-            (-2.5e300, "-2.5e+300"),
-            (f64::INFINITY, "inf"),
-            (f64::NAN, "nan"),
-        ] {
-            assert_eq!(float(value), text);
         }
     }
 }

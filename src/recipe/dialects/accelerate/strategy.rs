@@ -4,7 +4,6 @@
 //! Source: accelerate 16cb6eb, `utils/dataclasses.py` (`FullyShardedDataParallelPlugin`,
 //! `MegatronLMPlugin`).
 
-use super::values::int;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
@@ -84,9 +83,9 @@ pub(super) fn megatron(config: Option<&Node>, tree: &mut Tree, reading: &mut Rea
         ("megatron_lm_pp_degree", "parallel.pipeline"),
         ("megatron_lm_context_parallel_size", "parallel.context"),
     ] {
-        if let Some(mut given) = int(config, key, reading) {
-            given.key = format!("megatron_lm_config.{key}");
-            tree.plain(path, &given);
+        let named = format!("megatron_lm_config.{key}");
+        if let Some(size) = config.get(key).and_then(|node| reading.int(named, node)) {
+            tree.plain(path, &size);
         }
     }
 }

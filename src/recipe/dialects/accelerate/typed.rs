@@ -9,7 +9,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Entry, Node};
 
 /// Switches that choose the distributed type, in the order in which `launch_command` checks them.
-const KINDS: &[(&str, &str)] = &[
+pub(super) const KINDS: &[(&str, &str)] = &[
     ("use_deepspeed", "DEEPSPEED"),
     ("use_fsdp", "FSDP"),
     ("use_megatron_lm", "MEGATRON_LM"),

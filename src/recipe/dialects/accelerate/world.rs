@@ -7,7 +7,6 @@
 //! devices), `commands/launch.py` (`tpu_launcher`: all cores), `utils/constants.py` (`DEEPSPEED_MULTINODE_LAUNCHERS`).
 
 use super::typed;
-use super::values::int;
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
@@ -114,8 +113,9 @@ pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &
         refuse_tpus(root, reading);
         return;
     }
-    let processes = int(root, "num_processes", reading).filter(|given| given.value != UNSET);
-    let machines = int(root, "num_machines", reading);
+    let mut int = |key: &str| root.get(key).and_then(|node| reading.int(key, node));
+    let processes = int("num_processes").filter(|given| given.value != UNSET);
+    let machines = int("num_machines");
     let by_mpirun = non_empty(root, "mpirun_config.mpirun_hostfile").is_some();
     if let Some(alone) = one_process(root, kind).filter(|_| !by_mpirun) {
         if let Some(given) = processes.filter(|given| given.value > 1) {

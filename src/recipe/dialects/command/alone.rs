@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use super::launcher::{self, Launched, Launcher, srun};
 use crate::recipe::schema::placeholder::{ARGS, RESUME_ARGS};
-use crate::recipe::syntax::shell::scan::{self, Form, Shell};
-use crate::recipe::syntax::shell::variables::Variables;
 use crate::recipe::syntax::shell::word::{self, Word};
+use crate::recipe::syntax::shell::{self, Form, Script, Shell};
 use crate::recipe::syntax::source::FileId;
 
 /// A launcher that evenkeel cannot replace.
@@ -17,6 +16,15 @@ pub enum LauncherError {
         "the command does not begin with a launcher that evenkeel replaces (torchrun, `accelerate launch`, deepspeed, trl, srun before one of them) or with Python; give the trainer's command, as in `evenkeel launch recipe.yaml -- python train.py {{args}} {{resume_args}}`"
     )]
     Unknown,
+    #[error(
+        "the options of `{launcher}` name no program that evenkeel can start; check their spelling, and write them out: `{launcher} OPTIONS train.py …`"
+    )]
+    NoProgram { launcher: String },
+    #[error(
+        "`{option}` of srun starts the launcher more than once, but evenkeel starts every rank itself; remove `srun` \
+         with its options, and give the nodes of a cluster with `evenkeel launch --nodes`"
+    )]
+    Tasks { option: String },
     #[error("the launcher has both `--module` and `--no_python`; remove one of them")]
     ModuleWithoutPython,
     #[error(
@@ -84,19 +92,18 @@ const REPLACED: &[&str] = &[
 /// Splits a command as typed.
 pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let text = word::join(command);
-    let commands = scan::commands(&text, FileId(0), Form::Typed);
+    let script = shell::read(&text, FileId(0), Form::Typed).map_err(|_| LauncherError::Unknown)?;
+    let Script { lines, exports } = script;
     // A command in an inline script is refused: the shell may do more than start it.
-    let line = commands.first().filter(|line| line.shell == Shell::Own);
+    let line = lines.first().filter(|line| line.shell == Shell::Own);
     let words = &line.ok_or(LauncherError::Unknown)?.words;
-    let words = srun::without(words).map_err(|option| LauncherError::Option {
-        launcher: "srun",
-        option,
+    let words = srun::without(words).map_err(|refused| match refused {
+        srun::Refused::Count(option) => LauncherError::Tasks { option },
+        srun::Refused::Unknown(option) => LauncherError::Option {
+            launcher: "srun",
+            option,
+        },
     })?;
-    let found = launcher::find(words, &Variables::default()).ok_or(LauncherError::Unknown)?;
-    let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {
-        return Err(LauncherError::Unknown);
-    };
-    // Refuses a wrapper or a variable assignment before the launcher.
     let first = words.first().map_or("", |first| first.text.as_str());
     let name = first.rsplit('/').next().unwrap_or_default();
     let named = [
@@ -107,6 +114,17 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         "deepspeed.pt",
         "trl",
     ];
+    let unknown = || match named.contains(&name) {
+        true => LauncherError::NoProgram {
+            launcher: name.to_owned(),
+        },
+        false => LauncherError::Unknown,
+    };
+    let found = launcher::find(words, &exports).ok_or_else(unknown)?;
+    let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {
+        return Err(unknown());
+    };
+    // Refuses a wrapper or a variable assignment before the launcher.
     let is_script = words.len() == found.arguments.len() + 1;
     if !is_script && !named.contains(&name) && !name.starts_with("python") {
         return Err(LauncherError::Unknown);
@@ -329,18 +347,29 @@ mod tests {
             "env A=1 torchrun train.py",
             "bash -c torchrun",
             "mpirun -n 2 python train.py",
-            "torchrun",
         ] {
             let refused = split(&words(command));
             assert_eq!(refused, Err(LauncherError::Unknown), "{command}");
         }
         for (command, named) in [
+            ("torchrun", "the options of `torchrun` name no program"),
+            (
+                "accelerate launch --config_f a.yaml train.py",
+                "the options of `accelerate` name no program",
+            ),
             ("torchrun --role a train.py", "`--role` of torchrun"),
             (
                 "deepspeed --include localhost:0 train.py",
                 "`--include` of deepspeed",
             ),
-            ("srun -N 2 torchrun train.py", "`-N 2` of srun"),
+            (
+                "srun -N 2 torchrun train.py",
+                "`-N 2` of srun starts the launcher more than once",
+            ),
+            (
+                "srun --ntasks=16 torchrun train.py",
+                "`--ntasks 16` of srun starts the launcher more than once",
+            ),
             ("srun --chdir=/ torchrun train.py", "`--chdir=/` of srun"),
         ] {
             let message = split(&words(command)).unwrap_err().to_string();

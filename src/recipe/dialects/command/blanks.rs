@@ -5,7 +5,7 @@
 
 use super::script::Candidate;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::shell::scan::Form;
+use crate::recipe::syntax::shell::Form;
 use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::{FileId, Span};
 
@@ -35,15 +35,21 @@ pub(crate) fn refuse(form: Form, training: &Candidate<'_>, diagnostics: &mut Vec
     if form == Form::Script
         && let Some(word) = training.words.iter().find(joined)
     {
-        let blank = word.text.chars().find(|c| c.is_whitespace());
-        let blank = u32::from(blank.unwrap_or(' '));
-        diagnostics.push(Diagnostic::error(
-            "yaml-syntax",
-            Some(word.span),
-            format!("U+{blank:04X} looks like a space, but the shell does not split words at it"),
-            "replace it with a space, or quote it if it is intended",
-        ));
+        diagnostics.extend(blank(&word.text, word.span));
     }
+}
+
+/// The error for white space in a text that does not separate words. `None`: there is none.
+pub(crate) fn blank(text: &str, at: Span) -> Option<Diagnostic> {
+    let separates = |c: char| matches!(c, ' ' | '\t' | '\n');
+    let blank = text.chars().find(|c| c.is_whitespace() && !separates(*c))?;
+    let blank = u32::from(blank);
+    Some(Diagnostic::error(
+        "yaml-syntax",
+        Some(at),
+        format!("U+{blank:04X} looks like a space, but the shell does not split words at it"),
+        "replace it with a space, or quote it if it is intended",
+    ))
 }
 
 fn place(text: &str, at: usize, file: FileId) -> Span {

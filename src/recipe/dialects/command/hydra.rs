@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::recipe::dialects::command::unresolved;
+use crate::recipe::dialects::command::unresolved::{self, AS_EXPANDED};
 use crate::recipe::schema::placeholder;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
@@ -179,7 +179,7 @@ pub(crate) fn hidden_overrides(word: &Word, arguments: &[Word]) -> Diagnostic {
             unresolved::shown(word)
         ),
         format!(
-            "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `{size}=N {accumulation}=N` after it: the last value counts"
+            "{AS_EXPANDED}, or write `{size}=N {accumulation}=N` after it: the last value counts"
         ),
     )
 }

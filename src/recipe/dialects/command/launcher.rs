@@ -10,6 +10,7 @@ mod spawn;
 pub(super) mod srun;
 mod trl;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::wrapper;
@@ -18,7 +19,6 @@ use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::tree::{self, Tree};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::shell::variables::Variables;
 use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::Span;
 use crate::util::suggest::short;
@@ -85,13 +85,13 @@ const PER_NODE: &str = "--nproc_per_node";
 
 /// Splits a command into launcher and program. A command without a launcher begins at its script or its first
 /// option. `None`: the command starts no training.
-pub(crate) fn find<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
-    let found = launcher(words, variables).or_else(|| without_launcher(words))?;
+pub(crate) fn find<'w>(words: &'w [Word], exports: &HashMap<String, Word>) -> Option<Launched<'w>> {
+    let found = launcher(words, exports).or_else(|| without_launcher(words))?;
     if found.launcher != Launcher::Python || found.script.is_none() {
         return Some(found);
     }
     let inner = wrapper::handed_on(found.arguments);
-    let mut inner = inner.filter_map(|words| launcher(words, variables));
+    let mut inner = inner.filter_map(|words| launcher(words, exports));
     let Some(first) = inner.next() else {
         return Some(found);
     };
@@ -130,11 +130,11 @@ fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
     Some(program(&words[script.or(option)?..]))
 }
 
-fn launcher<'w>(words: &'w [Word], variables: &Variables) -> Option<Launched<'w>> {
+fn launcher<'w>(words: &'w [Word], exports: &HashMap<String, Word>) -> Option<Launched<'w>> {
     value_sources(words).find_map(|at| {
         let environment = Environment {
             before: &words[..at],
-            variables,
+            exports,
         };
         let (word, rest) = words[at..].split_first()?;
         let name = word.text.rsplit('/').next().unwrap_or_default();
@@ -247,7 +247,7 @@ fn world(key: &str, processes: u64, span: Span) -> Node {
 struct Environment<'w> {
     /// The words before `torchrun`: `PET_NNODES=2 torchrun`.
     before: &'w [Word],
-    variables: &'w Variables,
+    exports: &'w HashMap<String, Word>,
 }
 
 impl Environment<'_> {
@@ -256,7 +256,7 @@ impl Environment<'_> {
         let mut before = self.before.iter().rev().filter_map(Word::assignment);
         match before.find(|assignment| assignment.name == name) {
             Some(assignment) => Some(assignment.value),
-            None => self.variables.exported(&name),
+            None => self.exports.get(&name).cloned(),
         }
     }
 }

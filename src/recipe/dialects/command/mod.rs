@@ -24,12 +24,12 @@ use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::util::suggest::short;
 
-use crate::recipe::syntax::shell::scan::{self, Form, Line, Shell};
-use crate::recipe::syntax::shell::variables::Variables;
 use crate::recipe::syntax::shell::word::{self, Word};
+use crate::recipe::syntax::shell::{self, Form};
 use arguments::Arguments;
 use launcher::{Launched, Opt};
 use script::Candidate;
+use unresolved::AS_EXPANDED;
 
 pub(crate) use hydra::Call as HydraCall;
 pub(crate) use launcher::{Launcher, nodes, refuse_switches};
@@ -42,15 +42,15 @@ const MAX_SCRIPT: usize = 64 << 10;
 /// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
 /// value.
 pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
-    let lines = scan::commands(text, span.file, Form::of(path, text));
-    let mut variables = Variables::of(&lines);
-    let words = lines.iter().flat_map(|line| &line.words);
+    let script = shell::read(text, span.file, Form::of(path, text)).ok()?;
+    let words = script.lines.iter().flat_map(|line| &line.words);
     let mut covering =
         words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
-    let expanded = variables.expand(covering.next()?);
-    let [word] = expanded.as_slice() else {
+    let word = covering.next()?;
+    // A variable may hold several words.
+    if covering.any(|other| other.span == word.span && !std::ptr::eq(other, word)) {
         return None;
-    };
+    }
     if word.span.start == span.start {
         return Some(word.text.clone());
     }
@@ -129,20 +129,10 @@ pub(crate) fn arguments_of(
     if refuse_long(text, file, diagnostics) {
         return None;
     }
-    let line = scan::commands(text, file, Form::ArgumentsFile).pop()?;
+    let script = shell::read(text, file, Form::ArgumentsFile).ok()?;
+    let line = script.lines.into_iter().next()?;
     let start = line.words.first()?.span;
     Some(arguments::tree(&line.words, start, is_switch, diagnostics).root)
-}
-
-/// The expanded words of every command, and the variables of the text.
-fn expanded(lines: &[Line]) -> (Vec<Vec<Word>>, Variables) {
-    let mut variables = Variables::of(lines);
-    let words = lines.iter().map(|line| {
-        // Skips an inline script whose quoting is not supported.
-        let words = line.words.iter().filter(|_| line.shell != Shell::Unread);
-        words.flat_map(|word| variables.expand(word)).collect()
-    });
-    (words.collect(), variables)
 }
 
 /// Refuses a text with commands that is longer than any script that starts a training.
@@ -184,27 +174,38 @@ pub(crate) fn parse(
     if blanks::refuse_line_ends(text, form, file, diagnostics) {
         return None;
     }
-    let lines = scan::commands(text, file, form);
-    let (commands, variables) = expanded(&lines);
-    let mut candidates = script::candidates(&commands, &variables);
+    let script = match shell::read(text, file, form) {
+        Ok(script) => script,
+        Err(at) => {
+            let blank = blanks::blank(&text[at.start..at.end], at);
+            diagnostics.push(blank.unwrap_or_else(|| {
+                Diagnostic::error(
+                    "yaml-syntax",
+                    Some(at),
+                    "the script cannot be parsed here: a quote or bracket is not closed, a word is out of place, or the nesting is too deep",
+                    AS_EXPANDED,
+                )
+            }));
+            return None;
+        }
+    };
+    let mut candidates = script::candidates(&script);
     if let Some(project) = projects::of_script(text)
         && let Some(first) = candidates.first_mut()
         && first.project.is_none()
     {
         first.project = Some(Given::new("command", project, first.words[0].span));
     }
-    if script::refuse_unread(&lines, &candidates, diagnostics) {
+    if script::refuse_unread(&script.lines, &candidates, diagnostics) {
         return None;
     }
     let Some(found) = candidates.first() else {
-        if let Some(problem) = unresolved::program(&commands) {
+        if let Some(problem) = unresolved::program(&script.lines) {
             diagnostics.push(problem);
             return None;
         }
-        let span = commands
-            .first()
-            .and_then(|words| words.first())
-            .map(|word| word.span);
+        let first = script.lines.first().and_then(|line| line.words.first());
+        let span = first.map(|word| word.span);
         diagnostics.push(Diagnostic::error(
             "unknown-dialect",
             span,
@@ -213,19 +214,11 @@ pub(crate) fn parse(
         ));
         return None;
     };
-    if !found.last.closed {
-        diagnostics.push(Diagnostic::error(
-            "yaml-syntax",
-            Some(found.last.span),
-            "the command has an unclosed quote, or ends in a backslash",
-            "close the quote or remove the backslash: text after it would belong to the same word",
-        ));
-        return None;
-    }
     if found.project.is_none() {
         script::refuse_others(&candidates, diagnostics);
     }
     blanks::refuse(form, found, diagnostics);
+    unresolved::warn_of_defaults(found.words, diagnostics);
     Some(understand(found, is_switch, diagnostics))
 }
 
@@ -439,9 +432,8 @@ pub(crate) struct Call {
 impl Call {
     /// The launcher of the training command in a text.
     pub fn of(path: &Path, text: &str, file: FileId) -> Option<Call> {
-        let lines = scan::commands(text, file, Form::of(path, text));
-        let (commands, variables) = expanded(&lines);
-        let candidates = script::candidates(&commands, &variables);
+        let script = shell::read(text, file, Form::of(path, text)).ok()?;
+        let candidates = script::candidates(&script);
         let launched = candidates.into_iter().next()?.launched;
         Some(Call {
             launcher: launched.launcher,

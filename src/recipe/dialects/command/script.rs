@@ -6,10 +6,8 @@ use crate::recipe::dialects::programs;
 use crate::recipe::dialects::projects::{self, Project};
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::shell::inner;
-use crate::recipe::syntax::shell::scan::{Line, Shell};
-use crate::recipe::syntax::shell::variables::Variables;
 use crate::recipe::syntax::shell::word::Word;
+use crate::recipe::syntax::shell::{Line, Script, Shell, inner};
 
 /// Arguments that set the batch, or name a file that may.
 const BATCH: [&str; 6] = [
@@ -80,21 +78,23 @@ impl Candidate<'_> {
 }
 
 /// The commands that are most likely a training.
-pub(crate) fn candidates<'w>(
-    commands: &'w [Vec<Word>],
-    variables: &Variables,
-) -> Vec<Candidate<'w>> {
-    let found = commands.iter().filter(|words| !inner::is_harmless(words));
-    let mut found: Vec<(Likely, Candidate<'w>)> = found
-        .filter_map(|words| {
+pub(crate) fn candidates(script: &Script) -> Vec<Candidate<'_>> {
+    // An inline script whose quoting is not supported is no command.
+    let read = |line: &&Line| line.shell != Shell::Unread && !inner::is_harmless(&line.words);
+    let mut found: Vec<(Likely, Candidate<'_>)> = script
+        .lines
+        .iter()
+        .filter(read)
+        .filter_map(|line| {
+            let words = line.words.as_slice();
             if projects::trains_nothing(words) {
                 return None;
             }
             let project = projects::of_command(words);
-            let launched = launcher::find(words, variables)
+            let launched = launcher::find(words, &script.exports)
                 .or_else(|| project.is_some().then(|| launcher::program(words)))?;
-            let script = launched.script.map(|word| word.text.as_str());
-            if script.is_some_and(programs::trains_nothing) {
+            let program = launched.script.map(|word| word.text.as_str());
+            if program.is_some_and(programs::trains_nothing) {
                 return None;
             }
             let candidate = Candidate {
@@ -147,17 +147,17 @@ pub(crate) fn refuse_unread(
         !word.unresolved.is_empty() || word.text.split(between).any(starts)
     };
     let trains = |line: &&Line| candidates.is_empty() || line.words.iter().any(mentions);
-    let Some((_, word)) = unread
+    let Some(word) = unread
         .filter(trains)
-        .find_map(|line| inner::script(&line.words))
+        .find_map(|line| Some(&line.words[inner::script(&line.words)?.at]))
     else {
         return false;
     };
     diagnostics.push(Diagnostic::error(
         "unknown-dialect",
         Some(word.span),
-        "this inline script may start a training, but it is not enclosed by exactly one pair of quotes",
-        "pass the inner command itself, or enclose the script with quotes that do not occur inside",
+        "this inline script may start a training, but its quoting is not supported",
+        "give the inner command itself: `evenkeel plan … -- COMMAND`",
     ));
     true
 }

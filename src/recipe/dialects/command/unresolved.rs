@@ -6,9 +6,14 @@ use std::collections::HashSet;
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::shell::Line;
 use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
 use crate::recipe::syntax::source::Span;
 use crate::util::suggest::short;
+
+/// The help of every refusal of what only the shell knows.
+pub(crate) const AS_EXPANDED: &str =
+    "give the command as the shell expands it: `evenkeel plan … -- COMMAND`";
 
 /// Options whose value is a mapping or a file that may hold batch numbers.
 const HOLDING: [&str; 3] = ["accelerator_config", "config", "parallelism_config"];
@@ -32,7 +37,7 @@ pub(crate) fn refuse(
             "global-batch-unknown",
             Some(word.span),
             format!("`{text}` is unresolved and may hold further launcher options, such as the number of processes"),
-            "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`",
+            AS_EXPANDED,
         ));
     }
     let settle = |words: &[Word]| SETTLING.iter().all(|names| gives(words, names));
@@ -47,12 +52,12 @@ pub(crate) fn refuse(
         "global-batch-unknown",
         Some(word.span),
         format!("`{text}` is unresolved and may hold further arguments, such as the batch size"),
-        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the last value counts",
+        format!("{AS_EXPANDED}, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the last value counts"),
     ));
 }
 
 /// The error for a script in which only an unresolved word can start the training: `bash -c "$LAUNCHER $CMD"`.
-pub(crate) fn program(commands: &[Vec<Word>]) -> Option<Diagnostic> {
+pub(crate) fn program(lines: &[Line]) -> Option<Diagnostic> {
     let whole = |word: &&Word| {
         let extent = word.unresolved_extent();
         matches!(
@@ -60,15 +65,15 @@ pub(crate) fn program(commands: &[Vec<Word>]) -> Option<Diagnostic> {
             Some(UnresolvedExtent::Whole | UnresolvedExtent::Number)
         )
     };
-    let mut programs = commands
+    let mut programs = lines
         .iter()
-        .filter_map(|words| words.iter().find(|word| word.assignment().is_none()));
+        .filter_map(|line| line.words.iter().find(|word| word.assignment().is_none()));
     let word = programs.find(whole)?;
     Some(Diagnostic::error(
         "global-batch-unknown",
         Some(word.span),
         format!("`{}` is unresolved and may start the training", shown(word)),
-        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`",
+        AS_EXPANDED,
     ))
 }
 
@@ -129,7 +134,7 @@ pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
         "global-batch-unknown",
         Some(at),
         format!("`{name}` is unresolved: only the shell or its environment knows `{text}`"),
-        "pass the command as the shell expands it, `evenkeel plan … -- COMMAND`, or write the value",
+        format!("{AS_EXPANDED}, or write the value"),
     )
 }
 
@@ -141,6 +146,27 @@ pub(crate) fn left_out(name: &str, text: &str, at: Span) -> Diagnostic {
         format!("`{name}` is unresolved: the plan ignores `{text}`"),
         "nothing to do: no batch number depends on it; `evenkeel plan … -- COMMAND` takes the command as the shell expands it",
     )
+}
+
+/// Warns of every default that the environment may replace (`${N:-8}`).
+pub(crate) fn warn_of_defaults(words: &[Word], diagnostics: &mut Vec<Diagnostic>) {
+    let mut warned = HashSet::new();
+    for word in words {
+        for (name, default) in &word.defaults {
+            if warned.insert(name) {
+                diagnostics.push(Diagnostic::warning(
+                    "wrong-type",
+                    Some(word.span),
+                    format!(
+                        "the script does not assign `{}`: the plan takes its default `{}`",
+                        short(name),
+                        short(default)
+                    ),
+                    format!("if the environment sets it, {AS_EXPANDED}"),
+                ));
+            }
+        }
+    }
 }
 
 /// The first line of a word, shortened for a message.

@@ -5,11 +5,10 @@
 //! transformers' own `parse_yaml_file` keeps the string, and the run crashes later. A value with
 //! one possible meaning is converted with a warning (`scalar-type`); any other is an error.
 
-use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::reading::{Reading, wrong_type};
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest::short;
 
 use super::keys::Kind;
 
@@ -156,10 +155,10 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
         Kind::Dict => "a mapping",
         Kind::Any => "a value",
     };
-    let wrong = |found: &str, reading: &mut Reading| {
-        let message = format!("`{key}` takes {expected}, this is {found}");
-        let help = format!("give {expected}");
-        reading.error("wrong-type", Some(node.span), message, help);
+    let refuse = |reading: &mut Reading| {
+        let problem = wrong_type(key, node, Schema::PyYaml, expected);
+        reading.diagnostics.push(problem);
+        Checked::Refused
     };
     let Some(resolved) = node.resolve(Schema::PyYaml) else {
         let fits = match (&node.value, kind) {
@@ -167,11 +166,11 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
             (Value::Sequence(_), kind) => kind == Kind::List,
             (_, kind) => kind == Kind::Dict,
         };
-        if !fits {
-            wrong(node.kind(), reading);
-            return Checked::Refused;
-        }
-        return Checked::Collection;
+        return if fits {
+            Checked::Collection
+        } else {
+            refuse(reading)
+        };
     };
     let text = node.text().unwrap_or_default();
     // Reports a scalar of the wrong type that has one possible meaning, with its correct spelling.
@@ -223,11 +222,7 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
     };
     match value {
         Some(value) => Checked::Scalar(value),
-        None => {
-            let found = format!("`{}`, {}", short(text), resolved.kind());
-            wrong(&found, reading);
-            Checked::Refused
-        }
+        None => refuse(reading),
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
                     format!("`{key}` has another value than the one to remove"),
                     format!("write `~{key}` to remove any value"),
                 ),
-                None => delete(config, &key),
+                None => config.remove_path(&key),
             }
         }
         Kind::Change | Kind::Add | Kind::Force => {
@@ -95,7 +95,7 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
 /// Applies an override without findings, to a config that lacks whole groups.
 pub(super) fn quietly(config: &mut Node, line: Override) {
     match (line.kind, line.value) {
-        (Kind::Delete, _) => delete(config, &line.key),
+        (Kind::Delete, _) => config.remove_path(&line.key),
         (_, Some(value)) => {
             put(config, &line.key, line.span, value);
         }
@@ -183,30 +183,5 @@ fn put(config: &mut Node, key: &str, span: Span, value: Node) -> bool {
             merge(below, value);
             true
         }
-    }
-}
-
-fn delete(config: &mut Node, key: &str) {
-    let (head, rest) = match key.split_once('.') {
-        Some((head, rest)) => (head, Some(rest)),
-        None => (key, None),
-    };
-    match (&mut config.value, rest) {
-        (Value::Mapping(entries), None) => entries.retain(|e| e.name != head),
-        (Value::Mapping(entries), Some(rest)) => {
-            if let Some(entry) = entries.iter_mut().find(|e| e.name == head) {
-                delete(&mut entry.value, rest);
-            }
-        }
-        (Value::Sequence(items), rest) => {
-            let Some(index) = head.parse::<usize>().ok().filter(|i| *i < items.len()) else {
-                return;
-            };
-            match rest {
-                None => drop(items.remove(index)),
-                Some(rest) => delete(&mut items[index], rest),
-            }
-        }
-        (Value::Scalar(_), _) => {}
     }
 }

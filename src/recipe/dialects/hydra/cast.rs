@@ -89,12 +89,9 @@ fn float(value: &Resolved) -> Option<f64> {
 
 fn text(value: &Resolved) -> Option<String> {
     match value {
-        Resolved::Int(value) => Some(value.to_string()),
-        Resolved::Bool(value) => Some(value.to_string()),
-        Resolved::Float(value) => Some(python_float(*value)),
-        Resolved::Str(text) => Some(text.clone()),
-        Resolved::Missing => Some("???".to_owned()),
         Resolved::Null => None,
+        Resolved::Bool(value) => Some(value.to_string()),
+        other => Some(other.to_string()),
     }
 }
 
@@ -120,25 +117,4 @@ fn digits(text: &str) -> Option<String> {
     text.match_indices('_')
         .all(|(at, _)| between(at))
         .then(|| text.replace('_', ""))
-}
-
-/// `repr` of a float: the exponent has a sign and two digits, and is used from 1e16 and below 1e-4.
-fn python_float(value: f64) -> String {
-    if !value.is_finite() {
-        return value.to_string().to_ascii_lowercase();
-    }
-    let size = value.abs();
-    if size == 0.0 || (1e-4..1e16).contains(&size) {
-        return match value.fract() == 0.0 {
-            true => format!("{value:.1}"),
-            false => value.to_string(),
-        };
-    }
-    let text = format!("{value:e}");
-    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    let (sign, digits) = match exponent.strip_prefix('-') {
-        Some(digits) => ('-', digits),
-        None => ('+', exponent),
-    };
-    format!("{mantissa}e{sign}{digits:0>2}")
 }

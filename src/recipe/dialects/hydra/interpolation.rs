@@ -22,7 +22,7 @@ use crate::util::suggest::{did_you_mean, short};
 use super::known::child;
 
 pub(super) use text::length;
-use text::{Part, keys, parts, python};
+use text::{Part, keys, parts};
 
 /// The most interpolations that one config may resolve; every use counts.
 const MAX_STEPS: usize = 4096;
@@ -170,17 +170,10 @@ impl<'r> Resolver<'r> {
                 }
                 Err(_) => {}
             },
-            Value::Sequence(items) => {
-                for (index, item) in items.iter_mut().enumerate() {
-                    path.push(index.to_string());
-                    self.tree(item, path, problems);
-                    path.pop();
-                }
-            }
-            Value::Mapping(entries) => {
-                for entry in entries {
-                    path.push(entry.name.clone());
-                    self.tree(&mut entry.value, path, problems);
+            _ => {
+                for (name, child) in node.children_mut() {
+                    path.push(name);
+                    self.tree(child, path, problems);
                     path.pop();
                 }
             }
@@ -412,10 +405,9 @@ impl<'r> Resolver<'r> {
                 (Some(value), _) => Ok(Resolution::Node(Node::string(value, span))),
                 (None, Some(default)) => {
                     let default = as_written(default);
-                    let null = default.resolve(Schema::OmegaConf) == Some(Resolved::Null);
-                    Ok(Resolution::Node(match python(&default).filter(|_| !null) {
-                        Some(text) => Node::string(text, span),
-                        None => default,
+                    Ok(Resolution::Node(match default.resolve(Schema::OmegaConf) {
+                        None | Some(Resolved::Null) => default,
+                        Some(value) => Node::string(value.to_string(), span),
                     }))
                 }
                 (None, None) => {
@@ -472,12 +464,13 @@ impl<'r> Resolver<'r> {
 
 /// A value as part of a text.
 fn embedded(node: &Node, inner: &str) -> Result<String, Problem> {
-    python(node).ok_or_else(|| {
+    let value = node.resolve(Schema::OmegaConf).ok_or_else(|| {
         Problem::new(
             format!("`${{{}}}` is {} inside a text", short(inner), node.kind()),
             "refer to one of its values, or remove the text around it",
         )
-    })
+    })?;
+    Ok(value.to_string())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The keys of a config, for suggestions about an unknown one.
 
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Node, joined};
 use crate::util::suggest::nearest;
 
 /// The child of a node: under a key, or at a position of a list.
@@ -40,10 +40,7 @@ pub(super) fn meant(root: &Node, key: &str) -> Option<String> {
 
 fn list(node: &Node, path: &str, found: &mut Vec<String>) {
     for entry in node.entries().unwrap_or_default() {
-        let key = match path {
-            "" => entry.name.clone(),
-            path => format!("{path}.{}", entry.name),
-        };
+        let key = joined(path, &entry.name);
         list(&entry.value, &key, found);
         found.push(key);
     }

@@ -22,13 +22,10 @@ impl Layer {
             if at.get(part).is_none_or(|below| below.entries().is_none()) {
                 at.set(part, node.span, Node::mapping(node.span));
             }
-            let Value::Mapping(entries) = &mut at.value else {
+            let Some(below) = at.get_mut(part) else {
                 return;
             };
-            let Some(entry) = entries.iter_mut().find(|e| e.name == part) else {
-                return;
-            };
-            at = &mut entry.value;
+            at = below;
         }
         merge(at, node);
     }

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::overrides::{Position, apply_one};
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Span};
 
@@ -186,20 +186,16 @@ fn is_mapping(line: &Override) -> bool {
 
 /// Every `???`, by its dotted key.
 fn collect_missing(node: &Node, path: &str, found: &mut Vec<(String, Span)>) {
-    let join = |name: &str| match path {
-        "" => name.to_owned(),
-        path => format!("{path}.{name}"),
-    };
     if node.resolve(Schema::OmegaConf) == Some(Resolved::Missing) {
         found.push((path.to_owned(), node.span));
     }
     for entry in node.entries().unwrap_or_default() {
         if !(path.is_empty() && entry.name == RESERVED) {
-            collect_missing(&entry.value, &join(&entry.name), found);
+            collect_missing(&entry.value, &joined(path, &entry.name), found);
         }
     }
     for (index, item) in node.items().unwrap_or_default().iter().enumerate() {
-        collect_missing(item, &join(&index.to_string()), found);
+        collect_missing(item, &joined(path, &index.to_string()), found);
     }
 }
 

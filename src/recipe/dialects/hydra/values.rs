@@ -1,6 +1,6 @@
 //! Typed access to the values of a composed config.
 
-use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::reading::{Reading, wrong_type};
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -43,16 +43,8 @@ impl<'n> Values<'n> {
         if let Some(value) = resolved.as_ref().and_then(take) {
             return Some(Given::new(key, value, node.span));
         }
-        let found = match &resolved {
-            None => node.kind().to_owned(),
-            Some(resolved) => {
-                let text = node.text().unwrap_or_default();
-                format!("`{}`, {}", short(text), resolved.kind())
-            }
-        };
-        let message = format!("`{key}` takes {expected}, this is {found}");
-        let help = format!("give {expected}");
-        reading.error("wrong-type", Some(node.span), message, help);
+        let problem = wrong_type(key, node, Schema::OmegaConf, expected);
+        reading.diagnostics.push(problem);
         None
     }
 

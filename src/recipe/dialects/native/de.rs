@@ -6,10 +6,10 @@
 
 use std::cell::RefCell;
 
-use serde::de::{self, Deserialize, Visitor};
+use serde::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
+use serde::de::{self, Deserialize, DeserializeSeed, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
-use super::access::{EnumAccess, MapAccess, SequenceAccess, StandIn};
 use super::value::{Failure, NodeDeserializer, Record, shown};
 use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::diagnostic::Diagnostic;
@@ -76,13 +76,12 @@ impl<'n> NodeDeserializer<'n, '_, '_> {
         entries: Vec<&'n Entry>,
         visitor: V,
     ) -> Result<V::Value, Failure> {
-        let mut map = MapAccess {
-            parent: &self,
-            entries: entries.into_iter(),
-            value: None,
-        };
+        let children = entries.into_iter().map(|entry| {
+            let child = self.child(&entry.name, &entry.value);
+            (entry.name.as_str(), child)
+        });
         visitor
-            .visit_map(&mut map)
+            .visit_map(MapDeserializer::new(children))
             .map_err(|failure| self.locate(failure))
     }
 
@@ -193,11 +192,9 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
                 &[]
             }
         };
-        let sequence = SequenceAccess {
-            parent: &self,
-            items: items.iter().enumerate(),
-        };
-        visitor.visit_seq(sequence)
+        let children = items.iter().enumerate();
+        let children = children.map(|(index, item)| self.child(&index.to_string(), item));
+        visitor.visit_seq(SeqDeserializer::new(children))
     }
 
     fn deserialize_map<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
@@ -232,6 +229,8 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     ) -> Result<V::Value, Failure> {
         self.record_place();
         let first = variants.first().copied().unwrap_or_default();
+        // Once a problem is reported, the failure of a variant with settings is not.
+        let stand_in: StrDeserializer<'_, Failure> = first.into_deserializer();
         let kind = self.node.get(KIND);
         let tag = kind.unwrap_or(self.node);
         if kind.is_some() {
@@ -243,7 +242,7 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
                 format!("`{}` does not state its `kind`", self.name()),
                 format!("write `kind: {first}`, or another of {}", list(variants)),
             );
-            return visitor.visit_enum(StandIn(first));
+            return visitor.visit_enum(stand_in);
         };
         if !variants.contains(&word) {
             self.record.borrow_mut().report(
@@ -252,9 +251,9 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
                 format!("`{}` is `{}`", self.name(), shown(tag)),
                 did_you_mean(word, variants.iter().copied()),
             );
-            return visitor.visit_enum(StandIn(first));
+            return visitor.visit_enum(stand_in);
         }
-        visitor.visit_enum(EnumAccess {
+        visitor.visit_enum(Tagged {
             word,
             content: NodeDeserializer {
                 variant: true,
@@ -274,6 +273,61 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     forward_to_deserialize_any! {
         <V: Visitor<'n>>
         i128 u128 char bytes byte_buf unit_struct tuple tuple_struct identifier
+    }
+}
+
+impl<'n> IntoDeserializer<'n, Failure> for NodeDeserializer<'n, '_, '_> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+/// The name of a variant and its settings.
+struct Tagged<'n, 'r, 'd> {
+    word: &'n str,
+    content: NodeDeserializer<'n, 'r, 'd>,
+}
+
+impl<'n, 'r, 'd> de::EnumAccess<'n> for Tagged<'n, 'r, 'd> {
+    type Error = Failure;
+    type Variant = NodeDeserializer<'n, 'r, 'd>;
+
+    fn variant_seed<V: DeserializeSeed<'n>>(
+        self,
+        seed: V,
+    ) -> Result<(V::Value, Self::Variant), Failure> {
+        let word = seed.deserialize(self.word.into_deserializer())?;
+        Ok((word, self.content))
+    }
+}
+
+impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
+    type Error = Failure;
+
+    /// A variant without settings: keys beside `kind` are unknown.
+    fn unit_variant(self) -> Result<(), Failure> {
+        if self.node.entries().is_some() {
+            self.visit_fields(&[], de::IgnoredAny)?;
+        }
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'n>>(self, seed: T) -> Result<T::Value, Failure> {
+        seed.deserialize(self)
+    }
+
+    fn tuple_variant<V: Visitor<'n>>(self, _len: usize, visitor: V) -> Result<V::Value, Failure> {
+        de::Deserializer::deserialize_seq(self, visitor)
+    }
+
+    fn struct_variant<V: Visitor<'n>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Failure> {
+        self.visit_fields(fields, visitor)
     }
 }
 

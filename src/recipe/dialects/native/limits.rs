@@ -268,6 +268,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::recipe::syntax::node::joined;
 
     /// Numbers of any size: seeds, and keys of a model's `config.json`.
     const FREE: &[&str] = &[
@@ -306,7 +307,8 @@ mod tests {
             "elasticity": {"min": 1, "max": 2},
             "generation": {"num_generations": 2, "num_generations_eval": 2, "generation_batch_size": 2,
                            "steps_per_generation": 1, "num_mini_batches": 1},
-            "trainer": {"command": ["t"], "checkpoint_dir": "c", "deepspeed_config": "{}"},
+            "trainer": {"command": ["t"], "checkpoint_dir": "c", "deepspeed_config": "{}",
+                        "progress_pattern": "p"},
             "output": "o",
         });
         [
@@ -324,10 +326,7 @@ mod tests {
 
     /// The paths of all numbers and of all absent values.
     fn leaves(value: &Value, path: &str, numbers: &mut Vec<String>, absent: &mut Vec<String>) {
-        let below = |name: &str| match path {
-            "" => name.to_owned(),
-            path => format!("{path}.{name}"),
-        };
+        let below = |name: &str| joined(path, name);
         match value {
             Value::Object(fields) => {
                 for (name, value) in fields {

@@ -6,8 +6,9 @@ use std::fmt;
 use serde::de;
 
 use super::limits;
+use crate::recipe::schema::reading::wrong_type;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
-use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{ValueSource, ValueSources};
 use crate::util::suggest::short;
@@ -74,11 +75,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     pub fn child(&self, name: &str, node: &'n Node) -> Self {
         NodeDeserializer {
             node,
-            path: if self.path.is_empty() {
-                name.to_owned()
-            } else {
-                format!("{}.{name}", self.path)
-            },
+            path: joined(&self.path, name),
             variant: false,
             record: self.record,
         }
@@ -107,16 +104,8 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     }
 
     pub fn wrong_type(&self, expected: &str) {
-        let found = match self.node.resolve(Schema::Core) {
-            Some(Resolved::Null) => "nothing".to_owned(),
-            Some(value) => format!("`{}`, {}", shown(self.node), value.kind()),
-            None => self.node.kind().to_owned(),
-        };
-        self.report(
-            "wrong-type",
-            format!("`{}` takes {expected}, this is {found}", self.name()),
-            format!("give {expected}"),
-        );
+        let problem = wrong_type(self.name(), self.node, Schema::Core, expected);
+        self.record.borrow_mut().diagnostics.push(problem);
     }
 
     /// A whole number within bounds, or 0 after a report.

@@ -1,5 +1,7 @@
 //! The training objective, and settings of generation-based trainers.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The training objective, which selects the loss.
@@ -29,23 +31,14 @@ pub enum Objective {
     Reward,
 }
 
-impl Objective {
-    /// The objective's name in recipes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Objective::LanguageModelling => "language-modelling",
-            Objective::Sft => "sft",
-            Objective::Dpo => "dpo",
-            Objective::Kto => "kto",
-            Objective::Orpo => "orpo",
-            Objective::Simpo => "simpo",
-            Objective::Grpo => "grpo",
-            Objective::Rloo => "rloo",
-            Objective::Ppo => "ppo",
-            Objective::Reward => "reward",
-        }
+/// The objective's name in recipes.
+impl fmt::Display for Objective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
+}
 
+impl Objective {
     /// The default number of completions per prompt that are compared with each other (TRL f2cd577,
     /// `num_generations`); `None` for objectives that compare none.
     pub fn default_generations(self) -> Option<u64> {

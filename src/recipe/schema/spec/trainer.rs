@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::util::suggest::by_name;
+
 /// An external trainer, in place of the built-in trainer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,6 +24,9 @@ pub struct Trainer {
     pub resume: Vec<String>,
     /// Directory of its checkpoints, the same in every generation; default: a directory of the run.
     pub checkpoint_dir: Option<String>,
+    /// Regular expression that finds its progress in the output of rank 0, by the named groups `step`,
+    /// `total_steps`, `loss`, `learning_rate` and `tokens`. Only `step` is required.
+    pub progress_pattern: Option<String>,
     /// Signal that asks it to save a checkpoint and exit.
     pub drain_signal: DrainSignal,
     /// Seconds from the drain signal until it is killed.
@@ -36,6 +41,7 @@ impl Default for Trainer {
             deepspeed_config: None,
             resume: Vec::new(),
             checkpoint_dir: None,
+            progress_pattern: None,
             drain_signal: DrainSignal::Term,
             drain_seconds: 60,
         }
@@ -46,6 +52,18 @@ impl Trainer {
     /// Whether an external trainer is configured.
     pub fn is_external(&self) -> bool {
         !self.command.is_empty()
+    }
+
+    /// Whether accelerate shards with FSDP in every rank.
+    pub fn uses_fsdp(&self) -> bool {
+        let uses = self.environment.get("ACCELERATE_USE_FSDP");
+        uses.is_some_and(|uses| ["true", "1"].contains(&&*uses.to_lowercase()))
+    }
+
+    /// Adds environment variables. Those already present win.
+    pub fn add_environment(&mut self, mut more: BTreeMap<String, String>) {
+        more.append(&mut self.environment);
+        self.environment = more;
     }
 }
 
@@ -78,21 +96,11 @@ impl DrainSignal {
         DrainSignal::Usr2,
         DrainSignal::Hup,
     ];
-
-    fn name(self) -> &'static str {
-        match self {
-            DrainSignal::Term => "SIGTERM",
-            DrainSignal::Int => "SIGINT",
-            DrainSignal::Usr1 => "SIGUSR1",
-            DrainSignal::Usr2 => "SIGUSR2",
-            DrainSignal::Hup => "SIGHUP",
-        }
-    }
 }
 
 impl fmt::Display for DrainSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.serialize(f)
     }
 }
 
@@ -100,14 +108,6 @@ impl FromStr for DrainSignal {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let found = DrainSignal::ALL
-            .into_iter()
-            .find(|signal| signal.name() == name);
-        found.ok_or_else(|| {
-            format!(
-                "known are {}",
-                DrainSignal::ALL.map(DrainSignal::name).join(", ")
-            )
-        })
+        by_name(name, DrainSignal::ALL)
     }
 }

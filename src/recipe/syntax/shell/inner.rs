@@ -1,25 +1,21 @@
 //! Inline scripts: a word of a command that holds commands for another shell,
 //! `bash -c 'torchrun … train.py …'` or `sbatch --wrap="torchrun …"`.
 //!
-//! An inline script is read in place if one pair of quotes encloses the whole word, so that places in it are
-//! places of the whole text. Escaped characters between double quotes are read without their backslashes.
-//!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2, and `sh` (`-c`; options may follow it); Slurm
 //! 25.05 `sbatch(1)`.
 
-mod unescaped;
-
-use crate::recipe::syntax::shell::word::Word;
-
-pub(crate) use unescaped::Unescaped;
+use super::pieces::{Piece, Quote};
+use super::resolve::RawWord;
+use super::text::Text;
+use super::word::Word;
 
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
 
 /// Commands that start no other program, whatever their arguments.
 const HARMLESS: &[&str] = &[
-    "((", ":", "[", "[[", "alias", "case", "cat", "cd", "chmod", "cp", "curl", "declare", "echo",
-    "export", "for", "git", "grep", "let", "local", "ls", "mkdir", "mv", "pip", "pip3", "printf",
-    "read", "readonly", "rm", "select", "set", "shift", "test", "typeset", "unset", "wget",
+    ":", "[", "alias", "cat", "cd", "chmod", "cp", "curl", "declare", "echo", "export", "git",
+    "grep", "let", "local", "ls", "mkdir", "mv", "pip", "pip3", "printf", "read", "readonly", "rm",
+    "set", "shift", "test", "typeset", "unset", "wget",
 ];
 
 /// Whether a command starts no other program, whatever its arguments.
@@ -49,42 +45,39 @@ pub(crate) fn is_script_option(word: &str) -> bool {
     })
 }
 
-/// The place of an inline script in the text, without its quotes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Inside {
-    pub start: usize,
-    pub end: usize,
-    /// Byte offsets of the backslashes in `\$`, which the outer shell removes.
-    pub passed: Vec<usize>,
-    /// The script has other escapes, so the inner shell reads a different text.
-    pub escaped: bool,
-    /// The script is single-quoted: its variables belong to the inner shell.
-    pub own_variables: bool,
+/// The position of an inline script among the words of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Script {
+    /// The word that starts the shell.
+    pub shell: usize,
+    /// The word that holds the script.
+    pub at: usize,
+    /// Bytes of that word before the script (`--wrap=`).
+    pub skip: usize,
 }
 
-/// The inline script of a command, and the position of the word that starts the shell.
-pub(crate) fn script(words: &[Word]) -> Option<(usize, Word)> {
+/// The inline script of a command.
+pub(crate) fn script(words: &[Word]) -> Option<Script> {
     after_option(words).or_else(|| wrapped(words))
 }
 
 /// The value of `sbatch --wrap`, which `sh` runs.
-fn wrapped(words: &[Word]) -> Option<(usize, Word)> {
+fn wrapped(words: &[Word]) -> Option<Script> {
     let is_sbatch = |word: &Word| word.text.rsplit('/').next() == Some("sbatch");
-    let at = words.iter().position(is_sbatch)?;
-    let mut options = words[at + 1..].iter();
-    while let Some(word) = options.next() {
-        if word.text == "--wrap" {
-            return Some((at, options.next()?.clone()));
-        }
-        if word.text.starts_with("--wrap=") {
-            return Some((at, word.after("--wrap=".len())));
-        }
-    }
-    None
+    let shell = words.iter().position(is_sbatch)?;
+    let options = words.iter().enumerate().skip(shell + 1);
+    let tied = "--wrap=";
+    let mut found = options.filter_map(|(at, word)| match word.text.as_str() {
+        "--wrap" if at + 1 < words.len() => Some((at + 1, 0)),
+        text if text.starts_with(tied) => Some((at, tied.len())),
+        _ => None,
+    });
+    let (at, skip) = found.next()?;
+    Some(Script { shell, at, skip })
 }
 
 /// The word after a shell's `-c`.
-fn after_option(words: &[Word]) -> Option<(usize, Word)> {
+fn after_option(words: &[Word]) -> Option<Script> {
     let is_shell_word = |word: &Word| {
         let name = word.text.rsplit('/').next().unwrap_or_default();
         word.unresolved.is_empty() && is_shell(name)
@@ -95,7 +88,7 @@ fn after_option(words: &[Word]) -> Option<(usize, Word)> {
     while let Some(word) = words.get(at) {
         let option = word.text.len() > 1 && word.text.starts_with(['-', '+']);
         if !option {
-            return has_script.then(|| (shell, word.clone()));
+            return has_script.then_some(Script { shell, at, skip: 0 });
         }
         has_script |= is_script_option(&word.text);
         at += 1 + usize::from(is_valued(&word.text));
@@ -103,43 +96,33 @@ fn after_option(words: &[Word]) -> Option<(usize, Word)> {
     None
 }
 
-/// The place of an inline script. `None`: its quoting is not supported.
-pub(crate) fn inside(text: &str, word: &Word) -> Option<Inside> {
-    let (start, end) = (word.span.start, word.span.end);
-    let written = text.get(start..end)?;
-    let mut inside = Inside {
-        start,
-        end,
-        passed: Vec::new(),
-        escaped: false,
-        own_variables: false,
-    };
-    if word.is_literal() {
-        return Some(inside);
-    }
-    let quote = written.chars().next().filter(|c| ['\'', '"'].contains(c))?;
-    let content = written.strip_prefix(quote)?.strip_suffix(quote)?;
-    (inside.start, inside.end) = (start + 1, end - 1);
-    inside.own_variables = quote == '\'';
-    if inside.own_variables {
-        return (!content.contains('\'')).then_some(inside);
-    }
-    let mut characters = content.char_indices();
-    while let Some((at, c)) = characters.next() {
-        match (c, content[at + c.len_utf8()..].chars().next()) {
-            ('"', _) | ('\\', None) => return None,
-            ('\\', next) if unescaped::is_escaped(next) => {
-                match next {
-                    Some('$') => inside.passed.push(inside.start + at),
-                    _ => inside.escaped = true,
+/// The text that the inner shell reads from a word. The outer shell's variables are not expanded in it. `None`:
+/// its quoting is not supported.
+pub(super) fn text_of(outer: &Text, raw: &RawWord<'_>, skip: usize) -> Option<Text> {
+    let mut inner = Text::empty(outer.file, raw.range.len());
+    for piece in raw.pieces(outer)? {
+        match piece {
+            Piece::Char(c, at, quote) => {
+                let mut place = outer.place(at);
+                place.inner |= quote == Quote::Single;
+                if quote == Quote::Escape {
+                    place = place.through(outer.place(at + 1));
+                    place.inner |= matches!(c, '$' | '`');
                 }
-                characters.next();
+                inner.push(c, place);
             }
-            _ => {}
+            Piece::Expansion {
+                at,
+                node: Some(_),
+                quoted: true,
+            } => {
+                for (offset, c) in outer.text[at.clone()].char_indices() {
+                    inner.push(c, outer.place(at.start + offset));
+                }
+            }
+            Piece::Expansion { .. } => return None,
         }
     }
-    Some(inside)
+    inner.finish(outer.place(raw.range.end));
+    inner.text.is_char_boundary(skip).then(|| inner.after(skip))
 }
-
-#[cfg(test)]
-mod tests;

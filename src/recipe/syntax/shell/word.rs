@@ -1,6 +1,5 @@
 //! The words of a command with their places and their unresolved parts.
 
-use super::expansion::{self, Expansion};
 use crate::recipe::syntax::source::Span;
 
 /// One word of a command.
@@ -10,12 +9,11 @@ pub(crate) struct Word {
     pub text: String,
     /// The place in the source, quotes included.
     pub span: Span,
-    /// Every quote is closed, and no backslash ends the word.
-    pub closed: bool,
     /// Unresolved variables and substitutions, from left to right.
     pub unresolved: Vec<Unresolved>,
-    /// The items of an array assignment, `NAME=(…)`.
-    pub items: Option<Vec<Word>>,
+    /// Variables that the environment may set, with the default that is taken (`${N:-8}`). Only the first of
+    /// several words from one has them.
+    pub defaults: Vec<(String, String)>,
     /// Bytes at the start of the word that have no quotes, escapes or variables.
     pub(crate) literal: usize,
 }
@@ -27,8 +25,6 @@ pub(crate) struct Unresolved {
     pub start: usize,
     /// Byte offset after the last byte.
     pub end: usize,
-    /// The variable, if the expansion is exactly its value.
-    pub name: Option<String>,
     /// All items of an array or of the script's arguments (`$@`): any number of words, even in quotes.
     pub all: bool,
     /// In double quotes, which keep the value one word.
@@ -77,9 +73,8 @@ impl Word {
         Word {
             text: self.text[bytes..].to_owned(),
             span,
-            closed: self.closed,
             unresolved: unresolved.collect(),
-            items: self.items.clone(),
+            defaults: self.defaults.clone(),
             literal: self.literal.saturating_sub(bytes),
         }
     }
@@ -105,63 +100,17 @@ impl Word {
         })
     }
 
-    /// Whether the word has no quotes, escapes or variables.
-    pub fn is_literal(&self) -> bool {
-        self.unresolved.is_empty() && self.literal == self.text.len()
-    }
-
-    /// The variable that a word such as `NAME=value` assigns, and its value; `NAME+=` adds to it.
+    /// The variable that a word such as `NAME=value` assigns, and its value.
     pub fn assignment(&self) -> Option<Assignment<'_>> {
         let at = self.text.find('=').filter(|at| *at < self.literal)?;
-        self.assigned(at)
-    }
-
-    /// As [`Word::assignment`], for an argument of a command (`export "NAME=value"`), which may be quoted.
-    pub fn assigned_by_command(&self) -> Option<Assignment<'_>> {
-        let at = self.text.find('=')?;
-        let resolved = self.unresolved.iter().all(|part| part.start > at);
-        self.assigned(at).filter(|_| resolved)
-    }
-
-    fn assigned(&self, at: usize) -> Option<Assignment<'_>> {
         let name = &self.text[..at];
-        let adds = name.ends_with('+');
+        // `NAME+=value` adds to a value, `NAME[0]=value` changes an item.
         let name = name.strip_suffix('+').unwrap_or(name);
-        // `NAME[0]=value` changes an item.
-        let (name, item) = match name.split_once('[') {
-            Some((name, rest)) if rest.ends_with(']') => (name, true),
-            _ => (name, false),
-        };
-        expansion::is_name(name).then(|| Assignment {
+        let name = name.split('[').next().unwrap_or_default();
+        is_name(name).then(|| Assignment {
             name,
             value: self.after(at + 1),
-            whole: !adds && !item,
         })
-    }
-
-    /// Treats text that looks like a variable as unresolved, although it is quoted: the user most likely
-    /// expected the shell to expand it.
-    pub(crate) fn doubt(&mut self) {
-        let mut at = 0;
-        while let Some(found) = self.text[at..].find(['$', '`']) {
-            at += found;
-            let Some(Expansion {
-                bytes, name, all, ..
-            }) = expansion::at(&self.text[at..])
-            else {
-                at += 1;
-                continue;
-            };
-            self.literal = self.literal.min(at);
-            self.unresolved.push(Unresolved {
-                start: at,
-                end: at + bytes,
-                name: name.map(str::to_owned),
-                all,
-                quoted: false,
-            });
-            at += bytes;
-        }
     }
 }
 
@@ -170,8 +119,12 @@ pub(crate) struct Assignment<'w> {
     pub name: &'w str,
     /// The value with its place.
     pub value: Word,
-    /// The assignment replaces the whole value: neither `NAME+=value` nor `NAME[0]=value`.
-    pub whole: bool,
+}
+
+/// Whether a text can be a variable's name.
+pub(super) fn is_name(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.starts_with(|c: char| !c.is_ascii_digit()) && text.chars().all(fits)
 }
 
 /// Whether a text is a long option; numbers such as `-1` are values.
@@ -179,6 +132,13 @@ pub(crate) fn is_long_option(text: &str) -> bool {
     let name = text.strip_prefix("--");
     name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
+
+/// Words that begin no simple command, or another one than their quoted text.
+const RESERVED: [&str; 26] = [
+    "{", "}", "[", "[[", "]]", "case", "coproc", "declare", "do", "done", "elif", "else", "esac",
+    "export", "fi", "for", "function", "if", "local", "readonly", "select", "then", "typeset",
+    "unset", "until", "while",
+];
 
 /// The words as one command line. A shell splits it into the same words.
 pub(crate) fn join(words: &[String]) -> String {
@@ -188,8 +148,9 @@ pub(crate) fn join(words: &[String]) -> String {
 
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%^[]{}*?".contains(c);
-    // An unquoted `{` or `}` alone begins or ends a group.
-    if !word.is_empty() && word.chars().all(plain) && !["{", "}"].contains(&word) {
+    let braces = word.contains('{') && (word.contains(',') || word.contains(".."));
+    let is_plain = !word.is_empty() && word.chars().all(plain) && !braces;
+    if is_plain && !RESERVED.contains(&word) {
         return word.to_owned();
     }
     // Double quotes keep an inline script with single quotes readable in place.

@@ -3,7 +3,9 @@
 //! Sources: torch 2.9 `distributed/run.py`, `distributed/launch.py`; DeepSpeed edaa722
 //! `launcher/runner.py`. `accelerate/options.rs` has those of `accelerate launch`.
 
-use crate::recipe::dialects::accelerate::options::{SWITCHES, VALUED};
+use crate::recipe::dialects::accelerate::options::{
+    Kind, Known, OPTIONS, SWITCHES_GONE, VALUED_GONE,
+};
 
 /// The options of a program that starts another one.
 pub(super) struct Options {
@@ -13,10 +15,29 @@ pub(super) struct Options {
     pub switches: &'static [&'static str],
     /// Options with a value.
     pub valued: &'static [&'static str],
+    /// Further options, with their types.
+    pub typed: &'static [Known],
     /// Each option may also be written with `-` for `_`.
     pub dashes: bool,
     /// A unique prefix of a name is accepted (`argparse`, `allow_abbrev`).
     pub cut_short: bool,
+}
+
+impl Options {
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        let typed = self.typed.iter().map(|(name, ..)| *name);
+        self.switches
+            .iter()
+            .chain(self.valued)
+            .copied()
+            .chain(typed)
+    }
+
+    pub fn takes_value(&self, name: &str) -> bool {
+        let mut typed = self.typed.iter();
+        self.valued.contains(&name)
+            || typed.any(|(known, kind, _)| *known == name && !matches!(kind, Kind::Switch))
+    }
 }
 
 pub(super) const TORCHRUN: Options = Options {
@@ -53,6 +74,7 @@ pub(super) const TORCHRUN: Options = Options {
         "duplicate_stderr_filters",
         "signals_to_handle",
     ],
+    typed: &[],
     dashes: true,
     cut_short: true,
 };
@@ -120,14 +142,16 @@ pub(super) const DEEPSPEED: Options = Options {
         "comment",
         "account",
     ],
+    typed: &[],
     dashes: false,
     cut_short: true,
 };
 
 pub(super) const ACCELERATE: Options = Options {
     who: Some("accelerate launch"),
-    switches: SWITCHES,
-    valued: VALUED,
+    switches: SWITCHES_GONE,
+    valued: VALUED_GONE,
+    typed: OPTIONS,
     dashes: true,
     cut_short: false,
 };
@@ -138,6 +162,7 @@ pub(super) const PYTHON: Options = Options {
         "u", "O", "B", "E", "I", "s", "S", "v", "q", "b", "d", "i", "x", "P",
     ],
     valued: &["X", "W", "m"],
+    typed: &[],
     dashes: false,
     cut_short: false,
 };
@@ -147,6 +172,7 @@ pub(super) const SPAWN: Options = Options {
     who: None,
     switches: &["use_mpi", "use_deepspeed", "use_env"],
     valued: &["world_size", "num_cores", "hostfile", "master_port"],
+    typed: &[],
     dashes: true,
     cut_short: true,
 };

@@ -52,10 +52,6 @@ enum OptionMatch {
 }
 
 impl Options {
-    fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.switches.iter().chain(self.valued).copied()
-    }
-
     /// The accepted spellings of a name.
     fn spellings(&self, name: &str) -> Vec<String> {
         if name.len() == 1 {
@@ -111,7 +107,7 @@ impl Options {
             };
             found.push(name);
             let left = at + letter.len_utf8();
-            if self.valued.contains(&name) && left < word.text.len() {
+            if self.takes_value(name) && left < word.text.len() {
                 return OptionMatch::Options(found, Some(word.after(left)));
             }
         }
@@ -156,9 +152,9 @@ impl Options {
     pub fn misused(&self, word: &Word, name: &str) -> Option<Diagnostic> {
         let who = self.who?;
         let text = short(&word.text);
-        let (message, help) = match self.switches.contains(&name) {
-            true => ("takes no value", "remove the value"),
-            false => ("takes a value, but has none", "add the value"),
+        let (message, help) = match self.takes_value(name) {
+            false => ("takes no value", "remove the value"),
+            true => ("takes a value, but has none", "add the value"),
         };
         Some(Diagnostic::error(
             "unsupported-value",
@@ -211,9 +207,9 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
         rest = after;
         let last = names.last().copied().unwrap_or_default();
         for name in names {
-            let switch = known.switches.contains(&name);
+            let takes_value = known.takes_value(name);
             let mut value = tied.take_if(|_| name == last);
-            if !switch && value.is_none() {
+            if takes_value && value.is_none() {
                 value = rest
                     .split_first()
                     .filter(|(next, _)| known.can_be_value(next))
@@ -222,7 +218,7 @@ pub(super) fn options<'w>(words: &'w [Word], known: &Options) -> Given<'w> {
                         next.clone()
                     });
             }
-            if switch == value.is_some() && refused.is_none() {
+            if takes_value != value.is_some() && refused.is_none() {
                 refused = known.misused(word, name);
             }
             let same = SAME.iter().find(|(alias, _)| *alias == name);

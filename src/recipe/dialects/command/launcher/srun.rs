@@ -58,9 +58,17 @@ const SWITCHES: &[&str] = &[
     "--exclusive",
 ];
 
-/// The words after `srun` and its options; the option that starts more than one launcher, or that has no
-/// counterpart, otherwise. Words without `srun` stay.
-pub(in crate::recipe::dialects::command) fn without(words: &[Word]) -> Result<&[Word], String> {
+/// An option of `srun` that evenkeel refuses.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::recipe::dialects::command) enum Refused {
+    /// It starts more than one launcher.
+    Count(String),
+    /// It has no counterpart.
+    Unknown(String),
+}
+
+/// The words after `srun` and its options. Words without `srun` stay.
+pub(in crate::recipe::dialects::command) fn without(words: &[Word]) -> Result<&[Word], Refused> {
     let Some((first, mut rest)) = words.split_first() else {
         return Ok(words);
     };
@@ -84,7 +92,7 @@ pub(in crate::recipe::dialects::command) fn without(words: &[Word]) -> Result<&[
         }
         let counts = COUNTS.contains(&name);
         if !counts && !VALUED.contains(&name) {
-            return Err(text.to_owned());
+            return Err(Refused::Unknown(text.to_owned()));
         }
         let value = match (tied, rest.split_first()) {
             (Some(value), _) => value,
@@ -92,10 +100,10 @@ pub(in crate::recipe::dialects::command) fn without(words: &[Word]) -> Result<&[
                 rest = after;
                 &value.text
             }
-            (None, None) => return Err(text.to_owned()),
+            (None, None) => return Err(Refused::Unknown(text.to_owned())),
         };
         if counts && value != "1" {
-            return Err(format!("{name} {value}"));
+            return Err(Refused::Count(format!("{name} {value}")));
         }
     }
     Ok(rest)

@@ -1,8 +1,5 @@
 //! The syntax of interpolations: their bounds and their contents.
 
-use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
-
 /// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part<'t> {
@@ -117,57 +114,9 @@ pub(super) fn keys(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// A scalar as Python prints it; `None` for lists and mappings.
-pub(super) fn python(node: &Node) -> Option<String> {
-    Some(match node.resolve(Schema::OmegaConf)? {
-        Resolved::Null => "None".to_owned(),
-        Resolved::Bool(true) => "True".to_owned(),
-        Resolved::Bool(false) => "False".to_owned(),
-        Resolved::Int(value) => value.to_string(),
-        Resolved::Float(value) => python_float(value),
-        Resolved::Str(text) => text,
-        Resolved::Missing => "???".to_owned(),
-    })
-}
-
-/// Python's `repr` of a float.
-fn python_float(value: f64) -> String {
-    if value.is_nan() {
-        return "nan".to_owned();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
-    }
-    let magnitude = value.abs();
-    if value != 0.0 && !(1e-4..1e16).contains(&magnitude) {
-        let text = format!("{value:e}");
-        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let (sign, digits) = match exponent.strip_prefix('-') {
-            Some(digits) => ("-", digits),
-            None => ("+", exponent),
-        };
-        return format!("{mantissa}e{sign}{digits:0>2}");
-    }
-    format!("{value:?}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn floats_are_printed_like_python() {
-        for (value, text) in [
-            (5e-6, "5e-06"),
-            (1.0, "1.0"),
-            (0.1, "0.1"),
-            (1e16, "1e+16"),
-            (1.5e-10, "1.5e-10"),
-            (123_456.0, "123456.0"),
-        ] {
-            assert_eq!(python_float(value), text);
-        }
-    }
 
     #[test]
     fn interpolations_end_at_their_closing_brace() {

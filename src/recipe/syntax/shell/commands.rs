@@ -1,0 +1,383 @@
+//! The commands of a script, in its order, with their words. The bytes between two words must be blanks.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use tree_sitter::Node;
+
+use super::changes::{Changes, assigns, identifier};
+use super::inner;
+use super::resolve::{RawWord, Variables, add_expansions};
+use super::text::Text;
+use super::tree::{Place, START, children, ends_line, fields, parse, places};
+use super::word::{UnresolvedExtent, Word};
+use super::{Line, Script, Shell};
+use crate::recipe::syntax::source::Span;
+
+/// Words that are no command's name. The parser takes some for one after two assignments on a line.
+const RESERVED: [&str; 17] = [
+    "!", "{", "}", "[[", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function",
+    "if", "then", "until", "while",
+];
+
+/// The deepest nesting of inline scripts.
+const MAX_INNER: usize = 3;
+
+/// The commands of a script. An error is the place of a syntax error or of too deep a nesting.
+pub(super) fn script(text: &Text) -> Result<Script, Span> {
+    let at = |range: Range<usize>| text.span(range.start, range.end);
+    let tree = parse(&text.text).map_err(at)?;
+    let changes = Changes::of(text, tree.root_node()).map_err(at)?;
+    let mut reader = Reader::new(changes);
+    reader
+        .statement(text, tree.root_node(), START)
+        .map_err(at)?;
+    Ok(reader.finish())
+}
+
+/// The commands of an inline script in a typed command. `None`: it cannot be read.
+pub(super) fn inline(text: &Text) -> Option<Vec<Line>> {
+    let mut reader = Reader::new(Changes::default());
+    reader.inline(text, &[], START).then_some(reader.lines)
+}
+
+/// A word of a command before its expansion.
+struct Part<'t> {
+    raw: RawWord<'t>,
+    assignment: bool,
+}
+
+/// The parts of a command so far.
+#[derive(Default)]
+struct Parts<'t> {
+    words: Vec<Part<'t>>,
+    /// The end of the last word or redirection.
+    end: Option<usize>,
+    /// The last one is a word.
+    is_word: bool,
+    /// Statements in a redirection (`cat <<END | tee log`).
+    statements: Vec<Node<'t>>,
+}
+
+struct Reader {
+    variables: Variables,
+    lines: Vec<Line>,
+    /// The values of the assignments, with their places.
+    assigned: HashMap<String, Word>,
+    exported: HashSet<String>,
+    /// `set -a`: every assignment exports.
+    exports_all: bool,
+    /// The nesting of inline scripts.
+    inner: usize,
+}
+
+impl Reader {
+    fn new(changes: Changes) -> Reader {
+        Reader {
+            variables: Variables::new(changes),
+            lines: Vec::new(),
+            assigned: HashMap::new(),
+            exported: HashSet::new(),
+            exports_all: false,
+            inner: 0,
+        }
+    }
+
+    fn finish(mut self) -> Script {
+        let exported = &self.exported;
+        let all = self.exports_all;
+        self.assigned
+            .retain(|name, _| all || exported.contains(name));
+        Script {
+            lines: self.lines,
+            exports: self.assigned,
+        }
+    }
+
+    fn statement(&mut self, text: &Text, node: Node<'_>, place: Place) -> Result<(), Range<usize>> {
+        let mut parts = Parts::default();
+        match node.kind() {
+            "command" | "declaration_command" | "unset_command" | "variable_assignment" => {
+                self.add_words(text, node, place, &mut parts)?;
+                self.command(text, parts, place)
+            }
+            "variable_assignments" => {
+                for child in children(node) {
+                    self.statement(text, child, place)?;
+                }
+                Ok(())
+            }
+            "redirected_statement" => {
+                let simple = ["command", "declaration_command", "unset_command"];
+                for (child, inside) in places(text, node, place) {
+                    if simple.contains(&child.kind()) {
+                        self.add_words(text, child, place, &mut parts)?;
+                    } else if child.kind().ends_with("_redirect") {
+                        add_redirection(text, child, &mut parts)?;
+                    } else {
+                        self.statement(text, child, inside)?;
+                    }
+                }
+                self.command(text, parts, place)
+            }
+            "compound_statement" if text.text[node.byte_range()].starts_with("((") => Ok(()),
+            "test_command" | "comment" => Ok(()),
+            _ => {
+                for (child, inside) in places(text, node, place) {
+                    self.statement(text, child, inside)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds the words of a simple command.
+    fn add_words<'t>(
+        &mut self,
+        text: &Text,
+        node: Node<'t>,
+        place: Place,
+        parts: &mut Parts<'t>,
+    ) -> Result<(), Range<usize>> {
+        if node.kind() == "variable_assignment" {
+            return add_word(text, node, parts);
+        }
+        for child in children(node) {
+            let source = &text.text[child.byte_range()];
+            let name = identifier(source);
+            // After a continued empty line the parser takes an assignment for a command's name.
+            let assigns = source[name.len()..].starts_with(['=', '+', '[']) && !name.is_empty();
+            if child.kind() == "command_name" && (assigns || RESERVED.contains(&source)) {
+                return Err(child.byte_range());
+            }
+            if child.kind().ends_with("_redirect") {
+                add_redirection(text, child, parts)?;
+                continue;
+            }
+            let gap = parts
+                .end
+                .and_then(|end| text.text.get(end..child.start_byte()));
+            if gap.is_some_and(ends_line) && parts.words.iter().all(|part| part.assignment) {
+                self.command(text, std::mem::take(parts), place)?;
+            }
+            add_word(text, child, parts)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the line of a simple command, and lets it change the variables.
+    fn command(&mut self, text: &Text, parts: Parts<'_>, place: Place) -> Result<(), Range<usize>> {
+        let Some(first) = parts.words.first() else {
+            return self.statements(text, &parts, place);
+        };
+        let context = place.context;
+        if !context.nested {
+            self.variables.advance(first.raw.range.start);
+        }
+        let mut words = Vec::new();
+        let mut owners = Vec::new();
+        for (index, part) in parts.words.iter().enumerate() {
+            let split = !part.assignment;
+            for word in self.variables.words(text, &part.raw, split, context) {
+                words.push(word);
+                owners.push(index);
+            }
+        }
+        if !context.nested {
+            self.assign(text, &parts, &words, place);
+        }
+        if !words.is_empty() {
+            self.push(text, words, &owners, &parts, place);
+        }
+        self.statements(text, &parts, place)
+    }
+
+    fn statements(
+        &mut self,
+        text: &Text,
+        parts: &Parts<'_>,
+        mut place: Place,
+    ) -> Result<(), Range<usize>> {
+        place.certain = false;
+        for node in &parts.statements {
+            self.statement(text, *node, place)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a command change the variables.
+    fn assign(&mut self, text: &Text, parts: &Parts<'_>, words: &[Word], place: Place) {
+        let command = words.iter().find(|word| word.assignment().is_none());
+        let name = command.map_or("", |word| word.text.as_str());
+        let declares = ["export", "readonly", "declare", "typeset"].contains(&name);
+        let flagged = words.iter().any(|word| word.text == "-x");
+        let exports = name == "export" || (declares && flagged);
+        let option = |word: &Word| ["-a", "allexport"].contains(&word.text.as_str());
+        self.exports_all |= name == "set" && words.iter().any(option);
+        if exports {
+            let names = words.iter().map(|word| identifier(&word.text).to_owned());
+            self.exported.extend(names.filter(|name| !name.is_empty()));
+        }
+        // `$NAME …` may be `eval …`.
+        let unknown = |word: &Word| {
+            !matches!(
+                word.unresolved_extent(),
+                None | Some(UnresolvedExtent::Part)
+            )
+        };
+        let hidden = |word: &Word| word.literal < word.text.len() && assigns(&word.text);
+        if command.is_some_and(|word| unknown(word) || hidden(word)) {
+            self.variables.forget_all(place.repeated);
+        }
+        // In front of a command, an assignment is only for that command.
+        if command.is_some() && !declares {
+            return;
+        }
+        for part in parts.words.iter().filter(|part| part.assignment) {
+            let source = &text.text[part.raw.range.clone()];
+            let name = identifier(source);
+            let mut raw = RawWord {
+                range: part.raw.range.start + name.len() + 1..part.raw.range.end,
+                expansions: part.raw.expansions.clone(),
+            };
+            raw.range.start = raw.range.start.min(raw.range.end);
+            let value = self.variables.value(text, &raw, place.context);
+            let value = value.filter(|_| place.certain && self.variables.is_assigned_once(name));
+            let word = Word {
+                text: value
+                    .as_ref()
+                    .map_or_else(String::new, |value| value.text.clone()),
+                span: text.span(raw.range.start, raw.range.end),
+                unresolved: Vec::new(),
+                defaults: Vec::new(),
+                literal: 0,
+            };
+            self.assigned.insert(name.to_owned(), word);
+            self.variables.assign(name, value);
+        }
+    }
+
+    /// Adds a line, or the lines of the inline script that it starts.
+    fn push(
+        &mut self,
+        text: &Text,
+        words: Vec<Word>,
+        owners: &[usize],
+        parts: &Parts<'_>,
+        place: Place,
+    ) {
+        let mut line = Line {
+            words,
+            shell: match place.context.nested {
+                true => Shell::Inner,
+                false => Shell::Own,
+            },
+        };
+        let found = inner::script(&line.words).filter(|_| !inner::is_harmless(&line.words));
+        if let Some(found) = found {
+            let raw = &parts.words[owners[found.at]].raw;
+            let whole = owners.iter().filter(|owner| **owner == owners[found.at]);
+            let inner = inner::text_of(text, raw, found.skip).filter(|_| whole.count() == 1);
+            let before = line.words[..found.shell].iter();
+            let before = before.filter(|word| word.assignment().is_some());
+            let before: Vec<Word> = before.cloned().collect();
+            if inner.is_some_and(|inner| self.inline(&inner, &before, place)) {
+                return;
+            }
+            line.shell = Shell::Unread;
+        }
+        self.lines.push(line);
+    }
+
+    /// Adds the lines of an inline script. `before`: assignments for its environment. Returns whether it can be
+    /// read.
+    fn inline(&mut self, text: &Text, before: &[Word], mut place: Place) -> bool {
+        let Ok(tree) = parse(&text.text) else {
+            return false;
+        };
+        let at = self.lines.len();
+        place.certain = false;
+        place.context.nested = true;
+        self.inner += 1;
+        let read = self.inner <= MAX_INNER
+            && Changes::of(text, tree.root_node()).is_ok()
+            && self.statement(text, tree.root_node(), place).is_ok();
+        self.inner -= 1;
+        if !read {
+            self.lines.truncate(at);
+        }
+        for line in &mut self.lines[at..] {
+            line.words.splice(..0, before.iter().cloned());
+        }
+        read
+    }
+}
+
+/// Adds a word, or joins it to the last one if nothing separates them.
+fn add_word<'t>(text: &Text, node: Node<'t>, parts: &mut Parts<'t>) -> Result<(), Range<usize>> {
+    let (start, end) = (node.start_byte(), node.end_byte());
+    let gap = match parts.end {
+        Some(before) => text.text.get(before..start).unwrap_or("|"),
+        None => " ",
+    };
+    let gap = gap.replace("\\\n", "");
+    if gap.contains(|c| c != ' ' && c != '\t') {
+        return Err(parts.end.unwrap_or(start).min(start)..start);
+    }
+    parts.end = Some(end);
+    let joined = gap.is_empty() && std::mem::replace(&mut parts.is_word, true);
+    parts.is_word = true;
+    if joined && let Some(last) = parts.words.last_mut() {
+        last.raw.range.end = end;
+        add_expansions(text, node, &mut last.raw);
+        return Ok(());
+    }
+    let mut raw = RawWord {
+        range: start..end,
+        expansions: Vec::new(),
+    };
+    add_expansions(text, node, &mut raw);
+    parts.words.push(Part {
+        raw,
+        assignment: node.kind() == "variable_assignment",
+    });
+    Ok(())
+}
+
+/// Skips a redirection. The parser counts the words after its target as its own.
+fn add_redirection<'t>(
+    text: &Text,
+    node: Node<'t>,
+    parts: &mut Parts<'t>,
+) -> Result<(), Range<usize>> {
+    // A number right before it is its file descriptor.
+    let adjacent = parts.is_word && parts.end == Some(node.start_byte());
+    let digits = |part: &mut Part<'_>| {
+        let written = &text.text[part.raw.range.clone()];
+        written.bytes().all(|c| c.is_ascii_digit())
+    };
+    if adjacent {
+        parts.words.pop_if(digits);
+    }
+    parts.is_word = false;
+    let mut targets = 0;
+    let mut end = node.start_byte();
+    for (field, child) in fields(node) {
+        let statement = ["pipeline", "list", "command", "redirected_statement"];
+        if child.kind().ends_with("_redirect") {
+            add_redirection(text, child, parts)?;
+        } else if statement.contains(&child.kind()) {
+            parts.statements.push(child);
+        } else if field == Some("argument") || (field == Some("destination") && targets > 0) {
+            parts.end = Some(parts.end.unwrap_or(end).max(end));
+            add_word(text, child, parts)?;
+            parts.is_word = true;
+        } else {
+            targets += usize::from(field == Some("destination"));
+            parts.is_word = false;
+        }
+        end = child.end_byte();
+    }
+    parts.end = Some(node.end_byte().max(end));
+    Ok(())
+}

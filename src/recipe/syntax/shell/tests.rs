@@ -1,0 +1,550 @@
+use proptest::prelude::*;
+
+use super::word::UnresolvedExtent;
+use super::*;
+
+fn texts(text: &str, form: Form) -> Vec<Vec<String>> {
+    let lines = read(text, FileId(0), form).unwrap().lines.into_iter();
+    lines
+        .map(|line| line.words.into_iter().map(|word| word.text).collect())
+        .collect()
+}
+
+/// The words of the last command of a script.
+fn last(script: &str) -> Vec<Word> {
+    let lines = read(script, FileId(0), Form::Script);
+    let lines = lines.unwrap_or_else(|at| panic!("{script}: {at:?}")).lines;
+    lines.last().unwrap().words.clone()
+}
+
+/// The words of the last command, joined by `|`; `?` marks an unresolved word.
+fn expanded(script: &str) -> String {
+    let shown = last(script)
+        .into_iter()
+        .map(|word| match word.unresolved.is_empty() {
+            true => word.text,
+            false => format!("?{}", word.text),
+        });
+    shown.collect::<Vec<_>>().join("|")
+}
+
+#[test]
+fn words_are_split_as_in_a_shell() {
+    let script = "#!/bin/bash\n# a comment\nN=4 torchrun \\\n  --a 'x y' --b=\"1\\\"2\" --c\\ d; echo done\n";
+    assert_eq!(
+        texts(script, Form::Script),
+        [
+            vec!["N=4", "torchrun", "--a", "x y", "--b=1\"2", "--c d"],
+            vec!["echo", "done"],
+        ]
+    );
+    let pasted = "--a 1\r\n--b '2 3' # end\n";
+    assert_eq!(texts(pasted, Form::Arguments), [["--a", "1", "--b", "2 3"]]);
+    let continued = "# all\n--a 1 \\\n--b 2 # end\n--c 3\n";
+    assert_eq!(
+        texts(continued, Form::Arguments),
+        [["--a", "1", "--b", "2", "--c", "3"]]
+    );
+    let quoted = "--a '1\n#2' # it's\n--c \"3\\\"\"\n";
+    assert_eq!(
+        texts(quoted, Form::Arguments),
+        [["--a", "1\n#2", "--c", "3\""]]
+    );
+}
+
+/// Each result is that of bash 5.2.
+#[test]
+fn words_end_where_they_end_in_bash() {
+    for (script, expected) in [
+        ("run --a=b#c '' \"\" x\"y\"'z'", "run|--a=b#c|||xyz"),
+        (
+            "run [a,b] ++m.x=1 {x} *.json ~/x !a",
+            "run|[a,b]|++m.x=1|{x}|*.json|~/x|!a",
+        ),
+        ("run a1\\\nb c\\\n d", "run|a1b|c|d"),
+        ("run $'x y' $\"z\" 5$ a\\$b", "run|x y|z|5$|a$b"),
+        ("run \"a\nb\" 'c\\d' \"e\\f\\\\\"", "run|a\nb|c\\d|e\\f\\"),
+        ("run a > log --b 4 2>&1 5", "run|a|--b|4|5"),
+        ("> log run 2>x a", "run|a"),
+        ("run a <<E --b\n$N\nE\n", "run|a|--b"),
+        ("N=4 M=5\nrun $N$M", "run|45"),
+        ("A='x y'\nB=2\nexport C=3\nrun", "run"),
+        ("run 2 >x", "run|2"),
+        ("run '2'>x", "run|2"),
+        ("run \"x $N y\" \"$N  $N\"", "run|?x $N y|?$N  $N"),
+        ("N=4\nrun \"x $N y\" \"$N  $N\"", "run|x 4 y|4  4"),
+        ("A=\nrun a $A b \"$A\"", "run|a|b|"),
+        (
+            "run {a,b} --x={1..3} '{a,b}'",
+            "run|?{a,b}|?--x={1..3}|{a,b}",
+        ),
+    ] {
+        assert_eq!(expanded(script), expected, "{script}");
+    }
+}
+
+#[test]
+fn an_arguments_file_is_split_as_upstream() {
+    let file = "--a '1\n2' # $x \\\n";
+    assert_eq!(
+        texts(file, Form::ArgumentsFile),
+        [["--a", "'1", "2'", "#", "$x", "\\"]]
+    );
+    assert!(texts(" \n", Form::ArgumentsFile).is_empty());
+}
+
+#[test]
+fn a_word_has_its_line_and_column() {
+    let text = "torchrun \\\n  --größe=\"16\" x";
+    let words = last(text);
+    let key = &words[1];
+    assert_eq!((key.span.line, key.span.column), (2, 3));
+    let value = key.after("--größe=".len());
+    assert_eq!(&text[value.span.start..value.span.end], "\"16\"");
+    assert_eq!((value.text.as_str(), value.span.column), ("16", 11));
+    assert_eq!((words[2].span.line, words[2].span.column), (2, 16));
+}
+
+#[test]
+fn a_word_ends_before_a_continued_line() {
+    let text = "train.py --a 1\\\n  ; echo";
+    let first = read(text, FileId(0), Form::Script).unwrap().lines.remove(0);
+    let last = &first.words[2];
+    assert_eq!(
+        (last.text.as_str(), &text[last.span.start..last.span.end]),
+        ("1", "1")
+    );
+}
+
+#[test]
+fn assigned_variables_expand_as_in_a_shell() {
+    for (script, expected) in [
+        (
+            "A='x y'\nrun $A \"$A\" ${A}z k=$A",
+            "run|x|y|x y|x|yz|k=x|y",
+        ),
+        ("export N=4 M=2; run --n=$N$M", "run|--n=42"),
+        ("N=4\nA=\"--n $N\"\nrun $A end", "run|--n|4|end"),
+        ("CMD='torchrun t.py'\n$CMD --n 4", "torchrun|t.py|--n|4"),
+        ("N=4\nrun ${N:-8} ${N-8}", "run|4|4"),
+        ("N=\nrun ${N:-8} x${N-8}", "run|8|x"),
+        ("run ${N:-8} ${N-9} \"${N:-a b}\"", "run|8|9|a b"),
+        ("N=${N:-8}\nrun $N", "run|8"),
+        ("N=${N:-\"a b\"}\nrun $N", "run|a|b"),
+        ("M=2\nN=${N:-$M}\nrun $N", "run|2"),
+        ("N=\nrun a $N b ${N}", "run|a|b"),
+        ("N=4\nrun '$N' \\$N", "run|$N|$N"),
+        ("N=4\n(( N == 2 )) && x\nrun $N", "run|4"),
+        ("N=4\nif (( N > 2 )); then x; fi\nrun $N", "run|4"),
+        ("N=4\nM=$((N * 2))\nrun $N $M", "run|4|8"),
+        (
+            "N=7\nrun $((2 * 3 - 4 - 1)) $((N / 2 + (N % 4) * ${N})) $[N+1]",
+            "run|1|24|8",
+        ),
+        ("N=4\nprintf '%s' $N\nrun $N", "run|4"),
+        ("N=4\nfor f in $N *.json; do x; done\nrun $N", "run|4"),
+        ("N=4\nexport M=$N PATH=$PATH:x\nrun $M $N", "run|4|4"),
+        ("source env.sh\nN=4\nrun $N", "run|4"),
+        (
+            "N=4\ncase $x in\n --n|-n) M=$2; shift;;\n (*) x;;\nesac\nrun $N",
+            "run|4",
+        ),
+        ("A=$'x\u{a0}y'\nrun x\u{a0}y", "run|x\u{a0}y"),
+        ("N=4\nf() { run $N; }\n", "run|4"),
+    ] {
+        assert_eq!(expanded(script), expected, "{script}");
+    }
+}
+
+#[test]
+fn a_variable_that_may_have_another_value_stays_unresolved() {
+    for script in [
+        "run $N",
+        "N=4\nN=5\nrun $N",
+        "N=$(nproc)\nrun $N",
+        "N=$1\nrun $N",
+        "N=$(nproc)\nM=${N:-8}\nrun $M",
+        "read N\nrun ${N:-8}",
+        "source env.sh\nrun ${N:-8}",
+        "if x; then N=4; fi\nrun ${N:-8}",
+        "f() { run ${N:-8}; }\nN=4",
+        "run ${N:=8}",
+        "run ${N:+8}",
+        "N=4\nrun ${N%4}",
+        "N=4\nrun ${N:0:1}",
+        "N=4\nrun ${#N}",
+        "N=A\nA=4\nrun ${!N}",
+        "set -- 4\nrun $1",
+        "N=04\nrun $((N + 1))",
+        "run $((4 / 0))",
+        "N=9223372036854775807\nrun $((N + 1))",
+        "N=2\nrun $((N ** 2))",
+        "A=\"a$((1 + $2))\"\nrun $A",
+        "if x; then\n  N=4\nfi\nrun $N",
+        "x && N=4\nrun $N",
+        "N=4 && x\nrun $N",
+        "x | N=4\nrun $N",
+        "N=4 &\nrun $N",
+        "(N=4)\nrun $N",
+        "f() { N=4; }\nrun $N",
+        "function f {\n N=4\n}\nrun $N",
+        "for N in 1 2; do x; done\nrun $N",
+        "case $x in\n a) N=4;;\nesac\nrun $N",
+        "N=4\nread N\nrun $N",
+        "N=4\nsource env.sh\nrun $N",
+        "f() { eval x; }\nN=4\nf\nrun $N",
+        "N=4\n$X N=5\nrun $N",
+        "N=4\nN+=5\nrun $N",
+        "N=4 run $N",
+        "N=2\nN=4 f\nrun $N",
+        "A=(1 2)\nrun $A",
+        "A=(1 2)\nrun \"${A[@]}\"",
+        "A=(1 2)\nrun ${A[0]}",
+        "declare -i N=1+1\nrun $N",
+        "N=2\n((N*=4))\nrun $N",
+        "N=4\n(( N = 2 * 4 ))\nrun $N",
+        "N=2\n((N++)); run $N",
+        "N=2\nlet N*=4\nrun $N",
+        "N=2\nlet \"N *= 2\"\nrun $N",
+        "N=2\nlet M=1 N=4\nrun $N",
+        "N=2\n: $((N=4))\nrun $N",
+        "N=2\necho \"$((N=4))\"\nrun $N",
+        "N=2\necho $[N=4]\nrun $N",
+        "N=2\nX=$((N++))\nrun $N",
+        "N=2\nif x; then ((N/=2)); fi\nrun $N",
+        "N=2\nif ((N/=2)); then x; fi\nrun $N",
+        "N=2\nfor ((i=0; i<2; N*=2, i++)); do x; done\nrun $N",
+        "N=2\nV=N\n(( $V = 4 ))\nrun $N",
+        "N=2\nexport \"N=4\"\nrun $N",
+        "N=2\nexport 'N=4'\nrun $N",
+        "N=2\ndeclare -x \"N=4\"\nrun $N",
+        "N=2\ncommand export N=4\nrun $N",
+        "N=2\nbuiltin read N\nrun $N",
+        "N=2\ndeclare -n r=N; r=4\nrun $N",
+        "declare -n r=N\nN=2\nr=4\nrun $N",
+        "N=2\nr=N\nprintf -v \"$r\" 4\nrun $N",
+        "N=2\nprintf -v N 4\nrun $N",
+        "N=2\nprintf -vN 4\nrun $N",
+        "N=2\nexport $(grep -v '^#' .env | xargs)\nrun $N",
+        "N=2\nexport `cat .env`\nrun $N",
+        "N=2\nexport $VARS\nrun $N",
+        "N=2\nexport \"$X=4\"\nrun $N",
+        "N=2\nread $X\nrun $N",
+        "N=2\ncommand eval x\nrun $N",
+        "N=2\ntrap 'N=4' DEBUG\nrun $N",
+        "N=2\nwhile x; do run $N; N=3; done",
+        "IFS=,\nA=1,2\nrun $A",
+        "RANDOM=4\nrun $RANDOM",
+        "case $x in\n --n) N=4;; *) N=2;;\nesac\nrun $N",
+    ] {
+        let words = last(script);
+        let of_run = words.last().unwrap();
+        let found = read(script, FileId(0), Form::Script).unwrap().lines;
+        let mut runs = found
+            .iter()
+            .filter(|line| line.words.iter().any(|w| w.text == "run"));
+        let word = runs
+            .next_back()
+            .map_or(of_run, |line| line.words.last().unwrap());
+        assert!(word.unresolved_extent().is_some(), "{script}: {words:?}");
+    }
+}
+
+#[test]
+fn a_default_that_the_environment_may_replace_is_known() {
+    let words = last("N=${N:-8}\nM=$N\nrun $M x");
+    assert_eq!(words[1].defaults, [("N".to_owned(), "8".to_owned())]);
+    assert_eq!(words[2].defaults, []);
+    assert_eq!(last("N=${M:-4}\nrun $((N + 1))")[1].defaults.len(), 1);
+    assert_eq!(last("N=4\nrun ${N:-8}")[1].defaults, []);
+}
+
+#[test]
+fn an_expanded_word_has_the_span_of_its_variable() {
+    let script = "N=4\nrun --n=$N";
+    let word = last(script).pop().unwrap();
+    let (_, value) = word.option().unwrap();
+    let value = value.unwrap();
+    assert_eq!(value.text, "4");
+    assert_eq!(&script[value.span.start..value.span.end], "$N");
+}
+
+#[test]
+fn values_that_double_with_every_line_are_limited() {
+    let mut script = "A0=xxxxxxxxxxxxxxxx\n".to_owned();
+    for line in 1..60 {
+        script += &format!("A{line}=$A{0}$A{0}\n", line - 1);
+    }
+    script += "run $A59";
+    assert!(last(&script).pop().unwrap().unresolved_extent().is_some());
+}
+
+#[test]
+fn here_documents_are_no_commands() {
+    for script in [
+        "cat > job.sh <<X\nrun 1\nX\nrun 2",
+        "cat <<'X' > job.sh\nit's\nX\nrun 2",
+        "cat <<-X\n\trun 1\n\tX\nrun 2",
+        "cat <<X | tee log\nrun 1\nX\nrun 2",
+    ] {
+        let last = texts(script, Form::Script).pop();
+        assert_eq!(last.unwrap(), ["run", "2"], "{script}");
+    }
+}
+
+#[test]
+fn a_word_reports_how_much_of_it_is_unresolved() {
+    use UnresolvedExtent::{Number, Part, Whole};
+    for (word, expected) in [
+        ("$X", Some(Number)),
+        ("${X}", Some(Number)),
+        ("$(cat x)", Some(Number)),
+        ("`cat x`", Some(Number)),
+        ("$((1 + $1))", Some(Number)),
+        ("\"$X\"", Some(Whole)),
+        ("\"$@\"", Some(Number)),
+        ("\"${A[@]}\"", Some(Number)),
+        ("$X/a", Some(Part)),
+        ("--a=$X", Some(Part)),
+        ("a\"$@\"", Some(Number)),
+        ("'$X'", None),
+        ("\\$X", None),
+        ("\"\\$X\"", None),
+        ("5$", None),
+    ] {
+        let words = last(&format!("run {word}"));
+        assert_eq!(words.len(), 2, "{word}");
+        assert_eq!(words[1].unresolved_extent(), expected, "{word}");
+    }
+    let typed = read(&join(&["$X".to_owned()]), FileId(0), Form::Typed).unwrap();
+    assert_eq!(typed.lines[0].words[0].unresolved_extent(), Some(Number));
+}
+
+#[test]
+fn what_bash_does_not_accept_is_refused_at_its_place() {
+    for text in [
+        "a 'b",
+        "a $(b",
+        "a ${b",
+        "a `b",
+        "a > 'b",
+        "A=(b",
+        "a <(b",
+        "if x; then y",
+        "fi",
+    ] {
+        let at = read(text, FileId(0), Form::Script).unwrap_err();
+        assert!(text.get(at.start..at.end).is_some(), "{text}");
+    }
+    let at = read("a\nb\nfor x; y\n", FileId(0), Form::Script).unwrap_err();
+    assert_eq!(at.line, 3);
+    let deep = "if x; then ".repeat(500) + "y" + &"; fi".repeat(500);
+    assert!(read(&deep, FileId(0), Form::Script).is_err());
+}
+
+/// Each result is that of bash 5.2.
+#[test]
+fn a_backslash_at_the_end_of_a_script_is_removed() {
+    for text in ["a b\\", "a b \\", "a b\\\n", "a b \\\n"] {
+        assert_eq!(texts(text, Form::Script), [["a", "b"]], "{text:?}");
+    }
+    assert_eq!(texts("a b\\\\", Form::Script), [["a", "b\\"]]);
+    let inner = read("bash -c 'a b\\'", FileId(0), Form::Script)
+        .unwrap()
+        .lines;
+    let read = inner[0].words.last().unwrap();
+    assert!(
+        inner[0].shell == Shell::Unread || !read.unresolved.is_empty(),
+        "{inner:?}"
+    );
+}
+
+proptest! {
+    #[test]
+    fn joined_words_split_into_the_same_words(words in prop::collection::vec("[^\0]{0,8}", 1..6)) {
+        prop_assume!(!["if", "for", "case", "while", "until"].contains(&words[0].as_str()));
+        let line = join(&words);
+        prop_assert_eq!(texts(&line, Form::Typed), [words]);
+    }
+
+    #[test]
+    fn any_text_is_read_without_a_panic(text in "[a-c$(){}\\[\\]'\"`\\\\<>&|;#= \n@*!-]{0,60}") {
+        for text in [format!("bash -c {text}"), text] {
+            for form in [Form::Script, Form::Arguments, Form::Typed, Form::ArgumentsFile] {
+                let Ok(script) = read(&text, FileId(0), form) else { continue };
+                for word in script.lines.iter().flat_map(|line| &line.words) {
+                    prop_assert!(text.get(word.span.start..word.span.end).is_some());
+                }
+            }
+        }
+    }
+}
+
+/// The arguments of a script's last `run`, as bash gives them. `None`: bash refuses the script.
+fn by_bash(script: &str) -> Option<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let wrapper =
+        "run() { OUT=$(printf '<%s>' \"$@\"); }; eval \"$1\" || exit; printf '%s' \"$OUT\"";
+    let output = std::process::Command::new("bash")
+        .args(["-f", "-c", wrapper, "bash", script])
+        .current_dir(folder.path())
+        .env_clear()
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let done = output.status.success() && output.stderr.is_empty();
+    done.then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+fn statement() -> impl Strategy<Value = String> {
+    let shapes = prop::sample::select(vec![
+        "A=4",
+        "A=4",
+        "A=B",
+        "A=\"x y\"",
+        "A='1  2 '",
+        "A=$B",
+        "A=\"$B$C\"",
+        "A=${B:-7}",
+        "A=${B-}",
+        "A=$((B+1))",
+        "A=$((2 * 3 - 1 - 1))",
+        "A=(1 2)",
+        "A+=5",
+        "export A=3",
+        "export \"A=9\"",
+        "export A",
+        "declare -i A=1+1",
+        "declare -x A=2",
+        "readonly A",
+        "let A=B+1",
+        "((A++))",
+        "((A=5))",
+        "(( A == 5 ))",
+        "true && A=6",
+        "A=6 && true",
+        "false || A=8",
+        "if true; then A=7; fi",
+        "if false; then A=7; else B=1; fi",
+        "for A in 1 2; do :; done",
+        "for ((A=0; A<2; A++)); do :; done",
+        "f() { A=12; }",
+        "f() { A=12; }; f",
+        "f",
+        "B=1 f",
+        "read A <<< 13",
+        "unset A",
+        "eval A=14",
+        "printf -v A 15",
+        ": ${A:=16}",
+        "A=17 true",
+        "IFS=,",
+        "case x in x) A=1;; esac",
+        "{ A=3; }",
+        "(A=4)",
+        "A=5 | true",
+        "A=5 &",
+        "while false; do A=1; done",
+        "run $A",
+        "A=3 B=4",
+        "A=3 B=4 # C=5",
+        "\\\n A=2",
+        "set -- 1 2",
+        ": $((A=4))",
+        ": \"$[A+=1]\"",
+        "A=4; B=$A",
+        "A[0]=1",
+        "cat <<E >/dev/null\n$((A=9))\nE",
+        "declare -n A=B",
+        "V=A; eval $V=5",
+        "C=eval; $C A=5",
+        "trap 'A=8' DEBUG",
+        "A=a,b",
+        "A=$(echo 5)",
+        "A=`echo 5`",
+        ": ${A:=$((B=3))}",
+        "[[ x == x ]] && A=2",
+        "! A=3",
+        "A=$'4\\t'",
+    ]);
+    let names = prop::sample::subsequence(vec!["A", "B", "C"], 3);
+    (shapes, names.prop_shuffle()).prop_map(|(shape, names)| {
+        let renamed = |c: char| match c {
+            'A' => names[0].to_owned(),
+            'B' => names[1].to_owned(),
+            'C' => names[2].to_owned(),
+            c => c.to_string(),
+        };
+        shape.chars().map(renamed).collect()
+    })
+}
+
+fn arguments() -> impl Strategy<Value = String> {
+    let atoms = prop::sample::select(vec![
+        "a",
+        "--k=",
+        "$A",
+        "$B",
+        "\"$A\"",
+        "\"$B x\"",
+        "${A}",
+        "${C}",
+        "${A:-d}",
+        "${B-e f}",
+        "\"${C:-g  h}\"",
+        "'x y'",
+        "''",
+        "\"\"",
+        "\\ ",
+        "\\a",
+        "\\\n",
+        "#z",
+        "$'q'",
+        "$\"r\"",
+        "$((A*2))",
+        "$((B - 1 - 1))",
+        "$((2*(A+B)))",
+        "{a,b}",
+        "{x}",
+        "[y]",
+        "\"\\$A\\n\"",
+        "'$A'",
+        "é",
+        "!",
+        "=",
+        "+",
+        " ",
+        " ",
+        " ",
+        " >/dev/null ",
+        " 2>&1 ",
+        "\"a\nb\"",
+        "2",
+    ]);
+    prop::collection::vec(atoms, 1..8).prop_map(|atoms| atoms.concat())
+}
+
+proptest! {
+    /// What is resolved is what bash gives.
+    #[test]
+    fn resolved_words_are_those_of_bash(
+        statements in prop::collection::vec(statement(), 0..5),
+        separator in prop::sample::select(vec!["\n", "\n", "; ", "\n\n", " \n"]),
+        arguments in arguments(),
+    ) {
+        let mut lines = statements;
+        lines.push(format!("run {arguments}"));
+        let script = lines.join(separator);
+        let Ok(found) = read(&script, FileId(0), Form::Script) else { return Ok(()) };
+        let runs = |line: &&Line| line.words.first().is_some_and(|word| word.text == "run");
+        let Some(line) = found.lines.iter().rev().find(runs) else { return Ok(()) };
+        if line.words.iter().all(|word| word.unresolved.is_empty()) {
+            let words = line.words[1..].iter().map(|word| format!("<{}>", word.text));
+            let words = words.collect::<String>();
+            let words = if words.is_empty() { "<>".to_owned() } else { words };
+            if let Some(expected) = by_bash(&script) {
+                prop_assert_eq!(words, expected, "{}", script);
+            }
+        }
+    }
+}

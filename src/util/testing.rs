@@ -1,0 +1,17 @@
+//! Shared parts of unit tests.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Writes a script for a shell as an executable file. A separate process does it: a parallel test may fork a child of
+/// this process, which would keep the file open for writing while it is executed.
+pub fn write_program(path: &Path, script: &str) {
+    let written = Command::new("sh")
+        .args([
+            "-c",
+            "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\" && chmod +x \"$0\"",
+        ])
+        .args([path.as_os_str(), script.as_ref()])
+        .status();
+    assert!(written.unwrap().success());
+}
