@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Generates manifests/base from the chart, for use with kustomize instead of Helm.
 #   scripts/manifests.sh            write it
-#   scripts/manifests.sh --check    fail if it differs from the chart
-# Needs helm.
+#   scripts/manifests.sh --check    fail if it differs from the chart, and test the chart's alerts
+# Needs helm; the tests of the alerts need promtool.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 made=$(mktemp -d)
@@ -17,3 +17,18 @@ for file in crd controller; do
     *) cp "$made/$file.yaml" "manifests/base/$file.yaml" ;;
   esac
 done
+[ "${1:-}" = --check ] || exit 0
+
+# manifests/base has no monitoring, so it is rendered on its own.
+helm template evenkeel "$chart" --set monitoring.serviceMonitor.enabled=true \
+  --set monitoring.rules.enabled=true --set monitoring.dashboard.enabled=true >"$made/monitoring.yaml"
+for kind in Service ServiceMonitor PrometheusRule ConfigMap; do
+  grep -q "^kind: $kind$" "$made/monitoring.yaml" ||
+    { echo "the chart's monitoring renders no $kind" >&2; exit 1; }
+done
+if command -v promtool >/dev/null; then
+  promtool check rules --lint-fatal "$chart/alerts.yaml"
+  promtool test rules tests/chart/alerts_test.yaml
+else
+  echo "SKIPPED: the tests of the alerts (no promtool; scripts/nightly.sh installs it)"
+fi

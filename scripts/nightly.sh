@@ -14,3 +14,20 @@ if [ -z "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
 fi
 
 cargo test --locked --test cuda_launch -- --ignored --nocapture
+
+# The tests of the chart's alerts. promtool takes minutes to compile. Needs helm, which the cluster tests build.
+if ! command -v promtool >/dev/null; then
+  GOBIN=$PWD/target/go go install github.com/prometheus/prometheus/cmd/promtool@v0.316.0
+fi
+PATH=$PWD/target/go:${CLUSTER_BIN:-/tmp/evenkeel-cluster-bin}:$PATH scripts/manifests.sh --check
+
+# Launches commands of upstream's READMEs. The programs that no package has are checkouts in the folder
+# EVENKEEL_UPSTREAM: alignment-handbook and transformers. NAME.venv beside a checkout is the environment with the
+# versions that it needs.
+if [ -z "${EVENKEEL_PYTHON:-}" ] && [ -x target/python/bin/python ]; then
+  export EVENKEEL_PYTHON=$PWD/target/python/bin/python
+fi
+if [ -z "${EVENKEEL_UPSTREAM:-}" ]; then
+  echo "SKIPPED: the commands of the handbook's and transformers' READMEs (set EVENKEEL_UPSTREAM)"
+fi
+cargo test --locked --test endurance readmes -- --ignored --nocapture

@@ -10,7 +10,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use evenkeel::api::TrainingJob;
-use evenkeel::operator::{Seen, watched_jobs};
+use evenkeel::operator::{Scope, Seen, watched_jobs};
 use futures::StreamExt;
 use kube::Client;
 use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
@@ -94,7 +94,7 @@ fn listed(jobs: Jobs) -> (Vec<Arc<TrainingJob>>, Vec<InvalidObject>) {
     runtime.block_on(async {
         let router = Router::new().fallback(answer).with_state(jobs);
         let (aside, mut set_aside) = unbounded_channel();
-        let (known, events) = watched_jobs(&Client::new(router, "n"), aside);
+        let (known, events) = watched_jobs(&Client::new(router, "n"), &Scope::Cluster, aside);
         tokio::select! {
             () = events.for_each(async |event| drop(event.unwrap())) => unreachable!("a watch never ends"),
             ready = known.wait_until_ready() => ready.unwrap(),

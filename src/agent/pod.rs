@@ -29,8 +29,8 @@ use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::protocol::{Order, exit};
-use crate::lifecycle::rank_status;
-use crate::telemetry::Event;
+use crate::lifecycle::rank_status::{self, RankStatus};
+use crate::telemetry::{Event, Pace};
 
 use begin::Backoff;
 use contact::{Contact, ContactSource};
@@ -68,6 +68,7 @@ struct Current {
     external: Option<ExternalCall>,
     /// The external trainer's progress, on the host of rank 0.
     progress: Option<ProgressWatch>,
+    pace: Pace,
     ranks: Ranks,
     tails: Vec<Tail>,
     /// Kills by the kernel since the ranks were started.
@@ -134,8 +135,7 @@ impl PodAgent {
             self.inspect();
             self.ask_peers();
             self.kill_timed_out();
-            self.copy_logs();
-            self.report_progress();
+            self.follow_ranks(false);
             self.tidy();
             if self.all_ended() {
                 if self.terminating {
@@ -272,7 +272,11 @@ impl PodAgent {
         let Some(job) = &self.job else { return false };
         let fence_after = job.fence_after;
         self.contact.look(fence_after);
-        let lost_peer = self.state.ranks.iter().any(|seen| seen.lost.is_some());
+        let lost_peer = self
+            .state
+            .ranks
+            .iter()
+            .any(|seen| seen.loss_report().is_some());
         if !self.contact.is_cut_off(fence_after, lost_peer) {
             return false;
         }
@@ -281,10 +285,8 @@ impl PodAgent {
         };
         current.ranks.kill();
         let mut stopped = false;
-        for seen in self.state.ranks.iter_mut().filter(|s| s.ending.is_none()) {
-            stopped |= seen.kill_reason.is_none();
-            seen.kill_reason
-                .get_or_insert_with(|| contact::cut_off_message(fence_after));
+        for seen in self.state.ranks.iter_mut().filter(|s| !s.has_ended()) {
+            stopped |= seen.kill(|| contact::cut_off_message(fence_after));
         }
         if stopped {
             self.warn(format!(
@@ -302,7 +304,7 @@ impl PodAgent {
     }
 
     fn all_ended(&self) -> bool {
-        self.state.ranks.iter().all(|seen| seen.ending.is_some())
+        self.state.ranks.iter().all(RankStatus::has_ended)
     }
 
     /// Publishes a changed state to waiting callers.

@@ -19,10 +19,11 @@ use serde::Deserialize;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch::Receiver;
 
-use super::event_log;
 use super::input::Input;
+use super::{event_log, metrics};
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::event_log::Position;
+use crate::util::{openmetrics, serve};
 
 /// Longest time that a request for a newer state waits.
 const LONG_POLL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -82,7 +83,7 @@ struct Answers {
 /// * `GET /events?generation=N&from=I`: events of a generation from index I on, one JSON object a line
 ///   ([`crate::lifecycle::event_log`]); 404 if the volume has no event log of it.
 /// * `GET /healthz`: 200 while the agent runs.
-/// * `GET /metrics`: the newest step, in Prometheus' text format.
+/// * `GET /metrics`: the newest step, in the OpenMetrics text format.
 pub async fn serve(
     listener: TcpListener,
     state: Receiver<AgentState>,
@@ -95,9 +96,10 @@ pub async fn serve(
         .route("/generation", get(generation))
         .route("/events", get(events))
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(newest_metrics))
         .with_state(Answers { state, inputs, run });
-    axum::serve(listener, routes).await
+    serve::serve(listener, routes).await;
+    Ok(())
 }
 
 async fn newer_state(
@@ -135,62 +137,9 @@ async fn events(
     }
 }
 
-async fn metrics(State(Answers { state, .. }): State<Answers>) -> impl IntoResponse {
-    let text = text(&state.borrow());
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text)
-}
-
-fn text(state: &AgentState) -> String {
-    let mut text = String::new();
-    let mut gauge = |name: &str, help: &str, value: f64| {
-        text.push_str(&format!(
-            "# HELP evenkeel_{name} {help}\n# TYPE evenkeel_{name} gauge\nevenkeel_{name} {value}\n"
-        ));
-    };
-    let running = state
-        .ranks
-        .iter()
-        .filter(|seen| seen.ending.is_none())
-        .count();
-    gauge(
-        "generation",
-        "Generation of the ranks in this pod.",
-        state.generation as f64,
-    );
-    gauge("ranks", "Running ranks in this pod.", running as f64);
-    if let Some(step) = &state.step {
-        gauge("step", "Optimiser steps taken.", step.step as f64);
-        gauge("samples", "Samples consumed.", step.samples as f64);
-        gauge(
-            "global_batch_samples",
-            "The global batch.",
-            step.batch as f64,
-        );
-        gauge(
-            "loss_nats",
-            "Loss of the newest step, nats per target token.",
-            step.loss,
-        );
-        gauge(
-            "step_seconds",
-            "Wall-clock seconds of the newest step.",
-            step.seconds,
-        );
-        gauge(
-            "step_tokens",
-            "Target tokens of the newest step.",
-            step.tokens as f64,
-        );
-        if let Some(test) = &step.norm_test {
-            gauge(
-                "norm_test_ratio",
-                "The norm test's ratio; above the threshold the batch grows.",
-                test.ratio,
-            );
-            gauge("norm_test_threshold", "The square of eta.", test.threshold);
-        }
-    }
-    text
+async fn newest_metrics(State(Answers { state, .. }): State<Answers>) -> impl IntoResponse {
+    let text = metrics::text(&state.borrow());
+    ([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], text)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::external_trainer::ProgressWatch;
 use crate::lifecycle::files;
 use crate::util::input;
 
@@ -35,14 +36,9 @@ impl Tail {
         }
     }
 
-    /// The rank that writes the log.
-    pub fn rank(&self) -> u64 {
-        self.rank
-    }
-
-    /// New lines since the last call. A failed read is retried later, because a log must not
+    /// New lines since the last call, with their line endings. A failed read is retried later, because a log must not
     /// disturb training.
-    pub fn lines(&mut self) -> Vec<String> {
+    fn lines(&mut self) -> Vec<String> {
         if self.file.is_none() {
             self.file = input::open(&self.path).ok();
         }
@@ -55,24 +51,54 @@ impl Tail {
         while let Some(end) = end_of_line(&self.begun) {
             let rest = self.begun.split_off(end);
             let line = std::mem::replace(&mut self.begun, rest);
-            lines.push(shown(&String::from_utf8_lossy(&line)));
+            lines.push(String::from_utf8_lossy(&line).into_owned());
         }
         lines
     }
 
-    /// The remaining lines, including an unterminated last one, after the rank ended.
-    pub fn rest(&mut self) -> Vec<String> {
-        let mut rest = Vec::new();
+    /// The unterminated last line, after the rank ended.
+    fn last_line(&mut self) -> Option<String> {
+        let last = std::mem::take(&mut self.begun);
+        (!last.is_empty()).then(|| String::from_utf8_lossy(&last).into_owned())
+    }
+
+    /// The last complete text of a progress bar in the unterminated line.
+    fn progress_bar(&self) -> String {
+        let text = self.begun.rsplit(|byte| *byte == b'\r').nth(1);
+        String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
+    }
+}
+
+/// Shows the ranks' new output, and searches it for the progress. `ended`: the ranks have exited, so all of the rest
+/// is shown.
+pub fn new_output(
+    tails: &mut [Tail],
+    mut progress: Option<&mut ProgressWatch>,
+    ended: bool,
+    mut show: impl FnMut(u64, String),
+) {
+    for tail in tails {
+        let rank = tail.rank;
+        let mut progress = progress.as_deref_mut().filter(|_| rank == 0);
+        let mut take = |line: String| {
+            if let Some(progress) = &mut progress {
+                progress.search(&line);
+            }
+            show(rank, shown(&line));
+        };
         loop {
-            let lines = self.lines();
-            if lines.is_empty() {
+            let lines = tail.lines();
+            let more = ended && !lines.is_empty();
+            lines.into_iter().for_each(&mut take);
+            if !more {
                 break;
             }
-            rest.extend(lines);
         }
-        let last = std::mem::take(&mut self.begun);
-        rest.extend((!last.is_empty()).then(|| shown(&String::from_utf8_lossy(&last))));
-        rest
+        if ended {
+            tail.last_line().into_iter().for_each(take);
+        } else if let Some(progress) = progress {
+            progress.search(&tail.progress_bar());
+        }
     }
 }
 
@@ -83,11 +109,13 @@ pub fn shown(line: &str) -> String {
 }
 
 fn end_of_line(bytes: &[u8]) -> Option<usize> {
-    let newline = bytes.iter().position(|byte| *byte == b'\n');
-    match newline {
-        Some(at) => Some((at + 1).min(LONGEST)),
-        None => (bytes.len() >= LONGEST).then_some(LONGEST),
+    let start = &bytes[..bytes.len().min(LONGEST)];
+    if let Some(at) = start.iter().position(|byte| *byte == b'\n') {
+        return Some(at + 1);
     }
+    // A piece of a progress bar ends with one of its texts.
+    let last = |piece: &[u8]| piece.iter().rposition(|byte| *byte == b'\r');
+    (start.len() == LONGEST).then(|| last(start).map_or(LONGEST, |at| at + 1))
 }
 
 #[cfg(test)]
@@ -96,19 +124,31 @@ mod tests {
 
     use super::*;
 
+    fn output(tail: &mut Tail, ended: bool) -> Vec<String> {
+        let mut output = Vec::new();
+        new_output(std::slice::from_mut(tail), None, ended, |_, line| {
+            output.push(line);
+        });
+        output
+    }
+
     #[test]
     fn every_line_is_copied_once_and_complete() {
         let run = tempfile::tempdir().unwrap();
         let mut tail = Tail::of(run.path(), 2, 5);
-        assert_eq!(tail.lines(), Vec::<String>::new(), "no file yet");
+        assert_eq!(
+            output(&mut tail, false),
+            Vec::<String>::new(),
+            "no file yet"
+        );
         let path = run.path().join(files::rank_log(2, 5));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let mut log = File::create(path).unwrap();
         log.write_all(b"one\ntwo\r\nthr").unwrap();
-        assert_eq!(tail.lines(), ["one", "two"]);
-        assert_eq!(tail.lines(), Vec::<String>::new());
+        assert_eq!(output(&mut tail, false), ["one", "two"]);
+        assert_eq!(output(&mut tail, false), Vec::<String>::new());
         log.write_all(b"ee \xff\n").unwrap();
-        assert_eq!(tail.lines(), ["three \u{fffd}"]);
+        assert_eq!(output(&mut tail, false), ["three \u{fffd}"]);
     }
 
     #[test]
@@ -118,9 +158,9 @@ mod tests {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, " 1%\r 50%\r100%\ndone").unwrap();
         let mut tail = Tail::of(run.path(), 1, 0);
-        assert_eq!(tail.lines(), ["100%"]);
-        assert_eq!(tail.rest(), ["done"]);
-        assert_eq!(tail.rest(), Vec::<String>::new());
+        assert_eq!(output(&mut tail, false), ["100%"]);
+        assert_eq!(output(&mut tail, true), ["done"]);
+        assert_eq!(output(&mut tail, true), Vec::<String>::new());
     }
 
     #[test]
@@ -130,8 +170,45 @@ mod tests {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, vec![b'x'; 3 * LONGEST + 7]).unwrap();
         let mut tail = Tail::of(run.path(), 1, 0);
-        let lines = tail.lines();
+        let lines = output(&mut tail, false);
         assert_eq!(lines.len(), 3);
         assert!(lines.iter().all(|line| line.len() == LONGEST));
+    }
+
+    #[test]
+    fn a_long_progress_bar_is_cut_between_its_texts() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(files::rank_log(1, 0));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let text: String = (0..LONGEST / 8)
+            .map(|step| format!("{step}/99999\r"))
+            .collect();
+        std::fs::write(&path, text).unwrap();
+        let mut tail = Tail::of(run.path(), 1, 0);
+        let lines = output(&mut tail, true);
+        assert_eq!(lines.len(), 2);
+        assert!(
+            lines.iter().all(|line| line.ends_with("/99999")),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
+    fn the_progress_is_searched_in_rank_0_and_in_a_progress_bar_that_has_not_ended() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(files::rank_log(1, 0));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(run.path().join(files::rank_log(1, 1)), "step 9\n").unwrap();
+        let mut tails = [0, 1].map(|rank| Tail::of(run.path(), 1, rank));
+        let mut searched = |text: &str, ended| {
+            std::fs::write(&path, text).unwrap();
+            let mut progress =
+                ProgressWatch::start(run.path(), 1, Some("step (?<step>[0-9]+)"), None);
+            new_output(&mut tails, Some(&mut progress), ended, |_, _| ());
+            progress.printed_step()
+        };
+        assert_eq!(searched("step 1\nother\n", false), Some(1));
+        assert_eq!(searched("step 1\nother\n\r step 2\r st", false), Some(2));
+        assert_eq!(searched("step 1\nother\n\r step 2\r step 3", true), Some(3));
     }
 }

@@ -49,7 +49,10 @@ pub const LONGEST_NAME: usize = 52;
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.nodes"),
     printcolumn(name = "Batch", type_ = "string", json_path = ".status.plan.formula"),
     printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress.percent"),
+    printcolumn(name = "Step", type_ = "integer", json_path = ".status.progress.step"),
     printcolumn(name = "Loss", type_ = "string", json_path = ".status.progress.loss"),
+    printcolumn(name = "Tokens/s", type_ = "integer", json_path = ".status.progress.tokensPerSecond"),
+    printcolumn(name = "Left", type_ = "string", json_path = ".status.progress.timeLeft"),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("size(self.metadata.name) <= 52")
@@ -286,8 +289,8 @@ pub enum RemainderPolicy {
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Trainer {
-    /// Command of an external trainer, started once per rank with torchrun's environment. Empty: the
-    /// built-in trainer.
+    /// Command of an external trainer, started once per rank with torchrun's environment. A launcher at its start is
+    /// replaced; `recipe.files` has the files that its options name. Empty: the built-in trainer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 32768)))]
     pub command: Vec<String>,

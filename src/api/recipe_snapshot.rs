@@ -6,12 +6,22 @@ use std::path::PathBuf;
 
 use crate::api::status::RecipeSnapshot;
 use crate::api::{EnvVar, RecipeSource, RemainderPolicy};
-use crate::recipe::{Dialect, Environment, Origin, Request, Setting};
+use crate::recipe::{Dialect, Environment, Origin, OutsidePath, Request, Setting};
 
 /// Default path of the recipe.
 const RECIPE: &str = "recipe.yaml";
 /// Path of an accelerate config that is given as text.
 const ACCELERATE: &str = "accelerate.yaml";
+
+/// Why a snapshot cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSnapshot {
+    #[error(transparent)]
+    Path(#[from] OutsidePath),
+    /// Says which dialects there are.
+    #[error("{0}")]
+    Dialect(String),
+}
 
 impl RecipeSnapshot {
     /// A snapshot of `source`; `text`: the recipe, inline or from a ConfigMap.
@@ -46,8 +56,13 @@ impl RecipeSnapshot {
         self.path.as_deref().unwrap_or(RECIPE).into()
     }
 
-    /// The request that reads the snapshot. An error names an invalid path or dialect.
-    pub fn request(&self, remainder: RemainderPolicy) -> Result<Request, String> {
+    /// The request that reads the snapshot. `command`: the external trainer's command of the job; empty: the
+    /// recipe's.
+    pub fn request(
+        &self,
+        remainder: RemainderPolicy,
+        command: &[String],
+    ) -> Result<Request, InvalidSnapshot> {
         let beside = self.files.iter();
         let mut files: Vec<(PathBuf, String)> = beside
             .map(|(path, text)| (path.into(), text.clone()))
@@ -70,12 +85,13 @@ impl RecipeSnapshot {
             value: "uneven".into(),
         });
         Ok(Request {
-            origin: Origin::snapshot(files).map_err(|error| error.to_string())?,
+            origin: Origin::snapshot(files)?,
             environment: Environment::Job(self.env.clone()),
             path: self.path(),
+            trainer_command: command.to_vec(),
             accelerate,
             overrides: self.overrides.clone(),
-            dialect: dialect.transpose()?,
+            dialect: dialect.transpose().map_err(InvalidSnapshot::Dialect)?,
             version: self.dialect_version.clone(),
             settings: Vec::from_iter(uneven),
             ..Request::default()
@@ -102,7 +118,9 @@ mod tests {
 
     fn read(source: &RecipeSource, text: Option<&str>) -> Result<Recipe, String> {
         let snapshot = RecipeSnapshot::of(source, text.map(str::to_owned), &["loss=dpo".into()]);
-        let request = snapshot.request(RemainderPolicy::Exact)?;
+        let request = snapshot
+            .request(RemainderPolicy::Exact, &[])
+            .map_err(|error| error.to_string())?;
         recipe::read(&request).map_err(|error| error.to_string())
     }
 
@@ -153,7 +171,7 @@ mod tests {
             let tree = [("config/config.yaml", root.as_str()), TREE[1], TREE[2]];
             let mut snapshot = RecipeSnapshot::of(&source("config", &tree), None, &[]);
             snapshot.add_environment(env);
-            let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+            let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
             recipe::read(&request).map_err(|error| error.to_string())
         };
         insta::assert_snapshot!(read("CARGO_PKG_NAME", &[]).unwrap_err(), @"config/config.yaml:2:11: spec.trainer.env has no `CARGO_PKG_NAME`, the only environment of a TrainingJob's recipe (set the variable there, set the key in spec.overrides, or give a default: `${oc.env:NAME,default}`)");
@@ -229,7 +247,7 @@ mod tests {
                 let text = text.replace("DISK", disk);
                 let shown = [source, source_at(path)].map(|source| {
                     let snapshot = RecipeSnapshot::of(&source, Some(text.clone()), &[]);
-                    let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+                    let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
                     format!("{:?}", recipe::read(&request))
                 });
                 shown.concat().replace(disk, "")
@@ -274,7 +292,7 @@ mod tests {
                 ..source(path, &[])
             };
             let snapshot = RecipeSnapshot::of(&source, Some(text.to_owned()), &[]);
-            let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+            let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
             recipe::read(&request).unwrap().spec.objective
         };
         assert_ne!(

@@ -69,7 +69,7 @@ pub struct TrainingJobStatus {
     pub restarts: u32,
     /// Nodes and pods lost over the life of the job. They never count as failures.
     pub disruptions: u32,
-    /// Training progress. Absent with an external trainer.
+    /// Training progress. Absent until the trainer reports a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// Since when a larger world is possible. After `spec.elasticity.scaleUpDelaySeconds` the job scales up.
@@ -366,14 +366,19 @@ pub struct Progress {
     pub share: String,
     /// Optimiser steps taken.
     pub step: u64,
-    /// Training loss of the newest step, nats per target token. A string, since printer columns have no
-    /// number format.
+    /// Training loss of the newest step, nats per target token. Empty if an external trainer does not report it.
+    /// A string, since printer columns have no number format.
     #[schemars(length(max = NUMBER))]
     pub loss: String,
     /// Global batch of the newest step, samples.
     pub batch: u64,
     /// Target tokens per second over all ranks.
     pub tokens_per_second: u64,
+    /// Time until the budget is used up, at the speed of the running generation, for example `1h20m`. Empty while
+    /// it is unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = NUMBER))]
+    pub time_left: String,
 }
 
 /// One rescale: the change to another generation.

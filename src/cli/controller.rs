@@ -10,18 +10,23 @@ use crate::operator::{self, Options};
 #[command(after_help = "\
 Examples:
   evenkeel controller                              use the cluster of the current kubeconfig
-  evenkeel controller --no-leader-election         run as the only replica")]
+  evenkeel controller --no-leader-election         run as the only replica
+  evenkeel controller --namespaced --namespace ml  watch only the jobs of the namespace ml")]
 pub struct Args {
-    /// Namespace of the Lease for leader election among replicas.
+    /// The controller's namespace, with the Lease for leader election among replicas.
     #[arg(long, env = "POD_NAMESPACE", default_value = "evenkeel-system")]
     namespace: String,
+    /// Watch only the TrainingJobs and pods of this namespace. Devices that pods of other namespaces hold count as
+    /// free until the scheduler refuses a pod.
+    #[arg(long)]
+    namespaced: bool,
     /// Identity of this replica in the leader election; by default the process id.
     #[arg(long, env = "POD_NAME", default_value_t = std::process::id().to_string(), hide_default_value = true)]
     identity: String,
     /// Skip leader election; use only without other replicas.
     #[arg(long)]
     no_leader_election: bool,
-    /// Address that serves /healthz.
+    /// Address that serves /healthz and /metrics.
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     /// Image of this controller. Pods of external trainers copy the evenkeel executable from it.
@@ -36,6 +41,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .build()?;
     let ended = runtime.block_on(operator::run(Options {
         namespace: args.namespace,
+        namespaced: args.namespaced,
         identity: args.identity,
         elect: !args.no_leader_election,
         listen: args.listen,

@@ -48,6 +48,8 @@ pub struct AgentState {
     pub step: Option<StepRecord>,
     /// Samples after which training ends; `None` until the run is prepared.
     pub budget: Option<u64>,
+    /// Seconds until the budget is used up, at the speed of this generation; on the agent of rank 0.
+    pub seconds_left: Option<f64>,
     /// Time at which it started its ranks, seconds since the Unix epoch.
     pub started: Option<f64>,
     /// Time at which its last rank was ready, seconds since the Unix epoch.

@@ -171,6 +171,30 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// All that [`Reason::name`] returns.
+    pub const NAMES: [&str; 6] = [
+        "started",
+        "resumed",
+        "resized",
+        "rank-lost",
+        "out-of-memory",
+        "failed",
+    ];
+
+    /// Its name in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Reason::Started => "started",
+            Reason::Resumed => "resumed",
+            Reason::Resized { .. } => "resized",
+            Reason::RankLost { .. } => "rank-lost",
+            Reason::OutOfMemory { .. } => "out-of-memory",
+            Reason::Failed { .. } => "failed",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

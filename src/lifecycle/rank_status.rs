@@ -9,29 +9,61 @@ use serde::{Deserialize, Serialize};
 use super::Outcome;
 use super::protocol::{Ending, Report, exit};
 
-/// Status of one rank.
+/// Status of one rank: its stage, and what is known of its trouble.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(from = "Flags", into = "Flags")]
 pub struct RankStatus {
+    pub stage: Stage,
+    /// The loss of a peer that it noticed.
+    pub loss: Option<PeerLoss>,
+    /// Its own error.
+    pub fault: Option<Fault>,
+    /// Why its process ended, if neither its error nor an order explains it.
+    pub cause: Option<Cause>,
+}
+
+/// Lifecycle of a rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Its process starts, or it is connected and loads its state.
+    #[default]
+    Starting,
     /// It waits for connections to the other ranks.
-    pub waiting: bool,
+    Connecting,
     /// It has joined the world and loaded its state.
-    pub ready: bool,
-    /// A peer whose loss it detected, and how; it still finishes its current computation.
-    pub detected_loss: Option<(u64, String)>,
-    /// Its report of a lost peer, with the state that it holds.
-    pub lost: Option<LossReport>,
-    /// Its message of an out-of-memory error.
-    pub out_of_memory: Option<String>,
-    /// Its error message, and whether a restart would fail again.
-    pub failed: Option<(String, bool)>,
-    /// `None` while its process lives.
-    pub ending: Option<Ending>,
-    /// Reason for which its agent killed it; `None` if it did not.
-    pub kill_reason: Option<String>,
-    /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is
-    /// not a root cause.
-    pub collateral: bool,
+    Ready,
+    /// Its process has ended.
+    Ended(Ending),
+}
+
+/// A peer's loss, as a rank noticed it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PeerLoss {
+    /// The peer, and how its loss was detected. The rank still finishes its current computation.
+    Detected { rank: u64, message: String },
+    /// The rank waits for an order.
+    Reported(LossReport),
+}
+
+/// An error that a rank reports of itself. It ends soon.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fault {
+    OutOfMemory(String),
+    /// `deterministic`: a restart would fail again.
+    Failed {
+        message: String,
+        deterministic: bool,
+    },
+}
+
+/// Why a rank ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cause {
+    /// Its agent killed it for this reason, or its device was lost.
+    Killed(String),
+    /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is not a
+    /// root cause.
+    Collateral,
 }
 
 /// A rank's report of a lost peer.
@@ -46,15 +78,159 @@ pub struct LossReport {
     pub whole: bool,
 }
 
+/// The form in which agents send a status. Agents of other versions send it too.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Flags {
+    waiting: bool,
+    ready: bool,
+    detected_loss: Option<(u64, String)>,
+    lost: Option<LossReport>,
+    out_of_memory: Option<String>,
+    failed: Option<(String, bool)>,
+    ending: Option<Ending>,
+    kill_reason: Option<String>,
+    collateral: bool,
+}
+
+impl From<Flags> for RankStatus {
+    fn from(flags: Flags) -> RankStatus {
+        let detected = |(rank, message)| PeerLoss::Detected { rank, message };
+        let failed = |(message, deterministic)| Fault::Failed {
+            message,
+            deterministic,
+        };
+        RankStatus {
+            stage: match flags.ending {
+                Some(ending) => Stage::Ended(ending),
+                None if flags.ready => Stage::Ready,
+                None if flags.waiting => Stage::Connecting,
+                None => Stage::Starting,
+            },
+            loss: flags
+                .lost
+                .map(PeerLoss::Reported)
+                .or(flags.detected_loss.map(detected)),
+            fault: flags
+                .out_of_memory
+                .map(Fault::OutOfMemory)
+                .or(flags.failed.map(failed)),
+            cause: match flags.collateral {
+                true => Some(Cause::Collateral),
+                false => flags.kill_reason.map(Cause::Killed),
+            },
+        }
+    }
+}
+
+impl From<RankStatus> for Flags {
+    fn from(status: RankStatus) -> Flags {
+        let mut flags = Flags {
+            waiting: status.stage == Stage::Connecting,
+            ready: status.stage == Stage::Ready,
+            ending: status.ending(),
+            collateral: status.is_collateral(),
+            ..Flags::default()
+        };
+        match status.loss {
+            Some(PeerLoss::Detected { rank, message }) => {
+                flags.detected_loss = Some((rank, message));
+            }
+            Some(PeerLoss::Reported(report)) => flags.lost = Some(report),
+            None => {}
+        }
+        match status.fault {
+            Some(Fault::OutOfMemory(message)) => flags.out_of_memory = Some(message),
+            Some(Fault::Failed {
+                message,
+                deterministic,
+            }) => flags.failed = Some((message, deterministic)),
+            None => {}
+        }
+        if let Some(Cause::Killed(reason)) = status.cause {
+            flags.kill_reason = Some(reason);
+        }
+        flags
+    }
+}
+
+impl PeerLoss {
+    /// The lost rank.
+    pub fn rank(&self) -> u64 {
+        match self {
+            PeerLoss::Detected { rank, .. } => *rank,
+            PeerLoss::Reported(report) => report.rank,
+        }
+    }
+
+    fn message(&self) -> &str {
+        match self {
+            PeerLoss::Detected { message, .. } => message,
+            PeerLoss::Reported(report) => &report.message,
+        }
+    }
+}
+
 impl RankStatus {
+    /// The status of a rank whose process has ended.
+    pub fn ended(ending: Ending) -> RankStatus {
+        RankStatus {
+            stage: Stage::Ended(ending),
+            ..RankStatus::default()
+        }
+    }
+
+    /// How its process ended; `None` while it lives.
+    pub fn ending(&self) -> Option<Ending> {
+        match self.stage {
+            Stage::Ended(ending) => Some(ending),
+            Stage::Starting | Stage::Connecting | Stage::Ready => None,
+        }
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ending().is_some()
+    }
+
+    /// Its report of a lost peer.
+    pub fn loss_report(&self) -> Option<&LossReport> {
+        match &self.loss {
+            Some(PeerLoss::Reported(report)) => Some(report),
+            Some(PeerLoss::Detected { .. }) | None => None,
+        }
+    }
+
+    pub fn is_collateral(&self) -> bool {
+        self.cause == Some(Cause::Collateral)
+    }
+
+    /// Records that it is killed; true if nothing else had ended it. The first reason counts.
+    pub fn kill(&mut self, reason: impl FnOnce() -> String) -> bool {
+        let first = self.cause.is_none();
+        self.cause.get_or_insert_with(|| Cause::Killed(reason()));
+        first
+    }
+
+    /// Records that it ran out of memory, which explains all its other errors.
+    pub fn out_of_memory(&mut self, message: String) {
+        self.fault = Some(Fault::OutOfMemory(message));
+    }
+
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.fault, Some(Fault::OutOfMemory(_)))
+    }
+
     /// Applies a report of the rank.
     pub fn take(&mut self, report: &Report) {
         match report {
-            Report::Connecting => self.waiting = true,
-            Report::Connected => self.waiting = false,
-            Report::Ready => self.ready = true,
-            Report::LossDetected { rank, message } => {
-                self.detected_loss = Some((*rank, message.clone()))
+            Report::Connecting => self.stage = Stage::Connecting,
+            Report::Connected => self.stage = Stage::Starting,
+            Report::Ready => self.stage = Stage::Ready,
+            Report::LossDetected { rank, message } if self.loss_report().is_none() => {
+                self.loss = Some(PeerLoss::Detected {
+                    rank: *rank,
+                    message: message.clone(),
+                });
             }
             Report::Lost {
                 rank,
@@ -62,20 +238,29 @@ impl RankStatus {
                 samples,
                 whole,
             } => {
-                self.lost = Some(LossReport {
+                self.loss = Some(PeerLoss::Reported(LossReport {
                     rank: *rank,
                     message: message.clone(),
                     samples: *samples,
                     whole: *whole,
-                });
+                }));
             }
-            Report::DeviceLost { message } => self.kill_reason = Some(message.clone()),
-            Report::OutOfMemory { message } => self.out_of_memory = Some(message.clone()),
+            Report::DeviceLost { message } => {
+                self.kill(|| message.clone());
+            }
+            Report::OutOfMemory { message } => self.out_of_memory(message.clone()),
             Report::Failed {
                 message,
                 deterministic,
-            } => self.failed = Some((message.clone(), *deterministic)),
-            Report::Alive
+            } if !self.is_out_of_memory() => {
+                self.fault = Some(Fault::Failed {
+                    message: message.clone(),
+                    deterministic: *deterministic,
+                });
+            }
+            Report::LossDetected { .. }
+            | Report::Failed { .. }
+            | Report::Alive
             | Report::Step(_)
             | Report::Evaluation(_)
             | Report::Committed { .. }
@@ -88,29 +273,35 @@ impl RankStatus {
     /// failed before. An external trainer cannot report that it failed because of a lost peer: it exits
     /// with an error, or NCCL's watchdog aborts it.
     pub fn end(&mut self, ending: Ending, follows: bool) {
-        self.ending = Some(ending);
+        self.stage = Stage::Ended(ending);
         let killed = match ending {
             Ending::Signal(signal) => signal != Signal::ABORT.as_raw(),
             Ending::Code(_) | Ending::Unrequested => false,
         };
-        self.collateral |= follows && !killed;
+        if follows && !killed {
+            self.cause = Some(Cause::Collateral);
+        }
     }
 
     /// Its texts.
     pub fn messages(&mut self) -> impl Iterator<Item = &mut String> {
-        let lost = self.lost.as_mut().map(|lost| &mut lost.message);
-        let detected_loss = self.detected_loss.as_mut().map(|(_, message)| message);
-        let failed = self.failed.as_mut().map(|(message, _)| message);
-        let others = [&mut self.out_of_memory, &mut self.kill_reason];
-        let others = others.into_iter().filter_map(Option::as_mut);
-        failed
-            .into_iter()
-            .chain(lost)
-            .chain(detected_loss)
-            .chain(others)
+        let fault = match &mut self.fault {
+            Some(Fault::OutOfMemory(message) | Fault::Failed { message, .. }) => Some(message),
+            None => None,
+        };
+        let loss = match &mut self.loss {
+            Some(PeerLoss::Detected { message, .. }) => Some(message),
+            Some(PeerLoss::Reported(report)) => Some(&mut report.message),
+            None => None,
+        };
+        let cause = match &mut self.cause {
+            Some(Cause::Killed(reason)) => Some(reason),
+            Some(Cause::Collateral) | None => None,
+        };
+        [fault, loss, cause].into_iter().flatten()
     }
 
-    /// Whether it failed or reports a lost peer.
+    /// Whether it failed or noticed a lost peer.
     pub fn in_trouble(&self) -> bool {
         let well = |ending| match ending {
             Ending::Code(code) => [exit::FINISHED, exit::DRAINED].contains(&code),
@@ -118,42 +309,29 @@ impl RankStatus {
             Ending::Unrequested => true,
             Ending::Signal(_) => false,
         };
-        self.lost.is_some() || self.detected_loss.is_some() || self.ending.is_some_and(|e| !well(e))
+        self.loss.is_some() || self.ending().is_some_and(|ending| !well(ending))
     }
 
     /// Message for a process that a signal killed.
     pub fn signal_message(&self, signal: i32) -> String {
-        match &self.kill_reason {
-            Some(message) => format!("{message}, so it was killed"),
-            None => format!("killed by signal {signal}"),
+        match &self.cause {
+            Some(Cause::Killed(reason)) => format!("{reason}, so it was killed"),
+            Some(Cause::Collateral) | None => format!("killed by signal {signal}"),
         }
     }
 
-    /// Whether it has reported why it ends; its process exits soon.
-    fn is_leaving(&self) -> bool {
-        self.failed.is_some() || self.out_of_memory.is_some()
-    }
-
-    /// Whether a signal killed it, except as a consequence of other lost ranks.
-    fn is_killed(&self) -> bool {
-        matches!(self.ending, Some(Ending::Signal(_))) && !self.collateral
+    /// The signal that killed it, except as a consequence of other lost ranks.
+    fn killed_by(&self) -> Option<i32> {
+        match self.stage {
+            Stage::Ended(Ending::Signal(signal)) if !self.is_collateral() => Some(signal),
+            _ => None,
+        }
     }
 
     /// Whether it has neither ended nor reported the state that it holds.
     fn undecided(&self) -> bool {
-        self.ending.is_none() && self.lost.is_none()
+        !self.has_ended() && self.loss_report().is_none()
     }
-}
-
-/// Numbers of the ranks for which `which` holds.
-fn ranks<'a>(
-    seen: &'a [RankStatus],
-    which: impl Fn(&RankStatus) -> bool + 'a,
-) -> impl Iterator<Item = u64> + 'a {
-    (0..)
-        .zip(seen)
-        .filter(move |(_, s)| which(s))
-        .map(|(rank, _)| rank)
 }
 
 /// Limit for a rank's silence before the ranks are connected; later their heartbeats count.
@@ -173,10 +351,10 @@ pub fn is_settled(seen: &[RankStatus], waited: Duration) -> bool {
     let named = |rank: u64| loss_of(seen, rank).is_some();
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
     awaited
-        .filter(|(rank, s)| s.is_leaving() || !named(*rank))
-        .all(|(_, s)| match s.detected_loss {
+        .filter(|(rank, s)| s.fault.is_some() || !named(*rank))
+        .all(|(_, s)| match s.loss {
             Some(_) => waited > ANSWER,
-            None if s.waiting => waited > MEETING,
+            None if s.stage == Stage::Connecting => waited > MEETING,
             None => waited > NOTICE,
         })
 }
@@ -195,12 +373,13 @@ pub fn give_up_unresponsive(seen: &mut [RankStatus], first: u64, external: bool)
             continue;
         }
         match named {
-            None if seen.waiting || external => seen.collateral = true,
+            None if seen.stage == Stage::Connecting || external => {
+                seen.cause = Some(Cause::Collateral);
+            }
             named => {
                 let hung = || format!("no report within {} s of losing a peer", NOTICE.as_secs());
                 // Its own reason is better, for example a lost GPU.
-                seen.kill_reason
-                    .get_or_insert_with(|| named.unwrap_or_else(hung));
+                seen.kill(|| named.unwrap_or_else(hung));
             }
         }
         behind.push(rank);
@@ -210,10 +389,11 @@ pub fn give_up_unresponsive(seen: &mut [RankStatus], first: u64, external: bool)
 
 /// Ranks that peers reported as lost, and how the loss was detected.
 fn named(seen: &[RankStatus]) -> impl Iterator<Item = (u64, &str)> {
-    let lost = seen.iter().filter_map(|s| s.lost.as_ref());
-    let lost = lost.map(|lost| (lost.rank, lost.message.as_str()));
-    let detected_loss = seen.iter().filter_map(|s| s.detected_loss.as_ref());
-    lost.chain(detected_loss.map(|(rank, message)| (*rank, message.as_str())))
+    let is_reported = |loss: &&PeerLoss| matches!(loss, PeerLoss::Reported(_));
+    let losses = || seen.iter().filter_map(|s| s.loss.as_ref());
+    let reported = losses().filter(is_reported);
+    let all = reported.chain(losses().filter(move |loss| !is_reported(loss)));
+    all.map(|loss| (loss.rank(), loss.message()))
 }
 
 /// How a peer detected the loss of this rank.
@@ -227,8 +407,8 @@ pub fn loss_of(seen: &[RankStatus], rank: u64) -> Option<&str> {
 /// commit alone.
 pub fn committer(seen: &[RankStatus], pinned: u64) -> Option<u64> {
     let holders = seen.iter().zip(0u64..).filter_map(|(seen, rank)| {
-        let lost = seen.lost.as_ref()?;
-        (seen.ending.is_none() && lost.whole && lost.samples > pinned)
+        let lost = seen.loss_report()?;
+        (!seen.has_ended() && lost.whole && lost.samples > pinned)
             .then_some((lost.samples, std::cmp::Reverse(rank)))
     });
     holders.max().map(|(_, rank)| rank.0)
@@ -236,7 +416,8 @@ pub fn committer(seen: &[RankStatus], pinned: u64) -> Option<u64> {
 
 /// Number of ranks that a signal killed.
 pub fn killed(seen: &[RankStatus]) -> u64 {
-    ranks(seen, RankStatus::is_killed).count() as u64
+    let killed = seen.iter().filter(|s| s.killed_by().is_some());
+    killed.count() as u64
 }
 
 /// Outcome of the generation, by its root cause; `None` until every rank has ended. `descent`
@@ -248,32 +429,38 @@ pub fn outcome(
     mut descent: impl FnMut() -> Option<u64>,
     oom_killed: impl FnOnce() -> bool,
 ) -> Option<Outcome> {
-    let endings: Vec<Ending> = seen.iter().map(|s| s.ending).collect::<Option<_>>()?;
+    let endings: Vec<Ending> = seen.iter().map(RankStatus::ending).collect::<Option<_>>()?;
     let numbered = || seen.iter().zip(0u64..);
     let mut out_of_memory = |message: String| Outcome::OutOfMemory {
         per_device_batch_size,
         smaller: descent(),
         message,
     };
-    if let Some(message) = seen.iter().find_map(|s| s.out_of_memory.clone()) {
+    let exhausted = seen.iter().find_map(|s| match &s.fault {
+        Some(Fault::OutOfMemory(message)) => Some(message.clone()),
+        Some(Fault::Failed { .. }) | None => None,
+    });
+    if let Some(message) = exhausted {
         return Some(out_of_memory(message));
     }
-    if let Some((rank, (message, deterministic))) =
-        numbered().find_map(|(s, rank)| Some((rank, s.failed.clone()?)))
-    {
+    let failed = numbered().find_map(|(s, rank)| match &s.fault {
+        Some(Fault::Failed {
+            message,
+            deterministic,
+        }) => Some((rank, message.clone(), *deterministic)),
+        Some(Fault::OutOfMemory(_)) | None => None,
+    });
+    if let Some((rank, message, deterministic)) = failed {
         return Some(Outcome::Failed {
             rank,
             message,
             deterministic,
         });
     }
-    let signalled = numbered().find_map(|(s, rank)| match s.ending {
-        Some(Ending::Signal(signal)) if s.is_killed() => Some((rank, s, signal)),
-        _ => None,
-    });
+    let signalled = numbered().find_map(|(s, rank)| Some((rank, s, s.killed_by()?)));
     if let Some((rank, lost, signal)) = signalled {
         let message = lost.signal_message(signal);
-        if signal == 9 && lost.kill_reason.is_none() && oom_killed() {
+        if signal == 9 && lost.cause.is_none() && oom_killed() {
             return Some(out_of_memory(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
             )));
@@ -294,16 +481,16 @@ pub fn outcome(
     let drained = Ending::Code(exit::DRAINED);
     // Ranks of one world agree on a step to exit at: all exit together with one that was ordered to.
     let asked = endings.contains(&drained);
-    let left = |s: &RankStatus| match s.ending {
-        Some(Ending::Unrequested) => asked || s.collateral,
-        ending => s.collateral || ending == Some(drained),
+    let left = |s: &RankStatus| match s.ending() {
+        Some(Ending::Unrequested) => asked || s.is_collateral(),
+        ending => s.is_collateral() || ending == Some(drained),
     };
     if seen.iter().all(left) {
         return Some(Outcome::Drained);
     }
     let mut own_fault = numbered().filter(|(s, _)| !left(s));
     if let Some((rank, message)) =
-        own_fault.find_map(|(s, rank)| Some((rank, s.ending?.failure()?)))
+        own_fault.find_map(|(s, rank)| Some((rank, s.ending()?.failure()?)))
     {
         return Some(Outcome::Failed {
             rank,
@@ -327,22 +514,69 @@ mod tests {
     use super::*;
 
     fn killed() -> RankStatus {
-        RankStatus {
-            ending: Some(Ending::Signal(9)),
-            ..RankStatus::default()
-        }
+        RankStatus::ended(Ending::Signal(9))
     }
 
     fn survivor(of: u64) -> RankStatus {
         RankStatus {
-            lost: Some(LossReport {
+            loss: Some(PeerLoss::Reported(LossReport {
                 rank: of,
                 message: "no heartbeat for 3.0 s".into(),
                 samples: 24,
                 whole: true,
-            }),
-            ending: Some(Ending::Code(exit::PEER_LOST)),
+            })),
+            ..RankStatus::ended(Ending::Code(exit::PEER_LOST))
+        }
+    }
+
+    fn detected(rank: u64, message: &str) -> Option<PeerLoss> {
+        let message = message.to_owned();
+        Some(PeerLoss::Detected { rank, message })
+    }
+
+    fn failed(message: &str, deterministic: bool) -> Option<Fault> {
+        let message = message.to_owned();
+        Some(Fault::Failed {
+            message,
+            deterministic,
+        })
+    }
+
+    fn connecting() -> RankStatus {
+        RankStatus {
+            stage: Stage::Connecting,
             ..RankStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_status_survives_its_transport() {
+        let reported = survivor(1);
+        let statuses = [
+            RankStatus::default(),
+            connecting(),
+            RankStatus {
+                stage: Stage::Ready,
+                loss: detected(3, "connection closed"),
+                ..RankStatus::default()
+            },
+            RankStatus {
+                fault: failed("no such file", true),
+                ..reported
+            },
+            RankStatus {
+                fault: Some(Fault::OutOfMemory("2 GiB".into())),
+                cause: Some(Cause::Killed("no report for 10 s".into())),
+                ..killed()
+            },
+            RankStatus {
+                cause: Some(Cause::Collateral),
+                ..killed()
+            },
+        ];
+        for status in statuses {
+            let sent = serde_json::to_string(&status).unwrap();
+            assert_eq!(serde_json::from_str::<RankStatus>(&sent).unwrap(), status);
         }
     }
 
@@ -353,15 +587,15 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let mut seen = [survivor(1), killed()];
-        let loss = loss_of(&seen, 1).map(str::to_owned);
-        seen[1].kill_reason = loss;
+        let loss = loss_of(&seen, 1).map(str::to_owned).unwrap();
+        assert!(seen[1].kill(|| loss));
         assert_eq!(message(&seen), "no heartbeat for 3.0 s, so it was killed");
     }
 
     #[test]
     fn a_computing_rank_is_awaited_and_a_hanging_one_is_not() {
         let computing = RankStatus {
-            detected_loss: Some((1, "connection closed".into())),
+            loss: detected(1, "connection closed"),
             ..RankStatus::default()
         };
         let settled = |other: RankStatus, waited: Duration| {
@@ -378,7 +612,7 @@ mod tests {
         assert!(settled(computing.clone(), ANSWER + second));
         // Peers detect a rank that failed by itself before its process has ended.
         let leaving = RankStatus {
-            failed: Some(("no such file".into(), true)),
+            fault: failed("no such file", true),
             ..RankStatus::default()
         };
         assert!(!is_settled(&[survivor(1), leaving.clone()], second));
@@ -394,49 +628,36 @@ mod tests {
 
     #[test]
     fn only_ranks_that_cannot_answer_are_killed_after_a_loss() {
-        let waiting = RankStatus {
-            waiting: true,
-            ..RankStatus::default()
-        };
         let mut seen = [
             survivor(5),
             killed(),
-            waiting,
+            connecting(),
             RankStatus::default(),
             RankStatus::default(),
         ];
         assert_eq!(give_up_unresponsive(&mut seen, 2, false), [4, 5, 6]);
-        assert!(
-            seen[..2]
-                .iter()
-                .all(|s| s.kill_reason.is_none() && !s.collateral)
-        );
-        assert!(seen[2].collateral);
-        assert_eq!(
-            seen[3].kill_reason.as_deref(),
-            Some("no heartbeat for 3.0 s")
-        );
-        assert_eq!(
-            seen[4].kill_reason.as_deref(),
-            Some("no report within 10 s of losing a peer")
-        );
+        let killed = |reason: &str| Some(Cause::Killed(reason.to_owned()));
+        let causes = [
+            None,
+            None,
+            Some(Cause::Collateral),
+            killed("no heartbeat for 3.0 s"),
+            killed("no report within 10 s of losing a peer"),
+        ];
+        assert_eq!(seen.map(|s| s.cause), causes);
     }
 
     #[test]
     fn ranks_that_wait_for_a_silent_one_are_not_lost() {
-        let waiting = RankStatus {
-            waiting: true,
-            ..RankStatus::default()
-        };
         let silent = RankStatus {
-            kill_reason: Some("no report for 10 s".into()),
+            cause: Some(Cause::Killed("no report for 10 s".into())),
             ..killed()
         };
-        let mut seen = [waiting, silent];
+        let mut seen = [connecting(), silent];
         assert!(!is_settled(&seen, MEETING), "they may just have connected");
         assert!(is_settled(&seen, MEETING + Duration::from_millis(1)));
         seen[0] = RankStatus {
-            collateral: true,
+            cause: Some(Cause::Collateral),
             ..killed()
         };
         assert_eq!(super::killed(&seen), 1);
@@ -452,9 +673,8 @@ mod tests {
     #[test]
     fn ranks_that_never_connected_blame_the_missing_one() {
         let left = RankStatus {
-            detected_loss: Some((2, "it did not come".into())),
-            ending: Some(Ending::Code(exit::PEER_LOST)),
-            ..RankStatus::default()
+            loss: detected(2, "it did not come"),
+            ..RankStatus::ended(Ending::Code(exit::PEER_LOST))
         };
         let blamed = |seen: &[RankStatus]| match outcome(seen, 2, || None, || false) {
             Some(Outcome::Failed { rank, message, .. }) => (rank, message),
@@ -463,21 +683,17 @@ mod tests {
         let mut seen = [left.clone(), left.clone(), left];
         assert_eq!(blamed(&seen), (2, "it did not come".into()));
         seen[2] = RankStatus {
-            failed: Some(("no route".into(), false)),
-            ending: Some(Ending::Code(exit::FAILED)),
-            ..RankStatus::default()
+            fault: failed("no route", false),
+            ..RankStatus::ended(Ending::Code(exit::FAILED))
         };
         assert_eq!(blamed(&seen), (2, "no route".into()));
     }
 
     #[test]
     fn ranks_that_exit_with_a_drained_one_are_drained() {
-        let ended = |ending| RankStatus {
-            ending: Some(ending),
-            ..RankStatus::default()
-        };
         let (asked, unasked) = (Ending::Code(exit::DRAINED), Ending::Unrequested);
-        let of = |endings: [Ending; 2]| outcome(&endings.map(ended), 2, || None, || false);
+        let of =
+            |endings: [Ending; 2]| outcome(&endings.map(RankStatus::ended), 2, || None, || false);
         assert_eq!(of([asked, unasked]), Some(Outcome::Drained));
         let message = |outcome| match outcome {
             Some(Outcome::Failed { message, .. }) => message,
@@ -486,7 +702,8 @@ mod tests {
         assert!(message(of([unasked, unasked])).contains("without a request to drain"));
         assert_eq!(message(of([asked, Ending::Code(3)])), "exit code 3");
         // The other ranks save meanwhile.
-        assert!(!ended(unasked).in_trouble() && ended(Ending::Code(3)).in_trouble());
+        let in_trouble = |ending| RankStatus::ended(ending).in_trouble();
+        assert!(!in_trouble(unasked) && in_trouble(Ending::Code(3)));
     }
 
     #[test]

@@ -16,6 +16,8 @@ use crate::util::http::HttpError;
 pub const ANSWER: usize = 64 << 10;
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
 const COUNT: u64 = 1 << 53;
+/// Longest estimate of the time left, seconds.
+const LONGEST_ESTIMATE: f64 = 1e10;
 /// Largest global batch, samples.
 const BATCH: u64 = 1 << 32;
 /// Reason of the problem that answers of a pod's agent are ignored.
@@ -113,6 +115,8 @@ pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
     // The API server would refuse the whole status for one of these.
     state.step = state.step.filter(is_plausible_step);
     state.budget = state.budget.filter(|budget| *budget <= COUNT);
+    let estimate = 0.0..=LONGEST_ESTIMATE;
+    state.seconds_left = state.seconds_left.filter(|left| estimate.contains(left));
     state.external_checkpoint = state.external_checkpoint.filter(is_plausible_path);
     Ok(state)
 }
@@ -181,8 +185,7 @@ impl Published<'_> {
         state.ranks.resize_with(count, Default::default);
         let world = record.world();
         for rank in &mut state.ranks {
-            rank.lost.take_if(|lost| lost.rank >= world);
-            rank.detected_loss.take_if(|(lost, _)| *lost >= world);
+            rank.loss.take_if(|loss| loss.rank() >= world);
         }
         // Another member may have committed a newer one.
         let newest = self.checkpoint.map_or(0, |newest| newest.samples);
@@ -262,6 +265,7 @@ mod tests {
     use crate::api::status::RecipeSnapshot;
     use crate::lifecycle::Reason;
     use crate::lifecycle::generation::{Address, Member, PodRef};
+    use crate::lifecycle::rank_status::Stage;
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
 
@@ -303,7 +307,7 @@ mod tests {
                 .into(),
             ..RecipeSnapshot::default()
         };
-        let recipe = recipe::read(&snapshot.request(RemainderPolicy::Exact).unwrap()).unwrap();
+        let recipe = recipe::read(&snapshot.request(RemainderPolicy::Exact, &[]).unwrap()).unwrap();
         let members = (0..2).map(|slot| Member {
             slot,
             ranks: 2,
@@ -393,7 +397,7 @@ mod tests {
         let ready = json!({"job": "", "ranks": [{"ready": true}, {"ready": true}]});
         let state = admitted(ready);
         assert_eq!((state.generation, state.ranks.len()), (3, 2));
-        assert!(state.ranks.iter().all(|rank| rank.ready));
+        assert!(state.ranks.iter().all(|rank| rank.stage == Stage::Ready));
     }
 
     #[test]
@@ -550,11 +554,12 @@ mod tests {
     fn numbers_that_the_status_cannot_hold_are_ignored_or_limited() {
         let state = admitted(json!({
             "started": 1e300, "ready": -5.0, "first_step": NOW + 1e6, "budget": u64::MAX,
+            "seconds_left": 1e300,
         }));
         assert_eq!(state.started, Some(NOW));
         assert_eq!(state.ready, Some(0.0));
         assert_eq!(state.first_step, Some(NOW));
-        assert_eq!(state.budget, None);
+        assert_eq!((state.budget, state.seconds_left), (None, None));
         let with = |field: &str, value: Value| {
             let mut step = step(200);
             step[field] = value;
@@ -573,12 +578,14 @@ mod tests {
             assert_eq!(with(field, value), None, "{field}");
         }
         let lost = json!({"rank": 99, "message": "gone", "samples": 1, "whole": true});
-        let state = admitted(json!({"ranks": [{"lost": lost, "detected_loss": [4, "gone"]}]}));
-        assert_eq!(
-            state.ranks[0],
-            Default::default(),
-            "the world has four ranks"
-        );
+        for loss in [json!({"lost": lost}), json!({"detected_loss": [4, "gone"]})] {
+            let state = admitted(json!({"ranks": [loss]}));
+            assert_eq!(
+                state.ranks[0],
+                Default::default(),
+                "the world has four ranks"
+            );
+        }
     }
 
     #[test]

@@ -122,6 +122,18 @@ impl Agents {
         });
     }
 
+    /// Sets the state of a pod's agent, which is not polled then.
+    #[cfg(test)]
+    pub fn answer(&self, pod: &str, job: ObjectRef<TrainingJob>, polled: AgentStatus) {
+        let entry = Entry {
+            job,
+            polled,
+            bodies: Arc::new(Semaphore::new(BODIES)),
+            task: tokio::spawn(async {}).abort_handle(),
+        };
+        lock(&self.polled).insert(pod.to_owned(), entry);
+    }
+
     async fn poll_until_dropped(
         self,
         sender: Sender,

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::build;
 use super::conditions::Blocked;
-use super::context::Context;
+use super::context::{Companions, Context};
 use super::faults;
 use super::observe::ClusterState;
 use super::ownership::{self, Creation, JobObject};
@@ -66,6 +66,48 @@ impl ApplyError {
         };
         Some(Blocked { reason, message })
     }
+}
+
+/// Creates and deletes objects according to the status; true if the job must be reconciled again at once.
+pub async fn apply(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    cluster: &ClusterState,
+    action: &str,
+    context: &Context,
+) -> Result<bool, ApplyError> {
+    let uid = job.uid().unwrap_or_default();
+    // A job without slots needs no companion objects.
+    let due = match status.slots.is_empty() {
+        true => Companions::Complete,
+        false => context.companions(&uid),
+    };
+    let create = async {
+        if due == Companions::Missing {
+            before_pods(context, job).await?;
+            context.record_first_pods(&uid);
+            faults::point("companions", action);
+        }
+        // The remaining companion objects wait for a later reconciliation, so that the pods of other jobs
+        // come first. Events of the job's own pods trigger that reconciliation.
+        let waits = due == Companions::BeforePods && context.is_burst_of_others(&uid);
+        let beside = async {
+            if due == Companions::BeforePods && !waits {
+                beside_pods(context, job).await?;
+                context.record_companions(&uid);
+            }
+            Ok(())
+        };
+        let pods = create_pods(context, job, status, cluster);
+        let (pods, beside) = tokio::join!(pods, beside);
+        first([pods, beside])
+    };
+    // Deletions do not wait for objects that cannot be created.
+    let delete = delete_pods(context, job, status, cluster);
+    let (deleted, created) = tokio::join!(delete, create);
+    first([deleted, created])?;
+    faults::point("pods", action);
+    Ok(due == Companions::Missing)
 }
 
 /// Creates the companion objects that must exist before the pods: the service account, without which

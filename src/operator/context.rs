@@ -12,6 +12,7 @@ use kube::{Client, ResourceExt};
 use super::agents::Agents;
 use super::conditions::Blocked;
 use super::leases::Leases;
+use super::metrics::Metrics;
 use super::planner::{Planner, Recipes};
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
@@ -55,6 +56,7 @@ pub struct Context {
     /// Nodes with unresponsive pods.
     pub suspects: Mutex<Suspects>,
     pub recorder: Recorder,
+    pub metrics: Arc<Metrics>,
     /// The controller's namespace.
     pub namespace: String,
     /// The controller's image, for pods whose image does not contain this program.
@@ -161,14 +163,16 @@ impl Context {
     }
 
     /// Takes the job's planner.
-    pub fn planner(&self, uid: &str) -> Planner {
+    pub fn take_planner(&self, job: &TrainingJob) -> Planner {
+        let uid = job.uid().unwrap_or_default();
         self.job_cache
-            .of(uid, |job| std::mem::take(&mut job.planner))
+            .of(&uid, |job| std::mem::take(&mut job.planner))
     }
 
     /// Stores the job's planner for the next reconciliation.
-    pub fn store_planner(&self, uid: &str, planner: Planner) {
-        self.job_cache.of(uid, |job| job.planner = planner);
+    pub fn store_planner(&self, job: &TrainingJob, planner: Planner) {
+        let uid = job.uid().unwrap_or_default();
+        self.job_cache.of(&uid, |job| job.planner = planner);
     }
 
     /// Records a successful reconciliation.

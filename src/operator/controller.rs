@@ -16,13 +16,14 @@ use tracing::{debug, info, warn};
 
 use super::agents::Agents;
 use super::context::Context;
+use super::error::ReconcileError;
 use super::housekeeping;
 use super::leader::{self, Candidate};
 use super::metrics::Metrics;
 use super::ownership::MANAGER;
 use super::pace;
-use super::reconcile::{ReconcileError, reconcile};
-use super::stores::{self, Affected, COALESCE_WINDOW};
+use super::reconcile::reconcile;
+use super::stores::{self, Affected, COALESCE_WINDOW, Scope};
 use super::unreadable;
 use super::vital::{self, Pulse};
 use crate::api::TrainingJob;
@@ -39,6 +40,8 @@ const CONCURRENCY: u16 = 32;
 pub struct Options {
     /// Its own namespace, which holds the Lease.
     pub namespace: String,
+    /// Whether it watches only the jobs of this namespace.
+    pub namespaced: bool,
     /// Identity among the replicas.
     pub identity: String,
     /// Whether to elect a leader among several replicas.
@@ -73,9 +76,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 
 async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> anyhow::Result<()> {
     let (wake, woken) = unbounded_channel();
-    let (stores, pods, nodes) = stores::start(&client);
+    let scope = match options.namespaced {
+        true => Scope::Namespace(options.namespace.clone()),
+        false => Scope::Cluster,
+    };
+    let (stores, pods, nodes) = stores::start(&client, &scope);
     let (aside, set_aside) = unbounded_channel();
-    let (known, jobs) = stores::jobs(&client, aside);
+    let (known, jobs) = stores::jobs(&client, &scope, aside);
     let telling = tokio::spawn(unreadable::report(client.clone(), set_aside));
     let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
@@ -90,6 +97,7 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
     };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
+        metrics,
         namespace: options.namespace,
         image: options.image,
         agents: Agents::new(news),
@@ -114,12 +122,9 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(woken)
         .run(reconcile, error_policy, context)
-        .for_each(|reconciled| {
-            metrics.count(reconciled.is_ok());
-            async move {
-                if let Err(error) = reconciled {
-                    debug!(%error, "reconciliation failed");
-                }
+        .for_each(|reconciled| async {
+            if let Err(error) = reconciled {
+                debug!(%error, "reconciliation failed");
             }
         })
         .await;

@@ -21,6 +21,9 @@ pub fn announce(
     next: &TrainingJobStatus,
     context: &Context,
 ) {
+    context
+        .metrics
+        .changed(&job.uid().unwrap_or_default(), before, next);
     let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
     let published = number(before) != number(next);
     let blocked = |status: &TrainingJobStatus| {
@@ -49,7 +52,7 @@ pub fn announce(
         None if before.phase == next.phase => return,
         None => (format!("{:?}", next.phase), next.message.clone()),
     };
-    info!(job = %job.name_any(), namespace = job.namespace(), %reason, %note, "changed");
+    info!(%reason, %note, "changed");
     let kind = match next.phase {
         Phase::Failed | Phase::Waiting | Phase::Pending => EventType::Warning,
         _ if BLOCKED

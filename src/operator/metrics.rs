@@ -1,103 +1,528 @@
-//! The controller's metrics, in the Prometheus text format.
+//! The controller's metrics, in the OpenMetrics text format.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
+use kube::ResourceExt;
 use kube::runtime::reflector::Store;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
 
 use crate::api::TrainingJob;
+use crate::api::status::{Phase, RescaleStages, TrainingJobStatus};
+use crate::lifecycle::Reason;
+use crate::telemetry::now;
+use crate::util::lock::lock;
+use crate::util::openmetrics;
+use crate::util::time::seconds;
 
-/// Counters of the controller process.
-#[derive(Default)]
+/// One label with its value.
+type Label = [(&'static str, &'static str); 1];
+type Durations = Family<Label, Histogram, fn() -> Histogram>;
+
+/// All metrics of the controller process.
 pub struct Metrics {
-    reconciliations: AtomicU64,
-    failed: AtomicU64,
-    jobs: OnceLock<Store<TrainingJob>>,
+    registry: Registry,
+    reconciles: Durations,
+    steps: Durations,
+    generations: Family<Label, Counter>,
+    rescales: Durations,
+    jobs: Arc<Jobs>,
+}
+
+/// A step of a reconciliation.
+#[derive(Debug, Clone, Copy)]
+pub enum Step {
+    Plan,
+    Observe,
+    Decide,
+    WriteStatus,
+    Apply,
+}
+
+impl Step {
+    const ALL: [Step; 5] = [
+        Step::Plan,
+        Step::Observe,
+        Step::Decide,
+        Step::WriteStatus,
+        Step::Apply,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Step::Plan => "plan",
+            Step::Observe => "observe",
+            Step::Decide => "decide",
+            Step::WriteStatus => "write-status",
+            Step::Apply => "apply",
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("evenkeel");
+        let milliseconds: fn() -> Histogram =
+            || Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.25, 2.0, 12));
+        let metrics = Metrics {
+            reconciles: Family::new_with_constructor(milliseconds),
+            steps: Family::new_with_constructor(milliseconds),
+            generations: Family::default(),
+            rescales: Family::new_with_constructor(seconds),
+            jobs: Arc::default(),
+            registry: Registry::default(),
+        };
+        registry.register(
+            "controller_reconcile_duration_seconds",
+            "Duration of a reconciliation by its result",
+            metrics.reconciles.clone(),
+        );
+        registry.register(
+            "controller_step_duration_seconds",
+            "Duration of a step of a reconciliation",
+            metrics.steps.clone(),
+        );
+        registry.register(
+            "generations",
+            "Published job generations by reason",
+            metrics.generations.clone(),
+        );
+        registry.register(
+            "rescale_seconds",
+            "Time from the cause of a rescale to the end of a stage",
+            metrics.rescales.clone(),
+        );
+        registry.register_collector(Box::new(SharedJobs(Arc::clone(&metrics.jobs))));
+        metrics.start_at_zero();
+        Metrics {
+            registry,
+            ..metrics
+        }
+    }
 }
 
 impl Metrics {
+    /// Creates the series of all label values. PromQL's `increase` counts only from the first sample of a series,
+    /// so it would miss the first event of a series that appears with that event.
+    fn start_at_zero(&self) {
+        for result in RESULTS {
+            drop(self.reconciles.get_or_create(&[("result", result)]));
+        }
+        for step in Step::ALL {
+            drop(self.steps.get_or_create(&[("step", step.name())]));
+        }
+        for reason in Reason::NAMES {
+            drop(self.generations.get_or_create(&[("reason", reason)]));
+        }
+        for (stage, _) in stages(&RescaleStages::default()) {
+            drop(self.rescales.get_or_create(&[("stage", stage)]));
+        }
+    }
+
     /// Records that this replica leads, with its cache of jobs.
     pub fn leads(&self, jobs: Store<TrainingJob>) {
         // A replica leads at most once: it exits when it loses the Lease.
-        let _ = self.jobs.set(jobs);
+        let _ = self.jobs.known.set(jobs);
     }
 
-    pub fn count(&self, well: bool) {
-        self.reconciliations.fetch_add(1, Ordering::Relaxed);
-        if !well {
-            self.failed.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Records a reconciliation.
+    pub fn reconciled(&self, well: bool, took: Duration) {
+        let [ok, error] = RESULTS;
+        let result = if well { ok } else { error };
+        let durations = self.reconciles.get_or_create(&[("result", result)]);
+        durations.observe(took.as_secs_f64());
     }
 
-    /// All metrics in the Prometheus text format.
-    pub fn text(&self) -> String {
-        let jobs = self.jobs.get();
-        let mut phases: BTreeMap<String, u64> = BTreeMap::new();
-        for job in jobs.map(Store::state).unwrap_or_default() {
-            let phase = job
-                .status
-                .as_ref()
-                .map(|status| status.phase)
-                .unwrap_or_default();
-            *phases.entry(format!("{phase:?}")).or_default() += 1;
+    /// Measures a step of a reconciliation.
+    pub async fn time<T>(&self, step: Step, work: impl Future<Output = T>) -> T {
+        let start = Instant::now();
+        let done = work.await;
+        let durations = self.steps.get_or_create(&[("step", step.name())]);
+        durations.observe(start.elapsed().as_secs_f64());
+        done
+    }
+
+    /// Records what changed in the status of a job.
+    pub fn changed(&self, uid: &str, before: &TrainingJobStatus, next: &TrainingJobStatus) {
+        let number =
+            |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
+        if let Some(current) = next
+            .generation
+            .as_ref()
+            .filter(|_| number(before) != number(next))
+        {
+            let reason = current.record.reason.name();
+            self.generations.get_or_create(&[("reason", reason)]).inc();
         }
-        let phases: Vec<(String, u64)> = phases
-            .into_iter()
-            .map(|(phase, count)| (format!("{{phase=\"{phase}\"}}"), count))
-            .collect();
-        let single = |value: u64| vec![(String::new(), value)];
-        let families = [
-            (
-                "leader",
-                "gauge",
-                "Whether this replica leads.",
-                single(jobs.is_some().into()),
-            ),
-            ("jobs", "gauge", "TrainingJobs by phase.", phases),
-            (
-                "reconciliations_total",
-                "counter",
-                "Reconciliations of jobs.",
-                single(self.reconciliations.load(Ordering::Relaxed)),
-            ),
-            (
-                "failed_reconciliations_total",
-                "counter",
-                "Reconciliations that failed and are retried.",
-                single(self.failed.load(Ordering::Relaxed)),
-            ),
-        ];
-        let mut text = String::new();
-        for (name, kind, help, values) in families {
-            let name = format!("evenkeel_controller_{name}");
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for (labels, value) in values {
-                let _ = writeln!(text, "{name}{labels} {value}");
+        for change in &next.history {
+            let earlier = before
+                .history
+                .iter()
+                .find(|c| c.generation == change.generation);
+            let earlier = earlier.map(|change| stages(&change.stages));
+            for (at, (stage, seconds)) in stages(&change.stages).into_iter().enumerate() {
+                let known = earlier.is_some_and(|earlier| earlier[at].1.is_some());
+                if let Some(seconds) = seconds.filter(|_| !known) {
+                    let durations = self.rescales.get_or_create(&[("stage", stage)]);
+                    durations.observe(seconds);
+                }
             }
         }
-        text
+        self.jobs.record_checkpoint(uid, next);
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    pub fn text(&self) -> String {
+        openmetrics::encode(&self.registry)
+    }
+}
+
+/// The results of a reconciliation.
+const RESULTS: [&str; 2] = ["ok", "error"];
+
+/// The stages of a rescale with their ends.
+fn stages(stages: &RescaleStages) -> [(&'static str, Option<f64>); 5] {
+    [
+        ("drained", stages.drained_seconds),
+        ("published", stages.published_seconds),
+        ("started", stages.started_seconds),
+        ("restored", stages.restored_seconds),
+        ("first-step", stages.first_step_seconds),
+    ]
+}
+
+/// The jobs, whose numbers are read when they are asked for.
+#[derive(Default)]
+struct Jobs {
+    known: OnceLock<Store<TrainingJob>>,
+    /// The samples in the newest checkpoint of each job, by uid, and when the controller saw it.
+    checkpoints: Mutex<HashMap<String, (u64, f64)>>,
+}
+
+impl fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Jobs").finish_non_exhaustive()
+    }
+}
+
+/// A number of one job: its name, its description and its value.
+type Gauge = (
+    &'static str,
+    &'static str,
+    fn(&TrainingJob, &TrainingJobStatus) -> Option<f64>,
+);
+
+/// The numbers of each job that is not over.
+const GAUGES: [Gauge; 11] = [
+    (
+        "job_nodes",
+        "Nodes of the newest generation",
+        |_, status| Some(f64::from(status.nodes)),
+    ),
+    (
+        "job_desired_nodes",
+        "Nodes that the job asks for",
+        |job, _| Some(f64::from(job.spec.nodes)),
+    ),
+    (
+        "job_generation",
+        "Number of the newest generation",
+        |_, status| Some(status.generation.as_ref()?.record.number as f64),
+    ),
+    (
+        "job_restarts",
+        "Failures of the trainer since the last progress",
+        |_, status| Some(f64::from(status.restarts)),
+    ),
+    (
+        "job_disruptions",
+        "Nodes and pods lost over the life of the job",
+        |_, status| Some(f64::from(status.disruptions)),
+    ),
+    ("job_step", "Optimiser steps taken", |_, status| {
+        Some(status.progress.as_ref()?.step as f64)
+    }),
+    ("job_samples", "Samples consumed", |_, status| {
+        Some(status.progress.as_ref()?.samples as f64)
+    }),
+    (
+        "job_progress_ratio",
+        "Samples consumed as a share of the budget",
+        |_, status| {
+            let progress = status.progress.as_ref()?;
+            Some(progress.samples as f64 / progress.budget.filter(|budget| *budget > 0)? as f64)
+        },
+    ),
+    (
+        "job_global_batch_samples",
+        "Global batch of the newest step",
+        |_, status| Some(status.progress.as_ref()?.batch as f64),
+    ),
+    (
+        "job_loss",
+        "Training loss of the newest step, nats per target token",
+        |_, status| status.progress.as_ref()?.loss.parse().ok(),
+    ),
+    (
+        "job_tokens_per_second",
+        "Target tokens per second over all ranks",
+        |_, status| Some(status.progress.as_ref()?.tokens_per_second as f64),
+    ),
+];
+
+impl Jobs {
+    fn record_checkpoint(&self, uid: &str, status: &TrainingJobStatus) {
+        let Some(checkpoint) = &status.checkpoint else {
+            return;
+        };
+        let mut checkpoints = lock(&self.checkpoints);
+        let seen = checkpoints.get(uid).map(|(samples, _)| *samples);
+        if seen != Some(checkpoint.samples) {
+            checkpoints.insert(uid.to_owned(), (checkpoint.samples, now()));
+        }
+    }
+
+    /// Seconds since the newest checkpoint of a job. The checkpoint of an external trainer has its own time.
+    fn checkpoint_age(&self, job: &TrainingJob, status: &TrainingJobStatus) -> Option<f64> {
+        let external = status.external_checkpoint.as_ref();
+        let changed = external.and_then(|checkpoint| checkpoint.changed.as_ref());
+        let seen = || Some(lock(&self.checkpoints).get(&job.uid()?)?.1);
+        let at = changed.map(seconds).or_else(seen)?;
+        Some((now() - at).max(0.0))
+    }
+}
+
+/// The collector of [`Jobs`].
+#[derive(Debug)]
+struct SharedJobs(Arc<Jobs>);
+
+impl Collector for SharedJobs {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let SharedJobs(jobs) = self;
+        let leads = jobs.known.get().is_some();
+        let help = "Whether this replica leads";
+        let mut leader =
+            encoder.encode_descriptor("controller_leader", help, None, MetricType::Gauge)?;
+        leader.encode_gauge(&u32::from(leads))?;
+        let all = jobs.known.get().map(Store::state).unwrap_or_default();
+        // A deleted job needs no memory.
+        let uids: Vec<String> = all.iter().filter_map(|job| job.uid()).collect();
+        lock(&jobs.checkpoints).retain(|uid, _| uids.contains(uid));
+        let mut phases: BTreeMap<String, u64> = BTreeMap::new();
+        let mut running = Vec::new();
+        for job in &all {
+            let status = job.status.clone().unwrap_or_default();
+            *phases.entry(format!("{:?}", status.phase)).or_default() += 1;
+            if !matches!(status.phase, Phase::Complete | Phase::Failed) {
+                running.push((job, status));
+            }
+        }
+        let help = "TrainingJobs by phase";
+        let mut metric = encoder.encode_descriptor("jobs", help, None, MetricType::Gauge)?;
+        for (phase, count) in &phases {
+            let labels = [("phase", phase.as_str())];
+            metric
+                .encode_family(&labels)?
+                .encode_gauge(&(*count as f64))?;
+        }
+        let help = "Phase of the job that is not over; the value is 1";
+        let mut metric = encoder.encode_descriptor("job_phase", help, None, MetricType::Gauge)?;
+        for (job, status) in &running {
+            let namespace = job.namespace().unwrap_or_default();
+            let name = job.name_any();
+            let phase = format!("{:?}", status.phase);
+            let labels = [
+                ("namespace", namespace.as_str()),
+                ("job", name.as_str()),
+                ("phase", phase.as_str()),
+            ];
+            metric.encode_family(&labels)?.encode_gauge(&1_u32)?;
+        }
+        let mut gauge =
+            |name, help, value: &dyn Fn(&TrainingJob, &TrainingJobStatus) -> Option<f64>| {
+                let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+                for (job, status) in &running {
+                    let namespace = job.namespace().unwrap_or_default();
+                    let name = job.name_any();
+                    let labels = [("namespace", namespace.as_str()), ("job", name.as_str())];
+                    if let Some(value) = value(job, status) {
+                        metric.encode_family(&labels)?.encode_gauge(&value)?;
+                    }
+                }
+                Ok(())
+            };
+        for (name, help, value) in GAUGES {
+            gauge(name, help, &value)?;
+        }
+        gauge(
+            "job_checkpoint_age_seconds",
+            "Time since the newest checkpoint",
+            &|job, status| jobs.checkpoint_age(job, status),
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use kube::runtime::reflector;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
     use super::*;
+    use crate::operator::testing::{Cluster, job};
+
+    /// The metrics that a text names. A histogram or counter is named once, without the suffix of its samples.
+    fn metric_names(text: &str) -> BTreeSet<&str> {
+        let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+        let samples = words.filter(|word| word.starts_with("evenkeel_"));
+        let suffixes = ["_bucket", "_count", "_sum", "_total"];
+        samples
+            .map(|sample| {
+                let family = suffixes
+                    .iter()
+                    .find_map(|suffix| sample.strip_suffix(suffix));
+                family.unwrap_or(sample)
+            })
+            .collect()
+    }
+
+    fn read(path: &str) -> String {
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    }
 
     #[test]
-    fn metrics_count_reconciliations_and_show_the_leader() {
-        let metrics = Metrics::default();
-        metrics.count(true);
-        metrics.count(false);
-        let text = metrics.text();
-        for line in [
-            "controller_leader 0",
-            "reconciliations_total 2",
-            "failed_reconciliations_total 1",
-        ] {
-            assert!(text.contains(&format!("{line}\n")), "{text}");
+    fn the_dashboard_and_the_alerts_name_exported_metrics() {
+        let text = Metrics::default().text();
+        let exported = metric_names(&text);
+        for file in ["dashboards/evenkeel.json", "alerts.yaml"] {
+            let content = read(&format!("charts/evenkeel/{file}"));
+            let used = metric_names(&content);
+            assert!(!used.is_empty(), "{file} names no metric");
+            let unknown: Vec<_> = used.difference(&exported).collect();
+            assert!(unknown.is_empty(), "{file}: not exported: {unknown:?}");
         }
+    }
+
+    #[test]
+    fn the_documentation_names_every_metric() {
+        let text = Metrics::default().text();
+        let page = read("docs/kubernetes.md");
+        assert_eq!(metric_names(&page), metric_names(&text));
+    }
+
+    #[test]
+    fn counters_and_histograms_start_at_zero() {
+        let text = Metrics::default().text();
+        let has = |zero: &str| text.lines().any(|line| line == zero);
+        for zero in [
+            "evenkeel_controller_reconcile_duration_seconds_count{result=\"error\"} 0",
+            "evenkeel_controller_step_duration_seconds_count{step=\"apply\"} 0",
+            "evenkeel_rescale_seconds_count{stage=\"first-step\"} 0",
+        ] {
+            assert!(has(zero), "no {zero} in\n{text}");
+        }
+        for reason in Reason::NAMES {
+            let zero = format!("evenkeel_generations_total{{reason=\"{reason}\"}} 0");
+            assert!(has(&zero), "no {zero} in\n{text}");
+        }
+    }
+
+    /// The lines of metrics whose names start with `evenkeel_` and one of `names`, without `# EOF` and descriptions.
+    fn lines(text: &str, names: &[&str]) -> Vec<String> {
+        let lines = text.lines().filter(|line| {
+            let name = line.strip_prefix("evenkeel_");
+            name.is_some_and(|name| names.iter().any(|start| name.starts_with(start)))
+        });
+        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn each_job_that_is_not_over_has_its_numbers() {
+        let metrics = Metrics::default();
+        assert_eq!(
+            lines(&metrics.text(), &["controller_leader"]),
+            ["evenkeel_controller_leader 0"]
+        );
+        let (known, mut writer) = reflector::store();
+        let statuses = [
+            json!({"phase": "Running", "nodes": 2, "disruptions": 1, "restarts": 0, "progress": {
+                "samples": 40, "budgetSamples": 80, "percent": "50 %", "step": 5, "loss": "2.5000", "batch": 8,
+                "tokensPerSecond": 512, "timeLeft": "3 s"}}),
+            json!({"phase": "Complete", "nodes": 2}),
+            json!({"phase": "Waiting"}),
+        ];
+        for (index, status) in statuses.into_iter().enumerate() {
+            let mut job = job(&format!("j{index}"), &format!("u{index}"));
+            job.status = Some(serde_json::from_value(status).unwrap());
+            writer.apply_watcher_event(&Event::Apply(job));
+        }
+        metrics.leads(known);
+        let found = lines(&metrics.text(), &["controller_leader", "jobs", "job_"]);
+        insta::assert_snapshot!(found.join("\n"));
+    }
+
+    #[test]
+    fn a_checkpoint_ages_until_the_next_one() {
+        let jobs = Jobs::default();
+        let status = |samples: u64| -> TrainingJobStatus {
+            let checkpoint =
+                json!({"path": "", "step": 1, "samples": samples, "batch": 8, "checksum": ""});
+            serde_json::from_value(json!({"checkpoint": checkpoint})).unwrap()
+        };
+        assert_eq!(
+            jobs.checkpoint_age(&job("x", "u"), &status(8)),
+            None,
+            "not seen yet"
+        );
+        jobs.record_checkpoint("u", &status(8));
+        lock(&jobs.checkpoints).get_mut("u").unwrap().1 -= 60.0;
+        jobs.record_checkpoint("u", &status(8));
+        assert!(jobs.checkpoint_age(&job("x", "u"), &status(8)).unwrap() >= 60.0);
+        jobs.record_checkpoint("u", &status(16));
+        assert!(jobs.checkpoint_age(&job("x", "u"), &status(16)).unwrap() < 60.0);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn steps_generations_and_the_stages_of_a_rescale_are_counted_once() {
+        let mut cluster = Cluster::running().await;
+        let published =
+            json!({"generation": 1, "ranks": [{"ready": true}], "started": 1e10, "ready": 1e10});
+        for pod in ["x-0-1", "x-1-2"] {
+            cluster.agent(pod, published.clone());
+        }
+        for _ in 0..3 {
+            cluster.reconcile().await.unwrap();
+        }
+        let text = cluster.context.metrics.text();
+        let mut found = lines(&text, &["generations_total", "rescale_seconds_count"]);
+        found.retain(|line| !line.ends_with(" 0"));
+        let stage = |stage: &str| format!("evenkeel_rescale_seconds_count{{stage=\"{stage}\"}} 1");
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert!(found.contains(&"evenkeel_generations_total{reason=\"started\"} 1".into()));
+        for name in ["published", "started", "restored"] {
+            assert!(found.contains(&stage(name)), "{name}: {found:?}");
+        }
+        let durations = [
+            "controller_step_duration_seconds_count",
+            "controller_reconcile_duration_seconds_count",
+        ];
+        let mut unused = lines(&text, &durations);
+        unused.retain(|line| line.ends_with(" 0"));
+        let errors = "evenkeel_controller_reconcile_duration_seconds_count{result=\"error\"} 0";
+        assert_eq!(unused, [errors]);
     }
 }

@@ -1,4 +1,4 @@
-//! The controller of TrainingJobs: observe → decide → build → apply → write status, one file each.
+//! The controller of TrainingJobs: plan → observe → decide → write the status → apply it, one file each.
 //!
 //! [`crate::lifecycle::placement`] decides without access to the API server. This module collects its input
 //! and applies its decisions. The status is written before any object is created, and it names all
@@ -12,8 +12,11 @@ mod coalesce;
 mod conditions;
 mod context;
 mod controller;
+mod decide;
+mod error;
 mod events;
 mod faults;
+mod finished;
 mod housekeeping;
 mod leader;
 mod leases;
@@ -26,6 +29,7 @@ mod pace;
 mod planner;
 mod planning;
 mod pod_index;
+mod recipe_source;
 mod reconcile;
 mod reservations;
 mod status;
@@ -33,12 +37,15 @@ mod stores;
 mod suspects;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod unreadable;
 mod vital;
+mod write;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};
 // For tests that measure its memory.
-pub use stores::jobs as watched_jobs;
+pub use stores::{Scope, jobs as watched_jobs};
 pub use unreadable::Seen;

@@ -22,7 +22,7 @@ use crate::lifecycle::agent_state::{self, AgentState, Problem};
 use crate::lifecycle::generation::PodRef;
 use crate::lifecycle::placement::{PodState, SlotState};
 use crate::lifecycle::protocol::Ending;
-use crate::lifecycle::rank_status::RankStatus;
+use crate::lifecycle::rank_status::{RankStatus, Stage};
 use crate::operator::liveness::{SILENCE, Silence};
 use crate::operator::pod_index::{is_over, node_of};
 use crate::telemetry::now;
@@ -271,7 +271,7 @@ impl ClusterState {
         let current = status.generation.as_ref();
         let number = current.map(|current| current.record.number);
         self.agents.get(pod).is_some_and(|agent| {
-            Some(agent.generation) == number && agent.ranks.iter().all(|rank| rank.ending.is_some())
+            Some(agent.generation) == number && agent.ranks.iter().all(RankStatus::has_ended)
         })
     }
 
@@ -284,7 +284,7 @@ impl ClusterState {
             .filter(|agent| agent.generation == number);
         let lost: BTreeSet<u64> = theirs
             .flat_map(|agent| agent.ranks.iter())
-            .filter_map(|rank| rank.lost.as_ref().map(|lost| lost.rank))
+            .filter_map(|rank| Some(rank.loss_report()?.rank))
             .collect();
         let shares = current.record.shares();
         let of_lost = shares
@@ -426,18 +426,18 @@ impl ClusterState {
             if lost {
                 let killed_for_memory = self.pods.get(&name).is_some_and(|pod| oom_killed(pod));
                 for (rank_status, rank) in ranks.iter_mut().zip(first..) {
-                    if rank_status.ending.is_none() {
-                        rank_status.ending = Some(Ending::Signal(9));
+                    if !rank_status.has_ended() {
+                        rank_status.stage = Stage::Ended(Ending::Signal(9));
                     }
-                    if killed_for_memory && rank_status.out_of_memory.is_none() {
-                        rank_status.out_of_memory = Some(format!(
+                    if killed_for_memory && !rank_status.is_out_of_memory() {
+                        rank_status.out_of_memory(format!(
                             "the container of rank {rank} exceeded its memory limit and was killed"
                         ));
                     }
                 }
                 let finished = ranks
                     .iter()
-                    .all(|rank| !matches!(rank.ending, Some(Ending::Signal(_))));
+                    .all(|rank| !matches!(rank.stage, Stage::Ended(Ending::Signal(_))));
                 if !finished && self.lost_member.is_none() {
                     let message = slot.and_then(|slot| self.reasons.get(slot)).cloned();
                     let message = message.unwrap_or_else(|| format!("pod {name} is gone"));

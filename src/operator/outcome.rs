@@ -1,14 +1,83 @@
-//! Counts the outcome of a generation: failures count against the budget and cause a pause; lost
-//! nodes and pods never count.
+//! Decides and counts the outcome of a generation: failures count against the budget and cause a pause;
+//! lost nodes and pods never count.
 
-use crate::api::status::{PodFailures, TrainingJobStatus};
+use super::observe::ClusterState;
+use crate::api::TrainingJob;
+use crate::api::status::{Current, PodFailures, TrainingJobStatus};
 use crate::lifecycle::Outcome;
+use crate::lifecycle::rank_status::{self, ANSWER, COMMIT, Fault};
 use crate::util::time::{micro_time, seconds};
 
 /// First pause after a failure, seconds; it doubles with each failure.
 const BACK_OFF: f64 = 2.0;
 /// Upper limit of the pause, seconds.
 const LONGEST_BACK_OFF: f64 = 300.0;
+
+/// The outcome of the newest generation; `None` while its ranks may still report or commit.
+///
+/// `waited`: seconds since the cause of the change. `smaller`: the next micro-batch after an out-of-memory error.
+pub fn decide(
+    job: &TrainingJob,
+    current: &Current,
+    cluster: &ClusterState,
+    waited: f64,
+    smaller: impl FnMut() -> Option<u64>,
+) -> Option<Outcome> {
+    let micro_batch = current.record.plan.per_device_batch_size;
+    // The agents report kills for memory as out-of-memory errors.
+    let of_ranks = rank_status::outcome(&cluster.ranks, micro_batch, smaller, || false);
+    match of_ranks {
+        Some(outcome) => Some(without_lost_member(outcome, cluster)),
+        None => timed_out(job, current, cluster, waited),
+    }
+}
+
+/// The loss of a pod or node is not a failure of the program.
+fn without_lost_member(outcome: Outcome, cluster: &ClusterState) -> Outcome {
+    let failed = |fault: &Option<Fault>| matches!(fault, Some(Fault::Failed { .. }));
+    match (&cluster.lost_member, outcome) {
+        (Some((rank, message)), Outcome::Failed { .. } | Outcome::Lost { .. })
+            if !cluster.ranks.iter().any(|rank| failed(&rank.fault)) =>
+        {
+            Outcome::Lost {
+                rank: *rank,
+                message: message.clone(),
+            }
+        }
+        (_, outcome) => outcome,
+    }
+}
+
+/// The outcome of ranks that did not end in time after a drain or a loss.
+fn timed_out(
+    job: &TrainingJob,
+    current: &Current,
+    cluster: &ClusterState,
+    waited: f64,
+) -> Option<Outcome> {
+    // An external trainer in a silent pod may still commit: then no time limit applies.
+    if cluster.may_commit {
+        return None;
+    }
+    let number = current.record.number;
+    // A new controller process knows nothing of an agent that it has not polled yet.
+    let started = |pod: &String| {
+        let agent = cluster.agents.get(pod);
+        agent.is_none_or(|agent| agent.generation >= number)
+    };
+    let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
+    let never_started =
+        !members.any(|pod| cluster.pods.contains_key(&pod.name) && started(&pod.name));
+    let drain_seconds = f64::from(job.spec.elasticity.drain_seconds);
+    if current.drain && (never_started || waited > drain_seconds) {
+        return Some(Outcome::Drained);
+    }
+    let late = current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64();
+    late.then(|| Outcome::Lost {
+        rank: 0,
+        message: "the survivors of a loss did not exit in time".into(),
+    })
+}
 
 /// A generation whose ranks have all ended.
 pub struct EndedGeneration {
@@ -88,7 +157,11 @@ pub fn fraction(now: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::api::status::AfterLoss;
+    use crate::operator::testing::Cluster;
 
     const NOW: f64 = 1000.0;
 
@@ -174,5 +247,78 @@ mod tests {
                 "{times}: {pause}"
             );
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn ranks_that_do_not_end_in_time_end_the_generation() {
+        let mut cluster = Cluster::running().await;
+        let (job, mut current) = (cluster.job(), cluster.status().generation.unwrap());
+        let mut observed = cluster.observed();
+        let decide = |current: &Current, observed: &ClusterState, waited: u32| {
+            decide(&job, current, observed, waited.into(), || None)
+        };
+        assert_eq!(
+            decide(&current, &observed, 100_000),
+            None,
+            "nothing is to end"
+        );
+        current.drain = true;
+        let limit = job.spec.elasticity.drain_seconds;
+        assert_eq!(decide(&current, &observed, limit), None);
+        assert_eq!(
+            decide(&current, &observed, limit + 1),
+            Some(Outcome::Drained)
+        );
+        // A checkpoint may still come from a silent pod of an external trainer.
+        observed.may_commit = true;
+        assert_eq!(decide(&current, &observed, limit + 1), None);
+        observed.may_commit = false;
+        current.drain = false;
+        current.after_loss = Some(AfterLoss { commit: None });
+        let limit = (ANSWER + COMMIT).as_secs() as u32;
+        assert_eq!(decide(&current, &observed, limit), None);
+        let late = decide(&current, &observed, limit + 1);
+        assert!(matches!(late, Some(Outcome::Lost { .. })), "{late:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn ranks_that_never_started_are_drained_at_once() {
+        let mut cluster = Cluster::running().await;
+        let (job, mut current) = (cluster.job(), cluster.status().generation.unwrap());
+        current.drain = true;
+        for pod in ["x-0-1", "x-1-2"] {
+            cluster.agent(pod, json!({}));
+        }
+        let observed = cluster.observed();
+        let outcome = decide(&job, &current, &observed, 0.0, || None);
+        assert_eq!(outcome, Some(Outcome::Drained));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_loss_of_a_node_explains_the_failure_of_its_peers() {
+        let mut cluster = Cluster::running().await;
+        let (job, current) = (cluster.job(), cluster.status().generation.unwrap());
+        cluster.ranks(|_| json!({"ending": {"code": 3}}));
+        cluster.remove_node("b");
+        let observed = cluster.observed();
+        let of = |observed: &ClusterState| decide(&job, &current, observed, 0.0, || None);
+        assert!(
+            matches!(of(&observed), Some(Outcome::Failed { .. })),
+            "its rank has ended before"
+        );
+        cluster.agent(
+            "x-1-2",
+            json!({"generation": 1, "ranks": [{"ready": true}]}),
+        );
+        let message = "node b was deleted".to_owned();
+        let lost = Outcome::Lost { rank: 1, message };
+        assert_eq!(of(&cluster.observed()), Some(lost));
+        let failed = json!({"failed": ["loss is NaN", true], "ending": {"code": 1}});
+        cluster.agent("x-0-1", json!({"generation": 1, "ranks": [failed]}));
+        let outcome = of(&cluster.observed());
+        assert!(
+            matches!(outcome, Some(Outcome::Failed { rank: 0, .. })),
+            "{outcome:?}"
+        );
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use kube::ResourceExt;
 
 use super::build;
-use super::planning::{Refusal, plan_refused, read};
+use super::recipe_source::{Refusal, plan_refused, read};
 use crate::api::status::{RecipeSnapshot, Slot};
 use crate::api::{LONGEST_NAME, RemainderPolicy, TrainerDevice, TrainingJob};
 use crate::external_trainer;
@@ -87,6 +87,18 @@ pub struct Planner {
     buildable: Option<(i64, ResourceRequest)>,
 }
 
+/// Why a world has no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPlan {
+    #[error("the job as edited cannot be planned, only its current world is known")]
+    OnlyCurrentWorld,
+    #[error("the recipe was not read")]
+    NotRead,
+    /// The diagnostics of the rules.
+    #[error("{0}")]
+    Refused(String),
+}
+
 impl Planner {
     /// A planner that knows only the plan of the running generation, because the edited job cannot be
     /// planned.
@@ -134,9 +146,8 @@ impl Planner {
         if self.recipe.is_some() {
             return Ok(());
         }
-        let mut recipe = read(job, snapshot)?;
-        let command = std::mem::replace(&mut recipe.spec.trainer.command, key.command.clone());
-        if key.command.is_empty() && !command.is_empty() {
+        let recipe = read(job, snapshot)?;
+        if key.command.is_empty() && recipe.spec.trainer.is_external() {
             return Err(plan_refused(
                 "the recipe starts an external trainer: set spec.trainer.command to its command \
                  and spec.image to an image with its dependencies"
@@ -160,26 +171,23 @@ impl Planner {
         lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
     }
 
-    /// Plan for `ranks` ranks with the progress `reached`; the error contains the rules' diagnostics.
-    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
+    /// Plan for `ranks` ranks with the progress `reached`.
+    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, NoPlan> {
         if let Some(plan) = &self.held {
             let fits = plan.outline.world_size == ranks
                 && reached
                     .per_device_batch_size_limit
                     .is_none_or(|limit| plan.per_device_batch_size <= limit);
-            let message = || {
-                "the job as edited cannot be planned, only its current world is known".to_string()
-            };
-            return fits.then(|| plan.clone()).ok_or_else(message);
+            return fits.then(|| plan.clone()).ok_or(NoPlan::OnlyCurrentWorld);
         }
-        let planned = self.recipe.as_ref();
-        let planned = planned.ok_or_else(|| "the recipe was not read".to_string())?;
+        let planned = self.recipe.as_ref().ok_or(NoPlan::NotRead)?;
         let request = PlanRequest {
             on_cpu: self.on_cpu,
             ..PlanRequest::gpus(ranks)
         }
         .after(reached);
-        plan::plan(&planned.recipe, &request).map_err(|refused| error_text(&refused))
+        plan::plan(&planned.recipe, &request)
+            .map_err(|refused| NoPlan::Refused(error_text(&refused)))
     }
 
     /// Upper limit of the samples that a run with this base batch consumes; `None` if it is unknown.
@@ -195,7 +203,13 @@ impl Planner {
 
     /// First error of the plan; `None` if it is feasible.
     pub fn refusal(&self, ranks: u64, reached: Reached) -> Option<String> {
-        let first = |errors: String| errors.lines().next().unwrap_or_default().to_owned();
+        let first = |none: NoPlan| {
+            none.to_string()
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
         let Some(planned) = &self.recipe else {
             return self.plan(ranks, reached).err().map(first);
         };
@@ -350,6 +364,24 @@ mod tests {
         assert!(planner.has_evaluated(1..=1024, reached));
         let refusal = planner.refusal(3, reached).unwrap();
         assert!(refusal.starts_with("batch-divisible"), "{refusal}");
+    }
+
+    #[test]
+    fn the_config_of_a_launcher_in_a_jobs_command_must_be_among_its_files() {
+        let (mut job, mut snapshot) = job("a", "j", 96);
+        let command = "accelerate launch --config_file fsdp.yaml train.py {per_device_batch_size}";
+        job.spec.trainer.command = command.split(' ').map(str::to_owned).collect();
+        let read = |snapshot: &RecipeSnapshot| {
+            let mut planner = Planner::default();
+            planner.read(&job, snapshot, &Recipes::default())?;
+            Ok::<_, Refusal>(planner)
+        };
+        let refused = read(&snapshot).err().unwrap();
+        insta::assert_snapshot!(refused.message, @"`fsdp.yaml` cannot be read: not in the recipe snapshot (put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch --nodes`, which does it)");
+        let config = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n";
+        snapshot.files.insert("fsdp.yaml".into(), config.into());
+        let planner = read(&snapshot).unwrap();
+        assert_eq!(planner.refusal(6, Reached::default()), None);
     }
 
     #[test]

@@ -1,133 +1,216 @@
-//! The recipe of a TrainingJob. It is read once and its snapshot kept in the status.
+//! The step that plans a job, and the worlds that a job may have.
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::Api;
-use kube::{Client, ResourceExt};
-use xxhash_rust::xxh3::xxh3_128;
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
-use crate::api::condition::ConditionReason;
-use crate::api::status::{RecipeSnapshot, TrainingJobStatus};
-use crate::api::{ConfigMapKey, TrainingJob};
+use kube::ResourceExt;
+use tokio::task::block_in_place;
+
+use super::conditions;
+use super::context::Context;
+use super::planner::Planner;
+use super::recipe_source::{Refusal, plan_refused, snapshot};
+use super::turns::Panicked;
+use crate::api::TrainingJob;
+use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::status::{Phase, PlanSummary, TrainingJobStatus};
 use crate::plan::Reached;
-use crate::recipe::{self, Recipe, Severity};
 
-/// Reason and message of the condition of a job that cannot be planned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The reason of the condition `Planned`.
-    pub reason: ConditionReason,
-    /// The problem and how to solve it.
-    pub message: String,
-    /// A missing object is the problem: the job waits for it.
-    pub waits: bool,
+/// Numbers of nodes beyond `nodes` whose feasibility the status names.
+const LOOK_AHEAD: u32 = 8;
+
+/// Why a job is not planned now.
+pub enum Unplanned {
+    Refused(Refusal),
+    /// Another job of the namespace plans; try again after this pause.
+    Later(Duration),
 }
 
-/// The recipe snapshot in the status, or a new one from the recipe's source.
-pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
-    if let Some(kept) = job.status.as_ref().and_then(|status| status.recipe.clone()) {
-        return Ok(kept);
+impl From<Refusal> for Unplanned {
+    fn from(refusal: Refusal) -> Unplanned {
+        Unplanned::Refused(refusal)
     }
-    let source = &job.spec.recipe;
-    let (text, files) = match (&source.inline, &source.config_map) {
-        (Some(text), _) => (Some(text.clone()), Vec::new()),
-        (None, Some(from)) => {
-            let namespace = job.namespace().unwrap_or_default();
-            held(client, &namespace, from).await?
+}
+
+/// The worlds that a job may have.
+pub struct Planned {
+    pub planner: Planner,
+    /// Why the edited spec has no plan. The running generation continues unchanged and is still reconciled.
+    pub refusal: Option<String>,
+}
+
+/// Plans a job. Stores the recipe snapshot and the first plan in the status.
+pub async fn plan(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    context: &Context,
+) -> Result<Planned, Unplanned> {
+    let mut planner = context.take_planner(job);
+    match read_and_plan(job, status, &mut planner, context).await {
+        Ok(()) => Ok(Planned {
+            planner,
+            refusal: None,
+        }),
+        Err(Unplanned::Later(pause)) => {
+            context.store_planner(job, planner);
+            Err(Unplanned::Later(pause))
         }
-        (None, None) => (None, Vec::new()),
-    };
-    if text.is_none() && files.is_empty() && source.files.is_empty() {
-        return Err(missing(
-            "spec.recipe has no recipe: set inline, configMap or files".into(),
-        ));
-    }
-    let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
-    snapshot.files.extend(files);
-    snapshot.add_environment(&job.spec.trainer.env);
-    let everything = serde_json::to_vec(&snapshot).unwrap_or_default();
-    snapshot.hash = format!("{:032x}", xxh3_128(&everything));
-    Ok(snapshot)
-}
-
-/// The recipe's text from a ConfigMap, or the files to which its keys are mapped.
-async fn held(
-    client: &Client,
-    namespace: &str,
-    from: &ConfigMapKey,
-) -> Result<(Option<String>, Vec<(String, String)>), Refusal> {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps
-        .get_opt(&from.name)
-        .await
-        .map_err(|error| missing(format!("cannot read ConfigMap {}: {error}", from.name)))?;
-    let map = map.ok_or_else(|| {
-        missing(format!(
-            "ConfigMap {} does not exist in namespace {namespace}; create it, the job waits for it",
-            from.name
-        ))
-    })?;
-    let data = map.data.unwrap_or_default();
-    let take = |key: &str, field: &str| {
-        data.get(key).cloned().ok_or_else(|| {
-            missing(format!(
-                "ConfigMap {} has no key {key}; add it, or name another key in \
-                 spec.recipe.configMap.{field}",
-                from.name
-            ))
-        })
-    };
-    if from.items.is_empty() {
-        return Ok((Some(take(&from.key, "key")?), Vec::new()));
-    }
-    let items = from.items.iter();
-    let files = items.map(|item| Ok((item.path.clone(), take(&item.key, "items")?)));
-    Ok((None, files.collect::<Result<_, _>>()?))
-}
-
-/// Refusal because the recipe's source does not exist yet.
-fn missing(message: String) -> Refusal {
-    Refusal {
-        reason: ConditionReason::RecipeMissing,
-        message,
-        waits: true,
-    }
-}
-
-/// Refusal because no plan is valid for the job.
-pub fn plan_refused(message: String) -> Refusal {
-    Refusal {
-        reason: ConditionReason::PlanRefused,
-        message,
-        waits: false,
-    }
-}
-
-/// Reads a recipe snapshot; the error contains all diagnostics.
-pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refusal> {
-    let refused = |message: String| Refusal {
-        reason: ConditionReason::RecipeRefused,
-        message,
-        waits: false,
-    };
-    let request = snapshot.request(job.spec.elasticity.remainder);
-    let request = request.map_err(refused)?;
-    recipe::read(&request).map_err(|error| {
-        let all = error
-            .diagnostics
-            .iter()
-            .filter(|d| d.severity == Severity::Error);
-        let lines: Vec<String> = all
-            .map(|d| {
-                let located = d.locate(&error.sources);
-                let place = match (located.file, located.line) {
-                    (Some(file), Some(line)) => format!("{file}:{line}: "),
-                    _ => String::new(),
-                };
-                format!("{place}{} ({})", located.message, located.help)
+        Err(Unplanned::Refused(refusal)) => {
+            let Some(current) = &status.generation else {
+                return Err(Unplanned::Refused(refusal));
+            };
+            let planner = Planner::with_plan(current.record.plan.clone());
+            let (reason, message) = (refusal.reason, refusal.message);
+            conditions::set(status, ConditionType::Planned, false, reason, &message);
+            Ok(Planned {
+                planner,
+                refusal: Some(message),
             })
-            .collect();
-        refused(lines.join("\n"))
+        }
+    }
+}
+
+async fn read_and_plan(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    planner: &mut Planner,
+    context: &Context,
+) -> Result<(), Unplanned> {
+    planner.refuse_unbuildable(job, context.image.as_deref())?;
+    let snapshot = snapshot(&context.client, job).await?;
+    if !planner.has_read(job, &snapshot) {
+        let turn = context.turns.begin(&job.namespace().unwrap_or_default());
+        let turn = turn.map_err(Unplanned::Later)?;
+        turn.run(|| planner.read(job, &snapshot, &context.recipes))
+            .map_err(panicked)??;
+    }
+    if status.generation.is_none() {
+        planner.refuse_losses(&snapshot.overrides)?;
+    }
+    status.recipe = Some(snapshot);
+    // A running job is planned too: after a change of its command no other world may be feasible, and
+    // then it is left unchanged.
+    if !planner.found_plan || status.plan.is_none() {
+        let reached = reached(status);
+        evaluate(job, reached, planner, context)?;
+        let bounds = bounds(job);
+        let per_node = u64::from(job.spec.gpus_per_node);
+        let most = job.spec.nodes.min(*bounds.end());
+        let mut worlds = (*bounds.start()..=most).map(|nodes| u64::from(nodes) * per_node);
+        let first = worlds.rfind(|ranks| planner.is_feasible(*ranks, reached));
+        let nodes = job.spec.nodes.max(1);
+        let ranks = first.unwrap_or(u64::from(nodes) * per_node);
+        let plan = planner.plan(ranks, reached).map_err(|message| {
+            plan_refused(format!(
+                "no plan for {nodes} nodes of {per_node} GPUs: {message}"
+            ))
+        })?;
+        planner.found_plan = true;
+        if status.plan.is_none() {
+            let feasible = feasible_nodes(job, status, planner);
+            status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
+        }
+    }
+    conditions::set(
+        status,
+        ConditionType::Planned,
+        true,
+        ConditionReason::Planned,
+        "the recipe is planned and its rules hold",
+    );
+    Ok(())
+}
+
+/// Evaluates all worlds that a reconciliation may ask for.
+pub fn evaluate(
+    job: &TrainingJob,
+    reached: Reached,
+    planner: &Planner,
+    context: &Context,
+) -> Result<(), Unplanned> {
+    let per_node = u64::from(job.spec.gpus_per_node);
+    let worlds = || considered(job).map(|nodes| u64::from(nodes) * per_node);
+    if planner.has_evaluated(worlds(), reached) {
+        return Ok(());
+    }
+    let turn = context.turns.begin(&job.namespace().unwrap_or_default());
+    let evaluated = turn.map_err(Unplanned::Later)?.run(|| {
+        for ranks in worlds() {
+            planner.is_feasible(ranks, reached);
+        }
+    });
+    Ok(evaluated.map_err(panicked)?)
+}
+
+fn panicked(_: Panicked) -> Refusal {
+    plan_refused(
+        "the planner failed on this recipe: please report it with the recipe; the controller's log has the place"
+            .into(),
+    )
+}
+
+/// Numbers of nodes whose feasibility matters.
+fn considered(job: &TrainingJob) -> impl Iterator<Item = u32> + use<> {
+    let bounds = bounds(job);
+    (1..=job.spec.nodes.saturating_add(LOOK_AHEAD)).filter(move |nodes| bounds.contains(nodes))
+}
+
+pub fn bounds(job: &TrainingJob) -> RangeInclusive<u32> {
+    let elasticity = &job.spec.elasticity;
+    elasticity.min_nodes..=elasticity.max_nodes.unwrap_or(1024)
+}
+
+/// Feasible numbers of nodes.
+pub fn feasible_nodes(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    planner: &Planner,
+) -> Vec<u32> {
+    let per_node = u64::from(job.spec.gpus_per_node);
+    let reached = reached(status);
+    considered(job)
+        .filter(|nodes| planner.is_feasible(u64::from(*nodes) * per_node, reached))
+        .collect()
+}
+
+/// Message for numbers of nodes that fit in the pool but that a rule refuses.
+pub fn skipped(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    placeable: u32,
+    planner: &Planner,
+) -> Option<String> {
+    if status.phase != Phase::Running {
+        return None;
+    }
+    let first = status.nodes + 1;
+    let last = job.spec.nodes.min(*bounds(job).end()).min(placeable);
+    if first > last {
+        return None;
+    }
+    let (per_node, reached) = (u64::from(job.spec.gpus_per_node), reached(status));
+    let ranks = |nodes: u32| u64::from(nodes) * per_node;
+    // If one of them is feasible, a scale up to it is under way.
+    if (first..=last).any(|nodes| planner.is_feasible(ranks(nodes), reached)) {
+        return None;
+    }
+    let message = planner.refusal(ranks(last), reached)?;
+    Some(match first == last {
+        true => format!("skips {first} nodes: {message}"),
+        false => format!("skips {first} to {last} nodes: {message}"),
     })
+}
+
+/// Whether a world of `ranks` ranks is feasible with micro-batches up to `limit`: the question after an out-of-memory
+/// error.
+pub fn holds(planner: &Planner, reached: Reached) -> impl FnMut(u64, u64) -> bool {
+    move |ranks, limit| {
+        let within = Reached {
+            per_device_batch_size_limit: Some(limit),
+            ..reached
+        };
+        block_in_place(|| planner.is_feasible(ranks, within))
+    }
 }
 
 /// Progress of a job that restricts its next plans.

@@ -7,17 +7,67 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 
 use super::observe::ClusterState;
+use super::outcome::{self, EndedGeneration, count_pods};
+use super::planner::Planner;
+use super::{build, conditions, planning};
 use crate::api::TrainingJob;
-use crate::api::status::{AfterLoss, Current, Phase, Progress, Rescale, Slot, TrainingJobStatus};
+use crate::api::status::{
+    AfterLoss, Current, Phase, PlanSummary, Progress, Rescale, Slot, TrainingJobStatus,
+};
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
-use crate::lifecycle::placement::{PlacementAction, PodState};
-use crate::lifecycle::rank_status::{self, ANSWER, COMMIT};
+use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
+use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::lifecycle::{End, Outcome, Ranks};
-use crate::operator::outcome::{EndedGeneration, count_pods};
 use crate::plan::{Plan, descend};
+use crate::telemetry::human;
 use crate::util::format::count;
 use crate::util::time::{micro_time, seconds};
+
+/// The status with which a reconciliation begins: the last one, for the current spec.
+pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus) -> TrainingJobStatus {
+    let mut next = before.clone();
+    conditions::readable(&mut next);
+    if next.observed_generation != job.metadata.generation {
+        // The edit may solve what kept pods from starting.
+        next.pod_failures = None;
+    }
+    next.observed_generation = job.metadata.generation;
+    let labels = build::selector(job).into_iter();
+    let labels = labels.map(|(key, value)| format!("{key}={value}"));
+    next.selector = labels.collect::<Vec<_>>().join(",");
+    next
+}
+
+/// Updates the slots with a decision. Returns the plan of a published world.
+pub fn place(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    placement: &Placement,
+    planner: &Planner,
+) -> Option<Plan> {
+    status.attempts = placement.attempts;
+    status.scale_up_pending_since = placement.scale_up_pending_since.map(micro_time);
+    status.placement_since = placement.placement_since.map(micro_time);
+    if !matches!(placement.action, PlacementAction::End(_)) {
+        status.slots.clone_from(&placement.slots);
+    }
+    let PlacementAction::Publish {
+        members,
+        per_device_batch_size_limit,
+        ..
+    } = &placement.action
+    else {
+        return None;
+    };
+    status.per_device_batch_size_limit =
+        per_device_batch_size_limit.or(status.per_device_batch_size_limit);
+    let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
+    let plan = planner.plan(ranks, planning::reached(status)).ok()?;
+    let feasible = planning::feasible_nodes(job, status, planner);
+    status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
+    Some(plan)
+}
 
 /// Updates the status with the observed state.
 ///
@@ -46,15 +96,11 @@ pub fn apply_observed(
     }
     update_progress(status, cluster);
     update_external_progress(status, cluster);
-    let drain_seconds = f64::from(job.spec.elasticity.drain_seconds);
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
         return;
     };
-    let in_trouble = cluster.lost_member.is_some()
-        || cluster
-            .ranks
-            .iter()
-            .any(rank_status::RankStatus::in_trouble);
+    let in_trouble =
+        cluster.lost_member.is_some() || cluster.ranks.iter().any(RankStatus::in_trouble);
     if in_trouble {
         begin(&mut status.rescale_since, now);
     }
@@ -72,48 +118,10 @@ pub fn apply_observed(
         });
     }
     let plan = &current.record.plan;
-    let batch = status
-        .checkpoint
-        .as_ref()
-        .map_or(plan.global_batch_size, |checkpoint_ref| {
-            checkpoint_ref.batch
-        });
-    let mut outcome = rank_status::outcome(
-        &cluster.ranks,
-        plan.per_device_batch_size,
-        || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit)),
-        || false,
-    );
-    if let Some((rank, message)) = &cluster.lost_member
-        && matches!(outcome, Some(Outcome::Failed { .. } | Outcome::Lost { .. }))
-        && !cluster.ranks.iter().any(|rank| rank.failed.is_some())
-    {
-        // The loss of a pod or node is not a failure of the program.
-        outcome = Some(Outcome::Lost {
-            rank: *rank,
-            message: message.clone(),
-        });
-    }
-    // An external trainer in a silent pod may still commit: then no time limit applies.
-    if outcome.is_none() && !cluster.may_commit {
-        let number = current.record.number;
-        // A new controller process knows nothing of an agent that it has not polled yet.
-        let started = |pod: &String| {
-            let agent = cluster.agents.get(pod);
-            agent.is_none_or(|agent| agent.generation >= number)
-        };
-        let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
-        let never_started =
-            !members.any(|pod| cluster.pods.contains_key(&pod.name) && started(&pod.name));
-        if current.drain && (never_started || waited > drain_seconds) {
-            outcome = Some(Outcome::Drained);
-        } else if current.after_loss.is_some() && waited > (ANSWER + COMMIT).as_secs_f64() {
-            outcome = Some(Outcome::Lost {
-                rank: 0,
-                message: "the survivors of a loss did not exit in time".into(),
-            });
-        }
-    }
+    let checkpoint = status.checkpoint.as_ref();
+    let batch = checkpoint.map_or(plan.global_batch_size, |checkpoint| checkpoint.batch);
+    let smaller = || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit));
+    let outcome = outcome::decide(job, current, cluster, waited, smaller);
     let Some(outcome) = outcome else { return };
     begin(&mut status.rescale_since, now);
     current.end_time = Some(micro_time(now));
@@ -132,6 +140,9 @@ pub fn apply_observed(
     }
     if let Some(current) = &mut status.generation {
         current.outcome = Some(outcome);
+    }
+    if let Some(progress) = &mut status.progress {
+        progress.time_left.clear();
     }
 }
 
@@ -177,15 +188,24 @@ fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
             100.0 * (step.samples as f64 / budget as f64).min(1.0)
         )
     });
+    let left = theirs().find_map(|agent| agent.seconds_left);
     status.progress = Some(Progress {
         samples: step.samples,
         budget,
         share: share.unwrap_or_default(),
         step: step.step,
-        loss: format!("{:.4}", step.loss),
+        loss: if step.external.is_some() && !step.loss.is_finite() {
+            String::new()
+        } else {
+            format!("{:.4}", step.loss)
+        },
         batch: step.batch,
         // The API server stores integers below 2^63.
         tokens_per_second: (step.tokens as f64 / step.seconds.max(1e-9)).min(1e15) as u64,
+        time_left: match current.outcome {
+            Some(_) => String::new(),
+            None => left.map(human::whole_duration).unwrap_or_default(),
+        },
     });
 }
 

@@ -9,9 +9,11 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
+use kube::core::NamespaceResourceScope;
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Client, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::ownership::controlling_job;
@@ -43,23 +45,37 @@ pub enum Affected {
     All,
 }
 
+/// Namespaces whose jobs and pods are watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    Cluster,
+    Namespace(String),
+}
+
+impl Scope {
+    fn api<K>(&self, client: &Client) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        match self {
+            Scope::Cluster => Api::all(client.clone()),
+            Scope::Namespace(name) => Api::namespaced(client.clone(), name),
+        }
+    }
+}
+
 /// Starts the caches. The streams drive them and yield the jobs to reconcile; both must be polled.
 pub fn start(
     client: &Client,
+    scope: &Scope,
 ) -> (
     Arc<Stores>,
     impl Stream<Item = Affected> + Send + 'static,
     impl Stream<Item = Affected> + Send + 'static,
 ) {
-    let (pods, pod_writer) = reflector::store();
-    let (nodes, node_writer) = reflector::store();
-    let stores = Arc::new(Stores {
-        nodes,
-        pods,
-        pod_index: RwLock::default(),
-    });
+    let (stores, pod_writer, node_writer) = Stores::new();
     let known = stores.clone();
-    let pod_stream = watcher(Api::<Pod>::all(client.clone()), pages(PODS_PER_PAGE))
+    let pod_stream = watcher(scope.api::<Pod>(client), pages(PODS_PER_PAGE))
         .default_backoff()
         .modify(slim_pod)
         .reflect(pod_writer)
@@ -87,6 +103,7 @@ fn pages(size: u32) -> watcher::Config {
 /// `aside`.
 pub fn jobs(
     client: &Client,
+    scope: &Scope,
     aside: UnboundedSender<Seen>,
 ) -> (
     Store<TrainingJob>,
@@ -94,7 +111,7 @@ pub fn jobs(
 ) {
     let (known, writer) = reflector::store();
     let mut filter = Filter::new(aside);
-    let jobs = Api::<GuardedJob>::all(client.clone());
+    let jobs = scope.api::<GuardedJob>(client);
     let stream = watcher(jobs, pages(JOBS_PER_PAGE))
         .default_backoff()
         .filter_map(move |event| {
@@ -111,6 +128,18 @@ pub fn jobs(
 }
 
 impl Stores {
+    /// Empty caches, and what fills them.
+    pub(super) fn new() -> (Arc<Stores>, Writer<Pod>, Writer<Node>) {
+        let (pods, pod_writer) = reflector::store();
+        let (nodes, node_writer) = reflector::store();
+        let stores = Stores {
+            nodes,
+            pods,
+            pod_index: RwLock::default(),
+        };
+        (Arc::new(stores), pod_writer, node_writer)
+    }
+
     /// Waits until nodes and pods have been listed once.
     pub async fn ready(&self) {
         // A dropped writer ends the controller elsewhere.
@@ -135,7 +164,7 @@ impl Stores {
     }
 
     /// Applies a watch event of a pod and returns the jobs that it affects.
-    fn take(&self, event: &watcher::Event<Pod>) -> Option<Affected> {
+    pub(super) fn take(&self, event: &watcher::Event<Pod>) -> Option<Affected> {
         let mut pod_index = self
             .pod_index
             .write()

@@ -16,6 +16,8 @@ use tokio::sync::watch::Receiver;
 
 use super::leader::{self, Candidate};
 use super::metrics::Metrics;
+use crate::util::openmetrics;
+use crate::util::serve::serve;
 
 /// Interval at which the runtime of the reconciliations shows that it runs.
 const BEAT: Duration = Duration::from_secs(1);
@@ -89,7 +91,8 @@ pub async fn start(
         };
         // The caller waits for it.
         let _ = ready.send((leads, address));
-        Ok(axum::serve(listener, routes(metrics, pulse)).await?)
+        serve(listener, routes(metrics, pulse)).await;
+        Ok(())
     };
     std::thread::Builder::new()
         .name("vital".into())
@@ -119,12 +122,7 @@ fn routes(metrics: Arc<Metrics>, pulse: Pulse) -> Router {
             ),
         }
     };
-    let scrape = move || async move {
-        (
-            [(CONTENT_TYPE, "text/plain; version=0.0.4")],
-            metrics.text(),
-        )
-    };
+    let scrape = async move || ([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], metrics.text());
     Router::new()
         .route("/healthz", get(health))
         .route("/metrics", get(scrape))

@@ -330,6 +330,35 @@ fn an_external_trainer_gets_the_environment_of_torchrun() {
 }
 
 #[test]
+fn the_launcher_of_a_jobs_command_is_replaced() {
+    let config = "distributed_type: FSDP\nnum_processes: 6\nfsdp_config: {fsdp_version: 2}\n";
+    let more = json!({
+        "image": "evenkeel.test/busybox:1",
+        "recipe": {"files": {"fsdp.yaml": config}},
+        "trainer": {"command": [
+            "accelerate", "launch", "--config_file", "fsdp.yaml", "--no_python", "/bin/busybox", "env",
+        ]},
+    });
+    let job = Job::apply("launched-by", &recipe(4800), more);
+    job.wait("its end", |status| status["phase"] == "Complete");
+    for rank in 0..6 {
+        let log = job.run().join(format!("gen-1/logs/rank-{rank}.log"));
+        let text = std::fs::read_to_string(log).unwrap();
+        for line in [
+            "WORLD_SIZE=6",
+            "ACCELERATE_USE_FSDP=true",
+            "FSDP_VERSION=2",
+            "EVENKEEL_PER_DEVICE_BATCH_SIZE=4",
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is not in {text}"
+            );
+        }
+    }
+}
+
+#[test]
 fn an_external_trainer_resumes_from_its_checkpoint_after_a_scale_down() {
     let program = r#"echo "$RANK/$WORLD_SIZE $*"
 trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM

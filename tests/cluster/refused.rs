@@ -34,7 +34,7 @@ fn a_recipe_without_a_feasible_world_makes_no_pod() {
 
 #[test]
 fn a_command_with_another_batch_makes_no_pod() {
-    let launcher = json!(["torchrun", "train.py", "{per_device_batch_size}"]);
+    let launcher = json!(["mpirun", "train.py", "{per_device_batch_size}"]);
     let job = Job::apply(
         "launcher",
         &recipe(4800),
@@ -43,10 +43,20 @@ fn a_command_with_another_batch_makes_no_pod() {
     let status = job.wait("a refusal", |status| status["phase"] == "Pending");
     let message = status["conditions"][0]["message"].as_str().unwrap();
     assert!(
-        message.contains("external-trainer") && message.contains("`torchrun` starts a process"),
+        message.contains("external-trainer") && message.contains("`mpirun` starts a process"),
         "{message}"
     );
     assert!(job.pods().is_empty());
+}
+
+/// A job's spec with this pod spec in its template.
+fn pod_template(spec: Value) -> Value {
+    json!({"podTemplate": {"spec": spec}})
+}
+
+/// As [`pod_template`], with this security context of the trainer's container.
+fn container(context: Value) -> Value {
+    pod_template(json!({"containers": [{"name": "trainer", "securityContext": context}]}))
 }
 
 #[test]
@@ -82,6 +92,35 @@ fn the_api_server_refuses_contradictory_specs() {
             &inline,
             json!({"elasticity": {"minNodes": 2}}),
             "minNodes is more than nodes",
+        ),
+        // The chart's ValidatingAdmissionPolicy.
+        (
+            "network",
+            1,
+            &inline,
+            pod_template(json!({"hostNetwork": true})),
+            "spec.podTemplate must not set hostNetwork",
+        ),
+        (
+            "volume",
+            1,
+            &inline,
+            pod_template(json!({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})),
+            "spec.podTemplate must not mount a hostPath",
+        ),
+        (
+            "privileged",
+            1,
+            &inline,
+            container(json!({"privileged": true})),
+            "spec.podTemplate must not have a privileged container",
+        ),
+        (
+            "capability",
+            1,
+            &inline,
+            container(json!({"capabilities": {"add": ["IPC_LOCK", "SYS_ADMIN"]}})),
+            "spec.podTemplate must not add capabilities other than IPC_LOCK",
         ),
     ] {
         let mut spec =
@@ -126,13 +165,13 @@ fn a_refused_edit_has_no_effect_and_the_job_is_still_reconciled() {
     let job = Job::apply("meddled", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     let pods = job.pods();
-    job.patch(json!({"trainer": {"command": ["torchrun", "train.py", "{per_device_batch_size}"]}}));
+    job.patch(json!({"trainer": {"command": ["mpirun", "train.py", "{per_device_batch_size}"]}}));
     let status = job.wait("the refusal", |status| {
         condition(status, "Planned")["status"] == "False"
     });
     assert_eq!(status["phase"], "Running");
     let message = status["message"].as_str().unwrap();
-    assert!(message.contains("`torchrun` starts a process"), "{message}");
+    assert!(message.contains("`mpirun` starts a process"), "{message}");
     signal("KILL", &job.processes("rank")[3]);
     job.wait("a second generation", |status| {
         status["jobGeneration"]["record"]["number"] == 2

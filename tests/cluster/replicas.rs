@@ -1,5 +1,7 @@
 //! Two controller replicas, one of which leads.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::support::{Job, kit, kubectl, recipe, restored};
@@ -48,7 +50,16 @@ fn the_other_replica_takes_over_from_an_isolated_leader() {
     let first = leader();
     let pods = kubectl(&[&["get", "pods", "-o", "json"][..], &SYSTEM].concat());
     let pods: Value = serde_json::from_str(&pods).unwrap();
-    let mut pods = pods["items"].as_array().unwrap().iter();
+    let pods = pods["items"].as_array().unwrap();
+    // A rollout may still end an older pod.
+    let living = pods
+        .iter()
+        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let nodes: BTreeSet<String> = living
+        .map(|pod| pod["spec"]["nodeName"].to_string())
+        .collect();
+    assert_eq!(nodes.len(), 2, "the replicas share no node");
+    let mut pods = pods.iter();
     let pod = pods.find(|pod| pod["metadata"]["name"] == first.as_str());
     let node = pod.expect("the holder is a pod")["spec"]["nodeName"].clone();
     let node = node.as_str().unwrap();

@@ -16,7 +16,7 @@ use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::lifecycle::{DeviceKind, files};
-use crate::telemetry::now;
+use crate::telemetry::{Pace, now};
 use crate::util::durable::FileError;
 
 /// Retry interval of NVML queries, volume checks and a failed preparation.
@@ -152,8 +152,14 @@ impl PodAgent {
             .map(|job| external_call(&job.trainer_source(), &self.identity.run, record));
         let external = external.transpose()?;
         // Only the host of rank 0 has its reports.
-        let progress = (first == 0 && external.is_some())
-            .then(|| ProgressWatch::start(&self.identity.run, record.number));
+        let progress = external.as_ref().filter(|_| first == 0).map(|external| {
+            ProgressWatch::start(
+                &self.identity.run,
+                record.number,
+                external.progress_pattern(),
+                external.call.checkpoint.as_deref(),
+            )
+        });
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
@@ -208,6 +214,7 @@ impl PodAgent {
             generation: record.clone(),
             external,
             progress,
+            pace: Pace::default(),
             ranks,
             tails: (first..first + count)
                 .map(|rank| Tail::of(&self.identity.run, record.number, rank))

@@ -1,10 +1,10 @@
 //! Handles rank events in a pod: reports, exits and missed heartbeats.
 
 use super::PodAgent;
-use crate::agent::{Event as RankEvent, last_lines};
+use crate::agent::{Event as RankEvent, last_lines, new_output};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
-use crate::lifecycle::rank_status::RankStatus;
+use crate::lifecycle::rank_status::{RankStatus, Stage};
 use crate::telemetry::{Event, now};
 
 impl PodAgent {
@@ -38,10 +38,14 @@ impl PodAgent {
                 true
             }
         };
+        self.publish_report(urgent);
+    }
+
+    /// Publishes a changed state. Only urgent changes wake waiting callers; later requests get the others too.
+    fn publish_report(&mut self, urgent: bool) {
         if urgent {
             self.publish();
         } else {
-            // Later requests get the newest state; waiting callers are not woken.
             self.state.bound();
             self.published.send_if_modified(|published| {
                 published.clone_from(&self.state);
@@ -56,7 +60,7 @@ impl PodAgent {
         let external = self.external_job().is_some();
         let current = self.current.as_ref();
         if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
-            self.state.ranks[local].out_of_memory = Some(format!(
+            self.state.ranks[local].out_of_memory(format!(
                 "rank {rank} was killed by the kernel's out-of-memory killer"
             ));
         }
@@ -71,21 +75,7 @@ impl PodAgent {
         let follows = external && ranks.iter().any(RankStatus::in_trouble);
         ranks[local].end(ending, follows);
         if self.all_ended() {
-            let current = self.current.as_mut();
-            if let Some(watch) = current.and_then(|current| current.progress.as_mut()) {
-                watch.look_at_once();
-            }
-            self.report_progress();
-            self.find_trainer_checkpoint();
-        }
-    }
-
-    /// Finds the external trainer's newest checkpoint on the pod where its rank 0 ran.
-    fn find_trainer_checkpoint(&mut self) {
-        let current = self.current.as_ref().filter(|_| self.state.first == 0);
-        let external = current.and_then(|current| current.external.as_ref());
-        if let Some(newest) = external.and_then(|external| external.newest(&self.identity.run)) {
-            self.state.external_checkpoint = Some(newest);
+            self.follow_ranks(true);
         }
     }
 
@@ -96,7 +86,12 @@ impl PodAgent {
         }
         match report {
             Report::Ready => {
-                if self.state.ranks.iter().all(|seen| seen.ready) {
+                if self
+                    .state
+                    .ranks
+                    .iter()
+                    .all(|seen| seen.stage == Stage::Ready)
+                {
                     self.state.ready = Some(now());
                 }
                 true
@@ -104,6 +99,12 @@ impl PodAgent {
             Report::Step(record) => {
                 let first = self.state.first_step.is_none();
                 self.state.first_step.get_or_insert(record.time);
+                if let Some(current) = &mut self.current {
+                    current.pace.step(&record);
+                    let budget = self.state.budget;
+                    self.state.seconds_left =
+                        budget.and_then(|budget| current.pace.seconds_left(budget));
+                }
                 self.state.step = Some(record);
                 first
             }
@@ -134,43 +135,43 @@ impl PodAgent {
         };
         for local in current.silence.timed_out() {
             if let Some(seen) = self.state.ranks.get_mut(local) {
-                seen.kill_reason = Some(current.silence.message());
+                seen.kill(|| current.silence.message());
             }
             current.ranks.kill_one(self.state.first + local as u64);
         }
     }
 
-    /// Publishes what the external trainer reports.
-    pub(super) fn report_progress(&mut self) {
+    /// Copies the ranks' output into the pod's log, and publishes what the external trainer reports. `ended`: the
+    /// ranks have exited, so this is the last report, and the newest checkpoint counts.
+    pub(super) fn follow_ranks(&mut self, ended: bool) {
         let Some(current) = &mut self.current else {
             return;
         };
+        let watch = current.progress.as_mut();
+        new_output(&mut current.tails, watch, ended, |rank, line| {
+            self.log.of_pod(Event::Output { rank, line });
+        });
         let (Some(watch), Some(external)) = (&mut current.progress, &current.external) else {
             return;
         };
-        let run = &self.identity.run;
-        let newest = || Some(external.newest(run)?.path);
-        let Some(step) = watch.next(&current.generation, newest) else {
+        let mut newest = None;
+        let step = watch.next(&current.generation, ended, || {
+            newest = external.newest(&self.identity.run);
+            Some(newest.as_ref()?.path.clone())
+        });
+        if ended {
+            current.progress = None;
+            if newest.is_some() {
+                self.state.external_checkpoint = newest;
+            }
+        }
+        let Some(step) = step else {
             return;
         };
         if let Some(total) = step.external.and_then(|step| step.total_samples) {
             self.state.budget = Some(total);
         }
-        if self.take_report(0, Report::Step(step)) {
-            self.publish();
-        }
-    }
-
-    /// Copies the ranks' output into the pod's log.
-    pub(super) fn copy_logs(&mut self) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        for tail in &mut current.tails {
-            let rank = tail.rank();
-            for line in tail.lines() {
-                self.log.of_pod(Event::Output { rank, line });
-            }
-        }
+        let urgent = self.take_report(0, Report::Step(step));
+        self.publish_report(urgent);
     }
 }

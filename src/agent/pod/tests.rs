@@ -16,6 +16,7 @@ use crate::lifecycle::{DeviceKind, Reason};
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
 use crate::telemetry::now;
+use crate::util::testing::write_program;
 
 const FENCE: Duration = Duration::from_secs(30);
 
@@ -38,16 +39,7 @@ fn address(member: u8) -> IpAddr {
 /// A program that ends only by a kill.
 fn sleeper(place: &Path) -> PathBuf {
     let program = place.join("sleeper");
-    // A separate process writes it: a parallel test may fork a child of this process, which would
-    // keep the file open for writing while it is executed.
-    let written = Command::new("sh")
-        .args([
-            "-c",
-            "printf '#!/bin/sh\\nexec sleep 600\\n' > \"$0\" && chmod +x \"$0\"",
-        ])
-        .arg(&program)
-        .status();
-    assert!(written.unwrap().success());
+    write_program(&program, "exec sleep 600");
     program
 }
 
@@ -101,7 +93,7 @@ impl Pod {
     fn ended(&mut self) -> Ending {
         let event = self.happened.recv_timeout(Duration::from_secs(60)).unwrap();
         self.agent.take(Input::Rank(Box::new(event)));
-        self.agent.state.ranks[0].ending.unwrap()
+        self.agent.state.ranks[0].ending().unwrap()
     }
 
     fn asked(&mut self) -> Vec<IpAddr> {
@@ -119,7 +111,7 @@ fn job_of(world: u8) -> Membership {
         text,
         ..RecipeSnapshot::default()
     };
-    let request = snapshot.request(RemainderPolicy::Exact).unwrap();
+    let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
     let recipe = recipe::read(&request).unwrap();
     let members = (0..world).map(|member| Member {
         slot: member.into(),
@@ -179,11 +171,11 @@ fn a_single_pod_world_stops_when_it_is_cut_off() {
     // The API server is unreachable, the controller is not.
     pod.agent.take(Input::Polled);
     pod.agent.act();
-    assert_eq!(pod.agent.state.ranks[0].kill_reason, None);
+    assert_eq!(pod.agent.state.ranks[0].cause, None);
     pod.agent.contact.after(2 * FENCE);
     pod.agent.act();
     assert_eq!(pod.ended(), Ending::Signal(9));
-    let message = pod.agent.state.ranks[0].kill_reason.clone().unwrap();
+    let message = pod.agent.state.ranks[0].signal_message(9);
     assert!(
         message.starts_with("cut off: no contact with the API server"),
         "{message}"
@@ -223,7 +215,7 @@ fn peers_are_asked_while_the_cluster_is_silent_and_an_answer_keeps_ranks_alive()
     };
     pod.agent.take(answered(Some(1)));
     pod.agent.act();
-    assert_eq!(pod.agent.state.ranks[0].kill_reason, None);
+    assert_eq!(pod.agent.state.ranks[0].cause, None);
     // A peer with a newer generation proves that these ranks belong to no world.
     pod.agent.take(answered(Some(2)));
     assert_eq!(pod.ended(), Ending::Signal(9));
@@ -313,4 +305,24 @@ fn a_killed_preparation_is_retried() {
     let second = pod.agent.preparation.take().unwrap();
     assert_ne!(second.id(), first);
     kill(second.id());
+}
+
+#[test]
+fn every_step_of_an_external_trainer_is_published() {
+    let mut pod = Pod::new(0);
+    let mut job = job_of(1);
+    job.command = vec!["train".to_owned()];
+    let pattern = "evenkeel.trainer.progress_pattern=step (?<step>[0-9]+)";
+    job.recipe.overrides = vec![pattern.to_owned()];
+    pod.agent.take(Input::Job(Box::new(job)));
+    pod.agent.act();
+    assert!(pod.runs());
+    let published = pod.agent.published.subscribe();
+    let log = pod.volume.path().join("run").join(files::rank_log(1, 0));
+    for step in [4, 5] {
+        std::fs::write(&log, "step 4\nstep 5\n".split_at(7 * (step - 3)).0).unwrap();
+        pod.agent.follow_ranks(false);
+        let found = published.borrow().step.as_ref().map(|record| record.step);
+        assert_eq!(found, Some(step as u64));
+    }
 }

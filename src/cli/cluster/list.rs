@@ -61,7 +61,7 @@ fn list(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new([
-        "job", "phase", "nodes", "batch", "progress", "loss", "message",
+        "job", "phase", "nodes", "batch", "progress", "step", "loss", "left", "message",
     ]);
     for job in &jobs {
         table.row(cells(job, args.all_namespaces));
@@ -70,7 +70,7 @@ fn list(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 7] {
+fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 9] {
     let status = job.status.clone().unwrap_or_default();
     let progress = status.progress.unwrap_or_default();
     let name = job.metadata.name.clone().unwrap_or_default();
@@ -84,7 +84,12 @@ fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 7] {
         format!("{} of {}", status.nodes, job.spec.nodes),
         status.plan.map(|plan| plan.formula).unwrap_or_default(),
         progress.share,
+        match progress.step {
+            0 => String::new(),
+            step => step.to_string(),
+        },
         progress.loss,
+        progress.time_left,
         status.message.lines().next().unwrap_or_default().to_owned(),
     ]
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 
 use crate::api::status::RecipeSnapshot;
 use crate::api::{RecipeSource, RemainderPolicy};
@@ -111,18 +111,13 @@ fn compare(
     remainder: RemainderPolicy,
 ) -> anyhow::Result<()> {
     let snapshot = RecipeSnapshot::of(source, source.inline.clone(), overrides);
-    let request = snapshot
-        .request(remainder)
-        .map_err(|error| anyhow!(error))?;
+    let request = snapshot.request(remainder, &recipe.spec.trainer.command)?;
     let remedy = "a TrainingJob contains the files that were read; run the command in their common \
                    folder, and use relative paths without `..`";
-    let mut snapshot = match recipe::read(&request) {
+    let snapshot = match recipe::read(&request) {
         Ok(snapshot) => snapshot,
         Err(error) => bail!("the recipe cannot be read from the TrainingJob: {error}; {remedy}"),
     };
-    // The job stores the command separately.
-    let command = &recipe.spec.trainer.command;
-    snapshot.spec.trainer.command.clone_from(command);
     if snapshot.spec != recipe.spec {
         bail!("the recipe would have another meaning in the TrainingJob; {remedy}");
     }

@@ -50,13 +50,18 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
             Some(budget) => format!(" of {budget}"),
             None => String::new(),
         };
+        let known = |label: &str, value: &str, after: &str| match value {
+            "" => String::new(),
+            value => format!(", {label}{value}{after}"),
+        };
         line(format_args!(
-            "  progress    {}{budget} samples, step {}, loss {}, batch {}, {} tokens/s",
+            "  progress    {}{budget} samples, step {}{}, batch {}, {} tokens/s{}",
             progress.samples,
             progress.step,
-            progress.loss,
+            known("loss ", &progress.loss, ""),
             progress.batch,
-            progress.tokens_per_second
+            progress.tokens_per_second,
+            known("", &progress.time_left, " left"),
         ))?;
     }
     match &status.checkpoint {

@@ -1,4 +1,4 @@
-//! An API server in memory for tests, and the controller's context with it.
+//! An API server in memory, and the controller's context with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -13,15 +13,12 @@ use kube::runtime::reflector;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::agents::Agents;
-use super::context::Context;
-use super::ownership::MANAGER;
-use super::stores;
-use crate::api::TrainingJob;
+use super::NAMESPACE;
+use crate::operator::agents::Agents;
+use crate::operator::context::Context;
+use crate::operator::ownership::MANAGER;
+use crate::operator::stores::Stores;
 use crate::util::lock::lock;
-
-/// Namespace of all objects.
-pub const NAMESPACE: &str = "n";
 
 /// Objects by path, with resource versions, and the requests so far.
 #[derive(Default)]
@@ -40,14 +37,19 @@ impl ApiServer {
 
     /// The controller's context, without nodes and pods in its caches.
     pub fn context(self: &Arc<Self>) -> Arc<Context> {
+        self.context_with(Stores::new().0)
+    }
+
+    pub fn context_with(self: &Arc<Self>, stores: Arc<Stores>) -> Arc<Context> {
         let client = self.client();
         let (wake, _) = unbounded_channel();
         Arc::new(Context {
             recorder: Recorder::new(client.clone(), MANAGER.into()),
+            metrics: Default::default(),
             namespace: "system".into(),
             image: None,
             agents: Agents::new(wake),
-            stores: stores::start(&client).0,
+            stores,
             known: reflector::store().0,
             client,
             leases: Default::default(),
@@ -77,9 +79,22 @@ impl ApiServer {
         lock(&self.objects).remove(&path(kind, name));
     }
 
+    /// Changes an object by a JSON merge patch.
+    pub fn change(&self, kind: &str, name: &str, patch: Value) {
+        let mut objects = lock(&self.objects);
+        let object = objects.get_mut(&path(kind, name)).unwrap();
+        merge(object, &patch);
+        set_version(object);
+    }
+
     /// Answers 500 to changes of an object, as with a failing admission webhook.
     pub fn refuse_writes(&self, kind: &str, name: &str) {
         lock(&self.refused).insert(path(kind, name));
+    }
+
+    /// Accepts changes of an object again.
+    pub fn accept_writes(&self, kind: &str, name: &str) {
+        lock(&self.refused).remove(&path(kind, name));
     }
 
     /// Names of all objects of a kind.
@@ -96,41 +111,6 @@ impl ApiServer {
         let of_kind = |request: &String| request.contains(kind);
         requests.into_iter().filter(of_kind).collect()
     }
-}
-
-/// A controller reference to a TrainingJob.
-pub fn owner(name: &str, uid: &str) -> Value {
-    json!({
-        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "name": name, "uid": uid,
-        "controller": true, "blockOwnerDeletion": true,
-    })
-}
-
-/// A job with a small recipe that requests pods for two nodes even if the pool has none.
-pub fn job(name: &str, uid: &str) -> TrainingJob {
-    let recipe = json!({
-        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "small"},
-        "spec": {
-            "batch": {"global": 8, "per_device_batch_size": 4},
-            "model": {"init": "random", "config": {
-                "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
-                "max_position_embeddings": 32, "tie_word_embeddings": true}},
-            "data": {"sequence_length": 32, "train": [{"path": "synthetic",
-                "synthetic": {"vocabulary": 64, "branching": 4, "samples": 200}}]},
-            "budget": {"samples": 80},
-            "learning_rate": {"peak": 3.0e-3, "shape": "constant"},
-        },
-    });
-    serde_json::from_value(json!({
-        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "generation": 1},
-        "spec": {
-            "nodes": 2, "image": "i", "recipe": {"inline": recipe.to_string()},
-            "checkpoint": {"claim": "c"}, "elasticity": {"capacity": "Request"},
-        },
-    }))
-    .unwrap()
 }
 
 fn path(kind: &str, name: &str) -> String {
@@ -197,6 +177,12 @@ async fn answer(
         }
     }
     match method {
+        Method::PATCH if parts.next() == Some("status") && kind == "trainingjobs" => {
+            // The controller applies the whole status.
+            object["status"] = body["status"].clone();
+            set_version(&mut object);
+            objects.insert(key, object.clone());
+        }
         Method::PATCH => {
             merge(&mut object, &body);
             set_version(&mut object);
@@ -209,7 +195,7 @@ async fn answer(
 }
 
 /// JSON merge patch (RFC 7386).
-fn merge(base: &mut Value, over: &Value) {
+pub fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {
             for (key, value) in over {

@@ -1,0 +1,117 @@
+//! Decides which slots a job has, from what was observed and what fits into the pool.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use kube::ResourceExt;
+
+use super::context::Context;
+use super::observe::ClusterState;
+use super::planner::Planner;
+use super::reservations::Pool;
+use super::{planning, status};
+use crate::api::condition::ConditionReason;
+use crate::api::status::{Slot, TrainingJobStatus};
+use crate::api::{Capacity, TrainingJob};
+use crate::lifecycle::placement::{Placement, PlacementInput, decide_placement};
+use crate::util::lock::lock;
+use crate::util::time::seconds;
+
+/// A decision about a job's slots.
+pub struct Decision {
+    pub placement: Placement,
+    /// Number of slots that fit on the present nodes.
+    pub placeable: u32,
+}
+
+/// Decides under the lock of the reservations, so that the devices of this job are reserved before
+/// the next job decides.
+pub fn decide(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    cluster: &ClusterState,
+    planner: &Planner,
+    context: &Context,
+    now: f64,
+) -> Decision {
+    let name = job.name_any();
+    let per_node = u64::from(job.spec.gpus_per_node);
+    let members = status::members(status, &name);
+    let reached = planning::reached(status);
+    // The rules are evaluated once for every number of nodes that the decision may consider.
+    let most = planning::bounds(job).end().min(&job.spec.nodes).to_owned();
+    let feasible: Vec<bool> = (0..=most)
+        .map(|nodes| {
+            planning::bounds(job).contains(&nodes)
+                && planner.is_feasible(u64::from(nodes) * per_node, reached)
+        })
+        .collect();
+    let namespace = job.namespace().unwrap_or_default();
+    let suspects = &context.suspects;
+    lock(suspects).suspect(&namespace, &cluster.suspects);
+    let mut reservations = lock(&context.reservations);
+    let pod_index = context.stores.pod_index();
+    let pool = Pool {
+        nodes: &context.stores.nodes.state(),
+        pod_index: &pod_index,
+        lost: &cluster.suspects,
+        avoid: &|node| lock(suspects).contains(&namespace, node),
+    };
+    let started = Instant::now();
+    let free = reservations.slots(&pool, job, &cluster.resource_request, started);
+    let placeable = free + cluster.staying;
+    let pool = match job.spec.elasticity.capacity {
+        Capacity::Request => job.spec.nodes,
+        Capacity::Discovered => placeable,
+    };
+    let placement = decide_placement(&PlacementInput {
+        desired: job.spec.nodes,
+        bounds: planning::bounds(job),
+        ranks_per_node: per_node,
+        feasible: &|nodes| feasible.get(nodes as usize).copied().unwrap_or(false),
+        pool,
+        placeable,
+        slots: &cluster.slots,
+        members: &members,
+        ranks: status::ranks(status),
+        suspend: job.spec.suspend,
+        restarts_left: u64::from(
+            job.spec
+                .budgets
+                .restarts
+                .saturating_sub(status.restarts.saturating_sub(1)),
+        ),
+        problem: cluster
+            .problem
+            .as_ref()
+            .filter(|p| p.deterministic)
+            .map(|p| p.message.clone()),
+        attempts: status.attempts,
+        scale_up_pending_since: status.scale_up_pending_since.as_ref().map(seconds),
+        placement_since: status.placement_since.as_ref().map(seconds),
+        scale_up_delay: f64::from(job.spec.elasticity.scale_up_delay_seconds),
+        placement: f64::from(job.spec.elasticity.placement_seconds),
+        not_before: status.restart_not_before.as_ref().map_or(0.0, seconds),
+        no_pod_before: status
+            .pod_failures
+            .as_ref()
+            .map_or(0.0, |f| seconds(&f.retry_not_before)),
+        now,
+    });
+    let pods = placement.slots.iter().map(|slot: &Slot| slot.pod(&name));
+    // The API server refuses new pods, so only existing ones may get a node. A new leader knows it from the status.
+    let refuses = ConditionReason::Refused.name();
+    let refused = context.blocked(&job.uid().unwrap_or_default()).is_some()
+        || status.conditions.iter().any(|c| c.reason == refuses);
+    let exists = |pod: &String| cluster.pods.contains_key(pod);
+    // The pod of a member is never created again.
+    let gone: BTreeSet<String> = members.iter().map(|slot| slot.pod(&name)).collect();
+    let reserved = pods.filter(|pod| exists(pod) || !(refused || gone.contains(pod)));
+    let request = planner.reserved_request();
+    let request = request.unwrap_or(&cluster.resource_request);
+    reservations.reserve(job, request, reserved.collect(), &pod_index, started);
+    Decision {
+        placement,
+        placeable,
+    }
+}

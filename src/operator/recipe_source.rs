@@ -1,0 +1,132 @@
+//! The recipe of a TrainingJob. It is read once and its snapshot kept in the status.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::Api;
+use kube::{Client, ResourceExt};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::api::condition::ConditionReason;
+use crate::api::status::RecipeSnapshot;
+use crate::api::{ConfigMapKey, TrainingJob};
+use crate::external_trainer::launcher;
+use crate::recipe::{Recipe, Severity};
+
+/// Reason and message of the condition of a job that cannot be planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The reason of the condition `Planned`.
+    pub reason: ConditionReason,
+    /// The problem and how to solve it.
+    pub message: String,
+    /// A missing object is the problem: the job waits for it.
+    pub waits: bool,
+}
+
+/// The recipe snapshot in the status, or a new one from the recipe's source.
+pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
+    if let Some(kept) = job.status.as_ref().and_then(|status| status.recipe.clone()) {
+        return Ok(kept);
+    }
+    let source = &job.spec.recipe;
+    let (text, files) = match (&source.inline, &source.config_map) {
+        (Some(text), _) => (Some(text.clone()), Vec::new()),
+        (None, Some(from)) => {
+            let namespace = job.namespace().unwrap_or_default();
+            held(client, &namespace, from).await?
+        }
+        (None, None) => (None, Vec::new()),
+    };
+    if text.is_none() && files.is_empty() && source.files.is_empty() {
+        return Err(missing(
+            "spec.recipe has no recipe: set inline, configMap or files".into(),
+        ));
+    }
+    let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
+    snapshot.files.extend(files);
+    snapshot.add_environment(&job.spec.trainer.env);
+    let everything = serde_json::to_vec(&snapshot).unwrap_or_default();
+    snapshot.hash = format!("{:032x}", xxh3_128(&everything));
+    Ok(snapshot)
+}
+
+/// The recipe's text from a ConfigMap, or the files to which its keys are mapped.
+async fn held(
+    client: &Client,
+    namespace: &str,
+    from: &ConfigMapKey,
+) -> Result<(Option<String>, Vec<(String, String)>), Refusal> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = maps
+        .get_opt(&from.name)
+        .await
+        .map_err(|error| missing(format!("cannot read ConfigMap {}: {error}", from.name)))?;
+    let map = map.ok_or_else(|| {
+        missing(format!(
+            "ConfigMap {} does not exist in namespace {namespace}; create it, the job waits for it",
+            from.name
+        ))
+    })?;
+    let data = map.data.unwrap_or_default();
+    let take = |key: &str, field: &str| {
+        data.get(key).cloned().ok_or_else(|| {
+            missing(format!(
+                "ConfigMap {} has no key {key}; add it, or name another key in \
+                 spec.recipe.configMap.{field}",
+                from.name
+            ))
+        })
+    };
+    if from.items.is_empty() {
+        return Ok((Some(take(&from.key, "key")?), Vec::new()));
+    }
+    let items = from.items.iter();
+    let files = items.map(|item| Ok((item.path.clone(), take(&item.key, "items")?)));
+    Ok((None, files.collect::<Result<_, _>>()?))
+}
+
+/// Refusal because the recipe's source does not exist yet.
+fn missing(message: String) -> Refusal {
+    Refusal {
+        reason: ConditionReason::RecipeMissing,
+        message,
+        waits: true,
+    }
+}
+
+/// Refusal because no plan is valid for the job.
+pub fn plan_refused(message: String) -> Refusal {
+    Refusal {
+        reason: ConditionReason::PlanRefused,
+        message,
+        waits: false,
+    }
+}
+
+/// Reads a recipe snapshot; the error contains all diagnostics.
+pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refusal> {
+    let refused = |message: String| Refusal {
+        reason: ConditionReason::RecipeRefused,
+        message,
+        waits: false,
+    };
+    let command = &job.spec.trainer.command;
+    let request = snapshot.request(job.spec.elasticity.remainder, command);
+    let request = request.map_err(|invalid| refused(invalid.to_string()))?;
+    launcher::read(&request).map_err(|error| {
+        let all = error
+            .diagnostics
+            .iter()
+            .filter(|d| d.severity == Severity::Error);
+        let lines: Vec<String> = all
+            .map(|d| {
+                let located = d.locate(&error.sources);
+                let place = match (located.file, located.line) {
+                    (Some(file), Some(line)) => format!("{file}:{line}: "),
+                    _ => String::new(),
+                };
+                format!("{place}{} ({})", located.message, located.help)
+            })
+            .collect();
+        refused(lines.join("\n"))
+    })
+}
