@@ -77,13 +77,13 @@ cargo test --locked -- --nocapture
 echo "SKIPPED: the tests that take minutes (scripts/nightly.sh)"
 
 say "Python for the tests of external trainers"
-# torch, transformers and accelerate: EVENKEEL_PYTHON, python3, or a virtual environment in target/python.
-needs="import torch, transformers, accelerate"
+# torch, transformers, accelerate, trl and deepspeed: EVENKEEL_PYTHON, python3, or a virtual environment in target/python.
+needs="import torch, transformers, accelerate, trl, deepspeed"
 python=${EVENKEEL_PYTHON:-python3}
 if ! "$python" -c "$needs" 2>/dev/null && [ -z "${EVENKEEL_PYTHON:-}" ]; then
   python=target/python/bin/python
   if ! "$python" -c "$needs" 2>/dev/null && command -v python3 >/dev/null; then
-    echo "installing torch, transformers and accelerate into target/python (several gigabytes, once)"
+    echo "installing torch, transformers, accelerate, trl and deepspeed into target/python (several gigabytes, once)"
     python3 -m venv target/python &&
       timeout 600 "$python" -m pip install --quiet -r tests/trainers/requirements.txt ||
       echo "cannot install tests/trainers/requirements.txt"
@@ -91,12 +91,12 @@ if ! "$python" -c "$needs" 2>/dev/null && [ -z "${EVENKEEL_PYTHON:-}" ]; then
 fi
 if "$python" -c "$needs" 2>/dev/null; then
   export EVENKEEL_PYTHON=$python
-  echo "found: $("$python" -c "$needs; print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__)")"
+  echo "found: $("$python" -c "$needs; print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__, 'trl', trl.__version__, 'deepspeed', deepspeed.__version__)")"
 elif [ "${CI:-}" = true ]; then
   echo "missing: cannot install tests/trainers/requirements.txt (set EVENKEEL_PYTHON)" >&2
   exit 1
 else
-  echo "SKIPPED: PyTorch's DDP and Hugging Face's Trainer under evenkeel (set EVENKEEL_PYTHON)"
+  echo "SKIPPED: PyTorch's DDP, Hugging Face's Trainer and TRL under evenkeel (set EVENKEEL_PYTHON)"
 fi
 
 say "first contact: what a GPU would run, on the emulated one"

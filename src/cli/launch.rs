@@ -1,6 +1,6 @@
 //! `evenkeel launch`: trains a recipe on this machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -24,8 +24,8 @@ use crate::launch::{
 };
 use crate::lifecycle::{DeviceKind, End};
 use crate::plan::{MOST_GPUS, OomPolicy};
-use crate::recipe::launchers::{self, LauncherError, Split};
-use crate::recipe::{self, Diagnostic, ReadError, Recipe};
+use crate::recipe::launchers::{self, Split};
+use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, trainer_command};
 use crate::telemetry::{Display, Event, Mode};
 use crate::util::format::count;
 
@@ -134,13 +134,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         options: args.options.clone(),
         overrides: args.overrides.clone(),
     };
-    let split = split(&args)?;
-    let by_launcher = split.is_some() && args.recipe.is_some();
-    let recipe = match read(&args, &from, split) {
+    let alone = match args.recipe {
+        Some(_) => None,
+        None => Some(launchers::split(&args.command)?),
+    };
+    let recipe = match read(&args, &from, alone) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(refuse_unread(&error)),
     };
-    if by_launcher {
+    if recipe.launcher_replaced {
         // A TrainingJob's recipe is read without the launcher.
         from.options.recipe_gpus = from.options.recipe_gpus.or(recipe.spec.batch.gpus);
     }
@@ -186,45 +188,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     ended
 }
 
-/// The command's launcher and program. `None`: the command starts unchanged, since it has no launcher.
-fn split(args: &Args) -> Result<Option<Split>, LauncherError> {
-    if args.command.is_empty() {
-        return Ok(None);
-    }
-    match launchers::split(&args.command) {
-        Ok(split) if args.recipe.is_some() && split.launcher.is_empty() => Ok(None),
-        // The rule external-trainer refuses launchers that are not understood.
-        Err(LauncherError::Unknown) if args.recipe.is_some() => Ok(None),
-        split => split.map(Some),
-    }
-}
-
-/// Reads the recipe, or the command if it defines the job alone, with the command and the settings of
-/// the external trainer.
-fn read(args: &Args, from: &RecipeArgs, split: Option<Split>) -> Result<Recipe, ReadError> {
-    let alone = args.recipe.is_none();
-    let command = if alone { args.command.as_slice() } else { &[] };
-    let mut request = from.options.request(&from.recipe, &from.overrides, command);
-    if let Some(split) = split.as_ref().filter(|_| !alone) {
-        request.launcher.clone_from(&split.launcher);
+/// Reads the recipe with the command and the settings of the external trainer. `alone`: the command, which defines
+/// the job without a recipe.
+fn read(args: &Args, from: &RecipeArgs, alone: Option<Split>) -> Result<Recipe, ReadError> {
+    let job = if alone.is_some() {
+        args.command.as_slice()
+    } else {
+        &[]
+    };
+    let mut request = from.options.request(&from.recipe, &from.overrides, job);
+    if alone.is_none() {
+        request.trainer_command.clone_from(&args.command);
     }
     let mut recipe = recipe::read(&request)?;
-    if let Some(split) = split {
-        let program = match alone {
-            true => launchers::without_numbers(&recipe, split.program),
-            false => split.program,
-        };
+    if let Some(split) = alone {
+        let program = launchers::without_numbers(&recipe, split.program);
         let trainer = &mut recipe.spec.trainer;
         trainer.command = program;
-        let mut environment = split.environment;
-        environment.append(&mut trainer.environment);
-        trainer.environment = environment;
-    } else if !args.command.is_empty() {
-        recipe.spec.trainer.command.clone_from(&args.command);
+        trainer.add_environment(split.environment);
     }
-    if recipe.spec.trainer.is_external() {
-        external_trainer::launcher::complete(&mut recipe)?;
-    }
+    external_trainer::launcher::complete(&mut recipe, &request.origin)?;
     Ok(recipe)
 }
 
@@ -258,7 +241,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     if args.resume
         && !recipe.spec.trainer.is_external()
         && take_command_of_run(&asked, &mut recipe)?
-        && let Err(error) = external_trainer::launcher::complete(&mut recipe)
+        && let Err(error) = external_trainer::launcher::complete(&mut recipe, &Origin::Disk)
     {
         return Ok(refuse_unread(&error));
     }
@@ -269,6 +252,12 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     ];
     if let Some(flag) = first_set(&built_in_only).filter(|_| external) {
         bail!("{flag} applies only to the built-in trainer; remove it");
+    }
+    let script = trainer_command::script(&recipe.spec.trainer.command);
+    if let Some(script) = script.filter(|script| !args.resume && !Path::new(script).exists()) {
+        bail!(
+            "{script}: no such file; correct the path, or run evenkeel in the folder that it starts from"
+        );
     }
     let processes = processes(args, &recipe, &inventory)?;
     let ranks = processes.count;

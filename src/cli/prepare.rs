@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 
 use super::{EXIT_REFUSED, refuse_unread, render};
 use crate::api::RemainderPolicy;
@@ -92,9 +92,7 @@ fn concerns_the_path(kind: ErrorKind) -> bool {
 fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     let (snapshot, remainder): (RecipeSnapshot, RemainderPolicy) = durable::read_json(&args.recipe)
         .with_context(|| format!("reading {}", args.recipe.display()))?;
-    let request = snapshot
-        .request(remainder)
-        .map_err(|error| anyhow!(error))?;
+    let request = snapshot.request(remainder, &[])?;
     let recipe = match recipe::read(&request) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(refuse_unread(&error)),
@@ -141,7 +139,7 @@ mod tests {
     #[test]
     fn only_disk_and_volume_errors_are_retried() {
         let out = Path::new("/checkpoints/run");
-        let data = |error| anyhow!(LaunchError::Data(DataError::File(error)));
+        let data = |error| anyhow::anyhow!(LaunchError::Data(DataError::File(error)));
         let file = |path: &str, kind| {
             let source = io::Error::from(kind);
             FileError::from_io("write", Path::new(path), 0, source)

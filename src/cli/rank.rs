@@ -24,6 +24,9 @@ pub struct Args {
     /// Process id of the agent. The agent may die before this process watches it.
     #[arg(long)]
     agent: Option<u32>,
+    /// Step of a ZeRO checkpoint to convert before the external trainer starts.
+    #[arg(long)]
+    convert: Option<PathBuf>,
     /// External trainer that replaces this process instead of the built-in trainer.
     #[arg(last = true)]
     command: Vec<String>,
@@ -36,6 +39,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             generation: args.generation,
             drain: args.drain_signal,
             agent: args.agent,
+            convert: args.convert.as_deref(),
             command: &args.command,
         });
         super::output::say(format_args!("error: {error}\n"));

@@ -109,6 +109,7 @@ impl RecipeOptions {
             path: path.to_owned(),
             command: command.to_vec(),
             launcher: Vec::new(),
+            trainer_command: Vec::new(),
             accelerate: self.accelerate.clone(),
             overrides,
             dialect: self.dialect,

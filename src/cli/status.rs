@@ -14,7 +14,7 @@ use super::table::Table;
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
-use crate::telemetry::{StepRecord, human};
+use crate::telemetry::{Pace, StepRecord, human};
 use crate::util::format::count;
 
 /// List the runs here, or show one run.
@@ -324,11 +324,9 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
 /// The progress of a run with these newest steps of a generation, the newest first: `64 of 480 samples, step 4, loss
 /// 2.9000, batch 16, 13.2k tokens/s, 14s left`.
 fn progress(steps: &[StepRecord], budget: Option<u64>) -> Option<String> {
-    let (newest, oldest) = (steps.first()?, steps.last()?);
-    let seconds = newest.time - oldest.time;
-    // The oldest one's samples were consumed before it ended.
-    let per_second = |count: u64| count as f64 / seconds;
-    let known = |rate: &f64| rate.is_finite() && *rate > 0.0;
+    let newest = steps.first()?;
+    let mut pace = Pace::default();
+    steps.iter().rev().for_each(|step| pace.step(step));
     let total = newest
         .external
         .map_or(budget, |reported| reported.total_samples);
@@ -341,15 +339,11 @@ fn progress(steps: &[StepRecord], budget: Option<u64>) -> Option<String> {
         parts.push(format!("loss {:.4}", newest.loss));
     }
     parts.push(format!("batch {}", newest.batch));
-    let tokens = steps[..steps.len() - 1].iter().map(|step| step.tokens);
-    let tokens = Some(per_second(tokens.sum())).filter(known);
+    let tokens = pace.tokens_per_second().filter(|rate| *rate > 0.0);
     parts.extend(tokens.map(|rate| format!("{} tokens/s", human::count(rate))));
-    let samples = Some(per_second(newest.samples.saturating_sub(oldest.samples))).filter(known);
-    if let (Some(rate), Some(total)) = (samples, total)
-        && total > newest.samples
-    {
-        let left = (total - newest.samples) as f64 / rate;
-        parts.push(format!("{} left", human::duration(left)));
+    let unfinished = total.filter(|total| *total > newest.samples);
+    if let Some(left) = unfinished.and_then(|total| pace.seconds_left(total)) {
+        parts.push(format!("{} left", human::whole_duration(left)));
     }
     Some(parts.join(", "))
 }

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
-use crate::external_trainer::{Call, ExternalTrainer};
+use crate::external_trainer::{Call, ExternalTrainer, launcher};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::{ExternalCheckpoint, files};
+use crate::recipe::Recipe;
 use crate::recipe::schema::spec::DrainSignal;
-use crate::recipe::{self, Recipe};
 use crate::telemetry::now;
 use crate::util::durable::{create_directory, read_json, write_json};
 
@@ -74,6 +74,11 @@ impl ExternalCall {
         self.recipe.spec.trainer.drain_signal
     }
 
+    /// Regular expression for the output of rank 0. `None`: the output is not searched.
+    pub fn progress_pattern(&self) -> Option<&str> {
+        self.recipe.spec.trainer.progress_pattern.as_deref()
+    }
+
     /// The trainer's newest complete checkpoint now.
     pub fn newest(&self, run: &Path) -> Option<ExternalCheckpoint> {
         external_trainer(&self.recipe, run).newest()
@@ -114,10 +119,9 @@ fn refused(message: String) -> Problem {
 
 /// The recipe with the job's command.
 fn recipe(source: &Source<'_>) -> Result<Recipe, Problem> {
-    let request = source.recipe.request(source.remainder).map_err(refused)?;
-    let mut recipe = recipe::read(&request).map_err(|error| refused(error.to_string()))?;
-    recipe.spec.trainer.command = source.command.to_vec();
-    Ok(recipe)
+    let request = source.recipe.request(source.remainder, source.command);
+    let request = request.map_err(|invalid| refused(invalid.to_string()))?;
+    launcher::read(&request).map_err(|error| refused(error.to_string()))
 }
 
 fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> ExternalTrainer<'a> {
@@ -152,13 +156,21 @@ mod tests {
             overrides: overrides.iter().map(|&text| text.to_owned()).collect(),
             ..RecipeSnapshot::default()
         };
+        external_call_of_snapshot(place, &snapshot, command)
+    }
+
+    fn external_call_of_snapshot(
+        place: &Path,
+        snapshot: &RecipeSnapshot,
+        command: &[&str],
+    ) -> Result<ExternalCall, String> {
         let command: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
         let job = Source {
-            recipe: &snapshot,
+            recipe: snapshot,
             remainder: RemainderPolicy::Exact,
             command: &command,
         };
-        let recipe = recipe(&job).map_err(|problem| problem.message).unwrap();
+        let recipe = recipe(&job).map_err(|problem| problem.message)?;
         let record = Generation {
             job: "uid".to_owned(),
             number: 2,
@@ -211,6 +223,38 @@ mod tests {
             ]
         );
         assert_eq!(drain, DrainSignal::Usr1);
+    }
+
+    #[test]
+    fn a_pod_replaces_a_launcher_whose_config_is_in_the_snapshot() {
+        let place = tempfile::tempdir().unwrap();
+        let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
+                    evenkeel: {objective: sft}\n";
+        let mut snapshot = RecipeSnapshot {
+            text: text.to_owned(),
+            ..RecipeSnapshot::default()
+        };
+        let command = [
+            "accelerate",
+            "launch",
+            "--config_file",
+            "fsdp.yaml",
+            "train.py",
+            "{args}",
+        ];
+        let refused = external_call_of_snapshot(place.path(), &snapshot, &command);
+        insta::assert_snapshot!(refused.unwrap_err(), @"`fsdp.yaml` cannot be read: not in the recipe snapshot (put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch --nodes`, which does it)");
+        let config = "distributed_type: FSDP\nnum_processes: 3\nfsdp_config: {fsdp_version: 2}\n";
+        snapshot.files.insert("fsdp.yaml".into(), config.into());
+        let call = external_call_of_snapshot(place.path(), &snapshot, &command)
+            .unwrap()
+            .call;
+        assert_eq!(
+            call.command.join(" "),
+            "python3 -u train.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2"
+        );
+        assert_eq!(call.environment["ACCELERATE_USE_FSDP"], "true");
+        assert_eq!(call.environment["FSDP_VERSION"], "2");
     }
 
     #[test]

@@ -52,6 +52,10 @@ fn age(entry: &DirEntry, called: &Checkpoints) -> Option<(Age, PathBuf)> {
     let number = match called.prefix {
         // An unknown trainer: `step_40`, `ckpt-40.pt`, or a name without a number.
         "" => {
+            // DeepSpeed saves `zero_to_fp32.py` beside its steps.
+            if ending == "py" {
+                return None;
+            }
             let stem = path.file_stem()?.to_str()?;
             let digits = stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
             stem[digits..].parse().ok()

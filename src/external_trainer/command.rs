@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoints;
+use super::{checkpoints, conversion, trainer_state};
 use crate::export::{self, EmitError, Form};
 use crate::external_trainer::resume;
 use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::plan::Plan;
 use crate::recipe::schema::placeholder::{self, Value};
 use crate::recipe::schema::reader::Checkpoints;
-use crate::recipe::{Dialect, Recipe};
+use crate::recipe::{Dialect, Recipe, launchers};
 use crate::util::durable::{self, FileError};
 
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,9 @@ pub struct Call {
     pub checkpoint_dir: PathBuf,
     /// The newest checkpoint when the generation started.
     pub checkpoint: Option<PathBuf>,
+    /// The step of [`Self::checkpoint`] that rank 0 converts before it starts the program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub convert: Option<PathBuf>,
     /// Path of the recipe with the plan's numbers, if the command contains `{recipe}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<PathBuf>,
@@ -79,6 +82,11 @@ pub enum ExternalTrainerError {
         "`{{deepspeed_config}}` names the DeepSpeed config that the command or the accelerate config names, but there is none; give the path of an existing file"
     )]
     NoDeepspeed,
+    #[error(
+        "ZeRO did not shard {} over {ranks} ranks, and evenkeel must set `checkpoint.load_universal` in the DeepSpeed config to load it: name a config that evenkeel can read with `--deepspeed FILE`, or resume in the former world",
+        checkpoint.display()
+    )]
+    NotUniversal { checkpoint: PathBuf, ranks: u64 },
     #[error(
         "{ranks} ranks of this machine have only the devices {devices} (`gpu_ids`); name one for each, or remove `gpu_ids`"
     )]
@@ -144,11 +152,26 @@ impl ExternalTrainer<'_> {
             directory: self.base.map(Path::to_owned),
             checkpoint_dir: self.checkpoint_dir(),
             checkpoint: checkpoint.map(|checkpoint| checkpoint.path),
+            convert: None,
             recipe: None,
             environment: BTreeMap::new(),
             texts: Vec::new(),
             remarks: Vec::new(),
         };
+        let parallel = &self.recipe.spec.parallel;
+        let sharding = plan.outline.world_size / parallel.tensor / parallel.pipeline;
+        let checkpoint = call.checkpoint.as_deref();
+        call.convert = checkpoint.and_then(|path| conversion::needed(path, sharding));
+        let batch = numbers.per_device_batch_size;
+        let state = checkpoint.and_then(|path| trainer_state::with_batch(path, batch));
+        call.texts.extend(state);
+        let universal = call.convert.is_some();
+        if universal && call.convert == call.checkpoint {
+            // The program names the step itself.
+            call.checkpoint = call.convert.as_deref().map(conversion::universal);
+        }
+        let is_deepspeed = self.recipe.dialect == Dialect::Deepspeed;
+        let mut environment = trainer.environment.clone();
         if uses(placeholder::RECIPE) {
             let mut recipe = Cow::Borrowed(self.recipe);
             if recipe.launch.is_some() {
@@ -159,7 +182,11 @@ impl ExternalTrainer<'_> {
                 recipe.to_mut().files.deepspeed = None;
             }
             let written = export::emit(&recipe, &numbers, Form::Recipe);
-            let written = written.map_err(emitted(placeholder::RECIPE))?;
+            let mut written = written.map_err(emitted(placeholder::RECIPE))?;
+            if universal && is_deepspeed {
+                let text = export::with_universal_checkpoint(&written.text);
+                written.text = text.map_err(emitted(placeholder::RECIPE))?;
+            }
             if let Some(file) = written.replaces {
                 return Err(ExternalTrainerError::OneOfATree { file });
             }
@@ -168,17 +195,27 @@ impl ExternalTrainer<'_> {
             (call.recipe, call.remarks) = (Some(path), written.remarks);
         }
         let deepspeed = generation_files.join("deepspeed.json");
-        if uses(placeholder::DEEPSPEED_CONFIG) {
+        let in_recipe = is_deepspeed && uses(placeholder::RECIPE);
+        let named = uses(placeholder::DEEPSPEED_CONFIG);
+        let added = universal && !named && !in_recipe;
+        if added && !launchers::use_deepspeed_file(&mut environment) {
+            let checkpoint = call.checkpoint.unwrap_or_default();
+            let ranks = sharding;
+            return Err(ExternalTrainerError::NotUniversal { checkpoint, ranks });
+        }
+        if named || added {
             let text = trainer.deepspeed_config.as_deref();
             let text = text.ok_or(ExternalTrainerError::NoDeepspeed)?;
-            let written = export::deepspeed_config(self.recipe, text, &numbers);
+            let mut written = export::deepspeed_config(self.recipe, text, &numbers);
+            if universal {
+                written = written.and_then(|text| export::with_universal_checkpoint(&text));
+            }
             let written = written.map_err(emitted(placeholder::DEEPSPEED_CONFIG))?;
             call.texts.push((deepspeed.clone(), written));
         }
         let sizes = match placeholder::SHARDS.into_iter().any(uses) {
             true => {
-                let fsdp = trainer.environment.contains_key("ACCELERATE_USE_FSDP");
-                let sizes = export::shard_sizes(self.recipe, &numbers, fsdp);
+                let sizes = export::shard_sizes(self.recipe, &numbers, trainer.uses_fsdp());
                 sizes.map_err(emitted(placeholder::SHARDS[0]))?
             }
             false => [1, 1],
@@ -215,7 +252,7 @@ impl ExternalTrainer<'_> {
             },
         };
         let filled = placeholder::fill(command, value_of);
-        let variables = trainer.environment.iter().map(|(name, value)| {
+        let variables = environment.iter().map(|(name, value)| {
             let words = placeholder::fill(std::slice::from_ref(value), value_of);
             (name.clone(), words.join(" "))
         });
@@ -353,6 +390,85 @@ mod tests {
             let directory = self.place.path().join("checkpoints").join(name);
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join("trainer_state.json"), "{}").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_of_zero_is_converted_for_another_world_and_loaded_as_universal() {
+        let mut case = Case::new(HANDBOOK, &["sft.py", "{args}"]);
+        let step = case
+            .place
+            .path()
+            .join("checkpoints/checkpoint-4/global_step4");
+        fs::create_dir_all(&step).unwrap();
+        case.checkpoint("checkpoint-4");
+        fs::write(step.with_file_name("latest"), "global_step4").unwrap();
+        for rank in 0..2 {
+            let name = format!("zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+            fs::write(step.join(name), "").unwrap();
+        }
+        let message = case.call(2, 4).unwrap_err();
+        let message = message.replace(&case.place.path().display().to_string(), "RUN");
+        insta::assert_snapshot!(message, @"ZeRO did not shard RUN/checkpoints/checkpoint-4 over 4 ranks, and evenkeel must set `checkpoint.load_universal` in the DeepSpeed config to load it: name a config that evenkeel can read with `--deepspeed FILE`, or resume in the former world");
+
+        let trainer = &mut case.recipe.spec.trainer;
+        trainer.deepspeed_config = Some(r#"{"zero_optimization": {"stage": 1}}"#.to_owned());
+        let stated = [
+            ("ACCELERATE_USE_DEEPSPEED", "true"),
+            ("ACCELERATE_CONFIG_DS_FIELDS", "zero_stage"),
+        ];
+        let stated = stated.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        trainer.environment.extend(stated.clone());
+        let same = case.call(2, 2).unwrap();
+        assert_eq!((same.convert, same.environment), (None, stated.into()));
+        let moved = case.call(2, 4).unwrap();
+        assert_eq!(moved.convert, Some(step.clone()));
+        let file = case.place.path().join("gen-2/deepspeed.json");
+        assert_eq!(
+            moved.environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"],
+            file.display().to_string()
+        );
+        assert_eq!(
+            moved.environment["ACCELERATE_CONFIG_DS_FIELDS"],
+            "deepspeed_config_file"
+        );
+        moved.write().unwrap();
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(
+            text.contains(r#""checkpoint": {"load_universal": true}"#),
+            "{text}"
+        );
+
+        // A program that gets the file itself.
+        case.recipe.spec.trainer.environment.clear();
+        let words = ["sft.py", "{args}", "--deepspeed", "{deepspeed_config}"];
+        case.recipe.spec.trainer.command = words.map(str::to_owned).to_vec();
+        let moved = case.call(3, 4).unwrap();
+        assert_eq!(moved.convert, Some(step.clone()));
+        assert_eq!(moved.environment.len(), 0);
+        assert!(moved.command[6].ends_with("gen-3/deepspeed.json"));
+
+        // A program that names the step itself.
+        let directory = step.parent().unwrap().display().to_string();
+        let trainer = &mut case.recipe.spec.trainer;
+        trainer.checkpoint_dir = Some(directory);
+        trainer.resume = vec!["--resume".to_owned(), "{checkpoint}".to_owned()];
+        let moved = case.call(4, 4).unwrap();
+        let universal = step.with_file_name("global_step4_universal");
+        assert_eq!(
+            (moved.convert, moved.checkpoint),
+            (Some(step), Some(universal))
+        );
+    }
+
+    #[test]
+    fn only_an_fsdp_that_is_on_needs_a_second_shard() {
+        let mut case = Case::new(HANDBOOK, &["sft.py", "{args}", "{data_shard_size}"]);
+        case.recipe.spec.parallel.tensor = 2;
+        for (uses, refused) in [("true", true), ("1", true), ("false", false)] {
+            let environment = &mut case.recipe.spec.trainer.environment;
+            environment.insert("ACCELERATE_USE_FSDP".to_owned(), uses.to_owned());
+            assert_eq!(case.call(1, 2).is_err(), refused, "{uses}");
         }
     }
 

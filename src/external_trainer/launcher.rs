@@ -2,77 +2,112 @@
 
 use std::path::Path;
 
-use crate::export;
-use crate::recipe::schema::placeholder::{self, ARGS, DEEPSPEED_CONFIG};
+use crate::recipe::schema::deepspeed;
+use crate::recipe::schema::placeholder::DEEPSPEED_CONFIG;
 use crate::recipe::syntax::yaml::MAX_BYTES;
-use crate::recipe::{Dialect, ReadError, Recipe, launchers};
-use crate::util::input;
+use crate::recipe::{
+    self, Dialect, Origin, ReadError, Recipe, Request, launchers, trainer_command,
+};
 
-/// Options with which a program names its DeepSpeed config.
-const DEEPSPEED: [&str; 2] = ["--deepspeed", "--deepspeed_config"];
+/// Reads the recipe of a TrainingJob and completes its trainer.
+pub fn read(request: &Request) -> Result<Recipe, ReadError> {
+    let mut recipe = recipe::read(request)?;
+    complete(&mut recipe, &request.origin)?;
+    Ok(recipe)
+}
 
 /// Completes the recipe's external trainer: the environment of `accelerate launch`, and the DeepSpeed config that
-/// the launcher, the command or the recipe names, if it states batch numbers. Variables of the recipe win.
-pub fn complete(recipe: &mut Recipe) -> Result<(), ReadError> {
-    let mut environment = launchers::environment(recipe)?;
-    let uses_file = |text: &String| text.contains(&format!("{{{DEEPSPEED_CONFIG}}}"));
+/// the launcher, the command or the recipe names. Variables of the recipe win. `origin` is that of the recipe.
+/// Leaves a complete trainer and the built-in one unchanged.
+pub fn complete(recipe: &mut Recipe, origin: &Origin) -> Result<(), ReadError> {
+    if !recipe.spec.trainer.is_external() {
+        return Ok(());
+    }
+    let environment = launchers::environment(recipe)?;
     let file = recipe
         .files
         .deepspeed
         .and_then(|file| recipe.sources.get(file));
     let file = file.map(|file| file.text.clone());
     let trainer = &mut recipe.spec.trainer;
-    if environment.values().any(uses_file) {
-        trainer.deepspeed_config.clone_from(&file);
+    trainer.add_environment(environment);
+    let named = format!("{{{DEEPSPEED_CONFIG}}}");
+    if trainer.deepspeed_config.is_none() {
+        let mut values = trainer.environment.values();
+        trainer.deepspeed_config = match values.any(|value| value.contains(&named)) {
+            true => file.clone(),
+            false => launchers::deepspeed_config(&trainer.environment),
+        };
     }
-    environment.append(&mut trainer.environment);
-    trainer.environment = environment;
-    if let Some(at) = deepspeed_word(&trainer.command) {
-        let word = &mut trainer.command[at];
-        let (before, path) = word.rsplit_once('=').unwrap_or(("", word));
-        let text = input::read(Path::new(path), MAX_BYTES as u64).ok();
-        if let Some(text) = text.and_then(|bytes| String::from_utf8(bytes).ok())
-            && export::states_deepspeed_numbers(&text)
-        {
-            let equals = if before.is_empty() { "" } else { "=" };
-            *word = format!("{before}{equals}{{{DEEPSPEED_CONFIG}}}");
-            trainer.deepspeed_config = Some(text);
+    let of_command = match named_config(&trainer.command, origin) {
+        Ok(of_command) => of_command,
+        Err(problem) => {
+            let help =
+                "docs/external-trainer.md says how evenkeel writes the config for every world";
+            return Err(ReadError::of_command(Some(recipe), problem, help));
         }
-    } else if let Some(text) = file.filter(|text| export::states_deepspeed_numbers(text))
+    };
+    let trainer = &mut recipe.spec.trainer;
+    if let Some((at, word, text)) = of_command {
+        trainer.command[at] = word;
+        trainer.deepspeed_config = Some(text);
+    } else if let Some(text) = file
         && trainer.deepspeed_config.is_none()
         && [Dialect::Transformers, Dialect::HandbookTrl].contains(&recipe.dialect)
-        && trainer
-            .command
-            .iter()
-            .any(|word| *word == format!("{{{ARGS}}}"))
+        && trainer_command::arguments_win(&trainer.command)
     {
-        // The recipe names it, and arguments win over the recipe.
-        let words = ["--deepspeed".to_owned(), format!("{{{DEEPSPEED_CONFIG}}}")];
-        trainer.command.extend(words);
+        trainer.command.extend(["--deepspeed".to_owned(), named]);
         trainer.deepspeed_config = Some(text);
     }
     Ok(())
 }
 
-/// The position of the word that names the DeepSpeed config, alone or after `=`.
-fn deepspeed_word(command: &[String]) -> Option<usize> {
-    let at = command.iter().rposition(|word| {
-        let name = word.split('=').next().unwrap_or_default();
-        DEEPSPEED.contains(&name)
-    })?;
-    let value = if command[at].contains('=') {
-        at
-    } else {
-        at + 1
+/// The DeepSpeed config that a command names: the position of its word, the word with a placeholder instead, and the
+/// config's text. A file that could not be written for every world is refused, since its batch numbers would stay.
+fn named_config(
+    command: &[String],
+    origin: &Origin,
+) -> Result<Option<(usize, String, String)>, String> {
+    let is_file = |path: &str| path.ends_with(".json");
+    let Some(at) = trainer_command::deepspeed_word(command) else {
+        let mut typed = trainer_command::DEEPSPEED
+            .into_iter()
+            .filter_map(|key| trainer_command::typed(command, key));
+        return match typed.find(|(_, path)| is_file(path)) {
+            Some((word, path)) => Err(format!(
+                "the command names the DeepSpeed config `{path}` with `{word}`, where evenkeel cannot replace it: give \
+                 `--deepspeed {path}` as words of the command itself"
+            )),
+            None => Ok(None),
+        };
     };
-    let word = command.get(value)?;
-    placeholder::is_plain(word).then_some(value)
+    let word = &command[at];
+    let path = word.split_once('=').map_or(word.as_str(), |(_, path)| path);
+    let refused = |why: String| match is_file(path) {
+        true => Err(format!(
+            "the command names the DeepSpeed config `{path}`, {why}"
+        )),
+        // The name of a config that the program has.
+        false => Ok(None),
+    };
+    let text = match origin.read(Path::new(path), MAX_BYTES as u64) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => {
+            return refused(format!(
+                "which cannot be read: {error}; a TrainingJob needs it in `spec.recipe.files` under this path"
+            ));
+        }
+    };
+    let Some(root) = deepspeed::parse(&text) else {
+        return refused("which is no mapping in JSON without repeated keys".to_owned());
+    };
+    let placeholder = format!("{}{{{DEEPSPEED_CONFIG}}}", &word[..word.len() - path.len()]);
+    Ok(deepspeed::is_config(&root).then_some((at, placeholder, text)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::{Request, read};
 
     fn words(text: &str) -> Vec<String> {
         text.split(' ').map(str::to_owned).collect()
@@ -90,11 +125,11 @@ mod tests {
             command: command.clone(),
             ..Request::default()
         };
-        let mut recipe = read(&request).unwrap();
+        let mut recipe = recipe::read(&request).unwrap();
         let split = launchers::split(&command).unwrap();
         recipe.spec.trainer.command = launchers::without_numbers(&recipe, split.program);
         recipe.spec.trainer.environment = split.environment;
-        complete(&mut recipe).unwrap();
+        complete(&mut recipe, &request.origin).unwrap();
         let trainer = recipe.spec.trainer;
         let variables = trainer.environment.iter();
         let variables = variables.map(|(name, value)| format!("{name}={value}"));
@@ -122,7 +157,8 @@ mod tests {
             assert!(variables.iter().any(|v| v == variable), "{variables:?}");
         }
         assert_eq!(command, words("python3 -u train.py {args} {resume_args}"));
-        assert_eq!(file, None);
+        // For a checkpoint that moves; the ranks' environment names no file.
+        assert!(file.unwrap().contains("\"stage\": 2"));
         let sizes = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\nparallelism_config:\n  \
                      parallelism_config_dp_shard_size: 4\n  parallelism_config_tp_size: 2\n";
         let (variables, ..) = trainer(sizes, &format!("{launch} {TRAIN}"));
@@ -173,5 +209,54 @@ mod tests {
         let expected = "python3 -u train.py --local_rank={local_rank} --deepspeed {deepspeed_config} {args} {resume_args}";
         assert_eq!(command, words(expected));
         assert!(file.unwrap().contains("train_batch_size"));
+    }
+
+    #[test]
+    fn a_jobs_command_is_completed_from_its_snapshot_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let numbers = r#"{"train_batch_size": 16, "zero_optimization": {"stage": 2}}"#;
+        let on_disk = folder.path().join("ds.json");
+        std::fs::write(&on_disk, numbers).unwrap();
+        let recipe = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
+                      evenkeel: {objective: sft}\n";
+        let files = [("recipe.yaml", recipe), ("ds.json", numbers)];
+        let files = files.map(|(path, text)| (path.into(), text.to_owned()));
+        let origin = Origin::snapshot(files).unwrap();
+        let job = |command: &str, config: &str| {
+            read(&Request {
+                origin: origin.clone(),
+                path: "recipe.yaml".into(),
+                trainer_command: words(&format!(
+                    "{command} train.py {{args}} --deepspeed {config}"
+                )),
+                ..Request::default()
+            })
+        };
+        for launcher in ["torchrun --nproc_per_node 2", "python3 -u"] {
+            let mut recipe = job(launcher, "ds.json").unwrap();
+            let trainer = recipe.spec.trainer.clone();
+            let written = "python3 -u train.py {args} --deepspeed {deepspeed_config}";
+            assert_eq!(trainer.command.join(" "), written);
+            assert_eq!(trainer.deepspeed_config.as_deref(), Some(numbers));
+            complete(&mut recipe, &origin).unwrap();
+            assert_eq!(recipe.spec.trainer, trainer, "a complete trainer");
+        }
+        let unread = job("python3", on_disk.to_str().unwrap()).unwrap_err();
+        assert!(
+            unread.to_string().contains("which cannot be read"),
+            "{unread}"
+        );
+        insta::assert_snapshot!(job("torchrun", "absent.json").unwrap_err(), @"the command names the DeepSpeed config `absent.json`, which cannot be read: not in the recipe snapshot; a TrainingJob needs it in `spec.recipe.files` under this path (docs/external-trainer.md says how evenkeel writes the config for every world)");
+        let within = ["sh", "-c", "exec python sft.py {args} --deepspeed ds.json"];
+        let within = within.map(str::to_owned).to_vec();
+        for command in [within, words("python sft.py {args} --deepspe ds.json")] {
+            let error = named_config(&command, &origin).unwrap_err();
+            assert!(error.contains("cannot replace it"), "{error}");
+        }
+        let switch = words("python cifar.py --deepspeed_config=ds.json --deepspeed");
+        assert!(named_config(&switch, &origin).unwrap().is_some());
+        // A config of the program's own.
+        let named = job("python3", "zero2").unwrap().spec.trainer;
+        assert_eq!(named.deepspeed_config, None);
     }
 }

@@ -3,12 +3,14 @@
 pub mod call;
 mod checkpoints;
 mod command;
+pub mod conversion;
 pub mod launcher;
 pub mod oom_messages;
 mod process;
 pub mod program;
 pub mod progress;
 pub mod resume;
+mod trainer_state;
 
 pub use command::{Call, ExternalTrainer, ExternalTrainerError};
 pub use process::{Become, become_program};

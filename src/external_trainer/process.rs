@@ -10,6 +10,7 @@ use std::process::Command;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::set_parent_process_death_signal;
 
+use super::conversion::{self, ConversionError};
 use super::program::signal;
 use crate::lifecycle::files;
 use crate::recipe::schema::spec::DrainSignal;
@@ -27,6 +28,9 @@ pub enum BecomeError {
     /// Without an agent, no process records how the trainer ends.
     #[error("the agent died before the program started")]
     Orphan,
+    /// The checkpoint could not be converted for this world.
+    #[error(transparent)]
+    Conversion(#[from] ConversionError),
     /// `exec` failed.
     #[error("cannot start `{program}`: {error}")]
     Program { program: String, error: io::Error },
@@ -51,6 +55,8 @@ pub struct Become<'a> {
     pub drain: DrainSignal,
     /// Process id of the agent.
     pub agent: Option<u32>,
+    /// The step of a checkpoint to convert first, by rank 0.
+    pub convert: Option<&'a Path>,
     pub command: &'a [String],
 }
 
@@ -73,6 +79,15 @@ pub fn become_program(to_be: &Become<'_>) -> BecomeError {
     };
     let mut words = to_be.command.iter();
     let program = words.next().cloned().unwrap_or_default();
+    if let Some(step) = to_be.convert {
+        // Otherwise the other ranks' rendezvous would time out during a long conversion.
+        let first = std::env::var_os("RANK").is_none_or(|rank| rank == "0");
+        if !first {
+            conversion::wait(step);
+        } else if let Err(error) = conversion::convert(step, &program) {
+            return error.into();
+        }
+    }
     let error = Command::new(&program).args(words).exec();
     BecomeError::Program { program, error }
 }

@@ -94,6 +94,9 @@ pub(crate) fn command(
             let variables = torchrun(start, rank, local);
             let of_rank =
                 |words: &[String]| placeholder::fill(words, |name| of_rank(&variables, name));
+            if let Some(step) = &call.convert {
+                command.arg("--convert").arg(step);
+            }
             command
                 .args(["--drain-signal", &drain.to_string()])
                 .args(["--agent", &std::process::id().to_string(), "--"])

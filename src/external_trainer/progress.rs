@@ -1,6 +1,6 @@
-//! Progress of an external trainer, from one of three sources: the `KubeflowCallback` of transformers, which
-//! posts to [`Server`]; the file that `EVENKEEL_PROGRESS` names; `trainer_state.json` in the newest
-//! checkpoint.
+//! Progress of an external trainer. Its sources are the `KubeflowCallback` of transformers, which posts to
+//! [`Server`]; the file that `EVENKEEL_PROGRESS` names; `trainer_state.json` in the newest checkpoint; and the
+//! output of rank 0, searched with `trainer.progress_pattern`. The source with the latest step counts.
 //!
 //! Sources: transformers 5.23.0, `integrations/integration_utils.py` and `trainer_callback.py`.
 
@@ -10,19 +10,22 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use axum::routing::post;
 use axum::{Json, Router};
-use serde::Deserialize;
+use regex::Regex;
 use serde_json::Value;
 
 use crate::lifecycle::{Generation, files};
+use crate::recipe::schema::progress_pattern;
 use crate::telemetry::{ExternalStep, StepRecord, now};
-use crate::util::input;
+use crate::util::input::{self, STATE_BYTES};
+use crate::util::lock::lock;
+use crate::util::serve::serve;
 
 /// Time between two looks at the files.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -30,32 +33,35 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
 /// Largest body of a post, bytes.
 const BODY: usize = 64 << 10;
-/// Largest file that is read, bytes. transformers' state has a record for each logged step.
-const FILE: u64 = 64 << 20;
+/// Largest count that is read from text: JSON numbers are exact up to here.
+const MOST: f64 = (1_u64 << 53) as f64;
+
+/// Longest text that is searched, bytes. The time of a search grows with the text and with the pattern.
+const SEARCHED: usize = 4 << 10;
 
 /// Progress as a trainer reports it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Progress {
     /// Optimiser steps so far, over all restarts.
     pub step: u64,
     /// Steps after which it ends.
-    #[serde(default)]
     pub total_steps: Option<u64>,
-    #[serde(default)]
     pub loss: Option<f64>,
-    #[serde(default)]
     pub learning_rate: Option<f64>,
-    #[serde(default)]
     pub grad_norm: Option<f64>,
     /// Tokens so far.
-    #[serde(default)]
     pub tokens: Option<u64>,
 }
 
 /// Watches the progress of one generation on the host of rank 0.
 pub struct ProgressWatch {
     file: PathBuf,
+    /// The checkpoint whose progress is known: at first the one from which the generation continues.
+    known: Option<PathBuf>,
     server: Option<Server>,
+    pattern: Option<Regex>,
+    /// The newest progress in the output.
+    printed: Option<Progress>,
     /// The last progress that was returned, and its time.
     last: Option<(Progress, f64)>,
     started: f64,
@@ -64,8 +70,14 @@ pub struct ProgressWatch {
 }
 
 impl ProgressWatch {
-    /// Begins to watch. Without a server, the other sources remain.
-    pub fn start(run: &Path, generation: u64) -> ProgressWatch {
+    /// Begins to watch; `pattern` is `trainer.progress_pattern`, and `resumed` the checkpoint from which the generation
+    /// continues. Without a server, the other sources remain.
+    pub fn start(
+        run: &Path,
+        generation: u64,
+        pattern: Option<&str>,
+        resumed: Option<&Path>,
+    ) -> ProgressWatch {
         let directory = run.join(files::generation(generation));
         let file = directory.join(files::PROGRESS);
         // A repeated start of the generation must not read the older one's.
@@ -75,7 +87,11 @@ impl ProgressWatch {
         let now_at = Instant::now();
         ProgressWatch {
             file,
+            known: resumed.map(Path::to_owned),
             server: server.flatten(),
+            // The reader has refused invalid patterns.
+            pattern: pattern.and_then(|pattern| progress_pattern::compile(pattern).ok()),
+            printed: None,
             last: None,
             started: now(),
             looked: now_at,
@@ -93,46 +109,67 @@ impl ProgressWatch {
         variables
     }
 
-    /// The next look at the files does not wait.
-    pub fn look_at_once(&mut self) {
-        for looked in [&mut self.looked, &mut self.looked_for_checkpoint] {
-            *looked = looked.checked_sub(CHECKPOINT_INTERVAL).unwrap_or(*looked);
+    /// Searches a line of rank 0's output. The texts of a progress bar are separated by carriage returns.
+    pub fn search(&mut self, line: &str) {
+        if let Some(pattern) = &self.pattern {
+            let mut texts = line.rsplit('\r').filter(|text| text.len() <= SEARCHED);
+            let newest = texts.find_map(|text| of_text(pattern, text));
+            self.printed = newest.or(self.printed);
         }
     }
 
-    /// The newest progress as a step of the generation, if it has changed. `checkpoint` finds the trainer's newest
-    /// checkpoint.
+    #[cfg(test)]
+    pub(crate) fn printed_step(&self) -> Option<u64> {
+        Some(self.printed?.step)
+    }
+
+    /// The newest progress as a step of the generation, if it has changed. `ended`: the ranks have exited, so the
+    /// files are read at once. `checkpoint` finds the trainer's newest checkpoint.
     pub fn next(
         &mut self,
         generation: &Generation,
+        ended: bool,
         checkpoint: impl FnOnce() -> Option<PathBuf>,
     ) -> Option<StepRecord> {
-        let posted = self.server.as_ref().and_then(Server::take);
-        let found = posted
-            .or_else(|| self.written())
-            .or_else(|| self.saved(checkpoint))?;
+        let sources = [
+            self.saved(ended, checkpoint),
+            self.printed.take(),
+            self.written(ended),
+            self.server.as_ref().and_then(Server::take),
+        ];
+        let newest = sources
+            .into_iter()
+            .flatten()
+            .max_by_key(|found| found.step)?;
         let before = self.last.map(|(progress, _)| progress);
-        // The file's and the checkpoint's may be older than a posted one.
-        if before.is_some_and(|before| found.step <= before.step) {
+        if before.is_some_and(|before| newest.step <= before.step) {
             return None;
         }
-        Some(self.record(found, generation))
+        Some(self.record(newest, generation))
     }
 
-    fn written(&mut self) -> Option<Progress> {
-        if self.looked.elapsed() < INTERVAL {
+    fn written(&mut self, ended: bool) -> Option<Progress> {
+        if !ended && self.looked.elapsed() < INTERVAL {
             return None;
         }
         self.looked = Instant::now();
-        serde_json::from_value(read(&self.file)?).ok()
+        let report = read(&self.file)?;
+        of_numbers(|key| report[key].as_f64())
     }
 
-    fn saved(&mut self, checkpoint: impl FnOnce() -> Option<PathBuf>) -> Option<Progress> {
-        if self.looked_for_checkpoint.elapsed() < CHECKPOINT_INTERVAL {
+    fn saved(
+        &mut self,
+        ended: bool,
+        checkpoint: impl FnOnce() -> Option<PathBuf>,
+    ) -> Option<Progress> {
+        if !ended && self.looked_for_checkpoint.elapsed() < CHECKPOINT_INTERVAL {
             return None;
         }
         self.looked_for_checkpoint = Instant::now();
-        of_state(&read(&checkpoint()?.join("trainer_state.json"))?)
+        let newest = checkpoint().filter(|path| Some(path) != self.known.as_ref())?;
+        let progress = of_state(&read(&newest.join("trainer_state.json"))?)?;
+        self.known = Some(newest);
+        Some(progress)
     }
 
     fn record(&mut self, progress: Progress, generation: &Generation) -> StepRecord {
@@ -168,9 +205,45 @@ impl ProgressWatch {
     }
 }
 
-/// A file's JSON; `None` if it is missing, too large or half-written.
+/// A file's JSON; `None` if it is missing, too large or half-written. Numbers that JSON does not have, as Python
+/// writes them, become null.
 fn read(file: &Path) -> Option<Value> {
-    serde_json::from_slice(&input::read(file, FILE).ok()?).ok()
+    let text = String::from_utf8(input::read(file, STATE_BYTES).ok()?).ok()?;
+    serde_json::from_str(&text)
+        .or_else(|_| serde_json::from_str(&without_nan(&text)))
+        .ok()
+}
+
+/// The text with null in place of `NaN`, `Infinity` and `-Infinity`.
+fn without_nan(text: &str) -> String {
+    let mut changed = String::with_capacity(text.len());
+    let mut in_string = false;
+    for part in text.split_inclusive('"') {
+        let before = part.trim_end_matches('"');
+        if in_string {
+            let backslashes = before.len() - before.trim_end_matches('\\').len();
+            in_string = backslashes % 2 == 1;
+            changed.push_str(part);
+        } else {
+            in_string = true;
+            let part = part.replace("-Infinity", "null");
+            changed.push_str(&part.replace("Infinity", "null").replace("NaN", "null"));
+        }
+    }
+    changed
+}
+
+/// The progress that numbers with the names of its fields state.
+fn of_numbers(number: impl Fn(&str) -> Option<f64>) -> Option<Progress> {
+    let count = |name: &str| number(name).and_then(count);
+    Some(Progress {
+        step: count("step")?,
+        total_steps: count("total_steps"),
+        loss: number("loss"),
+        learning_rate: number("learning_rate"),
+        grad_norm: number("grad_norm"),
+        tokens: count("tokens"),
+    })
 }
 
 /// The progress in transformers' `TrainerState`.
@@ -190,6 +263,17 @@ fn of_state(state: &Value) -> Option<Progress> {
             .as_u64()
             .filter(|&tokens| tokens > 0),
     })
+}
+
+/// The progress in a text of the output.
+fn of_text(pattern: &Regex, text: &str) -> Option<Progress> {
+    let found = pattern.captures(text)?;
+    of_numbers(|name| found.name(name)?.as_str().parse().ok())
+}
+
+/// A count from a number that may have a fraction, as in `900.0`.
+fn count(number: f64) -> Option<u64> {
+    (0.0..=MOST).contains(&number).then_some(number as u64)
 }
 
 /// The URL to which `KubeflowCallback` posts.
@@ -237,7 +321,7 @@ impl Server {
             .route("/", post(receive))
             .layer(DefaultBodyLimit::max(BODY))
             .with_state(expected);
-        runtime.spawn(async move { axum::serve(listener, routes).await });
+        runtime.spawn(serve(listener, routes));
         Ok(Server {
             address,
             token: token.to_owned(),
@@ -248,8 +332,7 @@ impl Server {
 
     /// The progress posted since the last call.
     fn take(&self) -> Option<Progress> {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        newest.take()
+        lock(&self.newest).take()
     }
 }
 
@@ -263,11 +346,7 @@ async fn receive(
         return StatusCode::UNAUTHORIZED;
     }
     if let Some(progress) = of_post(&body) {
-        let mut newest = expected
-            .newest
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *newest = Some(progress);
+        *lock(&expected.newest) = Some(progress);
     }
     StatusCode::OK
 }
@@ -280,14 +359,10 @@ fn of_post(body: &Value) -> Option<Progress> {
         let found = metrics.iter().rev().find(|metric| metric["name"] == name)?;
         found["value"].as_str()?.parse().ok()
     };
-    let count = |name| metric(name).map(|value| value as u64);
+    let count = |name| metric(name).and_then(count);
     Some(Progress {
-        step: count("current_step")?,
-        total_steps: count("total_steps"),
-        loss: metric("loss"),
-        learning_rate: metric("learning_rate"),
-        grad_norm: metric("grad_norm"),
         tokens: count("num_tokens").or_else(|| count("num_input_tokens_seen")),
+        ..of_numbers(|name| metric(if name == "step" { "current_step" } else { name }))?
     })
 }
 
@@ -325,11 +400,12 @@ mod tests {
         }
     }
 
+    const PATTERN: &str =
+        "step (?<step>[0-9]+)(?: of (?<total_steps>[0-9]+))?(?: loss=(?<loss>\\S+))?";
+
     fn watch(run: &Path) -> ProgressWatch {
         fs::create_dir_all(run.join("gen-3")).unwrap();
-        let mut watch = ProgressWatch::start(run, 3);
-        watch.look_at_once();
-        watch
+        ProgressWatch::start(run, 3, Some(PATTERN), None)
     }
 
     #[test]
@@ -340,8 +416,7 @@ mod tests {
         assert_eq!(name, "EVENKEEL_PROGRESS");
         let mut next = |text: &str| {
             fs::write(&file, text).unwrap();
-            watch.look_at_once();
-            watch.next(&generation(), || None)
+            watch.next(&generation(), true, || None)
         };
         let step = next(r#"{"step": 10, "total_steps": 40, "loss": 2.5, "tokens": 1000}"#).unwrap();
         assert_eq!((step.step, step.samples, step.batch), (10, 160, 16));
@@ -350,6 +425,9 @@ mod tests {
         let step = next(r#"{"step": 12, "tokens": 1600}"#).unwrap();
         assert_eq!((step.step, step.tokens), (12, 600));
         assert!(step.loss.is_nan());
+        // Numbers as Python writes them, and values that are no numbers.
+        let step = next(r#"{"step": 13.0, "loss": NaN, "tokens": "many", "note": "\"NaN"}"#);
+        assert_eq!(step.unwrap().step, 13);
         for same_or_no_progress in [
             r#"{"step": 12}"#,
             r#"{"step": 11}"#,
@@ -368,13 +446,70 @@ mod tests {
         let checkpoint = run.path().join("checkpoint-20");
         fs::create_dir(&checkpoint).unwrap();
         let state = json!({"global_step": 20, "max_steps": 50, "num_input_tokens_seen": 0, "log_history": [
-            {"step": 10, "loss": 3.0, "learning_rate": 1e-4}, {"step": 20, "loss": 2.0}, {"eval_loss": 9.0}]});
-        fs::write(checkpoint.join("trainer_state.json"), state.to_string()).unwrap();
+            {"step": 10, "loss": 3.0, "learning_rate": 1e-4, "grad_norm": "NaN"}, {"step": 20, "loss": 2.0}, {"eval_loss": 9.0}]});
+        fs::write(
+            checkpoint.join("trainer_state.json"),
+            state.to_string().replace("\"NaN\"", "NaN"),
+        )
+        .unwrap();
         let step = watch
-            .next(&generation(), || Some(checkpoint.clone()))
+            .next(&generation(), true, || Some(checkpoint.clone()))
             .unwrap();
         assert_eq!((step.step, step.loss, step.learning_rate), (20, 2.0, 1e-4));
-        assert_eq!(watch.next(&generation(), || Some(checkpoint)), None);
+        assert_eq!(
+            watch.next(&generation(), true, || Some(checkpoint.clone())),
+            None
+        );
+        // The one from which it continues.
+        let mut watch = ProgressWatch::start(run.path(), 3, None, Some(&checkpoint));
+        assert_eq!(watch.next(&generation(), true, || Some(checkpoint)), None);
+    }
+
+    #[test]
+    fn the_newest_match_of_the_pattern_is_the_progress() {
+        let run = tempfile::tempdir().unwrap();
+        let mut watch = watch(run.path());
+        let mut next = |lines: &[&str]| {
+            lines.iter().for_each(|line| watch.search(line));
+            watch.next(&generation(), false, || None)
+        };
+        assert_eq!(next(&["epoch 1", "step x"]), None);
+        let step = next(&["step 4 of 40 loss=3.5", "step 5 of 40 loss=3.25", "saved"]).unwrap();
+        assert_eq!((step.step, step.samples, step.loss), (5, 80, 3.25));
+        assert_eq!(step.external.unwrap().total_samples, Some(640));
+        // A progress bar overwrites its text.
+        let step = next(&["10%|step 6\r20%|step 7\r30%|"]).unwrap();
+        assert_eq!(step.step, 7);
+        assert!(step.loss.is_nan());
+        // Lines of an evaluation.
+        assert_eq!(next(&["step 1", "step 1e99"]), None);
+    }
+
+    #[test]
+    fn the_source_with_the_latest_step_counts() {
+        let run = tempfile::tempdir().unwrap();
+        let mut watch = watch(run.path());
+        let (_, file) = watch.variables().remove(0);
+        let mut next = |printed: u64, written: u64| {
+            watch.search(&format!("step {printed}"));
+            fs::write(&file, json!({"step": written}).to_string()).unwrap();
+            Some(watch.next(&generation(), true, || None)?.step)
+        };
+        assert_eq!(next(3, 2), Some(3));
+        assert_eq!(next(3, 4), Some(4));
+        assert_eq!(next(4, 3), None);
+    }
+
+    #[test]
+    fn files_are_read_at_intervals_until_the_end() {
+        let run = tempfile::tempdir().unwrap();
+        let mut watch = watch(run.path());
+        let (_, file) = watch.variables().remove(0);
+        fs::write(&file, r#"{"step": 1}"#).unwrap();
+        let no_checkpoint = || -> Option<PathBuf> { panic!("searched before its time") };
+        assert_eq!(watch.next(&generation(), false, no_checkpoint), None);
+        let step = watch.next(&generation(), true, || None).unwrap();
+        assert_eq!(step.step, 1);
     }
 
     #[test]
@@ -406,9 +541,9 @@ mod tests {
             answer[9..12].to_owned()
         };
         assert_eq!(post("guess"), "401");
-        assert_eq!(watch.next(&generation(), || None), None);
+        assert_eq!(watch.next(&generation(), true, || None), None);
         assert_eq!(post(&token), "200");
-        let step = watch.next(&generation(), || None).unwrap();
+        let step = watch.next(&generation(), true, || None).unwrap();
         assert_eq!((step.step, step.samples, step.loss), (7, 112, 1.5));
         assert_eq!(step.external.unwrap().total_samples, Some(1120));
     }

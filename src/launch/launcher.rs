@@ -153,7 +153,7 @@ impl<'a> Launcher<'a> {
             }
             let mut ranks = self.ranks();
             if let Ranks::Ended { outcome, .. } = &mut ranks {
-                self.record_progress()?;
+                self.follow_external_trainer(true)?;
                 self.fall_back(outcome)?;
             }
             let capacity = self.capacity(&ranks).min(self.most_ranks());
@@ -340,8 +340,7 @@ impl<'a> Launcher<'a> {
         if let Some(message) = current.and_then(|current| current.watch.settle(pinned)) {
             self.warn(message);
         }
-        self.copy_logs();
-        self.report_progress()
+        self.follow_external_trainer(false)
     }
 
     fn drain(&mut self) -> Result<(), LaunchError> {
@@ -407,7 +406,7 @@ impl<'a> Launcher<'a> {
         {
             self.shrink(per_device_batch_size)?;
         }
-        self.copy_remaining_logs();
+        self.current = None;
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
@@ -461,9 +460,11 @@ impl<'a> Launcher<'a> {
             call: call.clone(),
         });
         self.write_state()?;
-        let progress = call
-            .as_ref()
-            .map(|_| ProgressWatch::start(external.map_or(self.run.path(), |e| e.run), number));
+        let progress = external.map(|external| {
+            let pattern = external.recipe.spec.trainer.progress_pattern.as_deref();
+            let resumed = call.as_ref().and_then(|call| call.checkpoint.as_deref());
+            ProgressWatch::start(external.run, number, pattern, resumed)
+        });
         let used = usize::try_from(world).unwrap_or(usize::MAX);
         let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
         let oom_kills = OomKills::watch();
@@ -511,7 +512,6 @@ impl<'a> Launcher<'a> {
     }
 
     fn end(mut self, end: End) -> Result<End, LaunchError> {
-        self.copy_remaining_logs();
         self.state.phase = match &end {
             End::Finished => Phase::Finished,
             End::Drained => Phase::Drained,

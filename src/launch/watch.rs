@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use crate::agent::{Event, Ranks, Silence};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::protocol::Order;
-use crate::lifecycle::rank_status::{self, COMMIT, RankStatus};
+use crate::lifecycle::rank_status::{self, COMMIT, Cause, RankStatus, Stage};
 
 /// The ranks of one generation.
 pub struct Watch {
     ranks: Ranks,
     seen: Vec<RankStatus>,
     silence: Silence,
+    /// Whether a rank has connected to all others; it may have taken a step.
+    begun: bool,
     /// Time of the first problem.
     trouble: Option<Instant>,
     /// Time when the survivors received their orders.
@@ -35,6 +37,7 @@ impl Watch {
             ranks,
             seen: vec![RankStatus::default(); usize::try_from(world).unwrap_or(0)],
             silence: Silence::new(world, world),
+            begun: false,
             trouble: None,
             settled: None,
             external: None,
@@ -69,18 +72,18 @@ impl Watch {
 
     /// Whether all ranks have connected and loaded their state.
     pub fn is_ready(&self) -> bool {
-        self.seen.iter().all(|seen| seen.ready)
+        self.seen.iter().all(|seen| seen.stage == Stage::Ready)
     }
 
     /// Whether a rank has connected to all others; it may have taken a step.
     pub fn has_begun(&self) -> bool {
-        self.seen.iter().any(|seen| seen.ready)
+        self.begun
     }
 
     /// Kills every running rank and records `message` as the reason.
     pub fn kill(&mut self, message: &str) {
-        for seen in self.seen.iter_mut().filter(|seen| seen.ending.is_none()) {
-            seen.kill_reason.get_or_insert_with(|| message.to_owned());
+        for seen in self.seen.iter_mut().filter(|seen| !seen.has_ended()) {
+            seen.kill(|| message.to_owned());
         }
         self.ranks.kill();
     }
@@ -104,6 +107,7 @@ impl Watch {
                 seen.end(*ending, self.external.is_some() && self.trouble.is_some());
             }
         }
+        self.begun |= seen.stage == Stage::Ready;
         if seen.in_trouble() {
             self.trouble.get_or_insert_with(Instant::now);
         }
@@ -125,8 +129,8 @@ impl Watch {
         let overdue = external.leaving?.elapsed() > external.time_limit;
         let mut ended = Vec::new();
         for (rank, seen) in (0..).zip(&mut self.seen) {
-            if overdue && seen.ending.is_none() && !seen.collateral {
-                seen.collateral = true;
+            if overdue && !seen.has_ended() && !seen.is_collateral() {
+                seen.cause = Some(Cause::Collateral);
                 self.ranks.kill_one(rank);
                 ended.push(format!("rank {rank}"));
             }
@@ -144,7 +148,7 @@ impl Watch {
     fn settle_loss(&mut self, pinned: u64) {
         for rank in self.silence.timed_out() {
             if let Some(seen) = self.seen.get_mut(rank) {
-                seen.kill_reason = Some(self.silence.message());
+                seen.kill(|| self.silence.message());
             }
             self.ranks.kill_one(rank as u64);
         }

@@ -117,6 +117,7 @@ impl Setup {
             sources: Sources::default(),
             files: Default::default(),
             launch: None,
+            launcher_replaced: false,
             diagnostics: Vec::new(),
         }
     }

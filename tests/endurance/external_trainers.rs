@@ -399,6 +399,17 @@ fn a_command_without_a_recipe_is_started_without_its_torchrun() {
     let mut command = vec!["torchrun", "--no_python", "--nproc_per_node", "2", &program];
     command.extend(batch);
     command.extend(["--learning_rate", "1e-3"]);
+    let mut missing = vec!["torchrun", "--nproc_per_node", "2", "missing/train.py"];
+    missing.extend(batch);
+    let refused = launch(&["--procs", "1"], &missing);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    let message = stderr(&refused);
+    assert!(
+        message.contains("missing/train.py: no such file"),
+        "{message}"
+    );
+    assert!(!out.exists());
+
     let refused = launch(&["--procs", "5"], &command);
     assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
     assert!(
@@ -465,6 +476,53 @@ fn a_trainers_progress_is_shown() {
         status.contains("  progress    108 of 108 samples, step 9, batch 12, "),
         "{status}"
     );
+}
+
+#[test]
+fn a_trainers_progress_is_found_in_its_output() {
+    let external = External::new(
+        r#"
+        [ "$RANK" = 0 ] || { echo '8/9 loss 9.0'; exit 0; }
+        shown() { until grep -q "\"step\":$1," "$EVENKEEL_RUN_DIR"/gen-1/metrics.jsonl; do sleep 0.1; done; }
+        printf 'starting\n4/9 loss 2.5\nsaved\n'
+        shown 4
+        printf '  80%%|7/9 loss 2.25\r'
+        shown 7
+        printf ' 100%%|9/9 loss 2.0'
+        "#,
+    );
+    let pattern =
+        "trainer.progress_pattern=(?<step>[0-9]+)/(?<total_steps>[0-9]+) loss (?<loss>[0-9.]+)";
+    let arguments = external.arguments("2");
+    let arguments = [&["--log", "json", pattern], arguments.as_slice()].concat();
+    let output = external.run.launch(&arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let steps = printed.lines().filter_map(|line| {
+        let event: Value = serde_json::from_str(line).unwrap();
+        let step = (event["step"].as_u64()?, event["loss"].as_f64()?);
+        (event["event"] == "step").then_some(step)
+    });
+    let steps: Vec<_> = steps.collect();
+    assert_eq!(steps, [(4, 2.5), (7, 2.25), (9, 2.0)]);
+}
+
+#[test]
+fn a_launcher_in_the_recipes_command_is_replaced() {
+    let run = Run::of(json!({
+        "batch": {"global": 12, "per_device_batch_size": 6},
+        "budget": {"samples": 24},
+        "trainer": {"command": ["deepspeed", "--num_gpus", "2", "--no_python", "--no_local_rank", "env", "PLANNED={per_device_batch_size}"]},
+    }));
+    let output = run.launch(&["--procs", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let log = std::fs::read_to_string(run.out().join("gen-1/logs/rank-0.log")).unwrap();
+    for line in ["WORLD_SIZE=1", "LOCAL_SIZE=1", "CROSS_RANK=0", "PLANNED=6"] {
+        assert!(
+            log.lines().any(|found| found == line),
+            "{line} is not in {log}"
+        );
+    }
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use evenkeel::recipe::{self, ReadError, Request, launchers};
 use serde::Deserialize;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::support::{Run, wait_for};
+use super::support::{self, Run, wait_for};
 use super::trainers::{own_file, python};
 
 /// A case of `accelerate_launch.py`: a command, and what the real launcher does with it.
@@ -101,7 +101,7 @@ const REFUSED: &[&str] = &[
     "`num_machines` is 0",
     "`num_processes` is 0",
     "`zero_stage` is",
-    "does not begin with a launcher",
+    "name no program that evenkeel can start",
 ];
 
 /// Reasons for which accelerate refuses and evenkeel does not: evenkeel knows the number of processes, makes the
@@ -208,7 +208,16 @@ fn accelerate_launch_and_evenkeel_give_ranks_the_same_environment() {
                 }
             },
             (None, None) => {
-                let real = comparable(case.expected, &own);
+                let mut real = comparable(case.expected, &own);
+                // accelerate 1.15 drops the former name, which evenkeel reads.
+                let text = case.config.as_ref().map_or("", |config| &config.text);
+                let mut lines = text.lines().map(str::trim);
+                let former =
+                    lines.find_map(|line| line.strip_prefix("fsdp_backward_prefetch_policy: "));
+                if let Some(value) = former {
+                    let name = "FSDP_BACKWARD_PREFETCH".to_owned();
+                    real.environment.insert(name, value.to_owned());
+                }
                 if real == own {
                     equal += 1;
                 } else {
@@ -344,4 +353,211 @@ fn ranks_of_every_world_get_the_settings_of_a_real_accelerate_launch() {
     check("3-1", "1", "2");
     std::fs::write(path("own/stop"), "").unwrap();
     assert!(launched.wait().success(), "{}", run.log());
+}
+
+/// Python imports it before the program: a rank writes down its command and its environment, and ends.
+const RECORDER: &str = r#"
+import json, os, sys
+if "RANK" in os.environ:
+    with open(os.path.join(os.environ["RECORD"], os.environ["RANK"] + ".json"), "w") as file:
+        json.dump({"command": sys.orig_argv[1:], "environment": dict(os.environ)}, file)
+    os._exit(0)
+"#;
+
+/// Variables that differ for a reason: evenkeel makes the rendezvous and the restarts, and starts as many threads as a
+/// rank has cores. DeepSpeed's launcher sets the last two, for all devices of the machine.
+const DIFFERENT: &[&str] = &[
+    "RECORD",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "CUDA_VISIBLE_DEVICES",
+];
+
+#[test]
+fn the_real_launchers_and_evenkeel_give_every_rank_the_same_command_and_environment() {
+    let Some(python) = python("torch, accelerate, deepspeed, trl") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("sitecustomize.py"), RECORDER).unwrap();
+    std::fs::write(path("train.py"), "").unwrap();
+    let recipe = "per_device_train_batch_size: 6\noutput_dir: out\nuse_cpu: true\nbf16: false\n";
+    std::fs::write(path("recipe.yaml"), recipe).unwrap();
+    // The launchers lie beside their Python.
+    let bin = python.parent().unwrap();
+    let search = std::env::var("PATH").unwrap_or_default();
+    let search = format!("{}:{search}", bin.display());
+    let ranks = |mut command: Command, record: String| -> Vec<Value> {
+        std::fs::create_dir(path(&record)).unwrap();
+        let output = command
+            .current_dir(folder.path())
+            .env("PYTHONPATH", folder.path())
+            .env("PATH", &search)
+            .env("RECORD", path(&record))
+            // accelerate writes the names of all variables in capitals.
+            .env_remove("CARGO_BIN_EXE_evenkeel")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{record}: {output:?}");
+        let ranks = (0..2).map(|rank| path(&record).join(format!("{rank}.json")));
+        let ranks = ranks.map(|file| std::fs::read(&file).unwrap());
+        ranks
+            .map(|text| serde_json::from_slice(&text).unwrap())
+            .collect()
+    };
+    let script = "train.py --per_device_train_batch_size 6 --output_dir out";
+    let launchers = [
+        format!("torchrun --nproc_per_node 2 {script}"),
+        format!("python -m torch.distributed.run --standalone --nproc-per-node=2 {script}"),
+        format!("python -m torch.distributed.launch --nproc_per_node 2 {script}"),
+        format!("deepspeed --num_gpus 2 {script}"),
+        format!(
+            "deepspeed --num_gpus 2 --no_local_rank --module {}",
+            script.replace(".py", "")
+        ),
+        format!("accelerate launch --multi_gpu --num_processes 2 --mixed_precision bf16 {script}"),
+        "trl sft --config recipe.yaml --accelerate_config multi_gpu --num_processes 2 \
+         --model_name_or_path m --dataset_name d"
+            .to_owned(),
+    ];
+    for (index, launcher) in launchers.iter().enumerate() {
+        let words: Vec<&str> = launcher.split_whitespace().collect();
+        let mut command = Command::new(bin.join(words[0]));
+        command.args(&words[1..]);
+        let real = ranks(command, format!("real-{index}"));
+        let mut command = support::evenkeel();
+        command.args(["launch", "--procs", "2", "--out"]);
+        command.arg(format!("run-{index}")).arg("--").args(&words);
+        let own = ranks(command, format!("own-{index}"));
+        for (real, own) in real.iter().zip(&own) {
+            assert_eq!(arguments(real), arguments(own), "{launcher}");
+            let (real, own) = (variables(real), variables(own));
+            let lost: Vec<_> = real
+                .iter()
+                .filter(|(name, value)| own.get(*name) != Some(value))
+                .collect();
+            assert!(lost.is_empty(), "{launcher}: {lost:?}");
+            let added = |name: &&String| {
+                let of_evenkeel = ["EVENKEEL_", "KUBEFLOW_TRAINER_SERVER_", "PET_"];
+                let own = of_evenkeel.iter().any(|prefix| name.starts_with(prefix));
+                // DeepSpeed's launcher sets fewer variables than torchrun.
+                let torchrun = words[0] == "deepspeed"
+                    && ["GROUP_", "ROLE_", "LOCAL_WORLD_SIZE", "TORCH"]
+                        .iter()
+                        .any(|prefix| name.starts_with(prefix));
+                !own && !torchrun && *name != "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+            };
+            let added: Vec<_> = own
+                .keys()
+                .filter(|name| !real.contains_key(*name))
+                .filter(added)
+                .collect();
+            assert!(added.is_empty(), "{launcher}: {added:?}");
+        }
+    }
+}
+
+/// The words of a recorded rank without the plan's numbers. TRL starts the file of its module.
+fn arguments(seen: &Value) -> Vec<String> {
+    let words = seen["command"].as_array().unwrap();
+    let words: Vec<&str> = words.iter().map(|word| word.as_str().unwrap()).collect();
+    let mut words = words
+        .join(" ")
+        .replace("-m trl.scripts.sft", "trl/scripts/sft.py");
+    for number in [
+        "--per_device_train_batch_size 6",
+        "--gradient_accumulation_steps 1",
+    ] {
+        words = words.replace(number, "");
+    }
+    let words = words.split_whitespace();
+    words
+        .map(|word| match word.strip_suffix("trl/scripts/sft.py") {
+            Some(_) => "trl/scripts/sft.py".to_owned(),
+            None => word.to_owned(),
+        })
+        .collect()
+}
+
+/// The variables of a recorded rank that must not differ.
+fn variables(seen: &Value) -> BTreeMap<String, Value> {
+    let all = seen["environment"].as_object().unwrap().clone();
+    let all = all.into_iter();
+    all.filter(|(name, _)| !DIFFERENT.contains(&name.as_str()))
+        .collect()
+}
+
+#[test]
+fn a_moved_checkpoint_changes_nothing_else_in_accelerates_deepspeed_config() {
+    let Some(python) = python("torch, accelerate") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let mut cases = Vec::new();
+    for stage in 0..=3 {
+        for precision in ["no", "bf16", "fp16"] {
+            for more in [
+                "",
+                "gradient_clipping: 1.0",
+                "gradient_clipping: 0.0",
+                "offload_optimizer_device: cpu",
+                "offload_optimizer_device: cpu\n  offload_param_device: cpu",
+                "zero3_save_16bit_model: true",
+                "zero3_init_flag: true",
+                "zero3_init_flag: false",
+            ] {
+                let name = format!("{}.yaml", cases.len());
+                let config = format!(
+                    "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: '{precision}'\n\
+                     deepspeed_config:\n  zero_stage: {stage}\n  {more}\n"
+                );
+                std::fs::write(path(&name), config).unwrap();
+                let line = format!(
+                    "accelerate launch --config_file {} train.py --per_device_train_batch_size 4",
+                    path(&name)
+                );
+                let recipe = recipe::read(&Request {
+                    command: line.split(' ').map(str::to_owned).collect(),
+                    ..Request::default()
+                });
+                let mut stated = launchers::stated_environment(&recipe.unwrap()).unwrap();
+                // The plan's, in every rank.
+                stated.insert("ACCELERATE_GRADIENT_ACCUMULATION_STEPS".into(), "1".into());
+                let text = launchers::deepspeed_config(&stated).unwrap();
+                let mut config: Value = serde_json::from_str(&text).unwrap();
+                config["checkpoint"] = json!({"load_universal": true});
+                let file = path(&format!("{}.json", cases.len()));
+                std::fs::write(&file, config.to_string()).unwrap();
+                let mut with_file = stated.clone();
+                assert!(launchers::use_deepspeed_file(&mut with_file));
+                let name = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
+                assert_eq!(with_file[name], "{deepspeed_config}");
+                with_file.insert(name.into(), file);
+                let name = format!("{stage} {precision} {more}");
+                cases.push(
+                    json!({"name": name, "stated": stated, "with_file": with_file}).to_string(),
+                );
+            }
+        }
+    }
+    std::fs::write(path("cases"), cases.join("\n")).unwrap();
+    let output = Command::new(python)
+        .arg(own_file("tests/trainers/deepspeed_plugin.py"))
+        .stdin(std::fs::File::open(path("cases")).unwrap())
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(printed.trim(), cases.len().to_string());
 }

@@ -7,6 +7,7 @@ mod external_trainers;
 mod launchers;
 mod measured;
 mod parsers;
+mod readmes;
 mod refused;
 mod signals;
 mod support;

@@ -19,7 +19,8 @@ pub fn evenkeel() -> Command {
 /// A run in a temporary directory.
 pub struct Run {
     directory: tempfile::TempDir,
-    recipe: PathBuf,
+    /// `None`: the command after `--` is the recipe.
+    recipe: Option<PathBuf>,
     out: PathBuf,
 }
 
@@ -84,7 +85,17 @@ impl Run {
         Run {
             out: directory.path().join("out"),
             directory,
-            recipe,
+            recipe: Some(recipe),
+        }
+    }
+
+    /// A run of a command without a recipe.
+    pub fn of_command() -> Run {
+        let directory = tempfile::tempdir().unwrap();
+        Run {
+            out: directory.path().join("out"),
+            directory,
+            recipe: None,
         }
     }
 
@@ -105,7 +116,7 @@ impl Run {
         Run {
             out: directory.path().join("out"),
             directory,
-            recipe: recipe.to_path_buf(),
+            recipe: Some(recipe.to_path_buf()),
         }
     }
 
@@ -122,7 +133,7 @@ impl Run {
         let mut command = evenkeel();
         command
             .arg("launch")
-            .arg(&self.recipe)
+            .args(&self.recipe)
             .arg("--out")
             .arg(self.out())
             .args(arguments);

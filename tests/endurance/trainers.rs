@@ -5,7 +5,7 @@
 //! The tests need a Python with torch (and transformers and accelerate): `EVENKEEL_PYTHON`, or
 //! `python3`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -15,24 +15,30 @@ use serde_json::{Value, json};
 use super::support::{Run, wait_for};
 
 /// The global batch of both recipes: 2 × 6 × 1, 1 × 6 × 2, 3 × 4 × 1.
-const BATCH: usize = 12;
+pub(super) const BATCH: usize = 12;
 
-/// The Python interpreter for the tests; `None` and a message if it lacks a module.
+/// The absolute path of the Python interpreter for the tests, since they run in other folders; `None` and a
+/// message if it lacks a module.
 pub(super) fn python(modules: &str) -> Option<PathBuf> {
     let python =
         std::env::var_os("EVENKEEL_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
     let imported = Command::new(&python)
-        .args(["-c", &format!("import {modules}")])
+        .args([
+            "-c",
+            &format!("import {modules}, sys; print(sys.executable)"),
+        ])
         .stdin(Stdio::null())
         .output();
-    let found = imported.is_ok_and(|output| output.status.success());
-    if !found {
+    let Some(output) = imported.ok().filter(|output| output.status.success()) else {
         println!(
             "SKIPPED: {} cannot import {modules} (set EVENKEEL_PYTHON)",
             python.display()
         );
-    }
-    found.then_some(python)
+        return None;
+    };
+    // DeepSpeed's import prints lines of its own.
+    let printed = String::from_utf8(output.stdout).unwrap();
+    Some(PathBuf::from(printed.lines().last().unwrap()))
 }
 
 pub(super) fn own_file(path: &str) -> String {
@@ -40,19 +46,36 @@ pub(super) fn own_file(path: &str) -> String {
     root.join(path).display().to_string()
 }
 
-/// The samples of all ranks and the loss, by step of a generation.
-type Fed = BTreeMap<u64, (Vec<u64>, Option<f64>)>;
+/// What the ranks recorded of a step.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    pub samples: Vec<u64>,
+    /// Sum over the ranks; a rank records the loss of the step, or one part a micro-batch.
+    losses: f64,
+    /// Ranks that recorded a loss.
+    ranks: u32,
+}
+
+impl Step {
+    /// `None` if the trainer records no loss.
+    fn loss(&self) -> Option<f64> {
+        (self.ranks > 0).then(|| self.losses / f64::from(self.ranks))
+    }
+}
+
+/// What was recorded, by step of a generation.
+pub(super) type Fed = BTreeMap<u64, Step>;
 
 /// A run of an external trainer.
-struct Trainer {
-    run: Run,
+pub(super) struct Trainer {
+    pub run: Run,
     /// Directory where it records its samples.
-    record: PathBuf,
-    command: Vec<String>,
+    pub record: PathBuf,
+    pub command: Vec<String>,
 }
 
 impl Trainer {
-    fn new(run: Run, command: Vec<String>) -> Trainer {
+    pub fn new(run: Run, command: Vec<String>) -> Trainer {
         let record = run.scratch().join("fed");
         Trainer {
             run,
@@ -80,27 +103,29 @@ impl Trainer {
         for entry in entries.flatten() {
             let name = entry.file_name().into_string().unwrap();
             let number = name.split('-').nth(1).unwrap().parse().unwrap();
+            let generation = generations.entry(number).or_default();
+            let mut with_loss = BTreeSet::new();
             let text = std::fs::read_to_string(entry.path()).unwrap();
             for line in text
                 .lines()
                 .filter_map(|l| serde_json::from_str::<Value>(l).ok())
             {
                 let step = line["step"].as_u64().unwrap();
-                let fed = generations
-                    .entry(number)
-                    .or_default()
-                    .entry(step)
-                    .or_default();
+                let fed = generation.entry(step).or_default();
                 // A rank records its samples before the ranks exchange anything, the loss afterwards.
                 let samples = line["samples"].as_array().into_iter().flatten();
-                fed.0.extend(samples.map(|sample| sample.as_u64().unwrap()));
-                fed.1 = fed.1.or(line["loss"].as_f64());
+                fed.samples
+                    .extend(samples.map(|sample| sample.as_u64().unwrap()));
+                if let Some(loss) = line["loss"].as_f64() {
+                    fed.losses += loss;
+                    fed.ranks += u32::from(with_loss.insert(step));
+                }
             }
         }
         generations
     }
 
-    fn wait_for_steps(&self, generation: u64, steps: usize) {
+    pub fn wait_for_steps(&self, generation: u64, steps: usize) {
         let what = format!(
             "{steps} steps of generation {generation}: {}",
             self.run.log()
@@ -111,13 +136,13 @@ impl Trainer {
         });
     }
 
-    fn resize(&self, processes: &str) {
+    pub fn resize(&self, processes: &str) {
         let resized = self.run.call("resize", &[processes]);
         assert!(resized.status.success(), "{resized:?} {}", self.run.log());
     }
 
     /// Process of a rank, found by its environment.
-    fn rank(&self, generation: u64, rank: u64) -> Pid {
+    pub fn rank(&self, generation: u64, rank: u64) -> Pid {
         let expected = [
             format!("EVENKEEL_RUN_DIR={}", self.run.out().display()),
             format!("EVENKEEL_GENERATION={generation}"),
@@ -151,7 +176,7 @@ impl Trainer {
     }
 
     /// The committed history: of each generation the steps before the start of the next one.
-    fn committed(&self) -> Fed {
+    pub fn committed(&self) -> Fed {
         let mut committed = Fed::new();
         for (number, mut fed) in self.fed() {
             let began = self.began_at(number);
@@ -223,29 +248,27 @@ fn disturbed(trainer: &Trainer, option: &str, more: &[&str]) -> u64 {
     last + 10
 }
 
-/// Compares the samples with an undisturbed run of one process, and prints a summary.
-fn same_samples(trainer: &Trainer, undisturbed: &Trainer, steps: u64) {
-    let (fed, expected) = (trainer.committed(), undisturbed.committed());
+/// Compares the history with an undisturbed one: the same samples in every step. Returns the largest relative
+/// difference of losses; `None` if none is recorded.
+pub(super) fn same_samples(fed: &Fed, expected: &Fed, steps: u64, rows: usize) -> Option<f64> {
     let numbers: Vec<u64> = (1..=steps).collect();
     assert_eq!(fed.keys().copied().collect::<Vec<_>>(), numbers);
     assert_eq!(expected.keys().copied().collect::<Vec<_>>(), numbers);
-    let mut apart: Option<f64> = None;
-    for (step, (mut samples, loss)) in fed {
-        let (mut others, other) = expected[&step].clone();
+    let sorted = |step: &Step| {
+        let mut samples = step.samples.clone();
         samples.sort_unstable();
-        others.sort_unstable();
-        assert_eq!(samples.len(), BATCH, "step {step}");
-        assert_eq!(samples, others, "step {step}");
-        if let (Some(a), Some(b)) = (loss, other) {
+        samples
+    };
+    let mut apart: Option<f64> = None;
+    for (number, step) in fed {
+        let other = &expected[number];
+        assert_eq!(step.samples.len(), rows, "step {number}");
+        assert_eq!(sorted(step), sorted(other), "step {number}");
+        if let (Some(a), Some(b)) = (step.loss(), other.loss()) {
             apart = Some(apart.unwrap_or(0.0).max((a - b).abs() / b.abs()));
         }
     }
-    let fed = steps * BATCH as u64;
-    let losses = apart.map_or("not compared".to_owned(), |apart| {
-        format!("apart by {apart:.1e}")
-    });
-    println!("{steps} steps, {fed} samples as in one process; losses {losses}");
-    assert!(apart.unwrap_or(0.0) < 1e-5, "{apart:?}");
+    apart
 }
 
 /// Compares a disturbed run with an undisturbed one. Returns the latter's status.
@@ -259,7 +282,14 @@ fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let output = undisturbed.run.launch(&arguments);
     assert!(output.status.success(), "{output:?}");
-    same_samples(&disturbed_one, &undisturbed, steps);
+    let (fed, expected) = (disturbed_one.committed(), undisturbed.committed());
+    let apart = same_samples(&fed, &expected, steps, BATCH);
+    let losses = apart.map_or("not compared".to_owned(), |apart| {
+        format!("apart by {apart:.1e}")
+    });
+    let fed = steps * BATCH as u64;
+    println!("{steps} steps, {fed} samples as in one process; losses {losses}");
+    assert!(apart.unwrap_or(0.0) < 1e-5, "{apart:?}");
     String::from_utf8(undisturbed.run.call("status", &[]).stdout).unwrap()
 }
 

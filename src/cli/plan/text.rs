@@ -86,7 +86,7 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     .collect();
     format!(
         "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}\n{detected}{DIM:#}\n",
-        draft.outline.objective.name(),
+        draft.outline.objective,
         draft.outline.dialect,
         axes.concat()
     )

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::plan::rules::RULES;
-use crate::recipe::{Diagnostic, Severity, Sources, Span};
+use crate::recipe::{Diagnostic, Sources, Span};
 
 /// Result of checking one recipe.
 pub struct Checked<'a> {
@@ -39,7 +39,7 @@ pub fn document(results: Vec<Value>) -> Value {
                 "shortDescription": {"text": rule.summary},
                 "fullDescription": {"text": rule.why},
                 "help": {"text": format!("evenkeel explain {}", rule.id)},
-                "defaultConfiguration": {"level": level(rule.severity)},
+                "defaultConfiguration": {"level": rule.severity},
             })
         })
         .collect();
@@ -83,18 +83,10 @@ fn result(diagnostic: &Diagnostic, checked: &Checked<'_>) -> Value {
     json!({
         "ruleId": diagnostic.rule,
         "ruleIndex": index,
-        "level": level(diagnostic.severity),
+        "level": diagnostic.severity,
         "message": {"text": format!("{}\nhelp: {}", diagnostic.message, diagnostic.help)},
         "locations": [{"physicalLocation": location}],
     })
-}
-
-fn level(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Error => "error",
-        Severity::Warning => "warning",
-        Severity::Note => "note",
-    }
 }
 
 /// From the first character to the one after the last, on the first non-empty line of the span.

@@ -4,17 +4,18 @@
 use std::path::PathBuf;
 
 use super::{Launcher, RESTARTS};
+use crate::agent::new_output;
 use crate::external_trainer::ExternalTrainer;
 use crate::launch::{LaunchError, RunDir, external};
 use crate::lifecycle::ExternalCheckpoint;
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::DrainSignal;
-use crate::telemetry::{Display, Event, Metric, metrics};
+use crate::telemetry::{Event, Metric, metrics};
 use crate::train::Setup;
 
 /// State of the external trainer.
 pub(super) struct ExternalRun {
-    recipe: Recipe,
+    pub(super) recipe: Recipe,
     run: PathBuf,
     /// The newest checkpoint found; a newer one is progress.
     pub(super) newest: Option<ExternalCheckpoint>,
@@ -46,34 +47,32 @@ impl ExternalRun {
 }
 
 impl Launcher<'_> {
-    /// Records the external trainer's progress after its end: its last report, and its newest checkpoint.
-    pub(super) fn record_progress(&mut self) -> Result<(), LaunchError> {
-        let current = self.current.as_mut();
-        if let Some(watch) = current.and_then(|current| current.progress.as_mut()) {
-            watch.look_at_once();
-        }
-        self.report_progress()?;
-        let Some(external) = &mut self.external else {
+    /// Shows the new output of the external trainer's ranks; shows and records what it reports. `ended`: the ranks
+    /// have exited, so this is the last report, and the newest checkpoint counts.
+    pub(super) fn follow_external_trainer(&mut self, ended: bool) -> Result<(), LaunchError> {
+        let (Some(external), Some(current)) = (&mut self.external, &mut self.current) else {
             return Ok(());
         };
-        let newest = external.trainer(&self.setup).newest();
-        if newest != external.newest {
-            self.restarts_left = RESTARTS;
-            external.newest = newest;
-        }
-        Ok(())
-    }
-
-    /// Shows and records what the external trainer reports.
-    pub(super) fn report_progress(&mut self) -> Result<(), LaunchError> {
-        let (Some(external), Some(current)) = (&self.external, &mut self.current) else {
-            return Ok(());
-        };
+        let watch = current.progress.as_mut();
+        new_output(&mut current.tails, watch, ended, |rank, line| {
+            self.display.event(&Event::Output { rank, line });
+        });
         let Some(watch) = &mut current.progress else {
             return Ok(());
         };
-        let newest = || Some(external.trainer(&self.setup).newest()?.path);
-        let Some(step) = watch.next(&current.generation, newest) else {
+        let mut newest = None;
+        let step = watch.next(&current.generation, ended, || {
+            newest = external.trainer(&self.setup).newest();
+            Some(newest.as_ref()?.path.clone())
+        });
+        if ended {
+            current.progress = None;
+            if newest != external.newest {
+                self.restarts_left = RESTARTS;
+                external.newest = newest;
+            }
+        }
+        let Some(step) = step else {
             return Ok(());
         };
         let file = self.run.metrics(current.generation.number);
@@ -86,32 +85,9 @@ impl Launcher<'_> {
         self.step(&step)
     }
 
-    /// Shows the remaining output of the current generation's ranks after it has ended.
-    pub(super) fn copy_remaining_logs(&mut self) {
-        let current = self.current.take();
-        for mut tail in current.into_iter().flat_map(|current| current.tails) {
-            show(self.display, tail.rank(), tail.rest());
-        }
-    }
-
-    /// Shows new output of the current generation's ranks.
-    pub(super) fn copy_logs(&mut self) {
-        let current = self.current.as_mut();
-        for tail in current.into_iter().flat_map(|current| &mut current.tails) {
-            show(self.display, tail.rank(), tail.lines());
-        }
-    }
-
     /// The signal that asks the external trainer to save and exit, and its time limit in seconds.
     pub(super) fn drain_by(&self) -> (DrainSignal, u64) {
         let trainer = &self.setup.spec.trainer;
         (trainer.drain_signal, trainer.drain_seconds)
-    }
-}
-
-/// Shows a rank's output.
-fn show(display: &mut Display, rank: u64, lines: Vec<String>) {
-    for line in lines {
-        display.event(&Event::Output { rank, line });
     }
 }

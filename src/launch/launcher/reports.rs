@@ -26,7 +26,7 @@ impl Launcher<'_> {
             RankEvent::Report { report, rank, .. } => self.take_report(*rank, report),
             RankEvent::Exited { ending, rank, .. } => {
                 if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(*rank))
-                    && !seen.collateral
+                    && !seen.is_collateral()
                 {
                     let reason = seen.signal_message(*signal);
                     self.in_trouble();
