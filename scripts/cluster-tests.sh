@@ -32,3 +32,9 @@ kubectl kustomize manifests/overlays/single >/dev/null
 kubectl label --overwrite namespace default pod-security.kubernetes.io/enforce=restricted
 
 cargo test --locked --test cluster -- --test-threads=1 --nocapture "$@"
+if [ $# = 0 ]; then
+  # Only the whole suite uses all rights.
+  roles=$(mktemp)
+  kubectl get clusterroles,roles -A -l app.kubernetes.io/name=evenkeel-controller -o json >"$roles"
+  scripts/unused-rights.py "$state/audit.log" "$roles"
+fi
