@@ -29,12 +29,15 @@ fn main() -> anyhow::Result<()> {
     if let Ok(role) = std::env::var(VARIABLE) {
         let (rank, port) = role.split_once(' ').unwrap_or_default();
         let greeting = Greeting {
-            job_uid: "bench".into(),
-            generation: 1,
             rank: rank.parse()?,
             world,
         };
-        let mut options = TcpOptions::new("127.0.0.1", port.parse()?, greeting);
+        let mut options = TcpOptions::new(
+            "127.0.0.1",
+            port.parse()?,
+            greeting,
+            "0".repeat(64).parse()?,
+        );
         options.unix_sockets = unix_sockets;
         return measure(&options, elements - elements % world);
     }
@@ -53,7 +56,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn measure(options: &TcpOptions, elements: usize) -> anyhow::Result<()> {
-    let Greeting { rank, world, .. } = options.greeting;
+    let Greeting { rank, world } = options.greeting;
     let collective = connect(options)?;
     let data = || vec![1.0; elements];
     let shard = || vec![1.0; elements / world];

@@ -1,10 +1,14 @@
-// Answers on the port of an agent as no agent does, one way for each mode. benches/tenants.py runs it in the
-// pods of its hostile tenant.
+// Answers on the port of an agent as no agent does, one way for each mode. It has the key of its job, as every
+// container of the job may, and proves its lies. benches/tenants.py runs it in the pods of its hostile tenant.
 //
 //	hostile_agent MODE
 package main
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -67,6 +71,37 @@ func lies(version int, pod, job string) []byte {
 	return body
 }
 
+// The proof for a message in parts, as src/util/key.rs forms it.
+func prove(key []byte, parts ...[]byte) []byte {
+	mac := hmac.New(sha256.New, key)
+	for _, part := range parts {
+		binary.Write(mac, binary.LittleEndian, uint64(len(part)))
+		mac.Write(part)
+	}
+	return mac.Sum(nil)
+}
+
+// Answers with the proof of this pod's agent (src/lifecycle/authentication.rs).
+func answerProven(w http.ResponseWriter, r *http.Request, body []byte) {
+	text, err := os.ReadFile(os.Getenv("EVENKEEL_KEY_FILE"))
+	if err != nil {
+		panic(err)
+	}
+	job, err := hex.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil {
+		panic(err)
+	}
+	agent := prove(job, []byte("agent"), []byte(os.Getenv("POD_UID")))
+	question, _, _ := strings.Cut(r.Header.Get("evenkeel-question"), " ")
+	nonce, err := hex.DecodeString(question)
+	if err != nil {
+		http.Error(w, "no question", http.StatusUnauthorized)
+		return
+	}
+	w.Header().Set("evenkeel-answer", hex.EncodeToString(prove(agent, []byte("answer"), nonce, body)))
+	w.Write(body)
+}
+
 // Sends interim responses until the client closes the connection.
 func interim(w http.ResponseWriter) {
 	connection, _, err := w.(http.Hijacker).Hijack()
@@ -112,35 +147,32 @@ func main() {
 		},
 		"busy": func(w http.ResponseWriter, r *http.Request) {
 			version++
-			fmt.Fprintf(w, `{"version": %d}`, version)
+			answerProven(w, r, fmt.Appendf(nil, `{"version": %d, "pod": %q}`, version, os.Getenv("POD_UID")))
 		},
 		"deep": func(w http.ResponseWriter, r *http.Request) {
-			fmt.Fprint(w, strings.Repeat(`{"a":[`, 150_000))
+			answerProven(w, r, []byte(strings.Repeat(`{"a":[`, 10_000)))
 		},
 		"continue": func(w http.ResponseWriter, r *http.Request) {
 			interim(w)
 		},
 		"lies": func(w http.ResponseWriter, r *http.Request) {
 			version++
-			w.Write(lies(version, os.Getenv("POD_UID"), os.Getenv("EVENKEEL_JOB_UID")))
+			answerProven(w, r, lies(version, os.Getenv("POD_UID"), os.Getenv("EVENKEEL_JOB_UID")))
 		},
 		"stranger": func(w http.ResponseWriter, r *http.Request) {
 			version++
-			w.Write(lies(version, "11111111-2222-3333-4444-555555555555", ""))
+			answerProven(w, r, lies(version, "11111111-2222-3333-4444-555555555555", ""))
 		},
 	}[mode]
 	if answer == nil {
 		fmt.Fprintln(os.Stderr, "unknown mode", mode)
 		os.Exit(2)
 	}
-	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		// The kubelet's probes keep the pod alive.
-		if r.URL.Path == "/healthz" {
-			fmt.Fprintln(w, "ok")
-			return
-		}
-		answer(w, r)
-	})
+	// The kubelet's probes keep the pod alive.
+	go http.ListenAndServe(":8472", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, "ok")
+	}))
+	http.HandleFunc("/", answer)
 	if err := http.ListenAndServe(":8471", nil); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -181,11 +181,11 @@ fn start(options: &Options, rank: usize) -> Result<serde_json::Value, EngineErro
         "127.0.0.1",
         port,
         Greeting {
-            job_uid: "bench".into(),
-            generation: 1,
             rank,
             world: options.processes,
         },
+        // Every process of the benchmark has it.
+        "0".repeat(64).parse().expect("64 digits"),
     ))?;
     let result = run(options, Some(world.clone()));
     world.close()?;

@@ -23,7 +23,13 @@ command -v apt-get >/dev/null || cannot "apt-get is missing, it is needed to ins
 export PATH=$bin:$PATH KUBECONFIG=$state/admin.kubeconfig
 [ -e "$state/etcd.pid" ] || "$kit" up "${2:-3}"
 scripts/cluster-images.sh "$1"
-helm upgrade --install evenkeel charts/evenkeel --namespace evenkeel-system --create-namespace \
+# Before the controller, which would create it: scenarios run controllers as processes with the same key.
+if ! kubectl get namespace evenkeel-system >/dev/null 2>&1; then
+  kubectl create namespace evenkeel-system
+  (umask 077 && od -An -tx1 -N32 /dev/urandom | tr -d ' \n' >"$state/controller.key")
+  kubectl -n evenkeel-system create secret generic evenkeel-controller-key --from-file=key="$state/controller.key"
+fi
+helm upgrade --install evenkeel charts/evenkeel --namespace evenkeel-system \
   --set image=evenkeel.test/evenkeel:1 --set replicas=1 --wait --timeout 60s
 # Helm does not update existing CRDs, and does not restart pods for an image of the same name.
 kubectl apply --server-side --force-conflicts -f charts/evenkeel/crds

@@ -12,6 +12,7 @@ use evenkeel::engine::{Engine, IGNORE, Measure, MicroBatch, ModelConfig, Strateg
 use evenkeel::norm::{GroupSums, Sums};
 use evenkeel::recipe::spec::Synthetic;
 use evenkeel::samples::Deal;
+use evenkeel::util::key::Key;
 
 const SEQ_LEN: usize = 16;
 const MICRO: u64 = 2;
@@ -150,16 +151,15 @@ fn world_step(strategy: Strategy, measure: Measure, data: &Data, hands: &[u64]) 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut listener = Some(listener);
+    let key = Key::random().unwrap();
     let measured: Vec<Measured> = thread::scope(|scope| {
         let ranks: Vec<_> = (0..hands.len())
             .map(|rank| {
                 let greeting = Greeting {
-                    job_uid: "norm".to_owned(),
-                    generation: 1,
                     rank,
                     world: hands.len(),
                 };
-                let options = TcpOptions::new("127.0.0.1", port, greeting);
+                let options = TcpOptions::new("127.0.0.1", port, greeting, key.clone());
                 let listener = listener.take();
                 scope.spawn(move || {
                     let world: World = match listener {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::util::key::Key;
+
 /// Identity and resources of this agent.
 #[derive(Debug, Clone)]
 pub struct Identity {
@@ -9,6 +11,8 @@ pub struct Identity {
     pub program: PathBuf,
     /// Uid of the TrainingJob.
     pub job: String,
+    /// The job's key.
+    pub key: Key,
     /// Uid of the pod.
     pub pod: String,
     /// The run directory, on the volume that all pods of the job share.

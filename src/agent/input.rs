@@ -24,7 +24,6 @@ pub enum Input {
 pub struct Answer {
     /// Address of the agent.
     pub host: IpAddr,
-    /// The newest generation whose ranks it has started; `None` from an older version, which does
-    /// not report it.
-    pub generation: Option<u64>,
+    /// The newest generation whose ranks it has started.
+    pub generation: u64,
 }

@@ -30,6 +30,6 @@ pub use pod::PodAgent;
 use preparation::Preparation;
 pub use ranks::{Event, Ranks, last_lines};
 use retention::Retention;
-pub use serve::{listen, serve};
+pub use serve::{Service, listen, serve, serve_metrics};
 pub use silence::Silence;
 pub use tail::{Tail, new_output, shown};

@@ -1,7 +1,7 @@
 //! Asks the agents of the job's other pods for their generation. An agent in contact with the API
 //! server sends no such requests.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -9,7 +9,10 @@ use futures::{StreamExt, stream};
 use tokio::sync::watch::Receiver;
 
 use super::input::{Answer, Input};
-use crate::util::http::{Connection, HttpError, Limits};
+use crate::lifecycle::authentication::{self, ANSWER, QUESTION, Question};
+use crate::lifecycle::generation::Peer;
+use crate::util::http::{Connection, Limits};
+use crate::util::key::Key;
 
 /// Pause between two rounds of requests.
 const ROUND: Duration = Duration::from_secs(1);
@@ -25,25 +28,23 @@ const AT_ONCE: usize = 32;
 
 /// Client for the agents of other pods.
 pub struct Peers {
-    port: u16,
+    /// The port on which agents listen.
+    pub port: u16,
+    /// The job's key.
+    pub key: Key,
 }
 
 impl Peers {
-    /// A client for agents that listen on this port.
-    pub fn on(port: u16) -> Peers {
-        Peers { port }
-    }
-
     /// Asks the agents in `whom`, round after round while the list is not empty. The first answer
     /// ends a round: one reachable peer proves contact.
-    pub async fn ask(self, mut whom: Receiver<Vec<IpAddr>>, inputs: Sender<Input>) {
+    pub async fn ask(self, mut whom: Receiver<Vec<Peer>>, inputs: Sender<Input>) {
         loop {
-            let hosts = whom.borrow_and_update().clone();
+            let peers = whom.borrow_and_update().clone();
             let round = async {
-                if hosts.is_empty() {
+                if peers.is_empty() {
                     return std::future::pending().await;
                 }
-                let answer = self.first_answer(&hosts).await;
+                let answer = self.first_answer(&peers).await;
                 if let Some(answer) = answer
                     && inputs.send(Input::Peer(answer)).is_err()
                 {
@@ -60,44 +61,51 @@ impl Peers {
         }
     }
 
-    async fn first_answer(&self, hosts: &[IpAddr]) -> Option<Answer> {
-        let asked = stream::iter(hosts.iter().copied()).map(|host| self.answer(host));
+    async fn first_answer(&self, peers: &[Peer]) -> Option<Answer> {
+        let asked = stream::iter(peers.to_vec()).map(|peer| self.answer(peer));
         let answers = asked
             .buffer_unordered(AT_ONCE)
             .filter_map(std::future::ready);
         std::pin::pin!(answers).next().await
     }
 
-    /// Any HTTP answer proves contact.
-    async fn answer(&self, host: IpAddr) -> Option<Answer> {
-        let generation = match generation(SocketAddr::new(host, self.port)).await {
-            Ok(body) => str::from_utf8(&body)
-                .ok()
-                .and_then(|text| text.trim().parse().ok()),
-            Err(error) if error.is_response() => None,
-            Err(_) => return None,
-        };
-        Some(Answer { host, generation })
+    /// An agent's answer; `None` if none comes, or from somebody without the job's key.
+    async fn answer(&self, peer: Peer) -> Option<Answer> {
+        const PATH: &str = "/generation";
+        let question = Question::new(authentication::agent_key(&self.key, &peer.pod)).ok()?;
+        let address = SocketAddr::new(peer.host, self.port);
+        let mut connection = Connection::open(address, LIMITS).await.ok()?;
+        let header = (QUESTION, question.header(PATH));
+        let answer = connection.get(PATH, Some(header)).await.ok()?;
+        let proof = answer.header(ANSWER);
+        let body = answer.body().await.ok()?;
+        if !question.is_answered(&body, proof.as_deref()) {
+            return None;
+        }
+        Some(Answer {
+            host: peer.host,
+            generation: str::from_utf8(&body).ok()?.trim().parse().ok()?,
+        })
     }
-}
-
-/// The body of an agent's answer.
-async fn generation(agent: SocketAddr) -> Result<Vec<u8>, HttpError> {
-    let mut connection = Connection::open(agent, LIMITS).await?;
-    connection.get("/generation").await?.body().await
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::agent::{listen, serve};
+    use crate::agent::{Service, listen, serve};
     use crate::lifecycle::agent_state::AgentState;
 
     /// An address that belongs to no host.
     const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(0, 0, 0, 1));
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn peer(host: IpAddr, pod: &str) -> Peer {
+        let pod = pod.into();
+        Peer { host, pod }
+    }
 
     #[tokio::test]
     async fn one_reachable_agent_is_enough_and_reports_its_generation() {
@@ -105,21 +113,30 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let (sender, state) = tokio::sync::watch::channel(AgentState::default());
         let (heard, by_the_other) = channel();
-        tokio::spawn(serve(listener, state, heard, std::path::PathBuf::new()));
+        let key = Key::random().unwrap();
+        let service = Service {
+            key: authentication::agent_key(&key, "pod"),
+            state,
+            inputs: heard,
+            run: std::path::PathBuf::new(),
+        };
+        tokio::spawn(serve(listener, service));
         sender.send_modify(|state| state.generation = 7);
 
-        let peers = Peers::on(port);
-        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let answer = peers.first_answer(&[NOBODY, here]).await;
-        let generation = Some(7);
-        assert_eq!(
-            answer,
-            Some(Answer {
-                host: here,
-                generation
-            })
-        );
-        assert_eq!(peers.first_answer(&[NOBODY]).await, None);
+        let peers = Peers { port, key };
+        let both = [peer(NOBODY, "x"), peer(HERE, "pod")];
+        let answer = peers.first_answer(&both);
+        let expected = Answer {
+            host: HERE,
+            generation: 7,
+        };
+        assert_eq!(answer.await, Some(expected));
+        assert_eq!(peers.first_answer(&[peer(NOBODY, "x")]).await, None);
+        // It is the agent of another pod, or it has the key of another job.
+        assert_eq!(peers.first_answer(&[peer(HERE, "other")]).await, None);
+        let key = Key::random().unwrap();
+        let strangers = Peers { port, key };
+        assert_eq!(strangers.first_answer(&[peer(HERE, "pod")]).await, None);
         // An answer from a peer does not count as contact with the controller.
         assert!(by_the_other.try_recv().is_err());
     }

@@ -12,7 +12,6 @@ mod waiting;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -27,7 +26,7 @@ use super::{
 use crate::external_trainer::ProgressWatch;
 use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::agent_state::AgentState;
-use crate::lifecycle::generation::Generation;
+use crate::lifecycle::generation::{Generation, Peer};
 use crate::lifecycle::protocol::{Order, exit};
 use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::telemetry::{Event, Pace};
@@ -46,7 +45,7 @@ pub struct PodAgent {
     events: Sender<RankEvent>,
     published: watch::Sender<AgentState>,
     /// Pods whose agents are asked for their generation.
-    asked: watch::Sender<Vec<IpAddr>>,
+    asked: watch::Sender<Vec<Peer>>,
     state: AgentState,
     job: Option<Arc<Membership>>,
     contact: Contact,
@@ -86,7 +85,7 @@ impl PodAgent {
         inputs: Receiver<Input>,
         events: Sender<RankEvent>,
         published: watch::Sender<AgentState>,
-        asked: watch::Sender<Vec<IpAddr>>,
+        asked: watch::Sender<Vec<Peer>>,
         log: EventLog,
     ) -> PodAgent {
         let state = AgentState {
@@ -240,7 +239,7 @@ impl PodAgent {
             waiting.take(answer);
         }
         if let Some(current) = &mut self.current
-            && answer.generation > Some(current.generation.number)
+            && answer.generation > current.generation.number
         {
             // The world continued without these ranks, and the API server could not report it.
             current.ranks.kill();
@@ -253,9 +252,9 @@ impl PodAgent {
         let fence_after = self.job.as_ref().map(|job| job.fence_after);
         let misses = fence_after.is_some_and(|after| self.contact.misses_the_cluster(after));
         let whom = match (&self.waiting, &self.current) {
-            (Some(waiting), _) => waiting.first().into_iter().collect(),
+            (Some(waiting), _) => waiting.first().into_iter().cloned().collect(),
             (None, Some(current)) if misses && !self.all_ended() => {
-                current.generation.peer_addresses(&self.identity.pod)
+                current.generation.peers(&self.identity.pod)
             }
             _ => Vec::new(),
         };

@@ -1,5 +1,5 @@
-//! The agent's HTTP server: state for the controller, health for the kubelet, metrics for
-//! Prometheus.
+//! The agent's HTTP servers: one for those who have the job's key, the controller, the agents of other pods and
+//! the command line; one for everybody, with health for the kubelet and metrics for Prometheus.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::Router;
+use axum::extract::{FromRef, FromRequestParts, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router};
 use rustix::net::sockopt::set_ipv6_v6only;
 use serde::Deserialize;
 use tokio::net::{TcpListener, TcpSocket};
@@ -22,7 +23,9 @@ use tokio::sync::watch::Receiver;
 use super::input::Input;
 use super::{event_log, metrics};
 use crate::lifecycle::agent_state::AgentState;
+use crate::lifecycle::authentication::{ANSWER, QUESTION, Question};
 use crate::lifecycle::event_log::Position;
+use crate::util::key::Key;
 use crate::util::{openmetrics, serve};
 
 /// Longest time that a request for a newer state waits.
@@ -66,64 +69,123 @@ fn both_families(port: u16) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// State for responses, and the queue for requests of the controller.
+/// What the server for those who have the key needs.
+pub struct Service {
+    /// This agent's key.
+    pub key: Key,
+    pub state: Receiver<AgentState>,
+    /// The queue for requests of the controller.
+    pub inputs: Sender<Input>,
+    /// The run directory.
+    pub run: PathBuf,
+}
+
 #[derive(Clone)]
 struct Answers {
+    key: Key,
     state: Receiver<AgentState>,
     inputs: Sender<Input>,
-    /// The run directory.
     run: Arc<Path>,
 }
 
-/// Serves requests until the process ends.
+impl FromRef<Answers> for Key {
+    fn from_ref(answers: &Answers) -> Key {
+        answers.key.clone()
+    }
+}
+
+/// Serves requests until the process ends, and only those with the proof of [`authentication`]: all others get
+/// status 401. Answers with status 200 carry a proof, too.
 ///
 /// * `GET /state?after=V`: the agent's state; waits up to 2 s for one newer than version V. Only
 ///   the controller requests it, so each request proves that the pod is not cut off.
 /// * `GET /generation`: the newest generation whose ranks it has started, for other pods' agents.
 /// * `GET /events?generation=N&from=I`: events of a generation from index I on, one JSON object a line
 ///   ([`crate::lifecycle::event_log`]); 404 if the volume has no event log of it.
-/// * `GET /healthz`: 200 while the agent runs.
-/// * `GET /metrics`: the newest step, in the OpenMetrics text format.
-pub async fn serve(
-    listener: TcpListener,
-    state: Receiver<AgentState>,
-    inputs: Sender<Input>,
-    run: PathBuf,
-) -> io::Result<()> {
-    let run = Arc::from(run);
+///
+/// [`authentication`]: crate::lifecycle::authentication
+pub async fn serve(listener: TcpListener, service: Service) {
+    let answers = Answers {
+        key: service.key,
+        state: service.state,
+        inputs: service.inputs,
+        run: Arc::from(service.run),
+    };
     let routes = Router::new()
         .route("/state", get(newer_state))
         .route("/generation", get(generation))
         .route("/events", get(events))
+        .with_state(answers);
+    serve::serve(listener, routes).await;
+}
+
+/// Serves everybody until the process ends: nothing here is private or changes anything.
+///
+/// * `GET /healthz`: 200 while the agent runs.
+/// * `GET /metrics`: the newest step, in the OpenMetrics text format.
+pub async fn serve_metrics(listener: TcpListener, state: Receiver<AgentState>) {
+    let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/metrics", get(newest_metrics))
-        .with_state(Answers { state, inputs, run });
+        .with_state(state);
     serve::serve(listener, routes).await;
-    Ok(())
+}
+
+/// A request whose proof is right.
+struct Proven(Question);
+
+impl<S> FromRequestParts<S> for Proven
+where
+    Key: FromRef<S>,
+    S: Send + Sync,
+{
+    type Rejection = StatusCode;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Proven, StatusCode> {
+        let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+        let header = parts.headers.get(QUESTION);
+        let question = header
+            .and_then(|header| header.to_str().ok())
+            .and_then(|header| Question::verified(&Key::from_ref(state), path, header));
+        question.map(Proven).ok_or(StatusCode::UNAUTHORIZED)
+    }
+}
+
+impl Proven {
+    fn answer(&self, body: Vec<u8>) -> Response {
+        ([(ANSWER, self.0.answer(&body))], body).into_response()
+    }
 }
 
 async fn newer_state(
+    question: Proven,
     State(Answers {
         mut state, inputs, ..
     }): State<Answers>,
     Query(After { after }): Query<After>,
-) -> Json<AgentState> {
+) -> Response {
     // Without the loop there are no ranks to stop.
     let _ = inputs.send(Input::Polled);
     // After the timeout the unchanged state is returned.
     let newer = state.wait_for(|state| state.version > after);
     let _ = tokio::time::timeout(LONG_POLL_TIMEOUT, newer).await;
-    Json(state.borrow().clone())
+    let json = serde_json::to_vec(&*state.borrow());
+    match json {
+        Ok(json) => question.answer(json),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
-async fn generation(State(Answers { state, .. }): State<Answers>) -> String {
-    format!("{}\n", state.borrow().generation)
+async fn generation(question: Proven, State(Answers { state, .. }): State<Answers>) -> Response {
+    let number = state.borrow().generation;
+    question.answer(format!("{number}\n").into_bytes())
 }
 
 async fn events(
+    question: Proven,
     State(Answers { run, .. }): State<Answers>,
     Query(From { generation, from }): Query<From>,
-) -> Result<String, StatusCode> {
+) -> Response {
     let from = Position {
         generation,
         index: from,
@@ -131,83 +193,136 @@ async fn events(
     // A volume may block.
     let read = tokio::task::spawn_blocking(move || event_log::read_from(&run, from)).await;
     match read {
-        Ok(Ok(events)) => Ok(events),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Err(StatusCode::NOT_FOUND),
-        Ok(Err(_)) | Err(_) => Err(StatusCode::INTERNAL_SERVER_ERROR),
+        Ok(Ok(events)) => question.answer(events.into_bytes()),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+            StatusCode::NOT_FOUND.into_response()
+        }
+        Ok(Err(_)) | Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-async fn newest_metrics(State(Answers { state, .. }): State<Answers>) -> impl IntoResponse {
+async fn newest_metrics(State(state): State<Receiver<AgentState>>) -> impl IntoResponse {
     let text = metrics::text(&state.borrow());
     ([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], text)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver as Inputs, channel};
 
     use super::*;
     use crate::lifecycle::event_log::{LogLine, query};
-    use crate::util::http::{Connection, Limits};
+    use crate::util::http::{Connection, HttpError, Limits};
+
+    /// A server and its client.
+    struct Served {
+        port: u16,
+        key: Key,
+        state: tokio::sync::watch::Sender<AgentState>,
+        heard: Inputs<Input>,
+        run: tempfile::TempDir,
+    }
+
+    impl Served {
+        async fn begin() -> Served {
+            let listener = listen(0).await.unwrap();
+            let (state, published) = tokio::sync::watch::channel(AgentState::default());
+            let (inputs, heard) = channel();
+            let served = Served {
+                port: listener.local_addr().unwrap().port(),
+                key: Key::random().unwrap(),
+                state,
+                heard,
+                run: tempfile::tempdir().unwrap(),
+            };
+            let service = Service {
+                key: served.key.clone(),
+                state: published,
+                inputs,
+                run: served.run.path().to_path_buf(),
+            };
+            tokio::spawn(serve(listener, service));
+            served
+        }
+
+        /// Asks with a key; the answer's proof must be right.
+        async fn asked(&self, path: &str, key: &Key) -> Result<Vec<u8>, HttpError> {
+            let question = Question::new(key.clone()).unwrap();
+            let header = Some((QUESTION, question.header(path)));
+            let mut connection = connection(self.port).await;
+            let answer = connection.get(path, header).await?;
+            let proof = answer.header(ANSWER);
+            let body = answer.body().await?;
+            assert!(question.is_answered(&body, proof.as_deref()));
+            Ok(body)
+        }
+    }
+
+    async fn connection(port: u16) -> Connection {
+        let limit = Duration::from_secs(10);
+        let limits = Limits {
+            connect: limit,
+            head: limit,
+            body: limit,
+            bytes: 1 << 16,
+        };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Connection::open(address, limits).await.unwrap()
+    }
 
     #[tokio::test]
-    async fn only_requests_for_the_state_count_as_contact_with_the_controller() {
+    async fn only_proven_requests_for_the_state_count_as_contact_with_the_controller() {
+        let agent = Served::begin().await;
+        agent.state.send_modify(|state| state.version = 1);
+        agent.asked("/generation", &agent.key).await.unwrap();
+        let stranger = Key::random().unwrap();
+        for path in ["/state?after=0", "/generation", "/events?generation=1"] {
+            let without = connection(agent.port).await.get(path, None).await;
+            let with = agent.asked(path, &stranger).await;
+            for refused in [without.err().unwrap(), with.unwrap_err()] {
+                assert!(refused.to_string().contains("401"), "{refused}");
+            }
+        }
+        for public in ["/healthz", "/metrics"] {
+            let missing = agent.asked(public, &agent.key).await.unwrap_err();
+            assert!(missing.to_string().contains("404"), "{missing}");
+        }
+        assert!(agent.heard.try_recv().is_err());
+        agent.asked("/state?after=0", &agent.key).await.unwrap();
+        assert!(matches!(agent.heard.try_recv(), Ok(Input::Polled)));
+    }
+
+    #[tokio::test]
+    async fn everybody_may_ask_for_health_and_metrics_and_for_nothing_else() {
         let listener = listen(0).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (sender, state) = tokio::sync::watch::channel(AgentState::default());
-        let (inputs, heard) = channel();
-        let run = tempfile::tempdir().unwrap();
-        tokio::spawn(serve(listener, state, inputs, run.path().to_path_buf()));
-        sender.send_modify(|state| state.version = 1);
-        let asked = async |path: &str| {
-            let limit = Duration::from_secs(10);
-            let limits = Limits {
-                connect: limit,
-                head: limit,
-                body: limit,
-                bytes: 1 << 16,
-            };
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            let mut connection = Connection::open(address, limits).await.unwrap();
-            connection.get(path).await.unwrap();
-        };
-        for path in ["/healthz", "/metrics", "/generation"] {
-            asked(path).await;
+        let (_sender, state) = tokio::sync::watch::channel(AgentState::default());
+        tokio::spawn(serve_metrics(listener, state));
+        for path in ["/healthz", "/metrics"] {
+            connection(port).await.get(path, None).await.unwrap();
         }
-        assert!(heard.try_recv().is_err());
-        asked("/state?after=0").await;
-        assert!(matches!(heard.try_recv(), Ok(Input::Polled)));
+        for path in ["/state", "/generation", "/events?generation=1"] {
+            let missing = connection(port).await.get(path, None).await.err().unwrap();
+            assert!(missing.to_string().contains("404"), "{missing}");
+        }
     }
 
     #[tokio::test]
     async fn an_agent_serves_the_event_log_of_every_generation_from_a_position() {
-        let listener = listen(0).await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (_sender, state) = tokio::sync::watch::channel(AgentState::default());
-        let run = tempfile::tempdir().unwrap();
+        let agent = Served::begin().await;
+        let run = agent.run.path();
         let mut log = super::super::EventLog::stdout();
         for generation in [1, 2] {
-            std::fs::create_dir(run.path().join(format!("gen-{generation}"))).unwrap();
-            log.begin(run.path(), generation, true);
+            std::fs::create_dir(run.join(format!("gen-{generation}"))).unwrap();
+            log.begin(run, generation, true);
             for number in 0..3 {
                 let message = format!("{generation}.{number}");
                 log.of_training(crate::telemetry::Event::Warning { message });
             }
         }
-        let run_directory = run.path().to_path_buf();
-        tokio::spawn(serve(listener, state, channel().0, run_directory));
         let asked = async |generation, index| {
-            let limit = Duration::from_secs(10);
-            let limits = Limits {
-                connect: limit,
-                head: limit,
-                body: limit,
-                bytes: 1 << 16,
-            };
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            let mut connection = Connection::open(address, limits).await.unwrap();
             let path = query(Position { generation, index });
-            let body = connection.get(&path).await?.body().await?;
+            let body = agent.asked(&path, &agent.key).await?;
             let text = String::from_utf8(body).unwrap();
             let messages = text
                 .lines()
@@ -215,7 +330,7 @@ mod tests {
                     crate::telemetry::Event::Warning { message } => message,
                     other => panic!("{other:?}"),
                 });
-            Ok::<Vec<String>, crate::util::http::HttpError>(messages.collect())
+            Ok::<Vec<String>, HttpError>(messages.collect())
         };
         assert_eq!(asked(1, 1).await.unwrap(), ["1.1", "1.2"]);
         assert_eq!(asked(2, 0).await.unwrap(), ["2.0", "2.1", "2.2"]);

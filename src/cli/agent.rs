@@ -7,8 +7,10 @@ use std::sync::mpsc::channel;
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::agent::{self, EventLog, Identity, Input, Peers, PodAgent};
+use crate::agent::{self, EventLog, Identity, Input, Peers, PodAgent, Service};
 use crate::inventory::Inventory;
+use crate::lifecycle::authentication;
+use crate::util::key::Key;
 
 /// The agent of a pod (started by the controller).
 #[derive(clap::Args)]
@@ -31,21 +33,31 @@ pub struct Args {
     /// Uid of this pod.
     #[arg(long, env = "POD_UID")]
     pod: String,
-    /// Port for requests of the controller.
+    /// Port for requests of the controller and the job's other agents.
     #[arg(long, env = "EVENKEEL_PORT")]
     port: u16,
+    /// Port for health and metrics, open to everybody.
+    #[arg(long, env = "EVENKEEL_METRICS_PORT")]
+    metrics_port: u16,
+    /// File with the job's key.
+    #[arg(long, env = "EVENKEEL_KEY_FILE")]
+    key: PathBuf,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     super::logging::start();
+    let key = Key::read(&args.key)
+        .with_context(|| format!("cannot read the job's key in {}", args.key.display()))?;
     let identity = Identity {
         program: std::env::current_exe()?,
         job: args.job_uid,
+        key: key.clone(),
         pod: args.pod,
         run: args.run,
         devices: args.devices,
         cores: Inventory::discover().cpu.cores,
     };
+    let agent_key = authentication::agent_key(&key, &identity.pod);
     let run = identity.run.clone();
     let (inputs, received) = channel();
     let (events, happened) = channel();
@@ -73,15 +85,28 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .build()?;
     let terminating = inputs.clone();
     runtime.block_on(async {
-        let listener = agent::listen(args.port).await.with_context(|| {
-            format!(
-                "cannot listen on port {}; with hostNetwork a node has room for one agent only: \
-                 remove hostNetwork from podTemplate, or keep the pods on different nodes",
-                args.port
-            )
-        })?;
-        tokio::spawn(agent::serve(listener, state, inputs.clone(), run));
-        tokio::spawn(Peers::on(args.port).ask(peers, inputs.clone()));
+        let listen = async |port: u16| {
+            agent::listen(port).await.with_context(|| {
+                format!(
+                    "cannot listen on port {port}; with hostNetwork a node has room for one agent only: \
+                     remove hostNetwork from podTemplate, or keep the pods on different nodes"
+                )
+            })
+        };
+        let service = Service {
+            key: agent_key,
+            state: state.clone(),
+            inputs: inputs.clone(),
+            run,
+        };
+        tokio::spawn(agent::serve(listen(args.port).await?, service));
+        let metrics = listen(args.metrics_port).await?;
+        tokio::spawn(agent::serve_metrics(metrics, state));
+        let others = Peers {
+            port: args.port,
+            key,
+        };
+        tokio::spawn(others.ask(peers, inputs.clone()));
         let client = kube::Client::try_default().await?;
         tokio::spawn(
             async move { agent::follow(client, &args.namespace, &args.job, inputs).await },

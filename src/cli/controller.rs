@@ -1,6 +1,7 @@
 //! `evenkeel controller`: the controller of TrainingJobs.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::operator::{self, Options};
@@ -32,6 +33,10 @@ pub struct Args {
     /// Image of this controller. Pods of external trainers copy the evenkeel executable from it.
     #[arg(long, env = "EVENKEEL_CONTROLLER_IMAGE")]
     image: Option<String>,
+    /// File with the controller's key, from which the keys of all jobs derive. Without the file the first controller
+    /// creates the Secret `evenkeel-controller-key` in its namespace, which the chart mounts here.
+    #[arg(long, env = "EVENKEEL_KEY_FILE", default_value = "/run/evenkeel/key")]
+    key: PathBuf,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -46,6 +51,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         elect: !args.no_leader_election,
         listen: args.listen,
         image: args.image,
+        key: args.key,
     }));
     // A plan under way must not keep the process, which renews its Lease.
     runtime.shutdown_background();

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use anyhow::Context;
 
+use crate::external_trainer::program::KEY_VARIABLE;
 use crate::external_trainer::{Become, become_program};
 use crate::recipe::schema::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};
@@ -50,13 +52,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         generation: args.generation,
         rank: variable("RANK")?,
         threads: variable("RAYON_NUM_THREADS")?,
+        key: variable(KEY_VARIABLE)?,
     })))
 }
 
-/// A number from the environment, set by the agent as torchrun would.
-fn variable(name: &str) -> anyhow::Result<usize> {
+/// A value from the environment, set by the agent, mostly as torchrun would.
+fn variable<T: FromStr>(name: &str) -> anyhow::Result<T> {
     let value = std::env::var(name).with_context(|| format!("{name} is not set"))?;
-    value
-        .parse()
-        .with_context(|| format!("{name}={value} is not a number"))
+    // The value may be a secret.
+    let read = value.parse().ok();
+    read.with_context(|| format!("{name} has no valid value"))
 }

@@ -56,7 +56,7 @@ pub async fn follow(
         retry: RETRY_PAUSE,
         silence: LOG_TIMEOUT,
     };
-    let logs = PodLogs(cluster.clone());
+    let logs = PodLogs::of(cluster);
     let reader = tokio::spawn(read_events(logs, commanded, heard, pauses));
     let mut follower = Follower::new(commands, reader);
     let mut silent: Option<Instant> = None;

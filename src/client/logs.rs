@@ -1,25 +1,30 @@
 //! Logs of a job's pods. An agent prints one JSON event a line: training progress and the output of
 //! its ranks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{AsyncBufReadExt, AsyncReadExt, StreamExt};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, LogParams};
+use kube::{Resource, ResourceExt};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::event_reader::{self, PodLine, RETRY_PAUSE, Source, Unreadable, World};
 use super::{ClientError, Cluster, names_an_object};
 use crate::api::TrainingJob;
+use crate::lifecycle::authentication::{self, QUESTION, Question};
 use crate::lifecycle::event_log::{self, AGENT_PORT, LogLine, Position, RESPONSE_BYTES};
 use crate::lifecycle::{Generation, files};
 use crate::telemetry::Event;
 use crate::util::format::count;
+use crate::util::key::Key;
+use crate::util::lock::lock;
 
 /// Container of the agent.
 const CONTAINER: &str = "trainer";
@@ -30,11 +35,45 @@ const ANSWER_BYTES: u64 = 4 * RESPONSE_BYTES as u64;
 
 /// The logs of a cluster's pods.
 #[derive(Clone)]
-pub(super) struct PodLogs(pub Cluster);
+pub(super) struct PodLogs {
+    cluster: Cluster,
+    /// Keys of the agents, by the names of their pods.
+    keys: Arc<Mutex<HashMap<String, Key>>>,
+}
 
 impl PodLogs {
+    pub fn of(cluster: &Cluster) -> PodLogs {
+        PodLogs {
+            cluster: cluster.clone(),
+            keys: Arc::default(),
+        }
+    }
+
     fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.0.client.clone(), &self.0.namespace)
+        Api::namespaced(self.cluster.client.clone(), &self.cluster.namespace)
+    }
+
+    /// The key of a pod's agent, from the Secret of its job; `None` if the user may not read that.
+    async fn key(&self, pod: &str) -> Option<Key> {
+        if let Some(key) = lock(&self.keys).get(pod) {
+            return Some(key.clone());
+        }
+        let found = self.pods().get_opt(pod).await.ok()??;
+        let job = found
+            .owner_references()
+            .iter()
+            .find(|owner| owner.kind == TrainingJob::kind(&()))?;
+        let client = self.cluster.client.clone();
+        let secrets: Api<Secret> = Api::namespaced(client, &self.cluster.namespace);
+        let secret = secrets
+            .get(&authentication::secret_name(&job.uid))
+            .await
+            .ok()?;
+        let text = secret.data?.remove(authentication::KEY_FILE)?;
+        let job_key: Key = str::from_utf8(&text.0).ok()?.parse().ok()?;
+        let key = authentication::agent_key(&job_key, &found.uid()?);
+        lock(&self.keys).insert(pod.to_owned(), key.clone());
+        Some(key)
     }
 
     async fn lines(
@@ -86,15 +125,19 @@ impl Source for PodLogs {
 
     /// Through the API server, which is all that a user's machine reaches.
     async fn events(&self, pod: &str, from: Position) -> Result<Vec<LogLine>, Unreadable> {
+        let query = event_log::query(from);
         let path = format!(
-            "/api/v1/namespaces/{}/pods/{pod}:{AGENT_PORT}/proxy{}",
-            self.0.namespace,
-            event_log::query(from)
+            "/api/v1/namespaces/{}/pods/{pod}:{AGENT_PORT}/proxy{query}",
+            self.cluster.namespace,
         );
-        let request = hyper::Request::get(path).body(Vec::new());
-        let request = request.map_err(|_| Unreadable::Failed)?;
         let answer = async {
-            let body = self.0.client.request_stream(request).await;
+            let key = self.key(pod).await.ok_or(Unreadable::Failed)?;
+            let question = Question::new(key).map_err(|_| Unreadable::Failed)?;
+            let request = hyper::Request::get(path)
+                .header(QUESTION, question.header(&query))
+                .body(Vec::new());
+            let request = request.map_err(|_| Unreadable::Failed)?;
+            let body = self.cluster.client.request_stream(request).await;
             let body = body.map_err(|error| match error {
                 // Of the agent, not about the pod.
                 kube::Error::Api(status) if status.code == 404 && !names_an_object(&status) => {
@@ -157,7 +200,7 @@ pub async fn rank(
             record.world().saturating_sub(1)
         ))
     })?;
-    let logs = PodLogs(cluster.clone());
+    let logs = PodLogs::of(cluster);
     let mut output = Output::new(rank, files::rank_log(record.number, rank));
     let mut since = None;
     let mut opened = false;
@@ -263,7 +306,7 @@ pub async fn training(
     let Some(pod) = pod_of(record, 0) else {
         return Ok(());
     };
-    let logs = PodLogs(cluster.clone());
+    let logs = PodLogs::of(cluster);
     if let Err(error) = logs.lines(pod, Some(Timestamp::now()), false).await {
         return Err(missing_pod(cluster, pod, error));
     }
@@ -313,6 +356,9 @@ mod tests {
     use std::io::Write;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use k8s_openapi::ByteString;
+    use serde_json::json;
+
     use super::*;
     use crate::util::http::testing::{Server, serve};
 
@@ -326,7 +372,7 @@ mod tests {
     fn logs_of(server: &Server) -> PodLogs {
         let url = format!("http://{}", server.address);
         let config = kube::Config::new(url.parse().unwrap());
-        PodLogs(Cluster {
+        PodLogs::of(&Cluster {
             client: kube::Client::try_from(config).unwrap(),
             namespace: "team".into(),
             url,
@@ -335,9 +381,28 @@ mod tests {
 
     #[tokio::test]
     async fn events_are_asked_of_the_agent_through_the_api_server() {
-        let agent = "/api/v1/namespaces/team/pods/first-0-1:8471/proxy/events?generation=";
+        const PODS: &str = "/api/v1/namespaces/team/pods/";
+        const PROXY: &str = "first-0-1:8471/proxy";
+        let job_key = Key::random().unwrap();
+        let agent_key = authentication::agent_key(&job_key, "uid");
         let server = serve(move |reply| {
-            match reply.path.strip_prefix(agent) {
+            if reply.path == format!("{PODS}first-0-1") {
+                let owner =
+                    json!({"kind": "TrainingJob", "name": "first", "uid": "u", "apiVersion": "x"});
+                let pod = json!({"metadata": {"uid": "uid", "ownerReferences": [owner]}});
+                return reply.body(&pod.to_string());
+            }
+            if reply.path == "/api/v1/namespaces/team/secrets/evenkeel-u" {
+                let key = ByteString(job_key.reveal().into_bytes());
+                return reply.body(&json!({"data": {"key": key}}).to_string());
+            }
+            let path = reply.path.strip_prefix(PODS);
+            let query = path.and_then(|path| path.strip_prefix(PROXY));
+            if let Some(query) = query {
+                let header = reply.header(QUESTION).unwrap();
+                assert!(Question::verified(&agent_key, query, header).is_some());
+            }
+            match query.and_then(|query| query.strip_prefix("/events?generation=")) {
             Some("2&from=5") => reply.body(
                 "{\"seq\":9,\"position\":{\"generation\":2,\"index\":5},\"event\":\"warning\",\"message\":\"a\"}\n",
             ),

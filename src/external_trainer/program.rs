@@ -13,6 +13,10 @@ use crate::external_trainer::{Call, ProgressWatch};
 use crate::lifecycle::Generation;
 use crate::recipe::schema::placeholder::{self, OF_A_RANK, Value};
 use crate::recipe::schema::spec::DrainSignal;
+use crate::util::key::Key;
+
+/// Environment variable with the secret of a generation's ranks. Only their user reads it, as a file of mode 0600.
+pub const KEY_VARIABLE: &str = "EVENKEEL_GENERATION_KEY";
 
 #[derive(Clone, Copy)]
 pub enum Program<'a> {
@@ -42,6 +46,8 @@ pub struct Start<'a> {
     pub threads: u64,
     /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer; empty if it computes on the CPU.
     pub gpus: &'a [String],
+    /// The secret of the generation's ranks.
+    pub key: &'a Key,
 }
 
 pub(crate) fn signal(drain: DrainSignal) -> Signal {
@@ -73,6 +79,7 @@ pub(crate) fn command(
         Program::BuiltIn => {
             command
                 .env("RAYON_NUM_THREADS", start.threads.to_string())
+                .env(KEY_VARIABLE, start.key.reveal())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
             let local = usize::try_from(local).unwrap_or(usize::MAX);

@@ -30,6 +30,7 @@ use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::Setup;
 use crate::util::format::count;
+use crate::util::key::Key;
 
 /// Longest time between two passes of the loop.
 const TICK: Duration = Duration::from_millis(50);
@@ -469,6 +470,7 @@ impl<'a> Launcher<'a> {
         let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
         let oom_kills = OomKills::watch();
         let (drain, seconds) = self.drain_by();
+        let key = Key::random().map_err(|error| LaunchError::Spawn { error })?;
         let ranks = RankProcesses::start(
             &Start {
                 evenkeel: &self.program,
@@ -486,6 +488,7 @@ impl<'a> Launcher<'a> {
                 count: world,
                 threads: (self.cores / world).max(1),
                 gpus: &gpus,
+                key: &key,
             },
             &self.events.0,
         )

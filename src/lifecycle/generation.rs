@@ -72,14 +72,14 @@ impl Generation {
         })
     }
 
-    /// Addresses of the other members' pods. Starts with the pods after the pod with this uid, so that
-    /// members that each ask one other pod do not all ask the same one.
-    pub fn peer_addresses(&self, pod: &str) -> Vec<IpAddr> {
+    /// The other members' pods. Starts with the pods after the pod with this uid, so that members that each
+    /// ask one other pod do not all ask the same one.
+    pub fn peers(&self, pod: &str) -> Vec<Peer> {
         let pods: Vec<&PodRef> = self.members.iter().filter_map(|m| m.pod.as_ref()).collect();
         let own = pods.iter().position(|other| other.uid == pod);
         let (before, from) = pods.split_at(own.unwrap_or(0));
         let others = from.iter().chain(before).filter(|other| other.uid != pod);
-        others.filter_map(|other| other.ip.parse().ok()).collect()
+        others.filter_map(|other| other.peer()).collect()
     }
 
     /// Writes the record to its path in the run directory. All members write the same content.
@@ -110,6 +110,24 @@ pub struct PodRef {
     pub uid: String,
     pub ip: String,
     pub node: String,
+}
+
+impl PodRef {
+    /// Where its agent answers; `None` if its address is invalid.
+    pub fn peer(&self) -> Option<Peer> {
+        Some(Peer {
+            host: self.ip.parse().ok()?,
+            pod: self.uid.clone(),
+        })
+    }
+}
+
+/// The agent of another pod, for those who ask it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    pub host: IpAddr,
+    /// Uid of its pod.
+    pub pod: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

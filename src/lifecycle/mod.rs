@@ -5,6 +5,7 @@
 //! defines the control messages between ranks and their agent.
 
 pub mod agent_state;
+pub mod authentication;
 mod device;
 pub mod event_log;
 mod external_checkpoint;

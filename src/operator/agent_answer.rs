@@ -55,6 +55,8 @@ pub enum Rejection {
          agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes"
     )]
     AnotherAgent { address: SocketAddr },
+    #[error("the answer at {address} does not prove that it is the pod's agent")]
+    NoProof { address: SocketAddr },
     #[error("the agent at {address} reports {ranks} ranks, but gpusPerNode is {limit}")]
     Ranks {
         address: SocketAddr,

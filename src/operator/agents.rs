@@ -11,17 +11,20 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::agent_answer::{ANSWER, Rejection, Sender, receive};
+use super::agent_answer::{self, Rejection, Sender, receive};
 use super::pace::{POLLS, Pace};
 use crate::api::TrainingJob;
 use crate::lifecycle::agent_state::{AgentState, MESSAGE, shorten};
+use crate::lifecycle::authentication::{self, ANSWER, QUESTION, Question};
 use crate::util::http::{Answer, Connection, HttpError, Limits};
+use crate::util::key::Key;
 use crate::util::lock::lock;
 
 /// Limits of a request. An agent answers at once or after two seconds at most.
@@ -29,7 +32,7 @@ const LIMITS: Limits = Limits {
     connect: Duration::from_secs(2),
     head: Duration::from_millis(3500),
     body: Duration::from_secs(1),
-    bytes: ANSWER,
+    bytes: agent_answer::ANSWER,
 };
 /// Bodies that are read at the same time for one job. Together they take at most 1 MiB.
 const BODIES: usize = 16;
@@ -53,6 +56,8 @@ pub struct AgentStatus {
 #[derive(Clone)]
 pub struct Agents {
     polled: Arc<Mutex<HashMap<String, Entry>>>,
+    /// The controller's key.
+    key: Key,
     news: UnboundedSender<ObjectRef<TrainingJob>>,
 }
 
@@ -67,10 +72,11 @@ struct Entry {
 type Polled = Result<AgentState, Option<Rejection>>;
 
 impl Agents {
-    /// Starts without agents; `news` receives the jobs whose agents report a change.
-    pub fn new(news: UnboundedSender<ObjectRef<TrainingJob>>) -> Agents {
+    /// Starts without agents, which are asked with the controller's key; `news` receives the jobs whose agents report a change.
+    pub fn new(news: UnboundedSender<ObjectRef<TrainingJob>>, key: Key) -> Agents {
         Agents {
             polled: Arc::default(),
+            key,
             news,
         }
     }
@@ -140,6 +146,8 @@ impl Agents {
         job: ObjectRef<TrainingJob>,
         bodies: Arc<Semaphore>,
     ) {
+        let job_key = authentication::job_key(&self.key, &sender.job);
+        let key = authentication::agent_key(&job_key, &sender.pod);
         let mut version = 0;
         let mut answered = false;
         let mut pause = FIRST_PAUSE;
@@ -147,7 +155,7 @@ impl Agents {
         let mut connection = None;
         loop {
             sleep_until(pace.next(Instant::now())).await;
-            let polled = request(&mut connection, &sender, version, &bodies).await;
+            let polled = request(&mut connection, &sender, &key, version, &bodies).await;
             let silent = polled.is_err();
             let changed = match &polled {
                 // The version of a restarted agent is lower.
@@ -203,24 +211,38 @@ impl Agents {
 async fn request(
     connection: &mut Option<Connection>,
     sender: &Sender,
+    key: &Key,
     version: u64,
     bodies: &Semaphore,
 ) -> Polled {
     let address = sender.address;
+    let path = format!("/state?after={version}");
+    let Ok(question) = Question::new(key.clone()) else {
+        return Err(None);
+    };
     let received = async {
         let mut open = match connection.take() {
             Some(open) => open,
             None => Connection::open(address, LIMITS).await?,
         };
-        let answer: Answer = open.get(&format!("/state?after={version}")).await?;
+        let header = (QUESTION, question.header(&path));
+        let answer: Answer = open.get(&path, Some(header)).await?;
+        let proof = answer.header(ANSWER);
         // The semaphore is never closed.
         let _permit = bodies.acquire().await;
         let body = answer.body().await?;
         *connection = Some(open);
-        Ok::<_, HttpError>(receive(&body, sender))
+        let proven = question.is_answered(&body, proof.as_deref());
+        Ok::<_, HttpError>(match proven {
+            true => receive(&body, sender),
+            false => Err(Rejection::NoProof { address }),
+        })
     };
     match received.await {
         Ok(received) => received.map_err(Some),
+        Err(HttpError::Status(StatusCode::UNAUTHORIZED)) => {
+            Err(Some(Rejection::AnotherAgent { address }))
+        }
         Err(source) if source.is_response() => Err(Some(Rejection::Http { address, source })),
         Err(_) => Err(None),
     }
@@ -239,6 +261,19 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
+    fn key() -> Key {
+        "5".repeat(64).parse().unwrap()
+    }
+
+    /// Responds as the agent of a pod of the job, with the proof.
+    fn proven(reply: &mut Reply, pod: &str, body: &str) -> std::io::Result<()> {
+        let key = authentication::agent_key(&authentication::job_key(&key(), "job"), pod);
+        let question = reply.header(QUESTION).unwrap();
+        let question = Question::verified(&key, &reply.path, question).unwrap();
+        let header = format!("{ANSWER}: {}\r\n", question.answer(body.as_bytes()));
+        reply.body_after(&header, body)
+    }
+
     /// The agents of a job with one pod, whose agent is `server`.
     struct Job {
         agents: Agents,
@@ -251,7 +286,7 @@ mod tests {
         fn of(server: &Server) -> Job {
             let (news, heard) = unbounded_channel();
             let job = Job {
-                agents: Agents::new(news),
+                agents: Agents::new(news, key()),
                 sender: Sender {
                     job: "job".into(),
                     pod: "pod".into(),
@@ -295,11 +330,27 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_is_not_the_agents_is_ignored_and_counts_as_silence() {
         type Respond = fn(&mut Reply) -> std::io::Result<()>;
-        let cases: [(Respond, &str); 8] = [
-            (|reply| reply.body(&state("another", 7)), "of another pod"),
-            (|reply| reply.body("7"), "not one of an agent"),
+        let cases: [(Respond, &str); 10] = [
             (
-                |reply| reply.body(r#"{"ranks": [{"ending": "\u001b[2J"}]}"#),
+                |reply| proven(reply, "pod", &state("another", 7)),
+                "of another pod",
+            ),
+            (
+                |reply| reply.body(&state("pod", 7)),
+                "does not prove that it is the pod's agent",
+            ),
+            (
+                |reply| {
+                    write!(
+                        reply,
+                        "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+                    )
+                },
+                "of another pod",
+            ),
+            (|reply| proven(reply, "pod", "7"), "not one of an agent"),
+            (
+                |reply| proven(reply, "pod", r#"{"ranks": [{"ending": "\u001b[2J"}]}"#),
                 "unknown variant ` [2J`",
             ),
             (|reply| reply.body(&"0".repeat(70_000)), "65536 bytes"),
@@ -322,7 +373,7 @@ mod tests {
             (
                 |reply| {
                     let ranks = vec!["{}"; 20_000].join(",");
-                    reply.body(&format!("{{\"ranks\":[{ranks}]}}"))
+                    proven(reply, "pod", &format!("{{\"ranks\":[{ranks}]}}"))
                 },
                 "at most 64 ranks",
             ),
@@ -341,7 +392,7 @@ mod tests {
         let begun = Instant::now();
         let server = serve(|reply| {
             let version = after(reply).saturating_add(1 << 40);
-            reply.body(&state("pod", version))
+            proven(reply, "pod", &state("pod", version))
         });
         let mut job = Job::of(&server);
         for _ in 0..POLLS.burst + 2 {
@@ -360,7 +411,7 @@ mod tests {
             if asked == 3 {
                 std::thread::sleep(DEADLINE);
             }
-            reply.body(&state("pod", version))
+            proven(reply, "pod", &state("pod", version))
         });
         let mut job = Job::of(&server);
         while job.next().await.state.unwrap().version != 3 {}
@@ -387,7 +438,8 @@ mod tests {
             agents: slow.agents.clone(),
             sender: Sender {
                 pod: "other".into(),
-                address: serve(|reply| reply.body(&state("other", after(reply) + 1))).address,
+                address: serve(|reply| proven(reply, "other", &state("other", after(reply) + 1)))
+                    .address,
                 ..slow.sender.clone()
             },
             reference: ObjectRef::new("other"),

@@ -14,6 +14,7 @@ use super::build;
 use super::conditions::Blocked;
 use super::context::{Companions, Context};
 use super::faults;
+use super::keys;
 use super::observe::ClusterState;
 use super::ownership::{self, Creation, JobObject};
 use crate::api::TrainingJob;
@@ -111,15 +112,24 @@ pub async fn apply(
 }
 
 /// Creates the companion objects that must exist before the pods: the service account, without which
-/// no pod can be created, and the network policy. Companion objects depend on the job's name alone.
+/// no pod can be created, the network policy and the Secret with the job's key. The others depend on the job's name
+/// alone.
 pub async fn before_pods(context: &Context, job: &TrainingJob) -> Result<(), ApplyError> {
     let account = build::service_account(job);
     let policy = build::network_policy(job, &context.namespace);
-    let (account, policy) = tokio::join!(
+    // Any Secret of this name is taken for the right one: the controller may not read it.
+    let secret = build::secret(job, &context.key);
+    let namespace = job.namespace().unwrap_or_default();
+    let key = async {
+        let created = keys::create_secret(context.client.clone(), &namespace, &secret).await;
+        created.map(|_| ()).map_err(ApplyError::Api)
+    };
+    let (account, policy, key) = tokio::join!(
         companion(context, job, &account),
-        companion(context, job, &policy)
+        companion(context, job, &policy),
+        key
     );
-    first([account, policy])
+    first([account, policy, key])
 }
 
 /// Creates the companion objects that running pods need: the Service for their names and the access

@@ -23,6 +23,7 @@ use crate::operator::reservations::Reservations;
 use crate::operator::suspects::Suspects;
 use crate::operator::turns::Turns;
 use crate::telemetry::now;
+use crate::util::key::Key;
 use crate::util::lock::lock;
 
 /// First pause after a failed reconciliation; it doubles with each failure up to [`LONGEST_PAUSE`].
@@ -59,6 +60,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// The controller's namespace.
     pub namespace: String,
+    /// The controller's key.
+    pub key: Key,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
     /// Cached state of each job.

@@ -1,6 +1,7 @@
 //! The controller process: wires caches, agents and reconciliations together.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use super::agents::Agents;
 use super::context::Context;
 use super::error::ReconcileError;
 use super::housekeeping;
+use super::keys::{self, KeySource};
 use super::leader::{self, Candidate};
 use super::metrics::Metrics;
 use super::ownership::MANAGER;
@@ -50,6 +52,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Image of the controller's own pod.
     pub image: Option<String>,
+    /// File of the controller's key.
+    pub key: PathBuf,
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
@@ -75,6 +79,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> anyhow::Result<()> {
+    let source = KeySource {
+        namespace: options.namespace.clone(),
+        file: options.key,
+    };
+    let key = keys::load(client.clone(), &source).await?;
     let (wake, woken) = unbounded_channel();
     let scope = match options.namespaced {
         true => Scope::Namespace(options.namespace.clone()),
@@ -100,7 +109,8 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         metrics,
         namespace: options.namespace,
         image: options.image,
-        agents: Agents::new(news),
+        agents: Agents::new(news, key.clone()),
+        key,
         client,
         stores,
         known,

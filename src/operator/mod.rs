@@ -18,6 +18,7 @@ mod events;
 mod faults;
 mod finished;
 mod housekeeping;
+mod keys;
 mod leader;
 mod leases;
 mod liveness;
@@ -46,6 +47,7 @@ mod write;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};
+pub use keys::KeySource;
 // For tests that measure its memory.
 pub use stores::{Scope, jobs as watched_jobs};
 pub use unreadable::Seen;

@@ -36,6 +36,7 @@ use crate::train::checkpoint_ref;
 use crate::train::heartbeats::Heartbeats;
 use crate::util::durable::{FileError, read_json};
 use crate::util::input;
+use crate::util::key::Key;
 
 /// Time that a rank that lost a peer waits for an order.
 const ORDERS: Duration = Duration::from_secs(30);
@@ -49,6 +50,8 @@ pub struct RankOptions {
     pub rank: usize,
     /// Threads to compute with.
     pub threads: usize,
+    /// The secret of the generation's ranks.
+    pub key: Key,
 }
 
 /// Runs the rank to its end; returns its exit code.
@@ -201,8 +204,6 @@ fn meet(
         return Ok(Arc::new(Solo));
     }
     let greeting = Greeting {
-        job_uid: generation.job.clone(),
-        generation: generation.number,
         rank: options.rank,
         world,
     };
@@ -210,6 +211,7 @@ fn meet(
         generation.master.host.clone(),
         generation.master.port,
         greeting,
+        options.key.clone(),
     );
     tcp.notify = Arc::new(move |message: &str| {
         reports.send(&Report::Warning {

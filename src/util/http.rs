@@ -192,8 +192,12 @@ impl Connection {
         })
     }
 
-    /// Requests a path; returns the response before its body is read.
-    pub async fn get(&mut self, path: &str) -> Result<Answer, HttpError> {
+    /// Requests a path, with a header of the caller; returns the response before its body is read.
+    pub async fn get(
+        &mut self,
+        path: &str,
+        header: Option<(&'static str, String)>,
+    ) -> Result<Answer, HttpError> {
         let head = self.limits.head;
         self.budget.renew();
         let exchange = async {
@@ -204,6 +208,11 @@ impl Connection {
             }
             if let Ok(host) = self.host.parse() {
                 request.headers_mut().insert(HOST, host);
+            }
+            if let Some((name, value)) = header
+                && let Ok(value) = value.parse()
+            {
+                request.headers_mut().insert(name, value);
             }
             self.sender.send_request(request).await
         };
@@ -230,6 +239,12 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// The text of a header.
+    pub fn header(&self, name: &str) -> Option<String> {
+        let value = self.response.headers().get(name)?;
+        Some(value.to_str().ok()?.to_owned())
+    }
+
     /// Reads the body.
     pub async fn body(self) -> Result<Vec<u8>, HttpError> {
         let Limits {
@@ -280,6 +295,8 @@ pub mod testing {
         written: Arc<AtomicUsize>,
         /// Path and query of the request.
         pub path: String,
+        /// Names in lower case and values of the request's headers.
+        pub headers: Vec<(String, String)>,
     }
 
     impl Write for Reply {
@@ -295,12 +312,24 @@ pub mod testing {
     }
 
     impl Reply {
+        /// A header of the request.
+        pub fn header(&self, name: &str) -> Option<&str> {
+            let mut headers = self.headers.iter();
+            let (_, value) = headers.find(|(known, _)| known == name)?;
+            Some(value)
+        }
+
         /// Responds with this body.
         pub fn body(&mut self, body: &str) -> io::Result<()> {
+            self.body_after("", body)
+        }
+
+        /// Responds with this body after a header line, which ends with CRLF.
+        pub fn body_after(&mut self, header: &str, body: &str) -> io::Result<()> {
             let length = body.len();
             write!(
                 self,
-                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}"
+                "HTTP/1.1 200 OK\r\n{header}Content-Length: {length}\r\n\r\n{body}"
             )
         }
     }
@@ -329,14 +358,18 @@ pub mod testing {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         while let Some(first) = lines.next() {
             let path = first?.split(' ').nth(1).unwrap_or_default().to_owned();
-            while lines
-                .next()
-                .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
-            {}
+            let headers = lines.by_ref().map_while(Result::ok);
+            let headers = headers.take_while(|line| !line.is_empty());
+            let headers = headers.filter_map(|line| {
+                let (name, value) = line.split_once(": ")?;
+                Some((name.to_ascii_lowercase(), value.to_owned()))
+            });
+            let headers = headers.collect();
             respond(&mut Reply {
                 stream: stream.try_clone()?,
                 written: written.clone(),
                 path,
+                headers,
             })?;
         }
         Ok(())
@@ -369,7 +402,7 @@ mod tests {
 
     async fn get(server: &Server, limits: Limits) -> Result<Vec<u8>, HttpError> {
         let mut connection = Connection::open(server.address, limits).await?;
-        connection.get("/state").await?.body().await
+        connection.get("/state", None).await?.body().await
     }
 
     /// Sends zeros until the client closes the connection; then `closed` hears of it.
@@ -467,7 +500,7 @@ mod tests {
         let server = serve(|reply| reply.body(&"0".repeat(60_000)));
         let mut connection = Connection::open(server.address, limits()).await.unwrap();
         for _ in 0..4 {
-            let body = connection.get("/state").await.unwrap().body().await;
+            let body = connection.get("/state", None).await.unwrap().body().await;
             assert_eq!(body.unwrap().len(), 60_000);
         }
     }
@@ -547,7 +580,13 @@ mod tests {
         });
         let mut connection = Connection::open(server.address, limits()).await.unwrap();
         for path in ["/state?after=1", "/state?after=2"] {
-            let body = connection.get(path).await.unwrap().body().await.unwrap();
+            let body = connection
+                .get(path, None)
+                .await
+                .unwrap()
+                .body()
+                .await
+                .unwrap();
             assert_eq!(body, path.as_bytes());
         }
     }

@@ -4,6 +4,7 @@ pub mod durable;
 pub mod format;
 pub mod http;
 pub mod input;
+pub mod key;
 pub mod lock;
 pub mod memory;
 pub mod openmetrics;

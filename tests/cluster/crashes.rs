@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,6 +132,13 @@ impl Drop for CrashingController {
     }
 }
 
+/// The key of the cluster's controllers, which scripts/cluster-up.sh writes.
+fn controller_key() -> String {
+    let kubeconfig = std::env::var("KUBECONFIG").expect("scripts/cluster-tests.sh sets KUBECONFIG");
+    let key = Path::new(&kubeconfig).with_file_name("controller.key");
+    key.to_str().expect("a path in UTF-8").to_owned()
+}
+
 fn controller(faults: &BTreeSet<String>) -> Child {
     let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
     Command::new(env!("CARGO_BIN_EXE_evenkeel"))
@@ -139,6 +147,8 @@ fn controller(faults: &BTreeSet<String>) -> Child {
             "--no-leader-election",
             "--listen",
             "127.0.0.1:0",
+            "--key",
+            &controller_key(),
         ])
         .env("EVENKEEL_FAULTS", faults.join(","))
         .env("RUST_LOG", "off")

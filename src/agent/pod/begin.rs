@@ -15,7 +15,7 @@ use crate::inventory::{Devices, Inventory};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::rank_status::RankStatus;
-use crate::lifecycle::{DeviceKind, files};
+use crate::lifecycle::{DeviceKind, authentication, files};
 use crate::telemetry::{Pace, now};
 use crate::util::durable::FileError;
 
@@ -178,6 +178,7 @@ impl PodAgent {
                 count,
                 gpus,
                 threads: (self.identity.cores / count).max(1),
+                key: &authentication::generation_key(&self.identity.key, record.number),
             },
             &self.events,
         )

@@ -16,6 +16,7 @@ use crate::lifecycle::{DeviceKind, Reason};
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
 use crate::telemetry::now;
+use crate::util::key::Key;
 use crate::util::testing::write_program;
 
 const FENCE: Duration = Duration::from_secs(30);
@@ -24,7 +25,7 @@ const FENCE: Duration = Duration::from_secs(30);
 struct Pod {
     agent: PodAgent,
     happened: Receiver<RankEvent>,
-    asked: watch::Receiver<Vec<IpAddr>>,
+    asked: watch::Receiver<Vec<Peer>>,
     /// Must be on a mount, as every volume is.
     volume: tempfile::TempDir,
     _program: tempfile::TempDir,
@@ -55,6 +56,7 @@ impl Pod {
         let identity = Identity {
             program: sleeper(program.path()),
             job: "uid".into(),
+            key: Key::random().unwrap(),
             pod: format!("uid-{member}"),
             run: volume.path().join("run"),
             devices: 1,
@@ -98,7 +100,8 @@ impl Pod {
 
     fn asked(&mut self) -> Vec<IpAddr> {
         self.agent.ask_peers();
-        self.asked.borrow().clone()
+        let asked = self.asked.borrow();
+        asked.iter().map(|peer| peer.host).collect()
     }
 }
 
@@ -192,7 +195,7 @@ fn a_pod_that_is_cut_off_starts_no_ranks() {
     assert_eq!(pod.agent.state.generation, 0);
     pod.agent.take(Input::Peer(Answer {
         host: address(0),
-        generation: None,
+        generation: 0,
     }));
     pod.agent.act();
     assert!(pod.runs());
@@ -213,11 +216,11 @@ fn peers_are_asked_while_the_cluster_is_silent_and_an_answer_keeps_ranks_alive()
             generation,
         })
     };
-    pod.agent.take(answered(Some(1)));
+    pod.agent.take(answered(1));
     pod.agent.act();
     assert_eq!(pod.agent.state.ranks[0].cause, None);
     // A peer with a newer generation proves that these ranks belong to no world.
-    pod.agent.take(answered(Some(2)));
+    pod.agent.take(answered(2));
     assert_eq!(pod.ended(), Ending::Signal(9));
 }
 
@@ -237,7 +240,7 @@ fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
 
     pod.agent.take(Input::Peer(Answer {
         host: address(0),
-        generation: Some(1),
+        generation: 1,
     }));
     pod.agent.act();
     assert_eq!(

@@ -2,13 +2,12 @@
 //! all. A long wait is reported. If the first member has already started, its files are on a
 //! different volume.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::agent::Answer;
 use crate::lifecycle::agent_state::Problem;
-use crate::lifecycle::generation::Generation;
+use crate::lifecycle::generation::{Generation, Peer, PodRef};
 
 /// Shorter waits are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
@@ -19,7 +18,7 @@ const CACHE_DELAY: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Waiting {
     pub(super) generation: u64,
-    first: Option<IpAddr>,
+    first: Option<Peer>,
     /// Name of the first member's pod.
     name: String,
     pub(super) begun: Instant,
@@ -43,22 +42,22 @@ impl Waiting {
         let first = record.members.first().and_then(|first| first.pod.as_ref());
         Waiting {
             generation: record.number,
-            first: first.and_then(|pod| pod.ip.parse().ok()),
+            first: first.and_then(PodRef::peer),
             name: first.map_or_else(|| "the first pod".into(), |pod| pod.name.clone()),
             begun: Instant::now(),
             first_started: None,
         }
     }
 
-    /// Address of the first member's agent, which is asked for its generation.
-    pub fn first(&self) -> Option<IpAddr> {
-        self.first
+    /// The first member's agent, which is asked for its generation.
+    pub fn first(&self) -> Option<&Peer> {
+        self.first.as_ref()
     }
 
     /// Records the generation of another pod's agent.
     pub fn take(&mut self, answer: Answer) {
-        let started = |generation| generation >= self.generation;
-        if Some(answer.host) == self.first && answer.generation.is_some_and(started) {
+        let of_first = self.first().is_some_and(|first| first.host == answer.host);
+        if of_first && answer.generation >= self.generation {
             self.first_started.get_or_insert_with(Instant::now);
         }
     }

@@ -23,6 +23,7 @@ use super::*;
 use crate::comm::Collective;
 use crate::comm::tcp::{Greeting, TcpCollective, TcpOptions, connect, host};
 use crate::engine::{Layout, ModelConfig, UnitState, layout};
+use crate::util::key::Key;
 
 /// 3 blocks, grouped-query attention; 5 units.
 pub fn config() -> ModelConfig {
@@ -179,14 +180,10 @@ pub fn in_private_mounts(test: &str, variable: &str, value: &Path) {
 pub fn on_all<T: Send>(world: usize, work: impl Fn(Arc<TcpCollective>) -> T + Sync) -> Vec<T> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
+    let key = Key::random().unwrap();
     let options = |rank| {
-        let greeting = Greeting {
-            job_uid: "checkpoint".into(),
-            generation: 1,
-            rank,
-            world,
-        };
-        TcpOptions::new("127.0.0.1", port, greeting)
+        let greeting = Greeting { rank, world };
+        TcpOptions::new("127.0.0.1", port, greeting, key.clone())
     };
     thread::scope(|scope| {
         let work = &work;

@@ -1,4 +1,4 @@
-//! Admits the ranks of this world and refuses every other connection.
+//! Admits the ranks of this world, which have its key, and refuses every other connection.
 //!
 //! One thread serves all connections concurrently, so that a silent or slow stranger delays no other
 //! connection.
@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::greeting::{Greeting, HELLO_LIMIT, Hello, Intake, Refusal, Reply, encode};
+use super::greeting::{
+    Greeting, HELLO_LIMIT, Hello, Intake, Join, LaneOf, Nonces, Reply, Side, encode,
+};
 use super::poll::wait;
 use crate::comm::{CommError, Notify};
+use crate::util::key::{Key, nonce};
 
-/// Time within which a new connection must send its greeting.
+/// Time within which a new connection must prove that it has the key.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most open connections that have not sent a greeting; beyond it the oldest is closed.
@@ -22,6 +25,9 @@ const CANDIDATES: usize = 256;
 pub(super) struct Acceptor {
     listener: TcpListener,
     own: Greeting,
+    key: Key,
+    /// The key for the lanes; `None` until this rank has the table of addresses.
+    lanes: Option<Key>,
     candidates: Vec<Candidate>,
     notify: Notify,
 }
@@ -30,13 +36,25 @@ struct Candidate {
     stream: TcpStream,
     from: SocketAddr,
     intake: Intake,
+    /// Set once this rank has proven its own key to it.
+    nonces: Option<Nonces>,
     since: Instant,
+}
+
+/// What a message of a candidate leads to.
+enum Step {
+    /// The candidate must prove its key.
+    Challenged,
+    Join(Join),
+    Lane(LaneOf),
 }
 
 /// The next event of the listener.
 pub(super) enum Arrival {
-    /// A rank of this world connected; its stream is non-blocking.
-    Rank(TcpStream, Hello),
+    /// A rank of this world asks for the table of addresses; its stream is non-blocking.
+    Join(TcpStream, Join),
+    /// A rank of this world connected a lane; its stream is non-blocking.
+    Lane(TcpStream, LaneOf),
     /// A watched connection ended.
     Ended(usize),
     /// The deadline passed without an event.
@@ -44,16 +62,29 @@ pub(super) enum Arrival {
 }
 
 impl Acceptor {
-    pub fn new(listener: TcpListener, own: Greeting, notify: Notify) -> Result<Self, CommError> {
+    /// Listens for the ranks of a world.
+    pub fn new(
+        listener: TcpListener,
+        own: Greeting,
+        key: Key,
+        notify: Notify,
+    ) -> Result<Self, CommError> {
         listener
             .set_nonblocking(true)
             .map_err(|error| CommError::Rendezvous(format!("cannot listen: {error}")))?;
         Ok(Acceptor {
             listener,
             own,
+            key,
+            lanes: None,
             candidates: Vec::new(),
             notify,
         })
+    }
+
+    /// From now on lanes that are proven with this key are admitted.
+    pub fn admit_lanes(&mut self, lanes: Key) {
+        self.lanes = Some(lanes);
     }
 
     /// Waits for a rank of this world. `watched` holds connections that must stay silent, with their ranks.
@@ -63,8 +94,8 @@ impl Acceptor {
         watched: &[(usize, &TcpStream)],
     ) -> Result<Arrival, CommError> {
         loop {
-            if let Some((stream, hello)) = self.listen_to_candidates() {
-                return Ok(Arrival::Rank(stream, hello));
+            if let Some(arrival) = self.listen_to_candidates() {
+                return Ok(arrival);
             }
             let now = Instant::now();
             if now >= deadline {
@@ -95,12 +126,13 @@ impl Acceptor {
     }
 
     /// Refuses a connection: sends the reason to it and logs the reason.
-    pub fn refuse(&self, stream: TcpStream, refusal: Refusal) {
+    pub fn refuse(&self, stream: TcpStream, reason: impl Into<String>) {
+        let reason = reason.into();
         let from = stream
             .peer_addr()
             .map_or("a stranger".into(), |from| from.to_string());
-        (self.notify)(&format!("refused {from}: {}", refusal.reason));
-        if let Ok(reply) = encode(&Reply::Refused(refusal)) {
+        (self.notify)(&format!("refused {from}: {reason}"));
+        if let Ok(reply) = encode(&Reply::Refused(reason)) {
             // The peer may have closed the connection or may not read it; the reply is optional.
             let _ = (&stream).write(&reply);
         }
@@ -112,16 +144,14 @@ impl Acceptor {
                 Ok((stream, from)) => {
                     if self.candidates.len() == CANDIDATES {
                         let oldest = self.candidates.remove(0);
-                        self.refuse(
-                            oldest.stream,
-                            Refusal::final_because("too many connections without a greeting"),
-                        );
+                        self.refuse(oldest.stream, "too many connections without a greeting");
                     }
                     if stream.set_nonblocking(true).is_ok() {
                         self.candidates.push(Candidate {
                             stream,
                             from,
                             intake: Intake::new(HELLO_LIMIT),
+                            nonces: None,
                             since: Instant::now(),
                         });
                     }
@@ -140,26 +170,24 @@ impl Acceptor {
     }
 
     /// Reads from the candidates; returns the first one that is admitted.
-    fn listen_to_candidates(&mut self) -> Option<(TcpStream, Hello)> {
+    fn listen_to_candidates(&mut self) -> Option<Arrival> {
         let now = Instant::now();
         let mut index = 0;
         while index < self.candidates.len() {
             let candidate = &mut self.candidates[index];
             let read = candidate.intake.read::<Hello>(&candidate.stream);
             let expired = now.duration_since(candidate.since) >= HELLO_TIMEOUT;
-            let outcome = match read {
-                Ok(Some(hello)) => self.own.admit(&hello.greeting).map(|()| hello),
-                Ok(None) if expired => Err(Refusal::final_because(format!(
+            let step = match read {
+                Ok(Some(hello)) => self.judge(index, hello),
+                Ok(None) if expired => Err(format!(
                     "it did not say who it is within {} s",
                     HELLO_TIMEOUT.as_secs()
-                ))),
+                )),
                 Ok(None) => {
                     index += 1;
                     continue;
                 }
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    Err(Refusal::final_because(error.to_string()))
-                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
                 Err(error) => {
                     if !candidate.intake.is_empty() {
                         let from = candidate.from;
@@ -172,12 +200,49 @@ impl Acceptor {
                     continue;
                 }
             };
-            let candidate = self.candidates.remove(index);
-            match outcome {
-                Ok(hello) => return Some((candidate.stream, hello)),
-                Err(refusal) => self.refuse(candidate.stream, refusal),
+            // A challenged candidate may have answered already.
+            if let Ok(Step::Challenged) = step {
+                continue;
+            }
+            let stream = self.candidates.remove(index).stream;
+            match step {
+                Ok(Step::Join(join)) => return Some(Arrival::Join(stream, join)),
+                Ok(Step::Lane(lane)) => return Some(Arrival::Lane(stream, lane)),
+                Ok(Step::Challenged) => {}
+                Err(reason) => self.refuse(stream, reason),
             }
         }
         None
+    }
+
+    /// Checks a candidate's message; the error is the reason to refuse it.
+    fn judge(&mut self, index: usize, hello: Hello) -> Result<Step, String> {
+        let candidate = &mut self.candidates[index];
+        match (hello, &candidate.nonces, &self.lanes) {
+            (Hello::Open { nonce: guest }, None, _) => {
+                let host = nonce().map_err(|error| error.to_string())?;
+                let nonces = Nonces { guest, host };
+                let proof = nonces.of_host(&self.key);
+                let challenge = encode(&Reply::Challenge { nonce: host, proof });
+                let challenge = challenge.map_err(|error| error.to_string())?;
+                // It fits into an empty buffer. A peer that has left is noticed when it is read.
+                let _ = (&candidate.stream).write(&challenge);
+                candidate.nonces = Some(nonces);
+                candidate.intake = Intake::new(HELLO_LIMIT);
+                Ok(Step::Challenged)
+            }
+            (Hello::Join { join, proof }, Some(nonces), _)
+                if join.is_proven(&self.key, nonces, &proof) =>
+            {
+                self.own.admit(&join.greeting)?;
+                Ok(Step::Join(join))
+            }
+            (Hello::Lane { lane, proof }, _, Some(lanes))
+                if lane.is_proven(lanes, self.own.rank, Side::Connects, &proof) =>
+            {
+                Ok(Step::Lane(lane))
+            }
+            _ => Err("it does not prove that it has the key of this generation".into()),
+        }
     }
 }

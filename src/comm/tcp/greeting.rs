@@ -2,6 +2,17 @@
 //!
 //! A message is `EVENKEEL`, its length as four little-endian bytes, and JSON. A connection that sends
 //! anything else is refused. A length that an unknown peer announces is trusted only up to a limit.
+//!
+//! Both sides prove that they have the generation's key before either says anything about the world:
+//!
+//! 1. A rank opens a connection to rank 0 with a nonce. Rank 0 answers with its own nonce and the proof for both.
+//! 2. The rank says which one it is and where it listens, with the proof for that and both nonces.
+//! 3. Once all have joined, rank 0 sends the table of addresses and the nonce of this rendezvous. From the latter and
+//!    the generation's key follows the key for the lanes.
+//! 4. A lane begins with its rank, its kind, a nonce and the proof for them and the rank that it connects to. That
+//!    rank answers with a proof for the same.
+//!
+//! What follows on a connection is not encrypted: whoever can change packets between the hosts can change it.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -9,31 +20,119 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Identity of a rank: ranks share a world only when all fields but the rank are equal.
+use crate::util::key::{Key, Nonce, Proof};
+
+/// Identity of a rank in the world of its key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Greeting {
-    /// The job's unique id, at most 256 bytes.
-    pub job_uid: String,
-    /// The job generation; ranks of an older one are refused.
-    pub generation: u64,
     /// This rank, counted from 0.
     pub rank: usize,
     /// The number of ranks.
     pub world: usize,
 }
 
-/// The purpose of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Purpose {
+/// A message to a rank that listens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum Hello {
+    /// Asks rank 0 for the proof that it has the key.
+    Open {
+        nonce: Nonce,
+    },
     /// Asks rank 0 for the table of addresses.
     Join {
-        /// Address on which this rank accepts the other ranks.
-        listen: SocketAddr,
+        join: Join,
+        proof: Proof,
     },
-    /// One of a pair's three connections.
-    Lane(Lane),
+    Lane {
+        lane: LaneOf,
+        proof: Proof,
+    },
+}
+
+/// A rank that asks for the table of addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Join {
+    pub greeting: Greeting,
+    /// Address on which this rank accepts the other ranks.
+    pub listen: SocketAddr,
+}
+
+/// One of a pair's three connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LaneOf {
+    /// The rank that connects.
+    pub rank: usize,
+    pub lane: Lane,
+    pub nonce: Nonce,
+}
+
+/// The nonces of both sides of a connection to rank 0.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Nonces {
+    pub guest: Nonce,
+    pub host: Nonce,
+}
+
+impl Nonces {
+    /// Rank 0's proof.
+    pub fn of_host(&self, key: &Key) -> Proof {
+        key.prove(&[b"rank 0", &self.guest, &self.host])
+    }
+
+    /// Whether a proof is that of rank 0.
+    pub fn are_of_host(&self, key: &Key, proof: &Proof) -> bool {
+        key.verify(&[b"rank 0", &self.guest, &self.host], proof)
+    }
+}
+
+impl Join {
+    /// The message with its proof.
+    pub fn proven(self, key: &Key, nonces: &Nonces) -> io::Result<Hello> {
+        let said = serde_json::to_vec(&self)?;
+        let proof = key.prove(&[b"join", &nonces.guest, &nonces.host, &said]);
+        Ok(Hello::Join { join: self, proof })
+    }
+
+    /// Whether a proof is that of this message.
+    pub fn is_proven(&self, key: &Key, nonces: &Nonces, proof: &Proof) -> bool {
+        let said = serde_json::to_vec(self).unwrap_or_default();
+        key.verify(&[b"join", &nonces.guest, &nonces.host, &said], proof)
+    }
+}
+
+/// The key for the lanes of one rendezvous.
+pub(super) fn lane_key(key: &Key, rendezvous: &Nonce) -> Key {
+    key.derive(&[b"lanes", rendezvous])
+}
+
+impl LaneOf {
+    /// The proof of one side of a lane to rank `to`.
+    pub fn proof(&self, lanes: &Key, to: usize, side: Side) -> Proof {
+        lanes.prove(&self.parts(to, side).each_ref().map(Vec::as_slice))
+    }
+
+    /// Whether a proof is that of one side of a lane to rank `to`.
+    pub fn is_proven(&self, lanes: &Key, to: usize, side: Side, proof: &Proof) -> bool {
+        let parts = self.parts(to, side);
+        lanes.verify(&parts.each_ref().map(Vec::as_slice), proof)
+    }
+
+    fn parts(&self, to: usize, side: Side) -> [Vec<u8>; 2] {
+        let numbers = [self.rank as u64, to as u64, self.lane as u64, side as u64];
+        let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+        [numbers.collect(), self.nonce.to_vec()]
+    }
+}
+
+/// A side of a lane.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Side {
+    Connects,
+    Accepts,
 }
 
 /// The connections of a pair: each kind of traffic has its own, so that none waits for another.
@@ -47,42 +146,25 @@ pub(super) enum Lane {
     Heartbeat,
 }
 
-/// The first message on every connection.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Hello {
-    pub greeting: Greeting,
-    pub purpose: Purpose,
-}
-
-/// Rank 0's answer to a [`Purpose::Join`], and any rank's answer to a connection that it refuses.
+/// The answer of a rank that listens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Reply {
-    /// The addresses on which the ranks accept connections; rank 0's entry is the address that reached it.
-    Table(Vec<SocketAddr>),
+    /// Rank 0's answer to [`Hello::Open`].
+    Challenge { nonce: Nonce, proof: Proof },
+    /// Rank 0's answer to [`Hello::Join`].
+    Table {
+        /// The addresses on which the ranks accept connections; rank 0's entry is the address that reached it.
+        addresses: Vec<SocketAddr>,
+        /// The nonce of this rendezvous.
+        rendezvous: Nonce,
+    },
+    /// The answer to [`Hello::Lane`].
+    Admitted(Proof),
     /// The connection is refused, with the reason.
-    Refused(Refusal),
+    Refused(String),
     /// The rendezvous has failed, because this rank did not connect.
     Missing { rank: usize, reason: String },
-}
-
-/// Why a connection is refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Refusal {
-    pub reason: String,
-    /// Whether the refused rank should try again, because the listener is the outdated side.
-    pub retry: bool,
-}
-
-impl Refusal {
-    pub fn final_because(reason: impl Into<String>) -> Self {
-        Refusal {
-            reason: reason.into(),
-            retry: false,
-        }
-    }
 }
 
 impl Greeting {
@@ -94,45 +176,20 @@ impl Greeting {
                 self.rank, self.world
             ));
         }
-        if self.job_uid.len() > 256 {
-            return Err(format!(
-                "the job uid has {} bytes, more than 256",
-                self.job_uid.len()
-            ));
-        }
         Ok(())
     }
 
-    /// Whether `other` belongs to this rank's world.
-    pub(super) fn admit(&self, other: &Greeting) -> Result<(), Refusal> {
-        if other.job_uid != self.job_uid {
-            return Err(Refusal::final_because(format!(
-                "it belongs to job `{}`, not to `{}`",
-                other.job_uid.escape_debug(),
-                self.job_uid.escape_debug()
-            )));
-        }
-        if other.generation != self.generation {
-            return Err(Refusal {
-                reason: format!(
-                    "it belongs to generation {}, not to {}",
-                    other.generation, self.generation
-                ),
-                retry: other.generation > self.generation,
-            });
-        }
+    /// Whether `other` belongs to this rank's world; the error says why not.
+    pub(super) fn admit(&self, other: &Greeting) -> Result<(), String> {
         if other.world != self.world {
-            return Err(Refusal::final_because(format!(
+            return Err(format!(
                 "it expects a world of {} ranks, not of {}",
                 other.world, self.world
-            )));
+            ));
         }
-        other.validate().map_err(Refusal::final_because)?;
+        other.validate()?;
         if other.rank == self.rank {
-            return Err(Refusal::final_because(format!(
-                "rank {} is already taken",
-                other.rank
-            )));
+            return Err(format!("rank {} is already taken", other.rank));
         }
         Ok(())
     }
@@ -144,7 +201,7 @@ const HEADER: usize = MAGIC.len() + 4;
 /// Longest [`Hello`], in bytes.
 pub(super) const HELLO_LIMIT: usize = 4096;
 
-/// Longest [`Reply`] to a world of this size, in bytes.
+/// Longest [`Reply`] to a world of this size, in bytes. An address takes at most 80.
 pub(super) fn reply_limit(world: usize) -> usize {
     HELLO_LIMIT + 80 * world
 }
@@ -233,56 +290,74 @@ mod tests {
 
     use super::*;
 
-    fn greeting() -> Greeting {
-        Greeting {
-            job_uid: "job".into(),
-            generation: 4,
-            rank: 0,
-            world: 3,
-        }
-    }
-
     #[test]
     fn only_ranks_of_the_same_world_are_admitted() {
-        let own = greeting();
-        let other = |change: fn(&mut Greeting)| {
-            let mut other = Greeting {
-                rank: 1,
-                ..greeting()
-            };
-            change(&mut other);
-            own.admit(&other)
+        let own = Greeting { rank: 0, world: 3 };
+        let admitted = |rank, world| own.admit(&Greeting { rank, world });
+        assert_eq!(admitted(1, 3), Ok(()));
+        let refused = [admitted(1, 2), admitted(3, 3), admitted(0, 3)].map(Result::unwrap_err);
+        assert_eq!(
+            refused,
+            [
+                "it expects a world of 2 ranks, not of 3",
+                "rank 3 is not below the world size 3",
+                "rank 0 is already taken",
+            ]
+        );
+    }
+
+    /// A proof holds for one message, one pair of nonces, one pair of ranks and one side only.
+    #[test]
+    fn no_proof_serves_for_something_else() {
+        let key = Key::random().unwrap();
+        let [guest, host, other] = [[1; 32], [2; 32], [3; 32]];
+        let nonces = Nonces { guest, host };
+        let listen = ([127, 0, 0, 1], 1).into();
+        let join = |rank| Join {
+            greeting: Greeting { rank, world: 3 },
+            listen,
         };
-        assert_eq!(other(|_| {}), Ok(()));
-        let refused = |change| {
-            let refusal: Refusal = other(change).unwrap_err();
-            (refusal.reason, refusal.retry)
+        let Hello::Join { join: said, proof } = join(1).proven(&key, &nonces).unwrap() else {
+            unreachable!()
         };
-        let cases = [
-            refused(|it| it.job_uid = "other".into()),
-            refused(|it| it.generation = 3),
-            refused(|it| it.generation = 5),
-            refused(|it| it.world = 2),
-            refused(|it| it.rank = 3),
-            refused(|it| it.rank = 0),
-        ];
-        let expected = [
-            ("it belongs to job `other`, not to `job`", false),
-            ("it belongs to generation 3, not to 4", false),
-            ("it belongs to generation 5, not to 4", true),
-            ("it expects a world of 2 ranks, not of 3", false),
-            ("rank 3 is not below the world size 3", false),
-            ("rank 0 is already taken", false),
-        ];
-        for ((reason, retry), (words, again)) in cases.iter().zip(expected) {
-            assert_eq!((reason.as_str(), *retry), (words, again));
+        assert!(said.is_proven(&key, &nonces, &proof));
+        assert!(!join(2).is_proven(&key, &nonces, &proof));
+        for others in [Nonces { guest: other, host }, Nonces { guest, host: other }] {
+            assert!(!said.is_proven(&key, &others, &proof));
+            assert!(!others.are_of_host(&key, &nonces.of_host(&key)));
+        }
+        assert!(nonces.are_of_host(&key, &nonces.of_host(&key)));
+
+        let lanes = lane_key(&key, &other);
+        let lane = LaneOf {
+            rank: 2,
+            lane: Lane::Data,
+            nonce: guest,
+        };
+        let proof = lane.proof(&lanes, 1, Side::Connects);
+        assert!(lane.is_proven(&lanes, 1, Side::Connects, &proof));
+        assert!(!lane.is_proven(&lanes, 1, Side::Accepts, &proof));
+        assert!(!lane.is_proven(&lanes, 0, Side::Connects, &proof));
+        assert!(!lane.is_proven(&lane_key(&key, &host), 1, Side::Connects, &proof));
+        for changed in [
+            LaneOf { rank: 3, ..lane },
+            LaneOf {
+                lane: Lane::Heartbeat,
+                ..lane
+            },
+            LaneOf {
+                nonce: host,
+                ..lane
+            },
+        ] {
+            assert!(!changed.is_proven(&lanes, 1, Side::Connects, &proof));
         }
     }
 
     proptest! {
         #[test]
         fn a_hello_survives_any_fragmentation(cut in 0usize..200) {
-            let hello = Hello { greeting: greeting(), purpose: Purpose::Lane(Lane::Data) };
+            let hello = Hello::Open { nonce: [7; 32] };
             let mut bytes = encode(&hello).unwrap();
             let whole = bytes.len();
             bytes.extend_from_slice(b"traffic");

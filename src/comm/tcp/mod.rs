@@ -39,6 +39,7 @@ use self::message::{MESSAGE_LIMIT, Messages};
 use self::vector::{Scratch, Transfer};
 use self::wire::drive;
 use super::{Collective, CommError, Ended, Notify, Operation, Pending};
+use crate::util::key::Key;
 use crate::util::lock::lock;
 
 #[cfg(target_endian = "big")]
@@ -53,6 +54,8 @@ pub struct TcpOptions {
     pub master_port: u16,
     /// The identity of this rank.
     pub greeting: Greeting,
+    /// The secret of the generation's ranks.
+    pub key: Key,
     /// Interface to listen on. By default rank 0 listens on the master address, and every other rank on the
     /// interface that reaches rank 0.
     pub bind: Option<IpAddr>,
@@ -75,11 +78,17 @@ pub struct TcpOptions {
 impl TcpOptions {
     /// The defaults: 60 s for the rendezvous, a heartbeat every 0.5 s, a rank is lost after 3 s and named
     /// after 30 s on standard error.
-    pub fn new(master_address: impl Into<String>, master_port: u16, greeting: Greeting) -> Self {
+    pub fn new(
+        master_address: impl Into<String>,
+        master_port: u16,
+        greeting: Greeting,
+        key: Key,
+    ) -> Self {
         TcpOptions {
             master_address: master_address.into(),
             master_port,
             greeting,
+            key,
             bind: None,
             timeout: Duration::from_secs(60),
             heartbeat_interval: Duration::from_millis(500),

@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::TcpOptions;
 use super::acceptor::{Acceptor, Arrival};
-use super::greeting::{Hello, Intake, Lane, Purpose, Refusal, Reply, encode, reply_limit};
+use super::greeting::{
+    Hello, Intake, Join, Lane, LaneOf, Nonces, Reply, Side, encode, lane_key, reply_limit,
+};
 use super::same_host::unix_where_shared;
 use super::stream::Stream;
 use super::wire::peers;
 use crate::comm::CommError;
+use crate::util::key::{Key, nonce};
 
 /// Connections to every peer, indexed by rank (`None` at this rank's index).
 #[derive(Debug)]
@@ -42,6 +45,8 @@ impl PartialMesh {
 
 /// A rank that cannot reach rank 0 for this long reports it once and keeps trying.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
+/// Time within which rank 0 must prove that it has the key. It may be computing, but not for this long.
+const CHALLENGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 const LANES: [Lane; 3] = [Lane::Data, Lane::Exchange, Lane::Heartbeat];
 
@@ -86,7 +91,7 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
     let here = listener
         .local_addr()
         .map_err(|error| rendezvous(format!("cannot listen: {error}")))?;
-    let mut acceptor = Acceptor::new(listener, own.clone(), options.notify.clone())?;
+    let mut acceptor = acceptor(options, listener)?;
     let mut joined: BTreeMap<usize, (TcpStream, SocketAddr)> = BTreeMap::new();
     while joined.len() + 1 < own.world {
         let watched: Vec<_> = joined
@@ -94,24 +99,19 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
             .map(|(&rank, (stream, _))| (rank, stream))
             .collect();
         match acceptor.next(deadline, &watched)? {
-            Arrival::Rank(stream, hello) => {
-                let rank = hello.greeting.rank;
-                let Purpose::Join { listen } = hello.purpose else {
-                    acceptor.refuse(
-                        stream,
-                        Refusal::final_because("the table of addresses is not sent yet"),
-                    );
-                    continue;
-                };
+            Arrival::Join(stream, join) => {
+                let rank = join.greeting.rank;
                 if let Some((_, first)) = joined.get(&rank) {
                     let reason = format!("rank {rank} has already joined from {first}");
-                    acceptor.refuse(stream, Refusal::final_because(reason));
+                    acceptor.refuse(stream, reason);
                     continue;
                 }
                 if stream.set_nonblocking(false).is_ok() {
-                    joined.insert(rank, (stream, listen));
+                    joined.insert(rank, (stream, join.listen));
                 }
             }
+            // No rank has the key for lanes yet.
+            Arrival::Lane(..) => {}
             Arrival::Ended(rank) => {
                 joined.remove(&rank);
                 (options.notify)(&format!("rank {rank} left before all ranks had joined"));
@@ -138,14 +138,25 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
     }
     let mut table = vec![here];
     table.extend(joined.values().map(|(_, listen)| *listen));
+    let session = nonce().map_err(|error| rendezvous(error.to_string()))?;
+    let reply = Reply::Table {
+        addresses: table.clone(),
+        rendezvous: session,
+    };
     for (rank, (stream, _)) in &joined {
-        say(stream, &Reply::Table(table.clone())).map_err(|error| left_early(*rank, &error))?;
+        say(stream, &reply).map_err(|error| left_early(*rank, &error))?;
     }
     let watched: Vec<_> = joined
         .iter()
         .map(|(&rank, (stream, _))| (rank, stream))
         .collect();
-    mesh(options, acceptor, &table, &watched, deadline)
+    let lanes = lane_key(&options.key, &session);
+    mesh(options, acceptor, &lanes, &table, &watched, deadline)
+}
+
+fn acceptor(options: &TcpOptions, listener: TcpListener) -> Result<Acceptor, CommError> {
+    let own = options.greeting.clone();
+    Acceptor::new(listener, own, options.key.clone(), options.notify.clone())
 }
 
 /// Every other rank: asks rank 0 for the table, repeatedly until it answers.
@@ -156,9 +167,15 @@ fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
     let (since, mut reported) = (Instant::now(), false);
     loop {
         let why = match join(options, deadline) {
-            Ok((master, listener, table)) => {
-                let acceptor = Acceptor::new(listener, own.clone(), options.notify.clone())?;
-                return mesh(options, acceptor, &table, &[(0, &master)], deadline);
+            Ok(Joined {
+                master,
+                listener,
+                table,
+                lanes,
+            }) => {
+                let acceptor = acceptor(options, listener)?;
+                let watched = [(0, &master)];
+                return mesh(options, acceptor, &lanes, &table, &watched, deadline);
             }
             Err(Joining::Refused(reason)) => {
                 return Err(rendezvous(format!(
@@ -190,7 +207,7 @@ fn guest(options: &TcpOptions, deadline: Instant) -> Result<Mesh, CommError> {
 
 /// Why one attempt to join failed.
 enum Joining {
-    /// Rank 0 may not listen yet.
+    /// Rank 0 may not listen yet, or a rank of another generation still does.
     NotYet(String),
     /// A refusal that is final.
     Refused(String),
@@ -204,7 +221,13 @@ impl From<io::Error> for Joining {
     }
 }
 
-type Joined = (TcpStream, TcpListener, Vec<SocketAddr>);
+/// What a rank has once rank 0 has sent the table of addresses.
+struct Joined {
+    master: TcpStream,
+    listener: TcpListener,
+    table: Vec<SocketAddr>,
+    lanes: Key,
+}
 
 fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
     let own = &options.greeting;
@@ -230,87 +253,122 @@ fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
     if address.ip().is_unspecified() {
         address.set_ip(towards_master);
     }
-    let hello = Hello {
+    let nonces = challenge(options, &master, deadline)?;
+    let join = Join {
         greeting: own.clone(),
-        purpose: Purpose::Join { listen: address },
+        listen: address,
     };
-    say(&master, &hello)?;
-    let mut intake = Intake::new(reply_limit(own.world));
-    master.set_read_timeout(Some(left(deadline)))?;
-    match intake.read::<Reply>(&master) {
-        Ok(Some(Reply::Table(mut table))) if table.len() == own.world => {
+    say(&master, &join.proven(&options.key, &nonces)?)?;
+    match hear(&master, own.world, deadline)? {
+        Some(Reply::Table {
+            addresses: mut table,
+            rendezvous,
+        }) if table.len() == own.world => {
             table[0] = master.peer_addr()?;
-            Ok((master, listener, table))
+            Ok(Joined {
+                master,
+                listener,
+                table,
+                lanes: lane_key(&options.key, &rendezvous),
+            })
         }
-        Ok(Some(Reply::Table(table))) => Err(Joining::Refused(format!(
-            "it handed out {} addresses for {} ranks",
-            table.len(),
-            own.world
-        ))),
-        Ok(Some(Reply::Refused(refusal))) if refusal.retry => Err(Joining::NotYet(refusal.reason)),
-        Ok(Some(Reply::Refused(refusal))) => Err(Joining::Refused(refusal.reason)),
-        Ok(Some(Reply::Missing { rank, reason })) => Err(Joining::Missing { rank, reason }),
-        Ok(None) => Err(Joining::NotYet("rank 0 still waits for other ranks".into())),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(Joining::Refused(format!(
-            "the process that listens there is not rank 0 ({error})"
-        ))),
-        Err(error) => Err(error.into()),
+        Some(Reply::Refused(reason)) => Err(Joining::Refused(reason)),
+        Some(Reply::Missing { rank, reason }) => Err(Joining::Missing { rank, reason }),
+        Some(_) => Err(Joining::Refused("its answer is not that of rank 0".into())),
+        None => Err(Joining::NotYet("rank 0 still waits for other ranks".into())),
     }
+}
+
+/// Has the process that listens prove that it has the key.
+fn challenge(
+    options: &TcpOptions,
+    master: &TcpStream,
+    deadline: Instant,
+) -> Result<Nonces, Joining> {
+    let guest = nonce()?;
+    say(master, &Hello::Open { nonce: guest })?;
+    let patience = deadline.min(Instant::now() + CHALLENGE_TIMEOUT);
+    let stranger =
+        "the process that listens there does not prove that it has the key of this generation";
+    match hear(master, options.greeting.world, patience)? {
+        Some(Reply::Challenge { nonce: host, proof }) => {
+            let nonces = Nonces { guest, host };
+            let proven = nonces.are_of_host(&options.key, &proof);
+            proven
+                .then_some(nonces)
+                .ok_or_else(|| Joining::NotYet(stranger.into()))
+        }
+        Some(Reply::Refused(reason)) => Err(Joining::NotYet(reason)),
+        _ => Err(Joining::NotYet(stranger.into())),
+    }
+}
+
+/// The next message of a rank that listens; `None` if it does not come in time.
+fn hear(stream: &TcpStream, world: usize, deadline: Instant) -> io::Result<Option<Reply>> {
+    stream.set_read_timeout(Some(left(deadline)))?;
+    Intake::new(reply_limit(world)).read(stream)
 }
 
 /// Connects to every lower rank, admits every higher one, and waits until all ranks have done so.
 fn mesh(
     options: &TcpOptions,
     mut acceptor: Acceptor,
+    lanes: &Key,
     table: &[SocketAddr],
     watched: &[(usize, &TcpStream)],
     deadline: Instant,
 ) -> Result<Mesh, CommError> {
     let own = &options.greeting;
+    acceptor.admit_lanes(lanes.clone());
     let empty = || (0..own.world).map(|_| None).collect();
     let mut mesh = PartialMesh {
         data: empty(),
         exchange: empty(),
         heartbeat: empty(),
     };
+    // The peers' proofs are read once this rank has admitted its own peers, so that no rank waits for another.
+    let mut asked = Vec::new();
     for (peer, address) in table.iter().enumerate().take(own.rank) {
         for lane in LANES {
-            let stream = TcpStream::connect_timeout(address, left(deadline))
-                .and_then(|stream| {
-                    let hello = Hello {
-                        greeting: own.clone(),
-                        purpose: Purpose::Lane(lane),
-                    };
-                    say(&stream, &hello)?;
-                    Ok(stream)
-                })
-                .map_err(|error| CommError::PeerLost {
-                    rank: peer,
-                    reason: format!("it cannot be reached at {address}: {error}"),
-                })?;
+            let connect = || {
+                let stream = TcpStream::connect_timeout(address, left(deadline))?;
+                let lane = LaneOf {
+                    rank: own.rank,
+                    lane,
+                    nonce: nonce()?,
+                };
+                let proof = lane.proof(lanes, peer, Side::Connects);
+                say(&stream, &Hello::Lane { lane, proof })?;
+                Ok((stream, lane))
+            };
+            let (stream, of) = connect().map_err(|error: io::Error| CommError::PeerLost {
+                rank: peer,
+                reason: format!("it cannot be reached at {address}: {error}"),
+            })?;
             mesh.lane(lane)[peer] = Some(stream);
+            asked.push((peer, of));
         }
     }
     let mut expected = LANES.len() * (own.world - 1 - own.rank);
     while expected > 0 {
         match acceptor.next(deadline, watched)? {
-            Arrival::Rank(stream, hello) => {
-                let peer = hello.greeting.rank;
-                let place = match hello.purpose {
-                    Purpose::Lane(lane) if peer > own.rank => &mut mesh.lane(lane)[peer],
-                    _ => {
-                        let reason = format!("rank {peer} has already joined");
-                        acceptor.refuse(stream, Refusal::final_because(reason));
-                        continue;
-                    }
-                };
-                if place.is_some() {
-                    let reason = format!("rank {peer} has already connected");
-                    acceptor.refuse(stream, Refusal::final_because(reason));
+            Arrival::Lane(stream, of) => {
+                let place = mesh.lane(of.lane).get_mut(of.rank);
+                let Some(place) = place.filter(|place| of.rank > own.rank && place.is_none())
+                else {
+                    let reason = format!("rank {} has already connected", of.rank);
+                    acceptor.refuse(stream, reason);
                     continue;
-                }
+                };
+                let proof = of.proof(lanes, own.rank, Side::Accepts);
+                say(&stream, &Reply::Admitted(proof))
+                    .map_err(|error| left_early(of.rank, &error))?;
                 *place = Some(stream);
                 expected -= 1;
+            }
+            Arrival::Join(stream, join) => {
+                let reason = format!("rank {} has already joined", join.greeting.rank);
+                acceptor.refuse(stream, reason);
             }
             Arrival::Ended(rank) => {
                 return Err(left_early(rank, &"connection closed"));
@@ -333,6 +391,12 @@ fn mesh(
             }
         }
     }
+    for (peer, of) in asked {
+        let stream = mesh.lane(of.lane)[peer].as_ref();
+        stream.map_or(Ok(()), |stream| {
+            admitted(stream, &of, lanes, peer, deadline).map_err(|error| left_early(peer, &error))
+        })?;
+    }
     for stream in [&mesh.data, &mesh.exchange, &mesh.heartbeat]
         .into_iter()
         .flatten()
@@ -351,6 +415,23 @@ fn mesh(
         exchange: mesh.exchange,
         heartbeat: mesh.heartbeat,
     })
+}
+
+/// Waits until a peer has admitted a lane and proven that it has the key.
+fn admitted(
+    stream: &TcpStream,
+    lane: &LaneOf,
+    lanes: &Key,
+    peer: usize,
+    deadline: Instant,
+) -> io::Result<()> {
+    match hear(stream, 0, deadline)? {
+        Some(Reply::Admitted(proof)) if lane.is_proven(lanes, peer, Side::Accepts, &proof) => {
+            Ok(())
+        }
+        Some(Reply::Refused(reason)) => Err(io::Error::other(reason)),
+        _ => Err(io::Error::other("it does not prove that it has the key")),
+    }
 }
 
 /// Exchanges one byte with every peer. From here on, silence of a peer counts against it.

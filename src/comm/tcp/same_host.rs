@@ -5,7 +5,6 @@
 //! socket must show the token. The TCP connection stays in use where this fails (one address for several
 //! network namespaces) or is not wanted.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
@@ -14,12 +13,10 @@ use std::time::Duration;
 
 use super::stream::Stream;
 use super::wire::peers;
-
-/// A random number that a stranger cannot guess.
-type Secret = [u8; 16];
+use crate::util::key::{Nonce, hex, nonce};
 
 /// Bytes of an offer by the lower rank of a pair: the socket's name and the token, or zeros.
-const OFFER: usize = 2 * size_of::<Secret>();
+const OFFER: usize = 2 * size_of::<Nonce>();
 const NO_OFFER: [u8; OFFER] = [0; OFFER];
 
 /// Replaces the TCP connections to ranks of this host where both ends want that. Every rank of the world
@@ -75,7 +72,7 @@ fn on_this_host(stream: &TcpStream) -> bool {
 fn answer(mut stream: &TcpStream, wanted: bool) -> io::Result<Option<UnixStream>> {
     let mut offer = NO_OFFER;
     stream.read_exact(&mut offer)?;
-    let (name, token) = offer.split_at(size_of::<Secret>());
+    let (name, token) = offer.split_at(size_of::<Nonce>());
     let unix = (wanted && offer != NO_OFFER)
         .then(|| take_up(name, token).ok())
         .flatten();
@@ -92,16 +89,13 @@ fn take_up(name: &[u8], token: &[u8]) -> io::Result<UnixStream> {
 /// A listening socket for one rank.
 struct Offer {
     listener: UnixListener,
-    name: Secret,
-    token: Secret,
+    name: Nonce,
+    token: Nonce,
 }
 
 impl Offer {
     fn new() -> io::Result<Offer> {
-        let (mut name, mut token) = (Secret::default(), Secret::default());
-        let mut random = File::open("/dev/urandom")?;
-        random.read_exact(&mut name)?;
-        random.read_exact(&mut token)?;
+        let (name, token) = (nonce()?, nonce()?);
         let listener = UnixListener::bind_addr(&address(&name)?)?;
         listener.set_nonblocking(true)?;
         Ok(Offer {
@@ -113,7 +107,7 @@ impl Offer {
 
     fn bytes(&self) -> [u8; OFFER] {
         let mut bytes = NO_OFFER;
-        let (name, token) = bytes.split_at_mut(size_of::<Secret>());
+        let (name, token) = bytes.split_at_mut(size_of::<Nonce>());
         name.copy_from_slice(&self.name);
         token.copy_from_slice(&self.token);
         bytes
@@ -125,7 +119,7 @@ impl Offer {
         loop {
             let (mut stream, _) = self.listener.accept()?;
             stream.set_nonblocking(true)?;
-            let mut shown = Secret::default();
+            let mut shown = Nonce::default();
             if stream.read_exact(&mut shown).is_ok() && shown == self.token {
                 return Ok(stream);
             }
@@ -135,11 +129,7 @@ impl Offer {
 
 /// An address in the abstract namespace: it has no file and disappears with its socket.
 fn address(name: &[u8]) -> io::Result<SocketAddr> {
-    let mut readable = "evenkeel-".to_owned();
-    for byte in name {
-        readable += &format!("{byte:02x}");
-    }
-    SocketAddr::from_abstract_name(readable)
+    SocketAddr::from_abstract_name(format!("evenkeel-{}", hex(name)))
 }
 
 #[cfg(test)]
@@ -157,7 +147,7 @@ mod tests {
     #[test]
     fn a_connection_without_the_token_is_refused() {
         let offer = Offer::new().unwrap();
-        let mut stranger = take_up(&offer.name, &[7; 16]).unwrap();
+        let mut stranger = take_up(&offer.name, &[7; 32]).unwrap();
         let mut invited = take_up(&offer.name, &offer.token).unwrap();
         let mut accepted = offer.accept().unwrap();
         accepted.write_all(b"welcome").unwrap();

@@ -5,6 +5,7 @@ mod access;
 mod network;
 mod overlay;
 mod pod;
+mod secret;
 
 use std::collections::BTreeMap;
 
@@ -14,11 +15,14 @@ use kube::{Resource, ResourceExt};
 pub use access::{role, role_binding, service_account};
 pub use network::{network_policy, service};
 pub use pod::{is_outdated, pod, resource_request, run_directory};
+pub use secret::secret;
 
 use crate::api::TrainingJob;
 
 /// HTTP port of the agents.
 pub use crate::lifecycle::event_log::AGENT_PORT;
+/// HTTP port of the agents for health and metrics, which need no key.
+pub const METRICS_PORT: u16 = 8472;
 /// Rank 0 of generation N listens on this port plus N modulo [`MASTER_PORTS`], so a generation never
 /// waits for the port of the previous one.
 pub const MASTER_PORT: u16 = 29500;
@@ -109,6 +113,7 @@ mod tests {
             yaml(&pod(&job, slot, None).unwrap()),
             yaml(&service(&job)),
             yaml(&network_policy(&job, "evenkeel-system")),
+            yaml(&secret(&job, &"0".repeat(64).parse().unwrap())),
             yaml(&service_account(&job)),
             yaml(&role(&job)),
             yaml(&role_binding(&job)),

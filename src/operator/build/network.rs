@@ -8,7 +8,7 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{AGENT_PORT, companion, metadata, selector};
+use super::{AGENT_PORT, METRICS_PORT, companion, metadata, selector};
 use crate::api::TrainingJob;
 
 /// Headless Service: gives each pod a DNS name, also before it is ready.
@@ -31,9 +31,9 @@ pub fn service(job: &TrainingJob) -> Service {
 }
 
 /// Restricts ingress only. The job's pods may connect on every port. On the agents' port the controller may
-/// connect, and pods with the label `evenkeel.dev/scrape` in the job's namespace or in a namespace with that
-/// label: only an administrator labels namespaces, while any tenant labels pods. Egress is open, since closing
-/// it breaks DNS, model hubs and storage.
+/// connect. On the port for metrics, pods with the label `evenkeel.dev/scrape` may, in the job's namespace or in a
+/// namespace with that label: only an administrator labels namespaces, while any tenant labels pods. Egress is
+/// open, since closing it breaks DNS, model hubs and storage.
 ///
 /// `controller`: the controller's namespace.
 pub fn network_policy(job: &TrainingJob, controller: &str) -> NetworkPolicy {
@@ -55,10 +55,12 @@ pub fn network_policy(job: &TrainingJob, controller: &str) -> NetworkPolicy {
         }),
         ..NetworkPolicyPeer::default()
     };
-    let agent = NetworkPolicyPort {
-        port: Some(IntOrString::Int(AGENT_PORT.into())),
-        protocol: Some("TCP".into()),
-        ..NetworkPolicyPort::default()
+    let port = |number: u16| {
+        Some(vec![NetworkPolicyPort {
+            port: Some(IntOrString::Int(number.into())),
+            protocol: Some("TCP".into()),
+            ..NetworkPolicyPort::default()
+        }])
     };
     NetworkPolicy {
         metadata: metadata(job, companion(job)),
@@ -74,12 +76,15 @@ pub fn network_policy(job: &TrainingJob, controller: &str) -> NetworkPolicy {
                     ..NetworkPolicyIngressRule::default()
                 },
                 NetworkPolicyIngressRule {
+                    from: Some(vec![peer(
+                        labelled("kubernetes.io/metadata.name", controller),
+                        "app.kubernetes.io/name",
+                        "evenkeel-controller",
+                    )]),
+                    ports: port(AGENT_PORT),
+                },
+                NetworkPolicyIngressRule {
                     from: Some(vec![
-                        peer(
-                            labelled("kubernetes.io/metadata.name", controller),
-                            "app.kubernetes.io/name",
-                            "evenkeel-controller",
-                        ),
                         peer(None, "evenkeel.dev/scrape", "true"),
                         peer(
                             labelled("evenkeel.dev/scrape", "true"),
@@ -87,7 +92,7 @@ pub fn network_policy(job: &TrainingJob, controller: &str) -> NetworkPolicy {
                             "true",
                         ),
                     ]),
-                    ports: Some(vec![agent]),
+                    ports: port(METRICS_PORT),
                 },
             ]),
             ..NetworkPolicySpec::default()

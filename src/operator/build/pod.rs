@@ -9,11 +9,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay};
+use super::{
+    AGENT_PORT, JOB_LABEL, METRICS_PORT, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay,
+};
 use crate::api::TrainingJob;
 use crate::api::status::Slot;
 use crate::inventory::kubernetes::ResourceRequest;
+use crate::lifecycle::authentication;
 
+/// Where pods have the job's key.
+const KEY_MOUNT: &str = "/run/evenkeel";
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
 /// Termination time for the agent, in addition to the ranks' time to commit.
@@ -120,6 +125,9 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
         json!({"name": "shm", "mountPath": "/dev/shm"}),
         json!({"name": "tmp", "mountPath": "/tmp"}),
     ];
+    let key = authentication::secret_name(&job.uid().unwrap_or_default());
+    volumes.push(json!({"name": "key", "secret": {"secretName": key}}));
+    mounts.push(json!({"name": "key", "mountPath": KEY_MOUNT, "readOnly": true}));
     if let Some(claim) = &job.spec.checkpoint.claim {
         volumes.push(json!({
             "name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}
@@ -154,7 +162,10 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
             "command": ["evenkeel", "agent"],
             "args": ["--run", run_directory(job), "--devices", job.spec.gpus_per_node.to_string()],
             "env": environment(job),
-            "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
+            "ports": [
+                {"name": "agent", "containerPort": AGENT_PORT},
+                {"name": "metrics", "containerPort": METRICS_PORT},
+            ],
             "resources": {"limits": devices},
             "securityContext": {
                 "allowPrivilegeEscalation": false,
@@ -162,11 +173,11 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
             },
             "volumeMounts": mounts,
             "startupProbe": {
-                "httpGet": {"path": "/healthz", "port": "agent"},
+                "httpGet": {"path": "/healthz", "port": "metrics"},
                 "periodSeconds": 1, "failureThreshold": 60,
             },
             "livenessProbe": {
-                "httpGet": {"path": "/healthz", "port": "agent"},
+                "httpGet": {"path": "/healthz", "port": "metrics"},
                 "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5,
             },
         }],
@@ -193,6 +204,8 @@ fn environment(job: &TrainingJob) -> Vec<Value> {
         json!({"name": "EVENKEEL_JOB", "value": job.name_any()}),
         json!({"name": "EVENKEEL_JOB_UID", "value": job.uid().unwrap_or_default()}),
         json!({"name": "EVENKEEL_PORT", "value": AGENT_PORT.to_string()}),
+        json!({"name": "EVENKEEL_METRICS_PORT", "value": METRICS_PORT.to_string()}),
+        json!({"name": "EVENKEEL_KEY_FILE", "value": format!("{KEY_MOUNT}/{}", authentication::KEY_FILE)}),
         json!({"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}),
         json!({"name": "TORCH_NCCL_ASYNC_ERROR_HANDLING", "value": "1"}),
         // NVML and `nvidia-smi` beside CUDA.

@@ -18,6 +18,7 @@ use crate::operator::agents::Agents;
 use crate::operator::context::Context;
 use crate::operator::ownership::MANAGER;
 use crate::operator::stores::Stores;
+use crate::util::key::Key;
 use crate::util::lock::lock;
 
 /// Objects by path, with resource versions, and the requests so far.
@@ -43,12 +44,14 @@ impl ApiServer {
     pub fn context_with(self: &Arc<Self>, stores: Arc<Stores>) -> Arc<Context> {
         let client = self.client();
         let (wake, _) = unbounded_channel();
+        let key: Key = "0".repeat(64).parse().unwrap();
         Arc::new(Context {
             recorder: Recorder::new(client.clone(), MANAGER.into()),
             metrics: Default::default(),
             namespace: "system".into(),
             image: None,
-            agents: Agents::new(wake),
+            agents: Agents::new(wake, key.clone()),
+            key,
             stores,
             known: reflector::store().0,
             client,

@@ -12,18 +12,18 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The key of the tests' worlds.
+fn key() -> Key {
+    "7".repeat(64).parse().unwrap()
+}
+
 /// Options for a rank of a test's world, and a bound listener for rank 0.
 fn options(world: usize) -> (TcpListener, Vec<TcpOptions>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let options = (0..world).map(|rank| {
-        let greeting = Greeting {
-            job_uid: "test".into(),
-            generation: 1,
-            rank,
-            world,
-        };
-        TcpOptions::new("127.0.0.1", port, greeting)
+        let greeting = Greeting { rank, world };
+        TcpOptions::new("127.0.0.1", port, greeting, key())
     });
     (listener, options.collect())
 }

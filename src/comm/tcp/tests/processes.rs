@@ -25,13 +25,8 @@ fn rank() {
     let &[rank, world, port] = numbers.as_slice() else {
         panic!("three numbers, not {role}");
     };
-    let greeting = Greeting {
-        job_uid: "test".into(),
-        generation: 1,
-        rank,
-        world,
-    };
-    let mut options = TcpOptions::new("127.0.0.1", port as u16, greeting);
+    let greeting = Greeting { rank, world };
+    let mut options = TcpOptions::new("127.0.0.1", port as u16, greeting, key());
     options.heartbeat_interval = Duration::from_millis(200);
     options.heartbeat_timeout = Duration::from_secs(2);
     let collective = if rank == 0 {

@@ -3,7 +3,11 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use super::super::greeting::{
+    Hello, Intake, Join, Lane, LaneOf, Nonces, Reply, Side, encode, reply_limit,
+};
 use super::*;
+use crate::util::key::nonce;
 
 /// A world of two without rank 1. `visit` receives rank 1's port and options before rank 1 connects. Returns
 /// rank 0's notices.
@@ -70,7 +74,7 @@ fn strangers_are_refused_and_do_not_disturb_the_rendezvous() {
         [
             "it is not a rank of Evenkeel: it began with `GET / HTTP/1`",
             "it announced a message of 4294967295 bytes, more than 4096",
-            "its greeting is malformed: missing field `greeting` at line 1 column 2",
+            "its greeting is malformed: expected value at line 1 column 2",
         ]
     );
 }
@@ -106,36 +110,114 @@ fn the_oldest_of_too_many_silent_connections_is_closed() {
 fn ranks_of_another_world_are_refused_with_the_reason() {
     let mut errors = Vec::new();
     let notices = with_visitor(|_, options| {
-        errors.push(refused(options, |it| it.greeting.job_uid = "other".into()));
-        errors.push(refused(options, |it| it.greeting.generation = 0));
         errors.push(refused(options, |it| it.greeting.world = 3));
         errors.push(refused(options, |it| {
-            it.greeting.generation = 2;
+            it.key = Key::random().unwrap();
             it.timeout = Duration::from_millis(300);
         }));
     });
-    let reasons = [
-        "it belongs to job `other`, not to `test`",
-        "it belongs to generation 0, not to 1",
-        "it expects a world of 3 ranks, not of 2",
-    ];
-    assert_eq!(without_port(&notices)[..3], reasons);
-    for (error, reason) in errors.iter().zip(reasons) {
-        assert!(
-            error.starts_with("rendezvous failed: rank 0 at 127.0.0.1:"),
-            "{error}"
-        );
-        assert!(
-            error.ends_with(&format!("refuses this rank: {reason}")),
-            "{error}"
-        );
-    }
-    // An outdated listener may go away, so the rank of the newer generation keeps trying.
+    let reason = "it expects a world of 3 ranks, not of 2";
+    // The rank with another key says nothing, since rank 0 does not prove that it has it.
+    assert_eq!(without_port(&notices), [reason]);
     assert!(
-        errors[3].contains("within 300ms (it belongs to generation 2, not to 1)"),
+        errors[0].starts_with("rendezvous failed: rank 0 at 127.0.0.1:"),
         "{}",
-        errors[3]
+        errors[0]
     );
+    let end = format!("refuses this rank: {reason}");
+    assert!(errors[0].ends_with(&end), "{}", errors[0]);
+    // A rank of another generation may be listening and go away, so the rank keeps trying.
+    let other = "within 300ms (the process that listens there does not prove that it has the key of this generation)";
+    assert!(errors[1].contains(other), "{}", errors[1]);
+}
+
+/// Sends a message to a rank that listens; returns its answer.
+fn ask(stream: &mut TcpStream, hello: &Hello) -> Reply {
+    stream.write_all(&encode(hello).unwrap()).unwrap();
+    let answer = Intake::new(reply_limit(2)).read(&*stream);
+    answer.unwrap().unwrap()
+}
+
+fn opened(port: u16) -> (TcpStream, Nonces) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let guest = nonce().unwrap();
+    match ask(&mut stream, &Hello::Open { nonce: guest }) {
+        Reply::Challenge { nonce: host, proof } => {
+            let nonces = Nonces { guest, host };
+            assert!(nonces.are_of_host(&key(), &proof));
+            (stream, nonces)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn join_of_rank_1() -> Join {
+    Join {
+        greeting: Greeting { rank: 1, world: 2 },
+        listen: ([127, 0, 0, 1], 1).into(),
+    }
+}
+
+#[test]
+fn a_stranger_without_the_key_takes_no_rank() {
+    let mut answers = Vec::new();
+    let notices = with_visitor(|port, _| {
+        // It knows the protocol and everything about the world, and has another key.
+        let (mut stream, nonces) = opened(port);
+        let wrong = join_of_rank_1().proven(&Key::random().unwrap(), &nonces);
+        answers.push(ask(&mut stream, &wrong.unwrap()));
+        // It repeats a proof that it has seen on another connection.
+        let seen = join_of_rank_1().proven(&key(), &nonces).unwrap();
+        let (mut stream, _) = opened(port);
+        answers.push(ask(&mut stream, &seen));
+        // It leaves out the challenge.
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        answers.push(ask(&mut stream, &seen));
+        // It asks for a lane before there are any.
+        let lane = LaneOf {
+            rank: 1,
+            lane: Lane::Data,
+            nonce: nonces.guest,
+        };
+        let proof = lane.proof(&key(), 0, Side::Connects);
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        answers.push(ask(&mut stream, &Hello::Lane { lane, proof }));
+    });
+    let reason = "it does not prove that it has the key of this generation";
+    assert_eq!(answers, vec![Reply::Refused(reason.into()); 4]);
+    assert_eq!(without_port(&notices), [reason; 4]);
+}
+
+#[test]
+fn a_rank_says_nothing_to_a_stranger_that_listens_as_rank_0() {
+    let (listener, mut options) = options(2);
+    options[1].timeout = Duration::from_secs(1);
+    thread::scope(|scope| {
+        let heard = scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let hello: Hello = Intake::new(4096).read(&stream).unwrap().unwrap();
+            let Hello::Open { nonce: guest } = hello else {
+                panic!("{hello:?}");
+            };
+            let host = nonce().unwrap();
+            let proof = Nonces { guest, host }.of_host(&Key::random().unwrap());
+            let challenge = encode(&Reply::Challenge { nonce: host, proof });
+            stream.write_all(&challenge.unwrap()).unwrap();
+            let mut rest = Vec::new();
+            stream.read_to_end(&mut rest).unwrap();
+            rest
+        });
+        let error = connect(&options[1]).err().unwrap().to_string();
+        assert!(
+            error.contains("does not prove that it has the key"),
+            "{error}"
+        );
+        assert_eq!(
+            heard.join().unwrap(),
+            b"",
+            "it says nothing after the challenge"
+        );
+    });
 }
 
 #[test]
@@ -182,15 +264,13 @@ fn a_rank_that_dies_during_the_rendezvous_may_rejoin() {
     let port = options[0].master_port;
     thread::scope(|scope| {
         let zero = scope.spawn(|| host(&options[0], listener).unwrap());
-        let hello = super::super::greeting::Hello {
+        let (mut short_lived, nonces) = opened(port);
+        let join = Join {
             greeting: options[1].greeting.clone(),
-            purpose: super::super::greeting::Purpose::Join {
-                listen: ([127, 0, 0, 1], 1).into(),
-            },
+            listen: ([127, 0, 0, 1], 1).into(),
         };
-        let mut short_lived = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let hello = super::super::greeting::encode(&hello).unwrap();
-        short_lived.write_all(&hello).unwrap();
+        let join = join.proven(&key(), &nonces).unwrap();
+        short_lived.write_all(&encode(&join).unwrap()).unwrap();
         drop(short_lived);
         assert_eq!(
             notices.recv().unwrap(),
