@@ -9,6 +9,8 @@ use super::{Event, Membership};
 pub enum Input {
     /// The job, as just received from the API server.
     Job(Box<Membership>),
+    /// The API server has no such job, or another one of its name.
+    Gone,
     /// The controller has requested this agent's state.
     Polled,
     /// The agent of another pod has answered.

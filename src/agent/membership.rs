@@ -29,6 +29,8 @@ pub struct Membership {
     pub checkpoint: Option<CheckpointRef>,
     /// Time without contact to the API server or peers after which ranks are stopped.
     pub fence_after: Duration,
+    /// Time in which ranks commit and exit when their pod ends.
+    pub drain: Duration,
     /// The job succeeded or failed.
     pub over: bool,
 }
@@ -56,6 +58,7 @@ impl Membership {
             generation: status.generation.clone(),
             checkpoint: status.checkpoint.clone(),
             fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
+            drain: Duration::from_secs(job.spec.elasticity.drain_seconds.into()),
             over: matches!(status.phase, Phase::Complete | Phase::Failed),
         })
     }

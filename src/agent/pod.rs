@@ -50,6 +50,8 @@ pub struct PodAgent {
     job: Option<Arc<Membership>>,
     contact: Contact,
     terminating: bool,
+    /// Since when the job is known to be gone.
+    gone: Option<Instant>,
     preparation: Option<Preparation>,
     waiting: Option<Waiting>,
     pause: Option<Backoff>,
@@ -105,6 +107,7 @@ impl PodAgent {
             job: None,
             contact: Contact::new(),
             terminating: false,
+            gone: None,
             preparation: None,
             waiting: None,
             pause: None,
@@ -155,14 +158,24 @@ impl PodAgent {
             }
             Input::Polled => self.contact.heard(ContactSource::Controller),
             Input::Peer(answer) => self.take_answer(answer),
-            Input::Terminate => {
-                self.terminating = true;
-                if let Some(current) = &mut self.current {
-                    // Ranks agree with their peers on a step, so one drained rank drains all.
-                    current.ranks.order_all(Order::Drain);
+            Input::Gone => {
+                self.contact.heard(ContactSource::ApiServer);
+                if self.gone.is_none() {
+                    self.gone = Some(Instant::now());
+                    self.warn("the TrainingJob is gone; its ranks commit and stop".into());
+                    self.terminate();
                 }
             }
+            Input::Terminate => self.terminate(),
             Input::Rank(event) => self.take_event(*event),
+        }
+    }
+
+    fn terminate(&mut self) {
+        self.terminating = true;
+        if let Some(current) = &mut self.current {
+            // Ranks agree with their peers on a step, so one drained rank drains all.
+            current.ranks.order_all(Order::Drain);
         }
     }
 
@@ -190,6 +203,12 @@ impl PodAgent {
             return;
         }
         let Some(job) = self.job.clone() else { return };
+        if self.gone.is_some_and(|since| since.elapsed() >= job.drain)
+            && let Some(current) = &mut self.current
+        {
+            // No kubelet ends the pods of a job that was deleted with `--cascade=orphan`.
+            current.ranks.kill();
+        }
         let Some(wanted) = &job.generation else {
             return;
         };

@@ -50,7 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot read the job's key in {}", args.key.display()))?;
     let identity = Identity {
         program: std::env::current_exe()?,
-        job: args.job_uid,
+        job: args.job_uid.clone(),
         key: key.clone(),
         pod: args.pod,
         run: args.run,
@@ -108,9 +108,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         tokio::spawn(others.ask(peers, inputs.clone()));
         let client = kube::Client::try_default().await?;
-        tokio::spawn(
-            async move { agent::follow(client, &args.namespace, &args.job, inputs).await },
-        );
+        tokio::spawn(async move {
+            let (namespace, name, uid) = (&args.namespace, &args.job, &args.job_uid);
+            agent::follow(client, namespace, name, uid, inputs).await;
+        });
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::spawn(async move {
             while terminate.recv().await.is_some() {

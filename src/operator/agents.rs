@@ -340,12 +340,7 @@ mod tests {
                 "does not prove that it is the pod's agent",
             ),
             (
-                |reply| {
-                    write!(
-                        reply,
-                        "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
-                    )
-                },
+                |reply| reply.response("401 Unauthorized", "", ""),
                 "of another pod",
             ),
             (|reply| proven(reply, "pod", "7"), "not one of an agent"),

@@ -326,10 +326,15 @@ pub mod testing {
 
         /// Responds with this body after a header line, which ends with CRLF.
         pub fn body_after(&mut self, header: &str, body: &str) -> io::Result<()> {
+            self.response("200 OK", header, body)
+        }
+
+        /// Responds with this status, header line and body.
+        pub fn response(&mut self, status: &str, header: &str, body: &str) -> io::Result<()> {
             let length = body.len();
             write!(
                 self,
-                "HTTP/1.1 200 OK\r\n{header}Content-Length: {length}\r\n\r\n{body}"
+                "HTTP/1.1 {status}\r\n{header}Content-Length: {length}\r\n\r\n{body}"
             )
         }
     }

@@ -282,9 +282,9 @@ impl Job {
         let slots = status["slots"].as_array().map_or(0, Vec::len);
         self.pods_left(slots);
         // The job has exactly one object of each kind.
-        let others = "services,serviceaccounts,roles,rolebindings,networkpolicies";
+        let others = "services,serviceaccounts,roles,rolebindings,networkpolicies,secrets";
         let others = kubectl(&["get", others, "-l", &self.selector(), "-o", "name"]);
-        assert_eq!(others.lines().count(), 5, "{others}");
+        assert_eq!(others.lines().count(), 6, "{others}");
     }
 
     /// Checks that no generation committed a checkpoint beyond the start of the next generation, as an
@@ -394,7 +394,7 @@ impl Job {
     pub fn delete_whole(self) {
         let selector = self.selector();
         drop(self);
-        let kinds = "pods,services,serviceaccounts,roles,rolebindings,networkpolicies";
+        let kinds = "pods,services,serviceaccounts,roles,rolebindings,networkpolicies,secrets";
         let left = kubectl(&["get", kinds, "-l", &selector, "-o", "name"]);
         assert_eq!(left, "");
     }

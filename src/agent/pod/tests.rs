@@ -156,6 +156,7 @@ fn job_of(world: u8) -> Membership {
         }),
         checkpoint: None,
         fence_after: FENCE,
+        drain: Duration::from_secs(60),
         over: false,
     }
 }
@@ -328,4 +329,29 @@ fn every_step_of_an_external_trainer_is_published() {
         let found = published.borrow().step.as_ref().map(|record| record.step);
         assert_eq!(found, Some(step as u64));
     }
+}
+
+#[test]
+fn a_pod_whose_job_is_gone_drains_its_ranks_and_kills_those_that_stay() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.receive_job(1);
+    assert!(pod.runs());
+    pod.agent.take(Input::Gone);
+    pod.agent.act();
+    assert!(pod.runs(), "they have time to commit");
+    pod.agent.gone = Some(ago(Duration::from_secs(61)));
+    pod.agent.act();
+    assert_eq!(pod.ended(), Ending::Signal(9));
+    assert!(pod.agent.terminating && pod.agent.all_ended(), "it exits");
+}
+
+#[test]
+fn a_pod_whose_job_is_gone_starts_no_ranks() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.agent.take(Input::Gone);
+    pod.receive_job(1);
+    assert_eq!(pod.agent.state.generation, 0);
+    assert!(pod.agent.all_ended(), "it exits");
 }
