@@ -40,7 +40,7 @@ build() {
   local program path tests=("${conformance[@]/#/--test=}" "${kernels[@]/#/--test=}")
   {
     cargo build --locked "${@:2}" --bin evenkeel --bench gpu --message-format=json-render-diagnostics &&
-      cargo test --locked --no-run -p emulated-gpu "${@:2}" "${tests[@]}" \
+      cargo test --locked --no-run --workspace "${@:2}" "${tests[@]}" \
         --message-format=json-render-diagnostics
   } >"$1/messages" || return
   while read -r program path; do
@@ -67,7 +67,7 @@ skip() {
 compare() {
   local test code=0
   for test in "$@"; do
-    EMULATED_GPU_COMPARE=1 "$programs/$test" --nocapture "${filter[@]}" || code=1
+    EVENKEEL_THOROUGH=1 EMULATED_GPU_COMPARE=1 "$programs/$test" --nocapture "${filter[@]}" || code=1
   done
   return "$code"
 }
@@ -85,7 +85,7 @@ phase_oom() { "$programs/gpu" oom "${size[@]}"; }
 
 phase_kernels() {
   if [ -n "${EMULATE:-}" ]; then
-    echo "only the quick ones: the rest takes minutes on the emulated GPU, see cargo test -p emulated-gpu"
+    echo "only the quick ones: the rest takes minutes on the emulated GPU, see scripts/nightly.sh"
     filter=(embedding rope swiglu adamw cast)
     kernels=(kernels)
   fi

@@ -23,7 +23,7 @@ finish() {
 }
 trap finish EXIT
 # Builds the binary together with the tests: a separate build would recompile half of its dependencies.
-cargo test --locked --test cluster --no-run
+cargo test --locked --workspace --test cluster --no-run
 scripts/cluster-up.sh target/debug/evenkeel
 helm lint --quiet charts/evenkeel
 scripts/manifests.sh --check
@@ -31,7 +31,7 @@ kubectl kustomize manifests/overlays/single >/dev/null
 # Enforce the `restricted` standard for all pods in the scenarios' namespace.
 kubectl label --overwrite namespace default pod-security.kubernetes.io/enforce=restricted
 
-cargo test --locked --test cluster -- --test-threads=1 --nocapture "$@"
+cargo test --locked --workspace --test cluster -- --test-threads=1 --nocapture "$@"
 if [ $# = 0 ]; then
   # Only the whole suite uses all rights.
   roles=$(mktemp)

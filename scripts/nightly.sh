@@ -13,7 +13,13 @@ if [ -z "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
   exit 1
 fi
 
-cargo test --locked --test cuda_launch -- --ignored --nocapture
+command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+cargo deny check licenses bans sources
+# Needs network access for the advisory database.
+timeout 120 cargo deny check advisories 2>/dev/null || echo "SKIPPED: advisories (cannot fetch the advisory database)"
+
+cargo test --locked --workspace --test cuda_launch -- --ignored --nocapture
+EVENKEEL_THOROUGH=1 cargo test --locked --workspace --test attention
 
 # The tests of the chart's alerts. promtool takes minutes to compile. Needs helm, which the cluster tests build.
 if ! command -v promtool >/dev/null; then
@@ -30,4 +36,4 @@ fi
 if [ -z "${EVENKEEL_UPSTREAM:-}" ]; then
   echo "SKIPPED: the commands of the handbook's and transformers' READMEs (set EVENKEEL_UPSTREAM)"
 fi
-cargo test --locked --test endurance readmes -- --ignored --nocapture
+cargo test --locked --workspace --test endurance readmes -- --ignored --nocapture
