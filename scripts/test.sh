@@ -6,6 +6,31 @@ cd "$(dirname "$0")/.."
 
 say() { printf '\n== %s\n' "$*"; }
 
+# Runs a command: within SECONDS COMMAND…. One that takes longer fails, after the stacks of its tests are printed.
+within() {
+  local limit=$1 code=0 command watch
+  shift
+  "$@" &
+  command=$!
+  setsid bash -c '
+    sleep "$1"
+    echo "no end after $1 s" >&2
+    for test in $(pgrep -f "^$PWD/target/debug/deps/"); do
+      ps -o pid=,args= "$test"
+      timeout 120 gdb -p "$test" -batch -ex "thread apply all backtrace 16" 2>/dev/null | grep -E "^(Thread|#)"
+    done
+    kill "$2"
+    pkill -f "^$PWD/target/debug/deps/"' within "$limit" "$command" &
+  watch=$!
+  wait "$command" || code=$?
+  # A command may end before the watch has its session.
+  until kill -- "-$watch" 2>/dev/null; do
+    kill -0 "$watch" 2>/dev/null || break
+    sleep 0.1
+  done
+  return "$code"
+}
+
 if ! command -v cargo >/dev/null; then
   echo "cargo is not installed; install rustup (https://rustup.rs) and run this again" >&2
   exit 2
@@ -69,7 +94,7 @@ echo "SKIPPED: no CUDA test runs on a GPU yet (docs/gpu.md)"
 
 say "tests"
 # With NVRTC the emulated GPU runs the kernels of the repository.
-cargo test --locked --workspace -- --nocapture
+within 2700 cargo test --locked --workspace -- --nocapture
 
 echo "SKIPPED: the tests that take minutes (scripts/nightly.sh)"
 
@@ -105,7 +130,7 @@ else
 fi
 
 say "endurance: real processes, killed and moved"
-cargo test --locked --workspace --test endurance -- --nocapture
+within 1500 cargo test --locked --workspace --test endurance -- --nocapture
 
 say "cluster: a real Kubernetes on this machine"
 code=0

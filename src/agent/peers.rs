@@ -69,7 +69,7 @@ impl Peers {
         std::pin::pin!(answers).next().await
     }
 
-    /// An agent's answer; `None` if none comes, or from somebody without the job's key.
+    /// An agent's answer; `None` if none comes, or one without the proof of the job's key.
     async fn answer(&self, peer: Peer) -> Option<Answer> {
         const PATH: &str = "/generation";
         let question = Question::new(authentication::agent_key(&self.key, &peer.pod)).ok()?;

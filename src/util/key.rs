@@ -15,7 +15,7 @@ const SIZE: usize = 32;
 /// Largest file of a key: its digits and a line end.
 const FILE_BYTES: u64 = 2 * SIZE as u64 + 2;
 
-/// A number that nobody can guess, and that makes each proof unlike all others.
+/// An unpredictable number that makes each proof unlike all others.
 pub type Nonce = [u8; SIZE];
 /// Evidence that its sender has a key. It does not reveal the key.
 pub type Proof = [u8; SIZE];

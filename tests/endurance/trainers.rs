@@ -36,7 +36,7 @@ pub(super) fn python(modules: &str) -> Option<PathBuf> {
         );
         return None;
     };
-    // DeepSpeed's import prints lines of its own.
+    // DeepSpeed prints lines when it is imported.
     let printed = String::from_utf8(output.stdout).unwrap();
     Some(PathBuf::from(printed.lines().last().unwrap()))
 }

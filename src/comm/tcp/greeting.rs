@@ -12,7 +12,7 @@
 //! 4. A lane begins with its rank, its kind, a nonce and the proof for them and the rank that it connects to. That
 //!    rank answers with a proof for the same.
 //!
-//! What follows on a connection is not encrypted: whoever can change packets between the hosts can change it.
+//! What follows on a connection is not encrypted: a person who can change packets between the hosts can change it.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
