@@ -203,9 +203,8 @@ fn read(args: &Args, from: &RecipeArgs, alone: Option<Split>) -> Result<Recipe, 
     let mut recipe = recipe::read(&request)?;
     if let Some(split) = alone {
         let program = launchers::without_numbers(&recipe, split.program);
-        let trainer = &mut recipe.spec.trainer;
-        trainer.command = program;
-        trainer.add_environment(split.environment);
+        recipe.spec.trainer.command = program;
+        launchers::add_environment(&mut recipe, split.environment, split.assigned)?;
     }
     external_trainer::launcher::complete(&mut recipe, &request.origin)?;
     Ok(recipe)

@@ -88,7 +88,7 @@ pub enum ExternalTrainerError {
     )]
     NotUniversal { checkpoint: PathBuf, ranks: u64 },
     #[error(
-        "{ranks} ranks of this machine have only the devices {devices} (`gpu_ids`); name one for each, or remove `gpu_ids`"
+        "{ranks} ranks of this machine have only the devices {devices} (`CUDA_VISIBLE_DEVICES`, or `gpu_ids`); name one for each, or remove it"
     )]
     Devices { ranks: u64, devices: String },
     /// The trainer's resume arguments are unknown.
@@ -270,7 +270,9 @@ impl ExternalTrainer<'_> {
             .environment
             .get("CUDA_VISIBLE_DEVICES");
         let ranks = plan.outline.world_size;
-        match devices.filter(|_| self.base.is_some()) {
+        // Without a device the ranks compute on the CPU.
+        let some = |devices: &&String| !["", "-1"].contains(&devices.as_str());
+        match devices.filter(|_| self.base.is_some()).filter(some) {
             Some(devices) if (devices.split(',').count() as u64) < ranks => {
                 let devices = devices.clone();
                 Err(ExternalTrainerError::Devices { ranks, devices })
@@ -580,7 +582,7 @@ mod tests {
         assert_eq!(written, text.replace("steps\": 2", "steps\": 4"));
         assert_eq!(
             case.call(1, 4).unwrap_err(),
-            "4 ranks of this machine have only the devices 2,3 (`gpu_ids`); name one for each, or remove `gpu_ids`"
+            "4 ranks of this machine have only the devices 2,3 (`CUDA_VISIBLE_DEVICES`, or `gpu_ids`); name one for each, or remove it"
         );
     }
 

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::external_trainer::{Call, ProgressWatch};
 use crate::lifecycle::Generation;
-use crate::recipe::schema::placeholder::{self, OF_A_RANK, Value};
+use crate::recipe::schema::placeholder::{self, LEFT_BRACE, OF_A_RANK, Value};
 use crate::recipe::schema::spec::DrainSignal;
 use crate::util::key::Key;
 
@@ -127,6 +127,9 @@ pub(crate) fn command(
 
 /// The value of a placeholder that differs between ranks or hosts.
 fn of_rank(variables: &[(&'static str, String)], name: &str) -> Option<Value> {
+    if name == LEFT_BRACE {
+        return Some(Value::Word("{".to_owned()));
+    }
     let of = [
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",

@@ -9,7 +9,7 @@ use super::schema::dialect::Dialect;
 use super::{ReadError, Recipe, Request};
 
 pub use super::dialects::accelerate::plugin::deepspeed_config;
-pub use super::dialects::command::alone::{LauncherError, Split, split};
+pub use super::dialects::command::alone::{LauncherError, Split, assigned, split};
 
 /// Reads a recipe with `read`. A launcher at the start of the external trainer's command is replaced: the recipe
 /// gets its settings, and the command becomes that of one rank.
@@ -18,18 +18,26 @@ pub(super) fn replace(
     read: impl Fn(&Request) -> Result<Recipe, ReadError>,
 ) -> Result<Recipe, ReadError> {
     let mut known = None;
+    let mut request = request.clone();
+    request.environment.extend(&assigned(&request.command).0);
     let mut command = request.trainer_command.clone();
     if command.is_empty() {
-        let recipe = read(request)?;
+        let recipe = read(&request)?;
         command.clone_from(&recipe.spec.trainer.command);
         known = Some(recipe);
+    }
+    let (variables, program) = assigned(&command);
+    if !variables.is_empty() {
+        request.environment.extend(&variables);
+        known = None;
     }
     let split = match split(&command) {
         Ok(split) if !split.launcher.is_empty() => split,
         // The rule external-trainer refuses launchers that are not understood.
         Ok(_) | Err(LauncherError::Unknown) => {
-            let mut recipe = known.map_or_else(|| read(request), Ok)?;
-            recipe.spec.trainer.command = command;
+            let mut recipe = known.map_or_else(|| read(&request), Ok)?;
+            recipe.spec.trainer.command = program.to_vec();
+            recipe.spec.trainer.add_environment(variables);
             return Ok(recipe);
         }
         Err(error) => {
@@ -43,14 +51,34 @@ pub(super) fn replace(
     };
     let mut recipe = read(&Request {
         launcher: split.launcher,
-        ..request.clone()
+        ..request
     })?;
     recipe.launcher_replaced = true;
-    let trainer = &mut recipe.spec.trainer;
-    trainer.command = split.program;
-    trainer.add_environment(split.environment);
+    recipe.spec.trainer.command = split.program;
+    add_environment(&mut recipe, split.environment, split.assigned)?;
     Ok(recipe)
 }
+
+/// Gives the ranks the environment of a [`Split`]: a launcher's variables win over those that it was started with.
+pub fn add_environment(
+    recipe: &mut Recipe,
+    mut of_launcher: BTreeMap<String, String>,
+    mut assigned: BTreeMap<String, String>,
+) -> Result<(), ReadError> {
+    if !assigned.is_empty() {
+        of_launcher.extend(environment(recipe)?);
+    }
+    // A launcher appends its path.
+    if let (Some(path), Some(first)) = (of_launcher.get_mut(PATHS), assigned.get(PATHS)) {
+        *path = format!("{first}:{path}");
+    }
+    assigned.extend(of_launcher);
+    recipe.spec.trainer.add_environment(assigned);
+    Ok(())
+}
+
+/// Python's folders of modules.
+const PATHS: &str = "PYTHONPATH";
 
 /// The environment variables that `accelerate launch` gives to every rank, with the numbers that its options and
 /// its config state. Empty: it does not start the program. Fails for a setting that accelerate would drop.
@@ -116,6 +144,22 @@ mod tests {
             "python3 -u train.py --local_rank={local_rank} {args}"
         );
         assert_eq!(trainer.environment["LOCAL_SIZE"], "{local_world_size}");
+        let variables = "[A=1, FSDP_VERSION=1, accelerate, launch, --use_fsdp, --fsdp_version, '2', \
+                         train.py]";
+        let trainer = read(variables).unwrap().spec.trainer;
+        assert_eq!(trainer.command.join(" "), "python3 -u train.py");
+        for (name, value) in [("A", "1"), ("FSDP_VERSION", "2")] {
+            assert_eq!(trainer.environment[name], value);
+        }
+        let paths =
+            read("[PYTHONPATH=src, accelerate, launch, --use_deepspeed, train.py]").unwrap();
+        let paths = &paths.spec.trainer.environment["PYTHONPATH"];
+        assert_eq!(paths, "src:{working_directory}");
+        let trainer = read("[env, A=1, sh, train.sh]").unwrap().spec.trainer;
+        assert_eq!(trainer.command.join(" "), "sh train.sh");
+        assert_eq!(trainer.environment["A"], "1");
+        let world = read("[PET_NPROC_PER_NODE=8, torchrun, train.py]").unwrap();
+        assert_eq!(world.spec.batch.gpus, Some(8));
         // The rule external-trainer refuses it.
         let shell = read("[bash, -c, torchrun train.py]").unwrap();
         assert_eq!(shell.spec.trainer.command.len(), 3);

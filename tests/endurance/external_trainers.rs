@@ -559,6 +559,10 @@ fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_r
         (output, logs.collect::<Vec<String>>())
     };
     let accelerate = [
+        "ACCELERATE_LOG_LEVEL=info",
+        "FSDP_VERSION=1",
+        "RANK=7",
+        "BRACES={world_size} {local_rank} {a}",
         "accelerate",
         "launch",
         "--config_file",
@@ -568,12 +572,16 @@ fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_r
     ];
     let (output, logs) = launch("fsdp", "2", &accelerate);
     assert!(output.status.success(), "{}", stderr(&output));
-    for log in logs {
+    for (rank, log) in logs.iter().enumerate() {
+        assert!(log.contains(&format!("\nRANK={rank}\n")), "{log}");
         assert!(
             log.starts_with("--per_device_train_batch_size 6 --gradient_accumulation_steps 2\n"),
             "{log}"
         );
         for variable in [
+            "ACCELERATE_LOG_LEVEL=info",
+            "BRACES={world_size} {local_rank} {a}",
+            "WORLD_SIZE=2",
             "ACCELERATE_USE_FSDP=true",
             "ACCELERATE_MIXED_PRECISION=bf16",
             "FSDP_VERSION=2",

@@ -426,13 +426,20 @@ fn the_real_launchers_and_evenkeel_give_every_rank_the_same_command_and_environm
             script.replace(".py", "")
         ),
         format!("accelerate launch --multi_gpu --num_processes 2 --mixed_precision bf16 {script}"),
+        format!(
+            "env ACCELERATE_LOG_LEVEL=info ACCELERATE_MIXED_PRECISION=no LOCAL_RANK=7 BRACES={{local_rank}} \
+             accelerate launch --multi_gpu --num_processes 2 --mixed_precision bf16 {script}"
+        ),
         "trl sft --config recipe.yaml --accelerate_config multi_gpu --num_processes 2 \
          --model_name_or_path m --dataset_name d"
             .to_owned(),
     ];
     for (index, launcher) in launchers.iter().enumerate() {
         let words: Vec<&str> = launcher.split_whitespace().collect();
-        let mut command = Command::new(bin.join(words[0]));
+        let mut command = match words[0] {
+            "env" => Command::new("env"),
+            launcher => Command::new(bin.join(launcher)),
+        };
         command.args(&words[1..]);
         let real = ranks(command, format!("real-{index}"));
         let mut command = support::evenkeel();

@@ -305,8 +305,8 @@ fn the_handbook_s_command_keeps_its_samples_despite_a_lost_process() {
     place.modules.push(checkout.join("src"));
     place.compare(&[Readme {
         options: "",
-        command: "accelerate launch --config_file recipes/accelerate_configs/ddp.yaml --num_processes=2 \
-                  --mixed_precision no scripts/sft.py --config recipes/zephyr-7b-beta/sft/config_full.yaml \
+        command: "ACCELERATE_LOG_LEVEL=info accelerate launch --config_file recipes/accelerate_configs/ddp.yaml \
+                  --num_processes=2 --mixed_precision no scripts/sft.py --config recipes/zephyr-7b-beta/sft/config_full.yaml \
                   --per_device_train_batch_size=6",
         rows: 1,
         apart: ROUNDING,

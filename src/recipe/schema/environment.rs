@@ -26,6 +26,12 @@ impl Environment {
         variables.get(name).map(String::as_str)
     }
 
+    /// Adds variables. They replace those of the same name.
+    pub(crate) fn extend(&mut self, more: &BTreeMap<String, String>) {
+        let (Environment::Shell(variables) | Environment::Job(variables)) = self;
+        variables.extend(more.clone());
+    }
+
     /// Message and help for a variable without a value.
     pub(crate) fn missing(&self, name: &str) -> (String, String) {
         match self {

@@ -26,11 +26,14 @@ pub const DEEPSPEED_CONFIG: &str = "deepspeed_config";
 pub const WORKING_DIRECTORY: &str = "working_directory";
 /// Shards and replicas of the data-parallel ranks.
 pub const SHARDS: [&str; 2] = ["data_shard_size", "data_replicate_size"];
+/// A brace, for a text that would be a placeholder otherwise. It is filled in last, with those of a rank.
+pub const LEFT_BRACE: &str = "left_brace";
 /// Placeholders whose values differ between ranks or hosts.
 pub const OF_A_RANK: [&str; 4] = ["local_rank", "local_world_size", "node_rank", "nodes"];
 
 /// The placeholders of `trainer.command` and `trainer.environment`.
-const IN_COMMAND: [&str; 19] = [
+const IN_COMMAND: [&str; 20] = [
+    LEFT_BRACE,
     DEEPSPEED_CONFIG,
     WORKING_DIRECTORY,
     SHARDS[0],
@@ -124,6 +127,14 @@ pub fn fill(command: &[String], value_of: impl Fn(&str) -> Option<Value>) -> Vec
 pub fn is_used(command: &[String], name: &str) -> bool {
     let mut pieces = command.iter().flat_map(|word| pieces(word));
     pieces.any(|piece| piece == Piece::Name(name))
+}
+
+/// A text without placeholders as a word of a command or an environment.
+pub fn literal(text: &str) -> String {
+    match is_plain(text) {
+        true => text.to_owned(),
+        false => text.replace('{', &format!("{{{LEFT_BRACE}}}")),
+    }
 }
 
 /// Whether a word holds no name in braces.

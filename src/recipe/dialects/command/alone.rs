@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::launcher::{self, Launched, Launcher, srun};
-use crate::recipe::schema::placeholder::{ARGS, RESUME_ARGS};
+use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell::{self, Form, Script, Shell};
 use crate::recipe::syntax::source::FileId;
@@ -45,7 +45,32 @@ pub struct Split {
     pub program: Vec<String>,
     /// Environment variables of the launcher besides torchrun's, with placeholders.
     pub environment: BTreeMap<String, String>,
+    /// Environment variables that the command sets for its launcher. Those of the launcher win.
+    pub assigned: BTreeMap<String, String>,
 }
+
+/// Variables that evenkeel sets for every rank, as torchrun does whatever its environment has.
+const OF_RANKS: [&str; 16] = [
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+];
+
+/// The prefix of the variables that hold defaults of torchrun's options.
+const OF_TORCHRUN: &str = "PET_";
 
 /// Options of torchrun and DeepSpeed's launcher for processes, rendezvous, restarts and logs, which evenkeel
 /// replaces, and for the way to start the program.
@@ -89,11 +114,45 @@ const REPLACED: &[&str] = &[
     "q",
 ];
 
+/// The words of `VAR=value PROGRAM …` and `env VAR=value PROGRAM …` before the program, and the words from it on.
+fn assignments(command: &[String]) -> (Vec<(&str, &str)>, &[String]) {
+    let mut assigned = Vec::new();
+    let mut rest = command;
+    while let Some((word, after)) = rest.split_first() {
+        match word.split_once('=') {
+            Some((name, value)) if word::is_name(name) => assigned.push((name, value)),
+            None if word.rsplit('/').next() == Some("env")
+                && after.first().is_some_and(|next| !next.starts_with('-')) => {}
+            _ => break,
+        }
+        rest = after;
+    }
+    (assigned, rest)
+}
+
+/// The environment variables that a command sets for its program, as text without placeholders, and the words from
+/// the program on. Leaves out the variables that evenkeel sets itself.
+pub fn assigned(command: &[String]) -> (BTreeMap<String, String>, &[String]) {
+    let (assigned, program) = assignments(command);
+    let assigned = assigned
+        .into_iter()
+        .filter(|(name, _)| !OF_RANKS.contains(name));
+    let assigned = assigned.map(|(name, value)| (name.to_owned(), placeholder::literal(value)));
+    (assigned.collect(), program)
+}
+
 /// Splits a command as typed.
 pub fn split(command: &[String]) -> Result<Split, LauncherError> {
-    let text = word::join(command);
+    let (assigned, program) = assigned(command);
+    let text = word::join(program);
     let script = shell::read(&text, FileId(0), Form::Typed).map_err(|_| LauncherError::Unknown)?;
     let Script { lines, exports } = script;
+    let of_torchrun: Vec<String> = assignments(command)
+        .0
+        .into_iter()
+        .filter(|(name, _)| name.starts_with(OF_TORCHRUN))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     // A command in an inline script is refused: the shell may do more than start it.
     let line = lines.first().filter(|line| line.shell == Shell::Own);
     let words = &line.ok_or(LauncherError::Unknown)?.words;
@@ -124,7 +183,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {
         return Err(unknown());
     };
-    // Refuses a wrapper or a variable assignment before the launcher.
+    // Refuses a wrapper before the launcher.
     let is_script = words.len() == found.arguments.len() + 1;
     if !is_script && !named.contains(&name) && !name.starts_with("python") {
         return Err(LauncherError::Unknown);
@@ -184,12 +243,16 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let before = &words[..words.len() - found.arguments.len()];
     let launcher = match found.launcher {
         Launcher::Python => Vec::new(),
-        _ => before.iter().chain(of_launcher).map(text).collect(),
+        _ => {
+            let words = before.iter().chain(of_launcher).map(text);
+            of_torchrun.into_iter().chain(words).collect()
+        }
     };
     Ok(Split {
         launcher,
         program,
         environment,
+        assigned,
     })
 }
 
@@ -342,9 +405,55 @@ mod tests {
     }
 
     #[test]
+    fn assignments_before_the_launcher_are_the_ranks_environment_as_text() {
+        for (command, launcher, program, assigned) in [
+            (
+                "ACCELERATE_LOG_LEVEL=info accelerate launch --config_file a.yaml sft.py --x",
+                "accelerate launch --config_file a.yaml sft.py",
+                "python3 -u sft.py --x",
+                "ACCELERATE_LOG_LEVEL=info",
+            ),
+            (
+                "env A= B={world_size} MASTER_PORT=1 C={\"a\":1} torchrun train.py",
+                "torchrun train.py",
+                "python3 -u train.py",
+                "A= B={left_brace}world_size} C={\"a\":1}",
+            ),
+            (
+                "PET_NPROC_PER_NODE=2 PET_MAX_RESTARTS=3 /bin/env A=1 srun torchrun train.py",
+                "PET_NPROC_PER_NODE=2 PET_MAX_RESTARTS=3 torchrun train.py",
+                "python3 -u train.py",
+                "A=1 PET_MAX_RESTARTS=3",
+            ),
+            (
+                "A=1 A=2 python train.py B=3",
+                "",
+                "python train.py B=3",
+                "A=2",
+            ),
+        ] {
+            let split = split(&words(command)).unwrap();
+            let of_ranks = split.assigned.iter();
+            let of_ranks: Vec<String> = of_ranks
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            let found = (
+                split.launcher.join(" "),
+                split.program.join(" "),
+                of_ranks.join(" "),
+            );
+            let expected = [launcher, program, assigned].map(str::to_owned);
+            assert_eq!(<[String; 3]>::from(found), expected, "{command}");
+        }
+        let spaced = ["A=a b".to_owned(), "trl".to_owned(), "sft".to_owned()];
+        assert_eq!(split(&spaced).unwrap().assigned["A"], "a b");
+    }
+
+    #[test]
     fn commands_that_are_no_plain_launcher_and_options_without_counterpart_are_refused() {
         for command in [
-            "env A=1 torchrun train.py",
+            "env -u A torchrun train.py",
+            "uv run torchrun train.py",
             "bash -c torchrun",
             "mpirun -n 2 python train.py",
         ] {

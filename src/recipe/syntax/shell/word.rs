@@ -122,7 +122,7 @@ pub(crate) struct Assignment<'w> {
 }
 
 /// Whether a text can be a variable's name.
-pub(super) fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.starts_with(|c: char| !c.is_ascii_digit()) && text.chars().all(fits)
 }
