@@ -12,11 +12,13 @@ pub(super) const RULE: Rule = Rule {
     why: "When devices come or go, Evenkeel starts the program again in another world, and the program loads its \
 newest checkpoint there. Checkpoints with a part for each rank load only in a world of the same size, unless they \
 can be converted. Evenkeel converts those of DeepSpeed's ZeRO to universal checkpoints, and must then set \
-`checkpoint.load_universal` in the DeepSpeed config of the program. docs/external-trainer.md says for each trainer \
+`checkpoint.load_universal` in the DeepSpeed config of the program. direct-preference-optimization saves checkpoints, \
+but has no argument to continue from them. docs/external-trainer.md says for each trainer \
 and sharding what its checkpoint needs.",
     upstream: "accelerate 1.15.0 `utils/fsdp_utils.py` and transformers 5.23.0 `trainer.py` \
 (`_load_from_checkpoint` finds no checkpoint with `LOCAL_STATE_DICT`). DeepSpeed 0.19.8 `runtime/zero/` refuses a \
-checkpoint of another data-parallel size; `checkpoint/ds_to_universal.py` converts it.",
+checkpoint of another data-parallel size; `checkpoint/ds_to_universal.py` converts it. direct-preference-optimization \
+f8b8c0f `train.py` loads only `model.archive`, the weights of a policy.",
     wrong: Example {
         flags: "--gpus 8",
         recipe: native!(
@@ -55,6 +57,19 @@ fn check(case: &Case<'_>, findings: &mut Findings<'_>) {
             "set `fsdp_version: 2` and `fsdp_state_dict_type: SHARDED_STATE_DICT` in the accelerate config",
         );
     }
+    if !fixed && case.recipe.dialect == Dialect::Dpo && trainer.resume.is_empty() {
+        findings.at(
+            &["trainer.command"],
+            "direct-preference-optimization cannot continue from its checkpoints, so every other world would begin \
+             again at step 0",
+            format!(
+                "keep one world, with the same {} and {}; if your program can continue, set {}",
+                case.key("elasticity.min"),
+                case.key("elasticity.max"),
+                case.key("trainer.resume")
+            ),
+        );
+    }
     if !fixed && spec.parallel.strategy != Strategy::Ddp && uses_unwritten_config(case) {
         findings.at(
             &["trainer.command"],
@@ -86,9 +101,27 @@ fn uses_unwritten_config(case: &Case<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::plan::PlanRequest;
-    use crate::plan::rules::testing::only;
+    use crate::plan::rules::testing::{only, recipe};
     use crate::recipe::schema::spec::Elasticity;
-    use crate::recipe::{self, Request};
+    use crate::recipe::{self, Dialect, Recipe, Request};
+
+    #[test]
+    fn an_elastic_launch_of_dpo_is_refused_unless_its_program_can_resume() {
+        let mut recipe = recipe();
+        recipe.dialect = Dialect::Dpo;
+        let found = |recipe: &Recipe| only("checkpoint-portable", recipe, &PlanRequest::gpus(8));
+        assert!(found(&recipe).is_empty(), "the built-in trainer");
+        recipe.spec.trainer.command = vec!["train.py".to_owned()];
+        let refused = found(&recipe);
+        insta::assert_snapshot!(refused[0].help, @"keep one world, with the same `evenkeel.elasticity.min` and `evenkeel.elasticity.max`; if your program can continue, set `evenkeel.trainer.resume`");
+        let mut resumes = recipe.clone();
+        resumes.spec.trainer.resume = vec!["{checkpoint}".to_owned()];
+        assert!(found(&resumes).is_empty());
+        recipe.spec.elasticity.min = Some(8);
+        assert_eq!(found(&recipe).len(), 1);
+        recipe.spec.elasticity.max = Some(8);
+        assert!(found(&recipe).is_empty());
+    }
 
     #[test]
     fn a_deepspeed_config_that_evenkeel_does_not_write_is_refused_unless_the_world_is_fixed() {
