@@ -271,8 +271,8 @@ pub(super) fn same_samples(fed: &Fed, expected: &Fed, steps: u64, rows: usize) -
     apart
 }
 
-/// Compares a disturbed run with an undisturbed one. Returns the latter's status.
-fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str]) -> String {
+/// Compares a disturbed run with an undisturbed one. Returns the latter.
+fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str]) -> Trainer {
     let disturbed_one = trainer();
     let steps = disturbed(&disturbed_one, option, more);
     let undisturbed = trainer();
@@ -290,7 +290,7 @@ fn against_undisturbed(trainer: impl Fn() -> Trainer, option: &str, more: &[&str
     let fed = steps * BATCH as u64;
     println!("{steps} steps, {fed} samples as in one process; losses {losses}");
     assert!(apart.unwrap_or(0.0) < 1e-5, "{apart:?}");
-    String::from_utf8(undisturbed.run.call("status", &[]).stdout).unwrap()
+    undisturbed
 }
 
 #[test]
@@ -341,13 +341,26 @@ fn hugging_face_trainer_consumes_the_same_samples_despite_lost_processes() {
             "--enable_jit_checkpoint=true",
             "--use_cpu=true",
             "--report_to=kubeflow",
-            "--logging_steps=5",
+            "--logging_steps=2",
             "--disable_tqdm=true",
         ];
         Trainer::new(Run::of_file(&recipe), words.map(str::to_owned).to_vec())
     };
-    let status = against_undisturbed(trainer, "--max_steps", &["--recipe-gpus", "2"]);
-    // transformers posts it.
+    let undisturbed = against_undisturbed(trainer, "--max_steps", &["--recipe-gpus", "2"]);
+    let status = String::from_utf8(undisturbed.run.call("status", &[]).stdout).unwrap();
     let (_, progress) = status.split_once("  progress    ").unwrap();
     assert!(progress.contains("loss "), "{progress}");
+    // `trainer_state.json` has the steps of checkpoints: every fifth, and the last.
+    let metrics =
+        std::fs::read_to_string(undisturbed.run.out().join("gen-1/metrics.jsonl")).unwrap();
+    let records = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let logged = records.filter(|record| record["loss"].is_number());
+    let mut steps: Vec<u64> = logged
+        .filter_map(|record| record["step"].as_u64())
+        .collect();
+    steps.pop();
+    let posted = steps.iter().any(|step| step % 5 != 0);
+    assert!(posted, "KubeflowCallback posted no step: {metrics}");
 }
