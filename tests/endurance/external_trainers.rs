@@ -539,7 +539,12 @@ fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_r
     std::fs::write(&config, text).unwrap();
     let config = config.display().to_string();
     let file = folder.path().join("ds.json");
-    let numbers = json!({"train_batch_size": 24, "zero_optimization": {"stage": 2}});
+    let mut numbers = json!({
+        "train_batch_size": 24,
+        "train_micro_batch_size_per_gpu": 6,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 2},
+    });
     std::fs::write(&file, numbers.to_string()).unwrap();
     let file = file.display().to_string();
     let launch = |name: &str, procs: &str, command: &[&str]| {
@@ -604,11 +609,11 @@ fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_r
         "--deepspeed",
         &file,
     ];
-    let (output, logs) = launch("deepspeed", "2", &deepspeed);
+    let (output, logs) = launch("deepspeed", "3", &deepspeed);
     assert!(output.status.success(), "{}", stderr(&output));
     let written = folder.path().join("deepspeed/gen-1/deepspeed.json");
     let expected = format!(
-        "--deepspeed {} --per_device_train_batch_size 6 --gradient_accumulation_steps 2",
+        "--deepspeed {} --per_device_train_batch_size 4 --gradient_accumulation_steps 2",
         written.display()
     );
     for (rank, log) in logs.iter().enumerate() {
@@ -617,15 +622,14 @@ fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_r
             Some(&*format!("--local_rank={rank} {expected}"))
         );
         assert!(
-            log.contains("LOCAL_SIZE=2\n") && log.contains("CROSS_SIZE=1\n"),
+            log.contains("LOCAL_SIZE=3\n") && log.contains("CROSS_SIZE=1\n"),
             "{log}"
         );
     }
     let text = std::fs::read_to_string(written).unwrap();
-    assert_eq!(
-        serde_json::from_str::<Value>(&text).unwrap()["train_batch_size"],
-        24
-    );
+    numbers["train_micro_batch_size_per_gpu"] = json!(4);
+    numbers["gradient_accumulation_steps"] = json!(2);
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), numbers);
     let dropped = [
         "accelerate",
         "launch",
