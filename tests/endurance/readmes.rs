@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rustix::process::{Signal, kill_process};
 
-use super::support::{Launched, Run};
+use super::support::{Launched, Run, evenkeel, stderr};
 use super::trainers::{BATCH, Fed, Trainer, own_file, python, same_samples};
 
 /// A command of a README.
@@ -352,4 +352,63 @@ fn commands_of_transformers_examples_keep_their_samples_despite_a_lost_process()
         rows: 1,
         apart: ROUNDING,
     }]);
+}
+
+/// The refusal of a README's command in a folder with these files: its exit code and its messages. No rank starts.
+fn refused(files: &[(&str, &str)], command: &str) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let file = folder.path().join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    }
+    let output = evenkeel()
+        .current_dir(folder.path())
+        .args(["launch", "--procs", "2", "--"])
+        .args(command.split_whitespace())
+        .output()
+        .unwrap();
+    assert!(!folder.path().join("runs").exists(), "{}", stderr(&output));
+    (output.status.code(), stderr(&output))
+}
+
+#[test]
+fn commands_of_accelerate_s_examples_are_refused_since_the_script_sets_its_batch() {
+    // Reduced from accelerate 16cb6eb, `examples/nlp_example.py`.
+    let program = "import argparse\nfrom accelerate import Accelerator\nMAX_GPU_BATCH_SIZE = 16\n\
+                   parser = argparse.ArgumentParser()\nparser.add_argument('--mixed_precision')\n\
+                   config = {'lr': 2e-5, 'num_epochs': 3, 'seed': 42, 'batch_size': 16}\n";
+    for name in ["nlp_example.py", "complete_nlp_example.py"] {
+        let command = format!("torchrun --nproc_per_node 2 {name}");
+        let (exit, message) = refused(&[(name, program)], &command);
+        assert_eq!(exit, Some(1), "{message}");
+        let expected = "error[global-batch-unknown]: the recipe states no batch";
+        assert!(message.contains(expected), "{message}");
+        assert!(message.contains("`--global-batch-size B`"), "{message}");
+    }
+}
+
+#[test]
+fn the_command_of_direct_preference_optimization_is_refused_since_it_cannot_resume() {
+    // Reduced from direct-preference-optimization f8b8c0f, `config`.
+    let config = "seed: 0\nexp_name: ???\nbatch_size: 4\neval_batch_size: 16\nfsdp_port: null\ndatasets:\n- hh\n\
+                  sample_during_eval: true\nlr: 5e-7\ngradient_accumulation_steps: 1\nmax_length: 512\n\
+                  max_prompt_length: 256\nn_epochs: 1\ntrainer: BasicTrainer\noptimizer: RMSprop\n\
+                  defaults:\n- _self_\n- model: blank_model\n- loss: sft\n";
+    let blank = "name_or_path: ???\narchive: null\npolicy_dtype: float32\nfsdp_policy_mp: null\n";
+    let pythia = "defaults:\n- blank_model\n- _self_\nname_or_path: EleutherAI/pythia-2.8b\n";
+    let files = [
+        ("train.py", ""),
+        ("config/config.yaml", config),
+        ("config/model/blank_model.yaml", blank),
+        ("config/model/pythia28.yaml", pythia),
+        ("config/loss/sft.yaml", "name: sft\n"),
+    ];
+    let command = "python -u train.py model=pythia28 datasets=[hh] loss=sft exp_name=anthropic_dpo_pythia28 \
+                   gradient_accumulation_steps=2 batch_size=64 eval_batch_size=32 trainer=FSDPTrainer \
+                   sample_during_eval=false model.fsdp_policy_mp=bfloat16";
+    let (exit, message) = refused(&files, command);
+    assert_eq!(exit, Some(1), "{message}");
+    let expected = "error[checkpoint-portable]: direct-preference-optimization cannot continue from its checkpoints";
+    assert!(message.contains(expected), "{message}");
 }
