@@ -201,10 +201,9 @@ fn read(args: &Args, from: &RecipeArgs, alone: Option<Split>) -> Result<Recipe, 
         request.trainer_command.clone_from(&args.command);
     }
     let mut recipe = recipe::read(&request)?;
-    if let Some(split) = alone {
-        let program = launchers::without_numbers(&recipe, split.program);
-        recipe.spec.trainer.command = program;
-        launchers::add_environment(&mut recipe, split.environment, split.assigned)?;
+    if let Some(mut split) = alone {
+        split.program = launchers::without_numbers(&recipe, split.program);
+        launchers::take_over(&mut recipe, split)?;
     }
     external_trainer::launcher::complete(&mut recipe, &request.origin)?;
     Ok(recipe)

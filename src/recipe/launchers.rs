@@ -6,7 +6,7 @@ use super::batch_arguments::argument_keys;
 use super::dialects::accelerate::{environment, plugin};
 use super::dialects::command::alone;
 use super::schema::dialect::Dialect;
-use super::{ReadError, Recipe, Request};
+use super::{Diagnostic, ReadError, Recipe, Request};
 
 pub use super::dialects::accelerate::plugin::deepspeed_config;
 pub use super::dialects::command::alone::{LauncherError, Split, assigned, split};
@@ -50,21 +50,25 @@ pub(super) fn replace(
         }
     };
     let mut recipe = read(&Request {
-        launcher: split.launcher,
+        launcher: split.launcher.clone(),
         ..request
     })?;
     recipe.launcher_replaced = true;
-    recipe.spec.trainer.command = split.program;
-    add_environment(&mut recipe, split.environment, split.assigned)?;
+    take_over(&mut recipe, split)?;
     Ok(recipe)
 }
 
-/// Gives the ranks the environment of a [`Split`]: a launcher's variables win over those that it was started with.
-pub fn add_environment(
-    recipe: &mut Recipe,
-    mut of_launcher: BTreeMap<String, String>,
-    mut assigned: BTreeMap<String, String>,
-) -> Result<(), ReadError> {
+/// Makes a [`Split`] the external trainer: its program, and its environment. A launcher's variables win over those
+/// that it was started with.
+pub fn take_over(recipe: &mut Recipe, split: Split) -> Result<(), ReadError> {
+    let Split {
+        launcher: _,
+        program,
+        environment: mut of_launcher,
+        mut assigned,
+        ignored,
+    } = split;
+    recipe.spec.trainer.command = program;
     if !assigned.is_empty() {
         of_launcher.extend(environment(recipe)?);
     }
@@ -74,6 +78,14 @@ pub fn add_environment(
     }
     assigned.extend(of_launcher);
     recipe.spec.trainer.add_environment(assigned);
+    if !ignored.is_empty() {
+        recipe.diagnostics.push(Diagnostic::note(
+            "external-trainer",
+            None,
+            format!("options of the launcher without effect: `{}`", ignored.join("`, `")),
+            "nothing to do; evenkeel itself restarts the ranks and writes their output to the run's directory",
+        ));
+    }
     Ok(())
 }
 
@@ -155,6 +167,13 @@ mod tests {
             read("[PYTHONPATH=src, accelerate, launch, --use_deepspeed, train.py]").unwrap();
         let paths = &paths.spec.trainer.environment["PYTHONPATH"];
         assert_eq!(paths, "src:{working_directory}");
+        let ignored = read("[torchrun, --max_restarts, '3', --role, mine, train.py]").unwrap();
+        let note = ignored
+            .diagnostics
+            .iter()
+            .find(|d| d.rule == "external-trainer");
+        insta::assert_snapshot!(note.unwrap().message, @"options of the launcher without effect: `--max_restarts`");
+        assert_eq!(ignored.spec.trainer.environment["ROLE_NAME"], "mine");
         let trainer = read("[env, A=1, sh, train.sh]").unwrap().spec.trainer;
         assert_eq!(trainer.command.join(" "), "sh train.sh");
         assert_eq!(trainer.environment["A"], "1");
@@ -163,7 +182,7 @@ mod tests {
         // The rule external-trainer refuses it.
         let shell = read("[bash, -c, torchrun train.py]").unwrap();
         assert_eq!(shell.spec.trainer.command.len(), 3);
-        insta::assert_snapshot!(read("[torchrun, --role, a, train.py]").unwrap_err(), @"sft.yaml:5:22: `--role` of torchrun has no counterpart in evenkeel, which starts the ranks itself; remove it (docs/external-trainer.md lists what evenkeel replaces)");
+        insta::assert_snapshot!(read("[torchrun, --run_path, a, train.py]").unwrap_err(), @"sft.yaml:5:22: `--run_path` of torchrun has no counterpart in evenkeel, which starts the ranks itself; remove it (docs/external-trainer.md lists what evenkeel replaces)");
         insta::assert_snapshot!(read("[srun, -N2, torchrun, train.py]").unwrap_err(), @"sft.yaml:5:22: `-N 2` of srun starts the launcher more than once, but evenkeel starts every rank itself; remove `srun` with its options, and give the nodes of a cluster with `evenkeel launch --nodes` (docs/external-trainer.md lists what evenkeel replaces)");
     }
 }

@@ -47,6 +47,8 @@ pub struct Split {
     pub environment: BTreeMap<String, String>,
     /// Environment variables that the command sets for its launcher. Those of the launcher win.
     pub assigned: BTreeMap<String, String>,
+    /// Options of the launcher that have no effect.
+    pub ignored: Vec<String>,
 }
 
 /// Variables that evenkeel sets for every rank, as torchrun does whatever its environment has.
@@ -110,6 +112,31 @@ const REPLACED: &[&str] = &[
     "no_ssh_check",
     "force_multi",
     "no_local_rank",
+    "quiet",
+    "q",
+    "role",
+];
+
+/// Those of [`REPLACED`] that a user may miss, for restarts, logs and the way to other hosts.
+const IGNORED: &[&str] = &[
+    "max_restarts",
+    "monitor_interval",
+    "start_method",
+    "log_dir",
+    "r",
+    "redirects",
+    "t",
+    "tee",
+    "local_ranks_filter",
+    "local_addr",
+    "hostfile",
+    "H",
+    "launcher",
+    "launcher_args",
+    "ssh_port",
+    "no_ssh",
+    "no_ssh_check",
+    "force_multi",
     "quiet",
     "q",
 ];
@@ -203,6 +230,12 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         let option = format!("--{}", option.name);
         return Err(LauncherError::Option { launcher, option });
     }
+    let ignored = found.options.iter().filter_map(|option| {
+        let name = option.name.as_str();
+        let dashes = if name.len() == 1 { "-" } else { "--" };
+        IGNORED.contains(&name).then(|| format!("{dashes}{name}"))
+    });
+    let ignored = ignored.collect();
     let given = |names: &[&str]| launcher::option(&found.options, names).is_some();
     if given(&["no_python"]) && given(&["module", "m"]) {
         return Err(LauncherError::ModuleWithoutPython);
@@ -216,6 +249,9 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         ] {
             environment.insert(name.to_owned(), value.to_owned());
         }
+    }
+    if let Some(role) = launcher::value(&found.options, &["role"]) {
+        environment.insert("ROLE_NAME".to_owned(), placeholder::literal(&role.text));
     }
     let text = |word: &Word| word.text.clone();
     let (of_launcher, arguments): (Vec<&Word>, Vec<&Word>) = match found.mixed {
@@ -253,6 +289,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         program,
         environment,
         assigned,
+        ignored,
     })
 }
 
@@ -450,6 +487,17 @@ mod tests {
     }
 
     #[test]
+    fn options_for_restarts_and_logs_are_ignored_and_the_role_is_the_ranks() {
+        let command = "torchrun --nproc_per_node 2 --max-restarts=3 -t 3 --log_dir logs --role {args} train.py --tee 1";
+        let split = split(&words(command)).unwrap();
+        assert_eq!(split.ignored, ["--max_restarts", "-t", "--log_dir"]);
+        assert_eq!(split.environment["ROLE_NAME"], "{left_brace}args}");
+        let command = "deepspeed --hostfile=hosts --launcher_args x --num_gpus 2 train.py";
+        let ignored = super::split(&words(command)).unwrap().ignored;
+        assert_eq!(ignored, ["--hostfile", "--launcher_args"]);
+    }
+
+    #[test]
     fn commands_that_are_no_plain_launcher_and_options_without_counterpart_are_refused() {
         for command in [
             "env -u A torchrun train.py",
@@ -466,7 +514,7 @@ mod tests {
                 "accelerate launch --config_f a.yaml train.py",
                 "the options of `accelerate` name no program",
             ),
-            ("torchrun --role a train.py", "`--role` of torchrun"),
+            ("torchrun --run_path a train.py", "`--run_path` of torchrun"),
             (
                 "deepspeed --include localhost:0 train.py",
                 "`--include` of deepspeed",

@@ -25,8 +25,8 @@ use crate::util::suggest::short;
 
 pub(crate) use before::value_sources;
 use known::{ACCELERATE, DEEPSPEED, Options, PYTHON, TORCH_LAUNCH, TORCHRUN};
-use options::{Given, options, value};
-pub(crate) use options::{Opt, option};
+use options::{Given, options};
+pub(crate) use options::{Opt, option, value};
 use trl::trl;
 pub(crate) use trl::{is_for_trls_launcher, refuse_switches};
 

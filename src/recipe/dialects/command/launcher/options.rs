@@ -250,6 +250,7 @@ pub(crate) fn option<'o>(options: &'o [Opt], names: &[&str]) -> Option<&'o Opt> 
     options.find(|option| names.contains(&option.name.as_str()))
 }
 
-pub(super) fn value<'o>(options: &'o [Opt], names: &[&str]) -> Option<&'o Word> {
+/// The value of [`option`].
+pub(crate) fn value<'o>(options: &'o [Opt], names: &[&str]) -> Option<&'o Word> {
     option(options, names)?.value.as_ref()
 }
