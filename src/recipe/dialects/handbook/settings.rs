@@ -41,6 +41,9 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         tree.plain("batch.last_batch", &drop.with(how));
     }
     tree.plain_if("batch.auto_find", values.bool("auto_find_batch_size"));
+    if let Some(only) = values.bool("save_only_model") {
+        tree.plain("trainer.saves_optimizer", &only.with(!only.value));
+    }
     for key in [
         "num_generations",
         "num_generations_eval",
@@ -110,6 +113,13 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
         return;
     };
     let given = |value: &str| Given::new("fsdp", value.to_owned(), node.span);
+    if let Some(config) = values.node("fsdp_config")
+        && let Some(version) = config.get("version").or_else(|| config.get("fsdp_version"))
+    {
+        let second = version.text() == Some("2");
+        let second = Given::new("fsdp_config", second, version.span);
+        tree.plain("trainer.chooses_fsdp_2", &second);
+    }
     let words: Vec<&str> = match node.items() {
         Some(items) => items.iter().filter_map(Node::text).collect(),
         None => node.text().unwrap_or_default().split_whitespace().collect(),

@@ -24,6 +24,10 @@ pub struct Trainer {
     pub resume: Vec<String>,
     /// Directory of its checkpoints, the same in every generation; default: a directory of the run.
     pub checkpoint_dir: Option<String>,
+    /// Whether its checkpoints hold the optimiser's state.
+    pub saves_optimizer: bool,
+    /// Whether its own arguments choose FSDP 2.
+    pub chooses_fsdp_2: bool,
     /// Regular expression that finds its progress in the output of rank 0, by the named groups `step`,
     /// `total_steps`, `loss`, `learning_rate` and `tokens`. Only `step` is required.
     pub progress_pattern: Option<String>,
@@ -41,6 +45,8 @@ impl Default for Trainer {
             deepspeed_config: None,
             resume: Vec::new(),
             checkpoint_dir: None,
+            saves_optimizer: true,
+            chooses_fsdp_2: false,
             progress_pattern: None,
             drain_signal: DrainSignal::Term,
             drain_seconds: 60,
