@@ -287,12 +287,12 @@ mod tests {
         assert_eq!(written(&other, &HALF).unwrap().text, expected);
         // One of two changes lies in a file, the other in an override.
         let earlier = Some("before-2025-05-01");
-        let mixed = recipe(&model, earlier, &["model={batch_size: 32}"]);
+        let mixed = recipe(&model, earlier, &["model.batch_size=32"]);
         let emitted = written(&mixed, &HALF).unwrap();
         assert_eq!(emitted.text, expected);
         assert_eq!(
             emitted.remarks[1],
-            "change these overrides too: `model={batch_size: 32}` becomes `model={batch_size: 16}`"
+            "change these overrides too: `model.batch_size=32` becomes `model.batch_size=16`"
         );
     }
 

@@ -53,16 +53,17 @@ pub(crate) fn gather(
         let file = reading.sources.add(&path, text.as_str());
         reading.files.recipe = Some(file);
         if command::is_one(&path, &text) {
-            command = Some(read_command(&path, &text, file, reading)?);
+            let read = read_command(&path, &text, file, reading)?;
+            reading.files.command = Some((file, read.end));
+            command = Some(read);
         } else {
             recipe = Some((path, reading.tree(file)?));
         }
     }
     if !request.command.is_empty() {
-        let text = shell::join(&request.command);
-        let file = reading.sources.add(shell::COMMAND, format!("{text}\n"));
-        let path = Path::new(shell::COMMAND);
-        command = Some(read_command(path, &text, file, reading)?);
+        let (read, file) = read_words(&request.command, reading)?;
+        reading.files.command = Some((file, read.end));
+        command = Some(read);
     }
     let Some(mut command) = command else {
         let (path, mut root) = recipe?;
@@ -71,7 +72,7 @@ pub(crate) fn gather(
         }
         let by_launcher = match request.launcher.is_empty() {
             true => None,
-            false => Some(read_launcher(&request.launcher, reading)?),
+            false => Some(read_words(&request.launcher, reading)?.0),
         };
         if by_launcher.as_ref().is_some_and(|command| command.by_trl) {
             command::refuse_switches(&root, reading);
@@ -229,19 +230,16 @@ fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading)
 fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) -> Option<Command> {
     reading.converted.push(file);
     let diagnostics = &mut reading.diagnostics;
-    let command = command::parse(path, text, file, handbook::is_switch, diagnostics)?;
-    reading.files.command = Some((file, command.end));
-    Some(command)
+    command::parse(path, text, file, handbook::is_switch, diagnostics)
 }
 
-/// Reads the words of a launcher that starts the recipe's program.
-fn read_launcher(words: &[String], reading: &mut Reading) -> Option<Command> {
+/// Reads the words of a command, which become a virtual file.
+fn read_words(words: &[String], reading: &mut Reading) -> Option<(Command, FileId)> {
     let text = shell::join(words);
     let path = Path::new(shell::COMMAND);
     let file = reading.sources.add(path, format!("{text}\n"));
-    reading.converted.push(file);
-    let diagnostics = &mut reading.diagnostics;
-    command::parse(path, &text, file, handbook::is_switch, diagnostics)
+    let command = read_command(path, &text, file, reading)?;
+    Some((command, file))
 }
 
 /// Whether a program is one of TRL's scripts, by its folder.

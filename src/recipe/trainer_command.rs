@@ -11,18 +11,11 @@ use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::placeholder::{self, ARGS, CHECKPOINT_DIR, RECIPE};
 use crate::recipe::syntax::shell;
+use crate::recipe::syntax::words::Words;
 
 /// Launchers: programs that start one process per device.
-const LAUNCHERS: [&str; 8] = [
-    "torchrun",
-    "trl",
-    "accelerate",
-    "accelerate-launch",
-    "deepspeed",
-    "mpirun",
-    "mpiexec",
-    "srun",
-];
+const LAUNCHERS: Words =
+    Words("torchrun trl accelerate accelerate-launch deepspeed mpirun mpiexec srun");
 
 /// Launchers that are started as Python modules.
 const MODULES: [&str; 5] = [
@@ -51,7 +44,7 @@ pub fn launcher(command: &[String]) -> Option<String> {
                 .contains(&module.as_str())
                 .then(|| format!("-m {module}"));
         }
-        if LAUNCHERS.contains(&name) {
+        if LAUNCHERS.has(name) {
             return Some(name.to_owned());
         }
         if shell::is_shell(name) {

@@ -7,7 +7,6 @@ pub(crate) mod environment;
 pub(crate) mod options;
 pub(crate) mod parallelism;
 pub(crate) mod plugin;
-pub(crate) mod python;
 pub(crate) mod shipped;
 pub(crate) mod strategy;
 pub(crate) mod typed;
@@ -27,6 +26,7 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::did_you_mean;
 
 pub(crate) use shipped::fixes_accumulation;
@@ -38,41 +38,14 @@ pub(crate) use zero::{leave_to_trainer, overrule};
 pub struct Accelerate;
 
 /// Fields of `ClusterConfig`, and the two old ones that accelerate converts.
-const KEYS: &[&str] = &[
-    "compute_environment",
-    "distributed_type",
-    "mixed_precision",
-    "use_cpu",
-    "debug",
-    "num_processes",
-    "machine_rank",
-    "num_machines",
-    "gpu_ids",
-    "main_process_ip",
-    "main_process_port",
-    "rdzv_backend",
-    "same_network",
-    "main_training_function",
-    "enable_cpu_affinity",
-    "fp8_config",
-    "deepspeed_config",
-    "fsdp_config",
-    "parallelism_config",
-    "megatron_lm_config",
-    "mpirun_config",
-    "downcast_bf16",
-    "tpu_name",
-    "tpu_zone",
-    "tpu_use_cluster",
-    "tpu_use_sudo",
-    "command_file",
-    "commands",
-    "tpu_vm",
-    "tpu_env",
-    "dynamo_config",
-    "fp16",
-    "dynamo_backend",
-];
+const KEYS: Words = Words(
+    "compute_environment distributed_type mixed_precision use_cpu debug num_processes \
+     machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend \
+     same_network main_training_function enable_cpu_affinity fp8_config deepspeed_config \
+     fsdp_config parallelism_config megatron_lm_config mpirun_config downcast_bf16 tpu_name \
+     tpu_zone tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env dynamo_config \
+     fp16 dynamo_backend",
+);
 
 impl Reader for Accelerate {
     fn dialect(&self) -> Dialect {
@@ -91,8 +64,7 @@ impl Reader for Accelerate {
         world::warn_about_unset_processes(&root, reading);
         let config_keys = zero::config_keys(&root);
         let mut native = translate(&root, asked.path, config_keys, reading);
-        let name = asked.path.file_stem().unwrap_or_default().to_string_lossy();
-        let name = Node::string(run_name::label(&name), root.span);
+        let name = Node::string(run_name::of_file(asked.path), root.span);
         native.set("name", root.span, name);
         Translated {
             part: true,
@@ -288,8 +260,7 @@ fn translate(root: &Node, path: &Path, config_keys: Vec<ConfigKey>, reading: &mu
         return tree.into_node();
     }
     for entry in root.entries().unwrap_or_default() {
-        let known = KEYS.contains(&entry.name.as_str())
-            || entry.name == crate::recipe::schema::dialect::RESERVED;
+        let known = KEYS.has(&entry.name) || entry.name == crate::recipe::schema::dialect::RESERVED;
         if !known && !typed::is_entry(entry) {
             reading.error(
                 "unknown-key",
@@ -298,7 +269,7 @@ fn translate(root: &Node, path: &Path, config_keys: Vec<ConfigKey>, reading: &mu
                     "accelerate has no key `{}` and refuses the file",
                     entry.name
                 ),
-                did_you_mean(&entry.name, KEYS.iter().copied()),
+                did_you_mean(&entry.name, KEYS.iter()),
             );
         }
     }
@@ -334,12 +305,10 @@ fn sagemaker(root: &Node, reading: &mut Reading) -> bool {
             "SageMaker starts jobs on its own machines, which evenkeel cannot plan",
             "use a config with `compute_environment: LOCAL_MACHINE`, or give `--recipe-gpus`",
         ),
-        other => reading.error(
-            "unknown-value",
-            Some(node.span),
-            format!("`compute_environment` is `{other}`"),
-            did_you_mean(other, ["LOCAL_MACHINE", "AMAZON_SAGEMAKER"]),
-        ),
+        other => {
+            let words = ["LOCAL_MACHINE", "AMAZON_SAGEMAKER"];
+            reading.unknown_value("compute_environment", other, node.span, words);
+        }
     }
     true
 }
@@ -357,12 +326,8 @@ fn precision(root: &Node, tree: &mut Tree, reading: &mut Reading) {
         ("bf16" | "fp8", _) => "bf16",
         ("fp16", _) => "f16",
         _ => {
-            reading.error(
-                "unknown-value",
-                Some(node.span),
-                format!("`mixed_precision` is `{text}`"),
-                did_you_mean(text, ["no", "fp16", "bf16", "fp8"]),
-            );
+            let words = ["no", "fp16", "bf16", "fp8"];
+            reading.unknown_value("mixed_precision", text, node.span, words);
             return;
         }
     };

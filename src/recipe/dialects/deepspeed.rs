@@ -70,8 +70,7 @@ fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     refuse_wrong_numbers(root, reading);
     warn_unknown(root, reading);
     let mut tree = Tree::new(root.span);
-    let file = path.file_stem().unwrap_or_default().to_string_lossy();
-    tree.default("name", run_name::label(&file));
+    tree.default("name", run_name::of_file(path));
     tree.lay(translate(root, ""));
     refuse_no_batch(root, reading);
     implied_world(root, &mut tree, reading);
@@ -90,6 +89,24 @@ pub(crate) fn open(path: &Path, reading: &mut Reading) -> Option<Node> {
     reading.refuse_more_than_json(file, "the trainer");
     require_zero_optimization(&root, reading);
     Some(root)
+}
+
+/// As [`open`], for a file that `from` names. A missing one is a warning.
+pub(crate) fn open_named(
+    node: &Node,
+    from: &Path,
+    put: &str,
+    reading: &mut Reading,
+) -> Option<Node> {
+    let name = node.text().unwrap_or_default();
+    if let Some(file) = reading.beside(from, name) {
+        return open(&file, reading);
+    }
+    let message =
+        format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown");
+    let help = format!("{put}, or set `evenkeel.parallel.strategy`");
+    reading.warning("deepspeed-unread", Some(node.span), message, help);
+    None
 }
 
 /// A trainer passes the config to accelerate's `DeepSpeedPlugin`, which requires this key.
@@ -121,10 +138,8 @@ pub(crate) fn translate(root: &Node, prefix: &str) -> Node {
     let key = |key: &str| joined(prefix, key);
     let int = |path: &str| {
         let node = root.get_path(path)?;
-        match node.resolve(Schema::PyYaml)? {
-            Resolved::Int(value) => Some(Given::new(key(path), value, node.span)),
-            _ => None,
-        }
+        let value = node.int(Schema::PyYaml)?;
+        Some(Given::new(key(path), value, node.span))
     };
     // Elasticity computes the triple; DeepSpeed ignores or refuses the triple beside it.
     if !elasticity::is_enabled(root) {
@@ -187,7 +202,7 @@ fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
                 Some(node.span),
                 format!(
                     "`{key}` takes a whole number or \"auto\", this is `{}`",
-                    suggest::short(node.text().unwrap_or(node.kind()))
+                    suggest::short(node.shown())
                 ),
                 "give a whole number without quotes",
             ),
@@ -201,7 +216,7 @@ fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
             Some(node.span),
             format!(
                 "`zero_optimization.stage` is `{}`",
-                suggest::short(node.text().unwrap_or(node.kind()))
+                suggest::short(node.shown())
             ),
             "give 0, 1, 2 or 3",
         );
@@ -284,7 +299,7 @@ fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
 fn training(root: &Node, tree: &mut Tree) {
     let enabled = |key: &str| {
         let node = root.get_path(&format!("{key}.enabled"))?;
-        (node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))).then_some(node.span)
+        node.is_bool(true, Schema::PyYaml).then_some(node.span)
     };
     for (key, precision) in [("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "f16")] {
         if let Some(span) = enabled(key) {

@@ -11,8 +11,9 @@
 
 use std::path::Path;
 
+use super::hydra::Type::{self, Float, Int, Text};
 use super::hydra::{Program, Registered, Values};
-use super::preference::{self, DTYPES, Kind, Known};
+use super::preference::{self, DTYPES, Kind, Known, known};
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
@@ -20,8 +21,7 @@ use crate::recipe::schema::reader::{Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest::{did_you_mean, short};
+use crate::recipe::syntax::scalar::Schema;
 
 /// Reads the tree of direct-preference-optimization.
 pub struct Dpo;
@@ -43,21 +43,30 @@ const LOSSES: &[(&str, &str)] = &[("sft", "sft"), ("dpo", "dpo"), ("ipo", "dpo")
 
 /// Data sets that upstream knows by name.
 const DATA_SETS: &[Known] = &[
-    Known {
-        word: "hh",
-        id: "Anthropic/hh-rlhf",
-        splits: ["train", "test"],
-    },
-    Known {
-        word: "shp",
-        id: "stanfordnlp/SHP",
-        splits: ["train", "test"],
-    },
-    Known {
-        word: "se",
-        id: "HuggingFaceH4/stack-exchange-preferences",
-        splits: ["train", "test"],
-    },
+    known("hh", "Anthropic/hh-rlhf", ["train", "test"]),
+    known("shp", "stanfordnlp/SHP", ["train", "test"]),
+    known(
+        "se",
+        "HuggingFaceH4/stack-exchange-preferences",
+        ["train", "test"],
+    ),
+];
+
+/// Keys that become native ones unchanged.
+const KEYS: &[(&str, Type, &str)] = &[
+    ("batch.accumulation", Int, "gradient_accumulation_steps"),
+    ("batch.global", Int, "batch_size"),
+    ("data.sequence_length", Int, "max_length"),
+    ("evaluation.batch", Int, "eval_batch_size"),
+    ("evaluation.every_samples", Int, "eval_every"),
+    ("evaluation.samples", Int, "n_eval_examples"),
+    ("learning_rate.peak", Float, "lr"),
+    ("learning_rate.warmup_steps", Int, "warmup_steps"),
+    ("model.path", Text, "model.name_or_path"),
+    ("optimizer.gradient_clip", Float, "max_grad_norm"),
+    ("optimizer.name", Text, "optimizer"),
+    ("output", Text, "local_run_dir"),
+    ("tokenizer.path", Text, "model.tokenizer_name_or_path"),
 ];
 
 impl Reader for Dpo {
@@ -79,10 +88,10 @@ impl Reader for Dpo {
         batch(&values, &mut tree, reading);
         model(&values, &mut tree, reading);
         training(&values, &mut tree, reading);
+        values.translate(KEYS, &mut tree, reading);
         let names = values.texts("datasets", reading);
         preference::sources(&names, 0, DATA_SETS, &mut tree);
         preference::sources(&names, 1, DATA_SETS, &mut tree);
-        tree.text_if("output", values.text("local_run_dir", reading));
         Translated {
             native: tree.into_node(),
             source: composed.config,
@@ -119,9 +128,8 @@ fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     let known = LOSSES.iter().find(|(word, _)| *word == name.value);
     // A loss of the tree itself splits like all others; an unknown one on the command line may be a typo.
     if known.is_none() && Some(name.span.file) == reading.files.command_line {
-        let help = did_you_mean(&name.value, LOSSES.iter().map(|(word, _)| *word));
-        let message = format!("`loss.name` is `{}`", short(&name.value));
-        reading.error("unknown-value", Some(name.span), message, help);
+        let words = LOSSES.iter().map(|(word, _)| *word);
+        reading.unknown_value("loss.name", &name.value, name.span, words);
     }
     let taken = known.map_or("dpo", |(_, objective)| *objective);
     tree.text("objective", &name.with(taken.to_owned()));
@@ -136,9 +144,8 @@ fn world(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         return;
     };
     if !TRAINERS.contains(&trainer.value.as_str()) {
-        let help = did_you_mean(&trainer.value, TRAINERS.iter().copied());
-        let message = format!("`trainer` is `{}`", trainer.value);
-        reading.error("unknown-value", Some(trainer.span), message, help);
+        let words = TRAINERS.iter().copied();
+        reading.unknown_value("trainer", &trainer.value, trainer.span, words);
     }
     match trainer.value.contains("FSDP") {
         true => tree.text("parallel.strategy", &trainer.with("fsdp".to_owned())),
@@ -147,21 +154,17 @@ fn world(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
 }
 
 fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
-    let global = values.int("batch_size", reading);
-    let accumulation = values.int("gradient_accumulation_steps", reading);
+    let mut quiet = Reading::default();
     reading.files.tree = Some(TreeBatch {
-        size: global.clone(),
-        accumulation: accumulation.clone(),
+        size: values.int("batch_size", &mut quiet),
+        accumulation: values.int("gradient_accumulation_steps", &mut quiet),
         per_pass: false,
     });
-    tree.plain_if("batch.accumulation", accumulation);
     tree.default("batch.division", "floored");
     tree.default("batch.last_batch", "drop");
-    tree.plain_if("evaluation.batch", values.int("eval_batch_size", reading));
     tree.default("evaluation.division", "floored");
     tree.default("evaluation.rounding", "batch");
-    tree.plain_if("evaluation.samples", values.int("n_eval_examples", reading));
-    let every = values.int("eval_every", reading);
+    let every = values.int("eval_every", &mut quiet);
     let debug = values
         .bool("debug", reading)
         .is_some_and(|debug| debug.value);
@@ -169,16 +172,9 @@ fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     if let (Some(every), false) = (&every, debug) {
         tree.plain("checkpoint.every_samples", every);
     }
-    tree.plain_if("evaluation.every_samples", every);
-    tree.plain_if("batch.global", global);
 }
 
 fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
-    tree.text_if("model.path", values.text("model.name_or_path", reading));
-    tree.text_if(
-        "tokenizer.path",
-        values.text("model.tokenizer_name_or_path", reading),
-    );
     // Only FSDP trains in another precision than that of the weights.
     let sharded = tree.get("parallel.strategy").is_some();
     let policy = values.word("model.policy_dtype", DTYPES, reading);
@@ -202,8 +198,7 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         );
     }
     let archive = values.node("model.archive");
-    if let Some(archive) = archive.filter(|a| a.resolve(Schema::OmegaConf) != Some(Resolved::Null))
-    {
+    if let Some(archive) = archive.filter(|a| !a.is_null(Schema::OmegaConf)) {
         reading.note(
             "unsupported-value",
             Some(archive.span),
@@ -214,28 +209,13 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
 }
 
 fn training(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
-    tree.plain_if("data.sequence_length", values.int("max_length", reading));
     preference::budget(values, tree, reading);
-    tree.plain_if("learning_rate.peak", values.float("lr", reading));
     // Linear warm-up over `warmup_steps`, then constant.
     tree.default("learning_rate.shape", "constant");
-    tree.plain_if(
-        "learning_rate.warmup_steps",
-        values.int("warmup_steps", reading),
-    );
-    tree.plain_if(
-        "optimizer.gradient_clip",
-        values.float("max_grad_norm", reading),
-    );
-    let optimizer = values.text("optimizer", reading);
     // The default weight decay of PyTorch's AdamW is 0.01.
-    if optimizer
-        .as_ref()
-        .is_some_and(|given| given.value == "AdamW")
-    {
+    if values.node("optimizer").and_then(Node::text) == Some("AdamW") {
         tree.default("optimizer.weight_decay", "0.01");
     }
-    tree.text_if("optimizer.name", optimizer);
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@ mod version;
 
 use std::path::Path;
 
+use super::hydra::Type::{self, Bool, Float, Int, Text};
 use super::hydra::{Program, Values};
-use super::preference::{self, DTYPES, Kind, Known};
+use super::preference::{self, DTYPES, Kind, Known, known};
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
@@ -72,9 +73,33 @@ const DATA_SETS: &[Known] = &[
     known("alpacaeval", "tatsu-lab/alpaca_eval", ["eval", "eval"]),
 ];
 
-const fn known(word: &'static str, id: &'static str, splits: [&'static str; 2]) -> Known {
-    Known { word, id, splits }
-}
+/// Keys that become native ones unchanged.
+const KEYS: &[(&str, Type, &str)] = &[
+    (
+        "batch.accumulation",
+        Int,
+        "model.gradient_accumulation_steps",
+    ),
+    ("data.sequence_length", Int, "model.max_length"),
+    ("evaluation.batch", Int, "model.eval_batch_size"),
+    ("evaluation.every_samples", Int, "eval_every"),
+    ("evaluation.samples", Int, "n_eval_examples"),
+    ("learning_rate.peak", Float, "lr"),
+    ("learning_rate.warmup_ratio", Float, "warmup"),
+    ("learning_rate.warmup_steps", Int, "warmup_steps"),
+    (
+        "model.activation_checkpointing",
+        Bool,
+        "model.activation_checkpointing",
+    ),
+    ("model.adapters", Bool, "model.use_peft"),
+    ("optimizer.beta1", Float, "beta1"),
+    ("optimizer.beta2", Float, "beta2"),
+    ("optimizer.gradient_clip", Float, "model.max_grad_norm"),
+    ("optimizer.name", Text, "optimizer"),
+    ("optimizer.weight_decay", Float, "weight_decay"),
+    ("output", Text, "local_run_dir"),
+];
 
 impl Reader for Halos {
     fn dialect(&self) -> Dialect {
@@ -102,6 +127,7 @@ impl Reader for Halos {
         model(&values, version, &mut tree, reading);
         training(&values, supervised, &mut tree, reading);
         data(&values, &mut tree, reading);
+        values.translate(KEYS, &mut tree, reading);
         without_effect(&values, asked.command_line, reading);
         Translated {
             native: tree.into_node(),
@@ -144,7 +170,7 @@ impl Reader for Halos {
 }
 
 fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
-    let accumulation = values.int("model.gradient_accumulation_steps", reading);
+    let accumulation = values.int("model.gradient_accumulation_steps", &mut Reading::default());
     let size = values.int("model.batch_size", reading);
     reading.files.tree = Some(TreeBatch {
         size: size.clone(),
@@ -159,7 +185,6 @@ fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
         };
         tree.plain("batch.global", &size.with(global));
     }
-    tree.plain_if("batch.accumulation", accumulation);
     let division = match version {
         Version::Head | Version::PerStep => "exact",
         Version::Legacy => "floored",
@@ -175,10 +200,6 @@ fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
 }
 
 fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
-    tree.plain_if(
-        "evaluation.batch",
-        values.int("model.eval_batch_size", reading),
-    );
     let (division, rounding) = match version {
         Version::Head => ("passes", "batch"),
         Version::PerStep => ("ranks", "pass"),
@@ -186,8 +207,7 @@ fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &
     };
     tree.default("evaluation.division", division);
     tree.default("evaluation.rounding", rounding);
-    tree.plain_if("evaluation.samples", values.int("n_eval_examples", reading));
-    let every = values.int("eval_every", reading);
+    let every = values.int("eval_every", &mut Reading::default());
     // Upstream writes a checkpoint after every evaluation, if requested; the planner rounds both.
     let saves = values.bool("intermediate_checkpoints", reading);
     let debug = values
@@ -198,7 +218,6 @@ fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &
     {
         tree.plain("checkpoint.every_samples", every);
     }
-    tree.plain_if("evaluation.every_samples", every);
 }
 
 fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
@@ -231,44 +250,16 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
     let flash = flash.filter(|given| given.value);
     let flash = flash.map(|given| given.with("flash_attention_2".to_owned()));
     tree.text_if("model.attention", kernel.filter(|_| half).or(flash));
-    tree.plain_if(
-        "model.activation_checkpointing",
-        values.bool("model.activation_checkpointing", reading),
-    );
-    tree.plain_if("model.adapters", values.bool("model.use_peft", reading));
-    tree.plain_if(
-        "data.sequence_length",
-        values.int("model.max_length", reading),
-    );
-    tree.plain_if(
-        "optimizer.gradient_clip",
-        values.float("model.max_grad_norm", reading),
-    );
 }
 
 fn training(values: &Values<'_>, supervised: bool, tree: &mut Tree, reading: &mut Reading) {
     preference::budget(values, tree, reading);
-    tree.plain_if("learning_rate.peak", values.float("lr", reading));
-    let warmup = values.float("warmup", reading);
     // Constant after the warm-up, except in supervised fine-tuning.
-    let shape = match supervised && warmup.is_some() {
+    let shape = match supervised && values.node("warmup").is_some() {
         true => "cosine",
         false => "constant",
     };
     tree.default("learning_rate.shape", shape);
-    tree.plain_if("learning_rate.warmup_ratio", warmup);
-    tree.plain_if(
-        "learning_rate.warmup_steps",
-        values.int("warmup_steps", reading),
-    );
-    for (path, key) in [
-        ("optimizer.weight_decay", "weight_decay"),
-        ("optimizer.beta1", "beta1"),
-        ("optimizer.beta2", "beta2"),
-    ] {
-        tree.plain_if(path, values.float(key, reading));
-    }
-    tree.text_if("optimizer.name", values.text("optimizer", reading));
 }
 
 fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
@@ -278,7 +269,6 @@ fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         let names = if names.is_empty() { &both } else { &names };
         preference::sources(names, part, DATA_SETS, tree);
     }
-    tree.text_if("output", values.text("local_run_dir", reading));
 }
 
 /// Notes keys on the command line that the config has but the program never reads.

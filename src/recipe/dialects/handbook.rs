@@ -28,6 +28,7 @@ use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::{nearest, within};
 
 use values::Values;
@@ -39,16 +40,10 @@ pub struct Handbook;
 const LOGGING_STEPS: u64 = 10;
 
 /// Top-level keys that hardly any other dialect has.
-const DISTINCTIVE: &[&str] = &[
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "model_name_or_path",
-    "dataset_mixture",
-    "dataset_mixer",
-    "dataset_name",
-    "num_train_epochs",
-    "lr_scheduler_type",
-];
+const DISTINCTIVE: Words = Words(
+    "per_device_train_batch_size gradient_accumulation_steps model_name_or_path dataset_mixture \
+     dataset_mixer dataset_name num_train_epochs lr_scheduler_type",
+);
 
 /// Keys that set the batch of a device.
 const BATCH: [&str; 3] = [
@@ -67,11 +62,8 @@ impl Reader for Handbook {
         if others(root).is_some() || is_config(root) {
             return None;
         }
-        let distinctive: Vec<&str> = DISTINCTIVE
-            .iter()
-            .copied()
-            .filter(|key| root.get(key).is_some())
-            .collect();
+        let distinctive = DISTINCTIVE.iter().filter(|key| root.get(key).is_some());
+        let distinctive: Vec<&str> = distinctive.collect();
         let (first, more) = (distinctive.first()?, distinctive.len() - 1);
         Some(Detected {
             confidence: if more == 0 {

@@ -93,10 +93,7 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     native.name_entries("");
     let named = root.get("metadata").and_then(|m| metadata(m, diagnostics));
     if native.get("name").is_none() {
-        let name = named.unwrap_or_else(|| {
-            let file = path.file_stem().unwrap_or_default().to_string_lossy();
-            Node::string(run_name::label(&file), root.span)
-        });
+        let name = named.unwrap_or_else(|| Node::string(run_name::of_file(path), root.span));
         native.set("name", name.span, name);
     }
     native
@@ -105,7 +102,7 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
 /// The name in the metadata. Other keys are ignored, because cluster tools add them.
 fn metadata(metadata: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
     const KNOWN: [&str; 4] = ["name", "labels", "annotations", "namespace"];
-    if metadata.entries().is_none() && metadata.resolve(Schema::Core) != Some(Resolved::Null) {
+    if metadata.entries().is_none() && !metadata.is_null(Schema::Core) {
         diagnostics.push(Diagnostic::error(
             "wrong-type",
             Some(metadata.span),
@@ -142,7 +139,7 @@ fn expect(root: &Node, key: &str, value: &str, diagnostics: &mut Vec<Diagnostic>
         Some(node) => diagnostics.push(Diagnostic::error(
             "out-of-range",
             Some(node.span),
-            format!("`{key}` is `{}`", node.text().unwrap_or(node.kind())),
+            format!("`{key}` is `{}`", node.shown()),
             format!("this version of evenkeel reads `{key}: {value}`"),
         )),
         None => diagnostics.push(Diagnostic::error(
@@ -161,7 +158,6 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
     let before = diagnostics.len();
     let (spec, value_sources) = de::spec(tree, diagnostics);
     let spec = spec?;
-    limits::check(&spec, &value_sources, diagnostics);
     check_name_and_output(&spec, &value_sources, diagnostics);
     let pattern = spec.trainer.progress_pattern.as_deref();
     let pattern = pattern.and_then(|pattern| progress_pattern::compile(pattern).err());

@@ -169,6 +169,15 @@ pub(crate) struct Known {
     pub splits: [&'static str; 2],
 }
 
+/// A data set with its short name, its id and its splits.
+pub(crate) const fn known(
+    word: &'static str,
+    id: &'static str,
+    splits: [&'static str; 2],
+) -> Known {
+    Known { word, id, splits }
+}
+
 /// Writes the sources of `data.train` (0) or `data.evaluation` (1).
 pub(crate) fn sources(names: &[Given<String>], part: usize, known: &[Known], tree: &mut Tree) {
     let path = ["data.train", "data.evaluation"][part];

@@ -12,6 +12,7 @@ use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 
 /// A project that is recognised but not read.
 #[derive(Debug, PartialEq, Eq)]
@@ -120,16 +121,7 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
     if nested("trainer") && paths.iter().any(|path| root.get_path(path).is_some()) {
         return found("data", &VERL);
     }
-    const ALGORITHMS: [&str; 8] = [
-        "checkpointing",
-        "cluster",
-        "distillation",
-        "dpo",
-        "grpo",
-        "loss_fn",
-        "rm",
-        "sft",
-    ];
+    const ALGORITHMS: Words = Words("checkpointing cluster distillation dpo grpo loss_fn rm sft");
     let policy = root.get_path("policy.train_global_batch_size").is_some();
     if nested("policy") && (policy || ALGORITHMS.iter().any(|key| nested(key))) {
         return found("policy", &NEMO_RL);
@@ -139,18 +131,11 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
     {
         return found("trainer", &NEMO);
     }
-    const OF_AXOLOTL: [&str; 9] = [
-        "dataset_prepared_path",
-        "micro_batch_size",
-        "model_type",
-        "pad_to_sequence_len",
-        "rl",
-        "sample_packing",
-        "sequence_len",
-        "special_tokens",
-        "val_set_size",
-    ];
-    if text("base_model") && any(&OF_AXOLOTL) {
+    const OF_AXOLOTL: Words = Words(
+        "dataset_prepared_path micro_batch_size model_type pad_to_sequence_len rl sample_packing \
+         sequence_len special_tokens val_set_size",
+    );
+    if text("base_model") && any(&OF_AXOLOTL.iter().collect::<Vec<_>>()) {
         return found("base_model", &AXOLOTL);
     }
     if has("model_class") && any(&["dist_config", "kernel_config", "train_dataset"]) {
@@ -178,13 +163,6 @@ static MODULES: [(&str, &Project); 8] = [
     ("megatron.training", &MEGATRON),
 ];
 
-/// Programs of the projects with the command that trains.
-static PROGRAMS: [(&str, &[&str], &Project); 3] = [
-    ("axolotl", &["train"], &AXOLOTL),
-    ("megatron", &["pt", "rlhf", "sft"], &SWIFT_MEGATRON),
-    ("tune", &["run"], &TORCHTUNE),
-];
-
 /// The start of Hydra overrides of the projects.
 static OVERRIDES: [(&str, &Project); 12] = [
     ("actor_rollout_ref.", &VERL),
@@ -207,9 +185,9 @@ pub(crate) fn of_command(words: &[Word]) -> Option<Given<&'static Project>> {
     for (at, word) in words.iter().enumerate() {
         let next = words.get(at + 1).map(|next| next.text.as_str());
         let name = word.text.rsplit('/').next().unwrap_or_default();
-        let trains = |commands: &[&str]| next.is_some_and(|next| commands.contains(&next));
-        let mut programs = PROGRAMS.iter();
-        if let Some((.., project)) = programs.find(|(p, c, _)| *p == name && trains(c)) {
+        let trains = |commands: Words| next.is_some_and(|next| commands.has(next));
+        let program = TRAINING.iter().find(|(p, c, _)| *p == name && trains(*c));
+        if let Some((.., Some(project))) = program {
             return Some(given(word, project));
         }
         let module = word.text.strip_suffix(".py").unwrap_or(&word.text);
@@ -251,20 +229,19 @@ pub(crate) fn of_script(text: &str) -> Option<&'static Project> {
     text.contains("openrlhf.cli.train").then_some(&OPENRLHF)
 }
 
-/// Programs that train with one of their commands, and this command.
-const TRAINING: [(&str, &[&str]); 7] = [
-    ("axolotl", &["train"]),
-    ("llamafactory-cli", &["train"]),
-    ("lmf", &["train"]),
-    ("megatron", &["pt", "rlhf", "sft"]),
-    ("swift", &["pt", "rlhf", "sft"]),
+/// Programs with their commands that train, and the project whose arguments are not read.
+static TRAINING: [(&str, Words, Option<&Project>); 7] = [
+    ("axolotl", Words("train"), Some(&AXOLOTL)),
+    ("llamafactory-cli", Words("train"), None),
+    ("lmf", Words("train"), None),
+    ("megatron", Words("pt rlhf sft"), Some(&SWIFT_MEGATRON)),
+    ("swift", Words("pt rlhf sft"), None),
     (
         "trl",
-        &[
-            "bco", "cpo", "dpo", "grpo", "kto", "orpo", "ppo", "reward", "rloo", "sft",
-        ],
+        Words("bco cpo dpo grpo kto orpo ppo reward rloo sft"),
+        None,
     ),
-    ("tune", &["run"]),
+    ("tune", Words("run"), Some(&TORCHTUNE)),
 ];
 
 /// Whether a command calls one of these programs for something else: `swift infer`, `trl vllm-serve`.
@@ -273,10 +250,10 @@ pub(crate) fn trains_nothing(words: &[Word]) -> bool {
     value_sources(words).any(|at| {
         let name = words[at].text.rsplit('/').next().unwrap_or_default();
         let mut programs = TRAINING.iter();
-        let found = programs.find(|(program, _)| *program == name);
+        let found = programs.find(|(program, ..)| *program == name);
         let next = text(at + 1).unwrap_or_default();
         let named = next.starts_with(|c: char| c.is_ascii_lowercase());
-        found.is_some_and(|(_, trains)| named && !trains.contains(&next))
+        found.is_some_and(|(_, trains, _)| named && !trains.has(next))
     })
 }
 

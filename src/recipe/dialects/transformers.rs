@@ -22,27 +22,18 @@ use crate::recipe::schema::reader::{
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest;
 
 /// Reads the keys of `TrainingArguments`.
 pub struct Transformers;
 
 /// Keys of those scripts that neither TRL nor the handbook has.
-const DISTINCTIVE: &[&str] = &[
-    "block_size",
-    "config_name",
-    "dataset_config_name",
-    "do_predict",
-    "do_train",
-    "max_source_length",
-    "overwrite_cache",
-    "overwrite_output_dir",
-    "task_name",
-    "tokenizer_name",
-    "train_file",
-    "use_fast_tokenizer",
-    "validation_file",
-];
+const DISTINCTIVE: Words = Words(
+    "block_size config_name dataset_config_name do_predict do_train max_source_length \
+     overwrite_cache overwrite_output_dir task_name tokenizer_name train_file use_fast_tokenizer \
+     validation_file",
+);
 
 /// Fields that nearly every file of `TrainingArguments` has.
 const COMMON: &[&str] = &[
@@ -55,79 +46,6 @@ const COMMON: &[&str] = &[
 ];
 
 const BATCH: &[&str] = &["per_device_train_batch_size", "per_gpu_train_batch_size"];
-
-/// Fields that only programs with `TrainingArguments` commonly have. Others (`output_dir`,
-/// `learning_rate`, `num_train_epochs`, `tp_size`) are widespread: the training loops of diffusers,
-/// DeepSpeed-Chat, open-instruct and accelerate's examples have them with different defaults.
-const TRAINER_FIELDS: &[&str] = &[
-    "accelerator_config",
-    "auto_find_batch_size",
-    "average_tokens_across_devices",
-    "batch_eval_metrics",
-    "bf16_full_eval",
-    "dataloader_drop_last",
-    "dataloader_persistent_workers",
-    "dataloader_pin_memory",
-    "dataloader_prefetch_factor",
-    "ddp_broadcast_buffers",
-    "ddp_bucket_cap_mb",
-    "ddp_find_unused_parameters",
-    "ddp_timeout",
-    // Without a value it is DeepSpeed's own switch, which `take_switch` has removed.
-    "deepspeed",
-    "dispatch_batches",
-    "do_eval",
-    "do_predict",
-    "do_train",
-    "eval_accumulation_steps",
-    "eval_delay",
-    "eval_do_concat_batches",
-    "eval_on_start",
-    "eval_strategy",
-    "evaluation_strategy",
-    "fp16_backend",
-    "fp16_full_eval",
-    "fsdp_config",
-    "fsdp_transformer_layer_cls_to_wrap",
-    "gradient_checkpointing_kwargs",
-    "greater_is_better",
-    "group_by_length",
-    "half_precision_backend",
-    "hub_strategy",
-    "ignore_data_skip",
-    "include_for_metrics",
-    "include_inputs_for_metrics",
-    "include_num_input_tokens_seen",
-    "include_tokens_per_second",
-    "jit_mode_eval",
-    "label_smoothing_factor",
-    "length_column_name",
-    "load_best_model_at_end",
-    "log_level_replica",
-    "log_on_each_node",
-    "logging_first_step",
-    "logging_nan_inf_filter",
-    "logging_strategy",
-    "lr_scheduler_kwargs",
-    "metric_for_best_model",
-    "neftune_noise_alpha",
-    "optim_target_modules",
-    "overwrite_output_dir",
-    "prediction_loss_only",
-    "remove_unused_columns",
-    "restore_callback_states_from_checkpoint",
-    "save_on_each_node",
-    "save_only_model",
-    "save_safetensors",
-    "save_strategy",
-    "skip_memory_metrics",
-    "torch_compile_backend",
-    "torch_empty_cache_steps",
-    "train_sampling_strategy",
-    "use_legacy_prediction_loop",
-    "use_liger_kernel",
-    "use_mps_device",
-];
 
 /// The default of `logging_steps`.
 const LOGGING_STEPS: u64 = 500;
@@ -219,8 +137,7 @@ pub(crate) fn is_for_a_trainer(root: &Node) -> bool {
         let batch = name.ends_with("batch_size") && !name.contains("eval");
         batch && keys::kind_in_training(name).is_none()
     };
-    any(&|name| BATCH.contains(&name))
-        || (any(&|name| TRAINER_FIELDS.contains(&name)) && !any(&other_batch))
+    any(&|name| BATCH.contains(&name)) || (any(&keys::only_trainer_has) && !any(&other_batch))
 }
 
 /// Refuses arguments that evaluate or predict only. Returns whether it did.

@@ -5,7 +5,7 @@
 
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::yaml;
 
@@ -190,7 +190,7 @@ fn shift(span: &mut Span, at: Position) {
 
 /// Puts a value at a path. Keys may contain dots: the longest matching key wins.
 fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (String, String)> {
-    if root.resolve(Schema::Core) == Some(Resolved::Null) {
+    if root.is_null(Schema::Core) {
         root.value = Value::Mapping(Vec::new());
     }
     let kind = root.kind();
@@ -252,6 +252,7 @@ fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (Stri
 mod tests {
     use super::*;
     use crate::recipe::schema::reading::Reading;
+    use crate::recipe::syntax::scalar::Resolved;
 
     /// Applies overrides to a text; returns the tree and the problems with their places.
     fn apply_to(text: &str, overrides: &[&str]) -> (Node, Vec<String>) {

@@ -13,7 +13,7 @@ use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{hjson, yaml};
-use crate::util::suggest::short;
+use crate::util::suggest::{did_you_mean, short};
 
 /// The rule of a file that cannot be read at all.
 pub(crate) const UNREADABLE_FILE: &str = "unreadable-file";
@@ -91,6 +91,19 @@ impl Reading {
     ) {
         let problem = Diagnostic::note(rule, span, message, help);
         self.diagnostics.push(problem);
+    }
+
+    /// An error for a word that the key does not take.
+    pub fn unknown_value<'w>(
+        &mut self,
+        key: &str,
+        text: &str,
+        span: Span,
+        words: impl IntoIterator<Item = &'w str>,
+    ) {
+        let message = format!("`{key}` is `{}`", short(text));
+        let help = did_you_mean(text, words);
+        self.error("unknown-value", Some(span), message, help);
     }
 
     /// A whole number of a config whose reader converts nothing. Empty counts as absent; another type is reported.
@@ -192,13 +205,8 @@ impl Reading {
         let start: usize = before.map(|line| line.len() + 1).sum();
         let text = source.text.get(start..).unwrap_or_default();
         let text = text.lines().next().unwrap_or_default();
-        let span = Span {
-            file,
-            start: start.min(source.text.len()),
-            end: start.min(source.text.len()) + text.len(),
-            line: u32::try_from(problem.line().max(1)).unwrap_or(u32::MAX),
-            column: 1,
-        };
+        let start = start.min(source.text.len());
+        let span = Span::of(&source.text, start..start + text.len(), file);
         self.error(
             "yaml-syntax",
             Some(span),

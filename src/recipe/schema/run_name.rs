@@ -1,6 +1,8 @@
 //! Names of runs. A name becomes a directory below `runs/` and part of the names of Kubernetes objects, so it
 //! must be a DNS label of RFC 1123 (`apimachinery/pkg/util/validation`, `IsDNS1123Label`).
 
+use std::path::Path;
+
 use super::dialect::RESERVED;
 use super::reading::Reading;
 use super::tree::{Given, Tree};
@@ -45,6 +47,11 @@ pub(crate) fn label(text: &str) -> String {
         "" => "run".to_owned(),
         label => label.to_owned(),
     }
+}
+
+/// The label of a file's name without its extension.
+pub(crate) fn of_file(path: &Path) -> String {
+    label(&path.file_stem().unwrap_or_default().to_string_lossy())
 }
 
 /// Sets the run's name to the DNS label of an arbitrary upstream name. A note reports a changed name.

@@ -85,11 +85,7 @@ impl Tree {
     pub fn plain_list<T: ToString>(&mut self, path: &str, given: &Given<Vec<T>>) {
         let items = given.value.iter();
         let items = items.map(|item| Node::plain(item.to_string(), given.span));
-        let node = Node {
-            value: Value::Sequence(items.collect()),
-            span: given.span,
-            key: None,
-        };
+        let node = Node::sequence(items.collect(), given.span);
         self.put(path, &given.key, node);
     }
 

@@ -6,4 +6,5 @@ pub mod node;
 pub mod scalar;
 pub mod shell;
 pub mod source;
+pub(crate) mod words;
 pub mod yaml;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use super::scalar::{Resolved, Scalar, Schema};
 use super::source::Span;
+use super::words::cut;
 
 /// A value in a recipe file, or in the native tree that a reader translates it into.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,6 +71,15 @@ impl Node {
         }
     }
 
+    /// A list at a place.
+    pub fn sequence(items: Vec<Node>, span: Span) -> Node {
+        Node {
+            value: Value::Sequence(items),
+            span,
+            key: None,
+        }
+    }
+
     /// An empty mapping at a place.
     pub fn mapping(span: Span) -> Node {
         Node {
@@ -123,6 +133,29 @@ impl Node {
             Value::Scalar(scalar) => Some(schema.resolve(scalar)),
             _ => None,
         }
+    }
+
+    /// The whole number of a scalar under a schema.
+    pub fn int(&self, schema: Schema) -> Option<i128> {
+        match self.resolve(schema)? {
+            Resolved::Int(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Whether this is a boolean with that value under a schema.
+    pub fn is_bool(&self, value: bool, schema: Schema) -> bool {
+        self.resolve(schema) == Some(Resolved::Bool(value))
+    }
+
+    /// Whether this is empty under a schema.
+    pub fn is_null(&self, schema: Schema) -> bool {
+        self.resolve(schema) == Some(Resolved::Null)
+    }
+
+    /// The scalar's text, or the kind of a list or mapping, for messages.
+    pub fn shown(&self) -> &str {
+        self.text().unwrap_or(self.kind())
     }
 
     /// The scalar's text as written; `None` for lists and mappings.
@@ -190,10 +223,7 @@ impl Node {
 
     /// Removes the value at a dotted path of keys and positions in lists.
     pub fn remove_path(&mut self, path: &str) {
-        let (head, rest) = match path.split_once('.') {
-            Some((head, rest)) => (head, Some(rest)),
-            None => (path, None),
-        };
+        let (head, rest) = cut(path, '.');
         match (&mut self.value, rest) {
             (Value::Mapping(entries), None) => entries.retain(|e| e.name != head),
             (Value::Mapping(_), Some(rest)) => {

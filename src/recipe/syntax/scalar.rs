@@ -7,6 +7,9 @@
 //! 2.3.0 `_utils.py`. PyYAML's timestamps stay strings here: no recipe key takes one.
 
 use std::fmt;
+use std::sync::LazyLock;
+
+use regex::RegexSet;
 
 /// A scalar as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +72,18 @@ impl Resolved {
             Resolved::Float(_) => "a float",
             Resolved::Str(_) => "a string",
             Resolved::Missing => "missing",
+        }
+    }
+
+    /// The truth value, as Python's `bool` gives it.
+    pub fn is_true(&self) -> bool {
+        match self {
+            Resolved::Null => false,
+            Resolved::Bool(value) => *value,
+            Resolved::Int(value) => *value != 0,
+            Resolved::Float(value) => *value != 0.0,
+            Resolved::Str(text) => !text.is_empty(),
+            Resolved::Missing => true,
         }
     }
 }
@@ -135,18 +150,27 @@ impl Schema {
         if !matches!(first, b'+' | b'-' | b'.' | b'0'..=b'9') {
             return None;
         }
-        match self {
-            Schema::Core => core_int(text)
-                .map(Resolved::Int)
-                .or_else(|| core_float(text).map(Resolved::Float)),
-            Schema::PyYaml => yaml11_float(text)
-                .map(Resolved::Float)
-                .or_else(|| yaml11_int(text).map(Resolved::Int)),
-            Schema::OmegaConf => yaml11_float(text)
-                .map(Resolved::Float)
-                .or_else(|| yaml11_int(text).map(Resolved::Int))
-                .or_else(|| omegaconf_float(text).map(Resolved::Float)),
+        self.number(text)
+    }
+
+    fn number(self, text: &str) -> Option<Resolved> {
+        let found = NUMBERS.as_ref()?.matches(text);
+        let [
+            pyyaml_float,
+            pyyaml_int,
+            omegaconf_float,
+            core_int,
+            core_float,
+        ] = std::array::from_fn(|at| found.matched(at));
+        let (is_int, is_float) = match self {
+            Schema::Core => (core_int, core_float),
+            Schema::PyYaml => (pyyaml_int, pyyaml_float),
+            Schema::OmegaConf => (pyyaml_int, pyyaml_float || omegaconf_float),
+        };
+        if is_int {
+            return integer(text, self != Schema::Core).map(Resolved::Int);
         }
+        is_float.then(|| float(text)).flatten().map(Resolved::Float)
     }
 
     fn bool(self, text: &str) -> Option<bool> {
@@ -161,187 +185,63 @@ impl Schema {
     }
 }
 
-/// The sign and the rest of a number.
-fn sign(text: &str) -> (bool, &str) {
-    match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    }
+/// Upstream's patterns of numbers, in the order in which [`Schema::number`] names them: PyYAML's floats, which need a
+/// point and a sign in the exponent, and its integers; OmegaConf's floats, where both are optional; and those of the
+/// core schema.
+const PATTERNS: [&str; 5] = [
+    r"^([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
+    r"^[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)$",
+    r"^[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$",
+    r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
+    r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
+];
+
+static NUMBERS: LazyLock<Option<RegexSet>> = LazyLock::new(|| RegexSet::new(PATTERNS).ok());
+
+/// The sign and the digits of a number.
+fn digits(text: &str) -> (bool, String) {
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    (text.starts_with('-'), unsigned.replace('_', ""))
 }
 
-fn all(text: &str, accept: impl Fn(u8) -> bool) -> bool {
-    !text.is_empty() && text.bytes().all(accept)
-}
-
-fn digit_or_underscore(byte: u8) -> bool {
-    byte.is_ascii_digit() || byte == b'_'
-}
-
-/// The signed number of these digits, saturating.
-fn integer(negative: bool, digits: &str, radix: u32) -> Option<i128> {
+/// An integer, saturating. `old`: YAML 1.1's, where a leading zero means octal and colons base 60.
+fn integer(text: &str, old: bool) -> Option<i128> {
+    let (negative, digits) = digits(text);
+    let (radix, digits) = match digits.get(..2) {
+        Some("0b") => (2, &digits[2..]),
+        Some("0o") => (8, &digits[2..]),
+        Some("0x") => (16, &digits[2..]),
+        _ if old && digits.starts_with('0') => (8, digits.as_str()),
+        _ => (10, digits.as_str()),
+    };
     let mut value: i128 = 0;
-    for c in digits.chars() {
-        let digit = i128::from(c.to_digit(radix)?);
-        value = value
-            .saturating_mul(i128::from(radix))
-            .saturating_add(digit);
+    for part in digits.split(':') {
+        let mut number: i128 = 0;
+        for c in part.chars() {
+            let digit = i128::from(c.to_digit(radix)?);
+            number = number
+                .saturating_mul(i128::from(radix))
+                .saturating_add(digit);
+        }
+        value = value.saturating_mul(60).saturating_add(number);
     }
     (!digits.is_empty()).then_some(if negative { -value } else { value })
 }
 
-fn special_float(text: &str) -> Option<f64> {
-    let (negative, rest) = sign(text);
-    match rest {
-        ".inf" | ".Inf" | ".INF" if negative => Some(f64::NEG_INFINITY),
-        ".inf" | ".Inf" | ".INF" => Some(f64::INFINITY),
-        ".nan" | ".NaN" | ".NAN" if rest.len() == text.len() => Some(f64::NAN),
-        _ => None,
-    }
-}
-
-fn core_int(text: &str) -> Option<i128> {
-    if let Some(digits) = text.strip_prefix("0x") {
-        return integer(false, digits, 16);
-    }
-    if let Some(digits) = text.strip_prefix("0o") {
-        return integer(false, digits, 8);
-    }
-    let (negative, digits) = sign(text);
-    integer(negative, digits, 10)
-}
-
-fn core_float(text: &str) -> Option<f64> {
-    if let Some(value) = special_float(text) {
-        return Some(value);
-    }
-    let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
-    let (_, unsigned) = sign(text);
-    let (mantissa, exponent) = split_exponent(unsigned);
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let exponent_fits = exponent.is_none_or(|e| all(sign(e).1, |b| b.is_ascii_digit()));
-    if !digits(whole) || !digits(fraction) || (whole.is_empty() && fraction.is_empty()) {
-        return None;
-    }
-    exponent_fits.then(|| text.parse().ok()).flatten()
-}
-
-fn split_exponent(text: &str) -> (&str, Option<&str>) {
-    match text.find(['e', 'E']) {
-        Some(at) => (&text[..at], Some(&text[at + 1..])),
-        None => (text, None),
-    }
-}
-
-/// PyYAML's int: binary, octal with a leading zero, decimal, hexadecimal, base 60; underscores.
-fn yaml11_int(text: &str) -> Option<i128> {
-    let (negative, digits) = sign(text);
-    let plain = digits.replace('_', "");
-    if let Some(rest) = digits.strip_prefix("0b") {
-        return all(rest, |b| matches!(b, b'0' | b'1' | b'_'))
-            .then(|| integer(negative, &plain[2..], 2))
-            .flatten();
-    }
-    if let Some(rest) = digits.strip_prefix("0x") {
-        return all(rest, |b| b.is_ascii_hexdigit() || b == b'_')
-            .then(|| integer(negative, &plain[2..], 16))
-            .flatten();
-    }
-    if digits.starts_with('0') {
-        return all(digits, |b| matches!(b, b'0'..=b'7' | b'_'))
-            .then(|| integer(negative, &plain, 8))
-            .flatten();
-    }
-    if !digits.starts_with(|c: char| c.is_ascii_digit()) {
-        return None;
-    }
-    let (head, tail) = digits.split_once(':').unwrap_or((digits, ""));
-    if !all(head, digit_or_underscore) {
-        return None;
-    }
-    if tail.is_empty() && !digits.contains(':') {
-        return integer(negative, &plain, 10);
-    }
-    let mut value = integer(false, &head.replace('_', ""), 10)?;
-    for part in tail.split(':') {
-        value = value
-            .saturating_mul(60)
-            .saturating_add(i128::from(sixty(part)?));
+/// A float; with colons in base 60, added up from its end as PyYAML does.
+fn float(text: &str) -> Option<f64> {
+    let (negative, digits) = digits(text);
+    let mut value = 0.0;
+    let mut base = 1.0;
+    for part in digits.rsplit(':') {
+        value += match part.to_ascii_lowercase().as_str() {
+            ".inf" => f64::INFINITY,
+            ".nan" => f64::NAN,
+            part => part.parse::<f64>().ok()? * base,
+        };
+        base *= 60.0;
     }
     Some(if negative { -value } else { value })
-}
-
-/// One digit of a base-60 number, `[0-5]?[0-9]`.
-fn sixty(part: &str) -> Option<u8> {
-    match part.as_bytes() {
-        [unit @ b'0'..=b'9'] => Some(unit - b'0'),
-        [ten @ b'0'..=b'5', unit @ b'0'..=b'9'] => Some((ten - b'0') * 10 + unit - b'0'),
-        _ => None,
-    }
-}
-
-/// PyYAML's float: it needs a point, and its exponent needs a sign.
-fn yaml11_float(text: &str) -> Option<f64> {
-    if let Some(value) = special_float(text) {
-        return Some(value);
-    }
-    if text.contains(':') {
-        return base60_float(text);
-    }
-    let (_, unsigned) = sign(text);
-    let (mantissa, exponent) = split_exponent(unsigned);
-    let (whole, fraction) = mantissa.split_once('.')?;
-    let exponent_fits =
-        exponent.is_none_or(|e| e.starts_with(['+', '-']) && all(&e[1..], |b| b.is_ascii_digit()));
-    let mantissa_fits = if whole.is_empty() {
-        // `.5` is a float, `-.5` is not.
-        text.starts_with('.')
-            && fraction.starts_with(|c: char| c.is_ascii_digit())
-            && all(fraction, digit_or_underscore)
-    } else {
-        whole.starts_with(|c: char| c.is_ascii_digit())
-            && all(whole, digit_or_underscore)
-            && fraction.bytes().all(digit_or_underscore)
-    };
-    (mantissa_fits && exponent_fits)
-        .then(|| text.replace('_', "").parse().ok())
-        .flatten()
-}
-
-/// `190:20:30.15`: base-60 digits, the last with a point.
-fn base60_float(text: &str) -> Option<f64> {
-    let (negative, unsigned) = sign(text);
-    let (value_sources, fraction) = unsigned.split_once('.')?;
-    let (head, tail) = value_sources.split_once(':')?;
-    if !head.starts_with(|c: char| c.is_ascii_digit())
-        || !all(head, digit_or_underscore)
-        || !fraction.bytes().all(digit_or_underscore)
-    {
-        return None;
-    }
-    let mut value: f64 = head.replace('_', "").parse().ok()?;
-    for part in tail.split(':') {
-        value = value * 60.0 + f64::from(sixty(part)?);
-    }
-    let fraction: f64 = format!("0.{}", fraction.replace('_', "")).parse().ok()?;
-    value += fraction;
-    Some(if negative { -value } else { value })
-}
-
-/// OmegaConf's addition to PyYAML's floats: the point and the exponent's sign are optional.
-fn omegaconf_float(text: &str) -> Option<f64> {
-    let (_, unsigned) = sign(text);
-    let (mantissa, exponent) = split_exponent(unsigned);
-    let exponent = exponent?;
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let grouped = !whole.is_empty()
-        && whole
-            .split('_')
-            .all(|group| all(group, |b| b.is_ascii_digit()));
-    let fits = grouped
-        && fraction.bytes().all(digit_or_underscore)
-        && all(sign(exponent).1, |b| b.is_ascii_digit());
-    fits.then(|| text.replace('_', "").parse().ok()).flatten()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! value from the user therefore has a place that a message can show.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,22 @@ pub struct Span {
     pub line: u32,
     /// Column in characters, counted from 1.
     pub column: u32,
+}
+
+impl Span {
+    /// The span of a byte range in the text of a file.
+    pub fn of(text: &str, range: Range<usize>, file: FileId) -> Span {
+        let before = &text[..range.start];
+        let number = |count: usize| u32::try_from(count + 1).unwrap_or(u32::MAX);
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        Span {
+            file,
+            start: range.start,
+            end: range.end,
+            line: number(before.matches('\n').count()),
+            column: number(line.chars().count()),
+        }
+    }
 }
 
 /// The upstream key of a value and the value's span.

@@ -6,15 +6,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::options::{Kind, OPTIONS, SWITCHES_GONE, VALUED_GONE};
-use super::python::Value;
+use super::options::{
+    KEYS_ONLY, Kind, Known, LINEAR_PRECISION, OPTIONS, Pass, SWITCHES_GONE, VALUED_GONE,
+};
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::launch::Launch;
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node};
-use crate::recipe::syntax::scalar::Schema;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::{did_you_mean, short};
 
 /// Environment variables by their names.
@@ -36,43 +38,8 @@ const SECTIONS: [(&str, &str, &[&str]); 7] = [
     ("dynamo_config", "dynamo_", &["dynamo_"]),
 ];
 
-/// Keys of sections that are no options.
-const KEYS_ONLY: [&str; 2] = ["fsdp_ignored_modules", "fp8_use_mxfp8_block_scaling"];
-
-/// Options and keys that Evenkeel replaces: processes, rendezvous, restarts and logs.
-const REPLACED: &[&str] = &[
-    "compute_environment",
-    "distributed_type",
-    "config_file",
-    "num_processes",
-    "num_machines",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "rdzv_backend",
-    "rdzv_conf",
-    "same_network",
-    "max_restarts",
-    "monitor_interval",
-    "tee",
-    "t",
-    "log_dir",
-    "quiet",
-    "q",
-    "h",
-    "help",
-    "module",
-    "m",
-    "no_python",
-    "cpu",
-    "multi_gpu",
-    "use_deepspeed",
-    "use_fsdp",
-    "use_megatron_lm",
-    "use_parallelism_config",
-    "deepspeed_hostfile",
-    "deepspeed_multinode_launcher",
-];
+/// A list of three truth values.
+const TRUTHS: &str = "fp8_override_linear_precision";
 
 /// The variable that selects devices, by distributed type; CUDA's for all others.
 const VISIBLE: [(&str, &str); 7] = [
@@ -86,24 +53,10 @@ const VISIBLE: [(&str, &str); 7] = [
 ];
 
 /// The backends of `torch.compile` that accelerate knows.
-const DYNAMO: &[&str] = &[
-    "NO",
-    "EAGER",
-    "AOT_EAGER",
-    "INDUCTOR",
-    "AOT_TS_NVFUSER",
-    "NVPRIMS_NVFUSER",
-    "CUDAGRAPHS",
-    "OFI",
-    "FX2TRT",
-    "ONNXRT",
-    "TENSORRT",
-    "AOT_TORCHXLA_TRACE_ONCE",
-    "TORCHXLA_TRACE_ONCE",
-    "TVM",
-    "HPU_BACKEND",
-    "NEURON",
-];
+const DYNAMO: Words = Words(
+    "NO EAGER AOT_EAGER INDUCTOR AOT_TS_NVFUSER NVPRIMS_NVFUSER CUDAGRAPHS OFI FX2TRT ONNXRT TENSORRT \
+     AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE TVM HPU_BACKEND NEURON",
+);
 
 /// The former name of `fsdp_backward_prefetch`. HALOs' configs have it, and accelerate 0.33, which HALOs installs,
 /// reads it. accelerate 1.15 drops it.
@@ -151,7 +104,7 @@ pub(crate) fn with_placeholders(mut variables: Variables) -> Variables {
 
 /// One setting after the merge of options and config.
 struct Setting {
-    value: Value,
+    value: Resolved,
     /// The option or key as written, and its place; `None`: a default.
     given: Option<(String, Span)>,
     /// A variable depends on it.
@@ -159,6 +112,7 @@ struct Setting {
 }
 
 /// The settings of a launch: options over the config.
+#[derive(Default)]
 struct Merged {
     settings: BTreeMap<String, Setting>,
     /// Names on the command line.
@@ -176,23 +130,12 @@ struct Merged {
 
 impl Merged {
     fn of(launch: &Launch) -> Merged {
-        let mut merged = Merged {
-            settings: BTreeMap::new(),
-            typed: BTreeSet::new(),
-            kind: String::new(),
-            decided_by: String::new(),
-            cpu: false,
-            parallelism: false,
-            deepspeed_keys: Vec::new(),
-            variables: Variables::new(),
-            problems: Vec::new(),
-        };
-        for (name, kind, default) in OPTIONS {
+        let mut merged = Merged::default();
+        for (name, kind, default, _) in settings() {
             let value = match (kind, *default) {
-                (_, "") => Value::None,
-                (Kind::Switch | Kind::Bool, text) => Value::Bool(text == "true"),
-                (Kind::Truths, _) => Value::List(vec![Value::Bool(false); 3]),
-                (kind, text) => convert(*kind, text).unwrap_or(Value::None),
+                (_, "") => Resolved::Null,
+                (Kind::Switch | Kind::Bool, text) => Resolved::Bool(text == "true"),
+                (kind, text) => convert(*kind, text).unwrap_or(Resolved::Null),
             };
             merged.put(name, value, None);
         }
@@ -211,7 +154,7 @@ impl Merged {
         merged
     }
 
-    fn put(&mut self, name: &str, value: Value, given: Option<(String, Span)>) {
+    fn put(&mut self, name: &str, value: Resolved, given: Option<(String, Span)>) {
         let setting = Setting {
             value,
             given,
@@ -228,30 +171,46 @@ impl Merged {
     fn option(&mut self, option: &Given<Option<String>>) {
         let name = option.key.as_str();
         let span = Some(option.span);
-        if SWITCHES_GONE.contains(&name) || VALUED_GONE.contains(&name) {
+        if SWITCHES_GONE.has(name) || VALUED_GONE.has(name) {
             let message =
                 format!("accelerate 1.15 has no option `--{name}`, only older versions do");
             self.refuse("unknown-key", span, message, "remove it");
             return;
         }
-        let Some((_, kind, _)) = OPTIONS.iter().find(|(known, ..)| *known == name) else {
+        let Some((_, kind, ..)) = OPTIONS.iter().find(|(known, ..)| *known == name) else {
             return;
         };
         let text = option.value.as_deref().unwrap_or_default();
-        let value = match kind {
-            Kind::Switch => Some(Value::Bool(true)),
-            kind => convert(*kind, text),
+        let parts: Option<Vec<_>> = match kind {
+            Kind::Switch => Some(vec![Resolved::Bool(true)]),
+            Kind::Truths => text
+                .split(',')
+                .map(|text| convert(Kind::Truth, text))
+                .collect(),
+            kind => convert(*kind, text).map(|value| vec![value]),
         };
-        match value {
-            Some(value) => {
-                self.typed.insert(name.to_owned());
-                let written = format!("--{name} {text}").trim_end().to_owned();
-                self.put(name, value, Some((written, option.span)));
-            }
-            None => {
-                let message = format!("`--{name}` is `{}`", short(text));
-                self.refuse("unknown-value", span, message, takes(*kind, text));
-            }
+        let count = if matches!(kind, Kind::Truths) { 3 } else { 1 };
+        let Some(parts) = parts.filter(|parts| parts.len() == count) else {
+            let message = format!("`--{name}` is `{}`", short(text));
+            self.refuse("unknown-value", span, message, takes(*kind, text));
+            return;
+        };
+        self.typed.insert(name.to_owned());
+        let written = format!("--{name} {text}").trim_end().to_owned();
+        self.put_parts(name, parts, (written, option.span));
+    }
+
+    /// Puts one value, or three truth values.
+    fn put_parts(&mut self, name: &str, parts: Vec<Resolved>, given: (String, Span)) {
+        let mut given = Some(given);
+        let truths = LINEAR_PRECISION.iter().map(|(part, ..)| *part);
+        let names: Vec<&str> = if name == TRUTHS {
+            truths.collect()
+        } else {
+            vec![name]
+        };
+        for (name, value) in names.into_iter().zip(parts) {
+            self.put(name, value, given.take());
         }
     }
 
@@ -282,12 +241,12 @@ impl Merged {
                 let node = config.get("distributed_type");
                 // An unquoted `NO` is false.
                 let text = node.and_then(Node::text).unwrap_or("NO");
-                let known = super::world::TYPES.contains(&text);
+                let known = super::world::TYPES.has(text);
                 let kind = if known { text } else { "NO" };
                 (kind.to_owned(), format!("`distributed_type: {kind}`"))
             }
             (None, None) => match self.settings.get("num_processes").map(|s| &s.value) {
-                Some(Value::Int(..=1)) => ("NO".to_owned(), "one process".to_owned()),
+                Some(Resolved::Int(..=1)) => ("NO".to_owned(), "one process".to_owned()),
                 _ => (
                     "MULTI_GPU".to_owned(),
                     "a command without a type".to_owned(),
@@ -314,7 +273,8 @@ impl Merged {
         } in entries
         {
             let section = SECTIONS.iter().find(|(section, ..)| section == name);
-            if REPLACED.contains(&name.as_str()) || name == RESERVED {
+            let own = ["compute_environment", "distributed_type", RESERVED];
+            if own.contains(&name.as_str()) || is_replaced(name) {
                 continue;
             }
             if let Some((section, prefix, begins)) = section {
@@ -324,19 +284,31 @@ impl Merged {
                 }
                 continue;
             }
-            let Some(found) = Value::of(value, schema) else {
-                self.refuse_mapping(name, value);
+            let Some(found) = value.resolve(schema) else {
+                // An empty list of a field that accelerate does not read requests nothing.
+                let read = [
+                    "debug",
+                    "dynamo_backend",
+                    "fp16",
+                    "gpu_ids",
+                    "mixed_precision",
+                    "use_cpu",
+                ];
+                let nothing = value.items().is_some_and(<[_]>::is_empty);
+                if read.contains(&name.as_str()) || !nothing {
+                    self.refuse_mapping(name, value);
+                }
                 continue;
             };
             let given = Some((name.clone(), *name_span));
             match name.as_str() {
                 "fp16" => {
                     if found.is_true() && config.get("mixed_precision").is_none() {
-                        self.precision(Value::Str("fp16".to_owned()), given);
+                        self.precision(Resolved::Str("fp16".to_owned()), given);
                     }
                 }
                 "mixed_precision" => self.precision(found, given),
-                "dynamo_backend" if found == Value::Str("NO".to_owned()) => {}
+                "dynamo_backend" if found == Resolved::Str("NO".to_owned()) => {}
                 "dynamo_backend" | "gpu_ids" if self.typed.contains(name) => {}
                 "debug" if self.typed.contains(name) => {}
                 "debug" | "dynamo_backend" | "gpu_ids" | "use_cpu" => self.put(name, found, given),
@@ -345,11 +317,11 @@ impl Merged {
         }
     }
 
-    fn precision(&mut self, value: Value, given: Option<(String, Span)>) {
-        if self.typed.contains("mixed_precision") || value == Value::None {
+    fn precision(&mut self, value: Resolved, given: Option<(String, Span)>) {
+        if self.typed.contains("mixed_precision") || value == Resolved::Null {
             return;
         }
-        if let (Value::Bool(_), Some((_, span))) = (&value, &given) {
+        if let (Resolved::Bool(_), Some((_, span))) = (&value, &given) {
             let message = format!("`mixed_precision` is the boolean {value}, and accelerate fails");
             self.refuse("wrong-type", Some(*span), message, "quote it, `\"no\"`");
             return;
@@ -361,7 +333,7 @@ impl Merged {
     fn section(&mut self, of: (&str, &str, &[&str]), node: &Node, schema: Schema) {
         let (section, prefix, begins) = of;
         let Some(entries) = node.entries() else {
-            if Value::of(node, schema) != Some(Value::None) {
+            if node.resolve(schema) != Some(Resolved::Null) {
                 let message = format!("`{section}` takes a mapping, this is {}", node.kind());
                 self.refuse("wrong-type", Some(node.span), message, "remove it");
             }
@@ -380,28 +352,33 @@ impl Merged {
                 false => format!("{prefix}{name}"),
             };
             keys.push(name.to_lowercase());
-            let mut known = OPTIONS.iter().map(|(known, ..)| *known).chain(KEYS_ONLY);
-            let belongs = begins.iter().any(|begin| dest.starts_with(begin));
-            if !belongs || !known.any(|known| known == dest) {
-                let of_section = OPTIONS.iter().map(|(known, ..)| *known);
-                let of_section =
-                    of_section.filter(|known| begins.iter().any(|begin| known.starts_with(begin)));
+            let belongs = |known: &&str| begins.iter().any(|begin| known.starts_with(begin));
+            let known = OPTIONS.iter().chain(KEYS_ONLY).map(|(known, ..)| *known);
+            if !known.filter(belongs).any(|known| known == dest) {
                 let message = format!("accelerate drops `{name}`: `{section}` has no such key");
+                let of_section = OPTIONS.iter().map(|(known, ..)| *known).filter(belongs);
                 let help = did_you_mean(&dest, of_section);
                 self.refuse("unknown-key", Some(*name_span), message, help);
                 continue;
             }
-            let Some(found) = Value::of(value, schema) else {
-                self.refuse_mapping(name, value);
+            let (takes, help, count) = match dest.as_str() {
+                TRUTHS => ("three truth values", "give `[false, false, false]`", 3),
+                _ => ("one value", "write one value", 1),
+            };
+            let parts: Option<Vec<_>> = match (value.items(), value.resolve(schema)) {
+                (Some(items), _) if count == 3 => {
+                    items.iter().map(|item| item.resolve(schema)).collect()
+                }
+                (None, Some(Resolved::Null)) => Some(vec![Resolved::Null; count]),
+                (_, value) => value.map(|value| vec![value]),
+            };
+            let Some(parts) = parts.filter(|parts| parts.len() == count) else {
+                let message = format!("`{name}` takes {takes}, this is {}", node_text(value));
+                self.refuse("wrong-type", Some(value.span), message, help);
                 continue;
             };
-            if matches!(found, Value::List(_)) && dest != "fp8_override_linear_precision" {
-                let message = format!("`{name}` takes one value, this is a list");
-                self.refuse("wrong-type", Some(value.span), message, "write one text");
-                continue;
-            }
             if !self.typed.contains(&dest) {
-                self.put(&dest, found, Some((name.clone(), *name_span)));
+                self.put_parts(&dest, parts, (name.clone(), *name_span));
             }
         }
         if section == "deepspeed_config" {
@@ -416,8 +393,8 @@ impl Merged {
     }
 
     /// Refuses a field that accelerate reads only from the command line or only for TPUs.
-    fn unread_field(&mut self, name: &str, value: &Value, span: Span) {
-        if is_neutral(value) || *value == Value::Str("main".to_owned()) {
+    fn unread_field(&mut self, name: &str, value: &Resolved, span: Span) {
+        if is_neutral(value) || *value == Resolved::Str("main".to_owned()) {
             return;
         }
         let message = format!("accelerate reads `{name}: {value}` only for TPUs or not at all");
@@ -429,9 +406,9 @@ impl Merged {
     }
 
     /// The value of a setting, which then counts as read.
-    fn take(&mut self, name: &str) -> Value {
+    fn take(&mut self, name: &str) -> Resolved {
         let Some(setting) = self.settings.get_mut(name) else {
-            return Value::None;
+            return Resolved::Null;
         };
         setting.read = true;
         setting.value.clone()
@@ -442,25 +419,31 @@ impl Merged {
         Some(*span)
     }
 
-    fn set(&mut self, variable: impl Into<String>, text: impl Into<String>) {
-        self.variables.insert(variable.into(), text.into());
+    fn set(&mut self, variable: &str, text: impl Into<String>) {
+        self.variables.insert(variable.to_owned(), text.into());
     }
 
-    /// Sets `variable` to a setting's text.
-    fn pass(&mut self, name: &str, variable: &str) {
-        let text = self.take(name).to_string();
-        self.set(variable, text);
-    }
-
-    /// As [`Merged::pass`], in lower case.
-    fn pass_lower(&mut self, name: &str, variable: &str) {
-        let text = self.take(name).to_string().to_lowercase();
-        self.set(variable, text);
-    }
-
-    fn is_set(&self, name: &str) -> bool {
-        let setting = self.settings.get(name);
-        setting.is_some_and(|setting| setting.value != Value::None)
+    /// Sets the variables of the settings that `chosen` accepts.
+    fn pass(&mut self, chosen: impl Fn(&str) -> bool) {
+        for (name, _, _, pass) in settings() {
+            let (Pass::Set(variable)
+            | Pass::Lower(variable)
+            | Pass::IfSet(variable)
+            | Pass::IfSetLower(variable)) = *pass
+            else {
+                continue;
+            };
+            let always = matches!(pass, Pass::Set(_) | Pass::Lower(_));
+            let value = self.settings.get(*name).map(|setting| &setting.value);
+            if !chosen(variable) || (!always && value.is_none_or(|v| *v == Resolved::Null)) {
+                continue;
+            }
+            let text = self.take(name).to_string();
+            match pass {
+                Pass::Lower(_) | Pass::IfSetLower(_) => self.set(variable, text.to_lowercase()),
+                _ => self.set(variable, text),
+            }
+        }
     }
 
     fn build(&mut self) {
@@ -477,8 +460,18 @@ impl Merged {
         }
         match kind.as_str() {
             "FSDP" => self.fsdp(),
-            "MEGATRON_LM" => self.megatron(),
-            "DEEPSPEED" => self.deepspeed(),
+            "MEGATRON_LM" => {
+                self.set("ACCELERATE_USE_MEGATRON_LM", "true");
+                self.pass(|variable| variable.starts_with("MEGATRON_LM_"));
+            }
+            "DEEPSPEED" => {
+                self.set("ACCELERATE_USE_DEEPSPEED", "true");
+                self.set("ACCELERATE_CONFIG_DS_FIELDS", self.deepspeed_keys.join(","));
+                // The launcher adds it after the paths of the surrounding environment.
+                self.set("PYTHONPATH", "{working_directory}");
+                let begins = ["ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_"];
+                self.pass(|variable| begins.iter().any(|begin| variable.starts_with(begin)));
+            }
             _ => {}
         }
     }
@@ -488,9 +481,9 @@ impl Merged {
             self.set("ACCELERATE_DEBUG_MODE", "true");
         }
         match self.take("gpu_ids") {
-            Value::None => {}
-            Value::Str(ids) if ids == "all" => {}
-            Value::Str(ids) => {
+            Resolved::Null => {}
+            Resolved::Str(ids) if ids == "all" => {}
+            Resolved::Str(ids) => {
                 let visible = VISIBLE.iter().find(|(kind, _)| *kind == self.kind);
                 let name = visible.map_or("CUDA_VISIBLE_DEVICES", |(_, name)| *name);
                 self.set(name, ids);
@@ -502,17 +495,12 @@ impl Merged {
             }
         }
         let precision = match self.take("mixed_precision") {
-            Value::None => "no".to_owned(),
+            Resolved::Null => "no".to_owned(),
             value => value.to_string().to_lowercase(),
         };
-        let known = ["no", "fp8", "fp16", "bf16"];
-        if !known.contains(&precision.as_str()) {
-            let message = format!("`mixed_precision` is `{}`", short(&precision));
-            let help = did_you_mean(&precision, known);
-            self.refuse("unknown-value", self.span("mixed_precision"), message, help);
-        }
+        self.require("mixed_precision", &precision, Words("no fp8 fp16 bf16"));
         if precision == "fp8" {
-            self.fp8();
+            self.pass(|variable| variable.starts_with("ACCELERATE_FP8_"));
         }
         self.set("ACCELERATE_MIXED_PRECISION", precision);
         if self.take("enable_cpu_affinity").is_true() {
@@ -520,76 +508,43 @@ impl Merged {
         }
     }
 
-    fn fp8(&mut self) {
-        let names = self.settings.keys().filter(|name| name.starts_with("fp8_"));
-        let names: Vec<String> = names.cloned().collect();
-        for name in names {
-            match self.take(&name) {
-                Value::None => {}
-                Value::List(parts) if parts.len() == 3 => {
-                    for (part, value) in ["FPROP", "DGRAD", "WGRAD"].into_iter().zip(parts) {
-                        let variable = format!("ACCELERATE_FP8_OVERRIDE_{part}");
-                        self.set(variable, value.to_string());
-                    }
-                }
-                value if name == "fp8_override_linear_precision" => {
-                    let message = format!("`{name}` is `{value}`");
-                    let help = "give three values, `[false, false, false]`";
-                    self.refuse("wrong-type", self.span(&name), message, help);
-                }
-                value => {
-                    let variable = format!("ACCELERATE_{}", name.to_uppercase());
-                    self.set(variable, value.to_string());
-                }
-            }
+    /// Refuses a value that accelerate does not know.
+    fn require(&mut self, name: &str, value: &str, known: Words) {
+        if !known.has(value) {
+            let message = format!("`{name}` is `{}`", short(value));
+            let help = did_you_mean(value, known.iter());
+            self.refuse("unknown-value", self.span(name), message, help);
         }
     }
 
     fn dynamo(&mut self) {
         let backend = match self.take("dynamo_backend") {
-            Value::None => "NO".to_owned(),
+            Resolved::Null => "NO".to_owned(),
             value => value.to_string().to_uppercase(),
         };
-        if !DYNAMO.contains(&backend.as_str()) {
-            let message = format!("`dynamo_backend` is `{}`", short(&backend));
-            let help = did_you_mean(&backend, DYNAMO.iter().copied());
-            self.refuse("unknown-value", self.span("dynamo_backend"), message, help);
-        }
+        self.require("dynamo_backend", &backend, DYNAMO);
         self.set("ACCELERATE_DYNAMO_BACKEND", backend);
         let mode = self.take("dynamo_mode");
-        if !matches!(mode, Value::Str(_)) {
+        if !matches!(mode, Resolved::Str(_)) {
             let message = format!("`dynamo_mode` is `{mode}`");
             let help = "give `default`, `reduce-overhead` or `max-autotune`";
             self.refuse("wrong-type", self.span("dynamo_mode"), message, help);
         }
-        for name in [
-            "mode",
-            "use_fullgraph",
-            "use_dynamic",
-            "use_regional_compilation",
-        ] {
-            let variable = format!("ACCELERATE_DYNAMO_{}", name.to_uppercase());
-            self.pass(&format!("dynamo_{name}"), &variable);
-        }
-        if self.is_set("num_cpu_threads_per_process") {
-            self.pass("num_cpu_threads_per_process", "OMP_NUM_THREADS");
-        }
+        self.pass(|variable| {
+            variable.starts_with("ACCELERATE_DYNAMO_") || variable == "OMP_NUM_THREADS"
+        });
     }
 
     /// The variables of a script that accelerate starts as one process.
     fn one_process(&mut self) {
         let stated = self.take("use_cpu");
-        if !matches!(stated, Value::None | Value::Bool(_)) {
+        if !matches!(stated, Resolved::Null | Resolved::Bool(_)) {
             let message = format!("`use_cpu` is `{stated}`");
-            self.refuse(
-                "wrong-type",
-                self.span("use_cpu"),
-                message,
-                "write `true` or `false`",
-            );
+            let help = "write `true` or `false`";
+            self.refuse("wrong-type", self.span("use_cpu"), message, help);
         }
         let cpu = self.cpu || stated.is_true();
-        self.set("ACCELERATE_USE_CPU", Value::Bool(cpu).to_string());
+        self.set("ACCELERATE_USE_CPU", Resolved::Bool(cpu).to_string());
         if cpu {
             self.set("KMP_AFFINITY", "granularity=fine,compact,1,0");
             self.set("KMP_BLOCKTIME", "1");
@@ -607,124 +562,26 @@ impl Merged {
                 "set `fsdp_sync_module_states: true`",
             );
         }
-        for name in ["version", "sharding_strategy", "min_num_params"] {
-            self.pass(
-                &format!("fsdp_{name}"),
-                &format!("FSDP_{}", name.to_uppercase()),
-            );
-        }
-        for name in [
-            "reshard_after_forward",
-            "offload_params",
-            "forward_prefetch",
-            "use_orig_params",
-            "cpu_ram_efficient_loading",
-            "sync_module_states",
-            "activation_checkpointing",
-            "activation_checkpointing_offload",
-        ] {
-            self.pass_lower(
-                &format!("fsdp_{name}"),
-                &format!("FSDP_{}", name.to_uppercase()),
-            );
-        }
-        for (name, variable) in [
-            ("auto_wrap_policy", "AUTO_WRAP_POLICY"),
-            ("backward_prefetch", "BACKWARD_PREFETCH"),
-            ("transformer_layer_cls_to_wrap", "TRANSFORMER_CLS_TO_WRAP"),
-            ("state_dict_type", "STATE_DICT_TYPE"),
-            ("ignored_modules", "IGNORED_MODULES"),
-        ] {
-            let name = format!("fsdp_{name}");
-            if self.is_set(&name) {
-                self.pass(&name, &format!("FSDP_{variable}"));
-            }
-        }
+        self.pass(|variable| variable.starts_with("FSDP_"));
     }
 
-    fn megatron(&mut self) {
-        self.set("ACCELERATE_USE_MEGATRON_LM", "true");
-        let always = [
-            "tp_degree",
-            "pp_degree",
-            "use_custom_fsdp",
-            "gradient_clipping",
-        ];
-        for (option, ..) in OPTIONS {
-            if let Some(name) = option.strip_prefix("megatron_lm_")
-                && (always.contains(&name) || self.is_set(option))
-            {
-                self.pass(option, &option.to_uppercase());
-            }
-        }
-    }
-
-    /// The sizes of the parallelism config.
+    /// The sizes of the parallelism config. Some settings of an axis count only above size 1.
     fn sizes(&mut self) {
         self.set("ACCELERATE_USE_PARALLELISM_CONFIG", "true");
-        let mut names = vec![
-            "dp_replicate_size",
-            "dp_shard_size",
-            "tp_size",
-            "cp_size",
-            "cp_backend",
-            "sp_size",
-            "sp_backend",
-        ];
-        let above_1 = |merged: &Merged, axis: &str| {
-            let setting = merged
+        let above_1 = |axis: &str| {
+            let setting = self
                 .settings
                 .get(&format!("parallelism_config_{axis}_size"));
-            setting.is_some_and(|s| !matches!(s.value, Value::Int(..=1)))
+            setting.is_some_and(|s| !matches!(s.value, Resolved::Int(..=1)))
         };
-        if above_1(self, "cp") {
-            names.push("cp_comm_strategy");
-        }
-        if above_1(self, "sp") {
-            names.extend([
-                "sp_seq_length",
-                "sp_seq_length_is_variable",
-                "sp_attn_implementation",
-            ]);
-        }
-        for name in names {
-            let option = format!("parallelism_config_{name}");
-            self.pass(&option, &option.to_uppercase());
-        }
-    }
-
-    fn deepspeed(&mut self) {
-        self.set("ACCELERATE_USE_DEEPSPEED", "true");
-        self.set("ACCELERATE_CONFIG_DS_FIELDS", self.deepspeed_keys.join(","));
-        // The launcher adds it after the paths of the surrounding environment.
-        self.set("PYTHONPATH", "{working_directory}");
-        for (name, variable) in [
-            ("zero_stage", "DEEPSPEED_ZERO_STAGE"),
-            ("gradient_accumulation_steps", "GRADIENT_ACCUMULATION_STEPS"),
-            ("deepspeed_config_file", "DEEPSPEED_CONFIG_FILE"),
-            (
-                "deepspeed_moe_layer_cls_names",
-                "DEEPSPEED_MOE_LAYER_CLS_NAMES",
-            ),
-        ] {
-            if self.is_set(name) {
-                self.pass(name, &format!("ACCELERATE_{variable}"));
-            }
-        }
-        for (name, variable) in [
-            ("gradient_clipping", "GRADIENT_CLIPPING"),
-            (
-                "offload_optimizer_device",
-                "DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-            ),
-            ("offload_param_device", "DEEPSPEED_OFFLOAD_PARAM_DEVICE"),
-            ("zero3_init_flag", "DEEPSPEED_ZERO3_INIT"),
-            ("zero3_save_16bit_model", "DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"),
-        ] {
-            if self.is_set(name) {
-                self.pass_lower(name, &format!("ACCELERATE_{variable}"));
-            }
-        }
+        let (context, sequence) = (above_1("cp"), above_1("sp"));
+        self.pass(
+            |variable| match variable.strip_prefix("PARALLELISM_CONFIG_") {
+                Some("CP_COMM_STRATEGY") => context,
+                Some(name) if name.starts_with("SP_SEQ") || name.starts_with("SP_ATTN") => sequence,
+                name => name.is_some(),
+            },
+        );
     }
 
     /// Refuses the settings that reached no variable.
@@ -735,9 +592,9 @@ impl Merged {
             let Some((written, span)) = &setting.given else {
                 continue;
             };
-            let own = REPLACED.contains(&name.as_str());
+            let own = is_replaced(name);
             let default = OPTIONS.iter().find(|(known, ..)| known == name);
-            let is_default = default.is_some_and(|(_, kind, text)| {
+            let is_default = default.is_some_and(|(_, kind, text, _)| {
                 !text.is_empty() && convert(*kind, text).as_ref() == Some(&setting.value)
             });
             if setting.read || own || is_default || is_neutral(&setting.value) {
@@ -772,41 +629,48 @@ impl Merged {
     }
 }
 
+/// Every setting of a launch.
+fn settings() -> impl Iterator<Item = &'static Known> {
+    OPTIONS.iter().chain(KEYS_ONLY).chain(&LINEAR_PRECISION)
+}
+
+/// Whether Evenkeel replaces a setting.
+fn is_replaced(name: &str) -> bool {
+    let mut options = OPTIONS.iter();
+    options.any(|(known, _, _, pass)| *known == name && *pass == Pass::Replaced)
+}
+
+/// A scalar as written, or the kind of another node.
+fn node_text(node: &Node) -> String {
+    let text = node.text().map(|text| format!("`{}`", short(text)));
+    text.unwrap_or_else(|| node.kind().to_owned())
+}
+
 /// Whether a value requests nothing.
-fn is_neutral(value: &Value) -> bool {
+fn is_neutral(value: &Resolved) -> bool {
     match value {
-        Value::Str(text) => ["no", "none", ""].contains(&text.to_lowercase().as_str()),
+        Resolved::Str(text) => ["no", "none", ""].contains(&text.to_lowercase().as_str()),
         value => !value.is_true(),
     }
 }
 
 /// Converts an option's text as its parser does; `None`: it refuses the text.
-fn convert(kind: Kind, text: &str) -> Option<Value> {
-    let truth = |text: &str| {
-        let text = text.to_lowercase();
-        let is = |words: &[&str]| words.contains(&text.as_str());
-        match is(&["y", "yes", "t", "true", "on", "1"]) {
-            true => Some(Value::Int(1)),
-            false => is(&["n", "no", "f", "false", "off", "0"]).then_some(Value::Int(0)),
-        }
-    };
+fn convert(kind: Kind, text: &str) -> Option<Resolved> {
+    let number = text.trim().replace('_', "");
     match kind {
-        Kind::Switch | Kind::Text => Some(Value::Str(text.to_owned())),
-        Kind::OneOf(choices) => choices.contains(&text).then(|| Value::Str(text.to_owned())),
-        Kind::Int => {
-            let value = text.trim().replace('_', "").parse().ok()?;
-            Some(Value::Int(value))
-        }
-        Kind::Float => {
-            let value = text.trim().replace('_', "").parse().ok()?;
-            Some(Value::Float(value))
-        }
-        Kind::Bool => Some(Value::Bool(!text.is_empty())),
-        Kind::Truth => truth(text),
-        Kind::Truths => {
-            let parts: Option<Vec<_>> = text.split(',').map(truth).collect();
-            parts.filter(|parts| parts.len() == 3).map(Value::List)
-        }
+        Kind::Switch | Kind::Text => Some(Resolved::Str(text.to_owned())),
+        Kind::OneOf(choices) => choices
+            .contains(&text)
+            .then(|| Resolved::Str(text.to_owned())),
+        Kind::Int => number.parse().ok().map(Resolved::Int),
+        Kind::Float => number.parse().ok().map(Resolved::Float),
+        Kind::Bool => Some(Resolved::Bool(!text.is_empty())),
+        Kind::Truth => match text.to_lowercase().as_str() {
+            "y" | "yes" | "t" | "true" | "on" | "1" => Some(Resolved::Int(1)),
+            "n" | "no" | "f" | "false" | "off" | "0" => Some(Resolved::Int(0)),
+            _ => None,
+        },
+        Kind::Truths => None,
     }
 }
 

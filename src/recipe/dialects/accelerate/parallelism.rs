@@ -11,7 +11,7 @@ use crate::recipe::schema::axes::axes;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::{Entry, Node};
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 
 const SECTION: &str = "parallelism_config";
 const PREFIX: &str = "parallelism_config_";
@@ -117,10 +117,7 @@ fn check(
 ) {
     let size = |axis: &str| {
         let node = read.get(&format!("{PREFIX}{axis}_size"))?;
-        match node.resolve(Schema::PyYaml) {
-            Some(Resolved::Int(size)) => Some(size),
-            _ => None,
-        }
+        node.int(Schema::PyYaml)
     };
     let all = ["dp_replicate", "dp_shard", "tp", "cp", "sp"];
     let above_1 = |axis: &&str| size(axis).is_some_and(|size| size > 1);

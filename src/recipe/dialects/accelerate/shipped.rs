@@ -7,100 +7,56 @@
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::yaml;
 use crate::util::suggest::did_you_mean;
 
 /// Processes that each of them starts by default.
 const PROCESSES: u64 = 8;
 
-/// A name, its distributed type, and its other keys without their defaults.
-type Shipped = (
-    &'static str,
-    &'static str,
-    &'static [(&'static str, &'static str)],
-);
-
-const SHIPPED: &[Shipped] = &[
-    ("single_gpu", "NO", &[]),
-    ("multi_gpu", "MULTI_GPU", &[]),
+/// Their names and their keys, without their defaults.
+const SHIPPED: &[(&str, &str)] = &[
+    // It also states eight processes, without effect.
+    ("single_gpu", "{distributed_type: 'NO'}"),
+    ("multi_gpu", "{distributed_type: MULTI_GPU}"),
     (
         "fsdp1",
-        "FSDP",
-        &[
-            (
-                "fsdp_config.fsdp_auto_wrap_policy",
-                "TRANSFORMER_BASED_WRAP",
-            ),
-            ("fsdp_config.fsdp_backward_prefetch", "BACKWARD_PRE"),
-            ("fsdp_config.fsdp_forward_prefetch", "true"),
-            ("fsdp_config.fsdp_reshard_after_forward", "FULL_SHARD"),
-            ("fsdp_config.fsdp_state_dict_type", "FULL_STATE_DICT"),
-            ("fsdp_config.fsdp_version", "1"),
-        ],
+        "{distributed_type: FSDP, fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, \
+         fsdp_backward_prefetch: BACKWARD_PRE, fsdp_forward_prefetch: true, \
+         fsdp_reshard_after_forward: FULL_SHARD, fsdp_state_dict_type: FULL_STATE_DICT, fsdp_version: 1}}",
     ),
     (
         "fsdp2",
-        "FSDP",
-        &[
-            (
-                "fsdp_config.fsdp_auto_wrap_policy",
-                "TRANSFORMER_BASED_WRAP",
-            ),
-            ("fsdp_config.fsdp_reshard_after_forward", "true"),
-            ("fsdp_config.fsdp_state_dict_type", "FULL_STATE_DICT"),
-            ("fsdp_config.fsdp_version", "2"),
-        ],
+        "{distributed_type: FSDP, fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, \
+         fsdp_reshard_after_forward: true, fsdp_state_dict_type: FULL_STATE_DICT, fsdp_version: 2}}",
     ),
     (
         "zero1",
-        "DEEPSPEED",
-        &[
-            ("deepspeed_config.deepspeed_multinode_launcher", "standard"),
-            (ACCUMULATION, "1"),
-            ("deepspeed_config.zero3_init_flag", "false"),
-            ("deepspeed_config.zero_stage", "1"),
-        ],
+        "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_multinode_launcher: standard, \
+         gradient_accumulation_steps: 1, zero3_init_flag: false, zero_stage: 1}}",
     ),
     (
         "zero2",
-        "DEEPSPEED",
-        &[
-            ("deepspeed_config.deepspeed_multinode_launcher", "standard"),
-            ("deepspeed_config.offload_optimizer_device", "none"),
-            ("deepspeed_config.offload_param_device", "none"),
-            ("deepspeed_config.zero3_init_flag", "false"),
-            ("deepspeed_config.zero_stage", "2"),
-        ],
+        "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_multinode_launcher: standard, \
+         offload_optimizer_device: none, offload_param_device: none, zero3_init_flag: false, zero_stage: 2}}",
     ),
     (
         "zero3",
-        "DEEPSPEED",
-        &[
-            ("deepspeed_config.deepspeed_multinode_launcher", "standard"),
-            ("deepspeed_config.offload_optimizer_device", "none"),
-            ("deepspeed_config.offload_param_device", "none"),
-            ("deepspeed_config.zero3_init_flag", "true"),
-            ("deepspeed_config.zero3_save_16bit_model", "true"),
-            ("deepspeed_config.zero_stage", "3"),
-        ],
+        "{distributed_type: DEEPSPEED, deepspeed_config: {deepspeed_multinode_launcher: standard, \
+         offload_optimizer_device: none, offload_param_device: none, zero3_init_flag: true, \
+         zero3_save_16bit_model: true, zero_stage: 3}}",
     ),
 ];
 
-/// The key that some of them fix for the trainer.
-const ACCUMULATION: &str = "deepspeed_config.gradient_accumulation_steps";
-
 /// Whether the config of that name fixes accumulation at 1.
 pub(crate) fn fixes_accumulation(name: &str) -> bool {
-    let mut shipped = SHIPPED.iter();
-    shipped.any(|(known, _, values)| {
-        *known == name && values.iter().any(|(path, _)| *path == ACCUMULATION)
-    })
+    let found = SHIPPED.iter().find(|(known, _)| *known == name);
+    found.is_some_and(|(_, text)| text.contains("gradient_accumulation_steps"))
 }
 
 /// The config of that name; every value has the position of the name.
 pub(super) fn config(name: &Given<String>, reading: &mut Reading) -> Option<Node> {
     let span = name.span;
-    let Some((name, kind, values)) = SHIPPED.iter().find(|(known, ..)| *known == name.value) else {
+    let Some((name, text)) = SHIPPED.iter().find(|(known, _)| *known == name.value) else {
         reading.error(
             "unknown-value",
             Some(span),
@@ -112,16 +68,12 @@ pub(super) fn config(name: &Given<String>, reading: &mut Reading) -> Option<Node
         );
         return None;
     };
-    let mut root = Node::mapping(span);
-    root.set_path("distributed_type", Node::string(*kind, span));
+    let mut root = yaml::parse(text, span.file, &mut reading.diagnostics)?;
     root.set_path("mixed_precision", Node::string("bf16", span));
-    // The config of a single process also states eight, without effect.
-    if *kind != "NO" {
-        root.set_path("num_processes", plain(PROCESSES, span));
+    if *name != "single_gpu" {
+        root.set_path("num_processes", Node::plain(PROCESSES.to_string(), span));
     }
-    for (path, value) in *values {
-        root.set_path(path, plain(value, span));
-    }
+    root.put_at(span);
     if fixes_accumulation(name) {
         reading.note(
             "accumulation-conflict",
@@ -131,10 +83,6 @@ pub(super) fn config(name: &Given<String>, reading: &mut Reading) -> Option<Node
         );
     }
     Some(root)
-}
-
-fn plain(value: impl ToString, span: Span) -> Node {
-    Node::plain(value.to_string(), span)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest::did_you_mean;
 
 /// The sharding of FSDP. Keys may lack the prefix `fsdp_`. `reshard_after_forward` frees parameters after
 /// the forward pass: a boolean in version 2; version 1 also accepts the strategy's name.
@@ -43,12 +42,7 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
                     "HYBRID_SHARD",
                     "HYBRID_SHARD_ZERO2",
                 ];
-                reading.error(
-                    "unknown-value",
-                    Some(node.span),
-                    format!("`{key}` is `{text}`"),
-                    did_you_mean(&text, known),
-                );
+                reading.unknown_value(&key, &text, node.span, known);
                 return;
             }
         };
@@ -66,7 +60,7 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
         );
     }
     if let Some((key, node)) = find("activation_checkpointing")
-        && node.resolve(Schema::PyYaml) == Some(Resolved::Bool(true))
+        && node.is_bool(true, Schema::PyYaml)
     {
         tree.plain(
             "model.activation_checkpointing",

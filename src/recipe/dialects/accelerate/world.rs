@@ -12,25 +12,13 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest::did_you_mean;
+use crate::recipe::syntax::words::Words;
 
 /// Values of `distributed_type`.
-pub(super) const TYPES: &[&str] = &[
-    "NO",
-    "MULTI_CPU",
-    "MULTI_GPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_SDAA",
-    "MULTI_MUSA",
-    "MULTI_XPU",
-    "MULTI_HPU",
-    "MULTI_NEURON",
-    "DEEPSPEED",
-    "FSDP",
-    "XLA",
-    "MEGATRON_LM",
-];
+pub(super) const TYPES: Words = Words(
+    "NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_XPU MULTI_HPU \
+     MULTI_NEURON DEEPSPEED FSDP XLA MEGATRON_LM",
+);
 
 /// The distributed type: that of the command line, else the config's. An unquoted `NO` is false to PyYAML,
 /// and accelerate then finds no type. It refuses a config without a type, whatever the command line has.
@@ -40,7 +28,10 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
             "mandatory-missing",
             Some(root.span),
             "accelerate refuses a config without `distributed_type`",
-            format!("give one of {}", TYPES.join(", ")),
+            format!(
+                "give one of {}",
+                TYPES.iter().collect::<Vec<_>>().join(", ")
+            ),
         );
         return None;
     };
@@ -49,15 +40,10 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
             warn_about_unquoted_no(root, reading);
             Some("NO".to_owned())
         }
-        Some(Resolved::Str(text)) if TYPES.contains(&text.as_str()) => Some(text),
+        Some(Resolved::Str(text)) if TYPES.has(&text) => Some(text),
         _ => {
-            let text = node.text().unwrap_or(node.kind());
-            reading.error(
-                "unknown-value",
-                Some(node.span),
-                format!("`distributed_type` is `{text}`"),
-                did_you_mean(text, TYPES.iter().copied()),
-            );
+            let text = node.shown();
+            reading.unknown_value("distributed_type", text, node.span, TYPES.iter());
             None
         }
     };
@@ -69,7 +55,7 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
 
 /// Warns about an unquoted `NO`, also in SageMaker's configs, which are not read otherwise.
 pub(super) fn warn_about_unquoted_no(root: &Node, reading: &mut Reading) {
-    let is_false = |node: &&Node| node.resolve(Schema::PyYaml) == Some(Resolved::Bool(false));
+    let is_false = |node: &&Node| node.is_bool(false, Schema::PyYaml);
     if let Some(node) = root.get("distributed_type").filter(is_false) {
         reading.warning(
             "scalar-type",
@@ -205,7 +191,7 @@ fn one_process<'n>(root: &'n Node, kind: Option<&str>) -> Option<Alone<'n>> {
 /// A value that is present and not empty.
 fn non_empty<'n>(root: &'n Node, path: &str) -> Option<&'n Node> {
     let node = root.get_path(path)?;
-    (node.resolve(Schema::PyYaml) != Some(Resolved::Null)).then_some(node)
+    (!node.is_null(Schema::PyYaml)).then_some(node)
 }
 
 /// Refuses processes that the machines do not divide: accelerate starts `num_processes // num_machines` on each.
@@ -237,7 +223,7 @@ fn named_devices(root: &Node, each: i128, reading: &mut Reading) {
     let Some(node) = non_empty(root, "gpu_ids") else {
         return;
     };
-    let text = node.text().unwrap_or(node.kind());
+    let text = node.shown();
     let each = u64::try_from(each).unwrap_or(0);
     if let Some(count) = too_few_devices(text, each) {
         reading.error(
@@ -263,7 +249,7 @@ fn filtered(root: &Node, tree: &mut Tree, reading: &mut Reading) -> bool {
     let Some(node) = excluded.or_else(|| non_empty(root, &key("inclusion_filter"))) else {
         return false;
     };
-    let text = node.text().unwrap_or(node.kind());
+    let text = node.shown();
     match hosts::device_count(text).filter(|_| excluded.is_none()) {
         Some(devices) => {
             let given = Given::new(key("inclusion_filter"), devices, node.span);

@@ -16,18 +16,14 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::words::Words;
 
 /// Keys of `deepspeed_config` that belong in the DeepSpeed file, if there is one.
-const IN_THE_FILE: &[&str] = &[
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_param_nvme_path",
-    "offload_optimizer_nvme_path",
-    "zero3_save_16bit_model",
-];
+const IN_THE_FILE: Words = Words(
+    "gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device \
+     offload_param_device offload_param_nvme_path offload_optimizer_nvme_path \
+     zero3_save_16bit_model",
+);
 
 const PRECISION: &str = "mixed_precision";
 
@@ -36,15 +32,12 @@ const PRECISION: &str = "mixed_precision";
 pub(super) fn config_keys(root: &Node) -> Vec<ConfigKey> {
     let below = root.get("deepspeed_config").and_then(Node::entries);
     let below = below.unwrap_or_default().iter();
-    let below = below.filter(|entry| IN_THE_FILE.contains(&entry.name.as_str()));
+    let below = below.filter(|entry| IN_THE_FILE.has(&entry.name));
     let precision = root.entries().unwrap_or_default().iter();
-    let precision = precision.filter(|entry| entry.name == PRECISION && !is_null(&entry.value));
+    let precision =
+        precision.filter(|entry| entry.name == PRECISION && !entry.value.is_null(Schema::PyYaml));
     let found = below.chain(precision).filter(|e| !is_typed(&e.value));
     found.map(|e| (e.name.clone(), e.name_span)).collect()
-}
-
-fn is_null(node: &Node) -> bool {
-    node.resolve(Schema::PyYaml) == Some(Resolved::Null)
 }
 
 /// The ZeRO stage (default 2) and accumulation, from the config itself or the DeepSpeed
@@ -62,7 +55,7 @@ pub(super) fn read(
     tree.default("parallel.strategy", "zero2");
     let config = root.get("deepspeed_config");
     let file = config.and_then(|config| config.get("deepspeed_config_file"));
-    let file = file.filter(|node| !is_null(node) && node.text() != Some("none"));
+    let file = file.filter(|node| !node.is_null(Schema::PyYaml) && node.text() != Some("none"));
     let file = match (config, file) {
         (Some(config), Some(node)) => {
             refuse_both(&config_keys, reading);
@@ -90,17 +83,7 @@ fn in_file(
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> Option<Node> {
-    let name = node.text().unwrap_or_default();
-    let Some(file) = reading.beside(path, name) else {
-        reading.warning(
-            "deepspeed-unread",
-            Some(node.span),
-            format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown"),
-            "create it next to this file, or set `evenkeel.parallel.strategy`",
-        );
-        return None;
-    };
-    let file = deepspeed::open(&file, reading)?;
+    let file = deepspeed::open_named(node, path, "create it next to this file", reading)?;
     let mut native = deepspeed::translate(&file, "deepspeed_config_file");
     deepspeed::refuse_elasticity(&mut native, reading);
     tree.lay(native);
@@ -166,7 +149,7 @@ fn stage(config: &Node, tree: &mut Tree, reading: &mut Reading) {
         _ => reading.error(
             "out-of-range",
             Some(node.span),
-            format!("`zero_stage` is `{}`", node.text().unwrap_or(node.kind())),
+            format!("`zero_stage` is `{}`", node.shown()),
             "give 0, 1, 2 or 3",
         ),
     }
@@ -174,7 +157,7 @@ fn stage(config: &Node, tree: &mut Tree, reading: &mut Reading) {
 
 fn accumulation(config: &Node, tree: &mut Tree) {
     if let Some(node) = config.get("gradient_accumulation_steps")
-        && let Some(Resolved::Int(value)) = node.resolve(Schema::PyYaml)
+        && let Some(value) = node.int(Schema::PyYaml)
     {
         let key = "deepspeed_config.gradient_accumulation_steps";
         tree.plain("batch.accumulation", &Given::new(key, value, node.span));

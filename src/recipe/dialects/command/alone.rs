@@ -8,6 +8,7 @@ use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell::{self, Form, Script, Shell};
 use crate::recipe::syntax::source::FileId;
+use crate::recipe::syntax::words::Words;
 
 /// A launcher that evenkeel cannot replace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,94 +53,29 @@ pub struct Split {
 }
 
 /// Variables that evenkeel sets for every rank, as torchrun does whatever its environment has.
-const OF_RANKS: [&str; 16] = [
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_NAME",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "PET_NNODES",
-    "PET_NPROC_PER_NODE",
-    "PET_NODE_RANK",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-];
+const OF_RANKS: Words = Words(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK \
+     ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK \
+     TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT",
+);
 
 /// The prefix of the variables that hold defaults of torchrun's options.
 const OF_TORCHRUN: &str = "PET_";
 
 /// Options of torchrun and DeepSpeed's launcher for processes, rendezvous, restarts and logs, which evenkeel
 /// replaces, and for the way to start the program.
-const REPLACED: &[&str] = &[
-    "nnodes",
-    "nproc_per_node",
-    "node_rank",
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
-    "standalone",
-    "max_restarts",
-    "monitor_interval",
-    "start_method",
-    "log_dir",
-    "r",
-    "redirects",
-    "t",
-    "tee",
-    "local_ranks_filter",
-    "local_addr",
-    "master_addr",
-    "master_port",
-    "module",
-    "m",
-    "no_python",
-    "use_env",
-    "hostfile",
-    "H",
-    "num_nodes",
-    "num_gpus",
-    "launcher",
-    "launcher_args",
-    "ssh_port",
-    "no_ssh",
-    "no_ssh_check",
-    "force_multi",
-    "no_local_rank",
-    "quiet",
-    "q",
-    "role",
-];
+const REPLACED: Words = Words(
+    "nnodes nproc_per_node node_rank rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone \
+     max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
+     local_addr master_addr master_port module m no_python use_env hostfile H num_nodes num_gpus \
+     launcher launcher_args ssh_port no_ssh no_ssh_check force_multi no_local_rank quiet q role",
+);
 
 /// Those of [`REPLACED`] that a user may miss, for restarts, logs and the way to other hosts.
-const IGNORED: &[&str] = &[
-    "max_restarts",
-    "monitor_interval",
-    "start_method",
-    "log_dir",
-    "r",
-    "redirects",
-    "t",
-    "tee",
-    "local_ranks_filter",
-    "local_addr",
-    "hostfile",
-    "H",
-    "launcher",
-    "launcher_args",
-    "ssh_port",
-    "no_ssh",
-    "no_ssh_check",
-    "force_multi",
-    "quiet",
-    "q",
-];
+const IGNORED: Words = Words(
+    "max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
+     local_addr hostfile H launcher launcher_args ssh_port no_ssh no_ssh_check force_multi quiet q",
+);
 
 /// The words of `VAR=value PROGRAM …` and `env VAR=value PROGRAM …` before the program, and the words from it on.
 fn assignments(command: &[String]) -> (Vec<(&str, &str)>, &[String]) {
@@ -163,7 +99,7 @@ pub fn assigned(command: &[String]) -> (BTreeMap<String, String>, &[String]) {
     let (assigned, program) = assignments(command);
     let assigned = assigned
         .into_iter()
-        .filter(|(name, _)| !OF_RANKS.contains(name));
+        .filter(|(name, _)| !OF_RANKS.has(name));
     let assigned = assigned.map(|(name, value)| (name.to_owned(), placeholder::literal(value)));
     (assigned.collect(), program)
 }
@@ -192,15 +128,8 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     })?;
     let first = words.first().map_or("", |first| first.text.as_str());
     let name = first.rsplit('/').next().unwrap_or_default();
-    let named = [
-        "torchrun",
-        "accelerate",
-        "accelerate-launch",
-        "deepspeed",
-        "deepspeed.pt",
-        "trl",
-    ];
-    let unknown = || match named.contains(&name) {
+    let named = Words("torchrun accelerate accelerate-launch deepspeed deepspeed.pt trl");
+    let unknown = || match named.has(name) {
         true => LauncherError::NoProgram {
             launcher: name.to_owned(),
         },
@@ -212,7 +141,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     };
     // Refuses a wrapper before the launcher.
     let is_script = words.len() == found.arguments.len() + 1;
-    if !is_script && !named.contains(&name) && !name.starts_with("python") {
+    if !is_script && !named.has(name) && !name.starts_with("python") {
         return Err(LauncherError::Unknown);
     }
     let launcher = match found.launcher {
@@ -220,7 +149,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         Launcher::Deepspeed => "deepspeed",
         _ => "",
     };
-    let unknown = |option: &&launcher::Opt| !REPLACED.contains(&option.name.as_str());
+    let unknown = |option: &&launcher::Opt| !REPLACED.has(&option.name);
     if let Some(option) = found
         .options
         .iter()
@@ -233,7 +162,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let ignored = found.options.iter().filter_map(|option| {
         let name = option.name.as_str();
         let dashes = if name.len() == 1 { "-" } else { "--" };
-        IGNORED.contains(&name).then(|| format!("{dashes}{name}"))
+        IGNORED.has(name).then(|| format!("{dashes}{name}"))
     });
     let ignored = ignored.collect();
     let given = |names: &[&str]| launcher::option(&found.options, names).is_some();

@@ -65,11 +65,7 @@ pub(crate) fn tree(
             [one] => scalar(&name, one, diagnostics),
             several => {
                 let values = several.iter().map(|v| scalar(&name, v, diagnostics));
-                Node {
-                    span: several[0].span,
-                    key: None,
-                    value: Value::Sequence(values.collect()),
-                }
+                Node::sequence(values.collect(), several[0].span)
             }
         };
         match resolved {

@@ -21,7 +21,7 @@ pub(crate) fn refuse_line_ends(
     };
     diagnostics.push(Diagnostic::error(
             "yaml-syntax",
-            Some(place(text, at, file)),
+            Some(Span::of(text, at..at + 1, file)),
             "the lines of this script end in CRLF: the shell treats the carriage return as part of a word, and a `\\` before it does not continue the line",
             "save it with LF line ends (`dos2unix`, `sed -i 's/\\r$//'`)",
         ));
@@ -50,19 +50,6 @@ pub(crate) fn blank(text: &str, at: Span) -> Option<Diagnostic> {
         format!("U+{blank:04X} looks like a space, but the shell does not split words at it"),
         "replace it with a space, or quote it if it is intended",
     ))
-}
-
-fn place(text: &str, at: usize, file: FileId) -> Span {
-    let before = &text[..at];
-    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let line = before.rsplit('\n').next().unwrap_or_default();
-    Span {
-        file,
-        start: at,
-        end: at + 1,
-        line: number(before.matches('\n').count() + 1),
-        column: number(line.chars().count() + 1),
-    }
 }
 
 #[cfg(test)]

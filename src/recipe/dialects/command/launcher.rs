@@ -31,9 +31,10 @@ use trl::trl;
 pub(crate) use trl::{is_for_trls_launcher, refuse_switches};
 
 /// What starts the processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Launcher {
     /// No known launcher: Python, or another program before the script.
+    #[default]
     Python,
     /// `torchrun`.
     Torchrun,
@@ -48,6 +49,7 @@ pub(crate) enum Launcher {
 }
 
 /// A command, split into its launcher and its program.
+#[derive(Default)]
 pub(crate) struct Launched<'w> {
     /// What starts the program.
     pub launcher: Launcher,
@@ -206,21 +208,10 @@ pub(super) fn program(words: &[Word]) -> Launched<'_> {
         _ => (None, words),
     };
     Launched {
-        launcher: Launcher::Python,
-        options: Vec::new(),
-        room: 0,
         script,
-        module: false,
         arguments,
-        world: None,
-        config: None,
-        refused: None,
-        mixed: false,
-        many: false,
-        unresolved: None,
-        hidden: None,
         alone: Some(Vec::new()),
-        local_rank: None,
+        ..Launched::default()
     }
 }
 

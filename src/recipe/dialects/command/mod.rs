@@ -42,7 +42,7 @@ const MAX_SCRIPT: usize = 64 << 10;
 /// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
 /// value.
 pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
-    let script = shell::read(text, span.file, Form::of(path, text)).ok()?;
+    let script = shell::read(text, span.file, Form::of(path)).ok()?;
     let words = script.lines.iter().flat_map(|line| &line.words);
     let mut covering =
         words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
@@ -139,13 +139,7 @@ pub(crate) fn arguments_of(
 fn refuse_long(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> bool {
     let long = text.len() > MAX_SCRIPT;
     if long {
-        let start = Span {
-            file,
-            start: 0,
-            end: 0,
-            line: 1,
-            column: 1,
-        };
+        let start = Span::of(text, 0..0, file);
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",
             Some(start),
@@ -170,7 +164,7 @@ pub(crate) fn parse(
     if refuse_long(text, file, diagnostics) {
         return None;
     }
-    let form = Form::of(path, text);
+    let form = Form::of(path);
     if blanks::refuse_line_ends(text, form, file, diagnostics) {
         return None;
     }
@@ -189,6 +183,17 @@ pub(crate) fn parse(
             return None;
         }
     };
+    if let [first, second, ..] = script.lines.as_slice()
+        && word::is_long_option(&first.words[0].text)
+    {
+        diagnostics.push(Diagnostic::error(
+            "yaml-syntax",
+            Some(second.words[0].span),
+            "these arguments continue on another line without a `\\` before it",
+            "end each line but the last with `\\`, or name the file `.args`",
+        ));
+        return None;
+    }
     let mut candidates = script::candidates(&script);
     if let Some(project) = projects::of_script(text)
         && let Some(first) = candidates.first_mut()
@@ -432,7 +437,7 @@ pub(crate) struct Call {
 impl Call {
     /// The launcher of the training command in a text.
     pub fn of(path: &Path, text: &str, file: FileId) -> Option<Call> {
-        let script = shell::read(text, file, Form::of(path, text)).ok()?;
+        let script = shell::read(text, file, Form::of(path)).ok()?;
         let candidates = script::candidates(&script);
         let launched = candidates.into_iter().next()?.launched;
         Some(Call {

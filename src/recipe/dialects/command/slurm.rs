@@ -3,7 +3,10 @@
 //!
 //! Source: Slurm 25.05 `sbatch(1)`, `salloc(1)`.
 
+use std::ops::Range;
+
 use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::words::cut;
 
 /// A request for GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,12 +20,15 @@ pub(crate) struct GpuRequest {
     pub span: Span,
 }
 
-/// An option with a number.
+/// An option with a number. `at`: the bytes of its first word.
 struct Counted {
     count: u64,
     text: String,
-    span: Span,
+    at: Range<usize>,
 }
+
+/// A word and its bytes.
+type Word<'t> = (&'t str, Range<usize>);
 
 /// The options of one request. The last value of each counts.
 #[derive(Default)]
@@ -37,14 +43,9 @@ pub(crate) fn gpu_requests(text: &str, file: FileId) -> Vec<GpuRequest> {
     let mut directives = Request::default();
     let mut found = Vec::new();
     let mut start = 0;
-    for (number, line) in text.split_inclusive('\n').enumerate() {
+    for line in text.split_inclusive('\n') {
         let comment = line.trim_start().strip_prefix('#');
-        let words = words(
-            line,
-            start,
-            u32::try_from(number + 1).unwrap_or(u32::MAX),
-            file,
-        );
+        let words = words(line, start);
         match comment.map(|_| words.as_slice()) {
             Some([first, options @ ..]) if first.0 == "#SBATCH" => directives.take(options),
             Some([hash, first, options @ ..])
@@ -52,17 +53,21 @@ pub(crate) fn gpu_requests(text: &str, file: FileId) -> Vec<GpuRequest> {
             {
                 let mut call = Request::default();
                 call.take(options);
-                found.extend(call.total());
+                found.extend(call.total(text, file));
             }
             _ => {}
         }
         start += line.len();
     }
-    directives.total().into_iter().chain(found).collect()
+    directives
+        .total(text, file)
+        .into_iter()
+        .chain(found)
+        .collect()
 }
 
-/// The words of a line with their places, up to a comment.
-fn words(line: &str, start: usize, number: u32, file: FileId) -> Vec<(&str, Span)> {
+/// The words of a line that begins at a byte offset, up to a comment.
+fn words(line: &str, start: usize) -> Vec<Word<'_>> {
     let mut words = Vec::new();
     let mut at = 0;
     for text in line.split_whitespace() {
@@ -70,28 +75,17 @@ fn words(line: &str, start: usize, number: u32, file: FileId) -> Vec<(&str, Span
         if at > 0 && text.starts_with('#') && !words.is_empty() {
             break;
         }
-        let column = line[..at].chars().count() + 1;
-        let span = Span {
-            file,
-            start: start + at,
-            end: start + at + text.len(),
-            line: number,
-            column: u32::try_from(column).unwrap_or(u32::MAX),
-        };
-        words.push((text, span));
+        words.push((text, start + at..start + at + text.len()));
         at += text.len();
     }
     words
 }
 
 impl Request {
-    fn take(&mut self, options: &[(&str, Span)]) {
+    fn take(&mut self, options: &[Word<'_>]) {
         let mut options = options.iter();
-        while let Some((text, span)) = options.next() {
-            let (name, tied) = match text.split_once('=') {
-                Some((name, value)) => (name, Some(value)),
-                None => (*text, None),
-            };
+        while let Some((text, at)) = options.next() {
+            let (name, tied) = cut(text, '=');
             let place = match name {
                 "--nodes" | "-N" => &mut self.nodes,
                 "--gres" | "--gpus-per-node" => &mut self.each,
@@ -113,12 +107,12 @@ impl Request {
                     Some(_) => (*text).to_owned(),
                     None => format!("{text} {}", value.unwrap_or_default()),
                 },
-                span: *span,
+                at: at.clone(),
             });
         }
     }
 
-    fn total(self) -> Option<GpuRequest> {
+    fn total(self, text: &str, file: FileId) -> Option<GpuRequest> {
         let nodes = self.nodes.map_or(1, |option| option.count);
         let (count, gpus) = match (self.all, self.each) {
             (Some(all), _) => (all.count, all),
@@ -129,7 +123,7 @@ impl Request {
             gpus: count,
             option: gpus.text,
             nodes,
-            span: gpus.span,
+            span: Span::of(text, gpus.at, file),
         })
     }
 }

@@ -9,6 +9,7 @@ use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::Line;
 use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
 
 /// The help of every refusal of what only the shell knows.
@@ -78,25 +79,10 @@ pub(crate) fn program(lines: &[Line]) -> Option<Diagnostic> {
 }
 
 /// Name parts of the options on which the batch, the world size or a length depends.
-const COUNTED: [&str; 17] = [
-    "batch",
-    "core",
-    "cpu",
-    "cuda",
-    "degree",
-    "device",
-    "drop_last",
-    "episode",
-    "epoch",
-    "examples",
-    "generation",
-    "iteration",
-    "ratio",
-    "rollout",
-    "samples",
-    "size",
-    "step",
-];
+const COUNTED: Words = Words(
+    "batch core cpu cuda degree device drop_last episode epoch examples generation iteration \
+     ratio rollout samples size step",
+);
 
 /// Whether the batch, the world size or a length may depend on an option.
 pub(crate) fn is_counted(name: &str) -> bool {

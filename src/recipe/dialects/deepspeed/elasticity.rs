@@ -18,7 +18,7 @@ const RULE: &str = "deepspeed-elastic-batch";
 /// The block, if elasticity is on.
 fn enabled(root: &Node) -> Option<&Node> {
     let block = root.get("elasticity")?;
-    let on = block.get("enabled")?.resolve(Schema::PyYaml) == Some(Resolved::Bool(true));
+    let on = block.get("enabled")?.is_bool(true, Schema::PyYaml);
     on.then_some(block)
 }
 
@@ -33,10 +33,11 @@ pub(super) fn translate(root: &Node, key: &dyn Fn(&str) -> String, tree: &mut Tr
     let name = |name: &str| key(&format!("elasticity.{name}"));
     let int = |field: &str| {
         let node = block.get(field)?;
-        match node.resolve(Schema::PyYaml)? {
-            Resolved::Int(value) => Some(Given::new(name(field), value, node.span)),
-            _ => None,
-        }
+        Some(Given::new(
+            name(field),
+            node.int(Schema::PyYaml)?,
+            node.span,
+        ))
     };
     for (field, path) in [
         ("max_train_batch_size", "max_batch"),
@@ -76,10 +77,7 @@ pub(super) fn translate(root: &Node, key: &dyn Fn(&str) -> String, tree: &mut Tr
 }
 
 fn whole(node: &Node) -> Option<i128> {
-    match node.resolve(Schema::PyYaml)? {
-        Resolved::Int(value) => Some(value),
-        _ => None,
-    }
+    node.int(Schema::PyYaml)
 }
 
 /// Reports everything that upstream refuses when it reads the block.
@@ -119,8 +117,7 @@ pub(super) fn check(root: &Node, reading: &mut Reading) {
     }
     version(block, number("model_parallel_size", 1), reading);
     let ignored = block.get("ignore_non_elastic_batch_info");
-    let ignored = ignored.and_then(|node| node.resolve(Schema::PyYaml));
-    if ignored == Some(Resolved::Bool(true)) {
+    if ignored.is_some_and(|node| node.is_bool(true, Schema::PyYaml)) {
         return;
     }
     for (key, _) in TRIPLE {

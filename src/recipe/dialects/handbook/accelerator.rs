@@ -16,6 +16,7 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 use crate::recipe::syntax::yaml;
 use crate::util::suggest::{did_you_mean, short};
 
@@ -28,15 +29,10 @@ pub(crate) const NUM_STEPS: &str = "accelerator_config.gradient_accumulation_kwa
 pub(crate) const SPLIT_BATCHES: &str = "accelerator_config.split_batches";
 
 /// Fields of `AcceleratorConfig`.
-const KNOWN: [&str; 7] = [
-    "split_batches",
-    "dispatch_batches",
-    "even_batches",
-    "use_seedable_sampler",
-    "non_blocking",
-    "gradient_accumulation_kwargs",
-    "use_configured_state",
-];
+const KNOWN: Words = Words(
+    "split_batches dispatch_batches even_batches use_seedable_sampler non_blocking \
+     gradient_accumulation_kwargs use_configured_state",
+);
 
 /// Reads the config and writes its accumulation to `tree`. Returns the span of a true
 /// `split_batches`.
@@ -53,12 +49,12 @@ pub(super) fn read(
         return old;
     };
     for entry in config.entries().unwrap_or_default() {
-        if !KNOWN.contains(&entry.name.as_str()) {
+        if !KNOWN.has(&entry.name) {
             reading.error(
                 "unknown-key",
                 Some(entry.name_span),
                 format!("`accelerator_config` has no key `{}`", entry.name),
-                did_you_mean(&entry.name, KNOWN),
+                did_you_mean(&entry.name, KNOWN.iter()),
             );
         }
     }
@@ -75,7 +71,7 @@ pub(super) fn read(
         Some(Resolved::Bool(true)) => Some(split.span),
         Some(Resolved::Bool(false) | Resolved::Null) => old,
         _ => {
-            let found = short(split.text().unwrap_or(split.kind()));
+            let found = short(split.shown());
             reading.error(
                 "wrong-type",
                 Some(split.span),
@@ -117,7 +113,7 @@ fn accumulation(steps: &Node, values: &Values, tree: &mut Tree, reading: &mut Re
     let count = match steps.resolve(Schema::PyYaml) {
         Some(Resolved::Int(count @ 1..)) => count,
         _ => {
-            let found = short(steps.text().unwrap_or(steps.kind()));
+            let found = short(steps.shown());
             reading.error(
                 "wrong-type",
                 Some(steps.span),

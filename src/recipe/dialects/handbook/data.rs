@@ -10,35 +10,18 @@ use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::util::suggest::did_you_mean;
 
-use super::keys::Kind;
+use super::keys;
 use super::values::Values;
 
 /// Keys of a source in a handbook `dataset_mixture`.
-const HANDBOOK_SOURCE: &[(&str, Kind)] = &[
-    ("id", Kind::Str),
-    ("config", Kind::Str),
-    ("split", Kind::Str),
-    ("columns", Kind::List),
-    ("weight", Kind::Float),
-];
+const HANDBOOK_SOURCE: &str = "id:str config:str split:str columns:list weight:float";
 
 /// Keys of a source in TRL's `datasets`.
-const TRL_SOURCE: &[(&str, Kind)] = &[
-    ("path", Kind::Str),
-    ("name", Kind::Str),
-    ("data_dir", Kind::Str),
-    ("data_files", Kind::Any),
-    ("split", Kind::Str),
-    ("columns", Kind::List),
-    ("fraction", Kind::Float),
-];
+const TRL_SOURCE: &str = "\
+    path:str name:str data_dir:str data_files:any split:str columns:list fraction:float";
 
 /// Keys of the handbook's `dataset_mixture`.
-const MIXTURE: &[(&str, Kind)] = &[
-    ("datasets", Kind::List),
-    ("seed", Kind::Int),
-    ("test_split_size", Kind::Float),
-];
+const MIXTURE: &str = "datasets:list seed:int test_split_size:float";
 
 /// Loaders of the `datasets` library that read local files, with the native format.
 const FILE_LOADERS: &[(&str, &str)] =
@@ -230,15 +213,15 @@ fn plain(
 fn checked<'n>(
     node: &'n Node,
     prefix: &str,
-    known: &[(&str, Kind)],
+    known: &'static str,
     reading: &mut Reading,
 ) -> Values<'n> {
     for entry in node.entries().unwrap_or_default() {
-        if known.iter().any(|(name, _)| *name == entry.name) {
+        if keys::kind_in(known, &entry.name).is_some() {
             continue;
         }
         let span = Some(entry.name_span);
-        let help = did_you_mean(&entry.name, known.iter().map(|(name, _)| *name));
+        let help = did_you_mean(&entry.name, keys::fields(known).map(|(name, _)| name));
         if known == TRL_SOURCE {
             let message = format!("there is no key `{prefix}{}`", entry.name);
             reading.error("unknown-key", span, message, help);
@@ -247,8 +230,7 @@ fn checked<'n>(
             reading.warning("unknown-key", span, message, help);
         }
     }
-    let kind_of = |key: &str| known.iter().find(|(name, _)| *name == key).map(|(_, k)| *k);
-    Values::check(node, prefix, kind_of, reading)
+    Values::check(node, prefix, |key| keys::kind_in(known, key), reading)
 }
 
 fn missing(source: &Node, prefix: &str, key: &str, reading: &mut Reading) {

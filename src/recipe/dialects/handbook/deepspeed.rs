@@ -58,20 +58,11 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
 }
 
 fn load(node: &Node, path: &Path, reading: &mut Reading) -> Option<Node> {
-    let Some(name) = node.text() else {
+    if node.text().is_none() {
         config::require_zero_optimization(node, reading);
         return Some(node.clone());
-    };
-    let Some(file) = reading.beside(path, name) else {
-        reading.warning(
-            "deepspeed-unread",
-            Some(node.span),
-            format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown"),
-            "put it beside the recipe, or set `evenkeel.parallel.strategy`",
-        );
-        return None;
-    };
-    config::open(&file, reading)
+    }
+    config::open_named(node, path, "put it beside the recipe", reading)
 }
 
 const AUTO: &str = "write \"auto\" there, so that the recipe decides";
@@ -147,7 +138,7 @@ fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
 }
 
 /// A number of the config; `None` for "auto", an absent value and other types.
-fn config_number(node: &Node) -> Option<f64> {
+pub(super) fn config_number(node: &Node) -> Option<f64> {
     match node.resolve(Schema::PyYaml)? {
         Resolved::Int(value) => Some(value as f64),
         Resolved::Float(value) => Some(value),

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use crate::recipe::schema::spec::Objective;
+use crate::recipe::syntax::words::Words;
 
 /// The type of an upstream field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,48 +27,52 @@ pub(crate) enum Kind {
     Any,
 }
 
-/// `TrainingArguments`.
+/// `TrainingArguments`. A `!` marks the fields that only programs with `TrainingArguments` commonly have. Others
+/// (`output_dir`, `learning_rate`, `num_train_epochs`, `tp_size`) are widespread: the training loops of diffusers,
+/// DeepSpeed-Chat, open-instruct and accelerate's examples have them with different defaults. `deepspeed` without a
+/// value is DeepSpeed's own switch, which `take_switch` has removed.
 const TRAINING: &str = "\
-    accelerator_config:dict activation_checkpointing:bool activation_checkpointing_kwargs:dict \
-    adafactor:bool adam_beta1:float adam_beta2:float adam_epsilon:float \
-    auto_find_batch_size:bool average_tokens_across_devices:bool batch_eval_metrics:bool \
-    bf16:bool bf16_full_eval:bool data_seed:int dataloader_drop_last:bool \
-    dataloader_in_order:bool dataloader_multiprocessing_context:str dataloader_num_workers:int \
-    dataloader_persistent_workers:bool dataloader_pin_memory:bool \
-    dataloader_prefetch_factor:int ddp_backend:str ddp_broadcast_buffers:bool \
-    ddp_bucket_cap_mb:int ddp_find_unused_parameters:bool ddp_static_graph:bool \
-    ddp_timeout:int debug:any deepspeed:dict disable_tqdm:bool dispatch_batches:bool \
-    do_eval:bool do_predict:bool do_train:bool enable_jit_checkpoint:bool \
-    eval_accumulation_steps:int eval_delay:float eval_do_concat_batches:bool \
-    eval_on_start:bool eval_steps:float eval_strategy:str eval_use_gather_object:bool \
-    evaluation_strategy:str fp16:bool fp16_backend:str fp16_full_eval:bool fp16_opt_level:str \
-    fsdp:any fsdp_config:dict fsdp_min_num_params:int fsdp_transformer_layer_cls_to_wrap:str \
-    full_determinism:bool gradient_accumulation_steps:int gradient_checkpointing:bool \
-    gradient_checkpointing_kwargs:dict greater_is_better:bool group_by_length:bool \
-    half_precision_backend:str hub_always_push:bool hub_model_id:str hub_private_repo:bool \
-    hub_revision:str hub_strategy:str hub_token:str ignore_data_skip:bool \
-    include_for_metrics:list include_inputs_for_metrics:bool include_num_input_tokens_seen:any \
-    include_tokens_per_second:bool jit_mode_eval:bool label_names:list \
-    label_smoothing_factor:float learning_rate:float length_column_name:str \
-    liger_kernel_config:dict load_best_model_at_end:bool local_rank:int log_level:str \
-    log_level_replica:str log_on_each_node:bool logging_dir:str logging_first_step:bool \
-    logging_nan_inf_filter:bool logging_steps:float logging_strategy:str \
-    lr_scheduler_kwargs:dict lr_scheduler_type:str max_grad_norm:float max_steps:int \
-    metric_for_best_model:str mp_parameters:str neftune_noise_alpha:float no_cuda:bool \
-    num_train_epochs:float optim:str optim_args:str optim_target_modules:any output_dir:str \
-    overwrite_output_dir:bool parallelism_config:dict past_index:int \
+    accelerator_config:dict! activation_checkpointing:bool \
+    activation_checkpointing_kwargs:dict adafactor:bool adam_beta1:float adam_beta2:float \
+    adam_epsilon:float auto_find_batch_size:bool! average_tokens_across_devices:bool! \
+    batch_eval_metrics:bool! bf16:bool bf16_full_eval:bool! data_seed:int \
+    dataloader_drop_last:bool! dataloader_in_order:bool dataloader_multiprocessing_context:str \
+    dataloader_num_workers:int dataloader_persistent_workers:bool! dataloader_pin_memory:bool! \
+    dataloader_prefetch_factor:int! ddp_backend:str ddp_broadcast_buffers:bool! \
+    ddp_bucket_cap_mb:int! ddp_find_unused_parameters:bool! ddp_static_graph:bool \
+    ddp_timeout:int! debug:any deepspeed:dict! disable_tqdm:bool dispatch_batches:bool! \
+    do_eval:bool! do_predict:bool! do_train:bool! enable_jit_checkpoint:bool \
+    eval_accumulation_steps:int! eval_delay:float! eval_do_concat_batches:bool! \
+    eval_on_start:bool! eval_steps:float eval_strategy:str! eval_use_gather_object:bool \
+    evaluation_strategy:str! fp16:bool fp16_backend:str! fp16_full_eval:bool! \
+    fp16_opt_level:str fsdp:any fsdp_config:dict! fsdp_min_num_params:int \
+    fsdp_transformer_layer_cls_to_wrap:str! full_determinism:bool \
+    gradient_accumulation_steps:int gradient_checkpointing:bool \
+    gradient_checkpointing_kwargs:dict! greater_is_better:bool! group_by_length:bool! \
+    half_precision_backend:str! hub_always_push:bool hub_model_id:str hub_private_repo:bool \
+    hub_revision:str hub_strategy:str! hub_token:str ignore_data_skip:bool! \
+    include_for_metrics:list! include_inputs_for_metrics:bool! \
+    include_num_input_tokens_seen:any! include_tokens_per_second:bool! jit_mode_eval:bool! \
+    label_names:list label_smoothing_factor:float! learning_rate:float length_column_name:str! \
+    liger_kernel_config:dict load_best_model_at_end:bool! local_rank:int log_level:str \
+    log_level_replica:str! log_on_each_node:bool! logging_dir:str logging_first_step:bool! \
+    logging_nan_inf_filter:bool! logging_steps:float logging_strategy:str! \
+    lr_scheduler_kwargs:dict! lr_scheduler_type:str max_grad_norm:float max_steps:int \
+    metric_for_best_model:str! mp_parameters:str neftune_noise_alpha:float! no_cuda:bool \
+    num_train_epochs:float optim:str optim_args:str optim_target_modules:any! output_dir:str \
+    overwrite_output_dir:bool! parallelism_config:dict past_index:int \
     per_device_eval_batch_size:int per_device_train_batch_size:int per_gpu_eval_batch_size:int \
-    per_gpu_train_batch_size:int prediction_loss_only:bool project:str push_to_hub:bool \
+    per_gpu_train_batch_size:int prediction_loss_only:bool! project:str push_to_hub:bool \
     push_to_hub_model_id:str push_to_hub_organization:str push_to_hub_token:str ray_scope:str \
-    remove_unused_columns:bool report_to:list restore_callback_states_from_checkpoint:bool \
-    resume_from_checkpoint:any run_name:str save_on_each_node:bool save_only_model:bool \
-    save_safetensors:bool save_steps:float save_strategy:str save_total_limit:int seed:int \
-    skip_memory_metrics:bool split_batches:bool tf32:bool torch_compile:bool \
-    torch_compile_backend:str torch_compile_mode:str torch_empty_cache_steps:int \
+    remove_unused_columns:bool! report_to:list restore_callback_states_from_checkpoint:bool! \
+    resume_from_checkpoint:any run_name:str save_on_each_node:bool! save_only_model:bool! \
+    save_safetensors:bool! save_steps:float save_strategy:str! save_total_limit:int seed:int \
+    skip_memory_metrics:bool! split_batches:bool tf32:bool torch_compile:bool \
+    torch_compile_backend:str! torch_compile_mode:str torch_empty_cache_steps:int! \
     torchdynamo:str tp_size:int tpu_metrics_debug:bool tpu_num_cores:int trackio_bucket_id:str \
-    trackio_space_id:str trackio_static_space_id:any train_sampling_strategy:str \
-    use_cache:bool use_cpu:bool use_ipex:bool use_legacy_prediction_loop:bool \
-    use_liger_kernel:bool use_mps_device:bool warmup_ratio:float warmup_steps:float \
+    trackio_space_id:str trackio_static_space_id:any train_sampling_strategy:str! \
+    use_cache:bool use_cpu:bool use_ipex:bool use_legacy_prediction_loop:bool! \
+    use_liger_kernel:bool! use_mps_device:bool! warmup_ratio:float warmup_steps:float \
     weight_decay:float";
 
 /// TRL `ModelConfig`.
@@ -255,13 +260,18 @@ static INDEX: LazyLock<HashMap<&'static str, Uses>> = LazyLock::new(|| {
     index
 });
 
-/// The names and types of a table.
-fn fields(table: &'static str) -> impl Iterator<Item = (&'static str, Kind)> {
+/// The type of a key of a table.
+pub(crate) fn kind_in(table: &'static str, key: &str) -> Option<Kind> {
+    fields(table).find_map(|(name, kind)| (name == key).then_some(kind))
+}
+
+/// The names and types of a table, `name:type`.
+pub(crate) fn fields(table: &'static str) -> impl Iterator<Item = (&'static str, Kind)> {
     let fields = table.split_whitespace();
     fields.filter_map(|field| {
         field
             .split_once(':')
-            .map(|(name, kind)| (name, parse(kind)))
+            .map(|(name, kind)| (name, parse(kind.trim_end_matches('!'))))
     })
 }
 
@@ -304,6 +314,12 @@ pub(crate) fn kind_in_training(key: &str) -> Option<Kind> {
     TYPES.get(key).copied()
 }
 
+/// Whether only programs with `TrainingArguments` commonly have a field.
+pub(crate) fn only_trainer_has(key: &str) -> bool {
+    let mut fields = TRAINING.split_whitespace();
+    fields.any(|field| field.ends_with('!') && field.split(':').next() == Some(key))
+}
+
 /// The type of a key, where all trainers that have it agree.
 pub(crate) fn agreed(key: &str) -> Option<Kind> {
     let uses = uses(key);
@@ -323,62 +339,25 @@ pub(crate) fn all() -> impl Iterator<Item = &'static str> {
 
 /// Whether the batch depends on a key.
 pub(crate) fn sets_batch(key: &str) -> bool {
-    const BATCH: [&str; 15] = [
-        "auto_find_batch_size",
-        "batch_size",
-        "generation_batch_size",
-        "gradient_accumulation_steps",
-        "micro_batch_size",
-        "mini_batch_size",
-        "num_generations",
-        "num_mini_batches",
-        "parallelism_config",
-        "per_device_train_batch_size",
-        "per_gpu_train_batch_size",
-        "split_batches",
-        "steps_per_generation",
-        "total_episodes",
-        "tp_size",
-    ];
-    BATCH.contains(&key)
+    const BATCH: Words = Words(
+        "auto_find_batch_size batch_size generation_batch_size gradient_accumulation_steps \
+         micro_batch_size mini_batch_size num_generations num_mini_batches parallelism_config \
+         per_device_train_batch_size per_gpu_train_batch_size split_batches steps_per_generation \
+         total_episodes tp_size",
+    );
+    BATCH.has(key)
 }
 
 /// Whether other scripts commonly define an argument of this name too: for the model and its
 /// adapters, for lengths and for data.
 pub(crate) fn is_common(key: &str) -> bool {
-    const COMMON: [&str; 30] = [
-        "alpha",
-        "base_model",
-        "batch_size",
-        "beta",
-        "chat_template",
-        "dataset",
-        "dataset_config",
-        "datasets",
-        "delta",
-        "env",
-        "epsilon",
-        "exp_name",
-        "gamma",
-        "lam",
-        "loss_type",
-        "max_length",
-        "max_prompt_length",
-        "max_seq_length",
-        "micro_batch_size",
-        "mini_batch_size",
-        "preprocessing_num_workers",
-        "streaming",
-        "system_prompt",
-        "temperature",
-        "text_column",
-        "top_k",
-        "top_p",
-        "wandb_entity",
-        "wandb_project",
-        "world_size",
-    ];
-    COMMON.contains(&key) || fields(MODEL).any(|(name, _)| name == key)
+    const COMMON: Words = Words(
+        "alpha base_model batch_size beta chat_template dataset dataset_config datasets delta \
+         env epsilon exp_name gamma lam loss_type max_length max_prompt_length max_seq_length \
+         micro_batch_size mini_batch_size preprocessing_num_workers streaming system_prompt \
+         temperature text_column top_k top_p wandb_entity wandb_project world_size",
+    );
+    COMMON.has(key) || fields(MODEL).any(|(name, _)| name == key)
 }
 
 /// Every field of `TrainingArguments`.
@@ -414,61 +393,31 @@ pub(crate) fn name(objective: Objective) -> &'static str {
 }
 
 /// Options that TRL's command line passes to `accelerate launch`. No trainer has them.
-const TRL_PASSES_ON: &[&str] = &[
-    "config_file",
-    "num_processes",
-    "num_machines",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "mixed_precision",
-    "gpu_ids",
-    "zero_stage",
-    "deepspeed_config_file",
-    "fsdp_version",
-    "fsdp_sharding_strategy",
-    "fsdp_reshard_after_forward",
-];
+const TRL_PASSES_ON: Words = Words(
+    "config_file num_processes num_machines machine_rank main_process_ip main_process_port \
+     mixed_precision gpu_ids zero_stage deepspeed_config_file fsdp_version \
+     fsdp_sharding_strategy fsdp_reshard_after_forward",
+);
 
 /// TRL's option for the accelerate config: a file, or the name of a config that TRL ships.
 pub(crate) const TRL_CONFIG: &str = "accelerate_config";
 
 /// Whether TRL's command line passes a key of the recipe to its launcher.
 pub(crate) fn is_launcher_key(name: &str) -> bool {
-    name == TRL_CONFIG || TRL_PASSES_ON.contains(&name)
+    name == TRL_CONFIG || TRL_PASSES_ON.has(name)
 }
 
 /// Arguments of the example scripts that concern the batch, the model or the data, and those that
-/// distinguish such a file from TRL's.
-const EXAMPLES: &[(&str, Kind)] = &[
-    ("attn_implementation", Kind::Str),
-    ("block_size", Kind::Int),
-    ("config_name", Kind::Str),
-    // LLaMA-Factory's sequence length.
-    ("cutoff_len", Kind::Int),
-    ("dataset_config_name", Kind::Str),
-    ("dataset_name", Kind::Str),
-    ("dtype", Kind::Str),
-    ("max_eval_samples", Kind::Int),
-    ("max_length", Kind::Int),
-    ("max_seq_length", Kind::Int),
-    ("max_source_length", Kind::Int),
-    ("max_train_samples", Kind::Int),
-    ("model_name_or_path", Kind::Str),
-    ("overwrite_cache", Kind::Bool),
-    ("preprocessing_num_workers", Kind::Int),
-    ("streaming", Kind::Bool),
-    ("task_name", Kind::Str),
-    ("tokenizer_name", Kind::Str),
-    ("torch_dtype", Kind::Str),
-    ("train_file", Kind::Str),
-    ("trust_remote_code", Kind::Bool),
-    ("use_fast_tokenizer", Kind::Bool),
-    ("validation_file", Kind::Str),
-];
+/// distinguish such a file from TRL's. `cutoff_len` is LLaMA-Factory's sequence length.
+const EXAMPLES: &str = "\
+    attn_implementation:str block_size:int config_name:str cutoff_len:int \
+    dataset_config_name:str dataset_name:str dtype:str max_eval_samples:int max_length:int \
+    max_seq_length:int max_source_length:int max_train_samples:int model_name_or_path:str \
+    overwrite_cache:bool preprocessing_num_workers:int streaming:bool task_name:str \
+    tokenizer_name:str torch_dtype:str train_file:str trust_remote_code:bool \
+    use_fast_tokenizer:bool validation_file:str";
 
 /// The type of an argument of the example scripts.
 pub(crate) fn example(key: &str) -> Option<Kind> {
-    let found = EXAMPLES.iter().find(|(name, _)| *name == key);
-    found.map(|(_, kind)| *kind)
+    kind_in(EXAMPLES, key)
 }

@@ -10,46 +10,21 @@ use std::path::Path;
 
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::words::Words;
 
-/// Fields of the older `PPOConfig` that the newer one lacks.
-const FIELDS: [&str; 31] = [
-    "accelerator_kwargs",
-    "adap_kl_ctrl",
-    "backward_batch_size",
-    "compare_steps",
-    "early_stopping",
-    "forward_batch_size",
-    "horizon",
-    "init_kl_coef",
-    "kl_penalty",
-    "log_with",
-    "model_name",
-    "optimize_cuda_cache",
-    "optimize_device_cache",
-    "ppo_epochs",
-    "project_kwargs",
-    "push_to_hub_if_best_kwargs",
-    "query_dataset",
-    "ratio_threshold",
-    "reward_model",
-    "score_clip",
-    "steps",
-    "target",
-    "target_kl",
-    "task_name",
-    "tracker_kwargs",
-    "tracker_project_name",
-    "use_score_norm",
-    "use_score_scaling",
-    // Fields of its example script.
-    "use_seq2seq",
-    // Fields of its batch, which the newer trainer computes and ignores as arguments.
-    "batch_size",
-    "mini_batch_size",
-];
+/// Fields of the older `PPOConfig` that the newer one lacks; `use_seq2seq` of its example script; and the last two,
+/// fields of its batch, which the newer trainer computes and ignores as arguments.
+const FIELDS: Words = Words(
+    "accelerator_kwargs adap_kl_ctrl backward_batch_size compare_steps early_stopping \
+     forward_batch_size horizon init_kl_coef kl_penalty log_with model_name optimize_cuda_cache \
+     optimize_device_cache ppo_epochs project_kwargs push_to_hub_if_best_kwargs query_dataset \
+     ratio_threshold reward_model score_clip steps target target_kl task_name tracker_kwargs \
+     tracker_project_name use_score_norm use_score_scaling use_seq2seq batch_size \
+     mini_batch_size",
+);
 
 /// Batch fields of the newer trainer; the older scripts refuse them.
-const NEWER: [&str; 2] = ["per_device_train_batch_size", "per_gpu_train_batch_size"];
+const NEWER: Words = Words("per_device_train_batch_size per_gpu_train_batch_size");
 
 /// The older trainer's scripts, by names that the newer trainer's scripts do not have.
 const SCRIPTS: [&str; 2] = ["examples/scripts/ppo.py", "ppo_multi_adapter.py"];
@@ -57,14 +32,11 @@ const SCRIPTS: [&str; 2] = ["examples/scripts/ppo.py", "ppo_multi_adapter.py"];
 /// Refuses a PPO recipe for the older trainer; returns whether it did.
 pub(super) fn refuse(root: &Node, path: &Path, reading: &mut Reading) -> bool {
     let entries = root.entries().unwrap_or_default();
-    let named = |names: &[&str]| {
-        let mut entries = entries.iter();
-        entries.find(|entry| names.contains(&entry.name.as_str()))
-    };
-    if named(&NEWER).is_some() {
+    let named = |names: Words| entries.iter().find(|entry| names.has(&entry.name));
+    if named(NEWER).is_some() {
         return false;
     }
-    let (evidence, span) = match named(&FIELDS) {
+    let (evidence, span) = match named(FIELDS) {
         Some(entry) => (format!("`{}`", entry.name), entry.name_span),
         None if SCRIPTS.iter().any(|script| path.ends_with(script)) => {
             (format!("`{}`", path.display()), root.span)

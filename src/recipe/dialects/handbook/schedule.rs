@@ -3,9 +3,8 @@
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest::did_you_mean;
 
+use super::deepspeed::config_number;
 use super::values::Values;
 
 /// `lr_scheduler_type` and the native shape; `None` without a counterpart.
@@ -44,12 +43,10 @@ pub(crate) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Read
                     "set `lr_scheduler_type` to `cosine`, `linear`, `constant_with_warmup` or `inverse_sqrt`",
                 );
             }
-            None => reading.error(
-                "unknown-value",
-                Some(name.span),
-                format!("`lr_scheduler_type` is `{}`", name.value),
-                did_you_mean(&name.value, SCHEDULERS.iter().map(|(known, _)| *known)),
-            ),
+            None => {
+                let words = SCHEDULERS.iter().map(|(known, _)| *known);
+                reading.unknown_value("lr_scheduler_type", &name.value, name.span, words);
+            }
         }
     }
     let name = scheduler.as_ref().map_or("linear", |s| s.value.as_str());
@@ -65,12 +62,7 @@ fn floor(scheduler: &str, kwargs: Option<&Node>, peak: Option<f64>) -> Option<Gi
     let kwargs = kwargs?;
     let number = |key: &str| {
         let node = kwargs.get(key)?;
-        let value = match node.resolve(Schema::PyYaml)? {
-            Resolved::Float(value) => value,
-            Resolved::Int(value) => value as f64,
-            Resolved::Str(text) => text.parse().ok()?,
-            _ => return None,
-        };
+        let value = config_number(node)?;
         let key = format!("lr_scheduler_kwargs.{key}");
         Some(Given::new(key, value, node.span))
     };
@@ -135,12 +127,8 @@ fn when(
         // PyYAML has read a boolean; the warning about it names the word.
         "off" | "false" => When::Never,
         _ => {
-            reading.error(
-                "unknown-value",
-                Some(given.span),
-                format!("`{}` is `{}`", given.key, given.value),
-                did_you_mean(&given.value, words.iter().copied()),
-            );
+            let words = words.iter().copied();
+            reading.unknown_value(&given.key, &given.value, given.span, words);
             When::Never
         }
     }

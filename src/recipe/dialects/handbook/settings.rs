@@ -60,9 +60,7 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         tree.plain("generation.without_kl", &loss.with(true));
     }
     let resumed = values.node("resume_from_checkpoint");
-    if let Some(node) =
-        resumed.filter(|node| node.resolve(Schema::PyYaml) != Some(Resolved::Bool(false)))
-    {
+    if let Some(node) = resumed.filter(|node| !node.is_bool(false, Schema::PyYaml)) {
         reading.warning(
             "resume-restores-batch",
             Some(node.span),
@@ -316,8 +314,7 @@ pub(crate) fn name(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
         Some(given.with(last.to_owned()))
     };
     let Some(given) = values.text("run_name").or_else(last) else {
-        let file = path.file_stem().unwrap_or_default().to_string_lossy();
-        tree.default("name", run_name::label(&file));
+        tree.default("name", run_name::of_file(path));
         return;
     };
     run_name::put(&given, tree, reading);

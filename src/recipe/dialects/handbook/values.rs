@@ -57,7 +57,7 @@ impl<'n> Values<'n> {
             };
             let node = &entry.value;
             let key = format!("{prefix}{}", entry.name);
-            if node.resolve(Schema::PyYaml) == Some(Resolved::Null) {
+            if node.is_null(Schema::PyYaml) {
                 if NEVER_EMPTY.contains(&key.as_str()) {
                     reading.error(
                         "wrong-type",

@@ -10,6 +10,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::cut;
 
 use super::Program;
 use super::grammar::{Kind, Override};
@@ -71,16 +72,13 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
         }
         Kind::Change | Kind::Add | Kind::Force => {
             let Some(value) = value else { return };
-            for new in new_keys(config, &key, &value) {
-                if is_optional(&new, program) {
-                    continue;
-                }
-                let help = match meant(config, &new) {
+            if present.is_none() && !is_optional(&key, program) {
+                let help = match meant(config, &key) {
                     Some(meant) => format!("did you mean `{meant}`?"),
                     None => "remove it, or check its spelling".to_owned(),
                 };
                 let message =
-                    format!("`{new}` is a new key, which nothing upstream reads: it has no effect");
+                    format!("`{key}` is a new key, which nothing upstream reads: it has no effect");
                 reading.warning("unknown-override", Some(span), message, help);
             }
             if !put(config, &key, span, value) {
@@ -126,29 +124,14 @@ fn is_optional(key: &str, program: &Program) -> bool {
     })
 }
 
-/// The keys that a value adds to the config.
-fn new_keys(config: &Node, key: &str, value: &Node) -> Vec<String> {
-    match (find(config, key), &value.value) {
-        (None, _) => vec![key.to_owned()],
-        (Some(present), Value::Mapping(entries)) if present.entries().is_some() => entries
-            .iter()
-            .flat_map(|entry| new_keys(config, &format!("{key}.{}", entry.name), &entry.value))
-            .collect(),
-        (Some(_), _) => Vec::new(),
-    }
-}
-
-/// Sets a key and creates its parent mappings; a mapping merges into an existing one. Returns false if the
+/// Sets a key and creates its parent mappings. Returns false if the
 /// key cannot exist.
 fn put(config: &mut Node, key: &str, span: Span, value: Node) -> bool {
     // Like upstream, a mapping replaces a value that is not one.
     if config.text().is_some() {
         config.value = Value::Mapping(Vec::new());
     }
-    let (head, rest) = match key.split_once('.') {
-        Some((head, rest)) => (head, Some(rest)),
-        None => (key, None),
-    };
+    let (head, rest) = cut(key, '.');
     let below = match &mut config.value {
         Value::Scalar(_) => return false,
         Value::Sequence(items) => {

@@ -1,67 +1,25 @@
-//! Casts of Hydra's grammar, which behave like Python's: `str(1e-3)`, `int('3')`, `float([1, 2])`.
+//! Casts of Hydra's grammar, which behave like Python's: `str(1e-3)`, `int('3')`.
 //!
 //! Source: Hydra 1.3, `_internal/grammar/grammar_functions.py` (`cast_int` and its neighbours).
 
-use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
 
 use super::primitive::yaml_float;
 
-/// The target type of a cast.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cast {
-    Int,
-    Float,
-    Str,
-    Bool,
-}
+/// The names of the casts.
+pub(super) const CASTS: [&str; 4] = ["int", "float", "str", "bool"];
 
-impl Cast {
-    /// The cast with this name.
-    pub fn of(name: &str) -> Option<Cast> {
-        match name {
-            "int" => Some(Cast::Int),
-            "float" => Some(Cast::Float),
-            "str" => Some(Cast::Str),
-            "bool" => Some(Cast::Bool),
-            _ => None,
-        }
-    }
-
-    /// The value after the cast, which applies to every value of a collection; `None` if it fails.
-    pub fn of_value(self, node: &Node, span: Span) -> Option<Node> {
-        let value = match &node.value {
-            Value::Scalar(_) => return self.scalar(node, span),
-            Value::Sequence(items) => {
-                let items = items.iter().map(|item| self.of_value(item, span));
-                Value::Sequence(items.collect::<Option<_>>()?)
-            }
-            Value::Mapping(entries) => {
-                let entries = entries.iter().map(|entry| {
-                    Some(Entry {
-                        value: self.of_value(&entry.value, span)?,
-                        ..entry.clone()
-                    })
-                });
-                Value::Mapping(entries.collect::<Option<_>>()?)
-            }
-        };
-        Some(Node {
-            value,
-            ..node.clone()
-        })
-    }
-
-    fn scalar(self, node: &Node, span: Span) -> Option<Node> {
-        let value = node.resolve(Schema::OmegaConf)?;
-        let plain = |text: String| Some(Node::plain(text, span));
-        match self {
-            Cast::Int => plain(int(&value)?.to_string()),
-            Cast::Float => plain(yaml_float(float(&value)?)),
-            Cast::Str => Some(Node::string(text(&value)?, span)),
-            Cast::Bool => plain(truth(&value)?.to_string()),
-        }
+/// The value after a cast; `None` if it fails. Collections are not supported.
+pub(super) fn cast(name: &str, node: &Node, span: Span) -> Option<Node> {
+    let value = node.resolve(Schema::OmegaConf)?;
+    let plain = |text: String| Some(Node::plain(text, span));
+    match name {
+        "int" => plain(int(&value)?.to_string()),
+        "float" => plain(yaml_float(float(&value)?)),
+        "str" => Some(Node::string(text(&value)?, span)),
+        _ => plain(truth(&value)?.to_string()),
     }
 }
 
@@ -97,12 +55,9 @@ fn text(value: &Resolved) -> Option<String> {
 
 fn truth(value: &Resolved) -> Option<bool> {
     match value {
-        Resolved::Int(value) => Some(*value != 0),
-        Resolved::Bool(value) => Some(*value),
-        Resolved::Float(value) => Some(*value != 0.0),
         Resolved::Str(text) => text.to_ascii_lowercase().parse().ok(),
-        Resolved::Null => Some(false),
         Resolved::Missing => None,
+        value => Some(value.is_true()),
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml::{MAX_DEPTH, Weight, weigh};
 use crate::util::suggest::{did_you_mean, nearest};
@@ -37,39 +37,21 @@ const MAX_NODES: usize = 20_000;
 
 /// The options that an interpolation in a list can refer to, by group; `None` for `null`. It has every
 /// group processed so far.
-type Choices = BTreeMap<String, Option<String>>;
+pub(super) type Choices = BTreeMap<String, Option<String>>;
 
 pub(super) struct Composer<'r> {
-    place: &'r TreeLocation,
-    program: &'r Program,
-    selection: Selection,
-    reading: &'r mut Reading,
-    choices: Choices,
-    weight: Weight,
-    files: usize,
-    complete: bool,
+    pub place: &'r TreeLocation,
+    pub program: &'r Program,
+    pub selection: Selection,
+    pub reading: &'r mut Reading,
+    pub choices: Choices,
+    pub weight: Weight,
+    pub files: usize,
+    /// Composition has found everything so far.
+    pub complete: bool,
 }
 
-impl<'r> Composer<'r> {
-    /// A composer for the config at `place`.
-    pub fn new(
-        place: &'r TreeLocation,
-        program: &'r Program,
-        selection: Selection,
-        reading: &'r mut Reading,
-    ) -> Self {
-        Composer {
-            place,
-            program,
-            selection,
-            reading,
-            choices: Choices::new(),
-            weight: Weight::default(),
-            files: 0,
-            complete: true,
-        }
-    }
-
+impl Composer<'_> {
     /// Composes the config whose own file is `root`.
     pub fn run(&mut self, root: Node) -> Node {
         let mut config = Node::mapping(root.span);
@@ -125,7 +107,7 @@ impl<'r> Composer<'r> {
             self.refuse("defaults-list", node.span, message, help);
             return Vec::new();
         }
-        if node.resolve(Schema::OmegaConf) == Some(Resolved::Null) {
+        if node.is_null(Schema::OmegaConf) {
             return Vec::new();
         }
         if node.entries().is_none() {

@@ -7,6 +7,7 @@
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::cut;
 
 /// One entry of a defaults list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,10 +171,8 @@ fn keywords(text: &str) -> (Words, &str) {
 }
 
 fn packaged(name: &str) -> (&str, Option<String>) {
-    match name.split_once('@') {
-        Some((name, package)) => (name, Some(package.to_owned())),
-        None => (name, None),
-    }
+    let (name, package) = cut(name, '@');
+    (name, package.map(str::to_owned))
 }
 
 /// The package in a file's header: `# @package model`.

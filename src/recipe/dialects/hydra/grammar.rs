@@ -9,12 +9,13 @@
 
 use crate::recipe::schema::overrides::Position;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::words::cut;
 use crate::recipe::syntax::yaml::MAX_DEPTH;
 use crate::util::suggest::short;
 
-use super::cast::Cast;
+use super::cast::{CASTS, cast};
 use super::primitive::plain;
 use super::sweep;
 
@@ -56,10 +57,7 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
         (Kind::Change, text)
     };
     let marks = &text[..text.len() - rest.len()];
-    let (name, value) = match rest.split_once('=') {
-        Some((name, value)) => (name, Some(value)),
-        None => (rest, None),
-    };
+    let (name, value) = cut(rest, '=');
     let name_at = at.after(marks);
     let span = name_at.span(file, name);
     let refuse = |message: String, help: &str| {
@@ -76,10 +74,7 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
             "write `key=value`, `+key=value` for a new key, or `~key` to remove one",
         );
     }
-    let (key, package) = match name.split_once('@') {
-        Some((key, package)) => (key, Some(package.to_owned())),
-        None => (name, None),
-    };
+    let (key, package) = cut(name, '@');
     let fits = |c: char| c.is_ascii_alphanumeric() || "_-./$:".contains(c);
     if key.is_empty() || !name.chars().all(|c| fits(c) || c == '@') {
         return refuse(
@@ -103,7 +98,7 @@ pub(super) fn parse(text: &str, at: Position, file: FileId) -> Result<Override, 
     Ok(Override {
         kind,
         key: key.to_owned(),
-        package,
+        package: package.map(str::to_owned),
         value,
         span,
     })
@@ -198,7 +193,10 @@ impl<'t> Parser<'t> {
         match self.peek() {
             Some(quote @ ('\'' | '"')) => self.quoted(quote),
             Some('[') => self.list(depth),
-            Some('{') => self.mapping(depth),
+            Some('{') => Err(self.problem(
+                "a mapping is not supported as a value",
+                "set its keys one at a time, `key.a=1 key.b=2`",
+            )),
             _ => self.primitive(depth),
         }
     }
@@ -250,53 +248,7 @@ impl<'t> Parser<'t> {
                 }
             }
         }
-        Ok(Node {
-            value: Value::Sequence(items),
-            span: self.span(from),
-            key: None,
-        })
-    }
-
-    fn mapping(&mut self, depth: usize) -> Result<Node, Diagnostic> {
-        let from = self.at;
-        self.next();
-        let mut mapping = Node::mapping(self.span(from));
-        self.blanks();
-        if self.peek() == Some('}') {
-            self.next();
-        } else {
-            loop {
-                let entry = self.entry(depth)?;
-                mapping.set(&entry.name, entry.name_span, entry.value);
-                if self.separator('}')? {
-                    break;
-                }
-            }
-        }
-        mapping.span = self.span(from);
-        Ok(mapping)
-    }
-
-    fn entry(&mut self, depth: usize) -> Result<Entry, Diagnostic> {
-        self.blanks();
-        let from = self.at;
-        while self.peek().is_some_and(|c| !":,{}[]'\"".contains(c)) {
-            self.next();
-        }
-        let name = self.text[from..self.at].trim().to_owned();
-        let name_span = self.span(from);
-        if name.is_empty() || self.next() != Some(':') {
-            return Err(self.problem(
-                "a mapping takes `key: value` pairs",
-                "write `key={a: 1, b: 2}`",
-            ));
-        }
-        let value = self.element(depth + 1)?;
-        Ok(Entry {
-            name,
-            name_span,
-            value,
-        })
+        Ok(Node::sequence(items, self.span(from)))
     }
 
     /// Reads a comma (false), or the end of the collection (true).
@@ -372,14 +324,14 @@ impl<'t> Parser<'t> {
 
     /// Reads the arguments of a function, after its name and opening bracket.
     fn function(&mut self, name: &str, from: usize, depth: usize) -> Result<Node, Diagnostic> {
-        let Some(cast) = Cast::of(name) else {
+        if !CASTS.contains(&name) {
             let (message, help) = sweep::function(name).unwrap_or_else(|| {
                 let help = "write the value itself; quote text with brackets";
                 let message = format!("`{name}(…)` is a function of Hydra's grammar");
                 (message, help.to_owned())
             });
             return Err(self.problem(message, help));
-        };
+        }
         self.blanks();
         if let Some(rest) = self.text[self.at..].strip_prefix("value")
             && rest.trim_start().starts_with('=')
@@ -393,7 +345,7 @@ impl<'t> Parser<'t> {
             return Err(self.problem(message, "give one value at a time, `KEY=VALUE`"));
         }
         let span = self.span(from);
-        cast.of_value(&value, span).ok_or_else(|| {
+        cast(name, &value, span).ok_or_else(|| {
             let written = short(&self.text[from..self.at]);
             let message = format!("`{written}` cannot convert its value");
             Diagnostic::error(
@@ -474,14 +426,14 @@ mod tests {
 
     #[test]
     fn collections_nest_and_keep_their_positions() {
-        let read = read("++a.b=[x, {k: 1, l: ['y']}]").unwrap();
+        let read = read("++a.b=[x, 1, ['y']]").unwrap();
         assert_eq!((read.kind, read.key.as_str()), (Kind::Force, "a.b"));
         let value = read.value.unwrap();
         let items = value.items().unwrap();
         assert_eq!(items[0].text(), Some("x"));
-        assert_eq!(items[1].get_path("k").and_then(Node::text), Some("1"));
-        let inner = &items[1].get("l").unwrap().items().unwrap()[0];
-        assert_eq!((inner.span.line, inner.span.column), (1, 22));
+        assert_eq!(items[1].text(), Some("1"));
+        let inner = &items[2].items().unwrap()[0];
+        assert_eq!((inner.span.line, inner.span.column), (1, 15));
         assert_eq!(read.span.column, 3);
     }
 
@@ -503,7 +455,7 @@ mod tests {
             ("a=[1", "missing"),
             ("a='x", "is not closed"),
             ("a=${b", "is not closed"),
-            ("a={1}", "pairs"),
+            ("a={b: 1}", "a mapping is not supported"),
             ("a=[1,]", "missing"),
         ] {
             let problem = read(text).unwrap_err();
@@ -532,9 +484,9 @@ mod tests {
         );
         let span = problem.span.unwrap();
         assert_eq!((span.start, span.end), (5, 13));
-        let many = read("a=[1,2],{b: 3},'x,y',4,5").unwrap_err().help;
+        let many = read("a=[1,2],[3],'x,y',4,5").unwrap_err().help;
         assert!(
-            many.contains("`a={b: 3}`, then `a='x,y'`, then `a=4`, and so on"),
+            many.contains("`a=[3]`, then `a='x,y'`, then `a=4`, and so on"),
             "{many}"
         );
         assert!(read("a=1,").unwrap_err().message.contains("missing"));

@@ -31,14 +31,15 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::yaml::Weight;
 
-use compose::Composer;
+use compose::{Choices, Composer};
 use grammar::Override;
 use selection::Selection;
 
 pub use interpolation::Registered;
 pub use place::{TreeLocation, root_of};
-pub use values::Values;
+pub use values::{Type, Values};
 
 /// Facts about a tree's program that are not in its files.
 pub struct Program {
@@ -84,13 +85,22 @@ pub fn compose(
             }
             Line::Upstream(line) if line.key.starts_with("hydra.") => {}
             Line::Upstream(line) if line.key.starts_with("hydra/") => {}
-            Line::Upstream(line) if place.has_group(&line.key) && !is_mapping(&line) => {
+            Line::Upstream(line) if place.has_group(&line.key) => {
                 selection.take(line, reading);
             }
             line => values.push(line),
         }
     }
-    let mut composer = Composer::new(place, program, selection, reading);
+    let mut composer = Composer {
+        place,
+        program,
+        selection,
+        reading,
+        choices: Choices::new(),
+        weight: Weight::default(),
+        files: 0,
+        complete: true,
+    };
     let mut config = composer.run(root);
     let complete = composer.finish();
     if let Some(reserved) = reserved {
@@ -176,12 +186,6 @@ fn read<'o>(
         at = at.after(text).after("\n");
     }
     lines
-}
-
-/// A mapping as the value of a group's key is a value, not a choice.
-fn is_mapping(line: &Override) -> bool {
-    let value = line.value.as_ref();
-    value.is_some_and(|value| value.entries().is_some())
 }
 
 /// Every `???`, by its dotted key.

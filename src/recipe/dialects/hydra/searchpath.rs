@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::recipe::schema::environment::Environment;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 
 use super::Program;
 use super::interpolation;
@@ -17,7 +17,7 @@ pub(super) const KEY: &str = "hydra.searchpath";
 
 /// The directories of a list, in order.
 pub(super) fn folders(list: &Node, program: &Program, reading: &mut Reading) -> Vec<PathBuf> {
-    if list.resolve(Schema::OmegaConf) == Some(Resolved::Null) {
+    if list.is_null(Schema::OmegaConf) {
         return Vec::new();
     }
     let Some(items) = list.items() else {

@@ -478,17 +478,12 @@ mod typed {
         let with = |more: &[&str], key: &str| tree.value(&[&["model=llama"], more].concat(), key);
         assert_eq!(with(&["model.size=8"], "model.size"), int(8));
         assert_eq!(with(&["++model.size=8"], "model.size"), int(8));
-        assert_eq!(with(&["model.peft={r: 8}"], "model.peft.r"), int(8));
-        assert_eq!(
-            with(&["model.peft={r: 8}"], "model.peft.alpha"),
-            int(1),
-            "mappings merge"
-        );
+        assert_eq!(with(&["model.peft.r=8"], "model.peft.r"), int(8));
         assert_eq!(with(&["~model.peft"], "model.peft.r"), None);
         assert_eq!(with(&["~late=2"], "late"), None);
         // `+` may replace null.
         assert_eq!(with(&["+model.name=x"], "model.name"), text("x"));
-        assert_eq!(with(&["+loss.control={a: b}"], "loss.control.a"), text("b"));
+        assert_eq!(with(&["+loss.control.a=b"], "loss.control.a"), text("b"));
         // The last override counts.
         assert_eq!(with(&["lr=2", "lr=3"], "lr"), int(3));
         assert_eq!(
@@ -508,7 +503,7 @@ mod typed {
                 findings(&["++model.sizes=8"]),
                 findings(&["+config.late=8"]),
                 findings(&["++model.peft.rr=8"]),
-                findings(&["++model.peft={r: 1, beta: 2}"]),
+                findings(&["++model.peft={r: 1}"]),
                 findings(&["+late=3"]),
                 findings(&["~nowhere"]),
                 findings(&["~late=3"]),

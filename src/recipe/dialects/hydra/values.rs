@@ -1,10 +1,18 @@
 //! Typed access to the values of a composed config.
 
 use crate::recipe::schema::reading::{Reading, wrong_type};
-use crate::recipe::schema::tree::Given;
+use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest::{did_you_mean, short};
+
+/// The type of a key.
+#[derive(Debug, Clone, Copy)]
+pub enum Type {
+    Int,
+    Float,
+    Bool,
+    Text,
+}
 
 /// Reads the values of a config and reports values of a wrong type. Null and
 /// `???` count as absent.
@@ -15,6 +23,18 @@ pub struct Values<'n> {
 impl<'n> Values<'n> {
     pub fn new(root: &'n Node) -> Values<'n> {
         Values { root }
+    }
+
+    /// Writes the values of keys to native paths. `keys`: native path, type, key.
+    pub fn translate(&self, keys: &[(&str, Type, &str)], tree: &mut Tree, reading: &mut Reading) {
+        for (path, kind, key) in keys {
+            match kind {
+                Type::Int => tree.plain_if(path, self.int(key, reading)),
+                Type::Float => tree.plain_if(path, self.float(key, reading)),
+                Type::Bool => tree.plain_if(path, self.bool(key, reading)),
+                Type::Text => tree.text_if(path, self.text(key, reading)),
+            }
+        }
     }
 
     /// Whether a key exists, whatever its value.
@@ -93,9 +113,8 @@ impl<'n> Values<'n> {
         let given = self.text(key, reading)?;
         let found = words.iter().find(|(word, _)| *word == given.value);
         if found.is_none() {
-            let help = did_you_mean(&given.value, words.iter().map(|(word, _)| *word));
-            let message = format!("`{key}` is `{}`", short(&given.value));
-            reading.error("unknown-value", Some(given.span), message, help);
+            let words = words.iter().map(|(word, _)| *word);
+            reading.unknown_value(key, &given.value, given.span, words);
         }
         found.map(|(_, value)| given.with(*value))
     }

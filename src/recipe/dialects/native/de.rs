@@ -99,15 +99,6 @@ impl<'n> NodeDeserializer<'n, '_, '_> {
     }
 }
 
-macro_rules! integers {
-    ($($method:ident $visit:ident $type:ty),*) => {$(
-        fn $method<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-            let value = self.integer(<$type>::MIN.into(), <$type>::MAX.into());
-            visitor.$visit(value as $type)
-        }
-    )*};
-}
-
 impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     type Error = Failure;
 
@@ -147,27 +138,12 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
         visitor.visit_bool(value)
     }
 
-    integers!(
-        deserialize_u64 visit_u64 u64,
-        deserialize_i64 visit_i64 i64,
-        deserialize_u32 visit_u32 u32,
-        deserialize_i32 visit_i32 i32,
-        deserialize_u16 visit_u16 u16,
-        deserialize_i16 visit_i16 i16,
-        deserialize_u8 visit_u8 u8,
-        deserialize_i8 visit_i8 i8
-    );
-
-    fn deserialize_f32<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        visitor.visit_f64(self.float())
+    fn deserialize_u64<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
+        visitor.visit_u64(self.integer(0, u64::MAX.into()) as u64)
     }
 
     fn deserialize_f64<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
         visitor.visit_f64(self.float())
-    }
-
-    fn deserialize_str<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        visitor.visit_string(self.text())
     }
 
     fn deserialize_string<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
@@ -175,7 +151,7 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     }
 
     fn deserialize_option<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        if self.node.resolve(Schema::Core) == Some(Resolved::Null) {
+        if self.node.is_null(Schema::Core) {
             self.record_place();
             return visitor.visit_none();
         }
@@ -186,7 +162,7 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
         self.record_place();
         let items = match &self.node.value {
             Value::Sequence(items) => items.as_slice(),
-            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
+            _ if self.node.is_null(Schema::Core) => &[],
             _ => {
                 self.wrong_type("a list");
                 &[]
@@ -209,14 +185,6 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
         visitor: V,
     ) -> Result<V::Value, Failure> {
         self.visit_fields(fields, visitor)
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'n>>(
-        self,
-        _name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Failure> {
-        visitor.visit_newtype_struct(self)
     }
 
     /// A variant's name, or a mapping whose `kind` is the name and whose other keys are the
@@ -262,17 +230,10 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
         })
     }
 
-    fn deserialize_unit<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        visitor.visit_unit()
-    }
-
-    fn deserialize_ignored_any<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        visitor.visit_unit()
-    }
-
     forward_to_deserialize_any! {
         <V: Visitor<'n>>
-        i128 u128 char bytes byte_buf unit_struct tuple tuple_struct identifier
+        i8 i16 i32 i64 i128 u8 u16 u32 u128 f32 char str bytes byte_buf unit unit_struct newtype_struct tuple
+        tuple_struct identifier ignored_any
     }
 }
 

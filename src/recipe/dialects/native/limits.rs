@@ -1,12 +1,6 @@
 //! Ranges of the native recipe's numbers. They apply to every dialect and refuse zero and absurd
 //! sizes.
 
-use serde_json::{Number, Value};
-
-use crate::recipe::schema::spec::Spec;
-use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::source::ValueSources;
-
 /// The range of a key; `*` means any list index.
 struct Limit {
     path: &'static str,
@@ -75,17 +69,17 @@ const LIMITS: &[Limit] = &[
     range("parallel.sequence", 1.0, DEVICES),
     range("parallel.data_replicate", 1.0, DEVICES),
     range("parallel.data_shard", 1.0, DEVICES),
-    above("schedule.norm-test.eta", 0.0, 1e6),
-    range("schedule.norm-test.interval", 1.0, 100.0),
-    range("schedule.norm-test.max_batch", 1.0, BATCH),
-    above("schedule.norm-test.growth_cap", 1.0, 1e6),
-    range("schedule.norm-test.hysteresis", 0.0, 1.0),
-    range("schedule.norm-test.ema", 0.0, 0.999_999),
-    range("schedule.norm-test.coordinate_interval", 0.0, COUNT),
-    range("schedule.stages.stages.*.share", 0.0, 1.0),
-    range("schedule.stages.stages.*.batch", 1.0, BATCH),
-    range("schedule.replay.runs.*.batch", 1.0, BATCH),
-    range("schedule.replay.runs.*.steps", 1.0, COUNT),
+    above("schedule.eta", 0.0, 1e6),
+    range("schedule.interval", 1.0, 100.0),
+    range("schedule.max_batch", 1.0, BATCH),
+    above("schedule.growth_cap", 1.0, 1e6),
+    range("schedule.hysteresis", 0.0, 1.0),
+    range("schedule.ema", 0.0, 0.999_999),
+    range("schedule.coordinate_interval", 0.0, COUNT),
+    range("schedule.stages.*.share", 0.0, 1.0),
+    range("schedule.stages.*.batch", 1.0, BATCH),
+    range("schedule.runs.*.batch", 1.0, BATCH),
+    range("schedule.runs.*.steps", 1.0, COUNT),
     share_or_count("data.held_out"),
     range("data.sequence_length", 1.0, (1_u64 << 24) as f64),
     above("data.train.*.weight", 0.0, 1.0),
@@ -129,47 +123,27 @@ const LIMITS: &[Limit] = &[
     range("generation.num_mini_batches", 1.0, BATCH),
 ];
 
-/// Reports every number out of its range, except stand-ins for refused values.
-pub(super) fn check(spec: &Spec, value_sources: &ValueSources, diagnostics: &mut Vec<Diagnostic>) {
-    let values = match serde_json::to_value(spec) {
-        Ok(values) => values,
-        Err(error) => {
-            let message = format!("the recipe cannot be serialised: {error}");
-            diagnostics.push(Diagnostic::error(
-                "wrong-type",
-                None,
-                message,
-                "report this",
-            ));
-            return;
-        }
-    };
-    for limit in LIMITS {
-        for (path, value) in values_at(&values, limit.path) {
-            if limit.excludes(value) {
-                let problem = out_of_range(limit, &path, value, value_sources);
-                if problem.span.is_none() || diagnostics.iter().all(|d| d.span != problem.span) {
-                    diagnostics.push(problem);
-                }
-            }
-        }
-    }
+/// The valid range of the key at a path, if it excludes a whole number.
+pub(super) fn of_int(path: &str, value: i128) -> Option<String> {
+    // Compares whole numbers as integers, because a double rounds large ones.
+    let excludes = |limit: &&Limit| value > limit.max as i128 || limit.excludes(value as f64);
+    find(path).filter(excludes).map(Limit::help)
+}
+
+/// As [`of_int`], for a float.
+pub(super) fn of_float(path: &str, value: f64) -> Option<String> {
+    let excludes = |limit: &&Limit| limit.excludes(value);
+    find(path).filter(excludes).map(Limit::help)
 }
 
 impl Limit {
-    fn excludes(&self, number: &Number) -> bool {
-        let value = number.as_f64().unwrap_or(f64::NAN);
-        // Compares whole numbers as integers, because a double rounds large ones.
-        let above = match number.as_u64() {
-            Some(whole) => whole > self.max as u64,
-            None => value > self.max,
-        };
+    fn excludes(&self, value: f64) -> bool {
         let below = match self.bounds {
             Bounds::Both => value < self.min,
             Bounds::Upper | Bounds::ShareOrCount => value <= self.min,
         };
         let part = self.bounds == Bounds::ShareOrCount && value >= 1.0 && value.fract() != 0.0;
-        above || below || part
+        value > self.max || below || part
     }
 
     /// The help of the diagnostic: the valid range.
@@ -186,81 +160,19 @@ impl Limit {
 
     /// Whether this is the range of the key at a recipe's path.
     fn is_of(&self, path: &str) -> bool {
-        let pattern = without_kind(self.path);
         let mut parts = path.split('.');
-        pattern
-            .split('.')
-            .all(|part| parts.next().is_some_and(|key| part == key || part == "*"))
-            && parts.next().is_none()
+        let mut fits = |part: &str| parts.next().is_some_and(|key| part == key || part == "*");
+        self.path.split('.').all(&mut fits) && parts.next().is_none()
     }
+}
+
+fn find(path: &str) -> Option<&'static Limit> {
+    LIMITS.iter().find(|limit| limit.is_of(path))
 }
 
 /// The valid range of the key at a path, where it is known.
 pub(super) fn help(path: &str) -> Option<String> {
-    let limit = LIMITS.iter().find(|limit| limit.is_of(path));
-    limit.map(Limit::help)
-}
-
-fn out_of_range(
-    limit: &Limit,
-    path: &str,
-    number: &Number,
-    value_sources: &ValueSources,
-) -> Diagnostic {
-    let path = &without_kind(path);
-    let place = value_sources.get(path);
-    let value = match number.as_f64() {
-        Some(value) if number.is_f64() => value.to_string(),
-        _ => number.to_string(),
-    };
-    Diagnostic::error(
-        "out-of-range",
-        place.map(|p| p.span),
-        format!("`{}` is {value}", place.map_or(path.as_str(), |p| &p.key)),
-        limit.help(),
-    )
-}
-
-/// The recipe's path of an enum's setting: recipes write settings beside `kind`, serde below the
-/// variant's name.
-fn without_kind(path: &str) -> String {
-    let mut parts: Vec<&str> = path.split('.').collect();
-    if parts.first() == Some(&"schedule") && parts.len() > 2 {
-        parts.remove(1);
-    }
-    parts.join(".")
-}
-
-/// The numbers at a path, with their full paths.
-fn values_at<'v>(root: &'v Value, path: &str) -> Vec<(String, &'v Number)> {
-    let mut found = vec![(String::new(), root)];
-    for part in path.split('.') {
-        let mut next = Vec::new();
-        for (at, value) in found {
-            let join = |name: &str| match at.as_str() {
-                "" => name.to_owned(),
-                at => format!("{at}.{name}"),
-            };
-            match (part, value) {
-                ("*", Value::Array(items)) => {
-                    for (index, item) in items.iter().enumerate() {
-                        next.push((join(&index.to_string()), item));
-                    }
-                }
-                (name, Value::Object(fields)) => {
-                    if let Some(field) = fields.get(name) {
-                        next.push((join(name), field));
-                    }
-                }
-                _ => {}
-            }
-        }
-        found = next;
-    }
-    found
-        .into_iter()
-        .filter_map(|(path, value)| Some((path, value.as_number()?)))
-        .collect()
+    find(path).map(Limit::help)
 }
 
 #[cfg(test)]
@@ -268,6 +180,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::recipe::schema::spec::Spec;
     use crate::recipe::syntax::node::joined;
 
     /// Numbers of any size: seeds, and keys of a model's `config.json`.
@@ -344,42 +257,41 @@ mod tests {
         }
     }
 
+    /// The recipe's path of a number: recipes write settings beside `kind`, serde below the variant's name.
+    fn without_kind(path: &str) -> String {
+        let mut parts: Vec<&str> = path.split('.').collect();
+        if parts[0] == "schedule" {
+            parts.remove(1);
+        }
+        parts.join(".")
+    }
+
+    /// The paths of all numbers of a spec.
+    fn numbers(spec: &Spec) -> Vec<String> {
+        let (mut numbers, mut absent) = (Vec::new(), Vec::new());
+        let value = serde_json::to_value(spec).unwrap();
+        leaves(&value, "", &mut numbers, &mut absent);
+        assert_eq!(
+            absent,
+            Vec::<String>::new(),
+            "the specs of this test lack these keys"
+        );
+        numbers.iter().map(|path| without_kind(path)).collect()
+    }
+
     #[test]
     fn every_number_of_a_recipe_has_a_range() {
-        for spec in whole_specs() {
-            let (mut numbers, mut absent) = (Vec::new(), Vec::new());
-            let value = serde_json::to_value(&spec).unwrap();
-            leaves(&value, "", &mut numbers, &mut absent);
-            assert_eq!(
-                absent,
-                Vec::<String>::new(),
-                "the specs of this test lack these keys"
-            );
-            for path in numbers {
-                let limited = LIMITS.iter().any(|limit| {
-                    values_at(&value, limit.path)
-                        .iter()
-                        .any(|(at, _)| *at == path)
-                });
-                assert!(
-                    limited || FREE.contains(&path.as_str()),
-                    "{path} has no range"
-                );
-            }
+        for path in whole_specs().iter().flat_map(numbers) {
+            let limited = find(&path).is_some() || FREE.contains(&path.as_str());
+            assert!(limited, "{path} has no range");
         }
     }
 
     #[test]
     fn every_range_belongs_to_an_existing_key() {
-        let specs = whole_specs();
-        let values: Vec<Value> = specs
-            .iter()
-            .map(|s| serde_json::to_value(s).unwrap())
-            .collect();
+        let paths: Vec<String> = whole_specs().iter().flat_map(numbers).collect();
         for limit in LIMITS {
-            let found = values
-                .iter()
-                .any(|value| !values_at(value, limit.path).is_empty());
+            let found = paths.iter().any(|path| limit.is_of(path));
             assert!(found, "{} is no key", limit.path);
         }
     }

@@ -111,21 +111,21 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
     /// A whole number within bounds, or 0 after a report.
     pub fn integer(&self, min: i128, max: i128) -> i128 {
         self.record_place();
-        match self.node.resolve(Schema::Core) {
-            Some(Resolved::Int(value)) if (min..=max).contains(&value) => value,
-            Some(Resolved::Int(_)) => {
-                self.report(
-                    "out-of-range",
-                    format!("`{}` is {}", self.name(), shown(self.node)),
-                    limits::help(&self.path)
-                        .unwrap_or_else(|| format!("give a whole number from {min} to {max}")),
-                );
+        let Some(value) = self.node.int(Schema::Core) else {
+            self.wrong_type("a whole number");
+            return 0;
+        };
+        let range = || format!("give a whole number from {min} to {max}");
+        let help = match (min..=max).contains(&value) {
+            true => limits::of_int(&self.path, value),
+            false => Some(limits::help(&self.path).unwrap_or_else(range)),
+        };
+        match help {
+            Some(help) => {
+                self.out_of_range(&shown(self.node), help);
                 0
             }
-            _ => {
-                self.wrong_type("a whole number");
-                0
-            }
+            None => value,
         }
     }
 
@@ -139,27 +139,39 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
                 return 0.0;
             }
         };
-        if !value.is_finite() {
-            let what = match value.is_nan() {
-                true => "not a number",
-                false => "infinite",
-            };
-            self.report(
-                "out-of-range",
-                format!("`{}` is {}, {what}", self.name(), shown(self.node)),
-                limits::help(&self.path).unwrap_or_else(|| "give a finite number".to_owned()),
-            );
-            return 0.0;
+        let odd = match value.is_nan() {
+            true => "not a number",
+            false => "infinite",
+        };
+        let range = limits::help(&self.path).unwrap_or_else(|| "give a finite number".to_owned());
+        let found = match value.is_finite() {
+            true => limits::of_float(&self.path, value).map(|help| (value.to_string(), help)),
+            false => Some((format!("{}, {odd}", shown(self.node)), range)),
+        };
+        match found {
+            Some((found, help)) => {
+                self.out_of_range(&found, help);
+                0.0
+            }
+            None => value,
         }
-        value
+    }
+
+    fn out_of_range(&self, found: &str, help: String) {
+        // A default of the dialect has no place.
+        let span = self.node.key.as_ref().map(|_| self.node.span);
+        let message = format!("`{}` is {found}", self.name());
+        let diagnostics = &mut self.record.borrow_mut().diagnostics;
+        // The reader may have refused the value.
+        if span.is_none() || diagnostics.iter().all(|d| d.span != span) {
+            diagnostics.push(Diagnostic::error("out-of-range", span, message, help));
+        }
     }
 
     pub fn text(&self) -> String {
         self.record_place();
         match self.node.text() {
-            Some(text) if self.node.resolve(Schema::Core) != Some(Resolved::Null) => {
-                text.to_owned()
-            }
+            Some(text) if !self.node.is_null(Schema::Core) => text.to_owned(),
             _ => {
                 self.wrong_type("text");
                 String::new()
@@ -174,7 +186,7 @@ impl<'n, 'r, 'd> NodeDeserializer<'n, 'r, 'd> {
             Value::Mapping(entries) => entries,
             // `schedule: norm-test` is the kind alone, with default settings.
             Value::Scalar(_) if self.variant => &[],
-            _ if self.node.resolve(Schema::Core) == Some(Resolved::Null) => &[],
+            _ if self.node.is_null(Schema::Core) => &[],
             _ => {
                 self.wrong_type("a mapping");
                 &[]

@@ -8,9 +8,9 @@ mod batch;
 mod data;
 mod model;
 mod objective;
-#[cfg(test)]
-mod page;
 mod schedule;
+#[cfg(test)]
+mod tests;
 mod trainer;
 mod training;
 mod world;

@@ -4,6 +4,8 @@
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.9.1 and 2.15; declarations and `read` as in bash 5.2.
 
+use crate::recipe::syntax::words::Words;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -16,17 +18,7 @@ use super::tree::{Place, START, check_gap, children, places};
 const MAX_DEPTH: usize = 200;
 
 /// Commands that set the variables among their arguments.
-const SETTING: [&str; 9] = [
-    "read",
-    "mapfile",
-    "readarray",
-    "getopts",
-    "unset",
-    "export",
-    "declare",
-    "typeset",
-    "local",
-];
+const SETTING: Words = Words("read mapfile readarray getopts unset export declare typeset local");
 
 /// Commands that set variables only with an option.
 const SETTING_WITH: [(&str, &str); 2] = [("printf", "-v"), ("wait", "-p")];
@@ -41,28 +33,15 @@ const ANYTHING: [&str; 3] = ["source", ".", "eval"];
 const BEFORE: [&str; 2] = ["command", "builtin"];
 
 /// Variables that the shell itself sets.
-const DYNAMIC: [&str; 14] = [
-    "_",
-    "RANDOM",
-    "SRANDOM",
-    "SECONDS",
-    "EPOCHSECONDS",
-    "LINENO",
-    "OPTIND",
-    "OPTARG",
-    "REPLY",
-    "PWD",
-    "OLDPWD",
-    "PPID",
-    "UID",
-    "EUID",
-];
+const DYNAMIC: Words = Words(
+    "_ RANDOM SRANDOM SECONDS EPOCHSECONDS LINENO OPTIND OPTARG REPLY PWD OLDPWD PPID UID EUID",
+);
 
 /// Whether a command may assign variables.
 pub(super) fn assigns(name: &str) -> bool {
     let with = SETTING_WITH.map(|(name, _)| name);
-    let all = [&SETTING[..], &with, &EVALUATING, &ANYTHING, &BEFORE];
-    all.concat().contains(&name)
+    let all = [&with[..], &EVALUATING, &ANYTHING, &BEFORE];
+    SETTING.has(name) || all.concat().contains(&name)
 }
 
 /// How a script assigns its variables.
@@ -136,7 +115,7 @@ impl Changes {
     pub fn leaves_unset(&self, name: &str, in_function: bool) -> bool {
         let assigned = self.assigned.contains_key(name);
         let later = !in_function && self.is_assigned_once(name);
-        !self.anything && !DYNAMIC.contains(&name) && (!assigned || later)
+        !self.anything && !DYNAMIC.has(name) && (!assigned || later)
     }
 
     /// Whether a command before a byte offset may have assigned any variable, since the last call.
@@ -157,7 +136,7 @@ impl Changes {
                 let value = node.child_by_field_name("value");
                 let array = value.is_some_and(|value| value.kind() == "array");
                 let plain = source[name.len()..].starts_with('=') && !array;
-                if plain && place.certain && !DYNAMIC.contains(&name) {
+                if plain && place.certain && !DYNAMIC.has(name) {
                     self.certain.insert(name.to_owned());
                 }
                 self.count(name);
@@ -231,7 +210,7 @@ impl Changes {
         let option = SETTING_WITH.iter().find(|(command, _)| *command == name);
         let option = option.map(|(_, option)| *option);
         let sets = |option| words.iter().any(|word| word.starts_with(option));
-        if SETTING.contains(&name) || option.is_some_and(sets) {
+        if SETTING.has(name) || option.is_some_and(sets) {
             for word in words {
                 let name = option.and_then(|option| word.strip_prefix(option));
                 self.names(name.unwrap_or(word), at, place);

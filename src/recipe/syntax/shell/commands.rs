@@ -243,15 +243,8 @@ impl Reader {
             raw.range.start = raw.range.start.min(raw.range.end);
             let value = self.variables.value(text, &raw, place.context);
             let value = value.filter(|_| place.certain && self.variables.is_assigned_once(name));
-            let word = Word {
-                text: value
-                    .as_ref()
-                    .map_or_else(String::new, |value| value.text.clone()),
-                span: text.span(raw.range.start, raw.range.end),
-                unresolved: Vec::new(),
-                defaults: Vec::new(),
-                literal: 0,
-            };
+            let known = value.as_ref().map_or("", |value| value.text.as_str());
+            let word = Word::new(known, text.span(raw.range.start, raw.range.end), 0);
             self.assigned.insert(name.to_owned(), word);
             self.variables.assign(name, value);
         }

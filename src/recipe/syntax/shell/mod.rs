@@ -18,7 +18,7 @@ use std::path::Path;
 
 use crate::recipe::syntax::source::{FileId, Span};
 use text::Text;
-use word::{Word, is_long_option};
+use word::Word;
 
 pub(crate) use inner::{is_script_option, is_shell};
 pub(crate) use word::join;
@@ -31,8 +31,6 @@ pub const COMMAND: &str = "command";
 pub(crate) enum Form {
     /// A line ends its command.
     Script,
-    /// Arguments alone: a line end is a space.
-    Arguments,
     /// Words that the user's shell has already split, quoted again where needed.
     Typed,
     /// The arguments file of `HfArgumentParser`, split only at white space (transformers 5.23.0
@@ -42,18 +40,14 @@ pub(crate) enum Form {
 
 impl Form {
     /// The form of a file, or of the virtual one that holds a command.
-    pub fn of(path: &Path, text: &str) -> Form {
+    pub fn of(path: &Path) -> Form {
         if path == Path::new(COMMAND) {
             return Form::Typed;
         }
         if path.extension().is_some_and(|e| e == "args") {
             return Form::ArgumentsFile;
         }
-        let first = text.split_whitespace().next();
-        match first.is_some_and(is_long_option) {
-            true => Form::Arguments,
-            false => Form::Script,
-        }
+        Form::Script
     }
 }
 
@@ -96,17 +90,6 @@ pub(crate) fn read(text: &str, file: FileId, form: Form) -> Result<Script, Span>
             source.text.truncate(end);
             commands::script(&source)
         }
-        Form::Arguments => {
-            source.text = one_line(text);
-            let script = commands::script(&source)?;
-            // A comment that `one_line` has not found would hide the arguments after it.
-            let end = source.text.trim_end().len();
-            let last = script.lines.last().and_then(|line| line.words.last());
-            match last.filter(|word| word.span.end < end) {
-                Some(word) => Err(source.span(word.span.end, end)),
-                None => Ok(script),
-            }
-        }
     }
 }
 
@@ -118,40 +101,6 @@ fn without_last_backslash(text: &str) -> &str {
         1 => &last[..last.len() - 1],
         _ => text,
     }
-}
-
-/// Arguments on several lines as one line of the same length, without comments. Line ends may be CRLF.
-fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    let (mut quote, mut after_blank, mut comment) = (None, true, false);
-    let mut characters = text.chars().peekable();
-    while let Some(c) = characters.next() {
-        comment = match c {
-            '\n' => false,
-            '#' if quote.is_none() && after_blank => true,
-            _ => comment,
-        };
-        after_blank = c.is_ascii_whitespace();
-        let next = characters.peek().copied();
-        match (quote, c) {
-            _ if comment => line.extend(std::iter::repeat_n(' ', c.len_utf8())),
-            (None, '\\') if matches!(next, None | Some('\n' | '\r')) => line.push(' '),
-            (None | Some('"'), '\\') => {
-                line.push(c);
-                line.extend(characters.next());
-            }
-            (None, '\r' | '\n') => line.push(' '),
-            _ => {
-                quote = match quote {
-                    None if ['\'', '"'].contains(&c) => Some(c),
-                    Some(open) if open == c => None,
-                    same => same,
-                };
-                line.push(c);
-            }
-        }
-    }
-    line
 }
 
 /// The words of each command of a text, split as a shell does. A text that bash does not accept is split at

@@ -111,13 +111,7 @@ impl Variables {
         let mut fields = Fields {
             done: Vec::new(),
             current: None,
-            empty: Word {
-                text: String::new(),
-                span: text.span(raw.range.start, raw.range.end),
-                unresolved: Vec::new(),
-                defaults: Vec::new(),
-                literal: 0,
-            },
+            empty: Word::new("", text.span(raw.range.start, raw.range.end), 0),
             defaults: Vec::new(),
         };
         let Some(pieces) = raw.pieces(text) else {

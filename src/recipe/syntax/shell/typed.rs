@@ -12,27 +12,14 @@ use super::{Line, Script, Shell, commands};
 use crate::recipe::syntax::source::Span;
 
 fn word(text: &Text, range: Range<usize>, content: String, literal: usize) -> Word {
-    Word {
-        text: content,
-        span: text.span(range.start, range.end),
-        unresolved: Vec::new(),
-        defaults: Vec::new(),
-        literal,
-    }
+    Word::new(content, text.span(range.start, range.end), literal)
 }
 
 fn script(words: Vec<Word>) -> Script {
-    let line = Line {
-        words,
-        shell: Shell::Own,
-    };
-    let lines = if line.words.is_empty() {
-        vec![]
-    } else {
-        vec![line]
-    };
+    let shell = Shell::Own;
+    let line = (!words.is_empty()).then_some(Line { words, shell });
     Script {
-        lines,
+        lines: line.into_iter().collect(),
         ..Script::default()
     }
 }

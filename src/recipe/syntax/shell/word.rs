@@ -43,6 +43,17 @@ pub(crate) enum UnresolvedExtent {
 }
 
 impl Word {
+    /// A word without unresolved parts.
+    pub fn new(text: impl Into<String>, span: Span, literal: usize) -> Word {
+        Word {
+            text: text.into(),
+            span,
+            unresolved: Vec::new(),
+            defaults: Vec::new(),
+            literal,
+        }
+    }
+
     /// The name of a long or short option, with `_` for every `-`, and the value after `=`.
     pub fn option(&self) -> Option<(String, Option<Word>)> {
         let rest = self.text.strip_prefix('-').filter(|r| !r.is_empty())?;

@@ -13,7 +13,7 @@ pub(super) fn find(text: &str, file: FileId, quoted: &[(usize, usize)]) -> Optio
     }
     let mut quoted = quoted.iter().copied().peekable();
     let mut start = 0;
-    for (number, line) in text.split_inclusive('\n').enumerate() {
+    for line in text.split_inclusive('\n') {
         let mut blank = true;
         for (at, c) in line.char_indices() {
             let here = start + at;
@@ -25,16 +25,8 @@ pub(super) fn find(text: &str, file: FileId, quoted: &[(usize, usize)]) -> Optio
             match c {
                 '#' if blank => break,
                 '\t' => {
-                    let column = line[..at].chars().count() + 1;
-                    let span = Span {
-                        file,
-                        start: here,
-                        end: here + 1,
-                        line: u32::try_from(number + 1).unwrap_or(u32::MAX),
-                        column: u32::try_from(column).unwrap_or(u32::MAX),
-                    };
                     return Some(problem(
-                        span,
+                        Span::of(text, here..here + 1, file),
                         "a tab separates tokens here, and PyYAML, upstream's parser, refuses it",
                         "write a space instead of the tab",
                     ));

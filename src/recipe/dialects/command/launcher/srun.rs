@@ -1,62 +1,12 @@
 //! `srun` before a launcher: Evenkeel starts the ranks on this machine itself, so only its counts matter.
-//!
-//! Source: Slurm 25.05 `srun(1)`.
 
+use super::known::SRUN;
+use super::options::{Given, options};
 use crate::recipe::syntax::shell::word::Word;
+use crate::recipe::syntax::words::Words;
 
 /// Options that count machines or tasks. One of each is what Evenkeel starts instead.
-const COUNTS: [&str; 5] = ["-N", "--nodes", "-n", "--ntasks", "--ntasks-per-node"];
-
-/// Options with a value that choose the allocation, its devices or the place of the output.
-const VALUED: &[&str] = &[
-    "-J",
-    "--job-name",
-    "-A",
-    "--account",
-    "-p",
-    "--partition",
-    "-q",
-    "--qos",
-    "-t",
-    "--time",
-    "-o",
-    "--output",
-    "-e",
-    "--error",
-    "-w",
-    "--nodelist",
-    "-c",
-    "--cpus-per-task",
-    "-G",
-    "--gpus",
-    "--gpus-per-node",
-    "--gpus-per-task",
-    "--gres",
-    "--mem",
-    "--mpi",
-    "--jobid",
-    "--cpu-bind",
-    "--gpu-bind",
-    "--comment",
-];
-
-const SWITCHES: &[&str] = &[
-    "-l",
-    "--label",
-    "-u",
-    "--unbuffered",
-    "-K",
-    "--kill-on-bad-exit",
-    "-v",
-    "--verbose",
-    "-Q",
-    "--quiet",
-    "-O",
-    "--overcommit",
-    "--overlap",
-    "--exact",
-    "--exclusive",
-];
+const COUNTS: Words = Words("N nodes n ntasks ntasks_per_node");
 
 /// An option of `srun` that evenkeel refuses.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,41 +19,29 @@ pub(in crate::recipe::dialects::command) enum Refused {
 
 /// The words after `srun` and its options. Words without `srun` stay.
 pub(in crate::recipe::dialects::command) fn without(words: &[Word]) -> Result<&[Word], Refused> {
-    let Some((first, mut rest)) = words.split_first() else {
-        return Ok(words);
+    let after = match words.split_first() {
+        Some((first, after)) if first.text.rsplit('/').next() == Some("srun") => after,
+        _ => return Ok(words),
     };
-    if first.text.rsplit('/').next() != Some("srun") {
-        return Ok(words);
+    let Given {
+        options,
+        rest,
+        refused,
+        ..
+    } = options(after, &SRUN);
+    if refused.is_some() {
+        let option = rest.first().map(|word| word.text.clone());
+        return Err(Refused::Unknown(option.unwrap_or_default()));
     }
-    while let Some((word, after)) = rest.split_first() {
-        let text = word.text.as_str();
-        if !text.starts_with('-') {
-            break;
-        }
-        rest = after;
-        let long = text.starts_with("--");
-        let (name, tied) = match (long, text.split_once('=')) {
-            (true, Some((name, value))) => (name, Some(value)),
-            (false, _) if text.len() > 2 && text.is_ascii() => (&text[..2], Some(&text[2..])),
-            _ => (text, None),
-        };
-        if SWITCHES.contains(&name) {
-            continue;
-        }
-        let counts = COUNTS.contains(&name);
-        if !counts && !VALUED.contains(&name) {
-            return Err(Refused::Unknown(text.to_owned()));
-        }
-        let value = match (tied, rest.split_first()) {
-            (Some(value), _) => value,
-            (None, Some((value, after))) => {
-                rest = after;
-                &value.text
-            }
-            (None, None) => return Err(Refused::Unknown(text.to_owned())),
-        };
-        if counts && value != "1" {
-            return Err(Refused::Count(format!("{name} {value}")));
+    for option in options.iter().filter(|option| COUNTS.has(&option.name)) {
+        let count = option
+            .value
+            .as_ref()
+            .map_or("", |value| value.text.as_str());
+        if count != "1" {
+            let dashes = if option.name.len() == 1 { "-" } else { "--" };
+            let name = option.name.replace('_', "-");
+            return Err(Refused::Count(format!("{dashes}{name} {count}")));
         }
     }
     Ok(rest)
