@@ -19,12 +19,8 @@ const READ_BY_THE_CONTROLLER: [&str; 6] =
     ["recipe", "plan", "export", "api", "lifecycle", "operator"];
 
 /// Their files that may use the file system or the environment: `Origin::Disk`, which only the command line
-/// chooses; a page that a test writes; and the faults of the cluster tests.
-const EXCEPT: [&str; 3] = [
-    "recipe/schema/origin.rs",
-    "recipe/schema/spec/page.rs",
-    "operator/faults.rs",
-];
+/// chooses; and the faults of the cluster tests.
+const EXCEPT: [&str; 2] = ["recipe/schema/origin.rs", "operator/faults.rs"];
 
 /// Collects uses of the file system and the environment outside of tests.
 #[derive(Default)]
@@ -124,12 +120,7 @@ const OPENS_FOR_OTHERS: [&str; 9] = [
 ];
 
 /// Calls that open the kernel's own files.
-const OPENS_THE_KERNELS: [&str; 4] = [
-    "agent/oom_killer.rs",
-    "agent/volume.rs",
-    "cli/signals.rs",
-    "recipe/schema/spec/page.rs",
-];
+const OPENS_THE_KERNELS: [&str; 3] = ["agent/oom_killer.rs", "agent/volume.rs", "cli/signals.rs"];
 
 /// Collects calls that open any kind of file for reading.
 #[derive(Default)]

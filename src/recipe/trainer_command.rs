@@ -18,18 +18,13 @@ const LAUNCHERS: Words =
     Words("torchrun trl accelerate accelerate-launch deepspeed mpirun mpiexec srun");
 
 /// Launchers that are started as Python modules.
-const MODULES: [&str; 5] = [
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "accelerate",
-    "deepspeed",
-];
+const MODULES: Words = Words(
+    "torch.distributed.run torch.distributed.launch accelerate.commands.launch \
+     accelerate deepspeed",
+);
 
 /// Programs that run the command after them unchanged.
-const WRAPPERS: [&str; 9] = [
-    "env", "exec", "nice", "nohup", "numactl", "pdm", "poetry", "run", "uv",
-];
+const WRAPPERS: Words = Words("env exec nice nohup numactl pdm poetry run uv");
 
 /// The launcher at the start of a command, after wrappers such as `env` and `nice`. For a shell with an
 /// inline script (`bash -c`), the first launcher among the script's commands.
@@ -40,9 +35,7 @@ pub fn launcher(command: &[String]) -> Option<String> {
         let name = Path::new(word).file_name()?.to_str()?;
         if word == "-m" {
             let module = words.next()?;
-            return MODULES
-                .contains(&module.as_str())
-                .then(|| format!("-m {module}"));
+            return MODULES.has(module).then(|| format!("-m {module}"));
         }
         if LAUNCHERS.has(name) {
             return Some(name.to_owned());
@@ -53,7 +46,7 @@ pub fn launcher(command: &[String]) -> Option<String> {
             return commands.iter().find_map(|command| launcher(command));
         }
         let python = name.starts_with("python");
-        let wrapper = WRAPPERS.contains(&name);
+        let wrapper = WRAPPERS.has(name);
         // `nice -n 10`: the word after an option of a wrapper may be its value.
         let value = wrapped && option;
         if !(python || wrapper || value || word.starts_with('-') || word.contains('=')) {

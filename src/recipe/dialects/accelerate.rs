@@ -27,7 +27,6 @@ use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
-use crate::util::suggest::did_you_mean;
 
 pub(crate) use shipped::fixes_accumulation;
 pub(crate) use typed::is_switch;
@@ -262,15 +261,11 @@ fn translate(root: &Node, path: &Path, config_keys: Vec<ConfigKey>, reading: &mu
     for entry in root.entries().unwrap_or_default() {
         let known = KEYS.has(&entry.name) || entry.name == crate::recipe::schema::dialect::RESERVED;
         if !known && !typed::is_entry(entry) {
-            reading.error(
-                "unknown-key",
-                Some(entry.name_span),
-                format!(
-                    "accelerate has no key `{}` and refuses the file",
-                    entry.name
-                ),
-                did_you_mean(&entry.name, KEYS.iter()),
+            let message = format!(
+                "accelerate has no key `{}` and refuses the file",
+                entry.name
             );
+            reading.unknown_key(entry, message, KEYS.iter());
         }
     }
     typed::refuse(root, reading);

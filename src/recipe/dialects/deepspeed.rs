@@ -255,23 +255,15 @@ fn warn_unknown(root: &Node, reading: &mut Reading) {
 
 /// A whole triple implies the data-parallel size that it was written for.
 fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
-    let number = |path: &str| -> Option<(i128, crate::recipe::syntax::source::Span)> {
-        let node = tree.get(path)?;
-        Some((node.text()?.parse().ok()?, node.span))
-    };
-    let (Some((global, at)), Some((per_device_batch_size, _)), Some((accumulation, _))) = (
-        number("batch.global"),
-        number("batch.per_device_batch_size"),
-        number("batch.accumulation"),
-    ) else {
+    let number = |(_, path): (&str, &str)| tree.get(path)?.text()?.parse::<i128>().ok();
+    let [Some(global), Some(size), Some(accumulation)] = TRIPLE.map(number) else {
         return;
     };
-    let Some(pass) = per_device_batch_size
-        .checked_mul(accumulation)
-        .filter(|pass| *pass > 0)
-    else {
+    let pass = size.checked_mul(accumulation).filter(|pass| *pass > 0);
+    let (Some(pass), Some(node)) = (pass, tree.get("batch.global")) else {
         return;
     };
+    let at = node.span;
     if global % pass == 0 && global > 0 {
         let key = "train_batch_size";
         let axes = |path: &str| {
@@ -289,7 +281,7 @@ fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
         reading.error(
             "deepspeed-batch-triple",
             Some(at),
-            format!("{global} is not {per_device_batch_size} × {accumulation} × world for any world, and DeepSpeed requires equality"),
+            format!("{global} is not {size} × {accumulation} × world for any world, and DeepSpeed requires equality"),
             "remove one of the three: DeepSpeed derives it",
         );
     }

@@ -9,7 +9,7 @@ use super::launch::Launch;
 use super::origin::Origin;
 use super::tree::Given;
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{hjson, yaml};
@@ -104,6 +104,17 @@ impl Reading {
         let message = format!("`{key}` is `{}`", short(text));
         let help = did_you_mean(text, words);
         self.error("unknown-value", Some(span), message, help);
+    }
+
+    /// An error for an unknown key, with a message of its own.
+    pub fn unknown_key<'w>(
+        &mut self,
+        entry: &Entry,
+        message: impl Into<String>,
+        known: impl IntoIterator<Item = &'w str>,
+    ) {
+        let help = did_you_mean(&entry.name, known);
+        self.error("unknown-key", Some(entry.name_span), message, help);
     }
 
     /// A whole number of a config whose reader converts nothing. Empty counts as absent; another type is reported.

@@ -19,15 +19,17 @@ pub fn parse(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> Opt
     let mut parser = Parser {
         text,
         file,
-        at: 0,
-        line: 1,
-        column: 1,
+        mark: Mark {
+            at: 0,
+            line: 1,
+            column: 1,
+        },
         values: 0,
         diagnostics,
     };
     let found = match text.len() > MAX_BYTES {
         true => Err(parser.problem(
-            parser.mark(),
+            parser.mark,
             format!("the file is larger than the limit of {MAX_BYTES} bytes"),
             "check that this is the right file",
         )),
@@ -52,9 +54,7 @@ struct Mark {
 struct Parser<'t, 'd> {
     text: &'t str,
     file: FileId,
-    at: usize,
-    line: u32,
-    column: u32,
+    mark: Mark,
     /// Values begun so far.
     values: usize,
     diagnostics: &'d mut Vec<Diagnostic>,
@@ -74,7 +74,7 @@ impl<'t> Parser<'t, '_> {
         match self.peek() {
             None => Ok(root),
             Some(c) => Err(self.problem(
-                self.mark(),
+                self.mark,
                 format!("unexpected `{c}` after the end of the config"),
                 "check the brackets before it",
             )),
@@ -82,7 +82,7 @@ impl<'t> Parser<'t, '_> {
     }
 
     fn rest(&self) -> &'t str {
-        &self.text[self.at..]
+        &self.text[self.mark.at..]
     }
 
     fn peek(&self) -> Option<char> {
@@ -91,21 +91,13 @@ impl<'t> Parser<'t, '_> {
 
     fn next(&mut self) -> Option<char> {
         let next = self.peek()?;
-        self.at += next.len_utf8();
-        self.column = self.column.saturating_add(1);
+        self.mark.at += next.len_utf8();
+        self.mark.column = self.mark.column.saturating_add(1);
         if next == '\n' {
-            self.line += 1;
-            self.column = 1;
+            self.mark.line += 1;
+            self.mark.column = 1;
         }
         Some(next)
-    }
-
-    fn mark(&self) -> Mark {
-        Mark {
-            at: self.at,
-            line: self.line,
-            column: self.column,
-        }
     }
 
     /// The span from a mark to an earlier end.
@@ -120,7 +112,7 @@ impl<'t> Parser<'t, '_> {
     }
 
     fn problem(&self, from: Mark, message: impl Into<String>, help: &str) -> Problem {
-        let span = self.span(from, self.at);
+        let span = self.span(from, self.mark.at);
         let problem = Diagnostic::error("yaml-syntax", Some(span), message, help);
         Box::new(problem)
     }
@@ -138,9 +130,9 @@ impl<'t> Parser<'t, '_> {
                     self.next();
                 }
                 Some(_) if self.rest().starts_with("/*") => {
-                    let end = self.rest().find("*/").map(|at| self.at + at + 2);
+                    let end = self.rest().find("*/").map(|at| self.mark.at + at + 2);
                     let end = end.unwrap_or(self.text.len());
-                    while self.at < end {
+                    while self.mark.at < end {
                         self.next();
                     }
                 }
@@ -157,7 +149,7 @@ impl<'t> Parser<'t, '_> {
     fn value(&mut self, depth: usize) -> Result<Node, Problem> {
         if depth >= MAX_DEPTH {
             return Err(self.problem(
-                self.mark(),
+                self.mark,
                 format!("values are nested more than {MAX_DEPTH} deep"),
                 "check the brackets",
             ));
@@ -165,23 +157,23 @@ impl<'t> Parser<'t, '_> {
         self.values += 1;
         if self.values > MAX_NODES {
             return Err(self.problem(
-                self.mark(),
+                self.mark,
                 format!("the config has more than {MAX_NODES} values"),
                 "check that this is the right file",
             ));
         }
-        let from = self.mark();
+        let from = self.mark;
         match self.peek() {
             Some('{') => {
                 self.next();
                 let mut mapping = self.mapping(depth, true)?;
-                mapping.span = self.span(from, self.at);
+                mapping.span = self.span(from, self.mark.at);
                 Ok(mapping)
             }
             Some('[') => {
                 self.next();
                 let items = self.items(depth)?;
-                Ok(Node::sequence(items, self.span(from, self.at)))
+                Ok(Node::sequence(items, self.span(from, self.mark.at)))
             }
             Some('\'') if self.rest().starts_with("'''") => Err(self.problem(
                 from,
@@ -190,7 +182,7 @@ impl<'t> Parser<'t, '_> {
             )),
             Some('"' | '\'') => {
                 let text = self.quoted()?;
-                Ok(Node::string(text, self.span(from, self.at)))
+                Ok(Node::string(text, self.span(from, self.mark.at)))
             }
             _ => self.plain(),
         }
@@ -198,7 +190,7 @@ impl<'t> Parser<'t, '_> {
 
     /// Reads the entries of a mapping, after its opening brace.
     fn mapping(&mut self, depth: usize, braces: bool) -> Result<Node, Problem> {
-        let from = self.mark();
+        let from = self.mark;
         let mut entries: Vec<Entry> = Vec::new();
         let mut lines: HashMap<String, u32> = HashMap::new();
         self.blanks();
@@ -216,7 +208,7 @@ impl<'t> Parser<'t, '_> {
             self.blanks();
             if self.next() != Some(':') {
                 return Err(self.problem(
-                    self.mark(),
+                    self.mark,
                     format!("a `:` is missing after `{name}`"),
                     "write `name: value`",
                 ));
@@ -243,13 +235,13 @@ impl<'t> Parser<'t, '_> {
         }
         Ok(Node {
             value: Value::Mapping(entries),
-            span: self.span(from, self.at),
+            span: self.span(from, self.mark.at),
             key: None,
         })
     }
 
     fn items(&mut self, depth: usize) -> Result<Vec<Node>, Problem> {
-        let from = self.mark();
+        let from = self.mark;
         let mut items = Vec::new();
         self.blanks();
         loop {
@@ -283,10 +275,10 @@ impl<'t> Parser<'t, '_> {
     }
 
     fn name(&mut self) -> Result<(String, Span), Problem> {
-        let from = self.mark();
+        let from = self.mark;
         if matches!(self.peek(), Some('"' | '\'')) {
             let name = self.quoted()?;
-            return Ok((name, self.span(from, self.at)));
+            return Ok((name, self.span(from, self.mark.at)));
         }
         while self
             .peek()
@@ -294,20 +286,20 @@ impl<'t> Parser<'t, '_> {
         {
             self.next();
         }
-        if self.at == from.at {
+        if self.mark.at == from.at {
             return Err(self.problem(
                 from,
                 "a name is missing",
                 "write `name: value`, and a name with other characters in quotes",
             ));
         }
-        let name = self.text[from.at..self.at].to_owned();
-        Ok((name, self.span(from, self.at)))
+        let name = self.text[from.at..self.mark.at].to_owned();
+        Ok((name, self.span(from, self.mark.at)))
     }
 
     /// Reads a quoted text with JSON's escapes.
     fn quoted(&mut self) -> Result<String, Problem> {
-        let from = self.mark();
+        let from = self.mark;
         let quote = self.next();
         let mut text = String::new();
         loop {
@@ -351,14 +343,14 @@ impl<'t> Parser<'t, '_> {
     fn unicode(&mut self) -> Option<char> {
         let high = self.hex()?;
         if (0xd800..0xdc00).contains(&high) && self.rest().starts_with("\\u") {
-            let before = (self.at, self.column);
-            self.at += 2;
-            self.column = self.column.saturating_add(2);
+            let before = (self.mark.at, self.mark.column);
+            self.mark.at += 2;
+            self.mark.column = self.mark.column.saturating_add(2);
             match self.hex() {
                 Some(low @ 0xdc00..0xe000) => {
                     return char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00));
                 }
-                _ => (self.at, self.column) = before,
+                _ => (self.mark.at, self.mark.column) = before,
             }
         }
         Some(char::from_u32(high).unwrap_or(char::REPLACEMENT_CHARACTER))
@@ -368,15 +360,15 @@ impl<'t> Parser<'t, '_> {
         let digits = self.rest().get(..4)?;
         let all = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
         let value = u32::from_str_radix(digits, 16).ok().filter(|_| all)?;
-        self.at += 4;
-        self.column = self.column.saturating_add(4);
+        self.mark.at += 4;
+        self.mark.column = self.mark.column.saturating_add(4);
         Some(value)
     }
 
     /// Reads a number, a boolean or `null`, which end at a comma, a bracket or a comment; anything else
     /// is text up to the end of its line.
     fn plain(&mut self) -> Result<Node, Problem> {
-        let from = self.mark();
+        let from = self.mark;
         if self.peek().is_none_or(|c| "{}[],:".contains(c)) {
             return Err(self.problem(
                 from,
@@ -394,7 +386,7 @@ impl<'t> Parser<'t, '_> {
                 continue;
             }
             if ends || rest.starts_with([',', '}', ']']) || Self::is_comment(rest) {
-                let text = self.text[from.at..self.at].trim_matches([' ', '\t']);
+                let text = self.text[from.at..self.mark.at].trim_matches([' ', '\t']);
                 let span = self.span(from, from.at + text.len());
                 if let Some(plain) = word(text).filter(|_| may_be_word) {
                     return Ok(Node::plain(plain, span));

@@ -16,7 +16,7 @@ use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
 use super::diagnostic::Diagnostic;
 use super::node::{Entry, Node, Value};
-use super::scalar::{Scalar, Tag};
+use super::scalar::Scalar;
 use super::source::{FileId, Span};
 
 use keys::{duplicate, merge};
@@ -182,7 +182,9 @@ impl<'d> Builder<'d> {
                     self.quoted.push((span.start, span.end));
                 }
                 let tag = tag.map(|t| scalar_tag(&t, span)).transpose()?;
-                self.scalar(text.into_owned(), style, anchor, tag, span)
+                let plain = style == ScalarStyle::Plain;
+                let text = text.into_owned();
+                self.scalar(Scalar { text, plain, tag }, anchor, span)
             }
             Event::SequenceStart(_, anchor, tag) => {
                 collection_tag(tag.as_deref(), "seq", span)?;
@@ -209,23 +211,11 @@ impl<'d> Builder<'d> {
         }
     }
 
-    fn scalar(
-        &mut self,
-        text: String,
-        style: ScalarStyle,
-        anchor: usize,
-        tag: Option<Tag>,
-        span: Span,
-    ) -> Result<(), Problem> {
-        let weight = Weight {
-            nodes: 1,
-            text: text.len(),
-            height: 1,
-        };
+    fn scalar(&mut self, scalar: Scalar, anchor: usize, span: Span) -> Result<(), Problem> {
+        let weight = Weight::leaf(scalar.text.len());
         self.spend(weight, span)?;
-        let plain = style == ScalarStyle::Plain;
         let node = Node {
-            value: Value::Scalar(Scalar { text, plain, tag }),
+            value: Value::Scalar(scalar),
             span,
             key: None,
         };
@@ -264,12 +254,7 @@ impl<'d> Builder<'d> {
             return Err(too_deep(span));
         }
         let before = self.total;
-        let weight = Weight {
-            nodes: 1,
-            text: 0,
-            height: 1,
-        };
-        self.spend(weight, span)?;
+        self.spend(Weight::leaf(0), span)?;
         self.open.push(Open {
             span,
             anchor,

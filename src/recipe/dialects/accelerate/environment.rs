@@ -597,7 +597,10 @@ impl Merged {
             let is_default = default.is_some_and(|(_, kind, text, _)| {
                 !text.is_empty() && convert(*kind, text).as_ref() == Some(&setting.value)
             });
-            if setting.read || own || is_default || is_neutral(&setting.value) {
+            // Three truth values request something even if all are false.
+            let truths = name.starts_with("fp8_override_") && setting.value != Resolved::Null;
+            let neutral = is_neutral(&setting.value) && !truths;
+            if setting.read || own || is_default || neutral {
                 continue;
             }
             let (message, help) = match name.as_str() {

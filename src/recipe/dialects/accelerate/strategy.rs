@@ -9,6 +9,15 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 
+/// The sharding strategies of FSDP, their numbers, and the native ones.
+const SHARDINGS: [(&str, &str, &str); 5] = [
+    ("FULL_SHARD", "1", "fsdp"),
+    ("SHARD_GRAD_OP", "2", "zero2"),
+    ("NO_SHARD", "3", "ddp"),
+    ("HYBRID_SHARD", "4", "fsdp"),
+    ("HYBRID_SHARD_ZERO2", "5", "zero2"),
+];
+
 /// The sharding of FSDP. Keys may lack the prefix `fsdp_`. `reshard_after_forward` frees parameters after
 /// the forward pass: a boolean in version 2; version 1 also accepts the strategy's name.
 pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
@@ -30,42 +39,26 @@ pub(super) fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading
     let named = || reshards.clone().filter(|(_, node)| !is_bool(node));
     if let Some((key, node)) = find("sharding_strategy").or_else(named) {
         let text = node.text().unwrap_or_default().to_uppercase();
-        let strategy = match text.as_str() {
-            "FULL_SHARD" | "1" | "HYBRID_SHARD" | "4" => "fsdp",
-            "SHARD_GRAD_OP" | "2" | "HYBRID_SHARD_ZERO2" | "5" => "zero2",
-            "NO_SHARD" | "3" => "ddp",
-            _ => {
-                let known = [
-                    "FULL_SHARD",
-                    "SHARD_GRAD_OP",
-                    "NO_SHARD",
-                    "HYBRID_SHARD",
-                    "HYBRID_SHARD_ZERO2",
-                ];
-                reading.unknown_value(&key, &text, node.span, known);
-                return;
-            }
+        let is =
+            |(name, number, _): &&(&str, &str, &str)| [*name, *number].contains(&text.as_str());
+        let Some((.., strategy)) = SHARDINGS.iter().find(is) else {
+            let known = SHARDINGS.iter().map(|(name, ..)| *name);
+            reading.unknown_value(&key, &text, node.span, known);
+            return;
         };
-        tree.text(
-            "parallel.strategy",
-            &Given::new(key, strategy.to_owned(), node.span),
-        );
+        let strategy = Given::new(key, strategy, node.span);
+        tree.plain("parallel.strategy", &strategy);
     } else if let Some((key, node)) = reshards
         && (node.text())
             .is_some_and(|text| ["false", "no", "off"].contains(&text.to_lowercase().as_str()))
     {
-        tree.text(
-            "parallel.strategy",
-            &Given::new(key, "zero2".to_owned(), node.span),
-        );
+        tree.plain("parallel.strategy", &Given::new(key, "zero2", node.span));
     }
     if let Some((key, node)) = find("activation_checkpointing")
         && node.is_bool(true, Schema::PyYaml)
     {
-        tree.plain(
-            "model.activation_checkpointing",
-            &Given::new(key, true, node.span),
-        );
+        let on = Given::new(key, true, node.span);
+        tree.plain("model.activation_checkpointing", &on);
     }
 }
 

@@ -260,94 +260,71 @@ fn torchrun<'w>(
     environment: &Environment<'_>,
     known: &Options,
 ) -> Launched<'w> {
-    let Given {
-        mut options,
-        unresolved,
-        rest,
-        refused,
-    } = options(words, known);
+    let mut launched = launched(Launcher::Torchrun, launcher, options(words, known), python);
     for name in ["nnodes", "nproc_per_node"] {
-        if value(&options, &[name]).is_none()
+        if value(&launched.options, &[name]).is_none()
             && let Some(default) = environment.default(name)
         {
-            options.push(Opt {
+            launched.options.push(Opt {
                 name: name.to_owned(),
                 at: default.span,
                 value: Some(default),
             });
         }
     }
-    let nodes = match value(&options, &["nnodes"]) {
+    let nodes = match value(&launched.options, &["nnodes"]) {
         None => Some(1),
         given => given.and_then(|word| nodes(&word.text)),
     };
-    let each = match value(&options, &["nproc_per_node"]) {
-        None => Some((1, None)),
-        given => number(given).map(|(each, span)| (each, Some(span))),
+    let each = match value(&launched.options, &["nproc_per_node"]) {
+        None => Some((1, launcher.span)),
+        given => number(given),
     };
-    let mut launched = program(rest);
-    launched.many = true;
-    launched.module = by_module(&options);
-    launched.alone = Some(interpreter(&options, python));
     // Without a world size here the user has to give one.
-    if let (Some(nodes), Some((each, each_at)), None) = (nodes, each, unresolved) {
-        let at = each_at.unwrap_or(launcher.span);
-        let processes = nodes.saturating_mul(each);
-        launched.world = Some(world(PER_NODE, processes, at));
+    if let (Some(nodes), Some((each, at)), None) = (nodes, each, launched.hidden) {
+        launched.world = Some(world(PER_NODE, nodes.saturating_mul(each), at));
     }
+    launched
+}
+
+/// The program that a launcher's options start.
+fn launched<'w>(launcher: Launcher, word: &Word, given: Given<'w>, python: String) -> Launched<'w> {
     Launched {
-        launcher: Launcher::Torchrun,
-        hidden: unresolved,
-        options,
-        refused,
-        room: launcher.span.end,
-        ..launched
+        launcher,
+        room: word.span.end,
+        module: by_module(&given.options),
+        alone: Some(interpreter(&given.options, python)),
+        many: true,
+        hidden: given.unresolved,
+        options: given.options,
+        refused: given.refused,
+        ..program(given.rest)
     }
 }
 
 /// Parses DeepSpeed's launcher. Its world size is `--num_nodes` × `--num_gpus`, or the number of devices in
 /// `--include localhost:0,1`.
 fn deepspeed<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
-    let Given {
-        options,
-        unresolved,
-        rest,
-        refused,
-    } = options(words, &DEEPSPEED);
-    let launched = Launched {
-        launcher: Launcher::Deepspeed,
-        room: launcher.span.end,
-        many: true,
-        module: by_module(&options),
-        alone: Some(interpreter(&options, python)),
-        local_rank: match option(&options, &["no_local_rank"]) {
-            Some(_) => None,
-            None => Some("--local_rank"),
-        },
-        ..program(rest)
-    };
-    if unresolved.is_some() {
-        return Launched {
-            hidden: unresolved,
-            options,
-            refused,
-            ..launched
-        };
+    let given = options(words, &DEEPSPEED);
+    let mut launched = launched(Launcher::Deepspeed, launcher, given, python);
+    let options = &launched.options;
+    if option(options, &["no_local_rank"]).is_none() {
+        launched.local_rank = Some("--local_rank");
     }
-    let nodes = number(value(&options, &["num_nodes"])).map_or(1, |(nodes, _)| nodes);
-    let world = match number(value(&options, &["num_gpus"])) {
+    if launched.hidden.is_some() {
+        return launched;
+    }
+    let nodes = number(value(options, &["num_nodes"])).map_or(1, |(nodes, _)| nodes);
+    launched.world = match number(value(options, &["num_gpus"])) {
         Some((each, at)) => Some(world("--num_gpus", nodes.saturating_mul(each), at)),
-        None => value(&options, &["include", "i"]).and_then(|word| {
+        None => value(options, &["include", "i"]).and_then(|word| {
             let devices = hosts::device_count(&word.text)?;
             Some(world("--include", devices, word.span))
         }),
     };
-    Launched {
-        world,
-        refused: refused.or_else(|| filtered_and_counted(&options)),
-        options,
-        ..launched
-    }
+    let filtered = filtered_and_counted(options);
+    launched.refused = launched.refused.or(filtered);
+    launched
 }
 
 /// Refuses both a number and a list of devices, as DeepSpeed does (`main`).
@@ -368,23 +345,13 @@ fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
 }
 
 fn accelerate<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
-    let Given {
-        options,
-        unresolved,
-        rest,
-        refused,
-    } = options(words, &ACCELERATE);
+    let given = options(words, &ACCELERATE);
+    let launched = launched(Launcher::Accelerate, launcher, given, python);
     Launched {
-        launcher: Launcher::Accelerate,
-        room: launcher.span.end,
-        config: file(&options),
-        module: by_module(&options),
-        alone: Some(interpreter(&options, python)),
-        options,
-        many: true,
-        unresolved,
-        refused,
-        ..program(rest)
+        config: file(&launched.options),
+        unresolved: launched.hidden,
+        hidden: None,
+        ..launched
     }
 }
 

@@ -295,13 +295,10 @@ fn understand(
         });
         file.map(Path::to_owned)
     });
-    let launch = match launched.launcher {
-        Launcher::Accelerate => true,
-        Launcher::Trl => !launched.options.is_empty(),
-        _ => false,
-    };
-    let launch = launch.then(|| launch_keys(&launched.options, start));
     let by_accelerate = [Launcher::Accelerate, Launcher::Trl].contains(&launched.launcher);
+    let without = launched.launcher == Launcher::Trl && launched.options.is_empty();
+    let launch = by_accelerate && !without;
+    let launch = launch.then(|| launch_keys(&launched.options, start));
     let options = by_accelerate.then(|| {
         let options = launched.options.iter().map(|option| {
             let value = option.value.as_ref().map(|word| word.text.clone());

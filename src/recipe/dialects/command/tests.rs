@@ -136,6 +136,17 @@ fn a_command_file_is_recognized_by_its_name_or_text() {
 }
 
 #[test]
+fn arguments_on_several_lines_need_a_backslash() {
+    let continued = "--per_device_train_batch_size 4 \\\n  --seed 7 # the seed\n";
+    assert_eq!(argument(continued, "seed").as_deref(), Some("7"));
+    let refused = understood("--per_device_train_batch_size 4\n--seed 7\n").unwrap_err();
+    assert_eq!(
+        refused,
+        "these arguments continue on another line without a `\\` before it"
+    );
+}
+
+#[test]
 fn the_training_command_is_found_among_others() {
     let script = "#!/bin/bash\nset -e\ncd /x && export N=4\n\
                   torchrun --nproc_per_node 2 \\\n  train.py \\\n  --seed 7 # the seed\necho done\n";

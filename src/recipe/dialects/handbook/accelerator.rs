@@ -18,7 +18,7 @@ use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::recipe::syntax::yaml;
-use crate::util::suggest::{did_you_mean, short};
+use crate::util::suggest::short;
 
 use super::values::Values;
 
@@ -50,12 +50,8 @@ pub(super) fn read(
     };
     for entry in config.entries().unwrap_or_default() {
         if !KNOWN.has(&entry.name) {
-            reading.error(
-                "unknown-key",
-                Some(entry.name_span),
-                format!("`accelerator_config` has no key `{}`", entry.name),
-                did_you_mean(&entry.name, KNOWN.iter()),
-            );
+            let message = format!("`accelerator_config` has no key `{}`", entry.name);
+            reading.unknown_key(entry, message, KNOWN.iter());
         }
     }
     if let Some(steps) = config

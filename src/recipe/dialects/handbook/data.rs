@@ -143,41 +143,30 @@ fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut R
             Some(Resolved::Float(share)) => share,
             Some(Resolved::Int(share)) => share as f64,
             _ => {
-                reading.error(
-                    "wrong-type",
-                    Some(entry.value.span),
-                    format!("`{key}` takes a share, this is {}", entry.value.kind()),
-                    "give a number from 0 to 1",
-                );
+                let message = format!("`{key}` takes a share, this is {}", entry.value.kind());
+                let help = "give a number from 0 to 1";
+                reading.error("wrong-type", Some(entry.value.span), message, help);
                 continue;
             }
         };
-        let name = Given::new(key, entry.name.clone(), entry.name_span);
-        let source = |split: Option<&Given<String>>| {
+        let every: Vec<Option<&Given<String>>> = match splits.as_slice() {
+            [] => vec![None],
+            splits => splits.iter().map(Some).collect(),
+        };
+        for split in every {
+            let has = |word: &str| split.is_none_or(|split| split.value.contains(word));
+            let (trains, tests) = (has("train"), has("test"));
             let mut data = Tree::new(entry.name_span);
+            let name = Given::new(&key, entry.name.clone(), entry.name_span);
             data.text("path", &name);
             data.text_if("config", configs.get(index).cloned());
             data.text_if("split", split.cloned());
-            data
-        };
-        let train = |split| {
-            let mut data = source(split);
-            let share = Given {
-                value: share,
-                span: entry.value.span,
-                key: name.key.clone(),
-            };
-            data.plain("weight", &share);
-            data
-        };
-        if splits.is_empty() {
-            tree.push("data.train", train(None));
-        }
-        for split in &splits {
-            if split.value.contains("train") {
-                tree.push("data.train", train(Some(split)));
-            } else if split.value.contains("test") {
-                tree.push("data.evaluation", source(Some(split)));
+            if trains {
+                let share = Given::new(&key, share, entry.value.span);
+                data.plain("weight", &share);
+                tree.push("data.train", data);
+            } else if tests {
+                tree.push("data.evaluation", data);
             }
         }
     }

@@ -105,12 +105,22 @@ pub(crate) fn parallel(values: &Values, path: &Path, tree: &mut Tree, reading: &
     }
 }
 
+/// The words of `fsdp` with their native strategies. Some have none.
+const FSDP: [(&str, &str); 7] = [
+    ("full_shard", "fsdp"),
+    ("shard_grad_op", "zero2"),
+    ("hybrid_shard", "fsdp"),
+    ("hybrid_shard_zero2", "zero2"),
+    ("no_shard", "ddp"),
+    ("auto_wrap", ""),
+    ("offload", ""),
+];
+
 /// `full_shard auto_wrap`, a list of the same words, or `true` with the options in `fsdp_config`.
 fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("fsdp") else {
         return;
     };
-    let given = |value: &str| Given::new("fsdp", value.to_owned(), node.span);
     if let Some(config) = values.node("fsdp_config")
         && let Some(version) = config.get("version").or_else(|| config.get("fsdp_version"))
     {
@@ -123,35 +133,25 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
         None => node.text().unwrap_or_default().split_whitespace().collect(),
     };
     for word in words {
-        let strategy = match word {
-            "full_shard" | "hybrid_shard" => "fsdp",
-            "shard_grad_op" | "hybrid_shard_zero2" => "zero2",
-            "true" | "True" => match values.node("fsdp_config").and_then(reshards) {
+        let known = FSDP.iter().find(|(known, _)| *known == word);
+        let strategy = match (word, known) {
+            ("true" | "True", _) => match values.node("fsdp_config").and_then(reshards) {
                 Some(false) => "zero2",
                 _ => "fsdp",
             },
-            "no_shard" | "false" | "False" => "ddp",
-            "auto_wrap" | "offload" => continue,
-            other => {
-                let known = [
-                    "full_shard",
-                    "shard_grad_op",
-                    "hybrid_shard",
-                    "hybrid_shard_zero2",
-                    "no_shard",
-                    "auto_wrap",
-                    "offload",
-                ];
-                reading.error(
-                    "unknown-value",
-                    Some(node.span),
-                    format!("`fsdp` holds `{other}`"),
-                    did_you_mean(other, known),
-                );
+            ("false" | "False", _) => "ddp",
+            (_, Some((_, strategy))) => strategy,
+            (other, None) => {
+                let message = format!("`fsdp` holds `{other}`");
+                let help = did_you_mean(other, FSDP.iter().map(|(known, _)| *known));
+                reading.error("unknown-value", Some(node.span), message, help);
                 continue;
             }
         };
-        tree.text("parallel.strategy", &given(strategy));
+        if !strategy.is_empty() {
+            let given = Given::new("fsdp", strategy, node.span);
+            tree.plain("parallel.strategy", &given);
+        }
     }
 }
 

@@ -173,57 +173,55 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
         };
     };
     let text = node.text().unwrap_or_default();
-    // Reports a scalar of the wrong type that has one possible meaning, with its correct spelling.
-    let mut converted = |value: Typed, write: String| {
-        if !reading.converts(node.span.file) {
-            let found = match &resolved {
-                Resolved::Str(_) => format!("the string `{text}`"),
-                Resolved::Bool(value) => format!("the boolean {value}"),
-                _ => format!("`{text}`, {}", resolved.kind()),
-            };
-            reading.warning(
-                "scalar-type",
-                Some(node.span),
-                format!("`{key}` is {found} to PyYAML, read as `{write}`"),
-                format!("write `{write}`: upstream's readers disagree on this value"),
-            );
-        }
-        Some(value)
-    };
-    let value = match (kind, &resolved) {
-        (Kind::Bool, Resolved::Bool(value)) => Some(Typed::Bool(*value)),
+    // The value; for one of the wrong type that has one possible meaning, its correct spelling.
+    let found = match (kind, &resolved) {
+        (Kind::Bool | Kind::Any, Resolved::Bool(value)) => Some((Typed::Bool(*value), None)),
         (Kind::Bool, Resolved::Int(value @ (0 | 1))) => {
             let value = *value == 1;
-            converted(Typed::Bool(value), value.to_string())
+            Some((Typed::Bool(value), Some(value.to_string())))
         }
         (Kind::Bool, Resolved::Str(text)) => {
-            truth(text).and_then(|value| converted(Typed::Bool(value), value.to_string()))
+            truth(text).map(|value| (Typed::Bool(value), Some(value.to_string())))
         }
-        (Kind::Int | Kind::Float, Resolved::Int(value)) => Some(Typed::Int(*value)),
-        (Kind::Float, Resolved::Float(value)) => Some(Typed::Float(*value)),
+        (Kind::Int | Kind::Float | Kind::Any, Resolved::Int(value)) => {
+            Some((Typed::Int(*value), None))
+        }
+        (Kind::Float | Kind::Any, Resolved::Float(value)) => Some((Typed::Float(*value), None)),
+        // Python's `int` of a string, for decimal digits, and its `float`, for finite numbers.
         (Kind::Int, Resolved::Str(text)) => {
-            python_int(text).and_then(|value| converted(Typed::Int(value), value.to_string()))
+            let value = text.trim().parse::<i128>().ok();
+            value.map(|value| (Typed::Int(value), Some(value.to_string())))
         }
         (Kind::Float, Resolved::Str(text)) => {
-            python_float(text).and_then(|value| converted(Typed::Float(value), yaml_float(value)))
-        }
-        (Kind::Str, Resolved::Str(_) | Resolved::Int(_) | Resolved::Float(_)) => {
-            Some(Typed::Text(text.to_owned()))
+            let value = text
+                .trim()
+                .parse()
+                .ok()
+                .filter(|value: &f64| value.is_finite());
+            value.map(|value| (Typed::Float(value), Some(yaml_float(value))))
         }
         (Kind::Str, Resolved::Bool(_)) => {
-            converted(Typed::Text(text.to_owned()), format!("\"{text}\""))
+            Some((Typed::Text(text.to_owned()), Some(format!("\"{text}\""))))
         }
-        (Kind::List | Kind::Dict, Resolved::Str(text)) => Some(Typed::Text(text.clone())),
-        (Kind::Any, Resolved::Bool(value)) => Some(Typed::Bool(*value)),
-        (Kind::Any, Resolved::Int(value)) => Some(Typed::Int(*value)),
-        (Kind::Any, Resolved::Float(value)) => Some(Typed::Float(*value)),
-        (Kind::Any, _) => Some(Typed::Text(text.to_owned())),
+        (Kind::Str, Resolved::Str(_) | Resolved::Int(_) | Resolved::Float(_))
+        | (Kind::List | Kind::Dict, Resolved::Str(_))
+        | (Kind::Any, _) => Some((Typed::Text(text.to_owned()), None)),
         _ => None,
     };
-    match value {
-        Some(value) => Checked::Scalar(value),
-        None => refuse(reading),
+    let Some((value, write)) = found else {
+        return refuse(reading);
+    };
+    if let Some(write) = write.filter(|_| !reading.converts(node.span.file)) {
+        let found = match &resolved {
+            Resolved::Str(_) => format!("the string `{text}`"),
+            Resolved::Bool(value) => format!("the boolean {value}"),
+            _ => format!("`{text}`, {}", resolved.kind()),
+        };
+        let message = format!("`{key}` is {found} to PyYAML, read as `{write}`");
+        let help = format!("write `{write}`: upstream's readers disagree on this value");
+        reading.warning("scalar-type", Some(node.span), message, help);
     }
+    Checked::Scalar(value)
 }
 
 /// transformers' `string_to_bool`.
@@ -233,17 +231,6 @@ fn truth(text: &str) -> Option<bool> {
         "no" | "false" | "f" | "n" | "0" => Some(false),
         _ => None,
     }
-}
-
-/// Python's `int` of a string, for decimal digits.
-fn python_int(text: &str) -> Option<i128> {
-    text.trim().parse().ok()
-}
-
-/// Python's `float` of a string, for finite numbers.
-fn python_float(text: &str) -> Option<f64> {
-    let value: f64 = text.trim().parse().ok()?;
-    value.is_finite().then_some(value)
 }
 
 /// A float in a form that PyYAML reads back as one: with a point, and a sign in the exponent.

@@ -26,68 +26,57 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
         value,
         span,
     } = line;
-    let mut refuse = |message: String, help: String| {
-        reading.error("unknown-override", Some(span), message, help);
-    };
-    if package.is_some() || key.contains('/') {
-        let message = format!("there is no config group `{key}`");
-        refuse(
-            message,
-            "only config groups take a package `@…` and `/`".to_owned(),
-        );
-        return;
-    }
     let present = find(config, &key);
     let nothing = present.is_none_or(is_nothing);
-    match kind {
+    let did_you_mean = |or: &str| match meant(config, &key) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => or.to_owned(),
+    };
+    let value = value.as_ref();
+    let (message, help) = match kind {
+        _ if package.is_some() || key.contains('/') => (
+            format!("there is no config group `{key}`"),
+            "only config groups take a package `@…` and `/`".to_owned(),
+        ),
         Kind::Change if present.is_none() => {
+            let adds = format!("`+{key}=…` would add a new key");
             let help = match meant(config, &key) {
-                Some(meant) => format!("did you mean `{meant}`? `+{key}=…` would add a new key"),
-                None => format!("`+{key}=…` would add a new key, which nothing upstream reads"),
+                Some(meant) => format!("did you mean `{meant}`? {adds}"),
+                None => format!("{adds}, which nothing upstream reads"),
             };
-            refuse(format!("there is no key `{key}` to change"), help);
+            (format!("there is no key `{key}` to change"), help)
         }
-        Kind::Add if !nothing && value.as_ref().is_some_and(|v| v.text().is_some()) => {
-            refuse(
-                format!("`+{key}` adds a new key, but `{key}` exists already"),
-                format!("write `{key}=…` to change it"),
-            );
-        }
-        Kind::Delete if nothing => {
-            let help = match meant(config, &key) {
-                Some(meant) => format!("did you mean `{meant}`?"),
-                None => "remove the override".to_owned(),
-            };
-            refuse(format!("there is no key `{key}` to remove"), help);
-        }
-        Kind::Delete => {
-            let differs = value.filter(|value| !present.is_some_and(|p| same(p, value)));
-            match differs {
-                Some(_) => refuse(
-                    format!("`{key}` has another value than the one to remove"),
-                    format!("write `~{key}` to remove any value"),
-                ),
-                None => config.remove_path(&key),
-            }
-        }
+        Kind::Add if !nothing && value.is_some_and(|v| v.text().is_some()) => (
+            format!("`+{key}` adds a new key, but `{key}` exists already"),
+            format!("write `{key}=…` to change it"),
+        ),
+        Kind::Delete if nothing => (
+            format!("there is no key `{key}` to remove"),
+            did_you_mean("remove the override"),
+        ),
+        Kind::Delete if value.is_some_and(|v| !present.is_some_and(|p| same(p, v))) => (
+            format!("`{key}` has another value than the one to remove"),
+            format!("write `~{key}` to remove any value"),
+        ),
+        Kind::Delete => return config.remove_path(&key),
         Kind::Change | Kind::Add | Kind::Force => {
             let Some(value) = value else { return };
             if present.is_none() && !is_optional(&key, program) {
-                let help = match meant(config, &key) {
-                    Some(meant) => format!("did you mean `{meant}`?"),
-                    None => "remove it, or check its spelling".to_owned(),
-                };
+                let help = did_you_mean("remove it, or check its spelling");
                 let message =
                     format!("`{key}` is a new key, which nothing upstream reads: it has no effect");
                 reading.warning("unknown-override", Some(span), message, help);
             }
-            if !put(config, &key, span, value) {
-                let message = format!("`{key}` is outside of a list");
-                let help = "set the whole list, `KEY=[…]`";
-                reading.error("unknown-override", Some(span), message, help);
+            if put(config, &key, span, value.clone()) {
+                return;
             }
+            (
+                format!("`{key}` is outside of a list"),
+                "set the whole list, `KEY=[…]`".to_owned(),
+            )
         }
-    }
+    };
+    reading.error("unknown-override", Some(span), message, help);
 }
 
 /// Applies an override without findings, to a config that lacks whole groups.

@@ -47,6 +47,8 @@ pub(super) struct Composer<'r> {
     pub choices: Choices,
     pub weight: Weight,
     pub files: usize,
+    /// The files that include the current one, the outermost first.
+    pub chain: Vec<String>,
     /// Composition has found everything so far.
     pub complete: bool,
 }
@@ -61,7 +63,7 @@ impl Composer<'_> {
             package: &dotted(place.group().unwrap_or_default()),
             interpolated: false,
         };
-        for layer in self.file(list, root, &mut Vec::new()) {
+        for layer in self.file(list, root) {
             layer.lay(&mut config);
         }
         config
@@ -102,8 +104,8 @@ impl Composer<'_> {
     }
 
     /// The layers of a file and of its defaults list, in merge order.
-    fn file(&mut self, list: List<'_>, mut node: Node, chain: &mut Vec<String>) -> Vec<Layer> {
-        if let Err((message, help)) = self.count(list.name, &node, chain) {
+    fn file(&mut self, list: List<'_>, mut node: Node) -> Vec<Layer> {
+        if let Err((message, help)) = self.count(list.name, &node) {
             self.refuse("defaults-list", node.span, message, help);
             return Vec::new();
         }
@@ -129,7 +131,7 @@ impl Composer<'_> {
         if entries.iter().all(|entry| entry.what != What::This) {
             entries.push(Default::this(node.span));
         }
-        if chain.is_empty() {
+        if self.chain.is_empty() {
             if let Some((span, (message, help))) = sweep::in_root(&node) {
                 self.refuse("unsupported-value", span, message, help);
             }
@@ -140,20 +142,14 @@ impl Composer<'_> {
             self.add(added, &mut entries);
         }
         self.note_overrides(list, &entries);
-        chain.push(list.name.to_owned());
-        let layers = self.layers(list, &entries, node, chain);
-        chain.pop();
+        self.chain.push(list.name.to_owned());
+        let layers = self.layers(list, &entries, node);
+        self.chain.pop();
         layers
     }
 
     /// The layers of every entry of a list; `own` has the keys of the file that contains the list.
-    fn layers(
-        &mut self,
-        list: List<'_>,
-        entries: &[Default],
-        own: Node,
-        chain: &mut Vec<String>,
-    ) -> Vec<Layer> {
+    fn layers(&mut self, list: List<'_>, entries: &[Default], own: Node) -> Vec<Layer> {
         let mut own = Some(own);
         let mut layers: Vec<Vec<Layer>> = entries.iter().map(|_| Vec::new()).collect();
         let mut interpolated = Vec::new();
@@ -163,7 +159,7 @@ impl Composer<'_> {
                     package: list.package.to_owned(),
                     node,
                 }));
-            } else if let Some(found) = self.entry(list, entry, None, chain) {
+            } else if let Some(found) = self.entry(list, entry, None) {
                 layers[at] = found;
             } else {
                 interpolated.push(at);
@@ -172,7 +168,7 @@ impl Composer<'_> {
         // Entries of one list do not see each other's options.
         let choices = self.choices.clone();
         for at in interpolated {
-            let found = self.entry(list, &entries[at], Some(&choices), chain);
+            let found = self.entry(list, &entries[at], Some(&choices));
             layers[at] = found.unwrap_or_default();
         }
         layers.into_iter().flatten().collect()
@@ -200,19 +196,14 @@ impl Composer<'_> {
     }
 
     /// Counts a file. An error, with message and help, if the config may not include it.
-    fn count(
-        &mut self,
-        name: &str,
-        node: &Node,
-        chain: &[String],
-    ) -> Result<(), (String, &'static str)> {
-        if let Some(at) = chain.iter().position(|file| file == name) {
-            let circle = [&chain[at..], &[name.to_owned()]].concat().join(" → ");
+    fn count(&mut self, name: &str, node: &Node) -> Result<(), (String, &'static str)> {
+        if let Some(at) = self.chain.iter().position(|file| file == name) {
+            let circle = [&self.chain[at..], &[name.to_owned()]].concat().join(" → ");
             let message = format!("the defaults lists form a cycle: {circle}");
             return Err((message, "remove one of them from its list"));
         }
         self.files += 1;
-        if self.files > MAX_FILES || chain.len() >= MAX_CHAIN {
+        if self.files > MAX_FILES || self.chain.len() >= MAX_CHAIN {
             let message = format!(
                 "the config includes more than {MAX_FILES} files, or more than {MAX_CHAIN} in a chain"
             );
@@ -263,7 +254,6 @@ impl Composer<'_> {
         list: List<'_>,
         entry: &Default,
         choices: Option<&Choices>,
-        chain: &mut Vec<String>,
     ) -> Option<Vec<Layer>> {
         match &entry.what {
             What::This | What::Override { .. } => Some(Vec::new()),
@@ -280,11 +270,9 @@ impl Composer<'_> {
                     interpolated: list.interpolated || choices.is_some(),
                     span: entry.span,
                 };
-                Some(self.load(target, entry, chain))
+                Some(self.load(target, entry))
             }
-            What::Group { group, options } => {
-                self.group(list, entry, group, options, choices, chain)
-            }
+            What::Group { group, options } => self.group(list, entry, group, options, choices),
         }
     }
 
@@ -296,7 +284,6 @@ impl Composer<'_> {
         group: &str,
         options: &Choice,
         choices: Option<&Choices>,
-        chain: &mut Vec<String>,
     ) -> Option<Vec<Layer>> {
         let stated = entry.package.as_deref();
         let (full, key) = (list.full(group), list.key(group, stated));
@@ -344,7 +331,7 @@ impl Composer<'_> {
                 interpolated: list.interpolated || choices.is_some(),
                 span,
             };
-            layers.push(self.load(target, entry, chain));
+            layers.push(self.load(target, entry));
         }
         Some(layers.into_iter().rev().flatten().collect())
     }
@@ -422,7 +409,7 @@ struct Target {
 
 impl Composer<'_> {
     /// The layers of a file of the tree.
-    fn load(&mut self, target: Target, entry: &Default, chain: &mut Vec<String>) -> Vec<Layer> {
+    fn load(&mut self, target: Target, entry: &Default) -> Vec<Layer> {
         let name = target.name.as_str();
         let path = self.place.file(name);
         if !is_inside(name) || !self.reading.origin.is_file(&path) {
@@ -464,7 +451,7 @@ impl Composer<'_> {
             interpolated: target.interpolated,
         };
         match self.reading.parse(&path, text) {
-            Some(node) => self.file(list, node, chain),
+            Some(node) => self.file(list, node),
             None => {
                 self.complete = false;
                 Vec::new()

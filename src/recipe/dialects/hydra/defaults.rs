@@ -111,19 +111,19 @@ fn entry(item: &Node) -> Result<Default, (Span, String)> {
     match &item.value {
         Value::Sequence(_) => wrong("an entry of `defaults` is a list"),
         Value::Scalar(scalar) => {
-            let (words, name) = keywords(&scalar.text);
+            let (optional, _, name) = keywords(&scalar.text);
             let (name, package) = packaged(name);
             match name {
                 "" => wrong("an entry of `defaults` is empty"),
                 "_self_" => plain(What::This, None, false),
-                name => plain(What::File(name.to_owned()), package, words.optional),
+                name => plain(What::File(name.to_owned()), package, optional),
             }
         }
         Value::Mapping(entries) => {
             let [entry] = entries.as_slice() else {
                 return wrong("an entry of `defaults` has several groups: write one `-` for each");
             };
-            let (words, name) = keywords(&entry.name);
+            let (optional, replaces, name) = keywords(&entry.name);
             let (group, package) = packaged(name);
             let Some(options) = Choice::of(&entry.value) else {
                 return wrong(
@@ -131,41 +131,33 @@ fn entry(item: &Node) -> Result<Default, (Span, String)> {
                 );
             };
             let group = group.to_owned();
-            let what = match words.replaces {
+            let what = match replaces {
                 true => What::Override { group, options },
                 false => What::Group { group, options },
             };
             Ok(Default {
                 what,
                 package,
-                optional: words.optional,
+                optional,
                 span: entry.value.span,
             })
         }
     }
 }
 
-/// The keywords before a name.
-struct Words {
-    optional: bool,
-    replaces: bool,
-}
-
-fn keywords(text: &str) -> (Words, &str) {
-    let mut words = Words {
-        optional: false,
-        replaces: false,
-    };
+/// Whether the keywords before a name are `optional` and `override`, and the name.
+fn keywords(text: &str) -> (bool, bool, &str) {
+    let (mut optional, mut replaces) = (false, false);
     let mut rest = text.trim();
     loop {
         if let Some(next) = rest.strip_prefix("optional ") {
-            words.optional = true;
+            optional = true;
             rest = next.trim_start();
         } else if let Some(next) = rest.strip_prefix("override ") {
-            words.replaces = true;
+            replaces = true;
             rest = next.trim_start();
         } else {
-            return (words, rest);
+            return (optional, replaces, rest);
         }
     }
 }

@@ -64,7 +64,9 @@ pub(super) fn name(
     environment: &Environment,
     span: Span,
 ) -> Result<String, (String, String)> {
-    let found = Resolver::new(choices, registered, environment).text(text, span, &[], 0);
+    let (path, depth) = (&[][..], 0);
+    let found =
+        Resolver::new(choices, registered, environment).text(text, At { span, path, depth });
     let wrong = |message: String, help: String| {
         let seen = "a list sees the options of later groups, and the environment";
         (message, format!("{help} ({seen})"))
@@ -116,6 +118,23 @@ impl Problem {
 enum Resolution {
     Node(Node),
     Missing,
+}
+
+/// The node whose interpolations are resolved: its place, its path, and the depth of the chain so far.
+#[derive(Clone, Copy)]
+struct At<'p> {
+    span: Span,
+    path: &'p [String],
+    depth: usize,
+}
+
+impl At<'_> {
+    fn deeper(self) -> Self {
+        At {
+            depth: self.depth + 1,
+            ..self
+        }
+    }
 }
 
 struct Resolver<'r> {
@@ -208,6 +227,7 @@ impl<'r> Resolver<'r> {
         path: &[String],
         depth: usize,
     ) -> Result<Resolution, Problem> {
+        let span = node.span;
         let name = path.join(".");
         if let Some(known) = self.known.get(&name).cloned() {
             if let Resolution::Node(found) = &known {
@@ -225,7 +245,7 @@ impl<'r> Resolver<'r> {
         }
         self.deeper(self.active.len() + depth)?;
         self.active.push(name.clone());
-        let found = self.text(node.text().unwrap_or_default(), node.span, path, depth);
+        let found = self.text(node.text().unwrap_or_default(), At { span, path, depth });
         self.active.pop();
         let found = found?;
         self.known.insert(name, found.clone());
@@ -233,14 +253,8 @@ impl<'r> Resolver<'r> {
     }
 
     /// Resolves the interpolations in a text.
-    fn text(
-        &mut self,
-        text: &str,
-        span: Span,
-        path: &[String],
-        depth: usize,
-    ) -> Result<Resolution, Problem> {
-        self.deeper(depth)?;
+    fn text(&mut self, text: &str, at: At<'_>) -> Result<Resolution, Problem> {
+        self.deeper(at.depth)?;
         let parts = parts(text).ok_or_else(|| {
             Problem::new(
                 format!("the interpolation in `{}` is not closed", short(text)),
@@ -248,18 +262,16 @@ impl<'r> Resolver<'r> {
             )
         })?;
         if let [Part::Interpolation(inner)] = parts.as_slice() {
-            return self.interpolation(inner, span, path, depth + 1);
+            return self.interpolation(inner, at.deeper());
         }
         let mut joined = String::new();
         for part in parts {
             match part {
                 Part::Text(text) => joined += &text,
-                Part::Interpolation(inner) => {
-                    match self.interpolation(inner, span, path, depth + 1)? {
-                        Resolution::Missing => return Ok(Resolution::Missing),
-                        Resolution::Node(found) => joined += &embedded(&found, inner)?,
-                    }
-                }
+                Part::Interpolation(inner) => match self.interpolation(inner, at.deeper())? {
+                    Resolution::Missing => return Ok(Resolution::Missing),
+                    Resolution::Node(found) => joined += &embedded(&found, inner)?,
+                },
             }
             self.spend(Weight {
                 nodes: 0,
@@ -267,17 +279,11 @@ impl<'r> Resolver<'r> {
                 height: 0,
             })?;
         }
-        Ok(Resolution::Node(Node::string(joined, span)))
+        Ok(Resolution::Node(Node::string(joined, at.span)))
     }
 
     /// Resolves the text between `${` and `}`.
-    fn interpolation(
-        &mut self,
-        inner: &str,
-        span: Span,
-        path: &[String],
-        depth: usize,
-    ) -> Result<Resolution, Problem> {
+    fn interpolation(&mut self, inner: &str, at: At<'_>) -> Result<Resolution, Problem> {
         self.steps += 1;
         if self.steps > MAX_STEPS {
             return Err(Problem::new(
@@ -285,21 +291,19 @@ impl<'r> Resolver<'r> {
                 "write plain values",
             ));
         }
-        self.deeper(depth)?;
-        match text::resolver(inner) {
-            Some((name, arguments)) => self.call(name, &arguments, span, path, depth),
-            None => {
-                // A key may contain an interpolation: `${${which}}`.
-                let written = match inner.contains("${") {
-                    false => inner.to_owned(),
-                    true => match self.text(inner, span, path, depth)? {
-                        Resolution::Missing => return Ok(Resolution::Missing),
-                        Resolution::Node(found) => embedded(&found, inner)?,
-                    },
-                };
-                self.key(&written, path, depth)
-            }
+        self.deeper(at.depth)?;
+        if let Some((name, arguments)) = text::resolver(inner) {
+            return self.call(name, &arguments, at);
         }
+        // A key may contain an interpolation: `${${which}}`.
+        let written = match inner.contains("${") {
+            false => inner.to_owned(),
+            true => match self.text(inner, at)? {
+                Resolution::Missing => return Ok(Resolution::Missing),
+                Resolution::Node(found) => embedded(&found, inner)?,
+            },
+        };
+        self.key(&written, at.path, at.depth)
     }
 
     /// The node that a key names.
@@ -357,30 +361,20 @@ impl<'r> Resolver<'r> {
     }
 
     /// The value of a resolver.
-    fn call(
-        &mut self,
-        name: &str,
-        arguments: &[&str],
-        span: Span,
-        path: &[String],
-        depth: usize,
-    ) -> Result<Resolution, Problem> {
+    fn call(&mut self, name: &str, arguments: &[&str], at: At<'_>) -> Result<Resolution, Problem> {
+        let span = at.span;
         let mut values = Vec::new();
         for argument in arguments {
             let unquoted = text::unquoted(argument);
             match argument.contains("${") {
                 false => values.push(Node::string(unquoted, span)),
-                true => match self.text(unquoted, span, path, depth)? {
+                true => match self.text(unquoted, at)? {
                     Resolution::Missing => return Ok(Resolution::Missing),
                     Resolution::Node(value) => values.push(value),
                 },
             }
         }
-        let first = values
-            .first()
-            .and_then(Node::text)
-            .unwrap_or_default()
-            .to_owned();
+        let first = values.first().and_then(Node::text).unwrap_or_default();
         let default = values.get(1).cloned();
         let unfit = || {
             Problem::new(
@@ -401,7 +395,7 @@ impl<'r> Resolver<'r> {
         };
         match name {
             // The environment gives text, a default Python's `str`; only null stays null.
-            "oc.env" => match (self.environment.get(&first), default) {
+            "oc.env" => match (self.environment.get(first), default) {
                 (Some(value), _) => Ok(Resolution::Node(Node::string(value, span))),
                 (None, Some(default)) => {
                     let default = as_written(default);
@@ -411,23 +405,18 @@ impl<'r> Resolver<'r> {
                     }))
                 }
                 (None, None) => {
-                    let (message, help) = self.environment.missing(&first);
+                    let (message, help) = self.environment.missing(first);
                     Err(Problem { message, help })
                 }
             },
             // `oc.decode` parses its text: `${oc.decode:${oc.env:N,16}}` is a number.
-            "oc.decode" => match values.as_slice() {
-                [
-                    Node {
-                        value: Value::Scalar(scalar),
-                        ..
-                    },
-                ] if !scalar.text.starts_with(['[', '{', '\'', '"']) => {
-                    Ok(Resolution::Node(Node::plain(scalar.text.as_str(), span)))
+            "oc.decode" => match values.iter().map(Node::text).collect::<Vec<_>>().as_slice() {
+                [Some(text)] if !text.starts_with(['[', '{', '\'', '"']) => {
+                    Ok(Resolution::Node(Node::plain(*text, span)))
                 }
                 _ => Err(unfit()),
             },
-            "oc.select" => match (self.key(&first, path, depth), default) {
+            "oc.select" => match (self.key(first, at.path, at.depth), default) {
                 (Ok(Resolution::Node(found)), _) => Ok(Resolution::Node(found)),
                 (_, Some(default)) => Ok(Resolution::Node(as_written(default))),
                 (Ok(Resolution::Missing), None) => Ok(Resolution::Missing),

@@ -99,6 +99,7 @@ pub fn compose(
         choices: Choices::new(),
         weight: Weight::default(),
         files: 0,
+        chain: Vec::new(),
         complete: true,
     };
     let mut config = composer.run(root);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::Span;
 
 use super::defaults::{Choice, Default, What};
@@ -58,44 +58,35 @@ impl Selection {
             Some(package) => format!("{key}@{package}"),
             None => key.clone(),
         };
-        let nothing = value
-            .as_ref()
-            .and_then(|value| value.resolve(Schema::OmegaConf));
-        let options = match nothing {
-            Some(Resolved::Null) => Some(None),
-            _ => value.as_ref().map(Choice::of),
-        };
-        let wrong = |message: String, help: &str, reading: &mut Reading| {
-            reading.error("override-syntax", Some(span), message, help);
-        };
-        match (kind, options) {
-            (Kind::Force, _) => wrong(
+        let value = value.filter(|value| !value.is_null(Schema::OmegaConf));
+        let options = value.as_ref().and_then(Choice::of);
+        let (message, help) = match (kind, options) {
+            (Kind::Force, _) => (
                 format!("`++` cannot choose an option of the config group `{key}`"),
                 "write `GROUP=OPTION`, or `+GROUP=OPTION` for a group that the defaults lack",
-                reading,
             ),
-            (Kind::Delete, option) => {
-                let option = match option {
-                    Some(Some(Choice::Options(names))) => names.into_iter().next(),
+            (Kind::Delete, options) => {
+                let option = match options {
+                    Some(Choice::Options(names)) => names.into_iter().next(),
                     _ => None,
                 };
-                let deleted = Deleted {
-                    option,
-                    span,
-                    used: false,
-                };
-                self.deleted.insert(named, deleted);
+                let used = false;
+                self.deleted.insert(named, Deleted { option, span, used });
+                return;
             }
-            (Kind::Add, Some(Some(options))) => self.added.push(Default {
-                what: What::Group {
-                    group: key,
-                    options,
-                },
-                package,
-                optional: false,
-                span,
-            }),
-            (Kind::Change, Some(Some(options))) => {
+            (Kind::Add, Some(options)) => {
+                self.added.push(Default {
+                    what: What::Group {
+                        group: key,
+                        options,
+                    },
+                    package,
+                    optional: false,
+                    span,
+                });
+                return;
+            }
+            (Kind::Change, Some(options)) => {
                 let chosen = Chosen {
                     options,
                     span,
@@ -103,13 +94,14 @@ impl Selection {
                     typed: true,
                 };
                 self.chosen.insert(named, chosen);
+                return;
             }
-            _ => wrong(
+            _ => (
                 format!("the config group `{key}` takes the name of an option"),
                 "write `GROUP=OPTION`",
-                reading,
             ),
-        }
+        };
+        reading.error("override-syntax", Some(span), message, help);
     }
 
     /// Whether a group is removed: with any option, or with one of these.

@@ -32,16 +32,9 @@ impl Record<'_> {
 }
 
 /// A message of serde's code, which becomes a diagnostic at its node.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Failure(pub String);
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Failure {}
 
 impl de::Error for Failure {
     fn custom<T: fmt::Display>(message: T) -> Self {

@@ -20,6 +20,15 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
+    /// The weight of one node with a text of some bytes.
+    pub fn leaf(text: usize) -> Weight {
+        Weight {
+            nodes: 1,
+            text,
+            height: 1,
+        }
+    }
+
     /// The sum with more nodes and text; `None` beyond the budgets.
     pub fn with(self, more: Weight) -> Option<Weight> {
         let sum = Weight {
@@ -33,22 +42,14 @@ impl Weight {
 
 /// The weight of a whole subtree.
 pub(crate) fn weigh(node: &Node) -> Weight {
-    let mut weight = Weight {
-        nodes: 1,
-        text: 0,
-        height: 0,
-    };
+    let mut weight = Weight::leaf(0);
     let mut add = |child: Weight| {
         weight.nodes += child.nodes;
         weight.text += child.text;
-        weight.height = weight.height.max(child.height);
+        weight.height = weight.height.max(child.height + 1);
     };
     match &node.value {
-        Value::Scalar(scalar) => add(Weight {
-            nodes: 0,
-            text: scalar.text.len(),
-            height: 0,
-        }),
+        Value::Scalar(scalar) => return Weight::leaf(scalar.text.len()),
         Value::Sequence(items) => items.iter().map(weigh).for_each(add),
         Value::Mapping(entries) => {
             for entry in entries {
@@ -59,6 +60,5 @@ pub(crate) fn weigh(node: &Node) -> Weight {
             }
         }
     }
-    weight.height += 1;
     weight
 }
