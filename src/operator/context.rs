@@ -13,7 +13,8 @@ use super::agents::Agents;
 use super::conditions::Blocked;
 use super::leases::Leases;
 use super::metrics::Metrics;
-use super::planner::{Planner, Recipes};
+use super::planner::{PlanInput, Planner, Recipes};
+use super::recipe_source::Refusal;
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
@@ -84,6 +85,8 @@ struct JobState {
     /// Created pods that the watch cache does not have yet.
     created: HashMap<String, Instant>,
     planner: Planner,
+    /// The last refusal of its plans, until what they depend on changes.
+    refused: Option<(PlanInput, Refusal)>,
     applied: Companions,
     /// Time at which it got its first pods.
     begun: Option<Instant>,
@@ -176,6 +179,20 @@ impl Context {
     pub fn store_planner(&self, job: &TrainingJob, planner: Planner) {
         let uid = job.uid().unwrap_or_default();
         self.job_cache.of(&uid, |job| job.planner = planner);
+    }
+
+    /// Why plans of this input were refused.
+    pub fn refusal(&self, uid: &str, input: &PlanInput) -> Option<Refusal> {
+        self.job_cache.of(uid, |job| {
+            let (refused, refusal) = job.refused.as_ref()?;
+            (refused == input).then(|| refusal.clone())
+        })
+    }
+
+    /// Records why plans of this input are refused, so that they are not planned again.
+    pub fn record_refusal(&self, uid: &str, input: PlanInput, refusal: Refusal) {
+        self.job_cache
+            .of(uid, |job| job.refused = Some((input, refusal)));
     }
 
     /// Records a successful reconciliation.

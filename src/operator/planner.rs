@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 use super::build;
 use super::recipe_source::{Refusal, plan_refused, read};
-use crate::api::status::{RecipeSnapshot, Slot};
+use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
 use crate::api::{LONGEST_NAME, RemainderPolicy, TrainerDevice, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
@@ -39,6 +39,33 @@ impl RecipeKey {
             hash: snapshot.hash.clone(),
             remainder: job.spec.elasticity.remainder,
             command: job.spec.trainer.command.clone(),
+        }
+    }
+}
+
+/// What the plans of a job depend on. The pool is not among it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanInput {
+    recipe: RecipeKey,
+    /// `metadata.generation`.
+    edit: Option<i64>,
+    reached: Reached,
+    /// The job has not run yet.
+    starts: bool,
+}
+
+impl PlanInput {
+    pub fn of(
+        job: &TrainingJob,
+        status: &TrainingJobStatus,
+        snapshot: &RecipeSnapshot,
+        reached: Reached,
+    ) -> PlanInput {
+        PlanInput {
+            recipe: RecipeKey::of(job, snapshot),
+            edit: job.metadata.generation,
+            reached,
+            starts: status.generation.is_none(),
         }
     }
 }

@@ -8,12 +8,12 @@ use tokio::task::block_in_place;
 
 use super::conditions;
 use super::context::Context;
-use super::planner::Planner;
+use super::planner::{PlanInput, Planner};
 use super::recipe_source::{Refusal, plan_refused, snapshot};
 use super::turns::Panicked;
 use crate::api::TrainingJob;
 use crate::api::condition::{ConditionReason, ConditionType};
-use crate::api::status::{Phase, PlanSummary, TrainingJobStatus};
+use crate::api::status::{Phase, PlanSummary, RecipeSnapshot, TrainingJobStatus};
 use crate::plan::Reached;
 
 /// Numbers of nodes beyond `nodes` whose feasibility the status names.
@@ -78,6 +78,26 @@ async fn read_and_plan(
 ) -> Result<(), Unplanned> {
     planner.refuse_unbuildable(job, context.image.as_deref())?;
     let snapshot = snapshot(&context.client, job).await?;
+    let uid = job.uid().unwrap_or_default();
+    let input = PlanInput::of(job, status, &snapshot, reached(status));
+    if let Some(refusal) = context.refusal(&uid, &input) {
+        return Err(refusal.into());
+    }
+    let planned = plan_recipe(job, status, planner, snapshot, context);
+    if let Err(Unplanned::Refused(refusal)) = &planned {
+        context.record_refusal(&uid, input, refusal.clone());
+    }
+    planned
+}
+
+/// Reads the recipe and plans the first world that is feasible.
+fn plan_recipe(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    planner: &mut Planner,
+    snapshot: RecipeSnapshot,
+    context: &Context,
+) -> Result<(), Unplanned> {
     if !planner.has_read(job, &snapshot) {
         let turn = context.turns.begin(&job.namespace().unwrap_or_default());
         let turn = turn.map_err(Unplanned::Later)?;
@@ -87,7 +107,6 @@ async fn read_and_plan(
     if status.generation.is_none() {
         planner.refuse_losses(&snapshot.overrides)?;
     }
-    status.recipe = Some(snapshot);
     // A running job is planned too: after a change of its command no other world may be feasible, and
     // then it is left unchanged.
     if !planner.found_plan || status.plan.is_none() {
@@ -111,6 +130,8 @@ async fn read_and_plan(
             status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
         }
     }
+    // A refused recipe may still be edited.
+    status.recipe = Some(snapshot);
     conditions::set(
         status,
         ConditionType::Planned,

@@ -14,7 +14,15 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 
 /// Namespaces in which a job plans now, or jobs were sent away.
 #[derive(Default)]
-pub struct Turns(Mutex<HashMap<String, Queue>>);
+pub struct Turns {
+    queues: Mutex<HashMap<String, Queue>>,
+    /// Number of turns so far, for tests.
+    #[cfg(test)]
+    pub begun: std::sync::atomic::AtomicUsize,
+    /// Whether turns panic, for tests.
+    #[cfg(test)]
+    pub panics: std::sync::atomic::AtomicBool,
+}
 
 /// The jobs of one namespace.
 #[derive(Default)]
@@ -37,7 +45,7 @@ impl Turns {
     /// Begins a turn; the error is the pause until the next attempt, so that the waiting jobs of a namespace
     /// come one after the other.
     pub fn begin(&self, namespace: &str) -> Result<Turn<'_>, Duration> {
-        let mut queues = lock(&self.0);
+        let mut queues = lock(&self.queues);
         let queue = queues.entry(namespace.to_owned()).or_default();
         if let Some(began) = queue.began {
             queue.waiting = queue.waiting.saturating_add(1);
@@ -45,6 +53,9 @@ impl Turns {
             let pause = each.saturating_mul(queue.waiting);
             return Err(pause.clamp(PAUSE.0, PAUSE.1));
         }
+        #[cfg(test)]
+        self.begun
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         queue.began = Some(Instant::now());
         queue.waiting = queue.waiting.saturating_sub(1);
         Ok(Turn {
@@ -69,7 +80,7 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut queues = lock(&self.turns.0);
+        let mut queues = lock(&self.turns.queues);
         let Some(queue) = queues.get_mut(&self.namespace) else {
             return;
         };
@@ -99,7 +110,7 @@ mod tests {
         assert!(turns.begin("a").is_ok());
         assert!(turns.begin("a").is_ok());
         assert!(
-            lock(&turns.0).is_empty(),
+            lock(&turns.queues).is_empty(),
             "nothing is kept of idle namespaces"
         );
     }

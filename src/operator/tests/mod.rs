@@ -4,3 +4,4 @@
 mod lifecycle;
 mod names;
 mod observe;
+mod planning;
