@@ -7,13 +7,14 @@ use kube::ResourceExt;
 
 use super::context::Context;
 use super::observe::ClusterState;
-use super::planner::Planner;
+use super::planning::Planned;
 use super::reservations::Pool;
 use super::{planning, status};
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
 use crate::api::{Capacity, TrainingJob};
-use crate::lifecycle::placement::{Placement, PlacementInput, decide_placement};
+use crate::lifecycle::Ranks;
+use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::util::lock::lock;
 use crate::util::time::seconds;
 
@@ -30,10 +31,11 @@ pub fn decide(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     cluster: &ClusterState,
-    planner: &Planner,
+    planned: &Planned,
     context: &Context,
     now: f64,
 ) -> Decision {
+    let planner = &planned.planner;
     let name = job.name_any();
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
@@ -98,6 +100,10 @@ pub fn decide(
             .map_or(0.0, |f| seconds(&f.retry_not_before)),
         now,
     });
+    let placement = match planned.waits {
+        Some(_) => drain_only(placement, status),
+        None => placement,
+    };
     let pods = placement.slots.iter().map(|slot: &Slot| slot.pod(&name));
     // The API server refuses new pods, so only existing ones may get a node. A new leader knows it from the status.
     let refuses = ConditionReason::Refused.name();
@@ -113,5 +119,21 @@ pub fn decide(
     Decision {
         placement,
         placeable,
+    }
+}
+
+/// The decision for a job that waits for its turn to plan: slots and pods remain, and running ranks may be drained.
+/// A drain is not cancelled, since its reason may be an edit that is not planned yet.
+fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
+    let runs = matches!(status::ranks(status), Ranks::Running { .. });
+    Placement {
+        slots: status.slots.clone(),
+        attempts: status.attempts,
+        scale_up_pending_since: status.scale_up_pending_since.as_ref().map(seconds),
+        placement_since: status.placement_since.as_ref().map(seconds),
+        action: match placement.action {
+            PlacementAction::Drain if runs => PlacementAction::Drain,
+            _ => PlacementAction::Keep,
+        },
     }
 }

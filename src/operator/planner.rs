@@ -108,8 +108,10 @@ pub struct Planner {
     on_cpu: bool,
     /// Whether a plan for one of the job's worlds was found with this recipe.
     pub found_plan: bool,
-    /// The plan of the running generation, while the edited recipe cannot be planned.
+    /// The plan of the running generation, while the recipe cannot be planned or waits for its turn.
     held: Option<Plan>,
+    /// Further worlds that the status names as feasible, while the recipe waits for its turn.
+    known_worlds: Vec<u64>,
     /// `metadata.generation` whose spec gives valid pods, and what these ask for.
     buildable: Option<(i64, ResourceRequest)>,
 }
@@ -133,6 +135,14 @@ impl Planner {
         Planner {
             held: Some(plan),
             ..Planner::default()
+        }
+    }
+
+    /// A planner that knows only what the status says, because the recipe waits for its turn.
+    pub fn with_known_worlds(plan: Plan, worlds: Vec<u64>) -> Planner {
+        Planner {
+            known_worlds: worlds,
+            ..Planner::with_plan(plan)
         }
     }
 
@@ -238,6 +248,10 @@ impl Planner {
                 .to_owned()
         };
         let Some(planned) = &self.recipe else {
+            let current = self.held.as_ref().map(|plan| plan.outline.world_size);
+            if current != Some(ranks) && self.known_worlds.contains(&ranks) {
+                return None;
+            }
             return self.plan(ranks, reached).err().map(first);
         };
         let world = (ranks, reached);

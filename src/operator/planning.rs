@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use tokio::task::block_in_place;
+use tracing::error;
 
 use super::conditions;
 use super::context::Context;
@@ -37,6 +38,11 @@ pub struct Planned {
     pub planner: Planner,
     /// Why the edited spec has no plan. The running generation continues unchanged and is still reconciled.
     pub refusal: Option<String>,
+    /// Pause until the job may have its turn to plan. Until then, `planner` knows only what the status says: the
+    /// running generation is observed and may be drained, and no world or pod is decided.
+    pub waits: Option<Duration>,
+    /// Whether edits of the spec take effect.
+    pub edits: bool,
 }
 
 /// Plans a job. Stores the recipe snapshot and the first plan in the status.
@@ -50,24 +56,90 @@ pub async fn plan(
         Ok(()) => Ok(Planned {
             planner,
             refusal: None,
+            waits: None,
+            edits: true,
         }),
         Err(Unplanned::Later(pause)) => {
             context.store_planner(job, planner);
-            Err(Unplanned::Later(pause))
+            // This spec is not planned yet.
+            status.observed_generation = job.status.as_ref().and_then(|s| s.observed_generation);
+            until_turn(job, pause, is_accepted(job)).ok_or(Unplanned::Later(pause))
         }
-        Err(Unplanned::Refused(refusal)) => {
-            let Some(current) = &status.generation else {
-                return Err(Unplanned::Refused(refusal));
-            };
-            let planner = Planner::with_plan(current.record.plan.clone());
-            let (reason, message) = (refusal.reason, refusal.message);
-            conditions::set(status, ConditionType::Planned, false, reason, &message);
-            Ok(Planned {
-                planner,
-                refusal: Some(message),
-            })
+        Err(Unplanned::Refused(refusal)) => refused(status, refusal),
+    }
+}
+
+/// What a refused job goes on with: the plan of its newest generation.
+fn refused(status: &mut TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
+    let Some(current) = &status.generation else {
+        return Err(Unplanned::Refused(refusal));
+    };
+    let planner = Planner::with_plan(current.record.plan.clone());
+    let (reason, message) = (refusal.reason, refusal.message);
+    conditions::set(status, ConditionType::Planned, false, reason, &message);
+    Ok(Planned {
+        planner,
+        refusal: Some(message),
+        waits: None,
+        edits: false,
+    })
+}
+
+/// Evaluates the worlds of a job for what was observed.
+pub fn evaluate_observed(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    planned: Planned,
+    context: &Context,
+) -> Result<Planned, Unplanned> {
+    if planned.waits.is_some() {
+        return Ok(planned);
+    }
+    let Err(unplanned) = evaluate(job, reached(status), &planned.planner, context) else {
+        return Ok(planned);
+    };
+    context.store_planner(job, planned.planner);
+    match unplanned {
+        Unplanned::Later(pause) => {
+            let until_turn = until_turn(job, pause, planned.edits);
+            until_turn.ok_or(Unplanned::Later(pause))
+        }
+        Unplanned::Refused(refusal) => {
+            if let Some(snapshot) = &status.recipe {
+                let input = PlanInput::of(job, status, snapshot, reached(status));
+                let uid = job.uid().unwrap_or_default();
+                context.record_refusal(&uid, input, refusal.clone());
+            }
+            refused(status, refusal)
         }
     }
+}
+
+/// What is known without a plan of a job whose generation runs; `None` if none runs: then nothing is urgent.
+fn until_turn(job: &TrainingJob, pause: Duration, edits: bool) -> Option<Planned> {
+    let status = job.status.as_ref()?;
+    let current = status.generation.as_ref()?;
+    if current.outcome.is_some() {
+        return None;
+    }
+    let feasible = status.plan.iter().flat_map(|plan| &plan.feasible_nodes);
+    let per_node = u64::from(job.spec.gpus_per_node);
+    let worlds = feasible.map(|nodes| u64::from(*nodes) * per_node);
+    // An edit may have made them infeasible.
+    let worlds = worlds.filter(|_| is_accepted(job)).collect();
+    Some(Planned {
+        planner: Planner::with_known_worlds(current.record.plan.clone(), worlds),
+        refusal: None,
+        waits: Some(pause),
+        edits,
+    })
+}
+
+/// Whether the spec has been planned, by this controller process or an earlier one.
+fn is_accepted(job: &TrainingJob) -> bool {
+    let conditions = job.status.iter().flat_map(|status| &status.conditions);
+    let mut planned = conditions.filter(|c| c.type_ == ConditionType::Planned.name());
+    planned.any(|c| c.status == "True" && c.observed_generation == job.metadata.generation)
 }
 
 async fn read_and_plan(
@@ -143,7 +215,7 @@ fn plan_recipe(
 }
 
 /// Evaluates all worlds that a reconciliation may ask for.
-pub fn evaluate(
+fn evaluate(
     job: &TrainingJob,
     reached: Reached,
     planner: &Planner,
@@ -164,6 +236,7 @@ pub fn evaluate(
 }
 
 fn panicked(_: Panicked) -> Refusal {
+    error!("the planner panicked on the recipe");
     plan_refused(
         "the planner failed on this recipe: please report it with the recipe; the controller's log has the place"
             .into(),

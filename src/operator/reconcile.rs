@@ -72,16 +72,22 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     };
     let now = now();
     let cluster = async { observe(&job, &mut next, &planned, context, now) };
-    let cluster = metrics.time(Step::Observe, cluster).await;
-    let evaluated = planning::evaluate(&job, planning::reached(&next), &planned.planner, context);
-    if let Err(unplanned) = evaluated {
-        context.store_planner(&job, planned.planner);
-        return Ok(Action::requeue(match unplanned {
-            Unplanned::Later(pause) => pause,
-            Unplanned::Refused(_) => POOL,
-        }));
+    let mut cluster = match metrics.time(Step::Observe, cluster).await {
+        Ok(cluster) => cluster,
+        Err(pause) => return Ok(Action::requeue(pause)),
+    };
+    let planned = match planning::evaluate_observed(&job, &mut next, planned, context) {
+        Ok(planned) => planned,
+        Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
+        Err(Unplanned::Refused(refusal)) => {
+            return finished::refuse(&job, &before, next, &refusal, context).await;
+        }
+    };
+    if cluster.edits && !planned.edits {
+        cluster = cluster_state(&job, &next, &planned, context);
     }
-    let decision = async { decide::decide(&job, &next, &cluster, &planned.planner, context, now) };
+    let turn = planned.waits;
+    let decision = async { decide::decide(&job, &next, &cluster, &planned, context, now) };
     let decision = metrics.time(Step::Decide, decision).await;
     let action = decision.placement.action.name();
     let over = matches!(decision.placement.action, PlacementAction::End(_));
@@ -91,27 +97,46 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     let written = metrics.time(Step::WriteStatus, written).await?;
     faults::point("written", action);
     announce(&written, &before, &next, context);
-    let applied = apply_status(&written, &next, &cluster, action, over, context);
+    let after = requeue_interval(&next);
+    let after = turn.map_or(after, |pause| pause.min(after));
+    let applied = apply_status(&written, &next, &cluster, action, over, after, context);
     metrics.time(Step::Apply, applied).await
 }
 
-/// Observes the cluster and updates the status with what is there.
+/// Observes the cluster and updates the status with what is there. The error is the pause until the job may have its
+/// turn to plan: how its generation ended depends on that.
 fn observe(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     planned: &Planned,
     context: &Context,
     now: f64,
+) -> Result<ClusterState, Duration> {
+    let cluster = cluster_state(job, status, planned, context);
+    let mut holds = planning::holds(&planned.planner, planning::reached(status));
+    let mut asked = false;
+    let holds = |ranks, limit| {
+        asked = true;
+        holds(ranks, limit)
+    };
+    status::apply_observed(job, status, &cluster, holds, now);
+    match planned.waits.filter(|_| asked) {
+        Some(pause) => Err(pause),
+        None => Ok(cluster),
+    }
+}
+
+fn cluster_state(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    planned: &Planned,
+    context: &Context,
 ) -> ClusterState {
-    let planner = &planned.planner;
-    let edits = planned.refusal.is_none();
+    let Planned { planner, edits, .. } = planned;
     let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
     let current = status.generation.as_ref();
     let most_samples = current.and_then(|c| planner.most_samples(c.record.plan.global_batch_size));
-    let cluster = ClusterState::of(job, status, stores, agents, leases, edits, most_samples);
-    let holds = planning::holds(planner, planning::reached(status));
-    status::apply_observed(job, status, &cluster, holds, now);
-    cluster
+    ClusterState::of(job, status, stores, agents, leases, *edits, most_samples)
 }
 
 /// Updates the status with the decision, and with what keeps the job from a larger world or from its objects.
@@ -124,7 +149,13 @@ fn decided(
     context: &Context,
     now: f64,
 ) {
-    let Planned { planner, refusal } = planned;
+    let Planned {
+        planner,
+        refusal,
+        waits,
+        edits: _,
+    } = planned;
+    let earlier = status.message.clone();
     let placement = decision.placement;
     let over = matches!(placement.action, PlacementAction::End(_));
     let plan = status::place(job, status, &placement, &planner);
@@ -134,10 +165,15 @@ fn decided(
     let blocked = blocked.filter(|_| !over);
     let message = |blocked: &Blocked| blocked.message.clone();
     let notice = blocked.as_ref().map(message).or(refusal);
-    let notice = notice.or_else(|| planning::skipped(job, status, decision.placeable, &planner));
+    let notice = notice.or_else(|| match waits {
+        Some(_) => Some(earlier),
+        None => planning::skipped(job, status, decision.placeable, &planner),
+    });
     status::notice(status, notice);
     conditions::of_phase(status, blocked.as_ref(), cluster.problem.as_ref());
-    context.store_planner(job, planner);
+    if waits.is_none() {
+        context.store_planner(job, planner);
+    }
 }
 
 /// Creates and deletes objects according to the written status, unless the job is over. Returns when to reconcile
@@ -148,10 +184,10 @@ async fn apply_status(
     cluster: &ClusterState,
     action: &str,
     over: bool,
+    mut after: Duration,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let uid = job.uid().unwrap_or_default();
-    let mut after = requeue_interval(status);
     if let Some(pause) = context.creation_pause(job) {
         apply::delete_pods(context, job, status, cluster).await?;
         return Ok(Action::requeue(pause.min(after)));

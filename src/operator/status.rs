@@ -298,7 +298,8 @@ pub fn apply_decision(
                     false => change.stages.first_step_seconds.is_some(),
                 };
                 let settled = status.history.last().is_none_or(arrived);
-                let in_trouble = |current: &Current| current.after_loss.is_some();
+                let in_trouble =
+                    |current: &Current| current.after_loss.is_some() || current.outcome.is_some();
                 if settled && !status.generation.as_ref().is_some_and(in_trouble) {
                     status.rescale_since = None;
                 }

@@ -73,7 +73,11 @@ impl Turn<'_> {
     /// Runs `work` without delaying the other tasks of the runtime.
     pub fn run<T>(self, work: impl FnOnce() -> T) -> Result<T, Panicked> {
         // Locks recover from panics, and what `work` changes is dropped by the caller.
-        let work = AssertUnwindSafe(work);
+        let work = AssertUnwindSafe(|| {
+            #[cfg(test)]
+            assert!(!self.turns.panics.load(std::sync::atomic::Ordering::Relaxed));
+            work()
+        });
         tokio::task::block_in_place(|| catch_unwind(work)).map_err(|_| Panicked)
     }
 }

@@ -20,7 +20,7 @@ fn step(generation: u64, step: u64) -> Value {
 }
 
 /// A checkpoint that a rank of a generation has committed after `step` steps.
-fn checkpoint(generation: u64, step: u64) -> Value {
+pub fn checkpoint(generation: u64, step: u64) -> Value {
     json!({
         "path": format!("{}/{}", files::generation(generation), files::checkpoint(step)), "step": step, "samples": 8 * step, "batch": 8,
         "checksum": "0".repeat(32),
@@ -28,12 +28,12 @@ fn checkpoint(generation: u64, step: u64) -> Value {
 }
 
 /// The number of the newest generation.
-fn number(status: &TrainingJobStatus) -> Option<u64> {
+pub fn number(status: &TrainingJobStatus) -> Option<u64> {
     Some(status.generation.as_ref()?.record.number)
 }
 
 /// The causes of the job's generations.
-fn causes(status: TrainingJobStatus) -> Vec<String> {
+pub fn causes(status: TrainingJobStatus) -> Vec<String> {
     let changes = status.history.into_iter();
     changes.map(|change| change.message).collect()
 }

@@ -1,4 +1,4 @@
-//! A job that cannot be planned.
+//! A job that waits for its turn to plan, and one that cannot be planned.
 
 use std::sync::atomic::Ordering;
 
@@ -6,8 +6,141 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use serde_json::json;
 
+use super::lifecycle::{causes, checkpoint, number};
 use crate::api::status::Phase;
-use crate::operator::testing::Cluster;
+use crate::lifecycle::Outcome;
+use crate::operator::testing::{Cluster, NAMESPACE};
+
+/// A running job, its controller just restarted, whose ranks are ready.
+async fn restarted() -> Cluster {
+    let mut cluster = Cluster::running().await;
+    // The plan of the generation, and the feasible worlds, are in the status.
+    cluster.reconcile().await.unwrap();
+    cluster.restart_controller();
+    cluster.ranks(|_| json!({"ready": true}));
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_survivors_of_a_loss_get_their_order_while_another_job_plans() {
+    let mut cluster = restarted().await;
+    let context = cluster.context.clone();
+    let turn = context.turns.begin(NAMESPACE).ok().unwrap();
+    cluster.server.remove("pods", "x-1-2");
+    let lost = json!({"rank": 1, "message": "connection closed", "samples": 24, "whole": true});
+    cluster.agent("x-0-1", json!({"generation": 1, "ranks": [{"lost": lost}]}));
+    let again = cluster.reconcile().await.unwrap();
+    assert_ne!(again, Action::await_change());
+    let current = cluster.status().generation.unwrap();
+    assert_eq!(current.after_loss.unwrap().commit, Some(0));
+
+    let ended = json!({
+        "generation": 1, "ranks": [{"lost": lost, "ending": {"code": 75}}], "committed": checkpoint(1, 3),
+    });
+    cluster.agent("x-0-1", ended);
+    for _ in 0..5 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    let outcome = status.generation.as_ref().unwrap().outcome.as_ref();
+    assert!(matches!(outcome, Some(Outcome::Lost { .. })), "{outcome:?}");
+    assert_eq!(status.checkpoint.as_ref().unwrap().samples, 24);
+    assert!(status.rescale_since.is_some());
+    assert_eq!(
+        (number(&status), status.disruptions, status.attempts),
+        (Some(1), 1, 2),
+        "the next world waits for the turn"
+    );
+    assert_eq!(cluster.server.names("pods"), ["x-0-1"]);
+
+    drop(turn);
+    cluster
+        .reconcile_until(|status| number(status) == Some(2))
+        .await;
+    let status = cluster.status();
+    assert_eq!((status.restarts, status.disruptions), (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_on_a_cordoned_node_are_drained_while_another_job_plans() {
+    let mut cluster = restarted().await;
+    let context = cluster.context.clone();
+    let _turn = context.turns.begin(NAMESPACE).ok().unwrap();
+    cluster.reconcile().await.unwrap();
+    let before = cluster.status();
+    assert_eq!(
+        (before.phase, before.slots.len()),
+        (Phase::Running, 2),
+        "{}",
+        before.message
+    );
+    cluster.put_node("b", json!({"unschedulable": true}));
+    cluster.reconcile().await.unwrap();
+    let status = cluster.status();
+    assert_eq!(
+        (status.phase, status.message.as_str()),
+        (Phase::Draining, "node b is cordoned")
+    );
+    // Its reason may be an edit that is not planned yet.
+    cluster.put_node("b", json!({}));
+    cluster.reconcile().await.unwrap();
+    assert!(cluster.status().generation.unwrap().drain);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_that_is_not_planned_yet_has_no_effect() {
+    let mut cluster = restarted().await;
+    let before = cluster.status();
+    let context = cluster.context.clone();
+    let _turn = context.turns.begin(NAMESPACE).ok().unwrap();
+    cluster.edit(json!({"image": "newer", "nodes": 1}));
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    assert_eq!(
+        (&status.generation, &status.slots),
+        (&before.generation, &before.slots)
+    );
+    assert_eq!(status.observed_generation, before.observed_generation);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_out_of_memory_error_waits_for_the_turn_to_plan() {
+    let mut cluster = restarted().await;
+    let context = cluster.context.clone();
+    let turn = context.turns.begin(NAMESPACE).ok().unwrap();
+    cluster.ranks(|_| json!({"out_of_memory": "2 GiB do not fit", "ending": {"code": 76}}));
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert_eq!(cluster.status().generation.unwrap().outcome, None);
+    drop(turn);
+    cluster
+        .reconcile_until(|status| number(status) == Some(2))
+        .await;
+    assert_eq!(
+        causes(cluster.status()),
+        ["started", "out of memory: micro-batch 4 → 2"]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_with_another_batch_is_kept_while_another_job_plans() {
+    let mut cluster = Cluster::running().await;
+    cluster.reconcile().await.unwrap();
+    let context = cluster.context.clone();
+    let _turn = context.turns.begin(NAMESPACE).ok().unwrap();
+    let mut committed = checkpoint(1, 3);
+    committed["batch"] = json!(16);
+    let state = json!({"generation": 1, "ranks": [{"ready": true}], "committed": committed});
+    cluster.agent("x-0-1", state);
+    cluster.put_node("b", json!({"unschedulable": true}));
+    cluster.reconcile().await.unwrap();
+    let status = cluster.status();
+    assert_eq!(status.checkpoint.unwrap().batch, 16);
+    assert_eq!(status.phase, Phase::Draining);
+}
 
 /// Number of turns in which a job's recipe was read or planned.
 fn turns(cluster: &Cluster) -> usize {
@@ -72,4 +205,31 @@ async fn a_refused_job_is_planned_once_for_each_edit() {
         .await;
     let record = cluster.status().generation.unwrap().record;
     assert_eq!(record.plan.global_batch_size, 12);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_planner_panics_says_so_and_keeps_its_generation() {
+    let mut cluster = Cluster::running().await;
+    cluster.reconcile().await.unwrap();
+    let before = cluster.status().generation;
+    cluster.context.turns.panics.store(true, Ordering::Relaxed);
+    let mut committed = checkpoint(1, 3);
+    committed["batch"] = json!(16);
+    let state = json!({"generation": 1, "ranks": [{"ready": true}], "committed": committed});
+    cluster.agent("x-0-1", state);
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    let condition = planned(&cluster);
+    assert_eq!(
+        (condition.status.as_str(), condition.reason.as_str()),
+        ("False", "PlanRefused")
+    );
+    insta::assert_snapshot!(condition.message, @"the planner failed on this recipe: please report it with the recipe; the controller's log has the place");
+    assert_eq!((status.phase, status.generation), (Phase::Running, before));
+    assert_eq!(status.checkpoint.unwrap().batch, 16);
+    let first = turns(&cluster);
+    cluster.reconcile().await.unwrap();
+    assert_eq!(turns(&cluster), first, "the planner is not tried again");
 }
