@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
-use tracing::{Instrument, debug, info_span};
+use tracing::{Instrument, debug, info_span, warn};
 
 use super::apply::{self, ApplyError};
 use super::conditions::{self, Blocked};
@@ -158,7 +158,10 @@ fn decided(
     let earlier = status.message.clone();
     let placement = decision.placement;
     let over = matches!(placement.action, PlacementAction::End(_));
-    let plan = status::place(job, status, &placement, &planner);
+    let plan = status::place(job, status, &placement, &planner).unwrap_or_else(|error| {
+        warn!(%error, "the decided world has no plan and is not published");
+        None
+    });
     status::apply_decision(job, status, &placement.action, plan.as_ref(), cluster, now);
     status::batch_now(status);
     let blocked = context.blocked(&job.uid().unwrap_or_default());

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 
 use super::observe::ClusterState;
 use super::outcome::{self, EndedGeneration, count_pods};
-use super::planner::Planner;
+use super::planner::{NoPlan, Planner};
 use super::{build, conditions, planning};
 use crate::api::TrainingJob;
 use crate::api::status::{
@@ -39,13 +39,13 @@ pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus) -> TrainingJobStat
     next
 }
 
-/// Updates the slots with a decision. Returns the plan of a published world.
+/// Updates the slots with a decision. Returns the plan of a published world; without one, nothing is published.
 pub fn place(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     placement: &Placement,
     planner: &Planner,
-) -> Option<Plan> {
+) -> Result<Option<Plan>, NoPlan> {
     status.attempts = placement.attempts;
     status.scale_up_pending_since = placement.scale_up_pending_since.map(micro_time);
     status.placement_since = placement.placement_since.map(micro_time);
@@ -58,15 +58,15 @@ pub fn place(
         ..
     } = &placement.action
     else {
-        return None;
+        return Ok(None);
     };
     status.per_device_batch_size_limit =
         per_device_batch_size_limit.or(status.per_device_batch_size_limit);
     let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
-    let plan = planner.plan(ranks, planning::reached(status)).ok()?;
+    let plan = planner.plan(ranks, planning::reached(status))?;
     let feasible = planning::feasible_nodes(job, status, planner);
     status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
-    Some(plan)
+    Ok(Some(plan))
 }
 
 /// Updates the status with the observed state.

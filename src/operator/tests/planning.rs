@@ -7,9 +7,12 @@ use kube::runtime::controller::Action;
 use serde_json::json;
 
 use super::lifecycle::{causes, checkpoint, number};
-use crate::api::status::Phase;
-use crate::lifecycle::Outcome;
-use crate::operator::testing::{Cluster, NAMESPACE};
+use crate::api::status::{Phase, TrainingJobStatus};
+use crate::lifecycle::placement::{Placement, PlacementAction};
+use crate::lifecycle::{Outcome, Reason};
+use crate::operator::planner::{NoPlan, Planner};
+use crate::operator::status;
+use crate::operator::testing::{Cluster, NAMESPACE, job};
 
 /// A running job, its controller just restarted, whose ranks are ready.
 async fn restarted() -> Cluster {
@@ -232,4 +235,23 @@ async fn a_job_whose_planner_panics_says_so_and_keeps_its_generation() {
     let first = turns(&cluster);
     cluster.reconcile().await.unwrap();
     assert_eq!(turns(&cluster), first, "the planner is not tried again");
+}
+
+#[test]
+fn a_world_without_a_plan_is_an_error() {
+    let mut status = TrainingJobStatus::default();
+    let placement = Placement {
+        slots: Vec::new(),
+        attempts: 0,
+        scale_up_pending_since: None,
+        placement_since: None,
+        action: PlacementAction::Publish {
+            members: Vec::new(),
+            reason: Reason::Started,
+            per_device_batch_size_limit: None,
+        },
+    };
+    let planner = Planner::default();
+    let placed = status::place(&job("x", "u"), &mut status, &placement, &planner);
+    assert!(matches!(placed, Err(NoPlan::NotRead)), "{placed:?}");
 }
