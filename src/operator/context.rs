@@ -30,6 +30,8 @@ use crate::util::lock::lock;
 /// First pause after a failed reconciliation; it doubles with each failure up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Pause after a conflict that follows no other.
+const FIRST_CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 /// Time after which the watch cache has a created pod, unless the pod was deleted meanwhile.
 const CACHED: Duration = Duration::from_secs(30);
 /// Window in which job creations are treated as a burst.
@@ -92,7 +94,9 @@ struct JobState {
     begun: Option<Instant>,
     /// Number of consecutive failed reconciliations.
     failures: u32,
-    /// End of the pause after the last of them, and `metadata.generation` then.
+    /// Number of conflicts since the last reconciliation without one.
+    conflicts: u32,
+    /// End of the pause after the last failure, and `metadata.generation` then.
     retry: Option<(Instant, Option<i64>)>,
     /// What keeps the job from its objects.
     blocked: Option<Blocked>,
@@ -145,7 +149,9 @@ impl Context {
         let mut written = job.clone();
         stores::slim_job(&mut written);
         let uid = job.uid().unwrap_or_default();
-        self.job_cache.of(&uid, |job| job.written = Some(written));
+        self.job_cache.of(&uid, |job| {
+            (job.written, job.conflicts) = (Some(written), 0)
+        });
     }
 
     /// Whether this process created a pod that the watch cache may not have yet.
@@ -198,7 +204,7 @@ impl Context {
     /// Records a successful reconciliation.
     pub fn record_success(&self, uid: &str) {
         self.job_cache.of(uid, |job| {
-            (job.failures, job.retry) = (0, None);
+            (job.failures, job.conflicts, job.retry) = (0, 0, None);
             job.blocked = None;
         });
     }
@@ -310,6 +316,15 @@ impl Context {
             state.failures = state.failures.saturating_add(1);
             state.retry = Some((Instant::now() + pause, job.metadata.generation));
             pause
+        })
+    }
+
+    /// Pause after a conflict: the first one is short, since the watch soon has the changed object.
+    pub fn conflict_pause(&self, job: &TrainingJob) -> Duration {
+        self.job_cache.of(&job.uid().unwrap_or_default(), |state| {
+            let before = state.conflicts;
+            state.conflicts = before.saturating_add(1);
+            before.checked_sub(1).map_or(FIRST_CONFLICT_PAUSE, pause)
         })
     }
 

@@ -3,11 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use kube::runtime::Controller;
-use kube::runtime::controller::{Action, Config};
+use kube::runtime::controller::{self, Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
@@ -24,7 +23,7 @@ use super::leader::{self, Candidate};
 use super::metrics::Metrics;
 use super::ownership::MANAGER;
 use super::pace;
-use super::reconcile::reconcile;
+use super::reconcile::{reconcile, span};
 use super::stores::{self, Affected, COALESCE_WINDOW, Scope};
 use super::unreadable;
 use super::vital::{self, Pulse};
@@ -133,8 +132,11 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         .reconcile_on(woken)
         .run(reconcile, error_policy, context)
         .for_each(|reconciled| async {
-            if let Err(error) = reconciled {
-                debug!(%error, "reconciliation failed");
+            match reconciled {
+                Ok(_) => {}
+                // `error_policy` has logged it.
+                Err(controller::Error::ReconcilerFailed(..)) => {}
+                Err(error) => debug!(%error, "no job to reconcile"),
             }
         })
         .await;
@@ -145,14 +147,18 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
     Ok(())
 }
 
-fn error_policy(job: Arc<TrainingJob>, error: &ReconcileError, context: Arc<Context>) -> Action {
-    let conflict =
-        matches!(error, ReconcileError::Api(kube::Error::Api(status)) if status.is_conflict());
-    if conflict {
-        // The job has changed meanwhile: reconcile its current version.
-        return Action::requeue(Duration::from_millis(50));
+/// Logs a failed reconciliation and decides when the job is reconciled again.
+pub fn error_policy(
+    job: Arc<TrainingJob>,
+    error: &ReconcileError,
+    context: Arc<Context>,
+) -> Action {
+    let _span = span(&job).entered();
+    if error.is_conflict() {
+        debug!(%error, "reconciliation failed");
+        return Action::requeue(context.conflict_pause(&job));
     }
-    warn!(job = %job.name_any(), namespace = job.namespace(), %error, "reconciliation failed");
+    warn!(%error, "reconciliation failed");
     let uid = job.uid().unwrap_or_default();
     if let ReconcileError::Definition(_) = error
         && !context.has_failed(&uid)

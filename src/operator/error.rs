@@ -17,3 +17,14 @@ pub enum ReconcileError {
     )]
     Definition(Box<kube::core::Status>),
 }
+
+impl ReconcileError {
+    /// Whether an object has changed since the controller read it.
+    pub fn is_conflict(&self) -> bool {
+        let (ReconcileError::Api(error) | ReconcileError::Apply(ApplyError::Api(error))) = self
+        else {
+            return false;
+        };
+        matches!(error, kube::Error::Api(status) if status.is_conflict())
+    }
+}

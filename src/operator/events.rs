@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
-use tracing::{info, warn};
+use tracing::{Instrument, info, warn};
 
 use super::context::Context;
 use crate::api::TrainingJob;
@@ -82,9 +82,10 @@ fn publish(job: &TrainingJob, kind: EventType, reason: String, note: &str, conte
         secondary: None,
     };
     let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));
-    tokio::spawn(async move {
+    let published = async move {
         if let Err(error) = recorder.publish(&event, &object).await {
             warn!(%error, "cannot write an event");
         }
-    });
+    };
+    tokio::spawn(published.in_current_span());
 }

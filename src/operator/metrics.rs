@@ -37,6 +37,31 @@ pub struct Metrics {
     jobs: Arc<Jobs>,
 }
 
+/// The result of a reconciliation.
+#[derive(Debug, Clone, Copy)]
+pub enum ReconcileResult {
+    Ok,
+    /// An object has changed since the controller read it.
+    Conflict,
+    Error,
+}
+
+impl ReconcileResult {
+    const ALL: [ReconcileResult; 3] = [
+        ReconcileResult::Ok,
+        ReconcileResult::Conflict,
+        ReconcileResult::Error,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            ReconcileResult::Ok => "ok",
+            ReconcileResult::Conflict => "conflict",
+            ReconcileResult::Error => "error",
+        }
+    }
+}
+
 /// A step of a reconciliation.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
@@ -114,8 +139,8 @@ impl Metrics {
     /// Creates the series of all label values. PromQL's `increase` counts only from the first sample of a series,
     /// so it would miss the first event of a series that appears with that event.
     fn start_at_zero(&self) {
-        for result in RESULTS {
-            drop(self.reconciles.get_or_create(&[("result", result)]));
+        for result in ReconcileResult::ALL {
+            drop(self.reconciles.get_or_create(&[("result", result.name())]));
         }
         for step in Step::ALL {
             drop(self.steps.get_or_create(&[("step", step.name())]));
@@ -135,9 +160,8 @@ impl Metrics {
     }
 
     /// Records a reconciliation.
-    pub fn reconciled(&self, well: bool, took: Duration) {
-        let [ok, error] = RESULTS;
-        let result = if well { ok } else { error };
+    pub fn reconciled(&self, result: ReconcileResult, took: Duration) {
+        let result = result.name();
         let durations = self.reconciles.get_or_create(&[("result", result)]);
         durations.observe(took.as_secs_f64());
     }
@@ -185,9 +209,6 @@ impl Metrics {
         openmetrics::encode(&self.registry)
     }
 }
-
-/// The results of a reconciliation.
-const RESULTS: [&str; 2] = ["ok", "error"];
 
 /// The stages of a rescale with their ends.
 fn stages(stages: &RescaleStages) -> [(&'static str, Option<f64>); 5] {
@@ -427,6 +448,7 @@ mod tests {
         let text = Metrics::default().text();
         let has = |zero: &str| text.lines().any(|line| line == zero);
         for zero in [
+            "evenkeel_controller_reconcile_duration_seconds_count{result=\"conflict\"} 0",
             "evenkeel_controller_reconcile_duration_seconds_count{result=\"error\"} 0",
             "evenkeel_controller_step_duration_seconds_count{step=\"apply\"} 0",
             "evenkeel_rescale_seconds_count{stage=\"first-step\"} 0",
@@ -522,7 +544,9 @@ mod tests {
         ];
         let mut unused = lines(&text, &durations);
         unused.retain(|line| line.ends_with(" 0"));
-        let errors = "evenkeel_controller_reconcile_duration_seconds_count{result=\"error\"} 0";
-        assert_eq!(unused, [errors]);
+        let zero = |result: &str| {
+            format!("evenkeel_controller_reconcile_duration_seconds_count{{result=\"{result}\"}} 0")
+        };
+        assert_eq!(unused, [zero("conflict"), zero("error")]);
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
-use tracing::{Instrument, debug, info_span, warn};
+use tracing::{Instrument, Span, debug, error_span, warn};
 
 use super::apply::{self, ApplyError};
 use super::conditions::{self, Blocked};
@@ -13,7 +13,7 @@ use super::context::Context;
 use super::decide::{self, Decision};
 use super::error::ReconcileError;
 use super::events::announce;
-use super::metrics::Step;
+use super::metrics::{ReconcileResult, Step};
 use super::observe::ClusterState;
 use super::planning::{self, Planned, Unplanned};
 use super::write::write;
@@ -37,16 +37,24 @@ pub async fn reconcile(
     context: Arc<Context>,
 ) -> Result<Action, ReconcileError> {
     let start = Instant::now();
-    let current = job
-        .status
-        .as_ref()
-        .and_then(|status| status.generation.as_ref());
-    let generation = current.map(|current| current.record.number);
-    let span =
-        info_span!("reconcile", job = %job.name_any(), namespace = job.namespace(), generation);
+    let span = span(&job);
     let result = steps(job, &context).instrument(span).await;
-    context.metrics.reconciled(result.is_ok(), start.elapsed());
+    let outcome = match &result {
+        Ok(_) => ReconcileResult::Ok,
+        Err(error) if error.is_conflict() => ReconcileResult::Conflict,
+        Err(_) => ReconcileResult::Error,
+    };
+    context.metrics.reconciled(outcome, start.elapsed());
     result
+}
+
+/// The span of a reconciliation and of what follows from its result: it names the job and its generation in each line of
+/// the log, at every level of the log.
+pub fn span(job: &TrainingJob) -> Span {
+    let current = job.status.as_ref();
+    let current = current.and_then(|status| status.generation.as_ref());
+    let generation = current.map(|current| current.record.number);
+    error_span!("reconcile", job = %job.name_any(), namespace = job.namespace(), generation)
 }
 
 async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, ReconcileError> {

@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tracing::warn;
+use tracing::{Instrument, error_span, warn};
 
 use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::guarded::GuardedJob;
@@ -166,7 +166,9 @@ pub async fn report(client: Client, mut seen: UnboundedReceiver<Seen>) {
         {
             continue;
         }
-        warn!(job = object.metadata.name, namespace = object.metadata.namespace, error = %object.error, "cannot read a TrainingJob");
+        let (job, namespace) = (&object.metadata.name, &object.metadata.namespace);
+        let span = error_span!("unreadable", job, namespace);
+        span.in_scope(|| warn!(error = %object.error, "cannot read a TrainingJob"));
         let namespace = object.metadata.namespace.clone().unwrap_or_default();
         namespaces.retain(|_, permits| Arc::strong_count(permits) > 1);
         let permits = namespaces.entry(namespace);
@@ -177,7 +179,7 @@ pub async fn report(client: Client, mut seen: UnboundedReceiver<Seen>) {
             attempts: JoinSet::new(),
         };
         let attempts = attempt(client.clone(), object, permits.clone());
-        report.attempts.spawn(attempts);
+        report.attempts.spawn(attempts.instrument(span));
         reports.insert(uid, report);
     }
 }

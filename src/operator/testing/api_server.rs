@@ -1,6 +1,6 @@
 //! An API server in memory, and the controller's context with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
@@ -26,8 +26,8 @@ use crate::util::lock::lock;
 pub struct ApiServer {
     objects: Mutex<BTreeMap<String, Value>>,
     requests: Mutex<Vec<String>>,
-    /// Paths of objects whose changes fail.
-    refused: Mutex<BTreeSet<String>>,
+    /// Answers to changes of these objects, by path, or of all objects of a kind.
+    refused: Mutex<BTreeMap<String, (StatusCode, String)>>,
 }
 
 impl ApiServer {
@@ -92,12 +92,25 @@ impl ApiServer {
 
     /// Answers 500 to changes of an object, as with a failing admission webhook.
     pub fn refuse_writes(&self, kind: &str, name: &str) {
-        lock(&self.refused).insert(path(kind, name));
+        let path = path(kind, name);
+        let message = format!("{path}: InternalError");
+        lock(&self.refused).insert(path, (StatusCode::INTERNAL_SERVER_ERROR, message));
     }
 
     /// Accepts changes of an object again.
     pub fn accept_writes(&self, kind: &str, name: &str) {
         lock(&self.refused).remove(&path(kind, name));
+    }
+
+    /// Answers changes of all objects of a kind with this code and message, as with a quota.
+    pub fn refuse_kind(&self, kind: &str, code: u16, message: &str) {
+        let code = StatusCode::from_u16(code).unwrap();
+        lock(&self.refused).insert(kind.to_owned(), (code, message.to_owned()));
+    }
+
+    /// Accepts changes of a kind again.
+    pub fn accept_kind(&self, kind: &str) {
+        lock(&self.refused).remove(kind);
     }
 
     /// Names of all objects of a kind.
@@ -147,15 +160,24 @@ async fn answer(
     let key = path(kind, name);
     lock(&server.requests).push(format!("{method} {key}"));
     let mut objects = lock(&server.objects);
-    let refuse = |code: StatusCode, reason: &str| {
+    let failure = |code: StatusCode, reason: &str, message: String| {
         let status = json!({
             "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
-            "message": format!("{key}: {reason}"), "reason": reason, "code": code.as_u16(),
+            "message": message, "reason": reason, "code": code.as_u16(),
         });
         (code, Json(status))
     };
-    if method != Method::GET && lock(&server.refused).contains(&key) {
-        return refuse(StatusCode::INTERNAL_SERVER_ERROR, "InternalError");
+    let refuse = |code, reason: &str| failure(code, reason, format!("{key}: {reason}"));
+    if method != Method::GET {
+        let refused = lock(&server.refused);
+        let answer = refused.get(&key).or_else(|| refused.get(kind));
+        if let Some((code, message)) = answer {
+            return failure(
+                *code,
+                code.canonical_reason().unwrap_or_default(),
+                message.clone(),
+            );
+        }
     }
     let existing = objects.get(&key).cloned();
     if method == Method::POST {

@@ -17,6 +17,7 @@ use crate::api::TrainingJob;
 use crate::api::status::TrainingJobStatus;
 use crate::operator::agents::AgentStatus;
 use crate::operator::context::Context;
+use crate::operator::controller::error_policy;
 use crate::operator::error::ReconcileError;
 use crate::operator::observe::ClusterState;
 use crate::operator::reconcile::reconcile;
@@ -109,6 +110,13 @@ impl Cluster {
         self.update_caches();
         let job = Arc::new(self.job());
         reconcile(job, self.context.clone()).await
+    }
+
+    /// Reconciles once, as the controller does: a failure becomes a pause.
+    pub async fn reconcile_or_pause(&mut self) -> Action {
+        let result = self.reconcile().await;
+        let paused = |error| error_policy(Arc::new(self.job()), &error, self.context.clone());
+        result.unwrap_or_else(paused)
     }
 
     /// Reconciles, with a scheduler and kubelets that start all pods, until the status holds.
