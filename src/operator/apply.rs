@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
@@ -253,7 +253,7 @@ pub async fn delete_pods(
         .pods
         .values()
         .filter(|pod| !wanted.contains(&pod.name_any()));
-    stream::iter(unwanted.cloned().collect::<Vec<_>>())
+    let results: Vec<Result<(), kube::Error>> = stream::iter(unwanted.cloned().collect::<Vec<_>>())
         .map(|pod| {
             let api = api.clone();
             let suspect = |node: &str| lock(&context.suspects).contains(&namespace, node);
@@ -261,9 +261,13 @@ pub async fn delete_pods(
             async move { delete(&api, &pod, dead).await }
         })
         .buffer_unordered(CONCURRENCY)
-        .try_collect::<()>()
-        .await?;
-    Ok(())
+        .collect()
+        .await;
+    first(
+        results
+            .into_iter()
+            .map(|result| result.map_err(ApplyError::Api)),
+    )
 }
 
 /// Whether the pod was a member of the generation; the pod of a member is never recreated.
@@ -319,9 +323,37 @@ async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error
 mod tests {
     use std::sync::Arc;
 
+    use kube::core::Status;
+
     use super::*;
     use crate::api::status::Slot;
     use crate::operator::testing::{ApiServer, NAMESPACE, job};
+
+    #[test]
+    fn only_errors_that_no_retry_solves_block_a_job() {
+        let api = |code: u16| {
+            let status = Status::failure(&"x".repeat(600), "Reason").with_code(code);
+            ApplyError::Api(kube::Error::Api(status.boxed()))
+        };
+        for code in [400, 403, 404, 422] {
+            let error = api(code);
+            assert!(error.is_refusal(), "{code}");
+            let Blocked { reason, message } = error.blocked().unwrap();
+            assert_eq!(reason, ConditionReason::Refused);
+            let shown = "the API server refuses the objects of the job: ".len() + 500;
+            assert_eq!(message.len(), shown, "a long answer is truncated");
+        }
+        for code in [408, 409, 429, 500, 503] {
+            assert_eq!(api(code).blocked(), None, "{code}");
+        }
+        assert_eq!(ApplyError::Leaving("Pod `x`".into()).blocked(), None);
+        let taken = ApplyError::NameTaken("Pod `x`".into());
+        let reason = taken.blocked().map(|blocked| blocked.reason);
+        assert_eq!(reason, Some(ConditionReason::NameTaken));
+        assert!(!taken.is_refusal());
+        let invalid = serde_json::from_str::<u8>("-").unwrap_err();
+        assert!(ApplyError::Template(invalid).is_refusal());
+    }
 
     #[tokio::test]
     async fn a_pod_that_replaced_a_dead_one_is_neither_marked_nor_deleted() {

@@ -369,3 +369,21 @@ fn version(job: &TrainingJob) -> u128 {
         .and_then(|version| version.parse().ok())
         .unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_minute() {
+        for (failures, longest) in [(0, 100), (1, 200), (5, 3200), (9, 51_200), (10, 60_000)] {
+            let longest = Duration::from_millis(longest);
+            let pause = pause(failures);
+            assert!(
+                (longest / 2..=longest).contains(&pause),
+                "{failures}: {pause:?}"
+            );
+        }
+        assert!(pause(u32::MAX) <= LONGEST_PAUSE);
+    }
+}

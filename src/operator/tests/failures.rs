@@ -1,17 +1,171 @@
-//! Requests that the API server refuses.
+//! Requests that the API server refuses, and controllers that end between two requests.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::core::Status;
 use kube::runtime::controller::Action;
 use serde_json::json;
 
+use crate::api::status::Phase;
+use crate::operator::build::{self, JOB_LABEL};
 use crate::operator::controller::error_policy;
 use crate::operator::error::ReconcileError;
-use crate::operator::testing::Cluster;
+use crate::operator::reservations::Pool;
+use crate::operator::testing::{Cluster, NAMESPACE, job, owner};
 use crate::util::lock::lock;
+
+/// The answer of an API server to pods beyond a quota.
+const QUOTA: &str = "pods \"x-0-1\" is forbidden: exceeded quota: gpus";
+
+/// Requests so far that create pods.
+fn creations(cluster: &Cluster) -> Vec<String> {
+    let mut requests = cluster.server.requests("pods");
+    requests.retain(|request| request.starts_with("POST"));
+    requests
+}
+
+fn pods_ready(cluster: &Cluster) -> Option<Condition> {
+    let mut conditions = cluster.status().conditions.into_iter();
+    conditions.find(|condition| condition.type_ == "PodsReady")
+}
+
+/// A cluster whose API server refuses the job's pods, which the job's conditions say.
+async fn refused() -> Cluster {
+    let mut cluster = Cluster::new();
+    cluster.server.refuse_kind("pods", 403, QUOTA);
+    let start = Instant::now();
+    while pods_ready(&cluster).is_none_or(|condition| condition.reason != "Refused") {
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out");
+        cluster.reconcile_or_pause().await;
+    }
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_a_controller_did_not_create_are_created_once_by_the_next_one() {
+    let mut cluster = Cluster::new();
+    cluster.server.refuse_kind("pods", 500, "no quorum");
+    while creations(&cluster).is_empty() {
+        cluster.reconcile_or_pause().await;
+    }
+    let before = cluster.status();
+    assert_eq!((before.attempts, before.slots.len()), (2, 2));
+    assert_eq!(cluster.server.names("pods"), [] as [&str; 0]);
+    let failed = creations(&cluster).len();
+
+    cluster.restart_controller();
+    cluster.server.accept_kind("pods");
+    cluster
+        .reconcile_until(|status| status.generation.is_some())
+        .await;
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let mut created = creations(&cluster).split_off(failed);
+    created.sort();
+    assert_eq!(created, ["POST pods/x-0-1", "POST pods/x-1-2"]);
+    let after = cluster.status();
+    assert_eq!(
+        (after.attempts, after.slots),
+        (before.attempts, before.slots)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_a_controller_did_not_delete_are_deleted_by_the_next_one() {
+    let mut cluster = Cluster::running().await;
+    cluster.edit(json!({"suspend": true}));
+    cluster.ranks(|_| json!({"ending": {"code": 143}}));
+    cluster.server.refuse_kind("pods", 500, "no quorum");
+    let start = Instant::now();
+    while cluster.status().phase != Phase::Suspended {
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out");
+        cluster.reconcile_or_pause().await;
+    }
+    assert_eq!(cluster.server.names("pods"), ["x-0-1", "x-1-2"]);
+
+    cluster.restart_controller();
+    cluster.ranks(|_| json!({"ending": {"code": 143}}));
+    cluster.server.accept_kind("pods");
+    cluster.reconcile().await.unwrap();
+    assert_eq!(cluster.server.names("pods"), [] as [&str; 0]);
+    cluster.edit(json!({"suspend": false}));
+    cluster
+        .reconcile_until(|status| status.phase == Phase::Running)
+        .await;
+    assert_eq!(cluster.server.names("pods"), ["x-0-3", "x-1-4"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_be_deleted_does_not_keep_the_others() {
+    let mut cluster = Cluster::running().await;
+    for number in 10..30 {
+        let metadata = json!({
+            "name": format!("left-{number}"), "namespace": NAMESPACE, "labels": {JOB_LABEL: "x"},
+            "ownerReferences": [owner("x", "u")],
+        });
+        cluster.server.put("pods", json!({"metadata": metadata}));
+    }
+    cluster.server.refuse_writes("pods", "left-10");
+    let error = cluster.reconcile().await.unwrap_err();
+    assert!(error.to_string().contains("left-10"), "{error}");
+    assert_eq!(cluster.server.names("pods"), ["left-10", "x-0-1", "x-1-2"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_pods_are_reported_and_wait_for_a_pause_or_an_edit() {
+    let mut cluster = refused().await;
+    let condition = pods_ready(&cluster).unwrap();
+    assert_eq!(condition.status, "False");
+    insta::assert_snapshot!(condition.message, @r#"the API server refuses the objects of the job: pods "x-0-1" is forbidden: exceeded quota: gpus"#);
+    for _ in 0..10 {
+        cluster.context.pause(&cluster.job());
+    }
+    let tried = creations(&cluster).len();
+    for _ in 0..5 {
+        assert_ne!(cluster.reconcile().await.unwrap(), Action::await_change());
+    }
+    assert_eq!(creations(&cluster).len(), tried);
+    assert_eq!(cluster.status().attempts, 2);
+
+    cluster.edit(json!({}));
+    cluster.reconcile_or_pause().await;
+    assert!(creations(&cluster).len() > tried);
+    cluster.server.accept_kind("pods");
+    cluster.edit(json!({}));
+    cluster
+        .reconcile_until(|status| status.phase == Phase::Running)
+        .await;
+    cluster.reconcile().await.unwrap();
+    assert_eq!(pods_ready(&cluster).unwrap().status, "True");
+    assert_eq!(cluster.server.names("pods"), ["x-0-1", "x-1-2"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_leader_reserves_no_devices_for_refused_pods() {
+    let mut cluster = refused().await;
+    cluster.restart_controller();
+    // Not refused this time, and not created either.
+    cluster.server.refuse_kind("pods", 500, "no quorum");
+    cluster.reconcile().await.unwrap_err();
+    let stores = &cluster.context.stores;
+    let pod_index = stores.pod_index();
+    let pool = Pool {
+        nodes: &stores.nodes.state(),
+        pod_index: &pod_index,
+        lost: &BTreeSet::new(),
+        avoid: &|_| false,
+    };
+    let other = job("y", "v");
+    let request = build::resource_request(&other);
+    let mut reservations = lock(&cluster.context.reservations);
+    let free = reservations.slots(&pool, &other, &request, Instant::now());
+    assert_eq!(free, 2);
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_retry_after_a_conflict_is_soon_and_the_next_ones_are_later() {

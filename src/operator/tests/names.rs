@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 
+use crate::api::TrainingJob;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::operator::context::Context;
 use crate::operator::reconcile::reconcile;
@@ -160,10 +161,9 @@ async fn objects_of_an_earlier_job_are_waited_for_without_a_condition() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_expired_job_is_not_deleted_in_place_of_its_successor() {
-    let server = server();
-    let mut expired = job("x", "earlier");
+/// The job `x` that is over and whose time to live has passed.
+fn expired(uid: &str) -> TrainingJob {
+    let mut expired = job("x", uid);
     expired.spec.ttl_seconds_after_finished = Some(0);
     let mut status = TrainingJobStatus {
         completion_time: Some(micro_time(1000.0)),
@@ -173,7 +173,25 @@ async fn an_expired_job_is_not_deleted_in_place_of_its_successor() {
     conditions::of_phase(&mut status, None, None);
     conditions::observe(&mut status, expired.metadata.generation);
     expired.status = Some(status);
+    expired
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_job_is_deleted() {
+    let server = server();
+    let expired = expired("u");
+    server.put("trainingjobs", serde_json::to_value(&expired).unwrap());
     let done = reconcile(Arc::new(expired), server.context()).await;
+    assert_eq!(done.unwrap(), Action::await_change());
+    assert_eq!(server.names("trainingjobs"), [] as [&str; 0]);
+    let requests = server.requests("trainingjobs");
+    assert_eq!(requests, ["DELETE trainingjobs/x"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_job_is_not_deleted_in_place_of_its_successor() {
+    let server = server();
+    let done = reconcile(Arc::new(expired("earlier")), server.context()).await;
     assert_eq!(done.unwrap(), Action::await_change());
     assert_eq!(server.names("trainingjobs"), ["x"]);
 }
