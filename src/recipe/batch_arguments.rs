@@ -28,25 +28,18 @@ pub struct BatchNumbers {
 /// All keys of the recipe's dialect for a native path that a plan may change: the current key, then
 /// older keys that a command may use.
 pub fn spellings(recipe: &Recipe, path: &str) -> Vec<&'static str> {
-    let Some(reader) = readers::of(recipe.dialect) else {
-        return Vec::new();
-    };
-    let keys = reader.upstream_key(path).into_iter();
-    keys.chain(reader.older_keys(path).iter().copied())
-        .collect()
+    let reader = readers::of(recipe.dialect);
+    reader.map_or_else(Vec::new, |reader| reader.keys_of(path))
 }
 
 /// The key for such a path. An older key that the recipe uses takes precedence, because upstream
 /// would ignore a newer one beside it.
 pub(crate) fn key_in_use(recipe: &Recipe, path: &str) -> Option<&'static str> {
-    let reader = readers::of(recipe.dialect)?;
-    let written = recipe
-        .value_sources
-        .get(path)
-        .map(|place| place.key.as_str());
-    let mut older = reader.older_keys(path).iter().copied();
-    let older = older.find(|key| Some(*key) == written);
-    older.or_else(|| reader.upstream_key(path))
+    let place = recipe.value_sources.get(path);
+    let keys = spellings(recipe, path);
+    let mut older = keys.iter().skip(1);
+    let older = older.find(|key| place.is_some_and(|place| place.key == **key));
+    older.or(keys.first()).copied()
 }
 
 /// The native paths that a trainer's arguments may state.

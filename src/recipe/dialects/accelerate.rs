@@ -52,10 +52,8 @@ impl Reader for Accelerate {
     }
 
     fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
-        looks_like_one(root).then(|| Detected {
-            confidence: Confidence::Likely,
-            reason: "it has the key `distributed_type`".to_owned(),
-        })
+        looks_like_one(root)
+            .then(|| Confidence::Likely.because("it has the key `distributed_type`"))
     }
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {

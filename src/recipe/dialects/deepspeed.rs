@@ -46,10 +46,8 @@ impl Reader for Deepspeed {
     }
 
     fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
-        distinctive_key(root).map(|key| Detected {
-            confidence: Confidence::Likely,
-            reason: format!("it has the key `{key}`"),
-        })
+        distinctive_key(root)
+            .map(|key| Confidence::Likely.because(format!("it has the key `{key}`")))
     }
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
@@ -58,9 +56,8 @@ impl Reader for Deepspeed {
         Translated::whole(root, native)
     }
 
-    fn upstream_key(&self, path: &str) -> Option<&'static str> {
-        let found = TRIPLE.iter().find(|(_, native)| *native == path);
-        found.map(|(key, _)| *key)
+    fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
+        &TRIPLE
     }
 }
 

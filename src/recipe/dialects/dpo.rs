@@ -21,7 +21,6 @@ use crate::recipe::schema::reader::{Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::Schema;
 
 /// Reads the tree of direct-preference-optimization.
 pub struct Dpo;
@@ -100,12 +99,11 @@ impl Reader for Dpo {
         }
     }
 
-    fn upstream_key(&self, path: &str) -> Option<&'static str> {
-        match path {
-            "batch.global" => Some("batch_size"),
-            "batch.accumulation" => Some("gradient_accumulation_steps"),
-            _ => None,
-        }
+    fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("batch_size", "batch.global"),
+            ("gradient_accumulation_steps", "batch.accumulation"),
+        ]
     }
 }
 
@@ -164,14 +162,7 @@ fn batch(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     tree.default("batch.last_batch", "drop");
     tree.default("evaluation.division", "floored");
     tree.default("evaluation.rounding", "batch");
-    let every = values.int("eval_every", &mut quiet);
-    let debug = values
-        .bool("debug", reading)
-        .is_some_and(|debug| debug.value);
-    // Upstream writes a checkpoint after every evaluation; the planner rounds both by the batch of the run.
-    if let (Some(every), false) = (&every, debug) {
-        tree.plain("checkpoint.every_samples", every);
-    }
+    preference::checkpoints(values, true, tree, reading);
 }
 
 fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
@@ -197,8 +188,7 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
             "give the class of the model's blocks: `model.block_name=GPTNeoXLayer`",
         );
     }
-    let archive = values.node("model.archive");
-    if let Some(archive) = archive.filter(|a| !a.is_null(Schema::OmegaConf)) {
+    if let Some(archive) = values.node("model.archive") {
         reading.note(
             "unsupported-value",
             Some(archive.span),

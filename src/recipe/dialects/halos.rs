@@ -137,12 +137,11 @@ impl Reader for Halos {
         }
     }
 
-    fn upstream_key(&self, path: &str) -> Option<&'static str> {
-        match path {
-            "batch.global" => Some("model.batch_size"),
-            "batch.accumulation" => Some("model.gradient_accumulation_steps"),
-            _ => None,
-        }
+    fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("model.batch_size", "batch.global"),
+            ("model.gradient_accumulation_steps", "batch.accumulation"),
+        ]
     }
 
     /// `launch.py` (031a524) loads weights, optimiser, scheduler and the count of examples from a checkpoint;
@@ -207,17 +206,9 @@ fn evaluation(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &
     };
     tree.default("evaluation.division", division);
     tree.default("evaluation.rounding", rounding);
-    let every = values.int("eval_every", &mut Reading::default());
-    // Upstream writes a checkpoint after every evaluation, if requested; the planner rounds both.
     let saves = values.bool("intermediate_checkpoints", reading);
-    let debug = values
-        .bool("debug", reading)
-        .is_some_and(|debug| debug.value);
-    if let Some(every) = &every
-        && saves.is_some_and(|saves| saves.value && !debug)
-    {
-        tree.plain("checkpoint.every_samples", every);
-    }
+    let saves = saves.is_some_and(|saves| saves.value);
+    preference::checkpoints(values, saves, tree, reading);
 }
 
 fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {

@@ -65,16 +65,10 @@ impl Reader for Handbook {
         let distinctive = DISTINCTIVE.iter().filter(|key| root.get(key).is_some());
         let distinctive: Vec<&str> = distinctive.collect();
         let (first, more) = (distinctive.first()?, distinctive.len() - 1);
-        Some(Detected {
-            confidence: if more == 0 {
-                Confidence::Possible
-            } else {
-                Confidence::Likely
-            },
-            reason: match more {
-                0 => format!("it has the key `{first}`"),
-                more => format!("it has the key `{first}` and {more} similar keys"),
-            },
+        let reason = format!("it has the key `{first}`");
+        Some(match more {
+            0 => Confidence::Possible.because(reason),
+            more => Confidence::Likely.because(format!("{reason} and {more} similar keys")),
         })
     }
 
@@ -89,12 +83,8 @@ impl Reader for Handbook {
         Translated::whole(root, native)
     }
 
-    fn upstream_key(&self, path: &str) -> Option<&'static str> {
-        settings::upstream_key(path)
-    }
-
-    fn older_keys(&self, path: &str) -> &'static [&'static str] {
-        settings::older_keys(path)
+    fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
+        settings::BATCH_KEYS
     }
 
     fn resume(&self) -> Option<Resume> {

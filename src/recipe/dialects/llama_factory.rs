@@ -25,10 +25,7 @@ pub(crate) fn detect(root: &Node) -> Option<Detected> {
     // The template of a chat is mandatory, but also a key of other projects.
     let key = DISTINCTIVE.into_iter().find(has)?;
     let certain = key == "finetuning_type" || has(&"template") || has(&"stage");
-    certain.then(|| Detected {
-        confidence: Confidence::Likely,
-        reason: format!("it has LLaMA-Factory's key `{key}`"),
-    })
+    certain.then(|| Confidence::Likely.because(format!("it has LLaMA-Factory's key `{key}`")))
 }
 
 /// Whether a key is LLaMA-Factory's and no misspelled field of `TrainingArguments`.

@@ -40,10 +40,9 @@ impl Reader for Native {
 
     fn detect(&self, root: &Node, _path: &Path, _origin: &Origin) -> Option<Detected> {
         let version = root.get("apiVersion")?.text()?;
-        version.starts_with("evenkeel.dev/").then(|| Detected {
-            confidence: Confidence::Certain,
-            reason: format!("`apiVersion: {version}`"),
-        })
+        version
+            .starts_with("evenkeel.dev/")
+            .then(|| Confidence::Certain.because(format!("`apiVersion: {version}`")))
     }
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {

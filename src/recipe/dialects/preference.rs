@@ -44,10 +44,7 @@ pub(crate) fn kind(root: &Node) -> Option<(Kind, &'static str)> {
 
 /// Whether a file belongs to a tree: it is the root, or an option of one of its groups.
 pub(crate) fn detect(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Detected> {
-    reason(root, path, origin, wanted).map(|reason| Detected {
-        confidence: Confidence::Certain,
-        reason,
-    })
+    reason(root, path, origin, wanted).map(|reason| Confidence::Certain.because(reason))
 }
 
 fn reason(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<String> {
@@ -136,6 +133,19 @@ pub(crate) fn name(values: &Values<'_>, path: &Path, tree: &mut Tree, reading: &
             tree.default("name", run_name::label(place.option()));
         }
     }
+}
+
+/// Upstream writes a checkpoint after every evaluation if `saves`; the planner rounds both by the batch of the run.
+pub(crate) fn checkpoints(
+    values: &Values<'_>,
+    saves: bool,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
+    let debug = values.bool("debug", reading);
+    let saves = saves && !debug.is_some_and(|debug| debug.value);
+    let every = values.int("eval_every", &mut Reading::default());
+    tree.plain_if("checkpoint.every_samples", every.filter(|_| saves));
 }
 
 /// Names of PyTorch's types, with the native precision.

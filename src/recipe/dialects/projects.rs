@@ -123,7 +123,7 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
     }
     const ALGORITHMS: Words = Words("checkpointing cluster distillation dpo grpo loss_fn rm sft");
     let policy = root.get_path("policy.train_global_batch_size").is_some();
-    if nested("policy") && (policy || ALGORITHMS.iter().any(|key| nested(key))) {
+    if nested("policy") && (policy || ALGORITHMS.iter().any(&nested)) {
         return found("policy", &NEMO_RL);
     }
     if nested("trainer")

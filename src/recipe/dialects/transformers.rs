@@ -82,10 +82,7 @@ impl Reader for Transformers {
             }
             None => return None,
         };
-        Some(Detected {
-            confidence: Confidence::Likely,
-            reason,
-        })
+        Some(Confidence::Likely.because(reason))
     }
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
@@ -111,12 +108,8 @@ impl Reader for Transformers {
         Translated::whole(root, native)
     }
 
-    fn upstream_key(&self, path: &str) -> Option<&'static str> {
-        settings::upstream_key(path)
-    }
-
-    fn older_keys(&self, path: &str) -> &'static [&'static str] {
-        settings::older_keys(path)
+    fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
+        settings::BATCH_KEYS
     }
 
     fn resume(&self) -> Option<Resume> {

@@ -22,6 +22,16 @@ pub enum Confidence {
     Certain,
 }
 
+impl Confidence {
+    /// The result of detection, with its reason.
+    pub fn because(self, reason: impl Into<String>) -> Detected {
+        Detected {
+            confidence: self,
+            reason: reason.into(),
+        }
+    }
+}
+
 /// The result of detection for one dialect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detected {
@@ -149,15 +159,22 @@ pub trait Reader: Sync {
     /// Reads a file and applies the overrides. Problems go to `reading`; an error ends reading.
     fn read(&self, root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated;
 
-    /// The upstream key of a native path that a plan may change (`batch.per_device_batch_size`, `batch.accumulation`,
-    /// `generation.steps_per_generation`). `None`: the dialect has no such key.
-    fn upstream_key(&self, _path: &str) -> Option<&'static str> {
-        None
+    /// The upstream keys of the native paths that a plan may change (`batch.per_device_batch_size`,
+    /// `batch.accumulation`, `generation.steps_per_generation`). Of several keys of a path the first is the current
+    /// one; older ones win if both are given.
+    fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
     }
 
-    /// Older upstream keys for the same path. They win if both are given.
-    fn older_keys(&self, _path: &str) -> &'static [&'static str] {
-        &[]
+    /// The keys of a native path, the current one first.
+    fn keys_of(&self, path: &str) -> Vec<&'static str> {
+        let keys = self.batch_keys().iter().filter(|(_, of)| *of == path);
+        keys.map(|(key, _)| *key).collect()
+    }
+
+    /// The current key of a native path. `None`: the dialect has no such key.
+    fn upstream_key(&self, path: &str) -> Option<&'static str> {
+        self.keys_of(path).first().copied()
     }
 
     /// How the trainer resumes from a checkpoint. `None`: it cannot, or that depends on the script.

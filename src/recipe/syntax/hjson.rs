@@ -175,11 +175,18 @@ impl<'t> Parser<'t, '_> {
                 let items = self.items(depth)?;
                 Ok(Node::sequence(items, self.span(from, self.mark.at)))
             }
-            Some('\'') if self.rest().starts_with("'''") => Err(self.problem(
-                from,
-                "text between `'''` is not supported",
-                "write it in quotes on one line",
-            )),
+            // Upstream reads it; the rest of the config tells whether it is one.
+            Some('\'') if self.rest().starts_with("'''") => {
+                let message = "text between `'''` is not supported";
+                let problem = self.problem(from, message, "write it in quotes on one line");
+                self.diagnostics.push(*problem);
+                let length = self.rest()[3..].find("'''").map(|at| at + 6);
+                let end = self.mark.at + length.unwrap_or(self.rest().len());
+                while self.mark.at < end {
+                    self.next();
+                }
+                Ok(Node::string("", self.span(from, self.mark.at)))
+            }
             Some('"' | '\'') => {
                 let text = self.quoted()?;
                 Ok(Node::string(text, self.span(from, self.mark.at)))

@@ -192,3 +192,16 @@ fn a_trainer_reads_plain_json_only() {
         assert_eq!(problem.span.unwrap().line, 3, "{comment}");
     }
 }
+
+#[test]
+fn text_between_triple_quotes_is_refused_with_its_reason() {
+    let mut reading = crate::recipe::schema::reading::Reading::default();
+    let text = "{train_batch_size: 8 # samples\n note: '''\n one\n '''\n}";
+    reading.parse("ds.json", text.to_owned());
+    let messages: Vec<&str> = reading
+        .diagnostics
+        .iter()
+        .map(|d| d.message.as_str())
+        .collect();
+    assert_eq!(messages, ["text between `'''` is not supported"]);
+}

@@ -29,21 +29,19 @@ const HEAD_SINCE: &str = "2025-05-01";
 const ACCELERATE_SINCE: &str = "2024-09-05";
 
 impl Version {
-    /// Values of `--dialect-version`, in addition to days such as `2025-04-30`.
+    /// Values of `--dialect-version` in the order of [`Version::ALL`], in addition to days such as `2025-04-30`.
     pub const NAMES: &'static [&'static str] = &["head", "before-2025-05-01", "legacy"];
 
+    const ALL: [Version; 3] = [Version::Head, Version::PerStep, Version::Legacy];
+
     fn name(self) -> &'static str {
-        match self {
-            Version::Head => "head",
-            Version::PerStep => "before-2025-05-01",
-            Version::Legacy => "legacy",
-        }
+        Version::NAMES[self as usize]
     }
 
     /// The version with this name, or of this day.
     fn named(text: &str) -> Option<Version> {
-        let all = [Version::Head, Version::PerStep, Version::Legacy];
-        all.into_iter().find(|v| v.name() == text).or_else(|| {
+        let mut all = Version::ALL.into_iter();
+        all.find(|v| v.name() == text).or_else(|| {
             let shape = |(at, c): (usize, char)| match at {
                 4 | 7 => c == '-',
                 _ => c.is_ascii_digit(),

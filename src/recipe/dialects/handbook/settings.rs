@@ -286,24 +286,14 @@ pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
     }
 }
 
-/// The keys whose values depend on the world.
-pub(crate) fn upstream_key(path: &str) -> Option<&'static str> {
-    match path {
-        "batch.per_device_batch_size" => Some("per_device_train_batch_size"),
-        "batch.accumulation" => Some("gradient_accumulation_steps"),
-        "generation.steps_per_generation" => Some("steps_per_generation"),
-        _ => None,
-    }
-}
-
-/// Older keys with the same meaning (transformers 4: `TrainingArguments.train_batch_size` takes
-/// `per_gpu_train_batch_size or per_device_train_batch_size`).
-pub(crate) fn older_keys(path: &str) -> &'static [&'static str] {
-    match path {
-        "batch.per_device_batch_size" => &["per_gpu_train_batch_size"],
-        _ => &[],
-    }
-}
+/// The keys whose values depend on the world, with their native paths. transformers 4 takes
+/// `per_gpu_train_batch_size or per_device_train_batch_size` (`TrainingArguments.train_batch_size`).
+pub(crate) const BATCH_KEYS: &[(&str, &str)] = &[
+    ("per_device_train_batch_size", "batch.per_device_batch_size"),
+    ("per_gpu_train_batch_size", "batch.per_device_batch_size"),
+    ("gradient_accumulation_steps", "batch.accumulation"),
+    ("steps_per_generation", "generation.steps_per_generation"),
+];
 
 /// The run's name: its name in reports, else the last part of the output directory, else the file's
 /// name. Upstream accepts any text.

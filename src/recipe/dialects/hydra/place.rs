@@ -45,8 +45,7 @@ impl TreeLocation {
             (is_root(folder) && !is_root(parent)).then(|| TreeLocation {
                 folder: folder.to_owned(),
                 name: format!("{}/{}", group.display(), root.name),
-                also: Vec::new(),
-                origin: origin.clone(),
+                ..root.clone()
             })
         });
         found.unwrap_or(root)
