@@ -67,6 +67,42 @@ pub fn read_tree(dialect: Dialect, files: Files, overrides: Vec<String>) {
     }
 }
 
+/// Like [`read_as`], for a script or a file of arguments beside the files that it may name.
+pub fn read_beside(path: &str, text: &str, mut files: Files) {
+    files.insert(path.into(), text.to_owned());
+    let request = Request {
+        origin: Origin::snapshot(files).expect("paths inside of a folder"),
+        path: path.into(),
+        ..Request::default()
+    };
+    match recipe::read(&request) {
+        Ok(recipe) => check_recipe(&recipe),
+        Err(error) => check_error(&error),
+    }
+}
+
+/// Reads `recipe.yaml` with the command of an external trainer, whose launcher may name the other files.
+pub fn read_command(command: Vec<String>, files: Files) {
+    if let Ok(split) = recipe::launchers::split(&command) {
+        assert!(!split.program.is_empty(), "no program in {command:?}");
+    }
+    let request = Request {
+        origin: Origin::snapshot(files).expect("paths inside of a folder"),
+        path: "recipe.yaml".into(),
+        trainer_command: command,
+        ..Request::default()
+    };
+    match recipe::read(&request) {
+        Ok(recipe) => {
+            check_recipe(&recipe);
+            if let Err(error) = recipe::launchers::stated_environment(&recipe) {
+                check_error(&error);
+            }
+        }
+        Err(error) => check_error(&error),
+    }
+}
+
 /// A plan for another world: 12 × 5 × 7.
 fn numbers(recipe: &Recipe) -> BatchNumbers {
     BatchNumbers {

@@ -97,9 +97,7 @@ fn assignments(command: &[String]) -> (Vec<(&str, &str)>, &[String]) {
 /// the program on. Leaves out the variables that evenkeel sets itself.
 pub fn assigned(command: &[String]) -> (BTreeMap<String, String>, &[String]) {
     let (assigned, program) = assignments(command);
-    let assigned = assigned
-        .into_iter()
-        .filter(|(name, _)| !OF_RANKS.has(name));
+    let assigned = assigned.into_iter().filter(|(name, _)| !OF_RANKS.has(name));
     let assigned = assigned.map(|(name, value)| (name.to_owned(), placeholder::literal(value)));
     (assigned.collect(), program)
 }
