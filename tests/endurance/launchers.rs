@@ -97,7 +97,7 @@ const REFUSED: &[&str] = &[
     "expected one of `FULL_SHARD`",
     "`distributed_type` is",
     "`dynamo_mode` is",
-    "`fp8_override_linear_precision` is",
+    "takes three truth values",
     "`num_machines` is 0",
     "`num_processes` is 0",
     "`zero_stage` is",
