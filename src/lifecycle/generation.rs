@@ -14,7 +14,7 @@ use crate::util::durable::{FileError, create_directory, write_json};
 /// One fenced incarnation of the world: everything that its ranks need to agree on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Generation {
-    /// Uid of the job; ranks refuse peers of another job by it.
+    /// Uid of the job.
     pub job: String,
     /// Starts at 1 and increases by one with every change of the world.
     pub number: u64,

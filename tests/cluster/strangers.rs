@@ -12,7 +12,7 @@ use super::support::{Job, kubectl, output_text, poll, recipe, running, try_kubec
 fn agents_answer_strangers_nothing_but_health_and_metrics() {
     let job = Job::apply("strangers", &recipe(96_000), json!({}));
     let status = job.wait_training_on(3);
-    let pod = &status["generation"]["record"]["members"][0]["pod"];
+    let pod = &status["jobGeneration"]["record"]["members"][0]["pod"];
     let (name, address) = (pod["name"].as_str().unwrap(), pod["ip"].as_str().unwrap());
     let asked = |port: u16, path: &str| {
         let path = format!("/api/v1/namespaces/default/pods/{name}:{port}/proxy{path}");
@@ -34,7 +34,7 @@ fn agents_answer_strangers_nothing_but_health_and_metrics() {
     assert!(!asked(8472, "/state").status.success());
 
     // Half-open connections to the agent and to rank 0's port.
-    let master = status["generation"]["record"]["master"]["port"]
+    let master = status["jobGeneration"]["record"]["master"]["port"]
         .as_u64()
         .unwrap();
     let mut strangers = Vec::new();
@@ -60,8 +60,9 @@ fn agents_answer_strangers_nothing_but_health_and_metrics() {
         !matches!(strangers[0].read(&mut byte), Ok(1)),
         "it is closed"
     );
-    let status = job.settle(96);
-    assert_eq!(status["generation"]["record"]["number"], 1, "{status:#}");
+    let status = job.status();
+    assert_eq!(status["jobGeneration"]["record"]["number"], 1, "{status:#}");
+    job.settle(96);
 }
 
 #[test]
