@@ -7,11 +7,10 @@ cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 # Runs a command: within SECONDS COMMAND…. One that takes longer fails, after the stacks of its tests are printed.
+# The command is in the foreground: one in the background would ignore SIGINT, and so would its tests.
 within() {
-  local limit=$1 code=0 command watch
+  local limit=$1 code=0 watch
   shift
-  "$@" &
-  command=$!
   setsid bash -c '
     sleep "$1"
     echo "no end after $1 s" >&2
@@ -19,10 +18,10 @@ within() {
       ps -o pid=,args= "$test"
       timeout 120 gdb -p "$test" -batch -ex "thread apply all backtrace 16" 2>/dev/null | grep -E "^(Thread|#)"
     done
-    kill "$2"
-    pkill -f "^$PWD/target/debug/deps/"' within "$limit" "$command" &
+    pkill -P "$2" -x "$3"
+    pkill -f "^$PWD/target/debug/deps/"' within "$limit" $$ "$1" &
   watch=$!
-  wait "$command" || code=$?
+  "$@" || code=$?
   # A command may end before the watch has its session.
   until kill -- "-$watch" 2>/dev/null; do
     kill -0 "$watch" 2>/dev/null || break
