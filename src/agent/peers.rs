@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 use tokio::sync::watch::Receiver;
 
 use super::input::{Answer, Input};
-use crate::lifecycle::authentication::{self, ANSWER, QUESTION, Question};
+use crate::lifecycle::authentication::{self, Question};
 use crate::lifecycle::generation::Peer;
 use crate::util::http::{Connection, Limits};
 use crate::util::key::Key;
@@ -75,13 +75,8 @@ impl Peers {
         let question = Question::new(authentication::agent_key(&self.key, &peer.pod)).ok()?;
         let address = SocketAddr::new(peer.host, self.port);
         let mut connection = Connection::open(address, LIMITS).await.ok()?;
-        let header = (QUESTION, question.header(PATH));
-        let answer = connection.get(PATH, Some(header)).await.ok()?;
-        let proof = answer.header(ANSWER);
-        let body = answer.body().await.ok()?;
-        if !question.is_answered(&body, proof.as_deref()) {
-            return None;
-        }
+        let asked = question.ask(&mut connection, PATH).await.ok()?;
+        let body = asked.body().await.ok()??;
         Some(Answer {
             host: peer.host,
             generation: str::from_utf8(&body).ok()?.trim().parse().ok()?,

@@ -6,6 +6,7 @@
 
 use std::io;
 
+use crate::util::http::{self, Connection, HttpError};
 use crate::util::key::{Key, Nonce, from_hex, hex, nonce};
 
 /// Header of a request: its nonce and its proof, 64 hexadecimal digits each, with a space between them.
@@ -49,6 +50,16 @@ impl Question {
         Ok(Question { key, nonce })
     }
 
+    /// Sends the request for a path with its query.
+    pub async fn ask(self, connection: &mut Connection, path: &str) -> Result<Asked, HttpError> {
+        let header = (QUESTION, self.header(path));
+        let answer = connection.get(path, Some(header)).await?;
+        Ok(Asked {
+            question: self,
+            answer,
+        })
+    }
+
     /// The value of [`QUESTION`] for a path with its query.
     pub fn header(&self, path: &str) -> String {
         let proof = self.key.prove(&[b"question", &self.nonce, path.as_bytes()]);
@@ -75,6 +86,22 @@ impl Question {
     pub fn is_answered(&self, body: &[u8], header: Option<&str>) -> bool {
         let proof = header.and_then(from_hex);
         proof.is_some_and(|proof| self.key.verify(&[b"answer", &self.nonce, body], &proof))
+    }
+}
+
+/// A response whose body is not read yet.
+pub struct Asked {
+    question: Question,
+    answer: http::Answer,
+}
+
+impl Asked {
+    /// Reads the body; `None` if it is not proven to be that of the asked agent for this request.
+    pub async fn body(self) -> Result<Option<Vec<u8>>, HttpError> {
+        let proof = self.answer.header(ANSWER);
+        let body = self.answer.body().await?;
+        let proven = self.question.is_answered(&body, proof.as_deref());
+        Ok(proven.then_some(body))
     }
 }
 

@@ -18,12 +18,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::agent_answer::{self, Rejection, Sender, receive};
+use super::agent_answer::{ANSWER, Rejection, Sender, receive};
 use super::pace::{POLLS, Pace};
 use crate::api::TrainingJob;
 use crate::lifecycle::agent_state::{AgentState, MESSAGE, shorten};
-use crate::lifecycle::authentication::{self, ANSWER, QUESTION, Question};
-use crate::util::http::{Answer, Connection, HttpError, Limits};
+use crate::lifecycle::authentication::{self, Question};
+use crate::util::http::{Connection, HttpError, Limits};
 use crate::util::key::Key;
 use crate::util::lock::lock;
 
@@ -32,7 +32,7 @@ const LIMITS: Limits = Limits {
     connect: Duration::from_secs(2),
     head: Duration::from_millis(3500),
     body: Duration::from_secs(1),
-    bytes: agent_answer::ANSWER,
+    bytes: ANSWER,
 };
 /// Bodies that are read at the same time for one job. Together they take at most 1 MiB.
 const BODIES: usize = 16;
@@ -72,7 +72,8 @@ struct Entry {
 type Polled = Result<AgentState, Option<Rejection>>;
 
 impl Agents {
-    /// Starts without agents, which are asked with the controller's key; `news` receives the jobs whose agents report a change.
+    /// Starts without agents, which are asked with the controller's key. `news` receives the jobs whose agents report
+    /// a change.
     pub fn new(news: UnboundedSender<ObjectRef<TrainingJob>>, key: Key) -> Agents {
         Agents {
             polled: Arc::default(),
@@ -225,17 +226,14 @@ async fn request(
             Some(open) => open,
             None => Connection::open(address, LIMITS).await?,
         };
-        let header = (QUESTION, question.header(&path));
-        let answer: Answer = open.get(&path, Some(header)).await?;
-        let proof = answer.header(ANSWER);
+        let asked = question.ask(&mut open, &path).await?;
         // The semaphore is never closed.
         let _permit = bodies.acquire().await;
-        let body = answer.body().await?;
+        let body = asked.body().await?;
         *connection = Some(open);
-        let proven = question.is_answered(&body, proof.as_deref());
-        Ok::<_, HttpError>(match proven {
-            true => receive(&body, sender),
-            false => Err(Rejection::NoProof { address }),
+        Ok::<_, HttpError>(match body {
+            Some(body) => receive(&body, sender),
+            None => Err(Rejection::NoProof { address }),
         })
     };
     match received.await {
@@ -268,9 +266,10 @@ mod tests {
     /// Responds as the agent of a pod of the job, with the proof.
     fn proven(reply: &mut Reply, pod: &str, body: &str) -> std::io::Result<()> {
         let key = authentication::agent_key(&authentication::job_key(&key(), "job"), pod);
-        let question = reply.header(QUESTION).unwrap();
+        let question = reply.header(authentication::QUESTION).unwrap();
         let question = Question::verified(&key, &reply.path, question).unwrap();
-        let header = format!("{ANSWER}: {}\r\n", question.answer(body.as_bytes()));
+        let name = authentication::ANSWER;
+        let header = format!("{name}: {}\r\n", question.answer(body.as_bytes()));
         reply.body_after(&header, body)
     }
 
