@@ -24,6 +24,7 @@ use crate::lifecycle::{Generation, files};
 use crate::recipe::schema::progress_pattern;
 use crate::telemetry::{ExternalStep, StepRecord, now};
 use crate::util::input::{self, STATE_BYTES};
+use crate::util::key::{hex, nonce};
 use crate::util::lock::lock;
 use crate::util::serve::serve;
 
@@ -298,9 +299,7 @@ struct Expected {
 
 impl Server {
     fn start(token: &Path) -> io::Result<Server> {
-        let mut random = [0; 16];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let secret = format!("{:032x}", u128::from_le_bytes(random));
+        let secret = hex(&nonce()?);
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         io::Write::write_all(&mut options.open(token)?, secret.as_bytes())?;
