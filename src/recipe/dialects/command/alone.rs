@@ -97,23 +97,21 @@ fn assignments(command: &[String]) -> (Vec<(&str, &str)>, &[String]) {
 /// the program on. Leaves out the variables that evenkeel sets itself.
 pub fn assigned(command: &[String]) -> (BTreeMap<String, String>, &[String]) {
     let (assigned, program) = assignments(command);
-    let assigned = assigned.into_iter().filter(|(name, _)| !OF_RANKS.has(name));
-    let assigned = assigned.map(|(name, value)| (name.to_owned(), placeholder::literal(value)));
-    (assigned.collect(), program)
+    (for_ranks(&assigned), program)
+}
+
+fn for_ranks(assigned: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let assigned = assigned.iter().filter(|(name, _)| !OF_RANKS.has(name));
+    let assigned = assigned.map(|(name, value)| ((*name).to_owned(), placeholder::literal(value)));
+    assigned.collect()
 }
 
 /// Splits a command as typed.
 pub fn split(command: &[String]) -> Result<Split, LauncherError> {
-    let (assigned, program) = assigned(command);
+    let (assigned, program) = assignments(command);
     let text = word::join(program);
     let script = shell::read(&text, FileId(0), Form::Typed).map_err(|_| LauncherError::Unknown)?;
     let Script { lines, exports } = script;
-    let of_torchrun: Vec<String> = assignments(command)
-        .0
-        .into_iter()
-        .filter(|(name, _)| name.starts_with(OF_TORCHRUN))
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
     // A command in an inline script is refused: the shell may do more than start it.
     let line = lines.first().filter(|line| line.shell == Shell::Own);
     let words = &line.ok_or(LauncherError::Unknown)?.words;
@@ -207,15 +205,19 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let launcher = match found.launcher {
         Launcher::Python => Vec::new(),
         _ => {
+            let of_torchrun = assigned
+                .iter()
+                .filter(|(name, _)| name.starts_with(OF_TORCHRUN))
+                .map(|(name, value)| format!("{name}={value}"));
             let words = before.iter().chain(of_launcher).map(text);
-            of_torchrun.into_iter().chain(words).collect()
+            of_torchrun.chain(words).collect()
         }
     };
     Ok(Split {
         launcher,
         program,
         environment,
-        assigned,
+        assigned: for_ranks(&assigned),
         ignored,
     })
 }
