@@ -18,7 +18,7 @@ use crate::util::key::Key;
 
 /// Name of the Secret. The chart mounts it under this name.
 const SECRET: &str = "evenkeel-controller-key";
-/// Pause between two looks at a file that is still missing. The kubelet takes up to two minutes to show it.
+/// Pause between two attempts to read a missing file. The kubelet takes up to two minutes to show it.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Time after which a wait for the file is logged again.
 const REPORT: Duration = Duration::from_secs(30);

@@ -47,7 +47,6 @@ mod write;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};
-pub use keys::KeySource;
 // For tests that measure its memory.
 pub use stores::{Scope, jobs as watched_jobs};
 pub use unreadable::Seen;

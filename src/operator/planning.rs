@@ -69,7 +69,7 @@ pub async fn plan(
     }
 }
 
-/// What a refused job goes on with: the plan of its newest generation.
+/// A refused job continues with the plan of its newest generation.
 fn refused(status: &mut TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
     let Some(current) = &status.generation else {
         return Err(Unplanned::Refused(refusal));

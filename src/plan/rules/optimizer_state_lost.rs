@@ -11,7 +11,7 @@ pub(super) const RULE: Rule = Rule {
     why: "After every restart the program continues from its newest checkpoint, in the same world or in another one. \
 With FSDP 1, accelerate restores the parameters, but Adam's moments begin at zero with sharded state dicts, and with \
 full state dicts the first moments were wrong in worlds of CPUs. FSDP 2 restores both. That holds for accelerate's \
-launcher as well as for the arguments `fsdp` and `fsdp_config` of transformers; a `fsdp_config` in a file of its own is \
+launcher as well as for the arguments `fsdp` and `fsdp_config` of transformers; a `fsdp_config` in a separate file is \
 not read. With `save_only_model` transformers saves no optimiser's state. HALOs restores the weights and \
 the schedule, but reads its optimiser's state into a key that nothing uses. It also counts samples from 0 after a \
 restart, so a second restart trains samples again. The run continues without an error, but its losses differ.",

@@ -106,7 +106,7 @@ impl Reading {
         self.error("unknown-value", Some(span), message, help);
     }
 
-    /// An error for an unknown key, with a message of its own.
+    /// An error for an unknown key, with this message.
     pub fn unknown_key<'w>(
         &mut self,
         entry: &Entry,
