@@ -1,6 +1,7 @@
 """A script around Hugging Face's Trainer, as its examples have it: TrainingArguments from the command
-line, a tiny model from a config. It writes down which samples every forward pass of the training was
-fed; nothing else in it is for the test.
+line, a tiny model from a config. For the test it writes down which samples every forward pass of the
+training was fed, and KubeflowCallback posts every step instead of one in five seconds, in which a
+fast machine trains to the end.
 
     python hf_trainer.py --output_dir OUT --max_steps 40 --record FED
 """
@@ -17,6 +18,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.integrations import KubeflowCallback
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Arguments:
 
 
 def main():
+    KubeflowCallback._MIN_UPDATE_INTERVAL = 0.0
     own, args = HfArgumentParser((Arguments, TrainingArguments)).parse_args_into_dataclasses()
     args.remove_unused_columns = False
     set_seed(args.seed)
