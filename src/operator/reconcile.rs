@@ -69,7 +69,8 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     if matches!(before.phase, Phase::Complete | Phase::Failed) {
         return finished::keep(&job, &before, context).await;
     }
-    let mut next = status::of_spec(&job, &before);
+    let now = now();
+    let mut next = status::of_spec(&job, &before, now);
     let planned = metrics.time(Step::Plan, planning::plan(&job, &mut next, context));
     let planned = match planned.await {
         Ok(planned) => planned,
@@ -78,7 +79,6 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
             return finished::refuse(&job, &before, next, &refusal, context).await;
         }
     };
-    let now = now();
     let cluster = async { observe(&job, &mut next, &planned, context, now) };
     let mut cluster = match metrics.time(Step::Observe, cluster).await {
         Ok(cluster) => cluster,
@@ -120,14 +120,19 @@ fn observe(
     context: &Context,
     now: f64,
 ) -> Result<ClusterState, Duration> {
-    let cluster = cluster_state(job, status, planned, context);
+    let mut cluster = cluster_state(job, status, planned, context);
     let mut holds = planning::holds(&planned.planner, planning::reached(status));
     let mut asked = false;
     let holds = |ranks, limit| {
         asked = true;
         holds(ranks, limit)
     };
+    let excluded = status.excluded_nodes.len();
     status::apply_observed(job, status, &cluster, holds, now);
+    if status.excluded_nodes.len() > excluded {
+        // The pods on these nodes leave.
+        cluster = cluster_state(job, status, planned, context);
+    }
     match planned.waits.filter(|_| asked) {
         Some(pause) => Err(pause),
         None => Ok(cluster),
@@ -164,7 +169,11 @@ fn decided(
         edits: _,
     } = planned;
     let earlier = status.message.clone();
-    let placement = decision.placement;
+    let Decision {
+        placement,
+        placeable,
+        overdue,
+    } = decision;
     let over = matches!(placement.action, PlacementAction::End(_));
     let plan = status::place(job, status, &placement, &planner).unwrap_or_else(|error| {
         warn!(%error, "the decided world has no plan and is not published");
@@ -178,10 +187,16 @@ fn decided(
     let notice = blocked.as_ref().map(message).or(refusal);
     let notice = notice.or_else(|| match waits {
         Some(_) => Some(earlier),
-        None => planning::skipped(job, status, decision.placeable, &planner),
+        None => planning::skipped(job, status, placeable, &planner),
     });
     status::notice(status, notice);
-    conditions::of_phase(status, blocked.as_ref(), cluster.problem.as_ref());
+    let problem = overdue.as_ref().filter(|_| over);
+    conditions::of_phase(
+        status,
+        blocked.as_ref(),
+        problem.or(cluster.problem.as_ref()),
+        cluster.stalled.is_some(),
+    );
     if waits.is_none() {
         context.store_planner(job, planner);
     }
