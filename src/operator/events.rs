@@ -21,9 +21,7 @@ pub fn announce(
     next: &TrainingJobStatus,
     context: &Context,
 ) {
-    context
-        .metrics
-        .changed(&job.uid().unwrap_or_default(), before, next);
+    context.metrics.changed(before, next);
     let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
     let published = number(before) != number(next);
     let blocked = |status: &TrainingJobStatus| {

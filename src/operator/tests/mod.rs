@@ -6,3 +6,5 @@ mod lifecycle;
 mod names;
 mod observe;
 mod planning;
+
+pub use lifecycle::checkpoint;
