@@ -124,7 +124,7 @@ pub fn decide(
 
 /// The decision for a job that waits for its turn to plan: slots and pods remain, and running ranks may be drained.
 /// A drain is not cancelled, since its reason may be an edit that is not planned yet.
-fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
+pub fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
     let runs = matches!(status::ranks(status), Ranks::Running { .. });
     Placement {
         slots: status.slots.clone(),

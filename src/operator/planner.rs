@@ -164,6 +164,11 @@ impl Planner {
         self.buildable.as_ref().map(|(_, request)| request)
     }
 
+    /// Whether it plans a recipe. Otherwise it knows only what the status says.
+    pub fn has_recipe(&self) -> bool {
+        self.recipe.is_some()
+    }
+
     /// Whether the planner has this recipe of the job.
     pub fn has_read(&self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> bool {
         let recipe = self.recipe.as_ref();
