@@ -1,6 +1,7 @@
 //! Tests of the steps of a reconciliation, with an API server in memory. The scheduler and the kubelets start all
 //! pods at once, and agents answer what a test says.
 
+mod chart;
 mod failures;
 mod lifecycle;
 mod names;
