@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::committed::Committed;
+use super::manifest::ManifestError;
 use super::verified::Damage;
 use crate::comm::CommError;
 use crate::engine::EngineError;
@@ -43,7 +44,7 @@ pub enum CheckpointError {
     Manifest {
         path: PathBuf,
         /// The reason, with the found and the expected value.
-        reason: String,
+        reason: ManifestError,
     },
     /// A complete checkpoint that is not the referenced one.
     #[error(
