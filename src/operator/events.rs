@@ -1,8 +1,8 @@
 //! Events and log lines for the changes, and the failures, of a reconciliation.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::Resource;
 use kube::runtime::events::{Event, EventType};
-use kube::{Resource, ResourceExt};
 use tracing::{Instrument, info, warn};
 
 use super::context::Context;
