@@ -84,19 +84,29 @@ fn refused(status: &mut TrainingJobStatus, refusal: Refusal) -> Result<Planned, 
     })
 }
 
-/// Evaluates the worlds of a job for what was observed.
+/// Evaluates the worlds of a job for what was observed. Also returns the feasible numbers of nodes.
 pub fn evaluate_observed(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     planned: Planned,
     context: &Context,
-) -> Result<Planned, Unplanned> {
-    if planned.waits.is_some() {
-        return Ok(planned);
-    }
-    match evaluate(job, reached(status), &planned.planner, context) {
-        Ok(()) => Ok(planned),
-        Err(unplanned) => without_plan(job, status, planned, unplanned, context),
+) -> Result<(Planned, Vec<u32>), Unplanned> {
+    let (planner, reached) = (&planned.planner, reached(status));
+    let known = |nodes| match planner.known(ranks(job, nodes), reached) {
+        Some(feasible) => feasible.then_some(Some(nodes)),
+        None => Some(None),
+    };
+    let feasible = match considered(job).filter_map(known).collect() {
+        Some(feasible) => Ok(feasible),
+        None => in_turn(job, context, || feasible_nodes(job, reached, planner)),
+    };
+    match feasible {
+        Ok(feasible) => Ok((planned, feasible)),
+        Err(unplanned) => {
+            let planned = without_plan(job, status, planned, unplanned, context)?;
+            let feasible = feasible_nodes(job, reached, &planned.planner);
+            Ok((planned, feasible))
+        }
     }
 }
 
@@ -133,8 +143,7 @@ fn until_turn(job: &TrainingJob, pause: Duration, edits: bool) -> Option<Planned
         return None;
     }
     let feasible = status.plan.iter().flat_map(|plan| &plan.feasible_nodes);
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let worlds = feasible.map(|nodes| u64::from(*nodes) * per_node);
+    let worlds = feasible.map(|nodes| ranks(job, *nodes));
     // An edit may have made them infeasible.
     let worlds = worlds.filter(|_| is_accepted(job)).collect();
     Some(Planned {
@@ -220,29 +229,14 @@ fn first_plan(
     let nodes = job.spec.nodes.max(1);
     let most = nodes.min(*bounds(job).end());
     let first = feasible.iter().rfind(|nodes| **nodes <= most);
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let ranks = u64::from(*first.unwrap_or(&nodes)) * per_node;
+    let ranks = ranks(job, *first.unwrap_or(&nodes));
     let plan = planner.plan(ranks, reached).map_err(|message| {
+        let per_node = job.spec.gpus_per_node;
         plan_refused(format!(
             "no plan for {nodes} nodes of {per_node} GPUs: {message}"
         ))
     })?;
     Ok((plan, feasible))
-}
-
-/// Evaluates all worlds that a reconciliation may ask for.
-fn evaluate(
-    job: &TrainingJob,
-    reached: Reached,
-    planner: &Planner,
-    context: &Context,
-) -> Result<(), Unplanned> {
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let worlds = considered(job).map(|nodes| u64::from(nodes) * per_node);
-    if !planner.has_evaluated(worlds, reached) {
-        in_turn(job, context, || feasible_nodes(job, reached, planner))?;
-    }
-    Ok(())
 }
 
 /// Reads or plans a recipe in the turn of its job. A recipe is its tenant's: it may take long, and it may make the
@@ -275,38 +269,45 @@ pub fn bounds(job: &TrainingJob) -> RangeInclusive<u32> {
 
 /// Feasible numbers of nodes.
 fn feasible_nodes(job: &TrainingJob, reached: Reached, planner: &Planner) -> Vec<u32> {
-    let per_node = u64::from(job.spec.gpus_per_node);
-    considered(job)
-        .filter(|nodes| planner.is_feasible(u64::from(*nodes) * per_node, reached))
-        .collect()
+    let mut nodes = Vec::from_iter(considered(job));
+    nodes.retain(|nodes| planner.is_feasible(ranks(job, *nodes), reached));
+    nodes
 }
 
-/// Message for numbers of nodes that fit in the pool but that a rule refuses.
+/// Ranks on a number of nodes.
+fn ranks(job: &TrainingJob, nodes: u32) -> u64 {
+    u64::from(nodes) * u64::from(job.spec.gpus_per_node)
+}
+
+/// Message for numbers of nodes that fit in the pool but that a rule refuses. `None` also while they are not evaluated.
 pub fn skipped(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     placeable: u32,
     planner: &Planner,
-) -> Option<String> {
+    context: &Context,
+) -> Result<Option<String>, Unplanned> {
     if status.phase != Phase::Running {
-        return None;
+        return Ok(None);
     }
     let first = status.nodes + 1;
     let last = job.spec.nodes.min(*bounds(job).end()).min(placeable);
-    if first > last {
-        return None;
-    }
-    let (per_node, reached) = (u64::from(job.spec.gpus_per_node), reached(status));
-    let ranks = |nodes: u32| u64::from(nodes) * per_node;
+    let reached = reached(status);
     // If one of them is feasible, a scale up to it is under way.
-    if (first..=last).any(|nodes| planner.is_feasible(ranks(nodes), reached)) {
-        return None;
+    let is_refused = |nodes| planner.known(ranks(job, nodes), reached) == Some(false);
+    if first > last || !(first..=last).all(is_refused) {
+        return Ok(None);
     }
-    let message = planner.refusal(ranks(last), reached)?;
-    Some(match first == last {
+    let ranks = ranks(job, last);
+    // A world that does not split the batch is not evaluated before.
+    let refusal = match planner.known_refusal(ranks, reached) {
+        Some(refusal) => refusal,
+        None => in_turn(job, context, || planner.refusal(ranks, reached))?,
+    };
+    Ok(refusal.map(|message| match first == last {
         true => format!("skips {first} nodes: {message}"),
         false => format!("skips {first} to {last} nodes: {message}"),
-    })
+    }))
 }
 
 /// The largest micro-batch below that of `plan` with which its world is feasible, for the current global batch

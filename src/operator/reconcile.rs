@@ -83,11 +83,12 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
         Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
     };
     let decided = async {
-        let planned = planning::evaluate_observed(&job, &mut next, planned, context)?;
+        let (planned, feasible) = planning::evaluate_observed(&job, &mut next, planned, context)?;
         if cluster.edits && !planned.edits {
             cluster = cluster_state(&job, &next, &planned, context);
         }
-        let decision = decide::decide(&job, &next, &cluster, &planned, context, now);
+        let input = (&cluster, &planned, &feasible[..]);
+        let decision = decide::decide(&job, &next, input, context, now);
         Ok((planned, decision))
     };
     let (planned, decision) = match metrics.time(Step::Decide, decided).await {
@@ -216,7 +217,10 @@ fn build(
     let notice = blocked.as_ref().map(message).or(refusal);
     let notice = notice.or_else(|| match waits {
         Some(_) => Some(earlier),
-        None => planning::skipped(job, status, placeable, &planner),
+        None => {
+            let skipped = planning::skipped(job, status, placeable, &planner, context);
+            skipped.unwrap_or(Some(earlier))
+        }
     });
     status::notice(status, notice);
     conditions::of_phase(status, blocked.as_ref(), cluster.problem.as_ref());

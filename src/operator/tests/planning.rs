@@ -310,6 +310,27 @@ async fn a_world_is_published_in_the_turn_of_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn free_nodes_that_no_plan_can_use_are_named() {
+    let mut cluster = Cluster::running().await;
+    cluster.put_node("c", json!({}));
+    cluster.edit(json!({"nodes": 3}));
+    cluster.reconcile().await.unwrap();
+    let first = turns(&cluster);
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    assert_eq!((status.phase, status.nodes), (Phase::Running, 2));
+    // 3 ranks do not split 8 samples.
+    let message = status.message;
+    assert!(
+        message.starts_with("skips 3 nodes: batch-divisible: "),
+        "{message}"
+    );
+    assert_eq!(turns(&cluster), first, "the refusal is kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_world_without_a_plan_is_not_published() {
     let cluster = Cluster::running().await;
     let placement = Placement {
