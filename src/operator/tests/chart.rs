@@ -274,7 +274,7 @@ fn names_outside_the_controllers_namespace_contain_it() {
 }
 
 #[test]
-fn the_controller_reads_leases_of_its_own_namespace_and_of_nodes_alone() {
+fn the_controller_reads_no_leases_but_those_of_its_replicas_and_of_nodes() {
     let roles = of_kind("ClusterRole").into_iter().chain(of_kind("Role"));
     let mut rights = Vec::new();
     for role in roles {
