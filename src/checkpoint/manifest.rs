@@ -9,12 +9,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::Checksum;
 use super::checksum::FileEntry;
 use super::committed::Committed;
+use super::error::{CheckpointError, ManifestError};
 use super::names::{CONFIG, INDEX, MANIFEST, STATE};
 use super::shape::UnitShape;
 use super::unit_file::Content;
-use super::{CheckpointError, Checksum};
 use crate::lifecycle::files::is_partial;
 use crate::util::durable::FileError;
 use crate::util::input::{self, STATE_BYTES};
@@ -35,33 +36,6 @@ pub struct Part {
     pub step: u64,
     /// Names and contents of the files, which are already durable.
     pub files: BTreeMap<String, FileEntry>,
-}
-
-/// Why a manifest cannot be trusted.
-#[derive(Debug, thiserror::Error)]
-pub enum ManifestError {
-    /// It is no JSON, or lacks a field.
-    #[error("it cannot be parsed: {0}")]
-    Json(#[from] serde_json::Error),
-    /// Another version wrote it.
-    #[error("it has format {0}, and this version of Evenkeel reads format {FORMAT}")]
-    Format(u64),
-    /// It was edited or damaged.
-    #[error("its seal is {found}, its content gives {expected}: it was edited or damaged")]
-    Seal { found: String, expected: String },
-    /// It lists a file outside the checkpoint.
-    #[error("it lists `{0}`, which no checkpoint has")]
-    Outside(String),
-    /// It lacks a file that the units need.
-    #[error("it does not list `{0}`")]
-    Unlisted(String),
-    /// A file is too small for its unit.
-    #[error("it lists `{name}` with {bytes} bytes, which cannot hold unit `{unit}`")]
-    Short {
-        name: String,
-        bytes: u64,
-        unit: String,
-    },
 }
 
 /// The content of a checkpoint.
@@ -146,7 +120,10 @@ impl Manifest {
         }
         let Version { format } = serde_json::from_slice(bytes)?;
         if format != FORMAT {
-            return Err(ManifestError::Format(format));
+            return Err(ManifestError::Format {
+                found: format,
+                read: FORMAT,
+            });
         }
         let manifest: Manifest = serde_json::from_slice(bytes)?;
         let expected = manifest.expected_seal()?;
