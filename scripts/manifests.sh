@@ -19,6 +19,20 @@ for file in crd controller; do
 done
 [ "${1:-}" = --check ] || exit 0
 
+# Kind, namespace and name of each object of a namespaced release.
+objects() {
+  helm template evenkeel "$chart" --namespace "$1" --set namespaced=true | awk '
+    /^kind:/ { kind = $2 }
+    /^  name:/ && !name { name = $2 }
+    /^  namespace:/ && !namespace { namespace = $2 }
+    /^---/ && name { print kind, namespace, name; name = namespace = "" }
+    END { print kind, namespace, name }' | sort
+}
+objects a >"$made/a"
+objects b >"$made/b"
+[ -z "$(uniq -d "$made/a")" ] && ! comm -12 "$made/a" "$made/b" | grep . ||
+  { echo "releases of one name in two namespaces have these objects in common" >&2; exit 1; }
+
 # manifests/base has no monitoring, so it is rendered on its own.
 helm template evenkeel "$chart" --set monitoring.serviceMonitor.enabled=true \
   --set monitoring.rules.enabled=true --set monitoring.dashboard.enabled=true >"$made/monitoring.yaml"

@@ -7,23 +7,30 @@ ROLES_JSON is the output of `kubectl get clusterroles,roles -A -l app.kubernetes
 Exits with 1 if there are unused rights beyond EXPECTED.
 """
 
+import itertools
 import json
 import sys
 
 # Never requested, with the reason why they are granted.
 EXPECTED = {
-    ("trainingjobs/finalizers", "update"): "the admission of owner references asks for it",
-    ("trainingjobs", "get"): "only an account that has it may grant it to the pods",
+    ("evenkeel.dev", "trainingjobs/finalizers", "update"): "the admission of owner references asks for it",
+    ("evenkeel.dev", "trainingjobs", "get"): "only an account that has it may grant it to the pods",
 }
-for companion in ["networkpolicies", "rolebindings", "roles", "serviceaccounts", "services"]:
-    EXPECTED[companion, "patch"] = "updates the object of an older controller (unit tests of operator/ownership.rs)"
+COMPANIONS = {
+    "": ["serviceaccounts", "services"],
+    "networking.k8s.io": ["networkpolicies"],
+    "rbac.authorization.k8s.io": ["rolebindings", "roles"],
+}
+for group, companions in COMPANIONS.items():
+    for companion in companions:
+        reason = "updates the object of an older controller (unit tests of operator/ownership.rs)"
+        EXPECTED[group, companion, "patch"] = reason
 
 
 def granted(roles):
     for role in json.load(roles)["items"]:
         for rule in role["rules"]:
-            for resource in rule["resources"]:
-                yield from ((resource, verb) for verb in rule["verbs"])
+            yield from itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
 
 
 def used(log):
@@ -36,7 +43,8 @@ def used(log):
         resource = target["resource"]
         if target.get("subresource"):
             resource += "/" + target["subresource"]
-        yield resource, event["verb"]
+        # Core resources have no group.
+        yield target.get("apiGroup", ""), resource, event["verb"]
 
 
 def main():
@@ -46,9 +54,11 @@ def main():
     with open(audit_log) as log:
         seen = set(used(log))
     unused = rights - seen
-    for resource, verb in sorted(unused):
-        reason = EXPECTED.get((resource, verb), "UNEXPECTED: remove it from charts/evenkeel/rules/, or test its use")
-        print(f"never used: {verb} {resource}: {reason}")
+    for right in sorted(unused):
+        group, resource, verb = right
+        reason = EXPECTED.get(right, "UNEXPECTED: remove it from charts/evenkeel/rules/, or test its use")
+        name = f"{resource}.{group}" if group else resource
+        print(f"never used: {verb} {name}: {reason}")
     print(f"{len(rights)} rights granted, {len(rights & seen)} used")
     sys.exit(bool(unused - EXPECTED.keys()))
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use crate::api::status::RecipeSnapshot;
 use crate::api::{EnvVar, RecipeSource, RemainderPolicy};
 use crate::recipe::{Dialect, Environment, Origin, OutsidePath, Request, Setting};
+use crate::util::suggest::UnknownName;
 
 /// Default path of the recipe.
 const RECIPE: &str = "recipe.yaml";
@@ -18,9 +19,9 @@ const ACCELERATE: &str = "accelerate.yaml";
 pub enum InvalidSnapshot {
     #[error(transparent)]
     Path(#[from] OutsidePath),
-    /// Says which dialects there are.
-    #[error("{0}")]
-    Dialect(String),
+    /// No dialect has this name.
+    #[error(transparent)]
+    Dialect(#[from] UnknownName),
 }
 
 impl RecipeSnapshot {
@@ -91,7 +92,7 @@ impl RecipeSnapshot {
             trainer_command: command.to_vec(),
             accelerate,
             overrides: self.overrides.clone(),
-            dialect: dialect.transpose().map_err(InvalidSnapshot::Dialect)?,
+            dialect: dialect.transpose()?,
             version: self.dialect_version.clone(),
             settings: Vec::from_iter(uneven),
             ..Request::default()

@@ -65,6 +65,10 @@ pub struct TrainingJobStatus {
     /// The newest known checkpoint of an external trainer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub external_checkpoint: Option<ExternalCheckpoint>,
+    /// When the controller first saw the newest of these checkpoints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "time::schema")]
+    pub checkpoint_time: Option<MicroTime>,
     /// Upper limit of the per-device batch, set after a rank ran out of memory. Samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_device_batch_size_limit: Option<u64>,

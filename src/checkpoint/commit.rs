@@ -115,7 +115,8 @@ fn write_and_rename(
         files,
         seal: String::new(),
     };
-    manifest.check_files().map_err(CheckpointError::Misuse)?;
+    let complete = manifest.check_files();
+    complete.map_err(|error| CheckpointError::Misuse(error.to_string()))?;
     let bytes = manifest.seal().map_err(not_json)?;
     write(&partial.join(MANIFEST), &bytes)?;
     sync_directory(&partial)?;

@@ -43,7 +43,7 @@ pub enum CheckpointError {
     Manifest {
         path: PathBuf,
         /// The reason, with the found and the expected value.
-        reason: String,
+        reason: ManifestError,
     },
     /// A complete checkpoint that is not the referenced one.
     #[error(
@@ -78,6 +78,33 @@ pub enum CheckpointError {
     /// The file system did not allow a read or a removal.
     #[error(transparent)]
     File(#[from] FileError),
+}
+
+/// Why a manifest cannot be trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// It is no JSON, or lacks a field.
+    #[error("it cannot be parsed: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another version wrote it.
+    #[error("it has format {found}, and this version of Evenkeel reads format {read}")]
+    Format { found: u64, read: u64 },
+    /// It was edited or damaged.
+    #[error("its seal is {found}, its content gives {expected}: it was edited or damaged")]
+    Seal { found: String, expected: String },
+    /// It lists a file outside the checkpoint.
+    #[error("it lists `{0}`, which no checkpoint has")]
+    Outside(String),
+    /// It lacks a file that the units need.
+    #[error("it does not list `{0}`")]
+    Unlisted(String),
+    /// A file is too small for its unit.
+    #[error("it lists `{name}` with {bytes} bytes, which cannot hold unit `{unit}`")]
+    Short {
+        name: String,
+        bytes: u64,
+        unit: String,
+    },
 }
 
 fn last_good(last: Option<&Committed>) -> String {

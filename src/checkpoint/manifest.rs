@@ -9,12 +9,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::Checksum;
 use super::checksum::FileEntry;
 use super::committed::Committed;
+use super::error::{CheckpointError, ManifestError};
 use super::names::{CONFIG, INDEX, MANIFEST, STATE};
 use super::shape::UnitShape;
 use super::unit_file::Content;
-use super::{CheckpointError, Checksum};
 use crate::lifecycle::files::is_partial;
 use crate::util::durable::FileError;
 use crate::util::input::{self, STATE_BYTES};
@@ -105,44 +106,43 @@ impl Manifest {
             io::ErrorKind::NotFound => not_committed("there is no such directory"),
             _ => FileError::from_io("read", &path, 0, error).into(),
         })?;
-        let edited = |reason: String| CheckpointError::Manifest {
+        let manifest = Self::parse(&bytes).map_err(|reason| CheckpointError::Manifest {
             path: directory.to_path_buf(),
             reason,
-        };
-        let manifest = Self::parse(&bytes).map_err(edited)?;
+        })?;
         Ok((manifest, Checksum::of(&bytes)))
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, String> {
+    fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         #[derive(Deserialize)]
         struct Version {
             format: u64,
         }
-        let broken = |error: serde_json::Error| format!("it cannot be parsed: {error}");
-        let Version { format } = serde_json::from_slice(bytes).map_err(broken)?;
+        let Version { format } = serde_json::from_slice(bytes)?;
         if format != FORMAT {
-            return Err(format!(
-                "it has format {format}, and this version of Evenkeel reads format {FORMAT}"
-            ));
+            return Err(ManifestError::Format {
+                found: format,
+                read: FORMAT,
+            });
         }
-        let manifest: Manifest = serde_json::from_slice(bytes).map_err(broken)?;
-        let expected = manifest.expected_seal().map_err(broken)?;
+        let manifest: Manifest = serde_json::from_slice(bytes)?;
+        let expected = manifest.expected_seal()?;
         if manifest.seal != expected {
-            return Err(format!(
-                "its seal is {}, its content gives {expected}: it was edited or damaged",
-                manifest.seal
-            ));
+            return Err(ManifestError::Seal {
+                found: manifest.seal,
+                expected,
+            });
         }
         let outside = |name: &&String| name.contains('/') || name.as_str() == MANIFEST;
         if let Some(name) = manifest.files.keys().find(outside) {
-            return Err(format!("it lists `{name}`, which no checkpoint has"));
+            return Err(ManifestError::Outside(name.clone()));
         }
         manifest.check_files()?;
         Ok(manifest)
     }
 
     /// Checks that every file that the units need is listed and large enough.
-    pub(super) fn check_files(&self) -> Result<(), String> {
+    pub(super) fn check_files(&self) -> Result<(), ManifestError> {
         for name in [CONFIG, INDEX, STATE] {
             self.listed(name)?;
         }
@@ -153,18 +153,19 @@ impl Manifest {
                 let entry = self.listed(&name)?;
                 let data = unit.checked_bytes(content.vectors_of_unit());
                 if data.is_none_or(|data| data > entry.bytes) {
-                    return Err(format!(
-                        "it lists `{name}` with {} bytes, which cannot hold unit `{}`",
-                        entry.bytes, unit.name
-                    ));
+                    return Err(ManifestError::Short {
+                        name,
+                        bytes: entry.bytes,
+                        unit: unit.name.clone(),
+                    });
                 }
             }
         }
         Ok(())
     }
 
-    pub(super) fn listed(&self, name: &str) -> Result<FileEntry, String> {
+    pub(super) fn listed(&self, name: &str) -> Result<FileEntry, ManifestError> {
         let entry = self.files.get(name).copied();
-        entry.ok_or_else(|| format!("it does not list `{name}`"))
+        entry.ok_or_else(|| ManifestError::Unlisted(name.to_owned()))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::{self, Dialect, Environment, Origin, ReadError, Recipe, Request, Setting};
+use crate::util::suggest::UnknownName;
 
 /// One recipe with its flags and overrides.
 #[derive(Debug, Clone, clap::Args)]
@@ -148,6 +149,6 @@ impl RecipeOptions {
     }
 }
 
-fn parse_dialect(name: &str) -> Result<Dialect, String> {
+fn parse_dialect(name: &str) -> Result<Dialect, UnknownName> {
     name.parse()
 }

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::chat::{ChatError, ChatTemplate, Origin};
+use super::chat::{ChatError, ChatTemplate, MalformedTemplate, Origin};
 use super::error::DataError;
 use super::read::{Content, Document, parse_json};
 use super::record::{Fault, Record};
 use super::request::PrepareRequest;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{EncodeError, Tokenizer};
 use super::writer::Token;
 use crate::recipe::schema::spec::Objective;
 
@@ -35,7 +35,7 @@ pub(super) enum Outcome {
 /// Settings and models for encoding, shared by threads.
 pub(super) struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
-    template: &'a Result<ChatTemplate, String>,
+    template: &'a Result<ChatTemplate, MalformedTemplate>,
     answers_only: bool,
     /// Whether the recipe sets `answers_only` itself.
     asked_for: bool,
@@ -58,7 +58,7 @@ impl<'a> Encoder<'a> {
     pub fn new(
         request: &PrepareRequest<'_>,
         tokenizer: &'a Tokenizer,
-        template: &'a Result<ChatTemplate, String>,
+        template: &'a Result<ChatTemplate, MalformedTemplate>,
     ) -> Encoder<'a> {
         Encoder {
             tokenizer,
@@ -208,7 +208,7 @@ fn all_targets(ids: &[u32]) -> Vec<Token> {
     ids.iter().map(|&id| Token { id, target: true }).collect()
 }
 
-fn cannot_encode(error: String) -> Fault {
+fn cannot_encode(error: EncodeError) -> Fault {
     Fault::new(
         format!("the tokenizer cannot encode it: {error}"),
         "repair or remove the text, or use another tokenizer",

@@ -29,12 +29,11 @@ pub struct Decision {
 }
 
 /// Decides under the lock of the reservations, so that the devices of this job are reserved before
-/// the next job decides.
+/// the next job decides. `feasible`: the feasible numbers of nodes, ascending.
 pub fn decide(
     job: &TrainingJob,
     status: &TrainingJobStatus,
-    cluster: &ClusterState,
-    planned: &Planned,
+    (cluster, planned, feasible): (&ClusterState, &Planned, &[u32]),
     context: &Context,
     now: f64,
 ) -> Decision {
@@ -42,15 +41,6 @@ pub fn decide(
     let name = job.name_any();
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
-    let reached = planning::reached(status);
-    // The rules are evaluated once for every number of nodes that the decision may consider.
-    let most = planning::bounds(job).end().min(&job.spec.nodes).to_owned();
-    let feasible: Vec<bool> = (0..=most)
-        .map(|nodes| {
-            planning::bounds(job).contains(&nodes)
-                && planner.is_feasible(u64::from(nodes) * per_node, reached)
-        })
-        .collect();
     let namespace = job.namespace().unwrap_or_default();
     let suspects = &context.suspects;
     lock(suspects).suspect(&namespace, &cluster.suspects);
@@ -80,7 +70,7 @@ pub fn decide(
         desired: job.spec.nodes,
         bounds: planning::bounds(job),
         ranks_per_node: per_node,
-        feasible: &|nodes| feasible.get(nodes as usize).copied().unwrap_or(false),
+        feasible: &|nodes| nodes <= job.spec.nodes && feasible.binary_search(&nodes).is_ok(),
         pool,
         placeable,
         slots: &cluster.slots,
@@ -136,7 +126,7 @@ pub fn decide(
 
 /// The decision for a job that waits for its turn to plan: slots and pods remain, and running ranks may be drained.
 /// A drain is not cancelled, since its reason may be an edit that is not planned yet.
-fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
+pub fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
     let runs = matches!(status::ranks(status), Ranks::Running { .. });
     Placement {
         slots: status.slots.clone(),

@@ -1,8 +1,8 @@
 //! Events and log lines for the changes, and the failures, of a reconciliation.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::Resource;
 use kube::runtime::events::{Event, EventType};
-use kube::{Resource, ResourceExt};
 use tracing::{Instrument, info, warn};
 
 use super::context::Context;
@@ -21,9 +21,7 @@ pub fn announce(
     next: &TrainingJobStatus,
     context: &Context,
 ) {
-    context
-        .metrics
-        .changed(&job.uid().unwrap_or_default(), before, next);
+    context.metrics.changed(before, next);
     let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
     let published = number(before) != number(next);
     let blocked = |status: &TrainingJobStatus| {

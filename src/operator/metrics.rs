@@ -1,8 +1,8 @@
 //! The controller's metrics, in the OpenMetrics text format.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
@@ -14,12 +14,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use tracing::{Instrument, error_span};
 
 use crate::api::TrainingJob;
 use crate::api::status::{Phase, RescaleStages, TrainingJobStatus};
 use crate::lifecycle::Reason;
 use crate::telemetry::now;
-use crate::util::lock::lock;
 use crate::util::openmetrics;
 use crate::util::time::seconds;
 
@@ -34,7 +34,7 @@ pub struct Metrics {
     steps: Durations,
     generations: Family<Label, Counter>,
     rescales: Durations,
-    jobs: Arc<Jobs>,
+    jobs: Jobs,
 }
 
 /// The result of a reconciliation.
@@ -68,15 +68,17 @@ pub enum Step {
     Plan,
     Observe,
     Decide,
+    Build,
     WriteStatus,
     Apply,
 }
 
 impl Step {
-    const ALL: [Step; 5] = [
+    const ALL: [Step; 6] = [
         Step::Plan,
         Step::Observe,
         Step::Decide,
+        Step::Build,
         Step::WriteStatus,
         Step::Apply,
     ];
@@ -86,6 +88,7 @@ impl Step {
             Step::Plan => "plan",
             Step::Observe => "observe",
             Step::Decide => "decide",
+            Step::Build => "build",
             Step::WriteStatus => "write-status",
             Step::Apply => "apply",
         }
@@ -103,7 +106,7 @@ impl Default for Metrics {
             steps: Family::new_with_constructor(milliseconds),
             generations: Family::default(),
             rescales: Family::new_with_constructor(seconds),
-            jobs: Arc::default(),
+            jobs: Jobs::default(),
             registry: Registry::default(),
         };
         registry.register(
@@ -126,7 +129,7 @@ impl Default for Metrics {
             "Time from the cause of a rescale to the end of a stage",
             metrics.rescales.clone(),
         );
-        registry.register_collector(Box::new(SharedJobs(Arc::clone(&metrics.jobs))));
+        registry.register_collector(Box::new(metrics.jobs.clone()));
         metrics.start_at_zero();
         Metrics {
             registry,
@@ -156,7 +159,7 @@ impl Metrics {
     /// Records that this replica leads, with its cache of jobs.
     pub fn leads(&self, jobs: Store<TrainingJob>) {
         // A replica leads at most once: it exits when it loses the Lease.
-        let _ = self.jobs.known.set(jobs);
+        let _ = self.jobs.0.set(jobs);
     }
 
     /// Records a reconciliation.
@@ -166,17 +169,19 @@ impl Metrics {
         durations.observe(took.as_secs_f64());
     }
 
-    /// Measures a step of a reconciliation.
+    /// Runs a step of a reconciliation in its span, which each line of its log names, and measures it.
     pub async fn time<T>(&self, step: Step, work: impl Future<Output = T>) -> T {
         let start = Instant::now();
-        let done = work.await;
+        let done = work
+            .instrument(error_span!("step", name = step.name()))
+            .await;
         let durations = self.steps.get_or_create(&[("step", step.name())]);
         durations.observe(start.elapsed().as_secs_f64());
         done
     }
 
     /// Records what changed in the status of a job.
-    pub fn changed(&self, uid: &str, before: &TrainingJobStatus, next: &TrainingJobStatus) {
+    pub fn changed(&self, before: &TrainingJobStatus, next: &TrainingJobStatus) {
         let number =
             |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
         if let Some(current) = next
@@ -201,7 +206,6 @@ impl Metrics {
                 }
             }
         }
-        self.jobs.record_checkpoint(uid, next);
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -221,13 +225,9 @@ fn stages(stages: &RescaleStages) -> [(&'static str, Option<f64>); 5] {
     ]
 }
 
-/// The jobs, whose numbers are read when they are asked for.
-#[derive(Default)]
-struct Jobs {
-    known: OnceLock<Store<TrainingJob>>,
-    /// The samples in the newest checkpoint of each job, by uid, and when the controller saw it.
-    checkpoints: Mutex<HashMap<String, (u64, f64)>>,
-}
+/// The cache of the jobs, whose numbers are read when they are asked for. Unset while another replica leads.
+#[derive(Clone, Default)]
+struct Jobs(Arc<OnceLock<Store<TrainingJob>>>);
 
 impl fmt::Debug for Jobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,7 +243,7 @@ type Gauge = (
 );
 
 /// The numbers of each job that is not over.
-const GAUGES: [Gauge; 11] = [
+const GAUGES: [Gauge; 12] = [
     (
         "job_nodes",
         "Nodes of the newest generation",
@@ -298,46 +298,30 @@ const GAUGES: [Gauge; 11] = [
         "Target tokens per second over all ranks",
         |_, status| Some(status.progress.as_ref()?.tokens_per_second as f64),
     ),
+    (
+        "job_checkpoint_age_seconds",
+        "Time since the newest checkpoint",
+        |_, status| checkpoint_age(status),
+    ),
 ];
 
-impl Jobs {
-    fn record_checkpoint(&self, uid: &str, status: &TrainingJobStatus) {
-        let Some(checkpoint) = &status.checkpoint else {
-            return;
-        };
-        let mut checkpoints = lock(&self.checkpoints);
-        let seen = checkpoints.get(uid).map(|(samples, _)| *samples);
-        if seen != Some(checkpoint.samples) {
-            checkpoints.insert(uid.to_owned(), (checkpoint.samples, now()));
-        }
-    }
-
-    /// Seconds since the newest checkpoint of a job. The checkpoint of an external trainer has its own time.
-    fn checkpoint_age(&self, job: &TrainingJob, status: &TrainingJobStatus) -> Option<f64> {
-        let external = status.external_checkpoint.as_ref();
-        let changed = external.and_then(|checkpoint| checkpoint.changed.as_ref());
-        let seen = || Some(lock(&self.checkpoints).get(&job.uid()?)?.1);
-        let at = changed.map(seconds).or_else(seen)?;
-        Some((now() - at).max(0.0))
-    }
+/// Seconds since the newest checkpoint of a job. A checkpoint of an external trainer may have its own time.
+fn checkpoint_age(status: &TrainingJobStatus) -> Option<f64> {
+    let external = status.external_checkpoint.as_ref();
+    let changed = external.and_then(|checkpoint| checkpoint.changed.as_ref());
+    let at = changed.or(status.checkpoint_time.as_ref())?;
+    Some((now() - seconds(at)).max(0.0))
 }
 
-/// The collector of [`Jobs`].
-#[derive(Debug)]
-struct SharedJobs(Arc<Jobs>);
-
-impl Collector for SharedJobs {
+impl Collector for Jobs {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let SharedJobs(jobs) = self;
-        let leads = jobs.known.get().is_some();
+        let Jobs(known) = self;
+        let leads = known.get().is_some();
         let help = "Whether this replica leads";
         let mut leader =
             encoder.encode_descriptor("controller_leader", help, None, MetricType::Gauge)?;
         leader.encode_gauge(&u32::from(leads))?;
-        let all = jobs.known.get().map(Store::state).unwrap_or_default();
-        // A deleted job needs no memory.
-        let uids: Vec<String> = all.iter().filter_map(|job| job.uid()).collect();
-        lock(&jobs.checkpoints).retain(|uid, _| uids.contains(uid));
+        let all = known.get().map(Store::state).unwrap_or_default();
         let mut phases: BTreeMap<String, u64> = BTreeMap::new();
         let mut running = Vec::new();
         for job in &all {
@@ -368,27 +352,18 @@ impl Collector for SharedJobs {
             ];
             metric.encode_family(&labels)?.encode_gauge(&1_u32)?;
         }
-        let mut gauge =
-            |name, help, value: &dyn Fn(&TrainingJob, &TrainingJobStatus) -> Option<f64>| {
-                let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-                for (job, status) in &running {
-                    let namespace = job.namespace().unwrap_or_default();
-                    let name = job.name_any();
-                    let labels = [("namespace", namespace.as_str()), ("job", name.as_str())];
-                    if let Some(value) = value(job, status) {
-                        metric.encode_family(&labels)?.encode_gauge(&value)?;
-                    }
-                }
-                Ok(())
-            };
         for (name, help, value) in GAUGES {
-            gauge(name, help, &value)?;
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (job, status) in &running {
+                let namespace = job.namespace().unwrap_or_default();
+                let name = job.name_any();
+                let labels = [("namespace", namespace.as_str()), ("job", name.as_str())];
+                if let Some(value) = value(job, status) {
+                    metric.encode_family(&labels)?.encode_gauge(&value)?;
+                }
+            }
         }
-        gauge(
-            "job_checkpoint_age_seconds",
-            "Time since the newest checkpoint",
-            &|job, status| jobs.checkpoint_age(job, status),
-        )
+        Ok(())
     }
 }
 
@@ -403,6 +378,8 @@ mod tests {
 
     use super::*;
     use crate::operator::testing::{Cluster, job};
+    use crate::operator::tests::checkpoint;
+    use crate::util::time::micro_time;
 
     /// The metrics that a text names. A histogram or counter is named once, without the suffix of its samples.
     fn metric_names(text: &str) -> BTreeSet<&str> {
@@ -497,25 +474,29 @@ mod tests {
         insta::assert_snapshot!(found.join("\n"));
     }
 
-    #[test]
-    fn a_checkpoint_ages_until_the_next_one() {
-        let jobs = Jobs::default();
-        let status = |samples: u64| -> TrainingJobStatus {
-            let checkpoint =
-                json!({"path": "", "step": 1, "samples": samples, "batch": 8, "checksum": ""});
-            serde_json::from_value(json!({"checkpoint": checkpoint})).unwrap()
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_checkpoint_ages_until_the_next_one_also_under_another_leader() {
+        let mut cluster = Cluster::running().await;
+        assert_eq!(checkpoint_age(&cluster.status()), None, "no checkpoint yet");
+        let commit = |cluster: &Cluster, step| {
+            let committed = checkpoint(1, step);
+            let state =
+                json!({"generation": 1, "ranks": [{"ready": true}], "committed": committed});
+            cluster.agent("x-0-1", state);
         };
-        assert_eq!(
-            jobs.checkpoint_age(&job("x", "u"), &status(8)),
-            None,
-            "not seen yet"
-        );
-        jobs.record_checkpoint("u", &status(8));
-        lock(&jobs.checkpoints).get_mut("u").unwrap().1 -= 60.0;
-        jobs.record_checkpoint("u", &status(8));
-        assert!(jobs.checkpoint_age(&job("x", "u"), &status(8)).unwrap() >= 60.0);
-        jobs.record_checkpoint("u", &status(16));
-        assert!(jobs.checkpoint_age(&job("x", "u"), &status(16)).unwrap() < 60.0);
+        commit(&cluster, 3);
+        cluster.reconcile().await.unwrap();
+        let first = cluster.status().checkpoint_time.unwrap();
+        let mut earlier = cluster.status();
+        earlier.checkpoint_time = Some(micro_time(seconds(&first) - 60.0));
+        assert!(checkpoint_age(&earlier).unwrap() >= 60.0);
+        cluster.restart_controller();
+        commit(&cluster, 3);
+        cluster.reconcile().await.unwrap();
+        assert_eq!(cluster.status().checkpoint_time.as_ref(), Some(&first));
+        commit(&cluster, 4);
+        cluster.reconcile().await.unwrap();
+        assert!(cluster.status().checkpoint_time.unwrap() > first);
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -542,6 +523,12 @@ mod tests {
             "controller_step_duration_seconds_count",
             "controller_reconcile_duration_seconds_count",
         ];
+        let steps = lines(&text, &durations[..1]);
+        let counts: BTreeSet<&str> = steps
+            .iter()
+            .filter_map(|line| line.rsplit(' ').next())
+            .collect();
+        assert_eq!((steps.len(), counts.len()), (6, 1), "once each: {steps:?}");
         let mut unused = lines(&text, &durations);
         unused.retain(|line| line.ends_with(" 0"));
         let zero = |result: &str| {

@@ -1,4 +1,4 @@
-//! The controller of TrainingJobs: plan → observe → decide → write the status → apply it, one file each.
+//! The controller of TrainingJobs: plan → observe → decide → build the next status → write it → apply it.
 //!
 //! [`crate::lifecycle::placement`] decides without access to the API server. This module collects its input
 //! and applies its decisions. The status is written before any object is created, and it names all

@@ -164,6 +164,11 @@ impl Planner {
         self.buildable.as_ref().map(|(_, request)| request)
     }
 
+    /// Whether it plans a recipe. Otherwise it knows only what the status says.
+    pub fn has_recipe(&self) -> bool {
+        self.recipe.is_some()
+    }
+
     /// Whether the planner has this recipe of the job.
     pub fn has_read(&self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> bool {
         let recipe = self.recipe.as_ref();
@@ -218,6 +223,8 @@ impl Planner {
             return fits.then(|| plan.clone()).ok_or(NoPlan::OnlyCurrentWorld);
         }
         let planned = self.recipe.as_ref().ok_or(NoPlan::NotRead)?;
+        #[cfg(test)]
+        super::turns::assert_at_work();
         let request = PlanRequest {
             on_cpu: self.on_cpu,
             ..PlanRequest::gpus(ranks)
@@ -255,8 +262,8 @@ impl Planner {
             return self.plan(ranks, reached).err().map(first);
         };
         let world = (ranks, reached);
-        if let Some(known) = lock(&planned.worlds).get(&world) {
-            return known.clone();
+        if let Some(known) = self.known_refusal(ranks, reached) {
+            return known;
         }
         let refusal = self.plan(ranks, reached).err().map(first);
         let mut worlds = lock(&planned.worlds);
@@ -268,14 +275,21 @@ impl Planner {
         refusal
     }
 
-    /// Whether all these worlds are evaluated, so that [`Planner::is_feasible`] plans none of them.
-    pub fn has_evaluated(&self, worlds: impl Iterator<Item = u64>, reached: Reached) -> bool {
-        let Some(planned) = &self.recipe else {
-            return true;
-        };
-        let mut open = worlds.filter(|ranks| self.may_split(*ranks, reached));
-        let known = lock(&planned.worlds);
-        open.all(|ranks| known.contains_key(&(ranks, reached)))
+    /// As [`Planner::is_feasible`], `None` if only a plan can tell.
+    pub fn known(&self, ranks: u64, reached: Reached) -> Option<bool> {
+        if !self.may_split(ranks, reached) {
+            return Some(false);
+        }
+        let refusal = self.known_refusal(ranks, reached)?;
+        Some(refusal.is_none())
+    }
+
+    /// As [`Planner::refusal`], `None` if only a plan can tell.
+    pub fn known_refusal(&self, ranks: u64, reached: Reached) -> Option<Option<String>> {
+        match &self.recipe {
+            Some(planned) => lock(&planned.worlds).get(&(ranks, reached)).cloned(),
+            None => Some(self.refusal(ranks, reached)),
+        }
     }
 
     fn may_split(&self, ranks: u64, reached: Reached) -> bool {
@@ -340,6 +354,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::operator::turns::Turns;
 
     fn job(namespace: &str, name: &str, batch: u64) -> (TrainingJob, RecipeSnapshot) {
         let recipe = json!({
@@ -377,6 +392,12 @@ mod tests {
         planner
     }
 
+    fn in_turn<T>(work: impl FnOnce() -> T) -> T {
+        let turns = Turns::default();
+        let turn = turns.begin("a").ok().unwrap();
+        turn.run(work).unwrap()
+    }
+
     fn evaluated(planner: &Planner) -> usize {
         lock(&planner.recipe.as_ref().unwrap().worlds).len()
     }
@@ -396,14 +417,14 @@ mod tests {
         let recipes = Recipes::default();
         let planner = read_job(&recipes, "a", "j", 1 << 32);
         let reached = Reached::default();
-        assert!(!planner.has_evaluated(1..=1024, reached));
-        let feasible: Vec<u64> = (1..=1024)
-            .filter(|ranks| planner.is_feasible(*ranks, reached))
-            .collect();
+        let all_known = || (1..=1024).all(|ranks| planner.known(ranks, reached).is_some());
+        assert!(!all_known());
+        let is_feasible = |ranks: &u64| planner.is_feasible(*ranks, reached);
+        let feasible: Vec<u64> = in_turn(|| (1..=1024).filter(is_feasible).collect());
         assert_eq!(feasible, (0..=10).map(|n| 1 << n).collect::<Vec<u64>>());
         assert_eq!(evaluated(&planner), 11);
-        assert!(planner.has_evaluated(1..=1024, reached));
-        let refusal = planner.refusal(3, reached).unwrap();
+        assert!(all_known());
+        let refusal = in_turn(|| planner.refusal(3, reached)).unwrap();
         assert!(refusal.starts_with("batch-divisible"), "{refusal}");
     }
 
@@ -422,7 +443,7 @@ mod tests {
         let config = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n";
         snapshot.files.insert("fsdp.yaml".into(), config.into());
         let planner = read(&snapshot).unwrap();
-        assert_eq!(planner.refusal(6, Reached::default()), None);
+        assert_eq!(in_turn(|| planner.refusal(6, Reached::default())), None);
     }
 
     #[test]
@@ -430,12 +451,12 @@ mod tests {
         let recipes = Recipes::default();
         let reached = Reached::default();
         let first = read_job(&recipes, "a", "j", 96);
-        assert!(first.is_feasible(3, reached));
+        assert!(in_turn(|| first.is_feasible(3, reached)));
         let same = read_job(&recipes, "a", "k", 96);
-        assert!(same.has_evaluated([3].into_iter(), reached));
+        assert_eq!(same.known(3, reached), Some(true));
         for (namespace, batch) in [("a", 48), ("b", 96)] {
             let other = read_job(&recipes, namespace, "k", batch);
-            assert!(!other.has_evaluated([3].into_iter(), reached));
+            assert_eq!(other.known(3, reached), None);
         }
         drop((first, same));
         let (_, snapshot) = job("a", "j", 96);

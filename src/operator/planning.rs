@@ -4,18 +4,17 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use kube::ResourceExt;
-use tokio::task::block_in_place;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::conditions;
 use super::context::Context;
-use super::planner::{PlanInput, Planner};
+use super::planner::{NoPlan, PlanInput, Planner};
 use super::recipe_source::{Refusal, plan_refused, snapshot};
-use super::turns::Panicked;
 use crate::api::TrainingJob;
 use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::status::{Phase, PlanSummary, RecipeSnapshot, TrainingJobStatus};
-use crate::plan::Reached;
+use crate::lifecycle::placement::{Placement, PlacementAction};
+use crate::plan::{Plan, Reached, descend};
 
 /// Numbers of nodes beyond `nodes` whose feasibility the status names.
 const LOOK_AHEAD: u32 = 8;
@@ -85,19 +84,40 @@ fn refused(status: &mut TrainingJobStatus, refusal: Refusal) -> Result<Planned, 
     })
 }
 
-/// Evaluates the worlds of a job for what was observed.
+/// Evaluates the worlds of a job for what was observed. Also returns the feasible numbers of nodes.
 pub fn evaluate_observed(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     planned: Planned,
     context: &Context,
-) -> Result<Planned, Unplanned> {
-    if planned.waits.is_some() {
-        return Ok(planned);
-    }
-    let Err(unplanned) = evaluate(job, reached(status), &planned.planner, context) else {
-        return Ok(planned);
+) -> Result<(Planned, Vec<u32>), Unplanned> {
+    let (planner, reached) = (&planned.planner, reached(status));
+    let known = |nodes| match planner.known(ranks(job, nodes), reached) {
+        Some(feasible) => feasible.then_some(Some(nodes)),
+        None => Some(None),
     };
+    let feasible = match considered(job).filter_map(known).collect() {
+        Some(feasible) => Ok(feasible),
+        None => in_turn(job, context, || feasible_nodes(job, reached, planner)),
+    };
+    match feasible {
+        Ok(feasible) => Ok((planned, feasible)),
+        Err(unplanned) => {
+            let planned = without_plan(job, status, planned, unplanned, context)?;
+            let feasible = feasible_nodes(job, reached, &planned.planner);
+            Ok((planned, feasible))
+        }
+    }
+}
+
+/// What a job continues with if a world that it asks for cannot be planned now.
+pub fn without_plan(
+    job: &TrainingJob,
+    status: &mut TrainingJobStatus,
+    planned: Planned,
+    unplanned: Unplanned,
+    context: &Context,
+) -> Result<Planned, Unplanned> {
     context.store_planner(job, planned.planner);
     match unplanned {
         Unplanned::Later(pause) => {
@@ -123,8 +143,7 @@ fn until_turn(job: &TrainingJob, pause: Duration, edits: bool) -> Option<Planned
         return None;
     }
     let feasible = status.plan.iter().flat_map(|plan| &plan.feasible_nodes);
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let worlds = feasible.map(|nodes| u64::from(*nodes) * per_node);
+    let worlds = feasible.map(|nodes| ranks(job, *nodes));
     // An edit may have made them infeasible.
     let worlds = worlds.filter(|_| is_accepted(job)).collect();
     Some(Planned {
@@ -162,7 +181,7 @@ async fn read_and_plan(
     planned
 }
 
-/// Reads the recipe and plans the first world that is feasible.
+/// Reads the recipe and plans the first world that is feasible, in one turn.
 fn plan_recipe(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
@@ -170,37 +189,23 @@ fn plan_recipe(
     snapshot: RecipeSnapshot,
     context: &Context,
 ) -> Result<(), Unplanned> {
-    if !planner.has_read(job, &snapshot) {
-        let turn = context.turns.begin(&job.namespace().unwrap_or_default());
-        let turn = turn.map_err(Unplanned::Later)?;
-        turn.run(|| planner.read(job, &snapshot, &context.recipes))
-            .map_err(panicked)??;
-    }
-    if status.generation.is_none() {
-        planner.refuse_losses(&snapshot.overrides)?;
-    }
+    let has_read = planner.has_read(job, &snapshot);
     // A running job is planned too: after a change of its command no other world may be feasible, and
     // then it is left unchanged.
-    if !planner.found_plan || status.plan.is_none() {
+    if !has_read || !planner.found_plan || status.plan.is_none() {
         let reached = reached(status);
-        evaluate(job, reached, planner, context)?;
-        let bounds = bounds(job);
-        let per_node = u64::from(job.spec.gpus_per_node);
-        let most = job.spec.nodes.min(*bounds.end());
-        let mut worlds = (*bounds.start()..=most).map(|nodes| u64::from(nodes) * per_node);
-        let first = worlds.rfind(|ranks| planner.is_feasible(*ranks, reached));
-        let nodes = job.spec.nodes.max(1);
-        let ranks = first.unwrap_or(u64::from(nodes) * per_node);
-        let plan = planner.plan(ranks, reached).map_err(|message| {
-            plan_refused(format!(
-                "no plan for {nodes} nodes of {per_node} GPUs: {message}"
-            ))
-        })?;
+        let (plan, feasible) = in_turn(job, context, || {
+            if !has_read {
+                planner.read(job, &snapshot, &context.recipes)?;
+            }
+            if status.generation.is_none() {
+                planner.refuse_losses(&snapshot.overrides)?;
+            }
+            first_plan(job, planner, reached)
+        })??;
         planner.found_plan = true;
-        if status.plan.is_none() {
-            let feasible = feasible_nodes(job, status, planner);
-            status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
-        }
+        let summary = || PlanSummary::of(&job.spec, &plan, feasible);
+        status.plan.get_or_insert_with(summary);
     }
     // A refused recipe may still be edited.
     status.recipe = Some(snapshot);
@@ -214,33 +219,41 @@ fn plan_recipe(
     Ok(())
 }
 
-/// Evaluates all worlds that a reconciliation may ask for.
-fn evaluate(
+/// The plan of the largest feasible world of a job, and the feasible numbers of nodes.
+fn first_plan(
     job: &TrainingJob,
-    reached: Reached,
     planner: &Planner,
-    context: &Context,
-) -> Result<(), Unplanned> {
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let worlds = || considered(job).map(|nodes| u64::from(nodes) * per_node);
-    if planner.has_evaluated(worlds(), reached) {
-        return Ok(());
-    }
-    let turn = context.turns.begin(&job.namespace().unwrap_or_default());
-    let evaluated = turn.map_err(Unplanned::Later)?.run(|| {
-        for ranks in worlds() {
-            planner.is_feasible(ranks, reached);
-        }
-    });
-    Ok(evaluated.map_err(panicked)?)
+    reached: Reached,
+) -> Result<(Plan, Vec<u32>), Refusal> {
+    let feasible = feasible_nodes(job, reached, planner);
+    let nodes = job.spec.nodes.max(1);
+    let most = nodes.min(*bounds(job).end());
+    let first = feasible.iter().rfind(|nodes| **nodes <= most);
+    let ranks = ranks(job, *first.unwrap_or(&nodes));
+    let plan = planner.plan(ranks, reached).map_err(|message| {
+        let per_node = job.spec.gpus_per_node;
+        plan_refused(format!(
+            "no plan for {nodes} nodes of {per_node} GPUs: {message}"
+        ))
+    })?;
+    Ok((plan, feasible))
 }
 
-fn panicked(_: Panicked) -> Refusal {
-    error!("the planner panicked on the recipe");
-    plan_refused(
-        "the planner failed on this recipe: please report it with the recipe; the controller's log has the place"
-            .into(),
-    )
+/// Reads or plans a recipe in the turn of its job. A recipe is its tenant's: it may take long, and it may make the
+/// planner panic.
+fn in_turn<T>(
+    job: &TrainingJob,
+    context: &Context,
+    work: impl FnOnce() -> T,
+) -> Result<T, Unplanned> {
+    let turn = context.turns.begin(&job.namespace().unwrap_or_default());
+    let done = turn.map_err(Unplanned::Later)?.run(work);
+    done.map_err(|_| {
+        error!("the planner panicked on the recipe");
+        let message = "the planner failed on this recipe: please report it with the recipe; the controller's \
+                       log has the place";
+        Unplanned::Refused(plan_refused(message.into()))
+    })
 }
 
 /// Numbers of nodes whose feasibility matters.
@@ -255,56 +268,116 @@ pub fn bounds(job: &TrainingJob) -> RangeInclusive<u32> {
 }
 
 /// Feasible numbers of nodes.
-pub fn feasible_nodes(
-    job: &TrainingJob,
-    status: &TrainingJobStatus,
-    planner: &Planner,
-) -> Vec<u32> {
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let reached = reached(status);
-    considered(job)
-        .filter(|nodes| planner.is_feasible(u64::from(*nodes) * per_node, reached))
-        .collect()
+fn feasible_nodes(job: &TrainingJob, reached: Reached, planner: &Planner) -> Vec<u32> {
+    let mut nodes = Vec::from_iter(considered(job));
+    nodes.retain(|nodes| planner.is_feasible(ranks(job, *nodes), reached));
+    nodes
 }
 
-/// Message for numbers of nodes that fit in the pool but that a rule refuses.
+/// Ranks on a number of nodes.
+fn ranks(job: &TrainingJob, nodes: u32) -> u64 {
+    u64::from(nodes) * u64::from(job.spec.gpus_per_node)
+}
+
+/// Message for numbers of nodes that fit in the pool but that a rule refuses. `None` also while they are not evaluated.
 pub fn skipped(
     job: &TrainingJob,
     status: &TrainingJobStatus,
     placeable: u32,
     planner: &Planner,
-) -> Option<String> {
+    context: &Context,
+) -> Result<Option<String>, Unplanned> {
     if status.phase != Phase::Running {
-        return None;
+        return Ok(None);
     }
     let first = status.nodes + 1;
     let last = job.spec.nodes.min(*bounds(job).end()).min(placeable);
-    if first > last {
-        return None;
-    }
-    let (per_node, reached) = (u64::from(job.spec.gpus_per_node), reached(status));
-    let ranks = |nodes: u32| u64::from(nodes) * per_node;
+    let reached = reached(status);
     // If one of them is feasible, a scale up to it is under way.
-    if (first..=last).any(|nodes| planner.is_feasible(ranks(nodes), reached)) {
-        return None;
+    let is_refused = |nodes| planner.known(ranks(job, nodes), reached) == Some(false);
+    if first > last || !(first..=last).all(is_refused) {
+        return Ok(None);
     }
-    let message = planner.refusal(ranks(last), reached)?;
-    Some(match first == last {
+    let ranks = ranks(job, last);
+    // A world that does not split the batch is not evaluated before.
+    let refusal = match planner.known_refusal(ranks, reached) {
+        Some(refusal) => refusal,
+        None => in_turn(job, context, || planner.refusal(ranks, reached))?,
+    };
+    Ok(refusal.map(|message| match first == last {
         true => format!("skips {first} nodes: {message}"),
         false => format!("skips {first} to {last} nodes: {message}"),
-    })
+    }))
 }
 
-/// Whether a world of `ranks` ranks is feasible with micro-batches up to `limit`: the question after an out-of-memory
-/// error.
-pub fn holds(planner: &Planner, reached: Reached) -> impl FnMut(u64, u64) -> bool {
-    move |ranks, limit| {
+/// The largest micro-batch below that of `plan` with which its world is feasible, for the current global batch
+/// `batch`: the question after an out-of-memory error.
+pub fn smaller(
+    job: &TrainingJob,
+    planned: &Planned,
+    reached: Reached,
+    (plan, batch): (&Plan, u64),
+    context: &Context,
+) -> Result<Option<u64>, Unplanned> {
+    if let Some(pause) = planned.waits {
+        return Err(Unplanned::Later(pause));
+    }
+    let is_feasible = |limit: &u64| {
         let within = Reached {
-            per_device_batch_size_limit: Some(limit),
+            per_device_batch_size_limit: Some(*limit),
             ..reached
         };
-        block_in_place(|| planner.is_feasible(ranks, within))
-    }
+        let world = plan.outline.world_size;
+        planned.planner.is_feasible(world, within)
+    };
+    in_turn(job, context, || descend(plan, batch).find(is_feasible))
+}
+
+/// A world that is published, and the feasible numbers of nodes beside it.
+#[derive(Debug)]
+pub struct World {
+    pub plan: Plan,
+    pub feasible_nodes: Vec<u32>,
+}
+
+/// Plans the world that a placement publishes. `None`: it publishes none, or the world has no plan.
+pub fn world(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    placement: &Placement,
+    planner: &Planner,
+    context: &Context,
+) -> Result<Option<World>, Unplanned> {
+    let PlacementAction::Publish {
+        members,
+        per_device_batch_size_limit: limit,
+        ..
+    } = &placement.action
+    else {
+        return Ok(None);
+    };
+    let before = reached(status);
+    let reached = Reached {
+        per_device_batch_size_limit: limit.or(before.per_device_batch_size_limit),
+        ..before
+    };
+    let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
+    let plan = || {
+        let feasible_nodes = feasible_nodes(job, reached, planner);
+        let plan = planner.plan(ranks, reached)?;
+        Ok::<_, NoPlan>(World {
+            plan,
+            feasible_nodes,
+        })
+    };
+    let world = if planner.has_recipe() {
+        in_turn(job, context, plan)?
+    } else {
+        plan()
+    };
+    Ok(world
+        .inspect_err(|error| warn!(%error, "the decided world has no plan and is not published"))
+        .ok())
 }
 
 /// Progress of a job that restricts its next plans.

@@ -1,11 +1,11 @@
-//! One reconciliation of one job: plan → observe → decide → write the status → apply it.
+//! One reconciliation of one job: plan → observe → decide → build the next status → write it → apply it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
-use tracing::{Instrument, Span, debug, error_span, warn};
+use tracing::{Instrument, Span, debug, error_span};
 
 use super::apply::{self, ApplyError};
 use super::conditions::{self, Blocked};
@@ -21,6 +21,7 @@ use super::{faults, finished, status};
 use crate::api::TrainingJob;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::placement::PlacementAction;
+use crate::plan::Plan;
 use crate::telemetry::now;
 use crate::util::lock::lock;
 
@@ -74,69 +75,90 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     let planned = metrics.time(Step::Plan, planning::plan(&job, &mut next, context));
     let planned = match planned.await {
         Ok(planned) => planned,
-        Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
-        Err(Unplanned::Refused(refusal)) => {
-            return finished::refuse(&job, &before, next, &refusal, context).await;
+        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
+    };
+    let observed = async { observe(&job, &mut next, planned, context, now) };
+    let (planned, mut cluster) = match metrics.time(Step::Observe, observed).await {
+        Ok(observed) => observed,
+        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
+    };
+    let decided = async {
+        let (planned, feasible) = planning::evaluate_observed(&job, &mut next, planned, context)?;
+        if cluster.edits && !planned.edits {
+            cluster = cluster_state(&job, &next, &planned, context);
         }
+        let input = (&cluster, &planned, &feasible[..]);
+        let decision = decide::decide(&job, &next, input, context, now);
+        Ok((planned, decision))
     };
-    let cluster = async { observe(&job, &mut next, &planned, context, now) };
-    let mut cluster = match metrics.time(Step::Observe, cluster).await {
-        Ok(cluster) => cluster,
-        Err(pause) => return Ok(Action::requeue(pause)),
+    let (planned, decision) = match metrics.time(Step::Decide, decided).await {
+        Ok(decided) => decided,
+        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
     };
-    let planned = match planning::evaluate_observed(&job, &mut next, planned, context) {
-        Ok(planned) => planned,
-        Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
-        Err(Unplanned::Refused(refusal)) => {
-            return finished::refuse(&job, &before, next, &refusal, context).await;
-        }
+    let built = async { build(&job, &mut next, &cluster, planned, decision, context, now) };
+    let Built { action, turn } = match metrics.time(Step::Build, built).await {
+        Ok(built) => built,
+        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
     };
-    if cluster.edits && !planned.edits {
-        cluster = cluster_state(&job, &next, &planned, context);
-    }
-    let turn = planned.waits;
-    let decision = async { decide::decide(&job, &next, &cluster, &planned, context, now) };
-    let decision = metrics.time(Step::Decide, decision).await;
-    let action = decision.placement.action.name();
-    let over = matches!(decision.placement.action, PlacementAction::End(_));
-    decided(&job, &mut next, &cluster, planned, decision, context, now);
-    faults::point("decided", action);
+    let name = action.name();
+    faults::point("decided", name);
     let written = write(&job, &before, &mut next, context);
     let written = metrics.time(Step::WriteStatus, written).await?;
-    faults::point("written", action);
+    faults::point("written", name);
     announce(&written, &before, &next, context);
     let after = requeue_interval(&next);
     let after = turn.map_or(after, |pause| pause.min(after));
-    let applied = apply_status(&written, &next, &cluster, action, over, after, context);
+    let over = matches!(action, PlacementAction::End(_));
+    let applied = apply_status(&written, &next, &cluster, name, over, after, context);
     metrics.time(Step::Apply, applied).await
 }
 
-/// Observes the cluster and updates the status with what is there. The error is the pause until the job may have its
-/// turn to plan: how its generation ended depends on that.
+/// Ends the reconciliation of a job that has no plan now.
+async fn not_planned(
+    job: &TrainingJob,
+    before: &TrainingJobStatus,
+    next: TrainingJobStatus,
+    unplanned: Unplanned,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    match unplanned {
+        Unplanned::Later(pause) => Ok(Action::requeue(pause)),
+        Unplanned::Refused(refusal) => finished::refuse(job, before, next, &refusal, context).await,
+    }
+}
+
+/// Observes the cluster and updates the status with what is there. The error is [`Unplanned::Later`] if how the
+/// generation ended depends on a plan.
 fn observe(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
-    planned: &Planned,
+    planned: Planned,
     context: &Context,
     now: f64,
-) -> Result<ClusterState, Duration> {
-    let mut cluster = cluster_state(job, status, planned, context);
-    let mut holds = planning::holds(&planned.planner, planning::reached(status));
-    let mut asked = false;
-    let holds = |ranks, limit| {
-        asked = true;
-        holds(ranks, limit)
+) -> Result<(Planned, ClusterState), Unplanned> {
+    let mut cluster = cluster_state(job, status, &planned, context);
+    let reached = planning::reached(status);
+    let mut unplanned = None;
+    let smaller = |plan: &Plan, batch| {
+        let smaller = planning::smaller(job, &planned, reached, (plan, batch), context);
+        smaller.unwrap_or_else(|error| {
+            unplanned = Some(error);
+            None
+        })
     };
     let excluded = status.excluded_nodes.len();
-    status::apply_observed(job, status, &cluster, holds, now);
+    status::apply_observed(job, status, &cluster, smaller, now);
     if status.excluded_nodes.len() > excluded {
         // The pods on these nodes leave.
-        cluster = cluster_state(job, status, planned, context);
+        cluster = cluster_state(job, status, &planned, context);
     }
-    match planned.waits.filter(|_| asked) {
-        Some(pause) => Err(pause),
-        None => Ok(cluster),
-    }
+    let planned = match unplanned {
+        None => planned,
+        Some(Unplanned::Later(pause)) => return Err(Unplanned::Later(pause)),
+        // The outcome of the generation is that no smaller micro-batch is feasible.
+        Some(refused) => planning::without_plan(job, status, planned, refused, context)?,
+    };
+    Ok((planned, cluster))
 }
 
 fn cluster_state(
@@ -152,16 +174,36 @@ fn cluster_state(
     ClusterState::of(job, status, stores, agents, leases, *edits, most_samples)
 }
 
+/// A status to write and to apply.
+struct Built {
+    action: PlacementAction,
+    /// Pause until the job may have its turn to plan.
+    turn: Option<Duration>,
+}
+
 /// Updates the status with the decision, and with what keeps the job from a larger world or from its objects.
-fn decided(
+fn build(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     cluster: &ClusterState,
-    planned: Planned,
+    mut planned: Planned,
     decision: Decision,
     context: &Context,
     now: f64,
-) {
+) -> Result<Built, Unplanned> {
+    let Decision {
+        mut placement,
+        placeable,
+        overdue,
+    } = decision;
+    let world = match planning::world(job, status, &placement, &planned.planner, context) {
+        Ok(world) => world,
+        Err(unplanned) => {
+            planned = planning::without_plan(job, status, planned, unplanned, context)?;
+            placement = decide::drain_only(placement, status);
+            None
+        }
+    };
     let Planned {
         planner,
         refusal,
@@ -169,25 +211,22 @@ fn decided(
         edits: _,
     } = planned;
     let earlier = status.message.clone();
-    let Decision {
-        placement,
-        placeable,
-        overdue,
-    } = decision;
-    let over = matches!(placement.action, PlacementAction::End(_));
-    let plan = status::place(job, status, &placement, &planner).unwrap_or_else(|error| {
-        warn!(%error, "the decided world has no plan and is not published");
-        None
-    });
-    status::apply_decision(job, status, &placement.action, plan.as_ref(), cluster, now);
+    status::place(job, status, &placement, world.as_ref());
+    let action = placement.action;
+    let plan = world.as_ref().map(|world| &world.plan);
+    status::apply_decision(job, status, &action, plan, cluster, now);
     status::batch_now(status);
+    let over = matches!(action, PlacementAction::End(_));
     let blocked = context.blocked(&job.uid().unwrap_or_default());
     let blocked = blocked.filter(|_| !over);
     let message = |blocked: &Blocked| blocked.message.clone();
     let notice = blocked.as_ref().map(message).or(refusal);
     let notice = notice.or_else(|| match waits {
         Some(_) => Some(earlier),
-        None => planning::skipped(job, status, placeable, &planner),
+        None => {
+            let skipped = planning::skipped(job, status, placeable, &planner, context);
+            skipped.unwrap_or(Some(earlier))
+        }
     });
     status::notice(status, notice);
     let problem = overdue.as_ref().filter(|_| over);
@@ -200,6 +239,10 @@ fn decided(
     if waits.is_none() {
         context.store_planner(job, planner);
     }
+    Ok(Built {
+        action,
+        turn: waits,
+    })
 }
 
 /// Creates and deletes objects according to the written status, unless the job is over. Returns when to reconcile

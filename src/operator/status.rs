@@ -8,8 +8,8 @@ use kube::ResourceExt;
 
 use super::observe::ClusterState;
 use super::outcome::{self, EndedGeneration, count_pods};
-use super::planner::{NoPlan, Planner};
-use super::{build, conditions, planning};
+use super::planning::World;
+use super::{build, conditions};
 use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::status::{
     AfterLoss, Current, Phase, PlanSummary, Progress, Rescale, Slot, TrainingJobStatus,
@@ -20,7 +20,7 @@ use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::lifecycle::{End, Outcome, Ranks};
-use crate::plan::{Plan, descend};
+use crate::plan::Plan;
 use crate::telemetry::human;
 use crate::util::format::count;
 use crate::util::time::{micro_time, seconds};
@@ -76,44 +76,42 @@ pub fn overdue(job: &TrainingJob, status: &TrainingJobStatus, now: f64) -> Optio
     })
 }
 
-/// Updates the slots with a decision. Returns the plan of a published world; without one, nothing is published.
+/// Updates the slots with a decision, and the plan with the published world.
 pub fn place(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     placement: &Placement,
-    planner: &Planner,
-) -> Result<Option<Plan>, NoPlan> {
+    world: Option<&World>,
+) {
     status.attempts = placement.attempts;
     status.scale_up_pending_since = placement.scale_up_pending_since.map(micro_time);
     status.placement_since = placement.placement_since.map(micro_time);
-    if !matches!(placement.action, PlacementAction::End(_)) {
-        status.slots.clone_from(&placement.slots);
+    match &placement.action {
+        PlacementAction::End(_) => return,
+        PlacementAction::Publish {
+            per_device_batch_size_limit: Some(limit),
+            ..
+        } => status.per_device_batch_size_limit = Some(*limit),
+        _ => {}
     }
-    let PlacementAction::Publish {
-        members,
-        per_device_batch_size_limit,
-        ..
-    } = &placement.action
-    else {
-        return Ok(None);
-    };
-    status.per_device_batch_size_limit =
-        per_device_batch_size_limit.or(status.per_device_batch_size_limit);
-    let ranks = members.len() as u64 * u64::from(job.spec.gpus_per_node);
-    let plan = planner.plan(ranks, planning::reached(status))?;
-    let feasible = planning::feasible_nodes(job, status, planner);
-    status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible));
-    Ok(Some(plan))
+    status.slots.clone_from(&placement.slots);
+    if let Some(World {
+        plan,
+        feasible_nodes,
+    }) = world
+    {
+        status.plan = Some(PlanSummary::of(&job.spec, plan, feasible_nodes.clone()));
+    }
 }
 
 /// Updates the status with the observed state.
 ///
-/// `holds(ranks, limit)`: whether a world of `ranks` ranks is feasible with micro-batches up to `limit`.
+/// `smaller(plan, batch)`: the largest feasible micro-batch below that of `plan` for the global batch `batch`.
 pub fn apply_observed(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     cluster: &ClusterState,
-    mut holds: impl FnMut(u64, u64) -> bool,
+    mut smaller: impl FnMut(&Plan, u64) -> Option<u64>,
     now: f64,
 ) {
     let newest = status
@@ -126,6 +124,7 @@ pub fn apply_observed(
         .filter(|checkpoint_ref| checkpoint_ref.samples > newest)
     {
         status.checkpoint = Some(checkpoint_ref.clone());
+        status.checkpoint_time = Some(micro_time(now));
         status.restarts = 0;
     }
     if let Some(last) = cluster.ended_early.first() {
@@ -135,7 +134,7 @@ pub fn apply_observed(
         restore(status, later, now);
     }
     update_progress(status, cluster);
-    update_external_progress(status, cluster);
+    update_external_progress(status, cluster, now);
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
         return;
     };
@@ -160,8 +159,7 @@ pub fn apply_observed(
     let plan = &current.record.plan;
     let checkpoint = status.checkpoint.as_ref();
     let batch = checkpoint.map_or(plan.global_batch_size, |checkpoint| checkpoint.batch);
-    let smaller = || descend(plan, batch).find(|limit| holds(plan.outline.world_size, *limit));
-    let outcome = outcome::decide(job, current, cluster, waited, smaller);
+    let outcome = outcome::decide(job, current, cluster, waited, || smaller(plan, batch));
     let Some(outcome) = outcome else { return };
     begin(&mut status.rescale_since, now);
     current.end_time = Some(micro_time(now));
@@ -308,7 +306,7 @@ fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
 }
 
 /// A changed checkpoint counts as progress of an external trainer.
-fn update_external_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
+fn update_external_progress(status: &mut TrainingJobStatus, cluster: &ClusterState, now: f64) {
     let number = status.generation.as_ref().map(|c| c.record.number);
     // Only the first member knows the newest checkpoint; the others know the one they resumed from.
     let mut first = cluster
@@ -320,6 +318,7 @@ fn update_external_progress(status: &mut TrainingJobStatus, cluster: &ClusterSta
     };
     if status.external_checkpoint.as_ref() != Some(checkpoint) {
         status.external_checkpoint = Some(checkpoint.clone());
+        status.checkpoint_time = Some(micro_time(now));
         status.restarts = 0;
     }
 }

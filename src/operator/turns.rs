@@ -65,6 +65,18 @@ impl Turns {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Whether this thread does the work of a turn.
+    static AT_WORK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Fails a test that plans outside a turn.
+#[cfg(test)]
+pub fn assert_at_work() {
+    assert!(AT_WORK.get(), "a recipe is planned outside a turn");
+}
+
 /// The reader or the planner panicked. It would end the controller, and again after each start.
 #[derive(Debug)]
 pub struct Panicked;
@@ -75,10 +87,16 @@ impl Turn<'_> {
         // Locks recover from panics, and what `work` changes is dropped by the caller.
         let work = AssertUnwindSafe(|| {
             #[cfg(test)]
-            assert!(!self.turns.panics.load(std::sync::atomic::Ordering::Relaxed));
+            {
+                assert!(!self.turns.panics.load(std::sync::atomic::Ordering::Relaxed));
+                AT_WORK.set(true);
+            }
             work()
         });
-        tokio::task::block_in_place(|| catch_unwind(work)).map_err(|_| Panicked)
+        let done = tokio::task::block_in_place(|| catch_unwind(work));
+        #[cfg(test)]
+        AT_WORK.set(false);
+        done.map_err(|_| Panicked)
     }
 }
 

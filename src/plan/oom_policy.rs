@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::batch_plan::Plan;
 use super::descent::descend;
-use crate::util::suggest::by_name;
+use crate::util::suggest::{UnknownName, by_name};
 
 /// The reaction to an out-of-memory error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -105,9 +105,9 @@ impl OomPolicy {
 }
 
 impl FromStr for OomPolicy {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         by_name(name, OomPolicy::ALL)
     }
 }

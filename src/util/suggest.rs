@@ -16,8 +16,16 @@ pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
     }
 }
 
-/// The value with this name. The error is the help for an unknown name.
-pub fn by_name<T: ToString>(name: &str, all: impl IntoIterator<Item = T>) -> Result<T, String> {
+/// A name that no value has, with the help of [`did_you_mean`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UnknownName(String);
+
+/// The value with this name.
+pub fn by_name<T: ToString>(
+    name: &str,
+    all: impl IntoIterator<Item = T>,
+) -> Result<T, UnknownName> {
     let mut names = Vec::new();
     for value in all {
         let known = value.to_string();
@@ -26,7 +34,8 @@ pub fn by_name<T: ToString>(name: &str, all: impl IntoIterator<Item = T>) -> Res
         }
         names.push(known);
     }
-    Err(did_you_mean(name, names.iter().map(String::as_str)))
+    let names = names.iter().map(String::as_str);
+    Err(UnknownName(did_you_mean(name, names)))
 }
 
 /// A text for a message, shortened to 40 characters.

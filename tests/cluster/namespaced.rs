@@ -113,6 +113,9 @@ fn a_namespaced_controller_runs_the_jobs_of_its_namespace_alone() {
         assert!(may(verb, resource, "default"), "{verb} {resource}");
         assert!(!may(verb, resource, OTHER), "{verb} {resource}");
     }
+    let lease = "leases.coordination.k8s.io";
+    assert!(may("get", lease, "kube-node-lease") && may("get", lease, "default"));
+    assert!(!may("get", lease, OTHER) && !may("list", lease, "kube-node-lease"));
     let job = Job::apply("namespaced", &recipe(4800), json!({}));
     job.finish(96);
     let unseen = [

@@ -122,6 +122,74 @@ fn the_api_server_refuses_contradictory_specs() {
             container(json!({"capabilities": {"add": ["IPC_LOCK", "SYS_ADMIN"]}})),
             "spec.podTemplate must not add capabilities other than IPC_LOCK",
         ),
+        (
+            "host-process",
+            1,
+            &inline,
+            container(json!({"windowsOptions": {"hostProcess": true}})),
+            "spec.podTemplate must not set hostProcess",
+        ),
+        (
+            "proc",
+            1,
+            &inline,
+            container(json!({"procMount": "Unmasked"})),
+            "spec.podTemplate must not set procMount",
+        ),
+        (
+            "seccomp",
+            1,
+            &inline,
+            pod_template(json!({"securityContext": {"seccompProfile": {"type": "Unconfined"}}})),
+            "spec.podTemplate must not disable seccomp",
+        ),
+        (
+            "app-armor",
+            1,
+            &inline,
+            container(json!({"appArmorProfile": {"type": "Unconfined"}})),
+            "spec.podTemplate must not disable AppArmor",
+        ),
+        (
+            "app-armor-annotation",
+            1,
+            &inline,
+            json!({"podTemplate": {"metadata": {"annotations": {
+                "container.apparmor.security.beta.kubernetes.io/trainer": "unconfined"}}}}),
+            "spec.podTemplate must not disable AppArmor",
+        ),
+        (
+            "se-linux",
+            1,
+            &inline,
+            container(json!({"seLinuxOptions": {"type": "spc_t"}})),
+            "spec.podTemplate must not set the SELinux user or role",
+        ),
+        (
+            "sysctl",
+            1,
+            &inline,
+            pod_template(
+                json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}),
+            ),
+            "spec.podTemplate must not set an unsafe sysctl",
+        ),
+        (
+            "port",
+            1,
+            &inline,
+            pod_template(json!({"initContainers": [
+                {"name": "first", "ports": [{"containerPort": 1, "hostPort": 1}]}]})),
+            "spec.podTemplate must not set a hostPort",
+        ),
+        (
+            "probe",
+            1,
+            &inline,
+            pod_template(json!({"ephemeralContainers": [
+                {"name": "debug", "livenessProbe": {"tcpSocket": {"port": 1, "host": "10.0.0.1"}}}]})),
+            "spec.podTemplate must not set the host of a probe or hook",
+        ),
     ] {
         let mut spec =
             json!({"nodes": nodes, "image": "x", "checkpoint": {"claim": "x"}, "recipe": recipe});

@@ -2,6 +2,11 @@
 {{- if contains "evenkeel" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-evenkeel{{ end }}
 {{- end }}
 
+{{- /* Name of objects outside the release's namespace: a release in another namespace may have the same name. */ -}}
+{{- define "evenkeel.clusterName" -}}
+{{ include "evenkeel.name" . }}.{{ .Release.Namespace }}
+{{- end }}
+
 {{- define "evenkeel.image" -}}
 {{ .Values.image }}{{ with .Values.digest }}@{{ . }}{{ end }}
 {{- end }}

@@ -234,7 +234,8 @@ impl Acceptor {
             (Hello::Join { join, proof }, Some(nonces), _)
                 if join.is_proven(&self.key, nonces, &proof) =>
             {
-                self.own.admit(&join.greeting)?;
+                let admitted = self.own.admit(&join.greeting);
+                admitted.map_err(|error| error.to_string())?;
                 Ok(Step::Join(join))
             }
             (Hello::Lane { lane, proof }, _, Some(lanes))

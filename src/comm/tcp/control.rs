@@ -14,6 +14,11 @@ pub(super) enum ControlMessage {
     Goodbye,
 }
 
+/// Bytes that are no control message.
+#[derive(Debug, thiserror::Error)]
+#[error("its control message is malformed")]
+pub(super) struct Malformed;
+
 /// Kind (one byte), rank (four bytes, little-endian), length of the reason (two).
 const HEADER: usize = 7;
 
@@ -55,14 +60,14 @@ impl ControlMessage {
     }
 
     /// Takes the first message off `inbox`: `None` while it is incomplete, an error when it is malformed.
-    pub fn decode(inbox: &mut Vec<u8>) -> Result<Option<Self>, String> {
+    pub fn decode(inbox: &mut Vec<u8>) -> Result<Option<Self>, Malformed> {
         let Some(&[kind, r0, r1, r2, r3, l0, l1]) = inbox.first_chunk::<HEADER>() else {
             return Ok(None);
         };
         let rank = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
         let end = HEADER + u16::from_le_bytes([l0, l1]) as usize;
         if end > HEADER + REASON_LIMIT {
-            return Err("its control message is malformed".into());
+            return Err(Malformed);
         }
         if inbox.len() < end {
             return Ok(None);
@@ -74,7 +79,7 @@ impl ControlMessage {
             b'L' => Ok(Some(ControlMessage::Lost { rank, reason })),
             b'A' => Ok(Some(ControlMessage::Aborted { rank, reason })),
             b'G' => Ok(Some(ControlMessage::Goodbye)),
-            _ => Err("its control message is malformed".into()),
+            _ => Err(Malformed),
         }
     }
 }

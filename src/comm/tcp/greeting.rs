@@ -20,6 +20,7 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::comm::CommError;
 use crate::util::key::{Key, Nonce, Proof};
 
 /// Identity of a rank in the world of its key.
@@ -167,29 +168,44 @@ pub(super) enum Reply {
     Missing { rank: usize, reason: String },
 }
 
+/// Why a rank does not belong to the world.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotAdmitted {
+    #[error("rank {rank} is not below the world size {world}")]
+    Rank { rank: usize, world: usize },
+    #[error("it expects a world of {expected} ranks, not of {world}")]
+    World { expected: usize, world: usize },
+    #[error("rank {0} is already taken")]
+    Taken(usize),
+}
+
+impl From<NotAdmitted> for CommError {
+    fn from(error: NotAdmitted) -> CommError {
+        CommError::Misuse(error.to_string())
+    }
+}
+
 impl Greeting {
-    /// Checks the fields against each other; the error names the invalid one.
-    pub(super) fn validate(&self) -> Result<(), String> {
-        if self.rank >= self.world {
-            return Err(format!(
-                "rank {} is not below the world size {}",
-                self.rank, self.world
-            ));
+    /// Checks the fields against each other.
+    pub(super) fn validate(&self) -> Result<(), NotAdmitted> {
+        let &Greeting { rank, world } = self;
+        if rank >= world {
+            return Err(NotAdmitted::Rank { rank, world });
         }
         Ok(())
     }
 
-    /// Whether `other` belongs to this rank's world; the error says why not.
-    pub(super) fn admit(&self, other: &Greeting) -> Result<(), String> {
+    /// Whether `other` belongs to this rank's world.
+    pub(super) fn admit(&self, other: &Greeting) -> Result<(), NotAdmitted> {
         if other.world != self.world {
-            return Err(format!(
-                "it expects a world of {} ranks, not of {}",
-                other.world, self.world
-            ));
+            return Err(NotAdmitted::World {
+                expected: other.world,
+                world: self.world,
+            });
         }
         other.validate()?;
         if other.rank == self.rank {
-            return Err(format!("rank {} is already taken", other.rank));
+            return Err(NotAdmitted::Taken(other.rank));
         }
         Ok(())
     }
@@ -295,7 +311,8 @@ mod tests {
         let own = Greeting { rank: 0, world: 3 };
         let admitted = |rank, world| own.admit(&Greeting { rank, world });
         assert_eq!(admitted(1, 3), Ok(()));
-        let refused = [admitted(1, 2), admitted(3, 3), admitted(0, 3)].map(Result::unwrap_err);
+        let refused = [admitted(1, 2), admitted(3, 3), admitted(0, 3)]
+            .map(|refused| refused.unwrap_err().to_string());
         assert_eq!(
             refused,
             [

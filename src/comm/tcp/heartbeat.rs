@@ -184,7 +184,8 @@ impl Heartbeat {
                     Ok(Some(ControlMessage::Aborted { rank, reason })) => {
                         return Some((Evidence::Told, CommError::Aborted { rank, reason }));
                     }
-                    Err(reason) => {
+                    Err(malformed) => {
+                        let reason = malformed.to_string();
                         return Some((Evidence::Closed, CommError::PeerLost { rank, reason }));
                     }
                 }

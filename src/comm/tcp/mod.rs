@@ -103,7 +103,7 @@ impl TcpOptions {
 
 /// Connects to the other ranks. Rank 0 listens on the master address and port.
 pub fn connect(options: &TcpOptions) -> Result<Arc<TcpCollective>, CommError> {
-    options.greeting.validate().map_err(CommError::Misuse)?;
+    options.greeting.validate()?;
     let hosts = options.greeting.rank == 0 && options.greeting.world > 1;
     let listener = hosts.then(|| rendezvous::listen(options)).transpose()?;
     meet(options, listener)
@@ -111,7 +111,7 @@ pub fn connect(options: &TcpOptions) -> Result<Arc<TcpCollective>, CommError> {
 
 /// Connects to the other ranks as rank 0, on a listener that is already bound.
 pub fn host(options: &TcpOptions, listener: TcpListener) -> Result<Arc<TcpCollective>, CommError> {
-    options.greeting.validate().map_err(CommError::Misuse)?;
+    options.greeting.validate()?;
     if options.greeting.rank != 0 {
         return Err(CommError::Misuse(format!(
             "rank {} cannot host the rendezvous: only rank 0 does",

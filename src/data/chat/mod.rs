@@ -55,6 +55,11 @@ pub struct Conversation {
     pub answers: Vec<Range<usize>>,
 }
 
+/// The syntax error of a chat template.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MalformedTemplate(String);
+
 /// Why a conversation cannot be rendered, or its answers cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
@@ -87,8 +92,11 @@ impl ChatError {
 }
 
 impl ChatTemplate {
-    /// The recipe's template, else the tokenizer's, else the built-in one; an error if its syntax is invalid.
-    pub fn new(recipe: Option<&str>, tokenizer: &Tokenizer) -> Result<ChatTemplate, String> {
+    /// The recipe's template, else the tokenizer's, else the built-in one.
+    pub fn new(
+        recipe: Option<&str>,
+        tokenizer: &Tokenizer,
+    ) -> Result<ChatTemplate, MalformedTemplate> {
         let (origin, source) = match (recipe, &tokenizer.chat_template) {
             (Some(source), _) => (Origin::Recipe, source),
             (None, Some(source)) => (Origin::Tokenizer, source.as_str()),
@@ -98,7 +106,7 @@ impl ChatTemplate {
         let (compiled, generation) = generation::rewrite(source);
         environment
             .add_template_owned(NAME, compiled)
-            .map_err(|error| environment::message(&error))?;
+            .map_err(|error| MalformedTemplate(environment::message(&error)))?;
         Ok(ChatTemplate {
             origin,
             source: source.to_string(),

@@ -289,6 +289,7 @@ fn malformed_templates_are_named_with_their_line() {
         ChatTemplate::new(Some(source), &Tokenizer::byte())
             .err()
             .unwrap()
+            .to_string()
     })
     .collect();
     insta::assert_snapshot!(errors.join("\n"));

@@ -77,10 +77,11 @@ pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokeni
     })
 }
 
-pub(super) fn pieces(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<Piece>, String> {
-    let encoding = tokenizer
-        .encode(text, false)
-        .map_err(|error| error.to_string())?;
+pub(super) fn pieces(
+    tokenizer: &tokenizers::Tokenizer,
+    text: &str,
+) -> tokenizers::Result<Vec<Piece>> {
+    let encoding = tokenizer.encode(text, false)?;
     Ok(encoding
         .get_ids()
         .iter()

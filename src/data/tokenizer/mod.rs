@@ -39,6 +39,17 @@ enum Encoder {
     HuggingFace(Box<tokenizers::Tokenizer>),
 }
 
+/// Why a text has no tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The data are ready-made token ids.
+    #[error("there is no tokenizer")]
+    NoTokenizer,
+    /// The error of the crate `tokenizers`.
+    #[error("{0}")]
+    Failed(#[from] tokenizers::Error),
+}
+
 /// A piece of text that became one token.
 type Piece = (u32, Range<usize>);
 
@@ -157,7 +168,7 @@ impl Tokenizer {
     }
 
     /// The ids of a text, which may contain special tokens by name.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
         Ok(self.pieces(text)?.into_iter().map(|(id, _)| id).collect())
     }
 
@@ -170,7 +181,7 @@ impl Tokenizer {
         &self,
         text: &str,
         spans: &[Range<usize>],
-    ) -> Result<Vec<Token>, String> {
+    ) -> Result<Vec<Token>, EncodeError> {
         let pieces = self.pieces(text)?;
         let crossed: Vec<usize> = borders(spans)
             .filter(|&border| {
@@ -194,11 +205,11 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    fn pieces(&self, text: &str) -> Result<Vec<Piece>, String> {
+    fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
         match &self.encoder {
-            Encoder::None => Err("there is no tokenizer".to_string()),
+            Encoder::None => Err(EncodeError::NoTokenizer),
             Encoder::Byte => Ok(byte::pieces(text)),
-            Encoder::HuggingFace(tokenizer) => huggingface::pieces(tokenizer, text),
+            Encoder::HuggingFace(tokenizer) => Ok(huggingface::pieces(tokenizer, text)?),
         }
     }
 }

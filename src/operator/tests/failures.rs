@@ -9,6 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::core::Status;
 use kube::runtime::controller::Action;
 use serde_json::json;
+use tracing::instrument::WithSubscriber;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::api::status::Phase;
 use crate::operator::build::{self, JOB_LABEL};
@@ -212,24 +214,56 @@ impl Write for Log {
     }
 }
 
+impl Log {
+    /// Writes warnings, and each span when it begins.
+    fn subscriber(&self) -> impl tracing::Subscriber + Send + Sync + use<> {
+        let writer = self.clone();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_span_events(FmtSpan::NEW)
+            .without_time()
+            .with_target(false)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish()
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(lock(&self.0).clone()).unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_step_of_a_reconciliation_has_a_span() {
+    let mut cluster = Cluster::running().await;
+    let log = Log::default();
+    let reconciled = cluster.reconcile().with_subscriber(log.subscriber());
+    reconciled.await.unwrap();
+    let text = log.text();
+    let spans = text.lines().filter_map(|line| line.strip_suffix(": new"));
+    let spans: Vec<&str> = spans.map(str::trim).collect();
+    insta::assert_snapshot!(spans.join("\n"), @r#"
+    ERROR reconcile{job=x namespace="n" generation=1}
+    ERROR reconcile{job=x namespace="n" generation=1}:step{name="plan"}
+    ERROR reconcile{job=x namespace="n" generation=1}:step{name="observe"}
+    ERROR reconcile{job=x namespace="n" generation=1}:step{name="decide"}
+    ERROR reconcile{job=x namespace="n" generation=1}:step{name="build"}
+    ERROR reconcile{job=x namespace="n" generation=1}:step{name="write-status"}
+    ERROR reconcile{job=x namespace="n" generation=1}:step{name="apply"}
+    "#);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_names_the_job_and_the_generation_of_a_failure() {
     let cluster = Cluster::running().await;
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .without_time()
-        .with_target(false)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
     let error = Status::failure("no quorum", "InternalError").with_code(500);
     let error = ReconcileError::Api(kube::Error::Api(error.boxed()));
-    tracing::subscriber::with_default(subscriber, || {
+    tracing::subscriber::with_default(log.subscriber(), || {
         error_policy(Arc::new(cluster.job()), &error, cluster.context.clone())
     });
-    let text = String::from_utf8(lock(&log.0).clone()).unwrap();
-    let (line, _) = text.split_once(" error=").unwrap();
+    let text = log.text();
+    let (lines, _) = text.split_once(" error=").unwrap();
+    let line = lines.lines().last().unwrap();
     insta::assert_snapshot!(line.trim(), @r#"WARN reconcile{job=x namespace="n" generation=1}: reconciliation failed"#);
 }

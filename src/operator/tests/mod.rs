@@ -1,6 +1,7 @@
 //! Tests of the steps of a reconciliation, with an API server in memory. The scheduler and the kubelets start all
 //! pods at once, and agents answer what a test says.
 
+mod chart;
 mod failures;
 mod lifecycle;
 mod names;
@@ -8,3 +9,5 @@ mod observe;
 mod planning;
 mod restored;
 mod stalls;
+
+pub use lifecycle::checkpoint;

@@ -7,12 +7,12 @@ use kube::runtime::controller::Action;
 use serde_json::json;
 
 use super::lifecycle::{causes, checkpoint, number};
-use crate::api::status::{Phase, TrainingJobStatus};
+use crate::api::status::Phase;
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::lifecycle::{Outcome, Reason};
-use crate::operator::planner::{NoPlan, Planner};
-use crate::operator::status;
-use crate::operator::testing::{Cluster, NAMESPACE, job};
+use crate::operator::planner::Planner;
+use crate::operator::planning;
+use crate::operator::testing::{Cluster, NAMESPACE};
 
 /// A running job, its controller just restarted, whose ranks are ready.
 async fn restarted() -> Cluster {
@@ -215,7 +215,7 @@ async fn a_job_whose_planner_panics_says_so_and_keeps_its_generation() {
     let mut cluster = Cluster::running().await;
     cluster.reconcile().await.unwrap();
     let before = cluster.status().generation;
-    cluster.context.turns.panics.store(true, Ordering::Relaxed);
+    panic_in_turns(&cluster);
     let mut committed = checkpoint(1, 3);
     committed["batch"] = json!(16);
     let state = json!({"generation": 1, "ranks": [{"ready": true}], "committed": committed});
@@ -237,9 +237,102 @@ async fn a_job_whose_planner_panics_says_so_and_keeps_its_generation() {
     assert_eq!(turns(&cluster), first, "the planner is not tried again");
 }
 
-#[test]
-fn a_world_without_a_plan_is_an_error() {
-    let mut status = TrainingJobStatus::default();
+/// Turns that panic from now on.
+fn panic_in_turns(cluster: &Cluster) {
+    cluster.context.turns.panics.store(true, Ordering::Relaxed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planner_that_panics_after_an_out_of_memory_error_ends_its_own_job_alone() {
+    let mut cluster = Cluster::running().await;
+    cluster.reconcile().await.unwrap();
+    panic_in_turns(&cluster);
+    cluster.ranks(|_| json!({"out_of_memory": "2 GiB do not fit", "ending": {"code": 76}}));
+    cluster
+        .reconcile_until(|status| status.phase == Phase::Failed)
+        .await;
+    let current = cluster.status().generation.unwrap();
+    let outcome = current.outcome.unwrap();
+    assert!(
+        matches!(outcome, Outcome::OutOfMemory { smaller: None, .. }),
+        "{outcome:?}"
+    );
+    assert_eq!(planned(&cluster).status, "False");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planner_that_panics_on_the_published_world_publishes_nothing() {
+    let mut cluster = Cluster::running().await;
+    cluster.reconcile().await.unwrap();
+    cluster.put_node("b", json!({"unschedulable": true}));
+    cluster.reconcile().await.unwrap();
+    panic_in_turns(&cluster);
+    cluster.ranks(|_| json!({"ending": {"code": 143}}));
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    assert_eq!(number(&status), Some(1));
+    assert_eq!(status.generation.unwrap().outcome, Some(Outcome::Drained));
+    let condition = planned(&cluster);
+    assert_eq!(
+        (condition.status.as_str(), condition.reason.as_str()),
+        ("False", "PlanRefused")
+    );
+    let first = turns(&cluster);
+    cluster.reconcile().await.unwrap();
+    assert_eq!(turns(&cluster), first, "the planner is not tried again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_world_is_published_in_the_turn_of_its_job() {
+    let mut cluster = Cluster::running().await;
+    cluster.reconcile().await.unwrap();
+    let context = cluster.context.clone();
+    let turn = context.turns.begin(NAMESPACE).ok().unwrap();
+    cluster.put_node("b", json!({"unschedulable": true}));
+    cluster.reconcile().await.unwrap();
+    cluster.ranks(|_| json!({"ending": {"code": 143}}));
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    let current = status.generation.as_ref().unwrap();
+    // What was observed is written.
+    assert_eq!(
+        (current.record.number, &current.outcome),
+        (1, &Some(Outcome::Drained))
+    );
+    drop(turn);
+    cluster
+        .reconcile_until(|status| number(status) == Some(2))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn free_nodes_that_no_plan_can_use_are_named() {
+    let mut cluster = Cluster::running().await;
+    cluster.put_node("c", json!({}));
+    cluster.edit(json!({"nodes": 3}));
+    cluster.reconcile().await.unwrap();
+    let first = turns(&cluster);
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    assert_eq!((status.phase, status.nodes), (Phase::Running, 2));
+    // 3 ranks do not split 8 samples.
+    let message = status.message;
+    assert!(
+        message.starts_with("skips 3 nodes: batch-divisible: "),
+        "{message}"
+    );
+    assert_eq!(turns(&cluster), first, "the refusal is kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_world_without_a_plan_is_not_published() {
+    let cluster = Cluster::running().await;
     let placement = Placement {
         slots: Vec::new(),
         attempts: 0,
@@ -251,7 +344,8 @@ fn a_world_without_a_plan_is_an_error() {
             per_device_batch_size_limit: None,
         },
     };
+    let (job, status) = (cluster.job(), cluster.status());
     let planner = Planner::default();
-    let placed = status::place(&job("x", "u"), &mut status, &placement, &planner);
-    assert!(matches!(placed, Err(NoPlan::NotRead)), "{placed:?}");
+    let world = planning::world(&job, &status, &placement, &planner, &cluster.context);
+    assert!(matches!(world, Ok(None)));
 }

@@ -49,9 +49,9 @@ pub(crate) fn is_trainers(root: &Node, path: &Path, origin: &Origin) -> bool {
 }
 
 impl FromStr for Dialect {
-    type Err = String;
+    type Err = suggest::UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, suggest::UnknownName> {
         suggest::by_name(name, READERS.iter().map(|reader| reader.dialect()))
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::util::suggest::by_name;
+use crate::util::suggest::{UnknownName, by_name};
 
 /// An external trainer, in place of the built-in trainer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,9 +111,9 @@ impl fmt::Display for DrainSignal {
 }
 
 impl FromStr for DrainSignal {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
         by_name(name, DrainSignal::ALL)
     }
 }
