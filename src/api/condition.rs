@@ -135,7 +135,7 @@ documented! {
         CannotStart,
         /// The job failed.
         Failed,
-        /// Pods or the volume had a later generation than the status. The message has both. The job goes on above it, from the newest checkpoint.
+        /// Pods or the volume had a later generation than the status. The message has both. The job continues above it, from the newest checkpoint.
         OlderStatus,
         /// The object can be read again.
         Readable,

@@ -178,7 +178,7 @@ mod tests {
         clock.progress();
         assert!(!after(&mut clock, 4000));
         clock.sign();
-        // Silence between signs of life is a measure, too.
+        // Silence between two outputs is a measure, too.
         assert!(!after(&mut clock, 80_000) && after(&mut clock, 1));
     }
 

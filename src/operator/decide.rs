@@ -42,21 +42,17 @@ pub fn decide(
     let per_node = u64::from(job.spec.gpus_per_node);
     let members = status::members(status, &name);
     let namespace = job.namespace().unwrap_or_default();
+    let excluded: BTreeSet<String> = status.excluded_nodes.iter().cloned().collect();
     let suspects = &context.suspects;
     lock(suspects).suspect(&namespace, &cluster.suspects);
+    let lost = cluster.suspects.union(&excluded).cloned().collect();
     let mut reservations = lock(&context.reservations);
     let pod_index = context.stores.pod_index();
     let pool = Pool {
         nodes: &context.stores.nodes.state(),
         pod_index: &pod_index,
-        lost: &cluster.suspects,
-        avoid: &|node| {
-            lock(suspects).contains(&namespace, node)
-                || status
-                    .excluded_nodes
-                    .iter()
-                    .any(|excluded| excluded == node)
-        },
+        lost: &lost,
+        avoid: &|node| lock(suspects).contains(&namespace, node) || excluded.contains(node),
     };
     let started = Instant::now();
     let free = reservations.slots(&pool, job, &cluster.resource_request, started);

@@ -247,7 +247,7 @@ mod tests {
         let lease = server.get("leases", LEASE).unwrap();
         lease["spec"]["holderIdentity"]
             .as_str()
-            .unwrap_or("nobody")
+            .unwrap_or("none")
             .to_owned()
     }
 

@@ -205,7 +205,7 @@ fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
     status.later_generation = Some(later.number);
     let message = format!(
         "the status has generation {published}, and the pods or the volume have {}: the API server was restored from an \
-         older copy of its data; the job goes on above it, from {}",
+         older copy of its data; the job continues above it, from {}",
         later.number,
         match &status.checkpoint {
             Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),

@@ -94,8 +94,7 @@ mod tests {
 
     #[test]
     fn every_thread_has_a_line_and_the_main_thread_its_stack() {
-        // The test's thread stands for the main thread: the signal reaches another one, unless all others are
-        // told to leave it alone. So the handler is called here.
+        // The signal would reach any thread of the test process, so its handler is called here.
         prepare();
         let prepared = PREPARED.get().unwrap();
         if prepared.main == thread::current().id() {

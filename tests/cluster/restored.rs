@@ -10,7 +10,7 @@ fn generation(status: &Value) -> u64 {
 }
 
 #[test]
-fn a_job_goes_on_above_the_generations_that_a_restored_etcd_has_forgotten() {
+fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
     let job = Job::apply("restored", &recipe(400_000), json!({}));
     job.wait_training_on(3);
     kit(&["backup"]);

@@ -8,6 +8,9 @@ use serde_json::json;
 use super::disturbed::proved;
 use super::support::{Run, small, wait_for};
 
+/// Enough to train for some seconds.
+const SAMPLES: u64 = 12_000;
+
 /// Stops the main thread of a process, and none of its other threads, until the process is killed.
 const STOP_MAIN_THREAD: &str = "
 import ctypes, os, sys
@@ -38,7 +41,7 @@ fn stop_main_thread(run: &Run, rank: u64) -> Child {
 
 #[test]
 fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
-    let run = Run::of(small(json!({})));
+    let run = Run::of(small(json!({"budget": {"samples": SAMPLES}})));
     let launched = run.start(&["--procs", "3", "--progress-deadline", "3"]);
     run.wait_for_steps(1, 5);
     let mut tracer = stop_main_thread(&run, 1);
@@ -50,7 +53,7 @@ fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
     let lost = lost.unwrap_or_else(|| panic!("{log}"));
     assert!(lost.contains("rank 1: no progress for "), "{lost}");
     assert!(lost.contains(" s while computing"), "{lost}");
-    proved(&run, 2400);
+    proved(&run, SAMPLES);
     let stacks = |rank: u64| {
         let file = run.out().join(format!("gen-1/stacks/rank-{rank}.txt"));
         std::fs::read_to_string(file).unwrap()
@@ -66,7 +69,7 @@ fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
 
 #[test]
 fn a_stall_that_is_only_reported_ends_nothing() {
-    let run = Run::of(small(json!({})));
+    let run = Run::of(small(json!({"budget": {"samples": SAMPLES}})));
     let more = ["--progress-deadline", "1", "--on-stall", "report"];
     let launched = run.start(&[&["--procs", "2"][..], &more].concat());
     run.wait_for_steps(1, 5);
@@ -75,7 +78,7 @@ fn a_stall_that_is_only_reported_ends_nothing() {
         let log = run.log();
         log.contains("rank 0: no progress for ").then_some(())
     });
-    // Without its tracer the thread goes on.
+    // Without its tracer the thread continues.
     tracer.kill().unwrap();
     tracer.wait().unwrap();
     assert!(launched.wait().success(), "{}", run.log());
@@ -85,7 +88,7 @@ fn a_stall_that_is_only_reported_ends_nothing() {
         "{}",
         run.log()
     );
-    proved(&run, 2400);
+    proved(&run, SAMPLES);
 }
 
 /// Reports steps to the file, and hangs in the first generation.

@@ -22,7 +22,7 @@ fn agents(cluster: &Cluster, state: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_goes_on_above_the_generations_that_its_status_does_not_have() {
+async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
     let mut cluster = Cluster::running().await;
     // The ranks of generation 4 have committed; generation 5 has started from that.
     let later = json!({"number": 5, "checkpoint": checkpoint(4, 6)});
@@ -38,7 +38,7 @@ async fn a_job_goes_on_above_the_generations_that_its_status_does_not_have() {
         message(&status),
         Some(
             "the status has generation 1, and the pods or the volume have 5: the API server was restored from an \
-             older copy of its data; the job goes on above it, from the checkpoint of 48 samples"
+             older copy of its data; the job continues above it, from the checkpoint of 48 samples"
         )
     );
     assert_eq!(

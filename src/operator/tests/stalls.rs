@@ -53,7 +53,7 @@ async fn the_node_of_a_stalled_rank_gets_no_pods_until_the_reaction_changes() {
         cluster.reconcile().await.unwrap();
     }
     assert_eq!(cluster.server.names("pods"), ["x-0-1"]);
-    // A second node: its pod is told to keep away from the excluded one.
+    // The pod for a second node must avoid the excluded one.
     cluster.put_node("c", json!({}));
     cluster.reconcile().await.unwrap();
     let names = cluster.server.names("pods");
