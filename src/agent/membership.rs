@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use crate::api::status::{Current, Phase, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer::call::Source;
+use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{CheckpointRef, DeviceKind};
 
 /// A TrainingJob as its pods see it.
@@ -31,6 +32,9 @@ pub struct Membership {
     pub fence_after: Duration,
     /// Time in which ranks commit and exit when their pod ends.
     pub drain: Duration,
+    /// Time that ranks may take without progress; it counts from the next generation on.
+    pub progress_deadline: ProgressDeadline,
+    pub on_stall: OnStall,
     /// The job succeeded or failed.
     pub over: bool,
 }
@@ -59,6 +63,8 @@ impl Membership {
             checkpoint: status.checkpoint.clone(),
             fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
             drain: Duration::from_secs(job.spec.elasticity.drain_seconds.into()),
+            progress_deadline: ProgressDeadline::of(job.spec.progress_deadline_seconds),
+            on_stall: job.spec.on_stall,
             over: matches!(status.phase, Phase::Complete | Phase::Failed),
         })
     }

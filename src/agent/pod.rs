@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{
-    Answer, Event as RankEvent, EventLog, Identity, Input, Membership, OomKills, Preparation,
-    Ranks, Retention, Silence, Tail,
+    Answer, Event as RankEvent, EventLog, ExternalStall, Identity, Input, Membership, OomKills,
+    Preparation, Ranks, Retention, Silence, Tail,
 };
 use crate::external_trainer::ProgressWatch;
 use crate::external_trainer::call::ExternalCall;
@@ -31,6 +31,7 @@ use crate::lifecycle::protocol::{Order, exit};
 use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::telemetry::{Event, Pace};
 
+use super::later::Search;
 use begin::Backoff;
 use contact::{Contact, ContactSource};
 use waiting::Waiting;
@@ -59,6 +60,8 @@ pub struct PodAgent {
     inspected: Option<Instant>,
     current: Option<Current>,
     retention: Retention,
+    /// Whether the volume has later generations than the newest status.
+    later: Option<Search>,
     log: EventLog,
 }
 
@@ -75,6 +78,8 @@ struct Current {
     /// Kills by the kernel since the ranks were started.
     oom_kills: OomKills,
     silence: Silence,
+    /// Of an external trainer, on the host of rank 0.
+    stall: Option<ExternalStall>,
     draining: bool,
     settled: bool,
 }
@@ -114,6 +119,7 @@ impl PodAgent {
             inspected: None,
             current: None,
             retention: Retention::default(),
+            later: None,
             log,
         };
         // Before the state is published: a pod reports missing devices before it counts.
@@ -209,9 +215,11 @@ impl PodAgent {
             // No kubelet ends the pods of a job that was deleted with `--cascade=orphan`.
             current.ranks.kill();
         }
-        let Some(wanted) = &job.generation else {
+        let published = job.generation.as_ref();
+        if !self.is_newest(published.map(|wanted| &wanted.record)) {
             return;
-        };
+        }
+        let Some(wanted) = published else { return };
         let number = wanted.record.number;
         if self.state.generation < number && !self.terminating && wanted.outcome.is_none() {
             self.begin(&wanted.record);
@@ -249,6 +257,24 @@ impl PodAgent {
                 current.ranks.order(rank, order);
             }
         }
+    }
+
+    /// Whether the volume has no later generation than the published one; false while that is not known. Ranks of a
+    /// later one continue until a generation above it is published.
+    fn is_newest(&mut self, published: Option<&Generation>) -> bool {
+        let search = match self.later.take() {
+            Some(search) if search.is_for(published) => search,
+            _ => Search::begin(self.identity.run.clone(), &self.identity.job, published),
+        };
+        let Some(found) = self.later.insert(search).result() else {
+            return false;
+        };
+        let (found, newest) = (found.cloned(), found.is_none());
+        if self.state.later != found {
+            self.state.later = found;
+            self.publish();
+        }
+        newest
     }
 
     /// Records the generation of another pod's agent.

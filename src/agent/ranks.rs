@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
-    pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group,
+    pidfd_open, pidfd_send_signal, prlimit, waitid,
 };
 
 use crate::external_trainer::oom_messages;
@@ -22,6 +23,9 @@ use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
 use crate::util::input;
 use crate::util::lock::lock;
+
+/// Time in which an aborted program writes its stacks.
+const ABORT: Duration = Duration::from_secs(5);
 
 /// What happened to a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -174,6 +178,24 @@ impl Ranks {
         self.processes.iter().for_each(Process::kill);
     }
 
+    /// Aborts ranks of an external trainer that make no progress, so that a Python program writes its stacks into its
+    /// log, and kills them a little later. Other ranks are killed; they have written their stacks.
+    pub fn abort(&mut self) {
+        for process in &self.processes {
+            let Some(external) = &process.external else {
+                process.kill();
+                continue;
+            };
+            external.group.limit_core_dump();
+            process.signal(Signal::ABORT);
+            let group = Arc::clone(&external.group);
+            thread::spawn(move || {
+                thread::sleep(ABORT);
+                group.kill();
+            });
+        }
+    }
+
     /// Kills one rank if it still runs.
     pub fn kill_one(&mut self, rank: u64) {
         if let Some(process) = self.process(rank) {
@@ -286,6 +308,18 @@ impl Group {
 
     fn number(&self) -> MutexGuard<'_, Option<Pid>> {
         lock(&self.0)
+    }
+
+    /// A core dump of the program could fill the node's disk.
+    fn limit_core_dump(&self) {
+        let none = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        if let Some(group) = *self.number() {
+            // A program that has ended writes none.
+            let _ = prlimit(Some(group), Resource::Core, none);
+        }
     }
 
     fn kill(&self) {

@@ -23,6 +23,7 @@ pub struct Tail {
     file: Option<File>,
     /// A line without its end so far.
     begun: Vec<u8>,
+    bytes_read: u64,
 }
 
 impl Tail {
@@ -33,7 +34,13 @@ impl Tail {
             path: run.join(files::rank_log(generation, rank)),
             file: None,
             begun: Vec::new(),
+            bytes_read: 0,
         }
+    }
+
+    /// Bytes of output so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
     }
 
     /// New lines since the last call, with their line endings. A failed read is retried later, because a log must not
@@ -45,8 +52,10 @@ impl Tail {
         let Some(file) = &mut self.file else {
             return Vec::new();
         };
+        let before = self.begun.len();
         // Bytes read before an error are kept.
         let _ = file.take(AT_ONCE as u64).read_to_end(&mut self.begun);
+        self.bytes_read += (self.begun.len() - before) as u64;
         let mut lines = Vec::new();
         while let Some(end) = end_of_line(&self.begun) {
             let rest = self.begun.split_off(end);

@@ -57,6 +57,8 @@ documented! {
         Complete,
         /// The job ended without reaching its budget. `kubectl wait --for=condition=Failed` waits for it.
         Failed,
+        /// The API server was restored from an older copy of its data. Absent on other jobs.
+        Restored,
         /// The controller can read the object. Absent on jobs that were always readable.
         Readable,
     }
@@ -107,6 +109,8 @@ documented! {
         AnswerRefused,
         /// The newest generation runs.
         Training,
+        /// A rank makes no progress, and `spec.onStall` is Report. The message names it.
+        Stalled,
         /// Ranks commit a checkpoint and leave.
         Draining,
         /// Ranks restore a checkpoint and take their first step, or survivors of a loss commit.
@@ -123,12 +127,16 @@ documented! {
         RestartBudgetExceeded,
         /// A rank failed in a way that a restart repeats: a NaN loss, refused data.
         PermanentFailure,
+        /// `spec.activeDeadlineSeconds` have passed. The checkpoint is committed.
+        DeadlineExceeded,
         /// A rank ran out of memory and no smaller per-device batch fits the plan.
         OutOfMemory,
         /// The agents cannot start the ranks. The message has the cause.
         CannotStart,
         /// The job failed.
         Failed,
+        /// Pods or the volume had a later generation than the status. The message has both. The job goes on above it, from the newest checkpoint.
+        OlderStatus,
         /// The object can be read again.
         Readable,
         /// This version of the controller cannot read the object. Correct its spec, or delete the job and apply it again; the files on the volume stay.
@@ -174,7 +182,7 @@ impl ConditionType {
                 ),
             ],
             ConditionType::Running => &[
-                (true, &[R::Training]),
+                (true, &[R::Training, R::Stalled]),
                 (
                     false,
                     &[
@@ -222,6 +230,7 @@ impl ConditionType {
                     true,
                     &[
                         R::RestartBudgetExceeded,
+                        R::DeadlineExceeded,
                         R::PermanentFailure,
                         R::OutOfMemory,
                         R::PreparationFailed,
@@ -231,6 +240,7 @@ impl ConditionType {
                 ),
                 (false, &[R::NotFinished, R::BudgetReached]),
             ],
+            ConditionType::Restored => &[(true, &[R::OlderStatus])],
             ConditionType::Readable => &[(true, &[R::Readable]), (false, &[R::Unreadable])],
         }
     }

@@ -22,6 +22,7 @@ use serde_json::Value;
 pub use status::TrainingJobStatus;
 
 use crate::lifecycle::DeviceKind;
+pub use crate::lifecycle::stall::OnStall;
 
 /// Longest name of a TrainingJob, in characters. With it `<job>-<slot>-<attempt>` and `evenkeel-<job>` are
 /// DNS labels of at most 63 characters. A rule of the CRD has the same number.
@@ -111,6 +112,22 @@ pub struct TrainingJobSpec {
     /// Failures after which the job gives up.
     #[serde(default)]
     pub budgets: Budgets,
+    /// Seconds from `status.startTime` after which the job commits a checkpoint and fails. A suspension resets the
+    /// start. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2147483647))]
+    pub active_deadline_seconds: Option<u32>,
+    /// Seconds without progress after which a rank counts as stalled, from the next generation on. 0: never.
+    /// Default: 20 times the longest interval so far, and at least 10 minutes; for an external trainer 30 minutes,
+    /// and only once it has reported two steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 2147483647))]
+    pub progress_deadline_seconds: Option<u32>,
+    /// Reaction to a stalled rank. Report: the condition Running gets the reason Stalled. Restart: kill the rank and
+    /// start the next generation from the newest checkpoint. ExcludeNode: as Restart, and the node gets no pods of
+    /// this job any more; of an external trainer the node of the stalled rank is unknown, so it is only restarted.
+    #[serde(default)]
+    pub on_stall: OnStall,
     /// True: commit a checkpoint and free all GPUs. False: train, from the last checkpoint.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,

@@ -55,6 +55,10 @@ pub struct TrainingJobStatus {
     /// The newest job generation: one fenced set of ranks. It is not `metadata.generation`.
     #[serde(rename = "jobGeneration", skip_serializing_if = "Option::is_none")]
     pub generation: Option<Current>,
+    /// The newest generation on the volume, if the API server was restored from an older copy of its data. The next
+    /// job generation gets a higher number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub later_generation: Option<u64>,
     /// The newest committed checkpoint. The next generation starts from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointRef>,
@@ -101,6 +105,15 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = HISTORY))]
     pub history: Vec<Rescale>,
+    /// Nodes that get no pods of this job, because a rank made no progress there and `spec.onStall` is ExcludeNode.
+    /// Another value of it clears the list.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = EXCLUDED), inner(length(max = 253)))]
+    pub excluded_nodes: Vec<String>,
+    /// When the first generation started, or the first one after the last suspension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "time::schema")]
+    pub start_time: Option<MicroTime>,
     /// When the job completed or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time::schema")]
@@ -116,6 +129,8 @@ pub struct TrainingJobStatus {
 pub const HISTORY: usize = 20;
 /// Characters of a log tail. The schema has the same limit.
 pub const LOG_TAIL: usize = 8192;
+/// Excluded nodes. The schema has the same limit.
+pub const EXCLUDED: usize = 64;
 /// Warnings of a plan. The schema has the same limit.
 const WARNINGS: usize = 64;
 
@@ -149,6 +164,8 @@ impl TrainingJobStatus {
         if let Some(failures) = &mut self.pod_failures {
             shorten(&mut failures.message, MESSAGE);
         }
+        let oldest = self.excluded_nodes.len().saturating_sub(EXCLUDED);
+        self.excluded_nodes.drain(..oldest);
         let oldest = self.history.len().saturating_sub(HISTORY);
         self.history.drain(..oldest);
         for change in &mut self.history {

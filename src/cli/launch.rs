@@ -22,6 +22,7 @@ use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunOptions, port, prepare, reached, run_path,
     take_command_of_run,
 };
+use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{DeviceKind, End};
 use crate::plan::{MOST_GPUS, OomPolicy};
 use crate::recipe::launchers::{self, Split};
@@ -95,6 +96,20 @@ pub struct Args {
     /// upstream does. After a checkpoint it is always exact.
     #[arg(long, value_name = "POLICY", default_value = "exact", value_parser = OomPolicy::from_str)]
     oom_policy: OomPolicy,
+    /// Seconds without progress after which a rank counts as stalled; 0: never. Default: 20 times the
+    /// longest interval so far and at least 10 minutes; 30 for an external trainer that reports steps.
+    #[arg(long, value_name = "SECONDS")]
+    progress_deadline: Option<u32>,
+    /// Reaction to a stalled rank: report only warns; restart continues from the newest checkpoint
+    /// without it; exclude-node, on a cluster, also gives its node no pods of the job any more.
+    #[arg(
+        long,
+        value_name = "REACTION",
+        value_enum,
+        hide_possible_values = true,
+        default_value = "restart"
+    )]
+    on_stall: OnStall,
     /// External trainer that replaces the built-in trainer. Every process runs it. Evenkeel replaces
     /// its launcher. With --resume it may be omitted
     #[arg(last = true, value_name = "COMMAND")]
@@ -164,6 +179,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             recipe: &recipe,
             name: args.name.as_deref(),
             rank_memory: args.rank_memory,
+            progress_deadline_seconds: args.progress_deadline,
+            on_stall: args.on_stall,
             device: match args.device {
                 DeviceChoice::Cuda => TrainerDevice::Cuda,
                 DeviceChoice::Auto | DeviceChoice::Cpu => TrainerDevice::Cpu,
@@ -268,6 +285,8 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         overrides: args.overrides.clone(),
         rank_memory: args.rank_memory,
         oom_policy: args.oom_policy,
+        progress_deadline: ProgressDeadline::of(args.progress_deadline),
+        on_stall: args.on_stall,
         cores: inventory.cpu.cores,
         device: match processes.gpus.is_empty() {
             true => DeviceKind::Cpu,

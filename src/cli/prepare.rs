@@ -3,7 +3,6 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
 
@@ -15,7 +14,7 @@ use crate::inventory::Inventory;
 use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
 use crate::lifecycle::DeviceKind;
 use crate::lifecycle::protocol::exit;
-use crate::plan::{OomPolicy, Reached};
+use crate::plan::Reached;
 use crate::recipe;
 use crate::util::durable::{self, FileError};
 
@@ -114,17 +113,13 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let run_lock = RunLock::take(RunDir::at(&args.out))?;
     let request = Request {
-        gpus_together: 0,
         recipe_path: snapshot.path(),
         overrides: snapshot.overrides,
         rank_memory: args.rank_memory,
-        oom_policy: OomPolicy::Exact,
         cores: Inventory::discover().cpu.cores,
         device: args.device,
-        gpus: Vec::new(),
-        resume: false,
-        // The agent kills this process; the next attempt removes partial data.
-        signals: Arc::default(),
+        // No signals: the agent kills this process, and the next attempt removes partial data.
+        ..Request::default()
     };
     prepare::prepare(run_lock.run(), &recipe, &planned, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)

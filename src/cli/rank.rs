@@ -8,6 +8,7 @@ use anyhow::Context;
 
 use crate::external_trainer::program::KEY_VARIABLE;
 use crate::external_trainer::{Become, become_program};
+use crate::lifecycle::stall::ProgressDeadline;
 use crate::recipe::schema::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};
 
@@ -29,6 +30,9 @@ pub struct Args {
     /// Step of a ZeRO checkpoint to convert before the external trainer starts.
     #[arg(long)]
     convert: Option<PathBuf>,
+    /// Seconds without progress after which the rank counts as stalled; 0: never. Default: measured.
+    #[arg(long, value_name = "SECONDS")]
+    progress_deadline: Option<u32>,
     /// External trainer that replaces this process instead of the built-in trainer.
     #[arg(last = true)]
     command: Vec<String>,
@@ -53,6 +57,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         rank: variable("RANK")?,
         threads: variable("RAYON_NUM_THREADS")?,
         key: variable(KEY_VARIABLE)?,
+        progress_deadline: ProgressDeadline::of(args.progress_deadline),
     })))
 }
 

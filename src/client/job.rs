@@ -1,8 +1,8 @@
 //! Builds a TrainingJob from a recipe and a command line.
 
 use crate::api::{
-    CheckpointVolume, Elasticity, LONGEST_NAME, RecipeSource, RemainderPolicy, TrainerDevice,
-    TrainingJob, TrainingJobSpec,
+    CheckpointVolume, Elasticity, LONGEST_NAME, OnStall, RecipeSource, RemainderPolicy,
+    TrainerDevice, TrainingJob, TrainingJobSpec,
 };
 
 /// Parameters of a launch on a cluster.
@@ -27,6 +27,9 @@ pub struct LaunchOptions {
     pub min_nodes: Option<u32>,
     /// Memory limit of a rank, bytes.
     pub rank_memory: Option<u64>,
+    /// Seconds without progress after which a rank counts as stalled.
+    pub progress_deadline_seconds: Option<u32>,
+    pub on_stall: OnStall,
     /// Where the built-in trainer computes.
     pub device: TrainerDevice,
     /// Command of the external trainer; empty for the built-in trainer.
@@ -55,6 +58,9 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
                 path: None,
             },
             budgets: Default::default(),
+            active_deadline_seconds: None,
+            progress_deadline_seconds: options.progress_deadline_seconds,
+            on_stall: options.on_stall,
             suspend: false,
             pod_template: None,
             ttl_seconds_after_finished: None,

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+pub mod activity;
 pub mod solo;
 pub mod tcp;
 pub mod watch;

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 
 use crate::external_trainer::{Call, ProgressWatch};
 use crate::lifecycle::Generation;
+use crate::lifecycle::stall::ProgressDeadline;
 use crate::recipe::schema::placeholder::{self, LEFT_BRACE, OF_A_RANK, Value};
 use crate::recipe::schema::spec::DrainSignal;
 use crate::util::key::Key;
@@ -48,6 +49,7 @@ pub struct Start<'a> {
     pub gpus: &'a [String],
     /// The secret of the generation's ranks.
     pub key: &'a Key,
+    pub progress_deadline: ProgressDeadline,
 }
 
 pub(crate) fn signal(drain: DrainSignal) -> Signal {
@@ -82,6 +84,9 @@ pub(crate) fn command(
                 .env(KEY_VARIABLE, start.key.reveal())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
+            if let Some(seconds) = start.progress_deadline.seconds() {
+                command.args(["--progress-deadline", &seconds.to_string()]);
+            }
             let local = usize::try_from(local).unwrap_or(usize::MAX);
             if let Some(gpu) = start.gpus.get(local) {
                 command
@@ -166,10 +171,11 @@ fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)
     let paths = call.variables().into_iter();
     variables.extend(paths.map(|(name, path)| (name, path.into())));
     // As torchrun does; otherwise every rank would compute on all cores, and a rank that lost its peer might
-    // wait in NCCL.
+    // wait in NCCL. Python writes its stacks when it is aborted.
     for (name, value) in [
         ("OMP_NUM_THREADS", start.threads.to_string()),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".to_owned()),
+        ("PYTHONFAULTHANDLER", "1".to_owned()),
     ] {
         if std::env::var_os(name).is_none() {
             variables.push((name, value.into()));

@@ -17,10 +17,11 @@ use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
-use crate::agent::{Event as RankEvent, OomKills, Ranks as RankProcesses, Tail};
+use crate::agent::{Event as RankEvent, ExternalStall, OomKills, Ranks as RankProcesses, Tail};
 use crate::checkpoint;
 use crate::external_trainer::{Program, ProgressWatch, Start};
 use crate::lifecycle::generation::Address;
+use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
     DeviceKind, End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput,
     decide,
@@ -56,6 +57,8 @@ pub struct Launcher<'a> {
     capacity: u64,
     restarts_left: u64,
     oom_policy: OomPolicy,
+    progress_deadline: ProgressDeadline,
+    on_stall: OnStall,
     feasible: Feasible,
     /// Number of signals received: the first drains, the second kills.
     signals: Arc<AtomicUsize>,
@@ -89,6 +92,7 @@ struct Current {
     tails: Vec<Tail>,
     /// The external trainer's progress.
     progress: Option<ProgressWatch>,
+    stall: Option<ExternalStall>,
     draining: bool,
     /// Its ranks have connected.
     trains: bool,
@@ -130,6 +134,8 @@ impl<'a> Launcher<'a> {
             capacity: u64::MAX,
             restarts_left: RESTARTS,
             oom_policy: request.oom_policy,
+            progress_deadline: request.progress_deadline,
+            on_stall: request.on_stall,
             signals: Arc::clone(&request.signals),
             current: None,
             events: channel(),
@@ -489,6 +495,7 @@ impl<'a> Launcher<'a> {
                 threads: (self.cores / world).max(1),
                 gpus: &gpus,
                 key: &key,
+                progress_deadline: self.progress_deadline,
             },
             &self.events.0,
         )
@@ -502,6 +509,9 @@ impl<'a> Launcher<'a> {
             tails: (0..printing)
                 .map(|rank| Tail::of(self.run.path(), number, rank))
                 .collect(),
+            stall: progress
+                .is_some()
+                .then(|| ExternalStall::new(self.progress_deadline)),
             progress,
             generation,
             gpus,

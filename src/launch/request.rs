@@ -9,6 +9,7 @@ use super::{RunState, worlds};
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
 use crate::lifecycle::DeviceKind;
+use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{OomPolicy, Plan, PlanRequest};
 use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
@@ -30,6 +31,9 @@ pub struct Request {
     pub gpus: Vec<String>,
     /// How many of them can train together.
     pub gpus_together: usize,
+    /// Time that ranks may take without progress.
+    pub progress_deadline: ProgressDeadline,
+    pub on_stall: OnStall,
     /// Resume the run in the directory.
     pub resume: bool,
     /// Number of signals received; one stops the preparation.

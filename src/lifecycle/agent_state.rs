@@ -63,8 +63,21 @@ pub struct AgentState {
     pub problem: Option<Problem>,
     /// What delays the start of its ranks. A long wait is not an error.
     pub waiting_for: Option<String>,
+    /// Set if the volume has a later generation than the job's status.
+    pub later: Option<LaterGeneration>,
+    /// A rank that makes no progress, if the job only reports it.
+    pub stalled: Option<String>,
     /// Last lines of a failed rank's output.
     pub log_tail: String,
+}
+
+/// The newest generation on the volume. The status has an older one, or another one of its number, after the API
+/// server was restored from an older copy of its data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaterGeneration {
+    pub number: u64,
+    /// Its newest checkpoint, or the one from which it started.
+    pub checkpoint: Option<CheckpointRef>,
 }
 
 /// Reads at most [`RANKS`] ranks. Each takes a hundred times more memory than the JSON of an empty one.
@@ -100,12 +113,17 @@ impl AgentState {
             shorten(&mut problem.reason, 64);
             shorten(&mut problem.message, MESSAGE);
         }
-        if let Some(message) = &mut self.waiting_for {
+        for message in [&mut self.waiting_for, &mut self.stalled]
+            .into_iter()
+            .flatten()
+        {
             shorten(message, MESSAGE);
         }
-        if let Some(committed) = &mut self.committed {
-            shorten(&mut committed.path, MESSAGE);
-            shorten(&mut committed.checksum, MESSAGE);
+        let later = self.later.as_mut();
+        let later = later.and_then(|later| later.checkpoint.as_mut());
+        for checkpoint in self.committed.iter_mut().chain(later) {
+            shorten(&mut checkpoint.path, MESSAGE);
+            shorten(&mut checkpoint.checksum, MESSAGE);
         }
         let mut left = RANK_MESSAGES;
         for rank in &mut self.ranks {

@@ -10,6 +10,7 @@
 //! gen-N/events.jsonl      in pods: its events, for followers
 //! gen-N/ranks.lock        locked while ranks of the generation live
 //! gen-N/logs/rank-R.log   output of a rank
+//! gen-N/stacks/rank-R.txt the stacks of a rank that made no progress
 //! gen-N/step-NNNNNNN/     a checkpoint, named by its optimiser step
 //! ```
 
@@ -51,6 +52,13 @@ pub fn rank_log(generation: u64, rank: u64) -> PathBuf {
     Path::new(&self::generation(generation))
         .join("logs")
         .join(format!("rank-{rank}.log"))
+}
+
+/// File with the stacks of a rank that made no progress.
+pub fn stacks(generation: u64, rank: u64) -> PathBuf {
+    Path::new(&self::generation(generation))
+        .join("stacks")
+        .join(format!("rank-{rank}.txt"))
 }
 
 /// Event log of a generation ([`super::event_log`]).

@@ -14,6 +14,7 @@ pub mod generation;
 pub mod placement;
 pub mod protocol;
 pub mod rank_status;
+pub mod stall;
 pub mod transition;
 
 pub use device::DeviceKind;

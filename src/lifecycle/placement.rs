@@ -50,6 +50,8 @@ pub struct PlacementInput<'a> {
     pub ranks: Ranks,
     /// `spec.suspend`.
     pub suspend: bool,
+    /// Message that the job has reached its active deadline: it ends once its ranks have left.
+    pub overdue: Option<String>,
     /// Remaining restarts after failures of the program.
     pub restarts_left: u64,
     /// A problem that keeps ranks from starting in any world.
@@ -175,6 +177,11 @@ impl PlacementInput<'_> {
             .find(|&nodes| (self.feasible)(nodes))
     }
 
+    /// Whether the ranks must leave and no others start.
+    fn stops(&self) -> bool {
+        self.suspend || self.overdue.is_some()
+    }
+
     fn pod(&self, slot: Slot) -> &PodState {
         let state = self.slots.iter().find(|s| s.slot == slot);
         state.map_or(&PodState::Lost, |s| &s.pod)
@@ -197,7 +204,7 @@ impl PlacementInput<'_> {
             bounds: ranks(*self.bounds.start())..=ranks(*self.bounds.end()),
             feasible: &whole,
             refusal: &|_| None,
-            stop: self.suspend,
+            stop: self.stops(),
             restarts_left: self.restarts_left,
             ranks: self.ranks.clone(),
         })
@@ -210,7 +217,7 @@ impl PlacementInput<'_> {
         let now = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let more = self
             .nodes(self.pool)
-            .filter(|target| *target > now && !self.suspend)
+            .filter(|target| *target > now && !self.stops())
             .map(|target| target - now);
         let scale_up_pending_since = more.map(|_| self.scale_up_pending_since.unwrap_or(self.now));
         let due =
@@ -265,7 +272,13 @@ impl PlacementInput<'_> {
     fn without_generation(&self) -> Placement {
         // The end of a job does not depend on the pool.
         match self.decide(u32::MAX) {
-            RankAction::End(End::Drained) => return self.without_pods(PlacementAction::Suspend),
+            RankAction::End(End::Drained) => {
+                let action = match self.overdue.clone() {
+                    Some(message) => PlacementAction::End(End::Failed { message }),
+                    None => PlacementAction::Suspend,
+                };
+                return self.without_pods(action);
+            }
             RankAction::End(end) => return self.without_pods(PlacementAction::End(end)),
             _ => {}
         }
@@ -493,6 +506,7 @@ mod tests {
                 members: &self.members,
                 ranks: self.ranks.clone(),
                 suspend: self.suspend,
+                overdue: None,
                 restarts_left: 1000,
                 problem: None,
                 attempts: self.attempts,

@@ -39,6 +39,13 @@ pub enum Report {
         /// Compute time of the slowest rank in a usual step, seconds.
         usual: f64,
     },
+    /// The rank lives but makes no progress. Its stacks are written down.
+    Stalled {
+        /// For how long, and what it does.
+        message: String,
+    },
+    /// The rank makes progress again after [`Report::Stalled`].
+    Progressing,
     /// Printed as one line.
     Warning {
         /// Lower case, no full stop.
@@ -109,8 +116,13 @@ impl Report {
             Report::Warning { message } => Event::Warning {
                 message: message.clone(),
             },
-            Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
+            Report::OutOfMemory { message }
+            | Report::Failed { message, .. }
+            | Report::Stalled { message } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
+            },
+            Report::Progressing => Event::Warning {
+                message: format!("rank {rank} makes progress again"),
             },
             // The loss of the rank is shown with it.
             Report::DeviceLost { .. }

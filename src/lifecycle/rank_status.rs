@@ -61,6 +61,8 @@ pub enum Fault {
 pub enum Cause {
     /// Its agent killed it for this reason, or its device was lost.
     Killed(String),
+    /// Its agent killed it for this lack of progress.
+    Stalled(String),
     /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is not a
     /// root cause.
     Collateral,
@@ -90,6 +92,7 @@ struct Flags {
     failed: Option<(String, bool)>,
     ending: Option<Ending>,
     kill_reason: Option<String>,
+    stalled: bool,
     collateral: bool,
 }
 
@@ -117,6 +120,7 @@ impl From<Flags> for RankStatus {
                 .or(flags.failed.map(failed)),
             cause: match flags.collateral {
                 true => Some(Cause::Collateral),
+                false if flags.stalled => flags.kill_reason.map(Cause::Stalled),
                 false => flags.kill_reason.map(Cause::Killed),
             },
         }
@@ -130,6 +134,7 @@ impl From<RankStatus> for Flags {
             ready: status.stage == Stage::Ready,
             ending: status.ending(),
             collateral: status.is_collateral(),
+            stalled: status.is_stalled(),
             ..Flags::default()
         };
         match status.loss {
@@ -147,7 +152,7 @@ impl From<RankStatus> for Flags {
             }) => flags.failed = Some((message, deterministic)),
             None => {}
         }
-        if let Some(Cause::Killed(reason)) = status.cause {
+        if let Some(Cause::Killed(reason) | Cause::Stalled(reason)) = status.cause {
             flags.kill_reason = Some(reason);
         }
         flags
@@ -198,6 +203,16 @@ impl RankStatus {
             Some(PeerLoss::Reported(report)) => Some(report),
             Some(PeerLoss::Detected { .. }) | None => None,
         }
+    }
+
+    /// Whether it was killed for a lack of progress.
+    pub fn is_stalled(&self) -> bool {
+        matches!(self.cause, Some(Cause::Stalled(_)))
+    }
+
+    /// Records that it is killed for a lack of progress, unless a reason is known.
+    pub fn stall(&mut self, message: String) {
+        self.cause.get_or_insert(Cause::Stalled(message));
     }
 
     pub fn is_collateral(&self) -> bool {
@@ -265,6 +280,8 @@ impl RankStatus {
             | Report::Evaluation(_)
             | Report::Committed { .. }
             | Report::Straggler { .. }
+            | Report::Stalled { .. }
+            | Report::Progressing
             | Report::Warning { .. } => {}
         }
     }
@@ -278,7 +295,7 @@ impl RankStatus {
             Ending::Signal(signal) => signal != Signal::ABORT.as_raw(),
             Ending::Code(_) | Ending::Unrequested => false,
         };
-        if follows && !killed {
+        if follows && !killed && !self.is_stalled() {
             self.cause = Some(Cause::Collateral);
         }
     }
@@ -295,7 +312,7 @@ impl RankStatus {
             None => None,
         };
         let cause = match &mut self.cause {
-            Some(Cause::Killed(reason)) => Some(reason),
+            Some(Cause::Killed(reason) | Cause::Stalled(reason)) => Some(reason),
             Some(Cause::Collateral) | None => None,
         };
         [fault, loss, cause].into_iter().flatten()
@@ -315,7 +332,9 @@ impl RankStatus {
     /// Message for a process that a signal killed.
     pub fn signal_message(&self, signal: i32) -> String {
         match &self.cause {
-            Some(Cause::Killed(reason)) => format!("{reason}, so it was killed"),
+            Some(Cause::Killed(reason) | Cause::Stalled(reason)) => {
+                format!("{reason}, so it was killed")
+            }
             Some(Cause::Collateral) | None => format!("killed by signal {signal}"),
         }
     }

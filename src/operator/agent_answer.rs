@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::api::condition::ConditionReason;
-use crate::lifecycle::agent_state::{self, AgentState, Problem};
+use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
 use crate::lifecycle::generation::CheckpointRef;
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
@@ -16,6 +16,8 @@ use crate::util::http::HttpError;
 pub const ANSWER: usize = 64 << 10;
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
 const COUNT: u64 = 1 << 53;
+/// Generations by which an agent's may be later than the published one.
+const LATER: u64 = 1 << 20;
 /// Longest estimate of the time left, seconds.
 const LONGEST_ESTIMATE: f64 = 1e10;
 /// Largest global batch, samples.
@@ -212,26 +214,46 @@ impl Published<'_> {
         state
     }
 
+    /// The later generation of which an agent's state tells: the API server was restored from an older copy of its
+    /// data. `state` is that of a proven agent of the job.
+    pub fn later(&self, state: &AgentState) -> Option<LaterGeneration> {
+        let newest = self.record.map_or(0, |record| record.number);
+        let own = LaterGeneration {
+            number: state.generation,
+            checkpoint: state.committed.clone(),
+        };
+        let own = Some(own).filter(|own| own.number > newest);
+        // The volume may have another generation of the published number.
+        let on_volume = state.later.clone();
+        let on_volume = on_volume.filter(|later| later.number >= newest.max(1));
+        let mut later = on_volume
+            .into_iter()
+            .chain(own)
+            .max_by_key(|later| later.number)?;
+        later
+            .checkpoint
+            .take_if(|found| !self.may_be_reached_later(found));
+        (later.number <= newest.saturating_add(LATER)).then_some(later)
+    }
+
+    /// Whether a generation that is not published may have committed the checkpoint.
+    fn may_be_reached_later(&self, committed: &CheckpointRef) -> bool {
+        let start = self.record.and_then(|record| record.start.as_ref());
+        let older = [start, self.checkpoint];
+        follows(committed, older.into_iter().flatten())
+            && is_plausible_reference(committed)
+            && committed.samples <= self.most_samples.unwrap_or(COUNT)
+    }
+
     /// Whether a rank of this generation may have committed the checkpoint: the path is the one of its
     /// generation and step, and its counts neither go back nor beyond the budget.
     fn may_be_committed(&self, committed: &CheckpointRef, record: &Generation) -> bool {
         let directory = files::generation(record.number);
         let path = format!("{directory}/{}", files::checkpoint(committed.step));
-        let checksum = &committed.checksum;
         let older = [record.start.as_ref(), self.checkpoint];
-        let forward = older.into_iter().flatten().all(|older| {
-            let samples = committed.samples.checked_sub(older.samples);
-            let steps = committed.step.checked_sub(older.step);
-            // Each step consumes at least one sample.
-            let progress = samples.zip(steps);
-            progress.is_some_and(|(samples, steps)| steps <= samples && (steps > 0 || samples == 0))
-        });
-        forward
+        follows(committed, older.into_iter().flatten())
             && committed.path == path
-            && committed.step <= COUNT
-            && (1..=BATCH).contains(&committed.batch)
-            && checksum.len() == 32
-            && checksum.bytes().all(|digit| digit.is_ascii_hexdigit())
+            && is_plausible_reference(committed)
             && self.may_be_reached(committed.samples, record)
     }
 
@@ -239,6 +261,31 @@ impl Published<'_> {
         let start = record.start_samples();
         (start..=self.most_samples.unwrap_or(COUNT).max(start)).contains(&samples)
     }
+}
+
+/// Whether the counts of a checkpoint do not go back behind older ones.
+fn follows<'a>(committed: &CheckpointRef, older: impl Iterator<Item = &'a CheckpointRef>) -> bool {
+    older.into_iter().all(|older| {
+        let samples = committed.samples.checked_sub(older.samples);
+        let steps = committed.step.checked_sub(older.step);
+        // Each step consumes at least one sample.
+        let progress = samples.zip(steps);
+        progress.is_some_and(|(samples, steps)| steps <= samples && (steps > 0 || samples == 0))
+    })
+}
+
+fn is_plausible_reference(committed: &CheckpointRef) -> bool {
+    let checksum = &committed.checksum;
+    let path = committed.path.split_once('/');
+    let path = path.and_then(|(generation, checkpoint)| {
+        files::parse_generation(generation)?;
+        files::parse_checkpoint(checkpoint)
+    });
+    path == Some((committed.step, false))
+        && committed.step <= COUNT
+        && (1..=BATCH).contains(&committed.batch)
+        && checksum.len() == 32
+        && checksum.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 fn refused_checkpoint(refused: &CheckpointRef) -> Problem {

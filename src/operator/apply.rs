@@ -238,8 +238,9 @@ pub fn first(results: impl IntoIterator<Item = Result<(), ApplyError>>) -> Resul
     first.map_or(Ok(()), Err)
 }
 
-/// Deletes all pods of the job that fill no slot. The slots include the members of a running generation,
-/// so none of these is deleted.
+/// Deletes all pods of the job that fill no slot. The slots include the members of a running generation, so none of
+/// these is deleted. A pod of a later attempt than the status has is left alone: then the status is an older one, of
+/// a cache that is late or of a restored API server.
 pub async fn delete_pods(
     context: &Context,
     job: &TrainingJob,
@@ -252,7 +253,11 @@ pub async fn delete_pods(
     let unwanted = cluster
         .pods
         .values()
-        .filter(|pod| !wanted.contains(&pod.name_any()));
+        .filter(|pod| !wanted.contains(&pod.name_any()))
+        .filter(|pod| {
+            let attempt = attempt(&name, &pod.name_any());
+            attempt.is_none_or(|attempt| attempt <= status.attempts)
+        });
     let results: Vec<Result<(), kube::Error>> = stream::iter(unwanted.cloned().collect::<Vec<_>>())
         .map(|pod| {
             let api = api.clone();
@@ -268,6 +273,15 @@ pub async fn delete_pods(
             .into_iter()
             .map(|result| result.map_err(ApplyError::Api)),
     )
+}
+
+/// The attempt in a pod's name, which [`Slot::pod`] makes.
+///
+/// [`Slot::pod`]: crate::api::status::Slot::pod
+fn attempt(job: &str, pod: &str) -> Option<u32> {
+    let (number, attempt) = pod.strip_prefix(job)?.strip_prefix('-')?.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    attempt.parse().ok()
 }
 
 /// Whether the pod was a member of the generation; the pod of a member is never recreated.

@@ -69,11 +69,12 @@ pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
 }
 
 /// Writes the conditions that follow from the phase; `blocked`: why objects of the job cannot be created;
-/// `problem`: why an agent cannot start ranks. Planning sets `Planned`.
+/// `problem`: why an agent cannot start ranks, or why the job ends; `stalled`: a rank makes no progress. Planning sets `Planned`.
 pub fn of_phase(
     status: &mut TrainingJobStatus,
     blocked: Option<&Blocked>,
     problem: Option<&Problem>,
+    stalled: bool,
 ) {
     use ConditionType as Type;
     let phase = status.phase;
@@ -119,8 +120,12 @@ pub fn of_phase(
         _ => (Reason::NotFinished, Reason::NotFinished),
     };
     set(status, Type::PodsReady, ready, ready_reason, ready_message);
+    let running_reason = match running && stalled {
+        true => Reason::Stalled,
+        false => reason,
+    };
     for (kind, holds, reason) in [
-        (Type::Running, running, reason),
+        (Type::Running, running, running_reason),
         (Type::Rescaling, rescales, rescale_reason),
         (Type::Suspended, suspended, suspend_reason),
         (Type::Complete, complete, complete_reason),
@@ -178,7 +183,7 @@ mod tests {
             rescale_since: Some(micro_time(1000.0)),
             ..TrainingJobStatus::default()
         };
-        of_phase(&mut status, blocked.as_ref(), None);
+        of_phase(&mut status, blocked.as_ref(), None, false);
         status
     }
 
@@ -225,7 +230,7 @@ mod tests {
         };
         let reason = |phase, kind: ConditionType, problem: &Problem| {
             let mut status = of(phase, None);
-            of_phase(&mut status, None, Some(problem));
+            of_phase(&mut status, None, Some(problem), false);
             assert_eq!(status.phase, phase);
             let mut all = status.conditions.into_iter();
             all.find(|c| c.type_ == kind.name()).unwrap().reason

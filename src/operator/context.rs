@@ -82,8 +82,8 @@ pub struct JobCache(Mutex<HashMap<String, JobState>>);
 /// The controller's memory of one job.
 #[derive(Default)]
 struct JobState {
-    /// The object as last written by this process.
-    written: Option<TrainingJob>,
+    /// The object as last written by this process, and when.
+    written: Option<(TrainingJob, Instant)>,
     /// Created pods that the watch cache does not have yet.
     created: HashMap<String, Instant>,
     planner: Planner,
@@ -133,13 +133,15 @@ impl Context {
         Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default())
     }
 
-    /// The newer of the cached and the last written object: a stale status would repeat a decision.
+    /// The newer of the cached and the last written object: a stale status would repeat a decision. What was written
+    /// long ago no longer counts: an API server that was restored from an older copy has older resource versions.
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
         let uid = cached.uid().unwrap_or_default();
         let version_of = version(&cached);
         let written = self.job_cache.of(&uid, |job| {
-            job.written.take_if(|own| version(own) <= version_of);
-            job.written.clone()
+            job.written
+                .take_if(|(own, at)| version(own) <= version_of || at.elapsed() > CACHED);
+            job.written.as_ref().map(|(own, _)| own.clone())
         });
         written.map_or(cached, Arc::new)
     }
@@ -150,7 +152,7 @@ impl Context {
         stores::slim_job(&mut written);
         let uid = job.uid().unwrap_or_default();
         self.job_cache.of(&uid, |job| {
-            (job.written, job.conflicts) = (Some(written), 0)
+            (job.written, job.conflicts) = (Some((written, Instant::now())), 0)
         });
     }
 
@@ -373,6 +375,7 @@ fn version(job: &TrainingJob) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::testing::{ApiServer, job};
 
     #[test]
     fn pauses_double_up_to_a_minute() {
@@ -385,5 +388,23 @@ mod tests {
             );
         }
         assert!(pause(u32::MAX) <= LONGEST_PAUSE);
+    }
+
+    #[tokio::test]
+    async fn what_was_written_long_ago_no_longer_counts() {
+        let context = Arc::new(ApiServer::default()).context();
+        let job = |version: &str| {
+            let mut job = job("x", "u");
+            job.metadata.resource_version = Some(version.to_owned());
+            job
+        };
+        context.record_written(&job("7"));
+        let newest = || version(&context.newest(Arc::new(job("5"))));
+        assert_eq!(newest(), 7);
+        context.job_cache.of("u", |state| {
+            let (_, at) = state.written.as_mut().unwrap();
+            *at = at.checked_sub(2 * CACHED).unwrap();
+        });
+        assert_eq!(newest(), 5);
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use kube::runtime::Controller;
@@ -35,6 +36,8 @@ use crate::operator::events;
 /// Concurrent reconciliations. The limit lets a started job finish soon: its pods exist before the
 /// companion objects of the last job.
 const CONCURRENCY: u16 = 32;
+/// Longest wait for the release of the Lease.
+const RELEASE: Duration = Duration::from_secs(2);
 
 /// Options of the controller.
 #[derive(Debug, Clone)]
@@ -64,17 +67,28 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         namespace: options.namespace.clone(),
         identity: options.identity.clone(),
     });
-    let vital = vital::start(options.listen, candidate, metrics.clone(), pulse.clone()).await?;
+    let vital = vital::start(
+        options.listen,
+        candidate.clone(),
+        metrics.clone(),
+        pulse.clone(),
+    )
+    .await?;
     info!(address = %vital.address, "serving /healthz and /metrics");
     tokio::spawn(pulse.beat());
-    let work = control(client, options, metrics);
+    let work = control(client.clone(), options, metrics);
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    tokio::select! {
+    let ended = tokio::select! {
         ended = leader::lead(vital.leads, work) => ended,
         error = vital.ended => Err(error?),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
+    };
+    if let Some(candidate) = candidate {
+        let released = tokio::time::timeout(RELEASE, leader::release(client, &candidate)).await;
+        debug!(?released, "the work has ended");
     }
+    ended
 }
 
 async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> anyhow::Result<()> {

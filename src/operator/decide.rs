@@ -14,6 +14,7 @@ use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
 use crate::api::{Capacity, TrainingJob};
 use crate::lifecycle::Ranks;
+use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::util::lock::lock;
 use crate::util::time::seconds;
@@ -23,6 +24,8 @@ pub struct Decision {
     pub placement: Placement,
     /// Number of slots that fit on the present nodes.
     pub placeable: u32,
+    /// The job has reached its active deadline.
+    pub overdue: Option<Problem>,
 }
 
 /// Decides under the lock of the reservations, so that the devices of this job are reserved before
@@ -47,7 +50,13 @@ pub fn decide(
         nodes: &context.stores.nodes.state(),
         pod_index: &pod_index,
         lost: &cluster.suspects,
-        avoid: &|node| lock(suspects).contains(&namespace, node),
+        avoid: &|node| {
+            lock(suspects).contains(&namespace, node)
+                || status
+                    .excluded_nodes
+                    .iter()
+                    .any(|excluded| excluded == node)
+        },
     };
     let started = Instant::now();
     let free = reservations.slots(&pool, job, &cluster.resource_request, started);
@@ -56,6 +65,7 @@ pub fn decide(
         Capacity::Request => job.spec.nodes,
         Capacity::Discovered => placeable,
     };
+    let overdue = status::overdue(job, status, now);
     let placement = decide_placement(&PlacementInput {
         desired: job.spec.nodes,
         bounds: planning::bounds(job),
@@ -67,6 +77,7 @@ pub fn decide(
         members: &members,
         ranks: status::ranks(status),
         suspend: job.spec.suspend,
+        overdue: overdue.as_ref().map(|overdue| overdue.message.clone()),
         restarts_left: u64::from(
             job.spec
                 .budgets
@@ -109,6 +120,7 @@ pub fn decide(
     Decision {
         placement,
         placeable,
+        overdue,
     }
 }
 

@@ -41,7 +41,7 @@ pub async fn refuse(
         refusal.reason,
         &refusal.message,
     );
-    conditions::of_phase(&mut next, None, None);
+    conditions::of_phase(&mut next, None, None, false);
     let written = write(job, before, &mut next, context).await?;
     announce(&written, before, &next, context);
     if !before.slots.is_empty() {

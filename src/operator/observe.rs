@@ -18,7 +18,7 @@ use crate::api::status::{Current, Slot, TrainingJobStatus};
 use crate::api::{OnCordon, TrainingJob};
 use crate::inventory::kubernetes::{ResourceRequest, Standing, standing};
 use crate::lifecycle::CheckpointRef;
-use crate::lifecycle::agent_state::{self, AgentState, Problem};
+use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
 use crate::lifecycle::generation::PodRef;
 use crate::lifecycle::placement::{PodState, SlotState};
 use crate::lifecycle::protocol::Ending;
@@ -51,6 +51,10 @@ pub struct ClusterState {
     pub committed: Option<CheckpointRef>,
     /// A problem or wait that keeps an agent from starting ranks.
     pub problem: Option<Problem>,
+    /// A later generation than the published one, of which an agent tells.
+    pub later: Option<LaterGeneration>,
+    /// A rank that makes no progress, which the job only reports.
+    pub stalled: Option<String>,
     /// Number of slots with ready pods on nodes that accept no new pods.
     pub staying: u32,
     /// Resource request of the job's pods.
@@ -140,6 +144,11 @@ impl ClusterState {
             edits,
             ended_early: Vec::new(),
             may_commit: false,
+            stalled: None,
+            later: polled
+                .values()
+                .filter_map(|polled| published.later(polled.state.as_ref()?))
+                .max_by_key(|later| (later.number, later.checkpoint.as_ref().map(|c| c.samples))),
             unconfirmed_end: BTreeSet::new(),
             suspects: BTreeSet::new(),
             resource_request,
@@ -216,6 +225,11 @@ impl ClusterState {
                 message: format!("{pod}: {message}"),
                 deterministic: false,
             })
+        });
+        let mut members = cluster.agents.iter();
+        cluster.stalled = members.find_map(|(pod, agent)| {
+            let stalled = agent.stalled.as_ref()?;
+            member_of(status, pod).map(|_| stalled.clone())
         });
         cluster.unconfirmed_end = lost_pods.into_keys().collect();
         cluster
@@ -361,6 +375,10 @@ impl ClusterState {
         if let Some(broken) = broken.filter(|p| member.is_some() && p.is_hardware()) {
             // A new pod on this node detects the same problem before it gets ranks.
             let message = format!("pod {name}: {}", broken.message);
+            return (PodState::Leaving, Some(message));
+        }
+        if status.excluded_nodes.iter().any(|node| node == node_name) {
+            let message = format!("a rank made no progress on node {node_name}");
             return (PodState::Leaving, Some(message));
         }
         match standing {

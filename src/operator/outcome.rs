@@ -11,7 +11,7 @@ use crate::util::time::{micro_time, seconds};
 /// First pause after a failure, seconds; it doubles with each failure.
 const BACK_OFF: f64 = 2.0;
 /// Upper limit of the pause, seconds.
-const LONGEST_BACK_OFF: f64 = 300.0;
+pub const LONGEST_BACK_OFF: f64 = 300.0;
 
 /// The outcome of the newest generation; `None` while its ranks may still report or commit.
 ///

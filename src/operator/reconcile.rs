@@ -70,12 +70,13 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     if matches!(before.phase, Phase::Complete | Phase::Failed) {
         return finished::keep(&job, &before, context).await;
     }
-    let mut next = status::of_spec(&job, &before);
+    let now = now();
+    let mut next = status::of_spec(&job, &before, now);
     let Built {
         action,
         cluster,
         turn,
-    } = match next_status(&job, &mut next, context).await {
+    } = match next_status(&job, &mut next, context, now).await {
         Ok(built) => built,
         Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
         Err(Unplanned::Refused(refusal)) => {
@@ -100,11 +101,11 @@ async fn next_status(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
     context: &Context,
+    now: f64,
 ) -> Result<Built, Unplanned> {
     let metrics = &context.metrics;
     let planned = planning::plan(job, status, context);
     let planned = metrics.time(Step::Plan, planned).await?;
-    let now = now();
     let observed = async { observe(job, status, planned, context, now) };
     let (planned, mut cluster) = metrics.time(Step::Observe, observed).await?;
     let decided = async {
@@ -130,7 +131,7 @@ fn observe(
     context: &Context,
     now: f64,
 ) -> Result<(Planned, ClusterState), Unplanned> {
-    let cluster = cluster_state(job, status, &planned, context);
+    let mut cluster = cluster_state(job, status, &planned, context);
     let reached = planning::reached(status);
     let mut unplanned = None;
     let smaller = |plan: &Plan, batch| {
@@ -140,7 +141,12 @@ fn observe(
             None
         })
     };
+    let excluded = status.excluded_nodes.len();
     status::apply_observed(job, status, &cluster, smaller, now);
+    if status.excluded_nodes.len() > excluded {
+        // The pods on these nodes leave.
+        cluster = cluster_state(job, status, &planned, context);
+    }
     let planned = match unplanned {
         None => planned,
         Some(Unplanned::Later(pause)) => return Err(Unplanned::Later(pause)),
@@ -184,6 +190,7 @@ fn build(
     let Decision {
         mut placement,
         placeable,
+        overdue,
     } = decision;
     let world = match planning::world(job, status, &placement, &planned.planner, context) {
         Ok(world) => world,
@@ -218,7 +225,13 @@ fn build(
         }
     });
     status::notice(status, notice);
-    conditions::of_phase(status, blocked.as_ref(), cluster.problem.as_ref());
+    let problem = overdue.as_ref().filter(|_| over);
+    conditions::of_phase(
+        status,
+        blocked.as_ref(),
+        problem.or(cluster.problem.as_ref()),
+        cluster.stalled.is_some(),
+    );
     if waits.is_none() {
         context.store_planner(job, planner);
     }

@@ -384,6 +384,7 @@ mod tests {
                     draining: false,
                 },
                 suspend: false,
+                overdue: None,
                 restarts_left: 3,
                 problem: None,
                 attempts: 9,

@@ -10,11 +10,12 @@ use super::observe::ClusterState;
 use super::outcome::{self, EndedGeneration, count_pods};
 use super::planning::World;
 use super::{build, conditions};
-use crate::api::TrainingJob;
+use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::status::{
     AfterLoss, Current, Phase, PlanSummary, Progress, Rescale, Slot, TrainingJobStatus,
 };
-use crate::lifecycle::agent_state::AgentState;
+use crate::api::{OnStall, TrainingJob};
+use crate::lifecycle::agent_state::{AgentState, LaterGeneration, Problem};
 use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus};
@@ -24,10 +25,14 @@ use crate::telemetry::human;
 use crate::util::format::count;
 use crate::util::time::{micro_time, seconds};
 
-/// The status with which a reconciliation begins: the last one, for the current spec.
-pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus) -> TrainingJobStatus {
+/// The status with which a reconciliation begins: the last one, for the current spec and the current time.
+pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus, now: f64) -> TrainingJobStatus {
     let mut next = before.clone();
     conditions::readable(&mut next);
+    limit_times(&mut next, now);
+    if job.spec.on_stall != OnStall::ExcludeNode {
+        next.excluded_nodes.clear();
+    }
     if next.observed_generation != job.metadata.generation {
         // The edit may solve what kept pods from starting.
         next.pod_failures = None;
@@ -37,6 +42,38 @@ pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus) -> TrainingJobStat
     let labels = labels.map(|(key, value)| format!("{key}={value}"));
     next.selector = labels.collect::<Vec<_>>().join(",");
     next
+}
+
+/// Limits the times of a status to those that are possible now: the clock may have been set back since, or that of
+/// another replica be fast.
+fn limit_times(status: &mut TrainingJobStatus, now: f64) {
+    let limit = |time: &mut MicroTime, latest: f64| {
+        if seconds(time) > latest {
+            *time = micro_time(latest);
+        }
+    };
+    let since = [
+        &mut status.scale_up_pending_since,
+        &mut status.placement_since,
+        &mut status.rescale_since,
+        &mut status.start_time,
+    ];
+    since.into_iter().flatten().for_each(|at| limit(at, now));
+    let failures = status.pod_failures.as_mut();
+    let retry = failures.map(|failures| &mut failures.retry_not_before);
+    let pauses = status.restart_not_before.iter_mut().chain(retry);
+    pauses.for_each(|at| limit(at, now + outcome::LONGEST_BACK_OFF));
+}
+
+/// Why the job ends: its active deadline.
+pub fn overdue(job: &TrainingJob, status: &TrainingJobStatus, now: f64) -> Option<Problem> {
+    let limit = job.spec.active_deadline_seconds?;
+    let since = status.start_time.as_ref().map(seconds)?;
+    (now - since >= f64::from(limit)).then(|| Problem {
+        reason: ConditionReason::DeadlineExceeded.name().to_owned(),
+        message: format!("spec.activeDeadlineSeconds: the job has run for {limit} s"),
+        deterministic: true,
+    })
 }
 
 /// Updates the slots with a decision, and the plan with the published world.
@@ -93,6 +130,9 @@ pub fn apply_observed(
     if let Some(last) = cluster.ended_early.first() {
         count_pods(status, last.clone(), now);
     }
+    if let Some(later) = &cluster.later {
+        restore(status, later, now);
+    }
     update_progress(status, cluster);
     update_external_progress(status, cluster, now);
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
@@ -123,6 +163,11 @@ pub fn apply_observed(
     let Some(outcome) = outcome else { return };
     begin(&mut status.rescale_since, now);
     current.end_time = Some(micro_time(now));
+    if job.spec.on_stall == OnStall::ExcludeNode {
+        let nodes = stalled_nodes(current, &cluster.ranks);
+        status.excluded_nodes.retain(|node| !nodes.contains(node));
+        status.excluded_nodes.extend(nodes);
+    }
     let ended = EndedGeneration {
         outcome,
         killed: cluster.lost_member.is_none(),
@@ -142,6 +187,59 @@ pub fn apply_observed(
     if let Some(progress) = &mut status.progress {
         progress.time_left.clear();
     }
+}
+
+/// Continues above a later generation. Its ranks end when the next one is published, and what they have committed is
+/// kept.
+fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
+    if status.later_generation >= Some(later.number) {
+        return;
+    }
+    let published = status
+        .generation
+        .as_ref()
+        .map_or(0, |current| current.record.number);
+    if let Some(checkpoint) = &later.checkpoint {
+        status.checkpoint = Some(checkpoint.clone());
+    }
+    status.later_generation = Some(later.number);
+    let message = format!(
+        "the status has generation {published}, and the pods or the volume have {}: the API server was restored from an \
+         older copy of its data; the job goes on above it, from {}",
+        later.number,
+        match &status.checkpoint {
+            Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
+            None => "the beginning".to_owned(),
+        }
+    );
+    let kind = ConditionType::Restored;
+    conditions::set(status, kind, true, ConditionReason::OlderStatus, &message);
+    if let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) {
+        begin(&mut status.rescale_since, now);
+        current.end_time = Some(micro_time(now));
+        // They are fenced: they write only below the directory of their generation.
+        current.outcome = Some(Outcome::Drained);
+    }
+}
+
+/// Nodes of the ranks that were killed for a lack of progress. Of an external trainer they are all of one host, and
+/// not known to be the cause.
+fn stalled_nodes(current: &Current, ranks: &[RankStatus]) -> Vec<String> {
+    if current
+        .command
+        .as_ref()
+        .is_some_and(|command| !command.is_empty())
+    {
+        return Vec::new();
+    }
+    let shares = current.record.shares();
+    let stalled = shares.filter_map(|(first, member)| {
+        let mut its =
+            (first..first + member.ranks).filter_map(|rank| ranks.get(usize::try_from(rank).ok()?));
+        let node = member.pod.as_ref().map(|pod| pod.node.clone());
+        its.any(RankStatus::is_stalled).then_some(node)?
+    });
+    stalled.collect()
 }
 
 /// Sets a time to `now`, unless it is set already.
@@ -286,10 +384,9 @@ pub fn apply_decision(
                 };
             }
             if status.phase == Phase::Running {
-                status.message = cluster
-                    .problem
-                    .as_ref()
-                    .map_or_else(String::new, |p| p.message.clone());
+                let problem = cluster.problem.as_ref().map(|problem| &problem.message);
+                let problem = problem.or(cluster.stalled.as_ref());
+                status.message = problem.cloned().unwrap_or_default();
                 // An external trainer does not report its steps.
                 let own = !status.command(&job.spec).is_empty();
                 let arrived = |change: &Rescale| match own {
@@ -342,6 +439,8 @@ pub fn apply_decision(
             begin(&mut status.rescale_since, now);
             status.message = if job.spec.suspend {
                 "spec.suspend is true".into()
+            } else if let Some(overdue) = overdue(job, status, now) {
+                overdue.message
             } else {
                 why_leaving()
             };
@@ -368,6 +467,7 @@ pub fn apply_decision(
         }
         PlacementAction::Suspend => {
             status.phase = Phase::Suspended;
+            status.start_time = None;
             status.message = "spec.suspend is true".into();
             status.rescale_since = None;
         }
@@ -435,10 +535,13 @@ fn publish(
         .collect();
     // A ready pod has all of these fields; the next reconciliation handles one that has lost them.
     let Some(members) = members else { return };
-    let number = status
+    let newest = status
         .generation
         .as_ref()
-        .map_or(1, |current| current.record.number + 1);
+        .map(|current| current.record.number);
+    let number = newest
+        .max(status.later_generation.take())
+        .map_or(1, |newest| newest + 1);
     let from = status
         .generation
         .as_ref()
@@ -475,6 +578,7 @@ fn publish(
     status.message = record.reason.to_string();
     status.restart_not_before = None;
     status.pod_failures = None;
+    begin(&mut status.start_time, now);
     let accepted = match cluster.edits {
         true => Some(job.spec.trainer.command.clone()),
         false => status.generation.take().and_then(|current| current.command),

@@ -85,7 +85,7 @@ pub async fn start(
             // A client works only on the runtime on which it was made.
             Some(candidate) => {
                 let client = Client::try_default().await?;
-                Some(leader::campaign(client, &candidate).await?)
+                Some(leader::campaign(client, &candidate))
             }
             None => None,
         };

@@ -5,6 +5,7 @@
 
 pub mod checkpoint_ref;
 mod coordinates;
+mod every_second;
 mod heartbeats;
 mod message;
 mod orders;
@@ -12,8 +13,10 @@ pub mod rank;
 mod saving;
 pub mod schedule;
 pub mod setup;
+mod stacks;
 pub mod state;
 mod trainer;
+mod watchdog;
 pub mod weights;
 
 pub use setup::{FORMAT, Setup};

@@ -17,6 +17,7 @@ use super::setup::Setup;
 use super::state::TrainState;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::weights::Weights;
+use crate::comm::activity::Observed;
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
@@ -26,6 +27,7 @@ use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{self, Engine, EngineError, Measure};
 use crate::lifecycle::protocol::{Order, Report, exit};
+use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{DeviceKind, Generation, files};
 use crate::norm::settings::groups;
 use crate::norm::{Conditions, Controller};
@@ -33,7 +35,7 @@ use crate::recipe::schema::spec::{BatchSchedule, Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::train::checkpoint_ref;
-use crate::train::heartbeats::Heartbeats;
+use crate::train::{heartbeats, watchdog};
 use crate::util::durable::{FileError, read_json};
 use crate::util::input;
 use crate::util::key::Key;
@@ -52,6 +54,7 @@ pub struct RankOptions {
     pub threads: usize,
     /// The secret of the generation's ranks.
     pub key: Key,
+    pub progress_deadline: ProgressDeadline,
 }
 
 /// Runs the rank to its end; returns its exit code.
@@ -101,12 +104,12 @@ fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Endi
     // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;
     let world = {
-        let _waiting = Heartbeats::while_connecting(reports, orders.agent_is_gone());
+        let _waiting = heartbeats::while_connecting(reports, orders.agent_is_gone());
         meet(options, &generation, reports)?
     };
     reports.send(&Report::Connected);
     // Peers would notice that this process hangs.
-    let _alone = (world.world() == 1).then(|| Heartbeats::alone(reports));
+    let _alone = (world.world() == 1).then(|| heartbeats::alone(reports));
     let result = train(options, &setup, &generation, &world, orders, reports);
     match &result {
         Ok(_) => world.close()?,
@@ -125,14 +128,22 @@ fn train(
     orders: &Orders,
     reports: Reports,
 ) -> Result<Ending, TrainError> {
+    let (observed, activity) = Observed::of(Arc::clone(world));
+    let stacks = files::stacks(generation.number, options.rank as u64);
+    let watchdog = watchdog::watch(
+        activity,
+        options.progress_deadline,
+        options.run.join(stacks),
+        reports,
+    );
     let training = setup.training_data(&options.run)?;
-    let mut engine = engine(options, setup, generation, world)?;
+    let mut engine = engine(options, setup, generation, world, &observed)?;
     let state = load(options, setup, generation, engine.as_mut(), reports)?;
     let mut trainer = Trainer {
         run: &options.run,
         setup,
         generation,
-        world: Arc::clone(world),
+        world: observed,
         engine,
         order: setup.order(training.len())?,
         data: training,
@@ -156,6 +167,8 @@ fn train(
     agree_on_memory(setup, &mut trainer)?;
     reports.send(&Report::Ready);
     let result = trainer.train();
+    // What follows does not call the collective.
+    drop(watchdog);
     match &result {
         Err(TrainError::Engine(EngineError::Comm(error))) => after_loss(error, &mut trainer)?,
         // All learn of it before the engine ends its work on the device.
@@ -240,8 +253,14 @@ fn engine(
     setup: &Setup,
     generation: &Generation,
     world: &World,
+    observed: &World,
 ) -> Result<Box<dyn Engine>, TrainError> {
     let model = setup.model()?.clone();
+    let world = match setup.device {
+        DeviceKind::Cpu => observed,
+        // Its own watchdog calls the collective, whatever the rank does.
+        DeviceKind::Cuda => world,
+    };
     let world = (world.world() > 1).then(|| Arc::clone(world));
     let seed = seed(setup, generation);
     let activation_checkpointing = setup.spec.model.activation_checkpointing;

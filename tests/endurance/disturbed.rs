@@ -14,7 +14,7 @@ fn undisturbed(spec: serde_json::Value) -> Run {
     run
 }
 
-fn proved(run: &Run, samples: u64) {
+pub(super) fn proved(run: &Run, samples: u64) {
     let formula = run.prove();
     assert_eq!(formula["proved"], true, "{formula}");
     assert_eq!(formula["samples"], samples);

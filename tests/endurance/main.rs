@@ -10,6 +10,7 @@ mod parsers;
 mod readmes;
 mod refused;
 mod signals;
+mod stalled;
 mod support;
 mod trainers;
 mod upstream;

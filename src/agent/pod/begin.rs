@@ -8,7 +8,7 @@ use super::waiting::{WaitState, Waiting};
 use super::{Current, Membership, PodAgent};
 use crate::agent::preparation::{self, Preparation};
 use crate::agent::volume;
-use crate::agent::{OomKills, Ranks, Silence, Tail};
+use crate::agent::{ExternalStall, OomKills, Ranks, Silence, Tail};
 use crate::external_trainer::call::{self, external_call};
 use crate::external_trainer::{Program, ProgressWatch, Start};
 use crate::inventory::{Devices, Inventory};
@@ -160,6 +160,9 @@ impl PodAgent {
                 external.call.checkpoint.as_deref(),
             )
         });
+        let deadline = self.job.as_ref().map(|job| job.progress_deadline);
+        let deadline = deadline.unwrap_or_default();
+        let stall = progress.is_some().then(|| ExternalStall::new(deadline));
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(
             &Start {
@@ -179,6 +182,7 @@ impl PodAgent {
                 gpus,
                 threads: (self.identity.cores / count).max(1),
                 key: &authentication::generation_key(&self.identity.key, record.number),
+                progress_deadline: deadline,
             },
             &self.events,
         )
@@ -199,6 +203,7 @@ impl PodAgent {
             first,
             ranks: vec![RankStatus::default(); usize::try_from(count).unwrap_or(0)],
             budget: self.state.budget,
+            later: self.state.later.clone(),
             started: Some(now()),
             external_checkpoint: external
                 .as_ref()
@@ -222,6 +227,7 @@ impl PodAgent {
                 .collect(),
             oom_kills,
             silence,
+            stall,
             draining: false,
             settled: false,
         });

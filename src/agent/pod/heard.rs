@@ -5,6 +5,7 @@ use crate::agent::{Event as RankEvent, last_lines, new_output};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::rank_status::{RankStatus, Stage};
+use crate::lifecycle::stall::OnStall;
 use crate::telemetry::{Event, now};
 
 impl PodAgent {
@@ -112,6 +113,14 @@ impl PodAgent {
                 self.state.committed = Some(checkpoint_ref);
                 true
             }
+            Report::Stalled { message } => {
+                self.take_stall(rank, message);
+                true
+            }
+            Report::Progressing => {
+                self.state.stalled = None;
+                true
+            }
             // A controller that believes a rank is waiting would not wait for its report after a
             // loss.
             Report::Connected => true,
@@ -125,6 +134,28 @@ impl PodAgent {
             | Report::OutOfMemory { .. }
             | Report::DeviceLost { .. }
             | Report::Failed { .. } => true,
+        }
+    }
+
+    /// Handles a rank without progress. Of an external trainer it is not known which rank keeps the others waiting.
+    fn take_stall(&mut self, rank: u64, message: String) {
+        let on_stall = self.job.as_ref().map(|job| job.on_stall);
+        if on_stall.unwrap_or_default() == OnStall::Report {
+            self.state.stalled = Some(format!("rank {rank}: {message}"));
+            return;
+        }
+        let external = self.external_job().is_some();
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        for (other, seen) in (self.state.first..).zip(&mut self.state.ranks) {
+            if external || other == rank {
+                seen.stall(message.clone());
+            }
+        }
+        match external {
+            true => current.ranks.abort(),
+            false => current.ranks.kill_one(rank),
         }
     }
 
@@ -159,11 +190,18 @@ impl PodAgent {
             newest = external.newest(&self.identity.run);
             Some(newest.as_ref()?.path.clone())
         });
+        let checkpoint = newest.as_ref().map(|newest| newest.path.as_path());
+        let stall = current.stall.as_mut().filter(|_| !ended);
+        let stall = stall.and_then(|stall| stall.look(&current.tails, checkpoint, step.is_some()));
         if ended {
             current.progress = None;
             if newest.is_some() {
                 self.state.external_checkpoint = newest;
             }
+        }
+        if let Some(report) = stall {
+            self.take_report(0, report);
+            self.publish();
         }
         let Some(step) = step else {
             return;

@@ -11,7 +11,8 @@ use crate::api::RemainderPolicy;
 use crate::api::status::{Current as Published, RecipeSnapshot};
 use crate::lifecycle::files;
 use crate::lifecycle::generation::{Address, Member, PodRef};
-use crate::lifecycle::protocol::Ending;
+use crate::lifecycle::protocol::{Ending, Report};
+use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{DeviceKind, Reason};
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
@@ -73,11 +74,32 @@ impl Pod {
         }
     }
 
+    /// Passes of the loop, until the volume was searched and after it.
+    fn act(&mut self) {
+        self.agent.act();
+        while let Some(search) = &mut self.agent.later
+            && search.result().is_none()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.agent.act();
+    }
+
+    /// Delivers this generation of the job.
+    fn receive_generation(&mut self, number: u64, change: impl FnOnce(&mut Membership)) {
+        let mut job = job_of(1);
+        let generation = job.generation.as_mut().unwrap();
+        generation.record.number = number;
+        change(&mut job);
+        self.agent.take(Input::Job(Box::new(job)));
+        self.act();
+    }
+
     /// Delivers the job's first generation.
     fn receive_job(&mut self, world: u8) {
         let job = Box::new(job_of(world));
         self.agent.take(Input::Job(job));
-        self.agent.act();
+        self.act();
     }
 
     /// Writes what the first member prepares.
@@ -91,11 +113,25 @@ impl Pod {
         self.agent.state.generation == 1 && !self.agent.all_ended()
     }
 
+    /// The pod's rank reports.
+    fn report(&mut self, report: Report) {
+        let report = RankEvent::Report {
+            generation: self.agent.state.generation,
+            rank: 0,
+            report: Box::new(report),
+        };
+        self.agent.take(Input::Rank(Box::new(report)));
+    }
+
     /// How the pod's rank ended.
     fn ended(&mut self) -> Ending {
-        let event = self.happened.recv_timeout(Duration::from_secs(60)).unwrap();
-        self.agent.take(Input::Rank(Box::new(event)));
-        self.agent.state.ranks[0].ending().unwrap()
+        loop {
+            let event = self.happened.recv_timeout(Duration::from_secs(60)).unwrap();
+            self.agent.take(Input::Rank(Box::new(event)));
+            if let Some(ending) = self.agent.state.ranks[0].ending() {
+                return ending;
+            }
+        }
     }
 
     fn asked(&mut self) -> Vec<IpAddr> {
@@ -157,6 +193,8 @@ fn job_of(world: u8) -> Membership {
         checkpoint: None,
         fence_after: FENCE,
         drain: Duration::from_secs(60),
+        progress_deadline: Default::default(),
+        on_stall: Default::default(),
         over: false,
     }
 }
@@ -174,10 +212,10 @@ fn a_single_pod_world_stops_when_it_is_cut_off() {
     pod.agent.contact.after(2 * FENCE);
     // The API server is unreachable, the controller is not.
     pod.agent.take(Input::Polled);
-    pod.agent.act();
+    pod.act();
     assert_eq!(pod.agent.state.ranks[0].cause, None);
     pod.agent.contact.after(2 * FENCE);
-    pod.agent.act();
+    pod.act();
     assert_eq!(pod.ended(), Ending::Signal(9));
     let message = pod.agent.state.ranks[0].signal_message(9);
     assert!(
@@ -192,13 +230,13 @@ fn a_pod_that_is_cut_off_starts_no_ranks() {
     pod.receive_job(2);
     pod.agent.contact.after(2 * FENCE);
     pod.prepare();
-    pod.agent.act();
+    pod.act();
     assert_eq!(pod.agent.state.generation, 0);
     pod.agent.take(Input::Peer(Answer {
         host: address(0),
         generation: 0,
     }));
-    pod.agent.act();
+    pod.act();
     assert!(pod.runs());
 }
 
@@ -218,7 +256,7 @@ fn peers_are_asked_while_the_cluster_is_silent_and_an_answer_keeps_ranks_alive()
         })
     };
     pod.agent.take(answered(1));
-    pod.agent.act();
+    pod.act();
     assert_eq!(pod.agent.state.ranks[0].cause, None);
     // A peer with a newer generation proves that these ranks belong to no world.
     pod.agent.take(answered(2));
@@ -231,7 +269,7 @@ fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
     pod.receive_job(2);
     assert_eq!(pod.agent.state.waiting_for, None);
     pod.agent.waiting.as_mut().unwrap().begun = ago(Duration::from_secs(60));
-    pod.agent.act();
+    pod.act();
     let message = pod.agent.state.waiting_for.clone().unwrap();
     assert!(
         message.starts_with("waiting for job-0-1 to prepare the run in "),
@@ -243,13 +281,13 @@ fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
         host: address(0),
         generation: 1,
     }));
-    pod.agent.act();
+    pod.act();
     assert_eq!(
         pod.agent.state.problem, None,
         "a shared file may appear late"
     );
     pod.agent.waiting.as_mut().unwrap().first_started = Some(ago(Duration::from_secs(60)));
-    pod.agent.act();
+    pod.act();
     let problem = pod.agent.state.problem.clone().unwrap();
     assert_eq!(problem.reason, "VolumeNotShared");
     assert!(!problem.deterministic && problem.message.contains("ReadWriteMany"));
@@ -257,7 +295,7 @@ fn a_waiting_pod_reports_what_it_waits_for_and_detects_an_unshared_volume() {
     // The volume turns out to be shared.
     pod.prepare();
     pod.agent.pause = None;
-    pod.agent.act();
+    pod.act();
     assert!(pod.runs());
     assert_eq!(
         (&pod.agent.state.problem, &pod.agent.state.waiting_for),
@@ -275,10 +313,10 @@ fn prerequisites_of_a_start_are_checked_every_few_seconds() {
     let problem = pod.agent.state.problem.clone().unwrap();
     assert_eq!(problem.reason, "HardwareMismatch");
     pod.agent.identity.devices = 1;
-    pod.agent.act();
+    pod.act();
     assert!(!pod.runs(), "the check ran just now");
     pod.agent.pause = None;
-    pod.agent.act();
+    pod.act();
     assert!(pod.runs());
 }
 
@@ -299,13 +337,13 @@ fn a_killed_preparation_is_retried() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while pod.agent.state.problem.is_none() {
         assert!(Instant::now() < deadline);
-        pod.agent.act();
+        pod.act();
     }
     let problem = pod.agent.state.problem.clone().unwrap();
     assert_eq!(problem.reason, "PreparationFailed");
     assert!(!problem.deterministic && problem.message.contains("signal 9"));
     pod.agent.pause = None;
-    pod.agent.act();
+    pod.act();
     let second = pod.agent.preparation.take().unwrap();
     assert_ne!(second.id(), first);
     kill(second.id());
@@ -319,7 +357,7 @@ fn every_step_of_an_external_trainer_is_published() {
     let pattern = "evenkeel.trainer.progress_pattern=step (?<step>[0-9]+)";
     job.recipe.overrides = vec![pattern.to_owned()];
     pod.agent.take(Input::Job(Box::new(job)));
-    pod.agent.act();
+    pod.act();
     assert!(pod.runs());
     let published = pod.agent.published.subscribe();
     let log = pod.volume.path().join("run").join(files::rank_log(1, 0));
@@ -338,10 +376,10 @@ fn a_pod_whose_job_is_gone_drains_its_ranks_and_kills_those_that_stay() {
     pod.receive_job(1);
     assert!(pod.runs());
     pod.agent.take(Input::Gone);
-    pod.agent.act();
+    pod.act();
     assert!(pod.runs(), "they have time to commit");
     pod.agent.gone = Some(ago(Duration::from_secs(61)));
-    pod.agent.act();
+    pod.act();
     assert_eq!(pod.ended(), Ending::Signal(9));
     assert!(pod.agent.terminating && pod.agent.all_ended(), "it exits");
 }
@@ -354,4 +392,96 @@ fn a_pod_whose_job_is_gone_starts_no_ranks() {
     pod.receive_job(1);
     assert_eq!(pod.agent.state.generation, 0);
     assert!(pod.agent.all_ended(), "it exits");
+}
+
+#[test]
+fn ranks_start_only_above_the_generations_on_the_volume() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    let run = pod.volume.path().join("run");
+    let mut earlier = job_of(1).generation.unwrap().record;
+    earlier.number = 3;
+    earlier.write(&run).unwrap();
+    // A generation of another job, and one that began too late to write its record.
+    earlier.job = "another".to_owned();
+    earlier.number = 5;
+    earlier.write(&run).unwrap();
+    std::fs::create_dir(run.join(files::generation(6))).unwrap();
+    let later = |pod: &Pod| pod.agent.state.later.as_ref().map(|later| later.number);
+
+    pod.receive_generation(1, |_| {});
+    assert_eq!((pod.agent.state.generation, later(&pod)), (0, Some(3)));
+    // The number is right, but the API server published this one after it was restored.
+    pod.receive_generation(3, |job| {
+        job.generation.as_mut().unwrap().record.created += 60.0;
+    });
+    assert_eq!((pod.agent.state.generation, later(&pod)), (0, Some(3)));
+    pod.receive_generation(4, |_| {});
+    assert_eq!((pod.agent.state.generation, later(&pod)), (4, None));
+    assert!(!pod.agent.all_ended());
+}
+
+#[test]
+fn an_older_status_says_nothing_about_the_ranks_of_a_later_generation() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.receive_generation(2, |_| {});
+    assert!(!pod.agent.all_ended());
+    pod.receive_generation(1, |job| {
+        let generation = job.generation.as_mut().unwrap();
+        generation.outcome = Some(crate::lifecycle::Outcome::Drained);
+        generation.drain = true;
+    });
+    let later = pod.agent.state.later.as_ref().map(|later| later.number);
+    assert_eq!(later, Some(2));
+    assert!(!pod.agent.all_ended() && !pod.agent.current.as_ref().unwrap().draining);
+    pod.receive_generation(3, |_| {});
+    assert_eq!(pod.ended(), Ending::Signal(9));
+    pod.act();
+    assert_eq!(pod.agent.state.generation, 3);
+}
+
+fn stall(pod: &mut Pod) {
+    let message = "no progress for 9 s while computing".to_owned();
+    pod.report(Report::Stalled { message });
+}
+
+#[test]
+fn a_stalled_rank_is_killed_unless_it_is_only_reported() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.receive_generation(1, |job| job.on_stall = OnStall::Report);
+    stall(&mut pod);
+    let stalled = pod.agent.state.stalled.clone();
+    assert_eq!(
+        stalled.as_deref(),
+        Some("rank 0: no progress for 9 s while computing")
+    );
+    pod.report(Report::Progressing);
+    assert_eq!(pod.agent.state.stalled, None);
+    assert!(pod.runs());
+
+    pod.receive_generation(1, |job| job.on_stall = OnStall::Restart);
+    stall(&mut pod);
+    assert_eq!(pod.ended(), Ending::Signal(9));
+    let rank = &pod.agent.state.ranks[0];
+    assert!(rank.is_stalled());
+    assert_eq!(
+        rank.signal_message(9),
+        "no progress for 9 s while computing, so it was killed"
+    );
+}
+
+#[test]
+fn a_stalled_external_trainer_is_aborted_so_that_it_writes_its_stacks() {
+    let mut pod = Pod::new(0);
+    pod.receive_generation(1, |job| {
+        job.command = vec!["train".to_owned()];
+        job.progress_deadline = ProgressDeadline::After(Duration::ZERO);
+    });
+    assert!(pod.runs());
+    std::thread::sleep(Duration::from_millis(2));
+    pod.agent.follow_ranks(false);
+    assert_eq!(pod.ended(), Ending::Signal(6));
+    assert!(pod.agent.state.ranks[0].is_stalled());
 }

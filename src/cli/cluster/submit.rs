@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::{ClusterArgs, recipe_source};
-use crate::api::{RemainderPolicy, TrainerDevice};
+use crate::api::{OnStall, RemainderPolicy, TrainerDevice};
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
@@ -87,6 +87,9 @@ pub struct Launch<'a> {
     pub name: Option<&'a str>,
     /// Memory limit of a rank, bytes.
     pub rank_memory: Option<u64>,
+    /// Seconds without progress after which a rank counts as stalled.
+    pub progress_deadline_seconds: Option<u32>,
+    pub on_stall: OnStall,
     /// Where the built-in trainer computes.
     pub device: TrainerDevice,
 }
@@ -161,6 +164,8 @@ fn submitted_job(
         recipe,
         name,
         rank_memory,
+        progress_deadline_seconds,
+        on_stall,
         device,
     } = launch;
     let name = match name {
@@ -204,6 +209,8 @@ fn submitted_job(
         remainder,
         min_nodes: args.min_nodes,
         rank_memory,
+        progress_deadline_seconds,
+        on_stall,
         device,
         command: recipe.spec.trainer.command.clone(),
     })

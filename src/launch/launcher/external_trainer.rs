@@ -65,6 +65,9 @@ impl Launcher<'_> {
             newest = external.trainer(&self.setup).newest();
             Some(newest.as_ref()?.path.clone())
         });
+        let checkpoint = newest.as_ref().map(|newest| newest.path.as_path());
+        let stall = current.stall.as_mut().filter(|_| !ended);
+        let stall = stall.and_then(|stall| stall.look(&current.tails, checkpoint, step.is_some()));
         if ended {
             current.progress = None;
             if newest != external.newest {
@@ -72,10 +75,13 @@ impl Launcher<'_> {
                 external.newest = newest;
             }
         }
+        let file = self.run.metrics(current.generation.number);
+        if let Some(report) = stall {
+            self.take_report(0, &report)?;
+        }
         let Some(step) = step else {
             return Ok(());
         };
-        let file = self.run.metrics(current.generation.number);
         let recorded = metrics::Writer::append_to(file)
             .and_then(|mut writer| writer.write(&Metric::Step(step.clone())));
         if let Err(error) = recorded {

@@ -9,6 +9,7 @@ use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
 use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::protocol::{Ending, Report};
+use crate::lifecycle::stall::OnStall;
 use crate::telemetry::{EvaluationRecord, Event, StepRecord};
 
 impl Launcher<'_> {
@@ -40,7 +41,7 @@ impl Launcher<'_> {
         }
     }
 
-    fn take_report(&mut self, rank: u64, report: &Report) -> Result<(), LaunchError> {
+    pub(super) fn take_report(&mut self, rank: u64, report: &Report) -> Result<(), LaunchError> {
         if let Report::Step(_) = report {
             self.trains()?;
         }
@@ -61,9 +62,17 @@ impl Launcher<'_> {
                 self.in_trouble();
                 self.lose_gpu(rank);
             }
+            Report::Stalled { message } => {
+                if self.on_stall != OnStall::Report
+                    && let Some(current) = &mut self.current
+                {
+                    current.watch.stall(rank, message);
+                }
+            }
             Report::Connecting
             | Report::Alive
             | Report::Connected
+            | Report::Progressing
             | Report::Straggler { .. }
             | Report::Warning { .. }
             | Report::OutOfMemory { .. }

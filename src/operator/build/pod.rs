@@ -37,6 +37,7 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
     if let Some(over) = &job.spec.pod_template {
         overlay::merge(&mut template, over);
     }
+    exclude_nodes(job, &mut template["spec"]);
     let template: PodTemplateSpec = serde_json::from_value(template)?;
     let mut metadata = metadata(job, name);
     let theirs = template.metadata.unwrap_or_default();
@@ -53,6 +54,36 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
         spec: template.spec,
         status: None,
     })
+}
+
+/// Keeps the pod from the job's excluded nodes, in every alternative of its node affinity.
+fn exclude_nodes(job: &TrainingJob, spec: &mut Value) {
+    let excluded = job.status.iter().flat_map(|status| &status.excluded_nodes);
+    let excluded: Vec<Value> = excluded
+        .map(|node| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]}))
+        .collect();
+    if excluded.is_empty() {
+        return;
+    }
+    let required =
+        &mut spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    if required["nodeSelectorTerms"]
+        .as_array()
+        .is_none_or(Vec::is_empty)
+    {
+        required["nodeSelectorTerms"] = json!([{}]);
+    }
+    for term in required["nodeSelectorTerms"]
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+    {
+        let fields = term["matchFields"].as_array_mut();
+        match fields {
+            Some(fields) => fields.extend(excluded.clone()),
+            None => term["matchFields"] = json!(excluded),
+        }
+    }
 }
 
 /// Adds an init container that copies this program into the pod.

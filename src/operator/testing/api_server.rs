@@ -74,6 +74,11 @@ impl ApiServer {
         objects.insert(path, object);
     }
 
+    /// Puts an object back as it was, as a restored API server has it.
+    pub fn restore(&self, kind: &str, name: &str, object: Value) {
+        lock(&self.objects).insert(path(kind, name), object);
+    }
+
     pub fn get(&self, kind: &str, name: &str) -> Option<Value> {
         lock(&self.objects).get(&path(kind, name)).cloned()
     }
@@ -210,6 +215,11 @@ async fn answer(
         }
         Method::PATCH => {
             merge(&mut object, &body);
+            set_version(&mut object);
+            objects.insert(key, object.clone());
+        }
+        Method::PUT => {
+            object = body;
             set_version(&mut object);
             objects.insert(key, object.clone());
         }

@@ -7,5 +7,7 @@ mod lifecycle;
 mod names;
 mod observe;
 mod planning;
+mod restored;
+mod stalls;
 
 pub use lifecycle::checkpoint;

@@ -170,7 +170,7 @@ fn expired(uid: &str) -> TrainingJob {
         ..TrainingJobStatus::default()
     };
     status.phase = Phase::Complete;
-    conditions::of_phase(&mut status, None, None);
+    conditions::of_phase(&mut status, None, None, false);
     conditions::observe(&mut status, expired.metadata.generation);
     expired.status = Some(status);
     expired

@@ -1,0 +1,147 @@
+//! An API server with an older state than the pods and the volume, and clocks that were set.
+
+use serde_json::{Value, json};
+
+use super::lifecycle::{checkpoint, number};
+use crate::api::status::{Phase, TrainingJobStatus};
+use crate::operator::testing::Cluster;
+use crate::telemetry::now;
+use crate::util::time::{micro_time, seconds};
+
+fn message(status: &TrainingJobStatus) -> Option<&str> {
+    let mut conditions = status.conditions.iter();
+    let condition = conditions.find(|c| c.type_ == "Restored" && c.status == "True")?;
+    Some(&condition.message)
+}
+
+/// Answers of the members' agents.
+fn agents(cluster: &Cluster, state: &Value) {
+    for pod in ["x-0-1", "x-1-2"] {
+        cluster.agent(pod, state.clone());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_goes_on_above_the_generations_that_its_status_does_not_have() {
+    let mut cluster = Cluster::running().await;
+    // The ranks of generation 4 have committed; generation 5 has started from that.
+    let later = json!({"number": 5, "checkpoint": checkpoint(4, 6)});
+    agents(
+        &cluster,
+        &json!({"generation": 4, "ranks": [{"ready": true}], "committed": checkpoint(4, 3), "later": later}),
+    );
+    cluster
+        .reconcile_until(|status| number(status) == Some(6))
+        .await;
+    let status = cluster.status();
+    assert_eq!(
+        message(&status),
+        Some(
+            "the status has generation 1, and the pods or the volume have 5: the API server was restored from an \
+             older copy of its data; the job goes on above it, from the checkpoint of 48 samples"
+        )
+    );
+    assert_eq!(
+        (status.restarts, status.disruptions, status.later_generation),
+        (0, 0, None)
+    );
+    let start = status.generation.unwrap().record.start.unwrap();
+    assert_eq!(
+        (start.path.as_str(), start.samples),
+        ("gen-4/step-0000006", 48)
+    );
+    // The agents' answers are older than the new generation.
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert_eq!(number(&cluster.status()), Some(6));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_generation_of_the_same_number_on_the_volume_is_skipped() {
+    let mut cluster = Cluster::running().await;
+    let state = json!({"later": {"number": 1, "checkpoint": null}});
+    agents(&cluster, &state);
+    cluster
+        .reconcile_until(|status| number(status) == Some(2))
+        .await;
+    let status = cluster.status();
+    assert!(message(&status).unwrap().ends_with("from the beginning"));
+    assert_eq!(status.checkpoint, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn impossible_generations_and_checkpoints_are_not_believed() {
+    let mut cluster = Cluster::running().await;
+    let too_late =
+        json!({"generation": u64::MAX, "later": {"number": 1u64 << 40, "checkpoint": null}});
+    agents(&cluster, &too_late);
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert_eq!(number(&cluster.status()), Some(1));
+    assert_eq!(message(&cluster.status()), None);
+
+    let mut forged = checkpoint(3, 4);
+    forged["path"] = json!("../other/gen-3/step-0000004");
+    let mut beyond = checkpoint(3, 4);
+    beyond["samples"] = json!(1_000_000);
+    for impossible in [forged, beyond] {
+        let mut cluster = Cluster::running().await;
+        agents(
+            &cluster,
+            &json!({"later": {"number": 3, "checkpoint": impossible}}),
+        );
+        cluster
+            .reconcile_until(|status| number(status) == Some(4))
+            .await;
+        assert_eq!(cluster.status().checkpoint, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_a_later_attempt_than_the_status_has_are_left_alone() {
+    let mut cluster = Cluster::running().await;
+    let mut later = serde_json::to_value(cluster.pod("x-0-1")).unwrap();
+    // Without an address they are not polled.
+    later["status"] = json!({});
+    let mut earlier = later.clone();
+    later["metadata"]["name"] = json!("x-0-3");
+    later["metadata"]["uid"] = json!("later");
+    earlier["metadata"]["name"] = json!("x-0-0");
+    earlier["metadata"]["uid"] = json!("earlier");
+    cluster.server.put("pods", later);
+    cluster.server.put("pods", earlier);
+    cluster.reconcile().await.unwrap();
+    assert_eq!(cluster.status().attempts, 2);
+    assert_eq!(cluster.server.names("pods"), ["x-0-1", "x-0-3", "x-1-2"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_beyond_the_present_clock_are_limited() {
+    let mut cluster = Cluster::running().await;
+    let tomorrow = micro_time(now() + 86_400.0);
+    let times = json!({
+        "scaleUpPendingSince": tomorrow, "rescaleSince": tomorrow, "placementSince": tomorrow,
+        "restartNotBefore": tomorrow,
+    });
+    let ended = json!({"jobGeneration": {"outcome": {"kind": "drained"}}});
+    cluster
+        .server
+        .change("trainingjobs", "x", json!({"status": times}));
+    cluster
+        .server
+        .change("trainingjobs", "x", json!({"status": ended}));
+    cluster.reconcile().await.unwrap();
+    let status = cluster.status();
+    let latest = now() + 300.0;
+    let since = [status.rescale_since, status.placement_since];
+    for at in since
+        .into_iter()
+        .chain([status.restart_not_before])
+        .flatten()
+    {
+        assert!(seconds(&at) <= latest, "{at:?}");
+    }
+    assert_eq!(status.phase, Phase::Placing);
+}

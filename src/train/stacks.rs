@@ -1,0 +1,119 @@
+//! The stacks of this process, for a rank that makes no progress: what the main thread computes, and where the kernel
+//! keeps each thread.
+
+use std::backtrace::Backtrace;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, Once, OnceLock};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+use signal_hook::consts::SIGUSR2;
+
+use crate::util::lock::lock;
+
+/// Longest wait for the main thread's stack. A thread in an uninterruptible wait of the kernel does not answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+struct Prepared {
+    main: ThreadId,
+    stack: SyncSender<String>,
+    written: Mutex<Receiver<String>>,
+}
+
+static PREPARED: OnceLock<Prepared> = OnceLock::new();
+
+/// Makes the calling thread, the process's main thread, write down its stack when [`text`] asks for it.
+pub fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let (stack, written) = sync_channel(1);
+        // `Once` runs this once, so the cell is empty.
+        let _ = PREPARED.set(Prepared {
+            main: thread::current().id(),
+            stack,
+            written: Mutex::new(written),
+        });
+        // SAFETY: the action allocates, which a signal handler should not: a thread interrupted in the allocator
+        // would hang. The only sender of the signal is `text`, which is called when the thread has made no progress
+        // for minutes, and not interrupted in a short call.
+        if let Err(error) = unsafe { signal_hook::low_level::register(SIGUSR2, capture) } {
+            eprintln!("stacks of a stall will lack the main thread: {error}");
+        }
+    });
+}
+
+/// Runs on the thread that received the signal; Linux prefers the main thread.
+fn capture() {
+    if let Some(prepared) = PREPARED.get().filter(|p| p.main == thread::current().id()) {
+        let stack = Backtrace::force_capture().to_string();
+        let _ = prepared.stack.try_send(stack);
+    }
+}
+
+/// The stack of the main thread, if it answers, after one line for each thread.
+pub fn text() -> String {
+    let mut text = threads(Path::new("/proc/self/task"));
+    let stack = PREPARED.get().and_then(|prepared| {
+        let written = lock(&prepared.written);
+        kill_process(getpid(), Signal::USR2).ok()?;
+        written.recv_timeout(ANSWER).ok()
+    });
+    text += "\nstack of the main thread:\n";
+    text += stack.as_deref().unwrap_or("it does not answer\n");
+    text
+}
+
+/// A line for each thread: name, state (R: runs, S: sleeps, D: waits for a device or volume, t: traced), and the
+/// function of the kernel in which it waits.
+fn threads(tasks: &Path) -> String {
+    let mut text = String::new();
+    for task in fs::read_dir(tasks).into_iter().flatten().flatten() {
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        let state = stat.rsplit_once(") ").map_or("?", |(_, rest)| &rest[..1]);
+        let (name, place) = (read("comm"), read("wchan"));
+        let id = task.file_name();
+        let _ = writeln!(
+            text,
+            "thread {} {}: {state} {}",
+            id.display(),
+            name.trim(),
+            place.trim()
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_a_line_and_the_main_thread_its_stack() {
+        // The test's thread stands for the main thread: the signal reaches another one, unless all others are
+        // told to leave it alone. So the handler is called here.
+        prepare();
+        let prepared = PREPARED.get().unwrap();
+        if prepared.main == thread::current().id() {
+            capture();
+            let stack = lock(&prepared.written).try_recv().unwrap();
+            assert!(stack.contains("every_thread_has_a_line"), "{stack}");
+        }
+        let (parked, running) = std::sync::mpsc::channel::<()>();
+        let named = thread::Builder::new().name("parked".into());
+        let thread = named.spawn(move || running.recv()).unwrap();
+        let lines = loop {
+            let lines = threads(Path::new("/proc/self/task"));
+            if lines.lines().any(|line| line.contains("parked: S futex")) {
+                break lines;
+            }
+        };
+        assert!(lines.lines().count() >= 2, "{lines}");
+        drop(parked);
+        thread.join().unwrap().unwrap_err();
+    }
+}

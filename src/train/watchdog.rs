@@ -1,0 +1,144 @@
+//! Detects that this rank makes no progress although its process lives: a computation that does not end, a device or
+//! a file that does not answer. It writes down the stacks and reports it; the agent decides what follows.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::every_second::EverySecond;
+use super::orders::Reports;
+use super::stacks;
+use crate::comm::activity::Activity;
+use crate::lifecycle::protocol::Report;
+use crate::lifecycle::stall::{ProgressDeadline, StallClock};
+
+/// A rank that waits for others has this many times the deadline: the rank that they wait for is found first.
+const WAITING: u32 = 3;
+/// Longest wait for the file of the stacks, whose volume may be what does not answer.
+const WRITE: Duration = Duration::from_secs(5);
+
+struct Watchdog {
+    activity: Arc<Activity>,
+    clock: StallClock,
+    /// Number of calls at the last look.
+    calls: u64,
+    /// File of the stacks.
+    stacks: PathBuf,
+    /// The stacks of this stall are written.
+    written: bool,
+    /// This stall is reported.
+    reported: bool,
+}
+
+/// Watches this rank, whose main thread is the caller, until the result is dropped.
+pub fn watch(
+    activity: Arc<Activity>,
+    deadline: ProgressDeadline,
+    stacks: PathBuf,
+    reports: Reports,
+) -> EverySecond {
+    stacks::prepare();
+    let mut watchdog = Watchdog {
+        activity,
+        clock: StallClock::of_rank(deadline),
+        calls: 0,
+        stacks,
+        written: false,
+        reported: false,
+    };
+    EverySecond::start(move || {
+        if let Some(report) = watchdog.look() {
+            reports.send(&report);
+        }
+    })
+}
+
+impl Watchdog {
+    fn look(&mut self) -> Option<Report> {
+        self.clock.look();
+        let calls = self.activity.calls();
+        if std::mem::replace(&mut self.calls, calls) != calls {
+            self.clock.progress();
+            self.written = false;
+            let reported = std::mem::take(&mut self.reported);
+            return reported.then_some(Report::Progressing);
+        }
+        let waiting = self.activity.waiting();
+        if self.clock.stalled(1).is_some() && !std::mem::replace(&mut self.written, true) {
+            self.write_stacks(waiting);
+        }
+        let times = if waiting.is_some() { WAITING } else { 1 };
+        let quiet = self.clock.stalled(times)?;
+        if std::mem::replace(&mut self.reported, true) {
+            return None;
+        }
+        let message = format!(
+            "no progress for {} s while {}",
+            quiet.as_secs(),
+            doing(waiting)
+        );
+        Some(Report::Stalled { message })
+    }
+
+    fn write_stacks(&self, waiting: Option<&str>) {
+        let text = format!("{}\n\n{}", doing(waiting), stacks::text());
+        let path = self.stacks.clone();
+        let (written, heard) = channel();
+        std::thread::spawn(move || {
+            let directory = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            let result = directory.and_then(|()| std::fs::write(&path, text));
+            if let Err(error) = result {
+                eprintln!("cannot write {}: {error}", path.display());
+            }
+            // The watchdog may have stopped waiting.
+            let _ = written.send(());
+        });
+        let _ = heard.recv_timeout(WRITE);
+    }
+}
+
+fn doing(waiting: Option<&str>) -> String {
+    match waiting {
+        Some(operation) => format!("waiting for other ranks ({operation})"),
+        None => "computing".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::activity::Observed;
+    use crate::comm::solo::Solo;
+
+    /// A watchdog with a deadline of no time, so that every look without progress is one too late.
+    fn watchdog(activity: &Arc<Activity>, directory: &std::path::Path) -> Watchdog {
+        Watchdog {
+            activity: Arc::clone(activity),
+            clock: StallClock::of_rank(ProgressDeadline::After(Duration::ZERO)),
+            calls: 0,
+            stacks: directory.join("stacks/rank-0.txt"),
+            written: false,
+            reported: false,
+        }
+    }
+
+    #[test]
+    fn a_stall_is_reported_once_with_its_stacks_until_there_is_progress() {
+        let directory = tempfile::tempdir().unwrap();
+        let (world, activity) = Observed::of(Arc::new(Solo));
+        let mut watchdog = watchdog(&activity, directory.path());
+        world.check().unwrap();
+        assert_eq!(watchdog.look(), None);
+        let Some(Report::Stalled { message }) = watchdog.look() else {
+            panic!("no report");
+        };
+        assert_eq!(message, "no progress for 0 s while computing");
+        assert_eq!(watchdog.look(), None);
+        let stacks = std::fs::read_to_string(&watchdog.stacks).unwrap();
+        assert!(stacks.starts_with("computing\n\nthread "), "{stacks}");
+        world.check().unwrap();
+        assert_eq!(watchdog.look(), Some(Report::Progressing));
+        assert_eq!(watchdog.look().is_some(), true);
+    }
+}

@@ -1,0 +1,135 @@
+//! Ranks that live and send heartbeats, but make no progress.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::json;
+
+use super::disturbed::proved;
+use super::support::{Run, small, wait_for};
+
+/// Stops the main thread of a process, and none of its other threads, until the process is killed.
+const STOP_MAIN_THREAD: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+process, all = int(sys.argv[1]), 0x40000000
+for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT
+    if libc.ptrace(request, process, 0, 0) != 0:
+        sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(process, all)
+print('stopped', flush=True)
+os.waitpid(process, all)
+";
+
+/// The tracer; its end would let the thread go on.
+fn stop_main_thread(run: &Run, rank: u64) -> Child {
+    let process = run.rank(1, rank).as_raw_nonzero().to_string();
+    let mut tracer = Command::new("python3")
+        .args(["-c", STOP_MAIN_THREAD, &process])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(tracer.stdout.take().unwrap());
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "stopped\n");
+    tracer
+}
+
+#[test]
+fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
+    let run = Run::of(small(json!({})));
+    let launched = run.start(&["--procs", "3", "--progress-deadline", "3"]);
+    run.wait_for_steps(1, 5);
+    let mut tracer = stop_main_thread(&run, 1);
+    assert!(launched.wait().success(), "{}", run.log());
+    tracer.wait().unwrap();
+    assert_eq!(run.worlds(), [3, 2]);
+    let log = run.log();
+    let lost = log.lines().find(|line| line.contains("so it was killed"));
+    let lost = lost.unwrap_or_else(|| panic!("{log}"));
+    assert!(lost.contains("rank 1: no progress for "), "{lost}");
+    assert!(lost.contains(" s while computing"), "{lost}");
+    proved(&run, 2400);
+    let stacks = |rank: u64| {
+        let file = run.out().join(format!("gen-1/stacks/rank-{rank}.txt"));
+        std::fs::read_to_string(file).unwrap()
+    };
+    assert!(stacks(1).contains(": t "), "{}", stacks(1));
+    for rank in [0, 2] {
+        let stacks = stacks(rank);
+        assert!(stacks.starts_with("waiting for other ranks ("), "{stacks}");
+        let (_, main) = stacks.split_once("stack of the main thread:").unwrap();
+        assert!(main.contains("evenkeel::train::trainer::"), "{main}");
+    }
+}
+
+#[test]
+fn a_stall_that_is_only_reported_ends_nothing() {
+    let run = Run::of(small(json!({})));
+    let more = ["--progress-deadline", "1", "--on-stall", "report"];
+    let launched = run.start(&[&["--procs", "2"][..], &more].concat());
+    run.wait_for_steps(1, 5);
+    let mut tracer = stop_main_thread(&run, 0);
+    wait_for("the report", || {
+        let log = run.log();
+        log.contains("rank 0: no progress for ").then_some(())
+    });
+    // Without its tracer the thread goes on.
+    tracer.kill().unwrap();
+    tracer.wait().unwrap();
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [2]);
+    assert!(
+        run.log().contains("rank 0 makes progress again"),
+        "{}",
+        run.log()
+    );
+    proved(&run, 2400);
+}
+
+/// Reports steps to the file, and hangs in the first generation.
+const PROGRAM: &str = "
+import json, os, time
+
+def hang_in_a_collective():
+    while os.environ['EVENKEEL_GENERATION'] == '1':
+        time.sleep(0.1)
+
+for step in range(1, 4):
+    time.sleep(1.2)
+    if os.environ['RANK'] == '0':
+        with open(os.environ['EVENKEEL_PROGRESS'] + '.new', 'w') as file:
+            json.dump({'step': step, 'total_steps': 3}, file)
+        os.replace(file.name, os.environ['EVENKEEL_PROGRESS'])
+hang_in_a_collective()
+";
+
+#[test]
+fn an_external_trainer_that_hangs_writes_its_stacks_and_is_restarted() {
+    let run = Run::of(json!({
+        "batch": {"global": 12, "per_device_batch_size": 6}, "budget": {"samples": 36},
+    }));
+    let program = run.scratch().join("train.py");
+    std::fs::write(&program, PROGRAM).unwrap();
+    let program = program.display().to_string();
+    let words = [
+        "--procs",
+        "2",
+        "--progress-deadline",
+        "4",
+        "--",
+        "python3",
+        &program,
+    ];
+    let launched = run.start(&words);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [2, 2]);
+    let reason = "no progress for ";
+    assert!(run.log().contains(reason), "{}", run.log());
+    for rank in [0, 1] {
+        let log = run.out().join(format!("gen-1/logs/rank-{rank}.log"));
+        let log = std::fs::read_to_string(log).unwrap();
+        assert!(log.contains("in hang_in_a_collective"), "{log}");
+    }
+}
