@@ -72,33 +72,16 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     }
     let now = now();
     let mut next = status::of_spec(&job, &before, now);
-    let planned = metrics.time(Step::Plan, planning::plan(&job, &mut next, context));
-    let planned = match planned.await {
-        Ok(planned) => planned,
-        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
-    };
-    let observed = async { observe(&job, &mut next, planned, context, now) };
-    let (planned, mut cluster) = match metrics.time(Step::Observe, observed).await {
-        Ok(observed) => observed,
-        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
-    };
-    let decided = async {
-        let (planned, feasible) = planning::evaluate_observed(&job, &mut next, planned, context)?;
-        if cluster.edits && !planned.edits {
-            cluster = cluster_state(&job, &next, &planned, context);
-        }
-        let input = (&cluster, &planned, &feasible[..]);
-        let decision = decide::decide(&job, &next, input, context, now);
-        Ok((planned, decision))
-    };
-    let (planned, decision) = match metrics.time(Step::Decide, decided).await {
-        Ok(decided) => decided,
-        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
-    };
-    let built = async { build(&job, &mut next, &cluster, planned, decision, context, now) };
-    let Built { action, turn } = match metrics.time(Step::Build, built).await {
+    let Built {
+        action,
+        cluster,
+        turn,
+    } = match next_status(&job, &mut next, context, now).await {
         Ok(built) => built,
-        Err(unplanned) => return not_planned(&job, &before, next, unplanned, context).await,
+        Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
+        Err(Unplanned::Refused(refusal)) => {
+            return finished::refuse(&job, &before, next, &refusal, context).await;
+        }
     };
     let name = action.name();
     faults::point("decided", name);
@@ -113,18 +96,30 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     metrics.time(Step::Apply, applied).await
 }
 
-/// Ends the reconciliation of a job that has no plan now.
-async fn not_planned(
+/// The steps up to the next status. They change nothing in the cluster.
+async fn next_status(
     job: &TrainingJob,
-    before: &TrainingJobStatus,
-    next: TrainingJobStatus,
-    unplanned: Unplanned,
+    status: &mut TrainingJobStatus,
     context: &Context,
-) -> Result<Action, ReconcileError> {
-    match unplanned {
-        Unplanned::Later(pause) => Ok(Action::requeue(pause)),
-        Unplanned::Refused(refusal) => finished::refuse(job, before, next, &refusal, context).await,
-    }
+    now: f64,
+) -> Result<Built, Unplanned> {
+    let metrics = &context.metrics;
+    let planned = planning::plan(job, status, context);
+    let planned = metrics.time(Step::Plan, planned).await?;
+    let observed = async { observe(job, status, planned, context, now) };
+    let (planned, mut cluster) = metrics.time(Step::Observe, observed).await?;
+    let decided = async {
+        let (planned, feasible) = planning::evaluate_observed(job, status, planned, context)?;
+        if cluster.edits && !planned.edits {
+            cluster = cluster_state(job, status, &planned, context);
+        }
+        let input = (&cluster, &planned, &feasible[..]);
+        let decision = decide::decide(job, status, input, context, now);
+        Ok::<_, Unplanned>((planned, decision))
+    };
+    let (planned, decision) = metrics.time(Step::Decide, decided).await?;
+    let built = async { build(job, status, cluster, planned, decision, context, now) };
+    metrics.time(Step::Build, built).await
 }
 
 /// Observes the cluster and updates the status with what is there. The error is [`Unplanned::Later`] if how the
@@ -177,6 +172,7 @@ fn cluster_state(
 /// A status to write and to apply.
 struct Built {
     action: PlacementAction,
+    cluster: ClusterState,
     /// Pause until the job may have its turn to plan.
     turn: Option<Duration>,
 }
@@ -185,7 +181,7 @@ struct Built {
 fn build(
     job: &TrainingJob,
     status: &mut TrainingJobStatus,
-    cluster: &ClusterState,
+    cluster: ClusterState,
     mut planned: Planned,
     decision: Decision,
     context: &Context,
@@ -214,7 +210,7 @@ fn build(
     status::place(job, status, &placement, world.as_ref());
     let action = placement.action;
     let plan = world.as_ref().map(|world| &world.plan);
-    status::apply_decision(job, status, &action, plan, cluster, now);
+    status::apply_decision(job, status, &action, plan, &cluster, now);
     status::batch_now(status);
     let over = matches!(action, PlacementAction::End(_));
     let blocked = context.blocked(&job.uid().unwrap_or_default());
@@ -241,6 +237,7 @@ fn build(
     }
     Ok(Built {
         action,
+        cluster,
         turn: waits,
     })
 }
