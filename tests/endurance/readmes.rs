@@ -130,6 +130,12 @@ impl Place {
     }
 }
 
+/// The corpus of upstream's recipes.
+fn recipes() -> PathBuf {
+    std::env::var_os("EVENKEEL_RECIPES")
+        .map_or_else(|| own_file("../shared/recipes").into(), PathBuf::from)
+}
+
 /// A checkout and its Python: `EVENKEEL_UPSTREAM/NAME`, and `EVENKEEL_UPSTREAM/NAME.venv` or else
 /// `EVENKEEL_PYTHON`. `None` and a message if one is missing.
 fn upstream(name: &str, modules: &str) -> Option<(PathBuf, PathBuf)> {
@@ -294,11 +300,7 @@ fn checkpoints_of_zero_3_move_to_other_worlds() {
 #[test]
 #[ignore = "takes minutes: scripts/nightly.sh"]
 fn the_handbook_s_recipe_keeps_its_samples_with_zero_3() {
-    let recipes = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
-        || PathBuf::from(own_file("../shared/recipes")),
-        PathBuf::from,
-    );
-    let recipes = recipes.join("huggingface__alignment-handbook/925acdfe4b/recipes");
+    let recipes = recipes().join("huggingface__alignment-handbook/925acdfe4b/recipes");
     if !recipes.is_dir() {
         println!("SKIPPED: no handbook recipes at {}", recipes.display());
         return;
@@ -392,6 +394,60 @@ fn commands_of_transformers_examples_keep_their_samples_despite_a_lost_process()
         rows: 1,
         apart: ROUNDING,
     }]);
+}
+
+/// HALOs' README with its own config tree and accelerate config. A script of ours has the place of `launch.py`.
+#[test]
+fn the_command_of_halos_readme_keeps_its_samples_despite_a_lost_process() {
+    let tree = recipes().join("ContextualAI__HALOs/4831988636");
+    let Some(python) = python("torch").filter(|_| tree.is_dir()) else {
+        println!(
+            "SKIPPED: needs PyTorch, and HALOs' configs at {}",
+            tree.display()
+        );
+        return;
+    };
+    let start = || {
+        let run = Run::of_command();
+        let folder = run.scratch().join("work");
+        std::fs::create_dir(&folder).unwrap();
+        for (name, file) in [
+            ("config", tree.join("config")),
+            ("accelerate_config", tree.join("accelerate_config")),
+            (
+                "launch.py",
+                own_file("tests/trainers/halos/launch.py").into(),
+            ),
+        ] {
+            std::os::unix::fs::symlink(file, folder.join(name)).unwrap();
+        }
+        let command = "accelerate launch --config_file accelerate_config/fsdp_2gpu.yaml --main_process_port 29500 \
+                       launch.py loss=sft model=llama train_datasets=[ultrabin] test_datasets=[ultrabin] \
+                       exp_name=llama_sft ++cache_dir=cache ++model.name_or_path=meta-llama/Meta-Llama-3-8B \
+                       ++lr=1e-3 ++intermediate_checkpoints=true ++n_epochs=null ++n_examples=3600 ++eval_every=240 \
+                       ++model.batch_size=12 ++model.eval_batch_size=12";
+        let words = command.split_whitespace().map(str::to_owned).collect();
+        let mut trainer = Trainer::new(run, words);
+        trainer.named = BATCH as u64;
+        let first = format!(
+            "cd '{}'; export RECORD='{}' PATH='{}':\"$PATH\"",
+            folder.display(),
+            trainer.record.display(),
+            python.parent().unwrap_or(Path::new("")).display(),
+        );
+        let mut arguments = vec!["--procs", "2", "--"];
+        arguments.extend(trainer.command.iter().map(String::as_str));
+        let launched = trainer.run.start_in_shell(&first, &arguments);
+        (trainer, launched)
+    };
+    let (disturbed, launched) = start();
+    disturbed.grow_and_lose_a_rank(launched);
+    let (undisturbed, launched) = start();
+    assert!(launched.wait().success(), "{}", undisturbed.run.log());
+    let (fed, expected) = (disturbed.committed(), undisturbed.committed());
+    let apart = same_samples(&fed, &expected, STEPS, BATCH).unwrap();
+    println!("HALOs, 2 → 4 → 3, {STEPS} steps as undisturbed, losses apart by {apart:.1e}");
+    assert!(apart < 1e-5, "{apart}");
 }
 
 /// The refusal of a README's command in a folder with these files: its exit code and its messages. No rank starts.

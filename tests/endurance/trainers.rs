@@ -72,6 +72,8 @@ pub(super) struct Trainer {
     /// Directory where it records its samples.
     pub record: PathBuf,
     pub command: Vec<String>,
+    /// What the number in a checkpoint's name counts: 1 for steps, [`BATCH`] for samples.
+    pub named: u64,
 }
 
 impl Trainer {
@@ -81,6 +83,7 @@ impl Trainer {
             run,
             record,
             command,
+            named: 1,
         }
     }
 
@@ -174,7 +177,7 @@ impl Trainer {
         found.unwrap_or_else(|| panic!("no rank {rank} of generation {generation}"))
     }
 
-    /// The number at the end of the checkpoint that a generation resumed from.
+    /// The step of the checkpoint that a generation resumed from, by the number at the end of its name.
     fn began_at(&self, generation: u64) -> u64 {
         let state = self.run.state().unwrap();
         let rows = state["generations"].as_array().unwrap();
@@ -183,7 +186,7 @@ impl Trainer {
             return 0;
         };
         let digits = checkpoint.trim_end_matches(".pt").rsplit('-').next();
-        digits.unwrap().parse().unwrap()
+        digits.unwrap().parse::<u64>().unwrap() / self.named
     }
 
     /// The committed history: of each generation the steps before the start of the next one.
