@@ -42,8 +42,10 @@ def save():
     os.makedirs(path + ".tmp")
     for name, part in [("policy", model.module), ("optimizer", optimiser), ("scheduler", scheduler)]:
         torch.save(part.state_dict(), os.path.join(path + ".tmp", name + ".pt"))
-    with open(os.path.join(path + ".tmp", "metrics.json"), "w") as file:
-        json.dump({"counter": counted}, file)
+    # HALOs saves its model with a `config.json`.
+    for name, values in [("metrics", {"counter": counted}), ("config", {})]:
+        with open(os.path.join(path + ".tmp", name + ".json"), "w") as file:
+            json.dump(values, file)
     os.rename(path + ".tmp", path)
 
 
