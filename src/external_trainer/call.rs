@@ -243,7 +243,7 @@ mod tests {
             "{args}",
         ];
         let refused = external_call_of_snapshot(place.path(), &snapshot, &command);
-        insta::assert_snapshot!(refused.unwrap_err(), @"`fsdp.yaml` cannot be read: not in the recipe snapshot (put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch --nodes`, which does it)");
+        insta::assert_snapshot!(refused.unwrap_err(), @"command:1:33: `fsdp.yaml` cannot be read: not in the recipe snapshot (put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch --nodes`, which does it)");
         let config = "distributed_type: FSDP\nnum_processes: 3\nfsdp_config: {fsdp_version: 2}\n";
         snapshot.files.insert("fsdp.yaml".into(), config.into());
         let call = external_call_of_snapshot(place.path(), &snapshot, &command)

@@ -88,7 +88,7 @@ pub enum ExternalTrainerError {
     )]
     NotUniversal { checkpoint: PathBuf, ranks: u64 },
     #[error(
-        "{ranks} ranks of this machine have only the devices {devices} (`CUDA_VISIBLE_DEVICES`, or `gpu_ids`); name one for each, or remove it"
+        "{ranks} ranks of this machine have only the devices {devices} (`CUDA_VISIBLE_DEVICES`, `gpu_ids` or `--include`); name one for each, or remove it"
     )]
     Devices { ranks: u64, devices: String },
     /// The trainer's resume arguments are unknown.
@@ -261,7 +261,7 @@ impl ExternalTrainer<'_> {
         Ok(call)
     }
 
-    /// Refuses a world in which ranks of this machine have no device in `gpu_ids`.
+    /// Refuses a world in which ranks of this machine have no device among those that the launcher selects.
     fn refuse_too_few_devices(&self, plan: &Plan) -> Result<(), ExternalTrainerError> {
         let devices = self
             .recipe
@@ -582,7 +582,7 @@ mod tests {
         assert_eq!(written, text.replace("steps\": 2", "steps\": 4"));
         assert_eq!(
             case.call(1, 4).unwrap_err(),
-            "4 ranks of this machine have only the devices 2,3 (`CUDA_VISIBLE_DEVICES`, or `gpu_ids`); name one for each, or remove it"
+            "4 ranks of this machine have only the devices 2,3 (`CUDA_VISIBLE_DEVICES`, `gpu_ids` or `--include`); name one for each, or remove it"
         );
     }
 

@@ -1,21 +1,27 @@
 //! The history of a run: committed steps of the current lineage, and the current batch.
 
 use super::{LaunchError, RunDir, RunState};
-use crate::telemetry::StepRecord;
 use crate::telemetry::metrics::{self, History};
+use crate::telemetry::{Metric, StepRecord};
 
 /// Steps and evaluations of the current lineage.
 pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError> {
     let mut generations = Vec::new();
     for row in &state.generations {
         let path = run.metrics(row.number);
+        // A generation that ended before its first step wrote no file.
+        let metrics = match path.exists() {
+            true => metrics::read(&path)?.metrics,
+            false => Vec::new(),
+        };
+        // An external trainer tells only by its first report from where it continues.
+        let first = metrics.iter().find_map(|metric| match metric {
+            Metric::Step(step) => Some(step.samples.saturating_sub(1)),
+            Metric::Evaluation(_) => None,
+        });
         generations.push(metrics::Generation {
-            start_samples: row.start_samples.unwrap_or_default(),
-            // A generation that ended before its first step wrote no file.
-            metrics: match path.exists() {
-                true => metrics::read(&path)?.metrics,
-                false => Vec::new(),
-            },
+            start_samples: row.start_samples.or(first).unwrap_or(u64::MAX),
+            metrics,
         });
     }
     Ok(metrics::committed(&generations))

@@ -1,6 +1,7 @@
 //! Collects the input of a run's report.
 
 use super::proof::LedgerProof;
+use super::run_dir::GenerationRow;
 use super::{LaunchError, RunDir, history};
 use crate::telemetry::report::{Fact, Facts, GenerationFacts, LedgerVerdict, ReportInput};
 
@@ -22,47 +23,68 @@ pub fn report_input(
         label: label.into(),
         value,
     };
-    let model = setup.model()?;
+    let recipe = fact("recipe", setup.recipe_path.display().to_string());
+    let call = state.generations.last().and_then(|row| row.call.as_ref());
+    let details = match call {
+        Some(call) => vec![recipe, fact("command", call.command.join(" "))],
+        None => {
+            let model = setup.model()?;
+            let shape = format!(
+                "{} layers, width {}, {} heads, vocabulary {}",
+                model.num_hidden_layers,
+                model.hidden_size,
+                model.num_attention_heads,
+                model.vocab_size
+            );
+            let strategy = format!("{:?}", setup.spec.parallel.strategy).to_lowercase();
+            vec![
+                recipe,
+                fact("model", shape),
+                fact("strategy", strategy),
+                fact("seed", setup.spec.seed.to_string()),
+            ]
+        }
+    };
+    let mut steps = history.steps.iter().rev();
+    let total = steps.find_map(|step| step.external?.total_samples);
+    let mut start = 0;
+    let start_of = |row: &GenerationRow| {
+        // An external trainer tells only by its first report from where it continues.
+        let resumed = row
+            .call
+            .as_ref()
+            .is_some_and(|call| call.checkpoint.is_some());
+        let mut steps = history.steps.iter().filter(|_| resumed);
+        let first = steps.find(|step| step.generation == row.number);
+        let reported = first.map(|step| step.samples.saturating_sub(step.batch));
+        start = row.start_samples.or(reported).unwrap_or(start);
+        start
+    };
+    let starts: Vec<u64> = state.generations.iter().map(start_of).collect();
     Ok(ReportInput {
         title: setup.name.clone(),
         facts: Facts {
             formula: history::current_formula(run, &state).unwrap_or_default(),
-            budget: setup.budget_samples,
-            details: vec![
-                fact("recipe", setup.recipe_path.display().to_string()),
-                fact(
-                    "model",
-                    format!(
-                        "{} layers, width {}, {} heads, vocabulary {}",
-                        model.num_hidden_layers,
-                        model.hidden_size,
-                        model.num_attention_heads,
-                        model.vocab_size
-                    ),
-                ),
-                fact(
-                    "strategy",
-                    format!("{:?}", setup.spec.parallel.strategy).to_lowercase(),
-                ),
-                fact("seed", setup.spec.seed.to_string()),
-            ],
+            budget: total.or(setup.budget_samples),
+            details,
         },
         generations: state
             .generations
             .into_iter()
-            .map(|row| GenerationFacts {
+            .zip(starts)
+            .map(|(row, start_samples)| GenerationFacts {
                 generation: row.number,
                 world: row.world,
                 formula: row.formula,
                 reason: row.reason.to_string(),
-                start_samples: row.start_samples.unwrap_or_default(),
+                start_samples,
                 seconds_to_first_step: row.first_step_seconds,
             })
             .collect(),
         steps: history.steps,
         evaluations: history.evaluations,
         floor: setup.entropy,
-        vocabulary: model.vocab_size as u64,
+        vocabulary: setup.model().map_or(0, |model| model.vocab_size as u64),
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),
             text: verdict.to_string(),

@@ -48,7 +48,7 @@ pub(crate) fn gather(
         };
         let text = match text {
             Some(text) => text,
-            None => reading.text(&path)?,
+            None => reading.text(&path, None)?,
         };
         let file = reading.sources.add(&path, text.as_str());
         reading.files.recipe = Some(file);
@@ -111,9 +111,11 @@ pub(crate) fn gather(
         );
         return None;
     }
-    let tree = command.hydra.as_ref().map(|call| &call.root);
-    if let (None, Some(path)) = (&recipe, tree.or(command.config.as_ref())) {
-        let (file, root) = reading.open(path)?;
+    let tree = command.hydra.as_ref().map(|call| (&call.root, call.span));
+    let config = command.config.as_ref();
+    let named = tree.or(config.map(|config| (&config.value, config.span)));
+    if let (None, Some((path, named))) = (&recipe, named) {
+        let (file, root) = reading.open(path, Some(named))?;
         reading.files.recipe = Some(file);
         recipe = Some((path.clone(), root));
     }
@@ -273,7 +275,7 @@ fn take_arguments_file(
     }
     let name = file.with_extension("args");
     let path = reading.beside(&request.path, name.to_str()?)?;
-    let text = reading.text(&path)?;
+    let text = reading.text(&path, None)?;
     let file = reading.sources.add(&path, text.as_str());
     reading.converted.push(file);
     let diagnostics = &mut reading.diagnostics;
@@ -413,7 +415,10 @@ fn launcher(
     reading: &mut Reading,
 ) -> Option<Option<Node>> {
     refuse_two_configs(command, &by_recipe, reading);
-    let requested = request.accelerate.clone().map(accelerate::Config::File);
+    let requested = request
+        .accelerate
+        .clone()
+        .map(|path| accelerate::Config::File(path, None));
     let named = command.and_then(|command| command.accelerate.clone());
     let typed = command.and_then(|command| command.options.clone());
     let config = requested.or(named).or(by_recipe.config);
@@ -476,7 +481,7 @@ fn default_config(
     };
     let path = home.join("accelerate/default_config.yaml");
     let exists = reading.origin.is_file(&path);
-    exists.then_some(accelerate::Config::File(path))
+    exists.then_some(accelerate::Config::File(path, None))
 }
 
 /// Refuses an `accelerate_config` in both recipe and command. TRL's command line takes the recipe's, and

@@ -297,6 +297,31 @@ fn zephyr_sft_has_upstreams_values() {
 }
 
 #[test]
+fn a_missing_file_is_reported_where_a_script_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    for named in [
+        "accelerate launch \\\n  --config_file missing.yaml train.py",
+        "python train.py \\\n  --config missing.yaml",
+        "torchrun train.py --deepspeed_config \\\n  missing.json",
+        "trl sft --accelerate_config zero2 \\\n  --config missing.yaml",
+        "python run_clm.py \\\n  missing.json",
+    ] {
+        std::fs::write(
+            &path,
+            format!("cd code\n{named} --per_device_train_batch_size 4\n"),
+        )
+        .unwrap();
+        let error = read_for(&path, None, &[]).unwrap_err();
+        let found = error.diagnostics.iter();
+        let missing = found
+            .filter(|d| d.rule == "unreadable-file")
+            .map(|d| d.locate(&error.sources).line);
+        assert_eq!(missing.collect::<Vec<_>>(), [Some(3)], "{named}: {error}");
+    }
+}
+
+#[test]
 fn a_missing_file_is_an_error_that_names_it() {
     let error = read_for(Path::new("no/such/recipe.yaml"), None, &[]).unwrap_err();
     assert_eq!(error.diagnostics[0].rule, "unreadable-file");

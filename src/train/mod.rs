@@ -44,7 +44,7 @@ pub enum TrainError {
     States(EngineError),
     /// The run belongs to an external trainer, which has no ledger.
     #[error(
-        "an external trainer trains this run: it has no ledger, metrics or report, and the built-in \
+        "an external trainer trains this run: it has no ledger, and the built-in \
          trainer cannot continue it"
     )]
     OwnProgram,

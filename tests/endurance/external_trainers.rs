@@ -153,6 +153,54 @@ fn external_trainer_keeps_its_global_batch_over_a_resize_and_a_kill() {
     );
 }
 
+/// Writes its progress ten times a second, and continues from the step of the newest checkpoint.
+const REPORTING: &str = r#"
+step=$(ls "$EVENKEEL_CHECKPOINT_DIR" | sed -n 's/^step-//p' | sort -n | tail -n 1)
+step=${step:-0}
+trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$step"; exit 143' TERM
+while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do
+  step=$((step + 1))
+  [ "$RANK" = 0 ] && printf '{"step": %d, "total_steps": 400, "loss": %d.5, "tokens": %d}' \
+    $step $((9 - step / 20)) $((step * 120)) > "$EVENKEEL_PROGRESS.tmp" &&
+    mv "$EVENKEEL_PROGRESS.tmp" "$EVENKEEL_PROGRESS"
+  sleep 0.1
+done
+"#;
+
+#[test]
+fn the_report_shows_the_progress_of_an_external_trainer_over_its_generations() {
+    let external = External::new(REPORTING);
+    let launched = external.run.start(&external.arguments("2"));
+    external.run.wait_for_steps(1, 4);
+    external.resize("3");
+    external.run.wait_for_steps(2, 4);
+    external.stop();
+    assert!(launched.wait().success(), "{}", external.run.log());
+    let report = external.run.call("report", &[]);
+    assert!(report.status.success(), "{}", stderr(&report));
+    let page = std::fs::read_to_string(external.run.out().join("report.html")).unwrap();
+    let last = external.run.generation_steps(2).pop().unwrap();
+    let loss = last["loss"].as_f64().unwrap();
+    for shown in [
+        format!("<dt>Training loss</dt><dd>{loss:.4}</dd>"),
+        format!("of 4,800 in {} steps", last["step"]),
+        "2 → 3 in 2 generations".to_owned(),
+        " tok/s</dd>".to_owned(),
+        "3 × 4 × 1 = 12".to_owned(),
+    ] {
+        assert!(page.contains(&shown), "{shown} is not in {page}");
+    }
+    // The second generation continues the curve.
+    let data = page.split_once("id=\"data\">").unwrap().1;
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    let points = data["curves"]["loss"][0]["points"].as_array().unwrap();
+    assert!(points.len() >= 8, "{points:?}");
+    assert!(
+        points.is_sorted_by(|a, b| a[0].as_f64() < b[0].as_f64()),
+        "{points:?}"
+    );
+}
+
 #[test]
 fn external_trainer_gets_the_environment_of_torchrun_and_the_plan() {
     let external = External::new("env; echo the end; exit 0");

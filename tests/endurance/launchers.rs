@@ -421,6 +421,8 @@ fn the_real_launchers_and_evenkeel_give_every_rank_the_same_command_and_environm
         format!("python -m torch.distributed.run --standalone --nproc-per-node=2 {script}"),
         format!("python -m torch.distributed.launch --nproc_per_node 2 {script}"),
         format!("deepspeed --num_gpus 2 {script}"),
+        // LOCAL_SIZE is the number of devices that DeepSpeed finds on CPUs.
+        format!("env LOCAL_SIZE=2 deepspeed --include localhost:0,1 {script}"),
         format!(
             "deepspeed --num_gpus 2 --no_local_rank --module {}",
             script.replace(".py", "")
@@ -458,7 +460,7 @@ fn the_real_launchers_and_evenkeel_give_every_rank_the_same_command_and_environm
                 let of_evenkeel = ["EVENKEEL_", "KUBEFLOW_TRAINER_SERVER_", "PET_"];
                 let own = of_evenkeel.iter().any(|prefix| name.starts_with(prefix));
                 // DeepSpeed's launcher sets fewer variables than torchrun.
-                let torchrun = words[0] == "deepspeed"
+                let torchrun = words.contains(&"deepspeed")
                     && ["GROUP_", "ROLE_", "LOCAL_WORLD_SIZE", "TORCH"]
                         .iter()
                         .any(|prefix| name.starts_with(prefix));

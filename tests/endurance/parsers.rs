@@ -1,11 +1,12 @@
-//! Evenkeel's readers against upstream's own parsers on every file of the corpus: the same numbers, or a stated
-//! refusal. `tests/trainers/upstream_parsers.py` reads the files with transformers, accelerate, torch and bash.
+//! Evenkeel's readers against upstream's own parsers on every file of the corpus: the same values, or a stated
+//! refusal. `tests/trainers/upstream_parsers.py` reads the files with transformers, TRL, accelerate, torch and bash.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use evenkeel::recipe::{self, Dialect, Recipe, Request};
+use serde_json::{Value, json};
 
 use super::support::evenkeel;
 use super::trainers::python;
@@ -24,6 +25,54 @@ fn corpora() -> [PathBuf; 2] {
     ]
 }
 
+/// Recipes of each trainer with the forms of values that readers get wrong. `{}`: further keys.
+const GENERATED: [(&str, &str); 7] = [
+    ("sft.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
+    ("dpo.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
+    ("kto.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
+    ("orpo.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
+    ("reward.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
+    ("grpo.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
+    ("train.yaml", "{}"),
+];
+
+const FORMS: [&str; 20] = [
+    "",
+    "learning_rate: 1e-5",
+    "learning_rate: 3.0e-4",
+    "learning_rate: '2e-6'",
+    "learning_rate: 1",
+    "warmup_steps: 10",
+    "warmup_steps: 0.1",
+    "warmup_ratio: 0.1",
+    "warmup_ratio: 1e-1\nwarmup_steps: 5",
+    "warmup_ratio: 0.2\nwarmup_steps: 0",
+    "max_steps: 100",
+    "max_steps: '100'\nnum_train_epochs: 7",
+    "max_steps: 10\nnum_train_epochs: -1",
+    "max_steps: -1\nnum_train_epochs: 2",
+    "max_steps: 0\nnum_train_epochs: 1.5",
+    "num_train_epochs: 1_0",
+    "seed: 0",
+    "max_length: 512",
+    "max_seq_length: 256",
+    "max_prompt_length: 64\nmax_completion_length: 128",
+];
+
+/// Writes the generated recipes into a folder.
+fn generate(folder: &Path, found: &mut Vec<PathBuf>) {
+    for (number, form) in FORMS.iter().enumerate() {
+        for (name, text) in GENERATED {
+            let file = folder.join(number.to_string()).join(name);
+            let batch =
+                "output_dir: o\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n";
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, text.replace("{}", &format!("{batch}{form}\n"))).unwrap();
+            found.push(file);
+        }
+    }
+}
+
 /// Every YAML file and shell script below a directory.
 fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -37,8 +86,42 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What upstream reads in each file.
-fn upstream(python: &Path, files: &[PathBuf]) -> Vec<Value> {
+/// The recipe in a file; `None`: Evenkeel refuses the file.
+fn read(file: &Path) -> Option<Recipe> {
+    let request = Request {
+        path: file.to_owned(),
+        ..Request::default()
+    };
+    recipe::read(&request).ok()
+}
+
+/// The objective of one of TRL's trainers. `None`: another program trains.
+fn of_trl(recipe: &Recipe) -> Option<Value> {
+    (recipe.dialect == Dialect::HandbookTrl).then(|| json!(recipe.spec.objective))
+}
+
+/// The values of a recipe besides its batch, by the names that `upstream_parsers.py` gives them.
+fn values(recipe: &Recipe) -> Vec<(&'static str, f64)> {
+    let spec = &recipe.spec;
+    let rate = &spec.learning_rate;
+    let warmup = rate.warmup_steps.map(|steps| steps as f64);
+    let steps = spec.budget.steps.unwrap_or(0) as f64;
+    let epochs = spec.budget.epochs.filter(|_| steps == 0.0);
+    let mut values = vec![
+        ("learning_rate", rate.peak),
+        ("warmup", warmup.or(rate.warmup_ratio).unwrap_or(0.0)),
+        ("steps", steps),
+        ("epochs", epochs.unwrap_or(0.0)),
+        ("seed", spec.seed as f64),
+    ];
+    if recipe.dialect == Dialect::HandbookTrl {
+        values.push(("sequence_length", spec.data.sequence_length as f64));
+    }
+    values
+}
+
+/// What upstream reads in each file, which `null` or the objective of one of TRL's trainers follows.
+fn upstream(python: &Path, files: &[(PathBuf, Option<Value>)]) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trainers/upstream_parsers.py");
     let mut child = Command::new(python)
         .arg(script)
@@ -54,9 +137,11 @@ fn upstream(python: &Path, files: &[PathBuf]) -> Vec<Value> {
     drop(input);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
+    // DeepSpeed prints lines when it is imported.
     let lines = String::from_utf8(output.stdout).unwrap();
     lines
         .lines()
+        .filter(|line| line.starts_with('{'))
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }
@@ -92,7 +177,7 @@ fn planned(read: &Value, recipes: &Path) -> Option<[Option<u64>; 2]> {
 }
 
 #[test]
-fn every_file_has_upstreams_numbers_or_is_refused() {
+fn every_file_has_upstreams_values_or_is_refused() {
     let roots = corpora();
     let mut found = Vec::new();
     roots.iter().for_each(|root| files(root, &mut found));
@@ -100,29 +185,62 @@ fn every_file_has_upstreams_numbers_or_is_refused() {
         println!("skipped: no corpus at {}", roots[0].display());
         return;
     }
-    let Some(python) = python("torch, transformers, accelerate") else {
+    let folder = tempfile::tempdir().unwrap();
+    generate(folder.path(), &mut found);
+    let Some(python) = python("torch, transformers, accelerate, trl") else {
         return;
     };
-    let (mut same, mut refused) = (0, 0);
-    for read in upstream(&python, &found) {
+    let recipes: Vec<Option<Recipe>> = found.iter().map(|file| read(file)).collect();
+    let trainers = recipes.iter().map(|recipe| of_trl(recipe.as_ref()?));
+    let named: Vec<_> = found.into_iter().zip(trainers).collect();
+    let (mut same, mut refused, mut compared, mut by_trl) = (0, 0, 0, 0);
+    let mut different = Vec::new();
+    let mut unread = Vec::new();
+    for (read, recipe) in upstream(&python, &named).iter().zip(&recipes) {
         let number = |key: &str| read[key].as_u64();
         let stated = ["per_device_batch_size", "gradient_accumulation_steps"].map(number);
         let expected = match (stated, number("processes")) {
             ([Some(_), Some(_)], _) => stated,
             (_, Some(1..)) => [Some(16), Some(1)],
-            _ => continue,
-        };
-        match planned(&read, &roots[0]) {
-            Some(numbers) => {
-                assert_eq!(numbers, expected, "{read}");
-                same += 1;
+            _ => {
+                if recipe
+                    .as_ref()
+                    .is_some_and(|recipe| of_trl(recipe).is_some())
+                {
+                    unread.push(format!("{}: {}", read["file"], read["error"]));
+                }
+                continue;
             }
+        };
+        match planned(read, &roots[0]) {
+            Some(numbers) if numbers == expected => same += 1,
+            Some(numbers) => different.push(format!("{numbers:?}, but upstream {read}")),
             None => refused += 1,
+        }
+        let Some(recipe) = recipe.as_ref().filter(|_| stated[0].is_some()) else {
+            continue;
+        };
+        compared += 1;
+        by_trl += u32::from(of_trl(recipe).is_some());
+        for (name, value) in values(recipe) {
+            if read[name].as_f64() != Some(value) {
+                different.push(format!(
+                    "{}: {name} is {value}, but upstream {}",
+                    read["file"], read[name]
+                ));
+            }
         }
     }
     println!("{same} files with upstream's numbers, {refused} refused");
+    println!("{compared} files with the other values compared, {by_trl} of them with TRL's parser");
+    println!("TRL refuses {}: {unread:#?}", unread.len());
+    assert!(different.is_empty(), "{different:#?}");
     assert!(
         same > 2 * refused,
         "{same} files agree, {refused} are refused"
+    );
+    assert!(
+        by_trl > unread.len() as u32,
+        "TRL reads only {by_trl} files"
     );
 }

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::support::{Run, wait_for};
+use super::support::{Launched, Run, wait_for};
 
 /// The global batch of both recipes: 2 × 6 × 1, 1 × 6 × 2, 3 × 4 × 1.
 pub(super) const BATCH: usize = 12;
@@ -72,6 +72,8 @@ pub(super) struct Trainer {
     /// Directory where it records its samples.
     pub record: PathBuf,
     pub command: Vec<String>,
+    /// What the number in a checkpoint's name counts: 1 for steps, [`BATCH`] for samples.
+    pub named: u64,
 }
 
 impl Trainer {
@@ -81,6 +83,7 @@ impl Trainer {
             run,
             record,
             command,
+            named: 1,
         }
     }
 
@@ -141,6 +144,17 @@ impl Trainer {
         assert!(resized.status.success(), "{resized:?} {}", self.run.log());
     }
 
+    /// From 2 processes to 4, one of the four killed, finished by the three others.
+    pub fn grow_and_lose_a_rank(&self, launched: Launched) {
+        self.wait_for_steps(1, 24);
+        self.resize("4");
+        self.wait_for_steps(2, 24);
+        kill_process(self.rank(2, 1), Signal::KILL).unwrap();
+        assert!(launched.wait().success(), "{}", self.run.log());
+        let formulas = ["2 × 6 × 1 = 12", "4 × 3 × 1 = 12", "3 × 4 × 1 = 12"];
+        assert_eq!(self.run.proofs(), formulas);
+    }
+
     /// Process of a rank, found by its environment.
     pub fn rank(&self, generation: u64, rank: u64) -> Pid {
         let expected = [
@@ -163,7 +177,7 @@ impl Trainer {
         found.unwrap_or_else(|| panic!("no rank {rank} of generation {generation}"))
     }
 
-    /// The number at the end of the checkpoint that a generation resumed from.
+    /// The step of the checkpoint that a generation resumed from, by the number at the end of its name.
     fn began_at(&self, generation: u64) -> u64 {
         let state = self.run.state().unwrap();
         let rows = state["generations"].as_array().unwrap();
@@ -172,7 +186,7 @@ impl Trainer {
             return 0;
         };
         let digits = checkpoint.trim_end_matches(".pt").rsplit('-').next();
-        digits.unwrap().parse().unwrap()
+        digits.unwrap().parse::<u64>().unwrap() / self.named
     }
 
     /// The committed history: of each generation the steps before the start of the next one.
@@ -322,6 +336,43 @@ fn pytorch_ddp_consumes_the_same_samples_despite_lost_processes() {
         Trainer::new(run, words.map(str::to_owned).to_vec())
     };
     against_undisturbed(trainer, "--steps", &[], &[]);
+}
+
+#[test]
+fn a_program_with_dcp_checkpoints_consumes_the_same_samples_in_other_worlds() {
+    let Some(python) = python("torch") else {
+        return;
+    };
+    let steps = 300;
+    let start = || {
+        let run = Run::of(json!({
+            "batch": {"global": BATCH, "per_device_batch_size": 6},
+            "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},
+        }));
+        let words = [
+            &python.display().to_string(),
+            &own_file("tests/trainers/train_dcp.py"),
+            "--per-device-batch-size={per_device_batch_size}",
+            "--gradient-accumulation-steps={gradient_accumulation_steps}",
+            "--checkpoints={checkpoint_dir}",
+            "{resume_args}",
+        ];
+        let trainer = Trainer::new(run, words.map(str::to_owned).to_vec());
+        let arguments = trainer.arguments(&["--procs", "2"], steps, "--steps");
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let launched = trainer.run.start(&arguments);
+        (trainer, launched)
+    };
+    let (disturbed, launched) = start();
+    disturbed.grow_and_lose_a_rank(launched);
+    let (undisturbed, launched) = start();
+    assert!(launched.wait().success(), "{}", undisturbed.run.log());
+    let (fed, expected) = (disturbed.committed(), undisturbed.committed());
+    let apart = same_samples(&fed, &expected, steps, BATCH).unwrap();
+    println!(
+        "DCP, 2 → 4 → 3, {steps} steps of {BATCH} samples as undisturbed, losses apart by {apart:.1e}"
+    );
+    assert!(apart < 1e-5, "{apart}");
 }
 
 #[test]

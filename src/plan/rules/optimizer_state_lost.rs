@@ -1,5 +1,7 @@
 //! `optimizer-state-lost`: an external trainer restores its optimiser's state after a restart.
 
+use serde_json::Value;
+
 use super::{Case, Check, Example, Findings, Rule};
 use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Dialect, Severity, trainer_command};
@@ -11,13 +13,14 @@ pub(super) const RULE: Rule = Rule {
     why: "After every restart the program continues from its newest checkpoint, in the same world or in another one. \
 With FSDP 1, accelerate restores the parameters, but Adam's moments begin at zero with sharded state dicts, and with \
 full state dicts the first moments were wrong in worlds of CPUs. FSDP 2 restores both. That holds for accelerate's \
-launcher as well as for the arguments `fsdp` and `fsdp_config` of transformers; a `fsdp_config` in a separate file is \
-not read. With `save_only_model` transformers saves no optimiser's state. HALOs restores the weights and \
+launcher, which chooses FSDP 1 without `fsdp_version`, as well as for the arguments `fsdp` and `fsdp_config` of \
+transformers. They choose FSDP 2 without `version` since transformers 5.10, which Evenkeel assumes; for older ones \
+set `version: 2`. A `fsdp_config` in a separate file is not read. With `save_only_model` transformers saves no optimiser's state. HALOs restores the weights and \
 the schedule, but reads its optimiser's state into a key that nothing uses. It also counts samples from 0 after a \
 restart, so a second restart trains samples again. The run continues without an error, but its losses differ.",
     upstream: "accelerate 1.15.0 `utils/fsdp_utils.py` (`load_fsdp_optimizer` loads into the state dict of an optimiser \
-that has made no step, which is empty), seen with transformers 5.23.0 and torch 2.15 on CPUs. transformers 5.23.0 `training_args.py` \
-(`fsdp_config`, whose `version` was 1 by default in older versions) and `trainer.py` (`save_only_model`). HALOs 4831988 `launch.py` \
+that has made no step, which is empty), seen with transformers 5.23.0 and torch 2.15 on CPUs. transformers 5.24.0 `training_args.py` \
+(`_process_fsdp_args`; the default `version` was 1 up to 5.9) and `trainer.py` (`save_only_model`). HALOs 4831988 `launch.py` \
 (`optimizer_state.update`) and `train/trainers.py` (`save`, `example_counter`). Evenkeel's comparison is in \
 docs/external-trainer.md.",
     wrong: Example {
@@ -102,11 +105,24 @@ fn may_choose_fsdp_1(case: &Case<'_>) -> bool {
             sharded && strategy.is_some_and(|source| source.key == "fsdp")
         }
     };
-    let second = typed("fsdp_config").map_or(trainer.chooses_fsdp_2, |config| {
-        let config = config.replace(char::is_whitespace, "");
-        config.contains("version\":2") || config.contains("version\":\"2\"")
-    });
+    let second = match typed("fsdp_config") {
+        Some(config) => has_version_2(&config),
+        None => {
+            let hybrid = typed("fsdp").is_some_and(|words| words.contains("hybrid_shard"));
+            trainer.chooses_fsdp_2 && !hybrid
+        }
+    };
     shards && !second
+}
+
+/// Whether a typed `fsdp_config` has transformers' default version, 2. A file's name is no JSON.
+fn has_version_2(config: &str) -> bool {
+    let config = serde_json::from_str(config).unwrap_or(Value::Null);
+    let version = config.get("version").or_else(|| config.get("fsdp_version"));
+    match version {
+        Some(version) => version == 2 || version == "2",
+        None => config.is_object(),
+    }
 }
 
 #[cfg(test)]
@@ -139,15 +155,24 @@ mod tests {
         let first = format!("{sharded}fsdp_config: {{fsdp_version: 1}}\n");
         let of_command = format!("{train} --fsdp shard_grad_op");
         for (recipe, command) in [
-            (sharded, train),
-            (&first, train),
-            ("", &of_command),
+            (&*first, train),
+            ("fsdp: true\nfsdp_config: fsdp.json\n", train),
+            ("fsdp: hybrid_shard\n", train),
+            ("", &format!("{train} --fsdp hybrid_shard")),
             (&second, &format!("{train} --fsdp_config fsdp.json")),
+            (sharded, &format!("{train} --fsdp_config {{\"version\":1}}")),
         ] {
             assert_eq!(found(recipe, command), [message], "{recipe} {command}");
         }
         for (recipe, command) in [
             (&*second, train),
+            (sharded, train),
+            (
+                "fsdp: true\nfsdp_config: {reshard_after_forward: true}\n",
+                train,
+            ),
+            ("fsdp: true\nfsdp_config: '{\"version\": 2}'\n", train),
+            ("", &of_command),
             ("fsdp: no_shard\n", train),
             (sharded, &format!("{train} --fsdp=no_shard")),
             (sharded, &format!("{train} --fsdp_config {{\"version\":2}}")),

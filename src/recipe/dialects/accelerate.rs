@@ -78,8 +78,8 @@ pub(crate) fn looks_like_one(root: &Node) -> bool {
 /// The source of the config of `accelerate launch`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Config {
-    /// The path of a config file.
-    File(PathBuf),
+    /// The path of a config file, and the place that names it.
+    File(PathBuf, Option<Span>),
     /// A path, or else the name of a config that TRL ships.
     FileOrShipped(Given<String>),
 }
@@ -99,13 +99,13 @@ pub(crate) fn load(
 ) -> Option<Node> {
     let (mut path, mut shipped) = (Path::new(""), false);
     let mut root = match config {
-        Some(Config::File(file)) => {
+        Some(Config::File(file, named)) => {
             path = file;
-            read_config(file, reading)?
+            read_config(file, *named, reading)?
         }
         Some(Config::FileOrShipped(name)) if reading.origin.is_file(Path::new(&name.value)) => {
             path = Path::new(&name.value);
-            read_config(path, reading)?
+            read_config(path, Some(name.span), reading)?
         }
         Some(Config::FileOrShipped(name)) => {
             shipped = true;
@@ -152,8 +152,8 @@ pub(crate) fn lay_options(config: &mut Node, options: &Node, reading: &mut Readi
 }
 
 /// Reads a named config, which must be an accelerate config.
-fn read_config(path: &Path, reading: &mut Reading) -> Option<Node> {
-    let (file, root) = reading.open(path)?;
+fn read_config(path: &Path, named: Option<Span>, reading: &mut Reading) -> Option<Node> {
+    let (file, root) = reading.open(path, named)?;
     reading.files.accelerate = Some(file);
     if path
         .extension()

@@ -25,6 +25,7 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::source::Span;
 use crate::util::suggest;
 
 /// Reads a DeepSpeed config that is the recipe itself.
@@ -80,8 +81,8 @@ fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
 /// `json` (transformers 5.23.0 `integrations/deepspeed.py`, accelerate 16cb6eb
 /// `utils/deepspeed.py`) and pass the values to DeepSpeed, whose more lenient reader never sees the
 /// file.
-pub(crate) fn open(path: &Path, reading: &mut Reading) -> Option<Node> {
-    let (file, root) = reading.open(path)?;
+pub(crate) fn open(path: &Path, named: Span, reading: &mut Reading) -> Option<Node> {
+    let (file, root) = reading.open(path, Some(named))?;
     reading.files.deepspeed = Some(file);
     reading.refuse_more_than_json(file, "the trainer");
     require_zero_optimization(&root, reading);
@@ -97,7 +98,7 @@ pub(crate) fn open_named(
 ) -> Option<Node> {
     let name = node.text().unwrap_or_default();
     if let Some(file) = reading.beside(from, name) {
-        return open(&file, reading);
+        return open(&file, node.span, reading);
     }
     let message =
         format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown");

@@ -54,7 +54,7 @@ fn reason(root: &Node, path: &Path, origin: &Origin, wanted: Kind) -> Option<Str
     }
     let place = TreeLocation::of(path, origin);
     let group = place.group()?;
-    let above = Reading::at(origin).load(&place.root())?;
+    let (_, above) = Reading::at(origin).open(&place.root(), None)?;
     let (found, _) = kind(&above)?;
     (found == wanted).then(|| {
         format!(
@@ -84,7 +84,8 @@ pub(crate) fn compose(
     let config = hydra::compose(root, &place, program, overrides, file, reading);
     let part_of = place
         .group()
-        .and_then(|_| Reading::at(&reading.origin).load(&place.root()));
+        .and_then(|_| Reading::at(&reading.origin).open(&place.root(), None))
+        .map(|(_, root)| root);
     let group = place.group().filter(|_| part_of.is_some());
     if let Some(group) = group {
         reading.note(

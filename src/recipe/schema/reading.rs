@@ -148,14 +148,9 @@ impl Reading {
         }
     }
 
-    /// Reads and parses a file that the user named.
-    pub fn load(&mut self, path: &Path) -> Option<Node> {
-        self.open(path).map(|(_, root)| root)
-    }
-
-    /// As [`Reading::load`], with the file's id.
-    pub fn open(&mut self, path: &Path) -> Option<(FileId, Node)> {
-        let text = self.text(path)?;
+    /// Reads and parses a file. `named`: the place that names it.
+    pub fn open(&mut self, path: &Path, named: Option<Span>) -> Option<(FileId, Node)> {
+        let text = self.text(path, named)?;
         let file = self.sources.add(path, text);
         Some((file, self.tree(file)?))
     }
@@ -231,8 +226,8 @@ impl Reading {
         self.converted.contains(&file)
     }
 
-    /// The text of a file; `None` after an error.
-    pub fn text(&mut self, path: &Path) -> Option<String> {
+    /// The text of a file; `None` after an error. `named`: the place that names the file.
+    pub fn text(&mut self, path: &Path, named: Option<Span>) -> Option<String> {
         // One byte more than allowed is enough to know that a file is too large.
         let limit = yaml::MAX_BYTES as u64 + 1;
         let (problem, help) = match self.origin.read(path, limit) {
@@ -269,7 +264,7 @@ impl Reading {
             },
         };
         let message = format!("`{}` {problem}", path.display());
-        self.error(UNREADABLE_FILE, None, message, help);
+        self.error(UNREADABLE_FILE, named, message, help);
         None
     }
 

@@ -59,6 +59,8 @@ fn over_steps(
     for step in &input.steps {
         match of(step) {
             Some(value) if value.is_finite() => values.push((step.samples as f64, value)),
+            // The trainer did not report it.
+            Some(_) if step.external.is_some() => {}
             Some(_) => holes.push(step.samples as f64),
             None => {}
         }
@@ -86,7 +88,10 @@ fn loss(input: &ReportInput) -> Chart {
     Chart {
         id: "loss",
         title: "Loss",
-        note: "Mean cross-entropy per target token, in nats.".to_owned(),
+        note: match input.is_external() {
+            true => "As the trainer reports it.".to_owned(),
+            false => "Mean cross-entropy per target token, in nats.".to_owned(),
+        },
         range: Range::Values,
         format: Format::Decimal,
         series,
@@ -170,11 +175,18 @@ fn coordinates(input: &ReportInput) -> Chart {
 }
 
 fn throughput(input: &ReportInput) -> Chart {
-    let (rates, _) = over_steps(input, |step| Some(step.tokens as f64 / step.seconds));
+    let (rates, _) = over_steps(input, |step| {
+        (step.tokens > 0).then(|| step.tokens as f64 / step.seconds)
+    });
     Chart {
         id: "throughput",
         title: "Throughput",
-        note: "Target tokens per second of each step, over all ranks.".to_owned(),
+        note: match input.is_external() {
+            true => {
+                "Tokens per second between two reports of the trainer, over all ranks.".to_owned()
+            }
+            false => "Target tokens per second of each step, over all ranks.".to_owned(),
+        },
         series: vec![Series::line("tokens/s", "teal", &rates)],
         ..Chart::default()
     }

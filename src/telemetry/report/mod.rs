@@ -37,6 +37,14 @@ pub struct ReportInput {
     pub ledger: Option<LedgerVerdict>,
 }
 
+impl ReportInput {
+    /// Whether an external trainer reported the steps.
+    fn is_external(&self) -> bool {
+        let last = self.steps.last();
+        last.is_some_and(|step| step.external.is_some())
+    }
+}
+
 /// Facts for the head of the page that do not follow from the steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Facts {

@@ -64,12 +64,17 @@ fn headline(input: &ReportInput) -> String {
 }
 
 fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Figure> {
-    let tokens: u64 = input.steps.iter().map(|step| step.tokens).sum();
+    let (tokens, rate) = throughput(input.steps.iter());
     let stepping: f64 = input.steps.iter().map(|step| step.seconds).sum();
     let wall = last.time - first.time + first.seconds;
     let (label, loss) = match input.evaluations.last() {
         Some(evaluation) => ("Evaluation loss", evaluation.loss),
-        None => ("Training loss", last.loss),
+        None => {
+            // An external trainer may report a step without its loss.
+            let mut losses = input.steps.iter().rev().map(|step| step.loss);
+            let reported = losses.find(|loss| !input.is_external() || loss.is_finite());
+            ("Training loss", reported.unwrap_or(f64::NAN))
+        }
     };
     let batches: Vec<u64> = input.steps.iter().map(|step| step.batch).collect();
     let changes = batches.windows(2).filter(|pair| pair[0] != pair[1]).count();
@@ -82,6 +87,7 @@ fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Fi
             value: loss_text(loss),
             note: match input.floor {
                 Some(floor) => from_floor(loss, floor),
+                None if input.is_external() => "as the trainer reports it".to_owned(),
                 None => format!("perplexity {}", count(loss.exp())),
             },
         },
@@ -103,8 +109,12 @@ fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Fi
         },
         Figure {
             label: "Throughput",
-            value: format!("{} tok/s", count(tokens as f64 / stepping)),
-            note: format!("{} target tokens", count(tokens as f64)),
+            value: format!("{rate} tok/s"),
+            note: match (input.is_external(), tokens) {
+                (true, 0) => "the trainer reports no tokens".to_owned(),
+                (true, tokens) => format!("{} tokens between reports", count(tokens as f64)),
+                (false, tokens) => format!("{} target tokens", count(tokens as f64)),
+            },
         },
         Figure {
             label: "Time",
@@ -120,6 +130,16 @@ fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Fi
             },
         },
     ]
+}
+
+/// The tokens of steps, and their tokens per second as text. An external trainer's first report states no tokens.
+fn throughput<'s>(steps: impl Iterator<Item = &'s StepRecord>) -> (u64, String) {
+    let counted = steps.filter(|step| step.tokens > 0);
+    let (tokens, seconds) = counted.fold((0, 0.0), |(tokens, seconds), step| {
+        (tokens + step.tokens, seconds + step.seconds)
+    });
+    let rate = (tokens > 0).then(|| count(tokens as f64 / seconds));
+    (tokens, rate.unwrap_or_else(unknown))
 }
 
 /// For example `128 → 512`; a long sequence is shortened to its ends.
@@ -210,17 +230,20 @@ fn generations(input: &ReportInput) -> String {
                 let all = input.steps.iter();
                 all.filter(|step| step.generation == row.generation)
             };
-            let tokens: u64 = steps().map(|step| step.tokens).sum();
-            let seconds: f64 = steps().map(|step| step.seconds).sum();
+            // A report of an external trainer covers several steps.
+            let done = match (steps().next(), steps().last()) {
+                (Some(first), Some(last)) if last.external.is_some() => last.step - first.step + 1,
+                _ => steps().count() as u64,
+            };
             vec![
                 Cell::Short(row.generation.to_string()),
                 Cell::Short(row.world.to_string()),
                 Cell::Short(row.formula.clone()),
                 Cell::Long(row.reason.clone()),
                 Cell::Short(grouped(row.start_samples)),
-                Cell::Short(grouped(steps().count() as u64)),
+                Cell::Short(grouped(done)),
                 Cell::Short(row.seconds_to_first_step.map_or_else(unknown, duration)),
-                Cell::Short(count(tokens as f64 / seconds)),
+                Cell::Short(throughput(steps()).1),
             ]
         })
         .collect();

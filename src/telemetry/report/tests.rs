@@ -1,5 +1,5 @@
 use super::*;
-use crate::telemetry::{CoordinateTestRecord, NormTestRecord};
+use crate::telemetry::{CoordinateTestRecord, ExternalStep, NormTestRecord};
 
 /// 40 steps over two generations; the batch grows in the middle.
 fn run() -> ReportInput {
@@ -270,6 +270,52 @@ fn nan_losses_are_marked_and_not_drawn() {
     let html = render(&input);
     assert!(text_of(&html).contains("40 steps gave no finite number"));
     assert!(!html.contains("NaN"));
+}
+
+#[test]
+fn values_that_an_external_trainer_does_not_report_are_left_out() {
+    let mut input = run();
+    input.evaluations.clear();
+    input.floor = None;
+    for (nth, step) in input.steps.iter_mut().enumerate() {
+        // One report in four steps; every second one states a loss.
+        step.step = 4 * nth as u64 + 4;
+        step.external = Some(ExternalStep {
+            total_samples: Some(9_600),
+        });
+        step.norm_test = None;
+        step.coordinate_test = None;
+        step.learning_rate = f64::NAN;
+        step.loss = if nth % 2 == 0 { 2.5 } else { f64::NAN };
+        // The first report of a generation has no tokens.
+        step.tokens = if [0, 10].contains(&nth) { 0 } else { 600 };
+    }
+    let html = render(&input);
+    let text = text_of(&html);
+    assert!(
+        !html.contains("NaN") && !text.contains("not finite"),
+        "{text}"
+    );
+    assert!(
+        text.contains("2.5000") && text.contains("as the trainer reports it"),
+        "{text}"
+    );
+    // 600 tokens in half a second; generation 1 reported steps 4 to 40.
+    assert!(
+        text.contains("1.20k tok/s") && text.contains("22.8k tokens between reports"),
+        "{text}"
+    );
+    assert!(text.contains(" 37 "), "{text}");
+    assert_eq!(
+        figures_of(&html),
+        ["loss", "batch", "throughput", "generations"]
+    );
+    let points = &data_of(&html)["curves"]["loss"][0]["points"];
+    assert_eq!(points.as_array().map(Vec::len), Some(20));
+
+    input.steps.iter_mut().for_each(|step| step.tokens = 0);
+    let text = text_of(&render(&input));
+    assert!(text.contains("the trainer reports no tokens"), "{text}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::launcher::{self, Launched, Launcher, srun};
+use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell::{self, Form, Script, Shell};
@@ -26,6 +27,15 @@ pub enum LauncherError {
          with its options, and give the nodes of a cluster with `evenkeel launch --nodes`"
     )]
     Tasks { option: String },
+    #[error(
+        "`--include {filter}` of deepspeed names {hosts} hosts, but evenkeel starts the ranks of this machine; remove \
+         it, and give the nodes of a cluster with `evenkeel launch --nodes`"
+    )]
+    Hosts { filter: String, hosts: usize },
+    #[error(
+        "`--include {filter}` of deepspeed lists no devices, and deepspeed refuses it; write it as `localhost:0,1`"
+    )]
+    Filter { filter: String },
     #[error("the launcher has both `--module` and `--no_python`; remove one of them")]
     ModuleWithoutPython,
     #[error(
@@ -68,7 +78,8 @@ const REPLACED: Words = Words(
     "nnodes nproc_per_node node_rank rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone \
      max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
      local_addr master_addr master_port module m no_python use_env hostfile H num_nodes num_gpus \
-     launcher launcher_args ssh_port no_ssh no_ssh_check force_multi no_local_rank quiet q role",
+     launcher launcher_args ssh_port no_ssh no_ssh_check force_multi no_local_rank quiet q role \
+     include i",
 );
 
 /// Those of [`REPLACED`] that a user may miss, for restarts, logs and the way to other hosts.
@@ -174,6 +185,9 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         ] {
             environment.insert(name.to_owned(), value.to_owned());
         }
+        if let Some(filter) = launcher::value(&found.options, &["include", "i"]) {
+            environment.extend(visible_devices(&filter.text)?);
+        }
     }
     if let Some(role) = launcher::value(&found.options, &["role"]) {
         environment.insert("ROLE_NAME".to_owned(), placeholder::literal(&role.text));
@@ -220,6 +234,26 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         assigned: for_ranks(&assigned),
         ignored,
     })
+}
+
+/// The devices that DeepSpeed's `--include` lists on its only host, as the variable that shows them to the ranks.
+///
+/// Source: DeepSpeed 0.19.8 `launcher/runner.py` (`parse_resource_filter`), `launcher/launch.py` (`main`).
+fn visible_devices(filter: &str) -> Result<Option<(String, String)>, LauncherError> {
+    let refused = || LauncherError::Filter {
+        filter: filter.to_owned(),
+    };
+    let by_host = hosts::devices(filter).ok_or_else(refused)?;
+    let mut hosts = by_host.values();
+    let (Some(devices), None) = (hosts.next(), hosts.next()) else {
+        return Err(LauncherError::Hosts {
+            filter: filter.to_owned(),
+            hosts: by_host.len(),
+        });
+    };
+    let listed: Vec<String> = devices.iter().map(u64::to_string).collect();
+    let variable = ("CUDA_VISIBLE_DEVICES".to_owned(), listed.join(","));
+    Ok((!listed.is_empty()).then_some(variable))
 }
 
 /// Whether a word is an option of TRL's launcher, or its value.
@@ -427,6 +461,19 @@ mod tests {
     }
 
     #[test]
+    fn ranks_see_the_devices_that_deepspeed_includes() {
+        for (include, devices) in [
+            ("--include localhost:3,1,1", Some("1,3")),
+            ("-i worker-0:0", Some("0")),
+            ("--include=localhost", None),
+        ] {
+            let split = split(&words(&format!("deepspeed {include} train.py"))).unwrap();
+            let visible = split.environment.get("CUDA_VISIBLE_DEVICES");
+            assert_eq!(visible.map(String::as_str), devices, "{include}");
+        }
+    }
+
+    #[test]
     fn commands_that_are_no_plain_launcher_and_options_without_counterpart_are_refused() {
         for command in [
             "env -u A torchrun train.py",
@@ -445,8 +492,16 @@ mod tests {
             ),
             ("torchrun --run_path a train.py", "`--run_path` of torchrun"),
             (
-                "deepspeed --include localhost:0 train.py",
-                "`--include` of deepspeed",
+                "deepspeed --exclude localhost:0 train.py",
+                "`--exclude` of deepspeed has no counterpart",
+            ),
+            (
+                "deepspeed --include worker-0:0,1@worker-1 train.py",
+                "`--include worker-0:0,1@worker-1` of deepspeed names 2 hosts",
+            ),
+            (
+                "deepspeed -i localhost:0-3 train.py",
+                "`--include localhost:0-3` of deepspeed lists no devices",
             ),
             (
                 "srun -N 2 torchrun train.py",

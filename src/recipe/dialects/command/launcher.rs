@@ -362,7 +362,7 @@ fn by_module(options: &[Opt]) -> bool {
 
 fn file(options: &[Opt]) -> Option<Config> {
     let word = value(options, &["config_file"])?;
-    Some(Config::File(PathBuf::from(&word.text)))
+    Some(Config::File(PathBuf::from(&word.text), Some(word.span)))
 }
 
 /// Parses `python [options] SCRIPT`, or a launcher that is started as a module.

@@ -74,7 +74,7 @@ pub(crate) struct Command {
     /// then.
     pub project: Option<Given<&'static Project>>,
     /// The recipe that the command names.
-    pub config: Option<PathBuf>,
+    pub config: Option<Given<PathBuf>>,
     /// The recipe is the only argument, without `--config`. Upstream then reads nothing else.
     pub only_config: bool,
     /// `--config=FILE`, one word.
@@ -275,7 +275,10 @@ fn understand(
     });
     // TRL and the handbook take `--config recipe.yaml`; transformers' scripts take a JSON or YAML file
     // as their only argument.
-    let file = |arguments: &Node, key| arguments.get(key).and_then(Node::text).map(PathBuf::from);
+    let file = |arguments: &Node, key| {
+        let node = arguments.get(key)?;
+        Some(Given::new(key, PathBuf::from(node.text()?), node.span))
+    };
     let raw = file(&arguments, "deepspeed_config");
     let deepspeed = raw.is_some();
     let named = raw.or_else(|| file(&arguments, "config"));
@@ -289,11 +292,11 @@ fn understand(
         Given::new("config", value, word.span)
     });
     let config = named.or_else(|| {
-        let file = loose.iter().map(|word| Path::new(&word.text)).find(|path| {
-            let extension = path.extension().and_then(|e| e.to_str());
+        let file = loose.iter().find(|word| {
+            let extension = Path::new(&word.text).extension().and_then(|e| e.to_str());
             matches!(extension, Some("json" | "yaml" | "yml"))
         });
-        file.map(Path::to_owned)
+        file.map(|word| Given::new("config", PathBuf::from(&word.text), word.span))
     });
     let by_accelerate = [Launcher::Accelerate, Launcher::Trl].contains(&launched.launcher);
     let without = launched.launcher == Launcher::Trl && launched.options.is_empty();
@@ -498,7 +501,9 @@ pub(crate) fn take_launch(root: &mut Node) -> Launch {
         let span = entry.value.span;
         match name {
             keys::TRL_CONFIG => launch.config = Some(Config::of_trl(text.to_owned(), span)),
-            "config_file" => launch.config = Some(Config::File(PathBuf::from(text))),
+            "config_file" => {
+                launch.config = Some(Config::File(PathBuf::from(text), Some(span)));
+            }
             name => {
                 let word = Given::new(name, Some(text.to_owned()), span);
                 launch.words.push(word);

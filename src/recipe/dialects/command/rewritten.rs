@@ -1,10 +1,11 @@
 //! Checks that writing a plan's numbers into a text with commands changed nothing else. An added word may
 //! become another option's value or an option of the launcher, so the changed text is parsed again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Command, parse};
 use crate::recipe::dialects::handbook;
+use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::source::FileId;
@@ -38,9 +39,9 @@ pub(crate) fn only_numbers_changed(
         }
         arguments
     };
-    let script = |command: &Command| command.script.as_ref().map(|script| script.value.clone());
+    let path = |file: &Option<Given<PathBuf>>| file.as_ref().map(|file| file.value.clone());
     numbers.iter().all(has)
         && rest(&before).same_value(&rest(&after))
-        && script(&before) == script(&after)
-        && before.config == after.config
+        && path(&before.script) == path(&after.script)
+        && path(&before.config) == path(&after.config)
 }

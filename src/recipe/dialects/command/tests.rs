@@ -66,8 +66,10 @@ fn launchers_set_the_number_of_processes() {
          --zero_stage 3 --multi_gpu scripts/dpo.py --config recipe.yaml --beta 0.1",
     )
     .unwrap();
-    assert_eq!(call.accelerate, Some(Config::File("fsdp.yaml".into())));
-    assert_eq!(call.config, Some("recipe.yaml".into()));
+    assert!(
+        matches!(call.accelerate, Some(Config::File(file, _)) if file == Path::new("fsdp.yaml"))
+    );
+    assert_eq!(call.config.unwrap().value, Path::new("recipe.yaml"));
     assert_eq!(call.script.unwrap().value, PathBuf::from("scripts/dpo.py"));
     let launch = call.launch.unwrap();
     let launch_value = |path: &str| {
@@ -187,7 +189,9 @@ fn trls_command_line_is_split_between_launcher_and_trainer() {
 fn trls_launcher_options_come_from_the_command_and_the_recipe() {
     let line = "trl dpo --use_deepspeed --zero_stage 3 --config_file own.yaml --num_processes=2 --beta 0.2";
     let command = understood(line).unwrap();
-    assert_eq!(command.accelerate, Some(Config::File("own.yaml".into())));
+    assert!(
+        matches!(command.accelerate, Some(Config::File(file, _)) if file == Path::new("own.yaml"))
+    );
     let keys = command.arguments.entries().unwrap().iter();
     assert_eq!(keys.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["beta"]);
     let launch = command.launch.unwrap();

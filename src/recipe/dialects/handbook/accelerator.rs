@@ -82,14 +82,9 @@ pub(super) fn read(
 /// The mapping itself, the JSON of a text, or the file that the text names.
 fn load(values: &Values, path: &Path, reading: &mut Reading) -> Option<Node> {
     let node = values.node("accelerator_config")?;
-    let Some(text) = node.text() else {
-        return Some(node.clone());
+    let Some(text) = named(node) else {
+        return inline(node, reading);
     };
-    if text.starts_with('{') {
-        let mut config = yaml::parse(text, node.span.file, &mut reading.diagnostics)?;
-        config.put_at(node.span);
-        return Some(config);
-    }
     let Some(file) = reading.beside(path, text) else {
         reading.error(
             "unreadable-file",
@@ -99,8 +94,23 @@ fn load(values: &Values, path: &Path, reading: &mut Reading) -> Option<Node> {
         );
         return None;
     };
-    let (file, config) = reading.open(&file)?;
+    let (file, config) = reading.open(&file, Some(node.span))?;
     reading.refuse_more_than_json(file, "the trainer");
+    Some(config)
+}
+
+/// The file that the value of a config's key names. `None`: it is the mapping itself, or its JSON.
+pub(super) fn named(node: &Node) -> Option<&str> {
+    node.text().filter(|text| !text.starts_with('{'))
+}
+
+/// The mapping in a config's key, as such or as JSON.
+pub(super) fn inline(node: &Node, reading: &mut Reading) -> Option<Node> {
+    let Some(text) = node.text() else {
+        return Some(node.clone());
+    };
+    let mut config = yaml::parse(text, node.span.file, &mut reading.diagnostics)?;
+    config.put_at(node.span);
     Some(config)
 }
 

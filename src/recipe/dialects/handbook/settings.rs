@@ -121,17 +121,12 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("fsdp") else {
         return;
     };
-    if let Some(config) = values.node("fsdp_config")
-        && let Some(version) = config.get("version").or_else(|| config.get("fsdp_version"))
-    {
-        let second = version.text() == Some("2");
-        let second = Given::new("fsdp_config", second, version.span);
-        tree.plain("trainer.chooses_fsdp_2", &second);
-    }
     let words: Vec<&str> = match node.items() {
         Some(items) => items.iter().filter_map(Node::text).collect(),
         None => node.text().unwrap_or_default().split_whitespace().collect(),
     };
+    let chosen = Given::new("fsdp", chooses_fsdp_2(values, &words, reading), node.span);
+    tree.plain("trainer.chooses_fsdp_2", &chosen);
     for word in words {
         let known = FSDP.iter().find(|(known, _)| *known == word);
         let strategy = match (word, known) {
@@ -152,6 +147,25 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
             let given = Given::new("fsdp", strategy, node.span);
             tree.plain("parallel.strategy", &given);
         }
+    }
+}
+
+/// Whether transformers shards with FSDP 2, its default since 5.10.
+///
+/// Source: transformers 5.24.0 `training_args.py` (`_process_fsdp_args`, `_apply_legacy_fsdp_to_config`).
+fn chooses_fsdp_2(values: &Values, words: &[&str], reading: &mut Reading) -> bool {
+    let config = match values.node("fsdp_config") {
+        // The file may hold a version, and is not read.
+        Some(config) if accelerator::named(config).is_some() => return false,
+        Some(config) => accelerator::inline(config, reading),
+        None => None,
+    };
+    let config = config.as_ref();
+    let version = |key| config.and_then(|config| config.get(key));
+    match version("version").or_else(|| version("fsdp_version")) {
+        Some(version) => version.text() == Some("2"),
+        // Only FSDP 1 takes these words.
+        None => !words.iter().any(|word| word.starts_with("hybrid_shard")),
     }
 }
 
@@ -213,7 +227,7 @@ pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
 /// A Jinja file, or a tokenizer with a template.
 fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let file = reading.beside(path, &given.value);
-    match file.and_then(|file| Some((file.clone(), reading.text(&file)?))) {
+    match file.and_then(|file| Some((file.clone(), reading.text(&file, Some(given.span))?))) {
         Some((file, text)) => {
             reading.sources.add(file, text.as_str());
             tree.text("tokenizer.chat_template", &given.with(text));

@@ -418,7 +418,7 @@ impl Composer<'_> {
             }
             return Vec::new();
         }
-        let Some(text) = self.reading.text(&path) else {
+        let Some(text) = self.reading.text(&path, Some(target.span)) else {
             self.complete = false;
             return Vec::new();
         };

@@ -55,7 +55,7 @@ impl Tree {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
         let mut reading = Reading::default();
         let path = self.path(name);
-        let root = reading.load(&path).unwrap();
+        let (_, root) = reading.open(&path, None).unwrap();
         let command_line = add_source(&mut reading.sources, &overrides, &[]);
         let place = TreeLocation::of(&path, &Origin::Disk);
         let config = compose(

@@ -26,7 +26,7 @@ pub struct Trainer {
     pub checkpoint_dir: Option<String>,
     /// Whether its checkpoints hold the optimiser's state.
     pub saves_optimizer: bool,
-    /// Whether its own arguments choose FSDP 2.
+    /// Whether its own arguments choose FSDP 2 if they choose FSDP.
     pub chooses_fsdp_2: bool,
     /// Regular expression that finds its progress in the output of rank 0, by the named groups `step`,
     /// `total_steps`, `loss`, `learning_rate` and `tokens`. Only `step` is required.
@@ -46,7 +46,7 @@ impl Default for Trainer {
             resume: Vec::new(),
             checkpoint_dir: None,
             saves_optimizer: true,
-            chooses_fsdp_2: false,
+            chooses_fsdp_2: true,
             progress_pattern: None,
             drain_signal: DrainSignal::Term,
             drain_seconds: 60,
