@@ -16,6 +16,7 @@ mod pool;
 mod progress;
 mod refused;
 mod replicas;
+mod storm;
 mod strangers;
 mod support;
 mod tenants;
