@@ -77,9 +77,12 @@ pub enum Report {
     /// The rank failed. Its last report; the process exits with 1.
     Failed {
         message: String,
-        /// A restart would fail again: a NaN loss, unreadable data, a full disk.
+        /// A restart would fail again: a NaN loss, unreadable data.
         deterministic: bool,
     },
+    /// The run directory cannot be written: the disk is full, read-only or broken. The rank's last report; the process
+    /// exits with 1.
+    VolumeFailed { message: String },
 }
 
 impl Report {
@@ -109,7 +112,9 @@ impl Report {
             Report::Warning { message } => Event::Warning {
                 message: message.clone(),
             },
-            Report::OutOfMemory { message } | Report::Failed { message, .. } => Event::Warning {
+            Report::OutOfMemory { message }
+            | Report::Failed { message, .. }
+            | Report::VolumeFailed { message } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },
             // The loss of the rank is shown with it.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::orders::Reports;
 use crate::lifecycle::protocol::{Report, exit};
+use crate::util::stderr;
 
 /// Time between two heartbeats.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ impl Heartbeats {
     pub fn while_connecting(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> Heartbeats {
         Heartbeats::start(move || {
             if agent_is_gone.load(Ordering::Relaxed) {
-                eprintln!("the agent left before the ranks had met");
+                stderr::line(format_args!("the agent left before the ranks had met"));
                 std::process::exit(exit::DRAINED.into());
             }
             reports.send(&Report::Connecting);
