@@ -196,10 +196,7 @@ impl Storm {
                 ));
                 let cause = self.struck.get(&kind);
                 let caused = cause.is_some_and(|at| at.elapsed() < AFTERMATH);
-                assert!(
-                    caused,
-                    "{name} failed without a cause of its own: {status:#}"
-                );
+                assert!(caused, "{name} failed, and no fault struck it: {status:#}");
             }
             line.push(format!(
                 "{} {} at step {} in generation {}",

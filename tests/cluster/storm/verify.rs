@@ -104,7 +104,7 @@ fn external(job: &StormJob) {
     );
 }
 
-/// Deletes all jobs, and checks that no object, pod or process of theirs is left.
+/// Deletes all jobs, and checks that they leave no object, pod or process.
 pub fn nothing_left(jobs: Vec<StormJob>) {
     for StormJob { job, disk, .. } in jobs {
         job.delete_whole();
