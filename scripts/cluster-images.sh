@@ -17,6 +17,8 @@ libraries=()
 for library in $(ldd "$state/evenkeel" | grep -o '/[^ ]*' | sort -u); do
   libraries+=("$(realpath "$library"):${library#/}")
 done
+# The storm steps the clocks of controllers and agents with it.
+libraries+=("$(compgen -G '/usr/lib/*/faketime/libfaketime.so.1'):lib/faketime.so")
 load evenkeel.test/evenkeel:1 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel" "${libraries[@]}"
 # The same image under another tag, for scenarios that edit the image.
 load evenkeel.test/evenkeel:2 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel" "${libraries[@]}"

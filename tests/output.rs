@@ -109,6 +109,22 @@ fn a_full_standard_error_does_not_change_how_a_command_ends() {
 }
 
 #[test]
+fn a_rank_whose_log_is_on_a_full_disk_reports_its_failure() {
+    let run = tempfile::tempdir().unwrap();
+    let rank = evenkeel(&["rank", "--generation", "1", "--run"])
+        .arg(run.path())
+        .env("RANK", "0")
+        .env("RAYON_NUM_THREADS", "1")
+        .env("EVENKEEL_GENERATION_KEY", "00".repeat(32))
+        .stderr(OpenOptions::new().write(true).open("/dev/full").unwrap())
+        .output()
+        .unwrap();
+    let report = String::from_utf8(rank.stdout).unwrap();
+    assert_eq!(rank.status.code(), Some(1), "{report}");
+    assert!(report.contains(r#""report":"volume_failed""#), "{report}");
+}
+
+#[test]
 fn a_dry_run_prints_the_job_and_the_notes_about_its_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("own.yaml");

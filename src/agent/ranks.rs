@@ -273,6 +273,7 @@ fn wait(
     if events.send(ready).is_err() {
         return;
     }
+    let id = Pid::from_child(&child);
     let ending = match (group.end(child), leaving.load(Ordering::Acquire)) {
         (Ending::Signal(9), _) => Ending::Signal(9),
         (_, true) => Ending::Code(exit::DRAINED),
@@ -295,6 +296,8 @@ fn wait(
         });
     }
     send_exit(ending, generation, rank, events);
+    // As the first process of its container, the agent is the parent of a killed trainer's children.
+    while waitid(WaitId::Pgid(Some(id)), WaitIdOptions::EXITED).is_ok() {}
 }
 
 /// Process group of an external trainer, including its child processes. The id is valid until the
@@ -354,4 +357,36 @@ fn send_exit(ending: Ending, generation: u64, rank: u64, events: &Sender<Event>)
         rank,
         ending,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_killed_external_trainer_leaves_no_zombie() {
+        // Like the first process of a container.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; kill -9 $$"])
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut orphan = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut orphan).unwrap();
+        let (events, received) = channel();
+        let (group, log) = (Group::of(&child), Path::new("/nowhere"));
+        wait(child, &group, 1, 0, &AtomicBool::new(false), log, &events);
+        drop(events);
+        let last = received.iter().last();
+        let killed = Ending::Signal(9);
+        assert!(matches!(last, Some(Event::Exited { ending, .. }) if ending == killed));
+        assert!(!Path::new("/proc").join(orphan.trim()).exists());
+    }
 }

@@ -84,9 +84,12 @@ pub enum Report {
     /// The rank failed. Its last report; the process exits with 1.
     Failed {
         message: String,
-        /// A restart would fail again: a NaN loss, unreadable data, a full disk.
+        /// A restart would fail again: a NaN loss, unreadable data.
         deterministic: bool,
     },
+    /// The run directory cannot be written: the disk is full, read-only or broken. The rank's last report; the process
+    /// exits with 1.
+    VolumeFailed { message: String },
 }
 
 impl Report {
@@ -118,7 +121,8 @@ impl Report {
             },
             Report::OutOfMemory { message }
             | Report::Failed { message, .. }
-            | Report::Stalled { message } => Event::Warning {
+            | Report::Stalled { message }
+            | Report::VolumeFailed { message } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },
             Report::Progressing => Event::Warning {

@@ -273,8 +273,15 @@ impl RankStatus {
                     deterministic: *deterministic,
                 });
             }
+            Report::VolumeFailed { message } if !self.is_out_of_memory() => {
+                self.fault = Some(Fault::Failed {
+                    message: message.clone(),
+                    deterministic: true,
+                });
+            }
             Report::LossDetected { .. }
             | Report::Failed { .. }
+            | Report::VolumeFailed { .. }
             | Report::Alive
             | Report::Step(_)
             | Report::Evaluation(_)

@@ -138,8 +138,7 @@ pub fn apply_observed(
     let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
         return;
     };
-    let in_trouble =
-        cluster.lost_member.is_some() || cluster.ranks.iter().any(RankStatus::in_trouble);
+    let in_trouble = in_trouble(cluster);
     if in_trouble {
         begin(&mut status.rescale_since, now);
     }
@@ -240,6 +239,11 @@ fn stalled_nodes(current: &Current, ranks: &[RankStatus]) -> Vec<String> {
         its.any(RankStatus::is_stalled).then_some(node)?
     });
     stalled.collect()
+}
+
+/// Whether a rank of the newest generation failed or is lost, so that the others must end.
+fn in_trouble(cluster: &ClusterState) -> bool {
+    cluster.lost_member.is_some() || cluster.ranks.iter().any(RankStatus::in_trouble)
 }
 
 /// Sets a time to `now`, unless it is set already.
@@ -394,9 +398,11 @@ pub fn apply_decision(
                     false => change.stages.first_step_seconds.is_some(),
                 };
                 let settled = status.history.last().is_none_or(arrived);
-                let in_trouble =
+                let ends =
                     |current: &Current| current.after_loss.is_some() || current.outcome.is_some();
-                if settled && !status.generation.as_ref().is_some_and(in_trouble) {
+                let ends = status.generation.as_ref().is_some_and(ends);
+                // The time that the others have to notice a loss counts from `rescale_since`.
+                if settled && !ends && !in_trouble(cluster) {
                     status.rescale_since = None;
                 }
             }

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::every_second::EverySecond;
 use super::orders::Reports;
 use crate::lifecycle::protocol::{Report, exit};
+use crate::util::stderr;
 
 /// Of a rank that waits for the others. Ends the process when `agent_is_gone`: there is no state to
 /// commit yet.
 pub fn while_connecting(reports: Reports, agent_is_gone: Arc<AtomicBool>) -> EverySecond {
     EverySecond::start(move || {
         if agent_is_gone.load(Ordering::Relaxed) {
-            eprintln!("the agent left before the ranks had met");
+            stderr::line(format_args!("the agent left before the ranks had met"));
             std::process::exit(exit::DRAINED.into());
         }
         reports.send(&Report::Connecting);

@@ -145,6 +145,23 @@ pub enum TrainError {
     },
 }
 
+impl TrainError {
+    /// Whether the run directory cannot be written. A repair of its disk lets a new process continue.
+    pub fn is_of_the_volume(&self) -> bool {
+        use checkpoint::CheckpointError;
+        matches!(
+            self,
+            TrainError::Metrics(_)
+                | TrainError::File(FileError::NoSpace { .. } | FileError::Io { .. })
+                | TrainError::Checkpoint(
+                    CheckpointError::NotWritten { .. }
+                        | CheckpointError::OtherRank { .. }
+                        | CheckpointError::File(_)
+                )
+        )
+    }
+}
+
 /// A peer lost during the agreement on a checkpoint is an ordinary lost peer: the survivors continue.
 impl From<checkpoint::CheckpointError> for TrainError {
     fn from(error: checkpoint::CheckpointError) -> Self {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::lifecycle::protocol::{Order, Report};
+use crate::util::stderr;
 
 /// Incoming orders, read by a separate thread.
 pub struct Orders {
@@ -59,7 +60,11 @@ fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order
             Ok(Order::Drain) => draining.store(true, Ordering::Relaxed),
             Ok(Order::CancelDrain) => draining.store(false, Ordering::Relaxed),
             Ok(order) => drop(others.send(order)),
-            Err(error) => eprintln!("an order that cannot be read ({error}): {line}"),
+            Err(error) => {
+                stderr::line(format_args!(
+                    "an order that cannot be read ({error}): {line}"
+                ));
+            }
         }
     }
 }

@@ -39,6 +39,7 @@ use crate::train::{heartbeats, watchdog};
 use crate::util::durable::{FileError, read_json};
 use crate::util::input;
 use crate::util::key::Key;
+use crate::util::stderr;
 
 /// Time that a rank that lost a peer waits for an order.
 const ORDERS: Duration = Duration::from_secs(30);
@@ -65,7 +66,7 @@ pub fn run(options: &RankOptions) -> u8 {
         Ok(Ending::Finished) => exit::FINISHED,
         Ok(Ending::Drained) => exit::DRAINED,
         Err(error) => {
-            eprintln!("error: {error}");
+            stderr::line(format_args!("error: {error}"));
             match error {
                 TrainError::Engine(EngineError::OutOfMemory { .. }) => {
                     reports.send(&Report::OutOfMemory {
@@ -82,6 +83,12 @@ pub fn run(options: &RankOptions) -> u8 {
                 TrainError::Engine(EngineError::Comm(
                     CommError::PeerLost { .. } | CommError::Aborted { .. },
                 )) => exit::PEER_LOST,
+                error if error.is_of_the_volume() => {
+                    reports.send(&Report::VolumeFailed {
+                        message: error.to_string(),
+                    });
+                    exit::FAILED
+                }
                 error => {
                     reports.send(&Report::Failed {
                         message: error.to_string(),

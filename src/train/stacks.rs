@@ -14,6 +14,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR2;
 
 use crate::util::lock::lock;
+use crate::util::stderr;
 
 /// Longest wait for the main thread's stack. A thread in an uninterruptible wait of the kernel does not answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -41,7 +42,9 @@ pub fn prepare() {
         // would hang. The only sender of the signal is `text`, which is called when the thread has made no progress
         // for minutes, and not interrupted in a short call.
         if let Err(error) = unsafe { signal_hook::low_level::register(SIGUSR2, capture) } {
-            eprintln!("stacks of a stall will lack the main thread: {error}");
+            stderr::line(format_args!(
+                "stacks of a stall will lack the main thread: {error}"
+            ));
         }
     });
 }

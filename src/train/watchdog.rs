@@ -12,6 +12,7 @@ use super::stacks;
 use crate::comm::activity::Activity;
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::stall::{ProgressDeadline, StallClock};
+use crate::util::stderr;
 
 /// A rank that waits for others has this many times the deadline: the rank that they wait for is found first.
 const WAITING: u32 = 3;
@@ -89,7 +90,7 @@ impl Watchdog {
             let directory = path.parent().map_or(Ok(()), std::fs::create_dir_all);
             let result = directory.and_then(|()| std::fs::write(&path, text));
             if let Err(error) = result {
-                eprintln!("cannot write {}: {error}", path.display());
+                stderr::line(format_args!("cannot write {}: {error}", path.display()));
             }
             // The watchdog may have stopped waiting.
             let _ = written.send(());

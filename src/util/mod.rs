@@ -10,6 +10,7 @@ pub mod memory;
 pub mod openmetrics;
 pub mod random;
 pub mod serve;
+pub mod stderr;
 pub mod suggest;
 #[cfg(test)]
 pub mod testing;

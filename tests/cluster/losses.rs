@@ -20,43 +20,57 @@ const TOLERANCE: f64 = 1e-5;
 
 /// Losses that the generations of a run recorded. A later generation repeats uncommitted steps.
 pub fn of(run: &Path) -> Losses {
-    let mut losses = Losses::new();
-    for number in 1.. {
-        let generation = run.join(format!("gen-{number}"));
-        if !generation.exists() {
-            break;
-        }
+    let steps = metrics(run).filter(|metric| metric["kind"] == "step");
+    let recorded = |metric: Value| {
+        (
+            metric["step"].as_u64().unwrap(),
+            metric["loss"].as_f64().unwrap(),
+        )
+    };
+    steps.map(recorded).collect()
+}
+
+/// Metrics of all generations of a run, in their order.
+fn metrics(run: &Path) -> impl Iterator<Item = Value> {
+    let generations = (1..).map(|number| run.join(format!("gen-{number}")));
+    let existing: Vec<_> = generations.take_while(|place| place.exists()).collect();
+    existing.into_iter().flat_map(|generation| {
         // A generation that took no step may have none.
         let text = std::fs::read_to_string(generation.join("metrics.jsonl")).unwrap_or_default();
         let metrics = text
             .lines()
-            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        for metric in metrics.filter(|metric| metric["kind"] == "step") {
-            let (step, loss) = (metric["step"].as_u64(), metric["loss"].as_f64());
-            losses.insert(step.unwrap(), loss.unwrap());
-        }
-    }
-    losses
+            .filter_map(|line| serde_json::from_str(line).ok());
+        metrics.collect::<Vec<Value>>()
+    })
 }
 
-/// Losses of a single process on this machine with the same recipe.
+/// Loss of the last evaluation of a run, nats per token; `None` if it had none.
+pub fn evaluation(run: &Path) -> Option<f64> {
+    let kept = metrics(run).filter(|metric| metric["kind"] == "evaluation");
+    kept.last()?["loss"].as_f64()
+}
+
+/// Trains a recipe undisturbed, by a single process on this machine. Returns its losses and its last evaluation.
+pub fn alone(recipe: &Value) -> (Losses, Option<f64>) {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, run) = (
+        directory.path().join("recipe.json"),
+        directory.path().join("run"),
+    );
+    std::fs::write(&file, recipe.to_string()).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .args(["launch", "--procs", "1", "--out"])
+        .args([&run, &file])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", output_text(&output));
+    (of(&run), evaluation(&run))
+}
+
+/// Losses of the scenarios' recipe without a disturbance.
 fn undisturbed() -> &'static Losses {
     static LOSSES: OnceLock<Losses> = OnceLock::new();
-    LOSSES.get_or_init(|| {
-        let directory = tempfile::tempdir().unwrap();
-        let (file, run) = (
-            directory.path().join("recipe.json"),
-            directory.path().join("run"),
-        );
-        std::fs::write(&file, recipe(SAMPLES).to_string()).unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
-            .args(["launch", "--procs", "1", "--out"])
-            .args([&run, &file])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", output_text(&output));
-        of(&run)
-    })
+    LOSSES.get_or_init(|| alone(&recipe(SAMPLES)).0)
 }
 
 /// Checks the losses against the undisturbed run, for the steps that both have.

@@ -17,6 +17,7 @@ mod progress;
 mod refused;
 mod replicas;
 mod restored;
+mod storm;
 mod strangers;
 mod support;
 mod tenants;

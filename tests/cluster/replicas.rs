@@ -8,7 +8,8 @@ use super::support::{Job, kit, kubectl, recipe, restored};
 
 const SYSTEM: [&str; 2] = ["-n", "evenkeel-system"];
 
-fn scale(replicas: u32) {
+/// Sets the number of controllers and waits for them.
+pub fn scale(replicas: u32) {
     let replicas = format!("--replicas={replicas}");
     kubectl(&[&["scale", "deployment", "--all", &replicas][..], &SYSTEM].concat());
     kubectl(
@@ -21,7 +22,7 @@ fn scale(replicas: u32) {
 }
 
 /// Restores one replica when dropped.
-struct OneReplica;
+pub struct OneReplica;
 
 impl Drop for OneReplica {
     fn drop(&mut self) {

@@ -31,8 +31,9 @@ impl PodAgent {
         }
         let urgent = match event {
             RankEvent::Report { report, .. } => {
+                let report = retried(*report);
                 self.state.ranks[local].take(&report);
-                self.take_report(rank, *report)
+                self.take_report(rank, report)
             }
             RankEvent::Exited { ending, .. } => {
                 self.take_ending(rank, local, ending);
@@ -133,7 +134,8 @@ impl PodAgent {
             | Report::Lost { .. }
             | Report::OutOfMemory { .. }
             | Report::DeviceLost { .. }
-            | Report::Failed { .. } => true,
+            | Report::Failed { .. }
+            | Report::VolumeFailed { .. } => true,
         }
     }
 
@@ -211,5 +213,16 @@ impl PodAgent {
         }
         let urgent = self.take_report(0, Report::Step(step));
         self.publish_report(urgent);
+    }
+}
+
+/// A volume may be repaired while its job lives: the next generation waits for that. A local run ends instead.
+fn retried(report: Report) -> Report {
+    match report {
+        Report::VolumeFailed { message } => Report::Failed {
+            message,
+            deterministic: false,
+        },
+        other => other,
     }
 }

@@ -41,6 +41,7 @@ use self::wire::drive;
 use super::{Collective, CommError, Ended, Notify, Operation, Pending};
 use crate::util::key::Key;
 use crate::util::lock::lock;
+use crate::util::stderr;
 
 #[cfg(target_endian = "big")]
 compile_error!("floats travel as they are: all ranks are taken to be little-endian");
@@ -95,7 +96,7 @@ impl TcpOptions {
             heartbeat_timeout: Duration::from_secs(3),
             patience: Duration::from_secs(30),
             unix_sockets: true,
-            notify: Arc::new(|line| eprintln!("{line}")),
+            notify: Arc::new(|line| stderr::line(format_args!("{line}"))),
             ended: Arc::new(|_| {}),
         }
     }

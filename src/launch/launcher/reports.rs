@@ -76,7 +76,8 @@ impl Launcher<'_> {
             | Report::Straggler { .. }
             | Report::Warning { .. }
             | Report::OutOfMemory { .. }
-            | Report::Failed { .. } => {}
+            | Report::Failed { .. }
+            | Report::VolumeFailed { .. } => {}
         }
         Ok(())
     }

@@ -187,6 +187,30 @@ async fn a_survivor_commits_after_the_loss_of_a_pod_and_no_failure_is_counted() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_does_not_notice_the_loss_of_its_peer_is_given_up() {
+    let mut cluster = Cluster::running().await;
+    let trained = |rank: Value| json!({"generation": 1, "ranks": [rank], "first_step": 2.0});
+    cluster.agent("x-0-1", trained(json!({"ready": true})));
+    cluster.agent("x-1-2", trained(json!({"ready": true})));
+    cluster.reconcile().await.unwrap();
+    assert_eq!(cluster.status().rescale_since, None);
+
+    cluster.agent("x-1-2", trained(json!({"ending": {"signal": 9}})));
+    cluster.reconcile().await.unwrap();
+    let since = cluster.status().rescale_since;
+    assert!(since.is_some());
+    cluster.reconcile().await.unwrap();
+    let status = cluster.status();
+    assert_eq!(status.rescale_since, since, "the time runs on");
+    assert_eq!(status.generation.unwrap().after_loss, None);
+
+    let past = json!({"status": {"rescaleSince": "2026-01-01T00:00:00.000000Z"}});
+    cluster.server.change("trainingjobs", "x", past);
+    cluster.reconcile().await.unwrap();
+    assert!(cluster.status().generation.unwrap().after_loss.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_fails_is_restarted_and_a_deterministic_failure_ends_the_job() {
     let mut cluster = Cluster::running().await;
     let failed = |deterministic: bool| json!({"failed": ["loss is NaN", deterministic], "ending": {"code": 1}});

@@ -1,0 +1,272 @@
+//! A storm: faults from a seed strike four jobs at once. Afterwards every job is exact, and nothing is left behind.
+//!
+//! `EVENKEEL_STORM_SEED` and `EVENKEEL_STORM_MINUTES` choose the storm. A failure repeats with the same seed, as far as
+//! times on a busy machine do. `EVENKEEL_STORM_RESTORES=1` also restores etcd from data that are up to a minute old.
+
+mod faults;
+mod jobs;
+mod schedule;
+mod usage;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use self::jobs::{GPUS, Kind, StormJob};
+use self::schedule::{Fault, NODES, Planned, schedule};
+use self::usage::Usage;
+use crate::replicas::{self, OneReplica};
+use crate::support::{Restore, kit, kubectl, restored, try_kubectl};
+
+/// The storm of the suite.
+const SEED: u64 = 24;
+const MINUTES: u64 = 5;
+/// Time between two observations of jobs and processes.
+const OBSERVATION: Duration = Duration::from_secs(5);
+/// Time between two backups of etcd, if it is restored.
+const BACKUP: Duration = Duration::from_secs(60);
+/// A failure of the trainer follows its cause within this time.
+const AFTERMATH: Duration = Duration::from_secs(90);
+
+#[test]
+fn jobs_survive_a_storm() {
+    let (seed, minutes) = (
+        number("EVENKEEL_STORM_SEED", SEED),
+        number("EVENKEEL_STORM_MINUTES", MINUTES),
+    );
+    let restores = std::env::var_os("EVENKEEL_STORM_RESTORES").is_some();
+    let length = Duration::from_secs(60 * minutes);
+    let planned = schedule(seed, length, restores);
+    eprintln!(
+        "storm: seed {seed}, {minutes} minutes, {} faults",
+        planned.len()
+    );
+
+    let undisturbed = verify::Undisturbed::train();
+    let _prepared = prepare();
+    let mut storm = Storm::start(restores);
+    storm.run(&planned);
+    eprintln!("storm: over; the running jobs complete");
+    storm.end(&undisturbed, length);
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+/// Gives the nodes enough GPUs, and runs two controllers whose clocks can be stepped.
+fn prepare() -> (Vec<Restore>, Restore, OneReplica) {
+    let mut devices = Vec::new();
+    for node in 1..=NODES {
+        let node = faults::name(node);
+        kit(&["gpus", &node, GPUS]);
+        devices.push(restored("kit", &["gpus", &node, "2"]));
+    }
+    let set = ["-n", "evenkeel-system", "set", "env", "deployment", "--all"];
+    let clock = jobs::CLOCK.map(|(name, value)| format!("{name}={value}"));
+    let unset = jobs::CLOCK.map(|(name, _)| format!("{name}-"));
+    let arguments = |more: &'_ [String]| -> Vec<String> {
+        set.iter()
+            .map(|word| (*word).to_owned())
+            .chain(more.iter().cloned())
+            .collect()
+    };
+    let words =
+        |arguments: &[String]| kubectl(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    words(&arguments(&clock));
+    let unset = arguments(&unset);
+    let unset: Vec<&str> = unset.iter().map(String::as_str).collect();
+    replicas::scale(2);
+    (devices, restored("kubectl", &unset), OneReplica)
+}
+
+struct Storm {
+    began: Instant,
+    running: BTreeMap<Kind, StormJob>,
+    /// Completed jobs; each was replaced by another of its kind.
+    ended: Vec<StormJob>,
+    /// Faults that are not undone yet.
+    lasting: Vec<Planned>,
+    /// When a fault last struck ranks, pods or the volume of a kind, or a node.
+    struck: BTreeMap<Kind, Instant>,
+    /// `status.restarts` of each running job.
+    restarts: BTreeMap<Kind, u64>,
+    usage: Usage,
+    restores: bool,
+}
+
+impl Storm {
+    /// Starts a job of each kind, and waits until all of them train.
+    fn start(restores: bool) -> Storm {
+        let running: BTreeMap<Kind, StormJob> = Kind::ALL
+            .map(|kind| (kind, StormJob::start(kind, 1)))
+            .into();
+        for job in running.values() {
+            job.job.wait("training on three nodes", |status| {
+                status["phase"] == "Running" && status["nodes"] == 3
+            });
+        }
+        if restores {
+            kit(&["backup"]);
+        }
+        Storm {
+            began: Instant::now(),
+            running,
+            ended: Vec::new(),
+            lasting: Vec::new(),
+            struck: BTreeMap::new(),
+            restarts: BTreeMap::new(),
+            usage: Usage::default(),
+            restores,
+        }
+    }
+
+    fn run(&mut self, planned: &[Planned]) {
+        let mut coming = planned.iter().peekable();
+        let (mut observed, mut saved) = (Instant::now(), Instant::now());
+        while coming.peek().is_some() || !self.lasting.is_empty() {
+            let now = self.began.elapsed();
+            if let Some(over) = self.lasting.iter().position(|fault| fault.end() <= now) {
+                let fault = self.lasting.remove(over).fault;
+                self.strike("undo", fault, Storm::undo);
+            } else if let Some(next) = coming.next_if(|next| next.at <= now) {
+                if !next.lasts.is_zero() {
+                    self.lasting.push(*next);
+                }
+                self.strike("inject", next.fault, Storm::inject);
+            } else if observed.elapsed() >= OBSERVATION {
+                observed = Instant::now();
+                self.usage.observe(now);
+                self.tend();
+            } else if self.restores && saved.elapsed() >= BACKUP {
+                saved = Instant::now();
+                kit(&["backup"]);
+            } else {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
+    fn strike(&mut self, what: &str, fault: Fault, strike: impl Fn(&mut Storm, Fault)) {
+        let start = Instant::now();
+        self.log(&format!("{what} {fault:?}"));
+        strike(self, fault);
+        let took = start.elapsed().as_secs_f64();
+        if took > 1.0 {
+            self.log(&format!("{fault:?} took {took:.1} s"));
+        }
+        for kind in Kind::ALL {
+            if fault.strikes(kind) {
+                self.struck.insert(kind, Instant::now());
+            }
+        }
+    }
+
+    fn log(&self, line: &str) {
+        eprintln!("storm {:7.1} s: {line}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// Replaces completed jobs, and checks that no job pays for the faults of others.
+    fn tend(&mut self) {
+        // The API server may have been killed a moment ago.
+        let Some(statuses) = statuses() else { return };
+        let mut line = Vec::new();
+        for kind in Kind::ALL {
+            let name = self.running[&kind].name.clone();
+            let Some(status) = statuses.get(&name) else {
+                assert!(self.restores, "{name} is gone");
+                self.log(&format!("{name} is not in the restored etcd"));
+                self.replace(kind);
+                continue;
+            };
+            assert!(status["phase"] != "Failed", "{name} failed: {status:#}");
+            let restarts = status["restarts"].as_u64().unwrap_or(0);
+            if restarts > self.restarts.insert(kind, restarts).unwrap_or(0) {
+                self.log(&format!(
+                    "{name}: {restarts} restarts, {}",
+                    last_change(status)
+                ));
+                let cause = self.struck.get(&kind);
+                let caused = cause.is_some_and(|at| at.elapsed() < AFTERMATH);
+                assert!(caused, "{name} failed, and no fault struck it: {status:#}");
+            }
+            line.push(format!(
+                "{} {} at step {} in generation {}",
+                name,
+                status["phase"].as_str().unwrap_or("Pending"),
+                status["progress"]["step"].as_u64().unwrap_or(0),
+                status["jobGeneration"]["record"]["number"],
+            ));
+            if status["phase"] == "Complete" {
+                self.replace(kind);
+            }
+        }
+        self.log(&line.join("; "));
+    }
+
+    /// Starts the next job of a kind.
+    fn replace(&mut self, kind: Kind) {
+        let before = self.ended.iter().filter(|job| job.kind == kind).count();
+        let next = StormJob::start(kind, before + 2);
+        let mut old = self.running.insert(kind, next).expect("a job of each kind");
+        old.disk.set("sound");
+        self.ended.push(old);
+        self.restarts.remove(&kind);
+    }
+
+    /// Waits for all jobs and verifies everything.
+    fn end(mut self, undisturbed: &verify::Undisturbed, length: Duration) {
+        let mut jobs = std::mem::take(&mut self.ended);
+        jobs.extend(std::mem::take(&mut self.running).into_values());
+        let existing = statuses().expect("the API server answers");
+        for job in &jobs {
+            if !self.restores || existing.contains_key(&job.name) {
+                undisturbed.check(job);
+            }
+        }
+        verify::nothing_left(jobs);
+        self.usage.check(length);
+    }
+}
+
+/// Undoes everything if the test fails.
+impl Drop for Storm {
+    fn drop(&mut self) {
+        for planned in std::mem::take(&mut self.lasting) {
+            if catch_unwind(AssertUnwindSafe(|| self.undo(planned.fault))).is_err() {
+                eprintln!("storm: cannot undo {:?}", planned.fault);
+            }
+        }
+    }
+}
+
+/// Statuses of all jobs by name; `None` if the API server does not answer.
+fn statuses() -> Option<BTreeMap<String, Value>> {
+    let output = try_kubectl(&["get", "tj", "-o", "json", "--request-timeout=5s"], "");
+    let list: Value = serde_json::from_slice(&output.stdout).ok()?;
+    let jobs = list["items"].as_array()?.iter();
+    let named = |job: &Value| {
+        Some((
+            job["metadata"]["name"].as_str()?.into(),
+            job["status"].clone(),
+        ))
+    };
+    jobs.map(named).collect()
+}
+
+/// Cause of the newest generation, for people.
+fn last_change(status: &Value) -> &str {
+    let last = status["history"]
+        .as_array()
+        .and_then(|history| history.last());
+    last.and_then(|change| change["message"].as_str())
+        .unwrap_or("")
+}

@@ -1,0 +1,286 @@
+//! The schedule of a storm: a pure function of its seed.
+
+use std::time::Duration;
+
+use super::jobs::Kind;
+
+/// Nodes of the cluster kit, `node1` to `node3`.
+pub const NODES: u64 = 3;
+/// When the first fault strikes.
+const CALM: Duration = Duration::from_secs(5);
+
+/// One thing that goes wrong. `pick` selects one of the candidates that exist at that time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    KillRank { job: Kind, pick: u64 },
+    KillAgent { job: Kind, pick: u64 },
+    DeletePod { job: Kind, pick: u64 },
+    FullVolume { job: Kind },
+    ReadOnlyVolume { job: Kind },
+    SlowVolume { job: Kind, milliseconds: u64 },
+    AgentClock { job: Kind, seconds: i64 },
+    Scale { job: Kind, nodes: u64 },
+    Suspend { job: Kind },
+    EditSpec { job: Kind, pick: u64 },
+    PowerOff { node: u64 },
+    CutNetwork { node: u64 },
+    PacketLoss { node: u64, percent: u64 },
+    Bandwidth { node: u64, kilobits: u64 },
+    Delay { node: u64, milliseconds: u64 },
+    Devices { node: u64, count: u64 },
+    Cordon { node: u64 },
+    KillController { pick: u64 },
+    ControllerClock { seconds: i64 },
+    KillApiServer { seconds: u64 },
+    KillScheduler { seconds: u64 },
+    RestartEtcd { seconds: u64 },
+    RestoreEtcd { seconds: u64 },
+}
+
+impl Fault {
+    /// Whether it strikes ranks, pods or the volume of this kind of job. The control plane's faults do not.
+    pub fn strikes(self, kind: Kind) -> bool {
+        use Fault::*;
+        match self {
+            KillRank { job, .. } | KillAgent { job, .. } | DeletePod { job, .. } => job == kind,
+            _ => match target(self) {
+                Some(Target::Job(job)) => job == kind,
+                Some(Target::Node(_)) => true,
+                Some(Target::Controller) | None => false,
+            },
+        }
+    }
+}
+
+/// What a lasting fault occupies: it has one such fault at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Node(u64),
+    Job(Kind),
+    Controller,
+}
+
+/// A fault with its time after the begin of the storm. Its undo follows after `lasts`; zero: there is nothing to undo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Planned {
+    pub at: Duration,
+    pub fault: Fault,
+    pub lasts: Duration,
+}
+
+impl Planned {
+    pub fn end(&self) -> Duration {
+        self.at + self.lasts
+    }
+}
+
+/// The faults of a storm, by time. At each time at least one node is undisturbed, and all faults are undone at its end.
+/// `restores`: etcd is also restored from older data.
+pub fn schedule(seed: u64, length: Duration, restores: bool) -> Vec<Planned> {
+    let mut random = Random(seed);
+    let mut planned: Vec<Planned> = Vec::new();
+    let mut at = CALM;
+    while at < length {
+        let fault = draw(&mut random);
+        let lasts = duration(fault, &mut random).min(length - at);
+        let next = Planned { at, fault, lasts };
+        let allowed = restores || !matches!(fault, Fault::RestoreEtcd { .. });
+        if allowed && fits(&next, &planned) {
+            planned.push(next);
+            at += Duration::from_millis(random.between(2_000, 10_000));
+        }
+    }
+    planned
+}
+
+fn fits(next: &Planned, planned: &[Planned]) -> bool {
+    let Some(target) = target(next.fault) else {
+        return true;
+    };
+    let lasting = planned.iter().filter(|earlier| earlier.end() >= next.at);
+    let occupied: Vec<Target> = lasting.filter_map(|earlier| target_of(earlier)).collect();
+    let nodes = occupied
+        .iter()
+        .filter(|target| matches!(target, Target::Node(_)));
+    let node_left = !matches!(target, Target::Node(_)) || (nodes.count() as u64) < NODES - 1;
+    node_left && !occupied.contains(&target)
+}
+
+fn target_of(planned: &Planned) -> Option<Target> {
+    target(planned.fault)
+}
+
+fn target(fault: Fault) -> Option<Target> {
+    use Fault::*;
+    match fault {
+        FullVolume { job }
+        | ReadOnlyVolume { job }
+        | SlowVolume { job, .. }
+        | AgentClock { job, .. }
+        | Scale { job, .. }
+        | Suspend { job } => Some(Target::Job(job)),
+        PowerOff { node }
+        | CutNetwork { node }
+        | PacketLoss { node, .. }
+        | Bandwidth { node, .. }
+        | Delay { node, .. }
+        | Devices { node, .. }
+        | Cordon { node } => Some(Target::Node(node)),
+        ControllerClock { .. } => Some(Target::Controller),
+        KillRank { .. }
+        | KillAgent { .. }
+        | DeletePod { .. }
+        | EditSpec { .. }
+        | KillController { .. }
+        | KillApiServer { .. }
+        | KillScheduler { .. }
+        | RestartEtcd { .. }
+        | RestoreEtcd { .. } => None,
+    }
+}
+
+/// How long a fault lasts. A full or read-only volume is repaired before the restart budget of its job is used up.
+fn duration(fault: Fault, random: &mut Random) -> Duration {
+    let (least, most) = match fault {
+        Fault::FullVolume { .. } | Fault::ReadOnlyVolume { .. } => (3_000, 8_000),
+        Fault::PowerOff { .. } | Fault::CutNetwork { .. } => (5_000, 40_000),
+        _ if target(fault).is_some() => (5_000, 25_000),
+        _ => (0, 0),
+    };
+    Duration::from_millis(random.between(least, most))
+}
+
+fn draw(random: &mut Random) -> Fault {
+    use Fault::*;
+    let job = Kind::ALL[random.below(Kind::ALL.len() as u64) as usize];
+    let node = random.between(1, NODES);
+    let pick = random.below(1 << 32);
+    let seconds = random.between(0, 4);
+    let clock_steps = [-3600, -60, -5, 5, 60, 3600];
+    let clock = clock_steps[random.below(clock_steps.len() as u64) as usize];
+    match random.below(23) {
+        0 => KillRank { job, pick },
+        1 => KillAgent { job, pick },
+        2 => DeletePod { job, pick },
+        3 => FullVolume { job },
+        4 => ReadOnlyVolume { job },
+        5 => SlowVolume {
+            job,
+            milliseconds: random.between(50, 500),
+        },
+        6 => AgentClock {
+            job,
+            seconds: clock,
+        },
+        7 => Scale {
+            job,
+            nodes: random.between(1, NODES - 1),
+        },
+        8 => Suspend { job },
+        9 => EditSpec { job, pick },
+        10 => PowerOff { node },
+        11 => CutNetwork { node },
+        12 => PacketLoss {
+            node,
+            percent: random.between(2, 30),
+        },
+        13 => Bandwidth {
+            node,
+            kilobits: random.between(500, 5_000),
+        },
+        14 => Delay {
+            node,
+            milliseconds: random.between(10, 150),
+        },
+        15 => Devices {
+            node,
+            count: random.between(0, 4),
+        },
+        16 => Cordon { node },
+        17 => KillController { pick },
+        18 => ControllerClock { seconds: clock },
+        19 => KillApiServer { seconds },
+        20 => KillScheduler { seconds },
+        21 => RestartEtcd { seconds },
+        _ => RestoreEtcd { seconds },
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// A number from `least` to `most`, both included.
+    fn between(&mut self, least: u64, most: u64) -> u64 {
+        least + self.below(most - least + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn name(fault: Fault) -> String {
+        let text = format!("{fault:?}");
+        text.split(' ').next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_schedule_is_a_function_of_its_seed() {
+        assert_eq!(schedule(7, HOUR, false), schedule(7, HOUR, false));
+        assert_ne!(schedule(7, HOUR, false), schedule(8, HOUR, false));
+    }
+
+    #[test]
+    fn an_hour_has_every_fault_and_restores_etcd_only_on_request() {
+        let names = |restores| -> BTreeSet<String> {
+            let planned = schedule(1, HOUR, restores);
+            planned.iter().map(|planned| name(planned.fault)).collect()
+        };
+        assert_eq!(names(true).len(), 23);
+        assert_eq!(names(false).len(), 22);
+        assert!(!names(false).contains("RestoreEtcd"));
+    }
+
+    #[test]
+    fn one_node_is_undisturbed_and_no_target_has_two_lasting_faults() {
+        for seed in 0..20 {
+            let planned = schedule(seed, HOUR, true);
+            for (index, next) in planned.iter().enumerate() {
+                assert!(next.end() <= HOUR);
+                let lasting = |other: &&Planned| {
+                    target_of(other).is_some() && other.at <= next.at && other.end() >= next.at
+                };
+                let targets: Vec<_> = planned[..=index]
+                    .iter()
+                    .filter(lasting)
+                    .filter_map(target_of)
+                    .collect();
+                let nodes = targets
+                    .iter()
+                    .filter(|target| matches!(target, Target::Node(_)));
+                assert!((nodes.count() as u64) < NODES, "seed {seed}: {targets:?}");
+                for target in &targets {
+                    let same = targets.iter().filter(|other| *other == target);
+                    assert_eq!(same.count(), 1, "seed {seed}: {targets:?}");
+                }
+            }
+        }
+    }
+}
