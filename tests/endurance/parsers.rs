@@ -25,54 +25,6 @@ fn corpora() -> [PathBuf; 2] {
     ]
 }
 
-/// Recipes of each trainer with the forms of values that readers get wrong. `{}`: further keys.
-const GENERATED: [(&str, &str); 7] = [
-    ("sft.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
-    ("dpo.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
-    ("kto.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
-    ("orpo.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
-    ("reward.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
-    ("grpo.yaml", "model_name_or_path: m\ndataset_name: d\n{}"),
-    ("train.yaml", "{}"),
-];
-
-const FORMS: [&str; 20] = [
-    "",
-    "learning_rate: 1e-5",
-    "learning_rate: 3.0e-4",
-    "learning_rate: '2e-6'",
-    "learning_rate: 1",
-    "warmup_steps: 10",
-    "warmup_steps: 0.1",
-    "warmup_ratio: 0.1",
-    "warmup_ratio: 1e-1\nwarmup_steps: 5",
-    "warmup_ratio: 0.2\nwarmup_steps: 0",
-    "max_steps: 100",
-    "max_steps: '100'\nnum_train_epochs: 7",
-    "max_steps: 10\nnum_train_epochs: -1",
-    "max_steps: -1\nnum_train_epochs: 2",
-    "max_steps: 0\nnum_train_epochs: 1.5",
-    "num_train_epochs: 1_0",
-    "seed: 0",
-    "max_length: 512",
-    "max_seq_length: 256",
-    "max_prompt_length: 64\nmax_completion_length: 128",
-];
-
-/// Writes the generated recipes into a folder.
-fn generate(folder: &Path, found: &mut Vec<PathBuf>) {
-    for (number, form) in FORMS.iter().enumerate() {
-        for (name, text) in GENERATED {
-            let file = folder.join(number.to_string()).join(name);
-            let batch =
-                "output_dir: o\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n";
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(&file, text.replace("{}", &format!("{batch}{form}\n"))).unwrap();
-            found.push(file);
-        }
-    }
-}
-
 /// Every YAML file and shell script below a directory.
 fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -185,8 +137,6 @@ fn every_file_has_upstreams_values_or_is_refused() {
         println!("skipped: no corpus at {}", roots[0].display());
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    generate(folder.path(), &mut found);
     let Some(python) = python("torch, transformers, accelerate, trl") else {
         return;
     };

@@ -295,7 +295,7 @@ fn checkpoints_of_zero_3_move_to_other_worlds() {
     compare_sharded(&[("ZeRO-3", zero_3)], ZERO_3);
 }
 
-/// The README's command with the handbook's recipe and config. TRL 1.16 reads the recipe in the place of the
+/// The README's command with the handbook's recipe and config. TRL 1.16 reads the recipe instead of the
 /// handbook's script, which needs TRL 0.19.
 #[test]
 #[ignore = "takes minutes: scripts/nightly.sh"]
@@ -396,8 +396,9 @@ fn commands_of_transformers_examples_keep_their_samples_despite_a_lost_process()
     }]);
 }
 
-/// HALOs' README with its own config tree and accelerate config. A script of ours has the place of `launch.py`.
+/// HALOs' README with its own config tree and accelerate config. Our own script replaces `launch.py`.
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn the_command_of_halos_readme_keeps_its_samples_despite_a_lost_process() {
     let tree = recipes().join("ContextualAI__HALOs/4831988636");
     let Some(python) = python("torch").filter(|_| tree.is_dir()) else {
