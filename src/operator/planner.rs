@@ -439,7 +439,7 @@ mod tests {
             Ok::<_, Refusal>(planner)
         };
         let refused = read(&snapshot).err().unwrap();
-        insta::assert_snapshot!(refused.message, @"`fsdp.yaml` cannot be read: not in the recipe snapshot (put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch --nodes`, which does it)");
+        insta::assert_snapshot!(refused.message, @"command:1: `fsdp.yaml` cannot be read: not in the recipe snapshot (put its text into `spec.recipe.files` under this path, or create the job with `evenkeel launch --nodes`, which does it)");
         let config = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n";
         snapshot.files.insert("fsdp.yaml".into(), config.into());
         let planner = read(&snapshot).unwrap();
