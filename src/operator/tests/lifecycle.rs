@@ -7,9 +7,12 @@ use serde_json::{Value, json};
 
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::files;
+use crate::lifecycle::rank_status::NOTICE;
 use crate::operator::error::ReconcileError;
 use crate::operator::reconcile::reconcile;
 use crate::operator::testing::Cluster;
+use crate::telemetry::now;
+use crate::util::time::micro_time;
 
 /// The step record of a trainer after `step` steps of 8 samples.
 fn step(generation: u64, step: u64) -> Value {
@@ -204,7 +207,8 @@ async fn a_rank_that_does_not_notice_the_loss_of_its_peer_is_given_up() {
     assert_eq!(status.rescale_since, since, "the time runs on");
     assert_eq!(status.generation.unwrap().after_loss, None);
 
-    let past = json!({"status": {"rescaleSince": "2026-01-01T00:00:00.000000Z"}});
+    let noticed = micro_time(now() - NOTICE.as_secs_f64() - 1.0);
+    let past = json!({"status": {"rescaleSince": noticed}});
     cluster.server.change("trainingjobs", "x", past);
     cluster.reconcile().await.unwrap();
     assert!(cluster.status().generation.unwrap().after_loss.is_some());

@@ -90,6 +90,8 @@ fn prepare() -> (Vec<Restore>, Restore, OneReplica) {
 
 struct Storm {
     began: Instant,
+    /// Time that commands took. It does not count, so that faults on a slow machine last as long as planned.
+    stalled: Duration,
     running: BTreeMap<Kind, StormJob>,
     /// Completed jobs; each was replaced by another of its kind.
     ended: Vec<StormJob>,
@@ -119,6 +121,7 @@ impl Storm {
         }
         Storm {
             began: Instant::now(),
+            stalled: Duration::ZERO,
             running,
             ended: Vec::new(),
             lasting: Vec::new(),
@@ -133,7 +136,7 @@ impl Storm {
         let mut coming = planned.iter().peekable();
         let (mut observed, mut saved) = (Instant::now(), Instant::now());
         while coming.peek().is_some() || !self.lasting.is_empty() {
-            let now = self.began.elapsed();
+            let now = self.time();
             if let Some(over) = self.lasting.iter().position(|fault| fault.end() <= now) {
                 let fault = self.lasting.remove(over).fault;
                 self.strike("undo", fault, Storm::undo);
@@ -159,9 +162,10 @@ impl Storm {
         let start = Instant::now();
         self.log(&format!("{what} {fault:?}"));
         strike(self, fault);
-        let took = start.elapsed().as_secs_f64();
-        if took > 1.0 {
-            self.log(&format!("{fault:?} took {took:.1} s"));
+        let took = start.elapsed();
+        self.stalled += took;
+        if took > Duration::from_secs(1) {
+            self.log(&format!("{fault:?} took {:.1} s", took.as_secs_f64()));
         }
         for kind in Kind::ALL {
             if fault.strikes(kind) {
@@ -170,8 +174,13 @@ impl Storm {
         }
     }
 
+    /// Time of the schedule.
+    fn time(&self) -> Duration {
+        self.began.elapsed() - self.stalled
+    }
+
     fn log(&self, line: &str) {
-        eprintln!("storm {:7.1} s: {line}", self.began.elapsed().as_secs_f64());
+        eprintln!("storm {:7.1} s: {line}", self.time().as_secs_f64());
     }
 
     /// Replaces completed jobs, and checks that no job pays for the faults of others.

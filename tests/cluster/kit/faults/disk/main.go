@@ -75,7 +75,19 @@ func (n *node) Open(ctx context.Context, flags uint32) (fs.FileHandle, uint32, s
 		}
 	}
 	handle, more, errno := n.LoopbackNode.Open(ctx, flags)
-	return opened(handle), more, errno
+	return opened(handle), more, stale(errno)
+}
+
+func (n *node) Getattr(ctx context.Context, handle fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	return stale(n.LoopbackNode.Getattr(ctx, handle, out))
+}
+
+// stale makes the kernel look a file up again that was replaced since its last lookup.
+func stale(errno syscall.Errno) syscall.Errno {
+	if errno == syscall.ENOENT {
+		return syscall.ESTALE
+	}
+	return errno
 }
 
 func (n *node) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
