@@ -21,28 +21,6 @@ const READ: &[(&str, [[u64; 3]; 2], &str)] = &[(
 
 /// Refused scripts without a place of the error, and the reason.
 const WITHOUT_PLACE: &[(&str, &str)] = &[
-    ("OptimalScale/LMFlow/scripts/archive/run_app.sh", MISSING),
-    ("OptimalScale/LMFlow/scripts/run_finetune.sh", MISSING),
-    (
-        "OptimalScale/LMFlow/scripts/run_finetune_with_custom_optim.sh",
-        MISSING,
-    ),
-    (
-        "deepspeedai/DeepSpeedExamples/training/bing_bert/1-bit_adam/nccl/ds_train_bert_onebitadam_bsz4k_seq128_nccl.sh",
-        MISSING,
-    ),
-    (
-        "deepspeedai/DeepSpeedExamples/training/bing_bert/1-bit_lamb/nccl/ds_train_bert_onebitlamb_bsz64k_seq128_nccl.sh",
-        MISSING,
-    ),
-    (
-        "deepspeedai/DeepSpeedExamples/training/bing_bert/ds_train_bert_nvidia_data_bsz64k_seq128.sh",
-        MISSING,
-    ),
-    (
-        "deepspeedai/DeepSpeedExamples/training/imagenet/run_ds_fp16.sh",
-        MISSING,
-    ),
     (
         "huggingface/peft/examples/boft_controlnet/eval.sh",
         NO_BATCH,
@@ -57,8 +35,6 @@ const WITHOUT_PLACE: &[(&str, &str)] = &[
     ),
 ];
 
-/// The error names a file that the folder lacks, instead of a line.
-const MISSING: &str = "unreadable-file";
 /// Nothing in the script is wrong: it leaves the batch to its program.
 const NO_BATCH: &str = "global-batch-unknown";
 
