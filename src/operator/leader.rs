@@ -8,8 +8,9 @@ use std::future::Future;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use kube::api::{Api, ObjectMeta, PostParams};
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
+use serde_json::json;
 use tokio::sync::watch::{Receiver, channel};
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
@@ -103,8 +104,7 @@ impl Election {
 
     /// Renews the Lease, or takes it if it is free.
     async fn round(&mut self, now: Instant) -> Result<(), kube::Error> {
-        let parameters = PostParams::default();
-        let Some(mut lease) = self.leases.get_opt(LEASE).await? else {
+        let Some(lease) = self.leases.get_opt(LEASE).await? else {
             let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(LEASE.to_owned()),
@@ -112,35 +112,34 @@ impl Election {
                 },
                 spec: Some(self.taken(LeaseSpec::default())),
             };
-            self.leases.create(&parameters, &lease).await?;
+            self.leases.create(&PostParams::default(), &lease).await?;
             self.renewed = Some(now);
             return Ok(());
         };
-        let spec = lease.spec.take().unwrap_or_default();
         let version = lease.resource_version().unwrap_or_default();
+        let spec = lease.spec.unwrap_or_default();
         self.compare(&version);
         if self.went_back {
             self.renewed = None;
             return Ok(());
         }
-        if spec.holder_identity.as_ref() == Some(&self.identity) {
-            lease.spec = Some(LeaseSpec {
+        let next = if spec.holder_identity.as_ref() == Some(&self.identity) {
+            LeaseSpec {
                 renew_time: Some(micro_time(telemetry::now())),
                 ..spec
-            });
+            }
         } else {
             self.renewed = None;
             let held = spec
                 .holder_identity
                 .as_ref()
                 .is_some_and(|holder| !holder.is_empty());
-            if held && !self.unchanged(version, now) {
+            if held && !self.unchanged(&version, now) {
                 return Ok(());
             }
-            lease.spec = Some(self.taken(spec));
-        }
-        // The API server refuses it if another replica has changed the Lease meanwhile.
-        let written = self.leases.replace(LEASE, &parameters, &lease).await?;
+            self.taken(spec)
+        };
+        let written = write(&self.leases, &version, &next).await?;
         self.compare(&written.resource_version().unwrap_or_default());
         self.renewed = Some(now);
         Ok(())
@@ -155,11 +154,11 @@ impl Election {
     }
 
     /// Whether this version of the Lease was first seen [`DURATION`] ago.
-    fn unchanged(&mut self, version: String, now: Instant) -> bool {
+    fn unchanged(&mut self, version: &str, now: Instant) -> bool {
         match &self.seen {
             Some((seen, since)) if *seen == version => now >= *since + DURATION,
             _ => {
-                self.seen = Some((version, now));
+                self.seen = Some((version.to_owned(), now));
                 false
             }
         }
@@ -186,18 +185,26 @@ impl Election {
 /// Gives the Lease back at the end of the process, so that the next leader need not wait.
 pub async fn release(client: Client, candidate: &Candidate) -> Result<(), kube::Error> {
     let leases: Api<Lease> = Api::namespaced(client, &candidate.namespace);
-    let Some(mut lease) = leases.get_opt(LEASE).await? else {
+    let Some(lease) = leases.get_opt(LEASE).await? else {
         return Ok(());
     };
-    let spec = lease.spec.get_or_insert_default();
+    let version = lease.resource_version().unwrap_or_default();
+    let mut spec = lease.spec.unwrap_or_default();
     if spec.holder_identity.as_ref() != Some(&candidate.identity) {
         return Ok(());
     }
-    spec.holder_identity = None;
-    leases
-        .replace(LEASE, &PostParams::default(), &lease)
-        .await?;
+    spec.holder_identity = Some(String::new());
+    write(&leases, &version, &spec).await?;
     Ok(())
+}
+
+/// Changes the Lease; the API server refuses it if another replica has done so since this version.
+async fn write(leases: &Api<Lease>, version: &str, spec: &LeaseSpec) -> Result<Lease, kube::Error> {
+    let change = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+    let parameters = PatchParams::default();
+    leases
+        .patch(LEASE, &parameters, &Patch::Merge(change))
+        .await
 }
 
 /// Waits for leadership, then runs `work` until it ends or the Lease is lost. Work in progress is
@@ -226,8 +233,6 @@ where
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use serde_json::json;
 
     use super::*;
     use crate::operator::testing::{ApiServer, NAMESPACE};

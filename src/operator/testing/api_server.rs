@@ -218,11 +218,6 @@ async fn answer(
             set_version(&mut object);
             objects.insert(key, object.clone());
         }
-        Method::PUT => {
-            object = body;
-            set_version(&mut object);
-            objects.insert(key, object.clone());
-        }
         Method::DELETE => drop(objects.remove(&key)),
         _ => {}
     }
