@@ -338,13 +338,8 @@ impl Run {
 
 /// Finds a rank's process by its command line and environment.
 fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::Pid> {
-    let arguments = [
-        "rank".to_string(),
-        "--run".into(),
-        run.display().to_string(),
-        "--generation".into(),
-        generation.to_string(),
-    ];
+    let (run, generation) = (run.display().to_string(), generation.to_string());
+    let arguments = ["rank", "--run", &run, "--generation", &generation];
     let variable = format!("RANK={rank}");
     std::fs::read_dir("/proc")
         .unwrap()
@@ -355,7 +350,7 @@ fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::
             let command = String::from_utf8(read("cmdline")?).ok()?;
             let command: Vec<&str> = command.trim_end_matches('\0').split('\0').skip(1).collect();
             let environment = String::from_utf8_lossy(&read("environ")?).into_owned();
-            (command == arguments && environment.split('\0').any(|v| v == variable))
+            (command.starts_with(&arguments) && environment.split('\0').any(|v| v == variable))
                 .then(|| rustix::process::Pid::from_raw(pid))?
         })
 }
