@@ -140,6 +140,6 @@ mod tests {
         assert!(stacks.starts_with("computing\n\nthread "), "{stacks}");
         world.check().unwrap();
         assert_eq!(watchdog.look(), Some(Report::Progressing));
-        assert_eq!(watchdog.look().is_some(), true);
+        assert!(watchdog.look().is_some());
     }
 }

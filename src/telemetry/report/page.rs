@@ -231,7 +231,7 @@ fn generations(input: &ReportInput) -> String {
                 all.filter(|step| step.generation == row.generation)
             };
             // A report of an external trainer covers several steps.
-            let done = match (steps().next(), steps().last()) {
+            let done = match (steps().next(), steps().next_back()) {
                 (Some(first), Some(last)) if last.external.is_some() => last.step - first.step + 1,
                 _ => steps().count() as u64,
             };
