@@ -272,6 +272,7 @@ fn a_gpu_is_used_where_there_is_one_and_has_the_cpus_losses() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn fifty_steps_on_one_to_four_gpus_have_the_cpus_losses() {
     let Some(machine) = Machine::new() else {
         return;
@@ -337,6 +338,7 @@ fn microllama_of_reduced_width_begins_on_gpus_as_on_cpus() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn several_gpus_exchange_each_gradient_once_and_beside_the_backward_pass() {
     let Some(machine) = Machine::new() else {
         return;
@@ -437,6 +439,7 @@ fn a_sharded_model_has_the_cpus_losses() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_sharded_model_communicates_what_the_formula_says() {
     let Some(machine) = Machine::new() else {
         return;
@@ -511,6 +514,7 @@ fn a_sharded_model_communicates_what_the_formula_says() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn any_missing_wait_of_a_sharded_walk_is_found() {
     let Some(machine) = Machine::new() else {
         return;
@@ -554,6 +558,7 @@ fn any_missing_wait_of_a_sharded_walk_is_found() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn the_norm_test_decides_on_gpus_as_on_cpus() {
     let Some(machine) = Machine::new() else {
         return;
@@ -663,6 +668,7 @@ fn a_failed_collective_of_one_rank_ends_no_run_in_a_hang() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_run_moves_from_the_cpu_over_two_and_four_gpus_to_three_and_back() {
     let Some(machine) = Machine::new() else {
         return;

@@ -364,13 +364,14 @@ if "RANK" in os.environ:
     os._exit(0)
 "#;
 
-/// Variables that differ for a reason: evenkeel makes the rendezvous and the restarts, and starts as many threads as a
-/// rank has cores. DeepSpeed's launcher sets the last two, for all devices of the machine.
+/// Variables that differ for a reason: evenkeel makes the rendezvous and the restarts, starts as many threads as a
+/// rank has cores, and wants the stacks of an aborted rank. DeepSpeed's launcher sets the last two, for all devices of the machine.
 const DIFFERENT: &[&str] = &[
     "RECORD",
     "MASTER_ADDR",
     "MASTER_PORT",
     "OMP_NUM_THREADS",
+    "PYTHONFAULTHANDLER",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_MAX_RESTARTS",

@@ -23,7 +23,7 @@ use crate::support::{Restore, kit, kubectl, restored, try_kubectl};
 
 /// The storm of the suite.
 const SEED: u64 = 24;
-const MINUTES: u64 = 5;
+const MINUTES: u64 = 2;
 /// Time between two observations of jobs and processes.
 const OBSERVATION: Duration = Duration::from_secs(5);
 /// Time between two backups of etcd, if it is restored.
