@@ -1,6 +1,6 @@
 //! Compares the training losses of disturbed jobs with those of an undisturbed run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -32,9 +32,15 @@ pub fn of(run: &Path) -> Losses {
 
 /// Metrics of all generations of a run, in their order.
 fn metrics(run: &Path) -> impl Iterator<Item = Value> {
-    let generations = (1..).map(|number| run.join(format!("gen-{number}")));
-    let existing: Vec<_> = generations.take_while(|place| place.exists()).collect();
-    existing.into_iter().flat_map(|generation| {
+    let entries = std::fs::read_dir(run).into_iter().flatten().flatten();
+    let number = |name: &str| name.strip_prefix("gen-")?.parse::<u64>().ok();
+    let numbers = entries.filter_map(|entry| number(entry.file_name().to_str()?));
+    // One that was drained before its agents started has no directory.
+    let numbers: BTreeSet<u64> = numbers.collect();
+    let generations = numbers
+        .into_iter()
+        .map(|number| run.join(format!("gen-{number}")));
+    generations.flat_map(|generation| {
         // A generation that took no step may have none.
         let text = std::fs::read_to_string(generation.join("metrics.jsonl")).unwrap_or_default();
         let metrics = text
