@@ -218,18 +218,17 @@ impl Published<'_> {
     /// data. `state` is that of a proven agent of the job.
     pub fn later(&self, state: &AgentState) -> Option<LaterGeneration> {
         let newest = self.record.map_or(0, |record| record.number);
-        let own = LaterGeneration {
-            number: state.generation,
-            checkpoint: state.committed.clone(),
-        };
-        let own = Some(own).filter(|own| own.number > newest);
-        // The volume may have another generation of the published number.
+        // Only a search of the volume tells which checkpoint is the newest. The volume may have another generation of the
+        // published number.
         let on_volume = state.later.clone();
-        let on_volume = on_volume.filter(|later| later.number >= newest.max(1));
-        let mut later = on_volume
-            .into_iter()
-            .chain(own)
-            .max_by_key(|later| later.number)?;
+        let mut later = on_volume.filter(|later| later.number >= newest.max(1))?;
+        // Its ranks may have committed since the search.
+        let samples = |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
+        if state.generation == later.number
+            && samples(&state.committed) > samples(&later.checkpoint)
+        {
+            later.checkpoint.clone_from(&state.committed);
+        }
         later
             .checkpoint
             .take_if(|found| !self.may_be_reached_later(found));

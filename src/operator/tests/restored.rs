@@ -58,6 +58,26 @@ async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_published_before_the_volume_was_searched() {
+    let mut cluster = Cluster::running().await;
+    let mut state = json!({"generation": 3, "ranks": [{"ready": true}]});
+    agents(&cluster, &state);
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert_eq!(number(&cluster.status()), Some(1));
+    // The ranks have committed after the search.
+    state["later"] = json!({"number": 3, "checkpoint": checkpoint(2, 3)});
+    state["committed"] = checkpoint(3, 4);
+    agents(&cluster, &state);
+    cluster
+        .reconcile_until(|status| number(status) == Some(4))
+        .await;
+    let start = cluster.status().generation.unwrap().record.start.unwrap();
+    assert_eq!(start.path, "gen-3/step-0000004");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_generation_of_the_same_number_on_the_volume_is_skipped() {
     let mut cluster = Cluster::running().await;
     let state = json!({"later": {"number": 1, "checkpoint": null}});
