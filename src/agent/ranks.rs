@@ -21,6 +21,7 @@ use crate::external_trainer::oom_messages;
 use crate::external_trainer::program::{self, Program, Start};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
+use crate::lifecycle::rank_status::RankStatus;
 use crate::util::input;
 use crate::util::lock::lock;
 
@@ -178,21 +179,28 @@ impl Ranks {
         self.processes.iter().for_each(Process::kill);
     }
 
-    /// Aborts ranks of an external trainer that make no progress, so that a Python program writes its stacks into its
-    /// log, and kills them a little later. Other ranks are killed; they have written their stacks.
-    pub fn abort(&mut self) {
-        for process in &self.processes {
-            let Some(external) = &process.external else {
-                process.kill();
-                continue;
-            };
-            external.group.limit_core_dump();
-            process.signal(Signal::ABORT);
-            let group = Arc::clone(&external.group);
-            thread::spawn(move || {
-                thread::sleep(ABORT);
-                group.kill();
-            });
+    /// Ends a rank that makes no progress, and records it in the status of the ranks here. Of an external trainer it is
+    /// not known which rank keeps the others waiting: all are aborted, so that Python programs write their stacks into
+    /// their logs, and killed a little later.
+    pub fn stall(&mut self, statuses: &mut [RankStatus], rank: u64, message: &str) {
+        for ((other, process), status) in (self.first..).zip(&self.processes).zip(statuses) {
+            match &process.external {
+                Some(external) => {
+                    status.stall(message.to_owned());
+                    external.group.limit_core_dump();
+                    process.signal(Signal::ABORT);
+                    let group = Arc::clone(&external.group);
+                    thread::spawn(move || {
+                        thread::sleep(ABORT);
+                        group.kill();
+                    });
+                }
+                None if other == rank => {
+                    status.stall(message.to_owned());
+                    process.kill();
+                }
+                None => {}
+            }
         }
     }
 

@@ -88,19 +88,9 @@ impl Watch {
         self.ranks.kill();
     }
 
-    /// Kills a rank that makes no progress. Of an external trainer it is not known which rank keeps the others
-    /// waiting, so all are aborted.
+    /// Ends a rank that makes no progress.
     pub fn stall(&mut self, rank: u64, message: &str) {
-        let external = self.external.is_some();
-        for (other, seen) in (0..).zip(&mut self.seen) {
-            if external || other == rank {
-                seen.stall(message.to_owned());
-            }
-        }
-        match external {
-            true => self.ranks.abort(),
-            false => self.ranks.kill_one(rank),
-        }
+        self.ranks.stall(&mut self.seen, rank, message);
     }
 
     /// The recorded state of a rank.

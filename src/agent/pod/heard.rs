@@ -115,7 +115,7 @@ impl PodAgent {
                 true
             }
             Report::Stalled { message } => {
-                self.take_stall(rank, message);
+                self.take_stall(rank, &message);
                 true
             }
             Report::Progressing => {
@@ -139,25 +139,13 @@ impl PodAgent {
         }
     }
 
-    /// Handles a rank without progress. Of an external trainer it is not known which rank keeps the others waiting.
-    fn take_stall(&mut self, rank: u64, message: String) {
+    /// Handles a rank without progress.
+    fn take_stall(&mut self, rank: u64, message: &str) {
         let on_stall = self.job.as_ref().map(|job| job.on_stall);
         if on_stall.unwrap_or_default() == OnStall::Report {
             self.state.stalled = Some(format!("rank {rank}: {message}"));
-            return;
-        }
-        let external = self.external_job().is_some();
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        for (other, seen) in (self.state.first..).zip(&mut self.state.ranks) {
-            if external || other == rank {
-                seen.stall(message.clone());
-            }
-        }
-        match external {
-            true => current.ranks.abort(),
-            false => current.ranks.kill_one(rank),
+        } else if let Some(current) = &mut self.current {
+            current.ranks.stall(&mut self.state.ranks, rank, message);
         }
     }
 
