@@ -12,8 +12,6 @@ pub struct ExternalStall {
     /// Bytes of output.
     output: u64,
     checkpoint: Option<PathBuf>,
-    /// This stall is reported.
-    reported: bool,
 }
 
 impl ExternalStall {
@@ -22,7 +20,6 @@ impl ExternalStall {
             clock: StallClock::of_external_trainer(deadline),
             output: 0,
             checkpoint: None,
-            reported: false,
         }
     }
 
@@ -46,14 +43,7 @@ impl ExternalStall {
         } else if printed || saved {
             self.clock.sign();
         }
-        if let Some(quiet) = self.clock.stalled(1) {
-            let first = !std::mem::replace(&mut self.reported, true);
-            let quiet = quiet.as_secs();
-            return first.then(|| Report::Stalled {
-                message: format!("no progress for {quiet} s: no step, checkpoint or output"),
-            });
-        }
-        std::mem::take(&mut self.reported).then_some(Report::Progressing)
+        self.clock.report(1, ": no step, checkpoint or output")
     }
 }
 
@@ -66,14 +56,13 @@ mod tests {
     #[test]
     fn output_checkpoints_and_steps_are_progress() {
         let mut stall = ExternalStall::new(ProgressDeadline::After(Duration::ZERO));
-        let mut stalled = |checkpoint: Option<&str>, stepped| {
-            let report = stall.look(&[], checkpoint.map(Path::new), stepped);
-            (report.is_some(), stall.reported)
-        };
-        assert_eq!(stalled(None, false), (true, true));
-        assert_eq!(stalled(None, false), (false, true), "reported once");
-        assert_eq!(stalled(Some("a"), false), (true, false), "a checkpoint");
-        assert_eq!(stalled(Some("a"), false), (true, true), "the same one");
-        assert_eq!(stalled(None, true), (true, false), "a step");
+        let mut look =
+            |checkpoint: Option<&str>, stepped| stall.look(&[], checkpoint.map(Path::new), stepped);
+        let is_stall = |report| matches!(report, Some(Report::Stalled { .. }));
+        assert!(is_stall(look(None, false)));
+        assert_eq!(look(None, false), None, "reported once");
+        assert_eq!(look(Some("a"), false), Some(Report::Progressing));
+        assert!(is_stall(look(Some("a"), false)), "the same checkpoint");
+        assert_eq!(look(None, true), Some(Report::Progressing));
     }
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::protocol::Report;
+
 /// The deadline is this many times the longest measured time between two signs of progress,
 const FACTOR: u32 = 20;
 /// but at least this for the built-in trainer,
@@ -74,6 +76,8 @@ pub struct StallClock {
     /// Longest time between two signs of progress.
     longest: Option<Duration>,
     looked: Instant,
+    /// The present stall is reported.
+    reported: bool,
 }
 
 impl StallClock {
@@ -86,6 +90,7 @@ impl StallClock {
             quiet: Duration::ZERO,
             longest: None,
             looked: Instant::now(),
+            reported: false,
         }
     }
 
@@ -119,6 +124,18 @@ impl StallClock {
 
     fn pass(&mut self, passed: Duration) {
         self.quiet = self.quiet.saturating_add(passed);
+    }
+
+    /// What has changed since the last call: a stall over the deadline `times` times, with what the rank does, or the
+    /// end of one.
+    pub fn report(&mut self, times: u32, doing: &str) -> Option<Report> {
+        let Some(quiet) = self.stalled(times) else {
+            return std::mem::take(&mut self.reported).then_some(Report::Progressing);
+        };
+        let first = !std::mem::replace(&mut self.reported, true);
+        first.then(|| Report::Stalled {
+            message: format!("no progress for {} s{doing}", quiet.as_secs()),
+        })
     }
 
     /// The time without progress, if it is over the deadline `times` times.

@@ -28,8 +28,6 @@ struct Watchdog {
     stacks: PathBuf,
     /// The stacks of this stall are written.
     written: bool,
-    /// This stall is reported.
-    reported: bool,
 }
 
 /// Watches this rank, whose main thread is the caller, until the result is dropped.
@@ -46,7 +44,6 @@ pub fn watch(
         calls: 0,
         stacks,
         written: false,
-        reported: false,
     };
     EverySecond::start(move || {
         if let Some(report) = watchdog.look() {
@@ -62,24 +59,14 @@ impl Watchdog {
         if std::mem::replace(&mut self.calls, calls) != calls {
             self.clock.progress();
             self.written = false;
-            let reported = std::mem::take(&mut self.reported);
-            return reported.then_some(Report::Progressing);
         }
         let waiting = self.activity.waiting();
         if self.clock.stalled(1).is_some() && !std::mem::replace(&mut self.written, true) {
             self.write_stacks(waiting);
         }
         let times = if waiting.is_some() { WAITING } else { 1 };
-        let quiet = self.clock.stalled(times)?;
-        if std::mem::replace(&mut self.reported, true) {
-            return None;
-        }
-        let message = format!(
-            "no progress for {} s while {}",
-            quiet.as_secs(),
-            doing(waiting)
-        );
-        Some(Report::Stalled { message })
+        let doing = format!(" while {}", doing(waiting));
+        self.clock.report(times, &doing)
     }
 
     fn write_stacks(&self, waiting: Option<&str>) {
@@ -120,7 +107,6 @@ mod tests {
             calls: 0,
             stacks: directory.join("stacks/rank-0.txt"),
             written: false,
-            reported: false,
         }
     }
 
