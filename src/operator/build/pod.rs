@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{
+    NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, PodTemplateSpec,
+};
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -37,8 +39,8 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
     if let Some(over) = &job.spec.pod_template {
         overlay::merge(&mut template, over);
     }
-    exclude_nodes(job, &mut template["spec"]);
-    let template: PodTemplateSpec = serde_json::from_value(template)?;
+    let mut template: PodTemplateSpec = serde_json::from_value(template)?;
+    exclude_nodes(job, template.spec.get_or_insert_default());
     let mut metadata = metadata(job, name);
     let theirs = template.metadata.unwrap_or_default();
     metadata.annotations = theirs.annotations;
@@ -57,32 +59,28 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
 }
 
 /// Keeps the pod from the job's excluded nodes, in every alternative of its node affinity.
-fn exclude_nodes(job: &TrainingJob, spec: &mut Value) {
+fn exclude_nodes(job: &TrainingJob, spec: &mut PodSpec) {
     let excluded = job.status.iter().flat_map(|status| &status.excluded_nodes);
-    let excluded: Vec<Value> = excluded
-        .map(|node| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]}))
+    let excluded: Vec<NodeSelectorRequirement> = excluded
+        .map(|node| NodeSelectorRequirement {
+            key: "metadata.name".to_owned(),
+            operator: "NotIn".to_owned(),
+            values: Some(vec![node.clone()]),
+        })
         .collect();
     if excluded.is_empty() {
         return;
     }
-    let required =
-        &mut spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
-    if required["nodeSelectorTerms"]
-        .as_array()
-        .is_none_or(Vec::is_empty)
-    {
-        required["nodeSelectorTerms"] = json!([{}]);
+    let affinity = spec.affinity.get_or_insert_default();
+    let affinity = affinity.node_affinity.get_or_insert_default();
+    let required = &mut affinity.required_during_scheduling_ignored_during_execution;
+    let terms = &mut required.get_or_insert_default().node_selector_terms;
+    if terms.is_empty() {
+        terms.push(NodeSelectorTerm::default());
     }
-    for term in required["nodeSelectorTerms"]
-        .as_array_mut()
-        .into_iter()
-        .flatten()
-    {
-        let fields = term["matchFields"].as_array_mut();
-        match fields {
-            Some(fields) => fields.extend(excluded.clone()),
-            None => term["matchFields"] = json!(excluded),
-        }
+    for term in terms {
+        let fields = term.match_fields.get_or_insert_default();
+        fields.extend(excluded.iter().cloned());
     }
 }
 

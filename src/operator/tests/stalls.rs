@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use super::lifecycle::{causes, number};
-use crate::api::status::{Phase, TrainingJobStatus};
-use crate::operator::testing::Cluster;
+use crate::api::status::{Phase, Slot, TrainingJobStatus};
+use crate::operator::build;
+use crate::operator::testing::{Cluster, job};
 
 /// The reason of a condition that holds.
 fn reason(status: &TrainingJobStatus, kind: &str) -> String {
@@ -69,6 +70,30 @@ async fn the_node_of_a_stalled_rank_gets_no_pods_until_the_reaction_changes() {
     cluster.edit(json!({"onStall": "Restart"}));
     cluster.reconcile().await.unwrap();
     assert!(cluster.status().excluded_nodes.is_empty());
+}
+
+#[test]
+fn excluded_nodes_narrow_every_alternative_of_a_templates_affinity() {
+    let mut job = job("x", "u");
+    job.status = Some(TrainingJobStatus {
+        excluded_nodes: vec!["b".to_owned()],
+        ..TrainingJobStatus::default()
+    });
+    let zone = |zone: &str| json!([{"key": "zone", "operator": "In", "values": [zone]}]);
+    let required = |terms: Value| {
+        let required = json!({"nodeSelectorTerms": terms});
+        json!({"spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}})
+    };
+    let alternatives = json!([{"matchExpressions": zone("1")}, {"matchExpressions": zone("2")}]);
+    job.spec.pod_template = Some(required(alternatives));
+    let pod = build::pod(&job, Slot::default(), None).unwrap();
+    let not_b = json!([{"key": "metadata.name", "operator": "NotIn", "values": ["b"]}]);
+    let narrowed = ["1", "2"].map(|at| json!({"matchExpressions": zone(at), "matchFields": not_b}));
+    let affinity = required(json!(narrowed))["spec"]["affinity"].take();
+    assert_eq!(json!(pod.spec.unwrap().affinity), affinity);
+    // The API server stores any template.
+    job.spec.pod_template = Some(json!({"spec": {"affinity": 5}}));
+    build::pod(&job, Slot::default(), None).unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]
