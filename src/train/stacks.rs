@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, Once, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -29,15 +29,7 @@ static PREPARED: OnceLock<Prepared> = OnceLock::new();
 
 /// Makes the calling thread, the process's main thread, write down its stack when [`text`] asks for it.
 pub fn prepare() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let (stack, written) = sync_channel(1);
-        // `Once` runs this once, so the cell is empty.
-        let _ = PREPARED.set(Prepared {
-            main: thread::current().id(),
-            stack,
-            written: Mutex::new(written),
-        });
+    PREPARED.get_or_init(|| {
         // SAFETY: the action allocates, which a signal handler should not: a thread interrupted in the allocator
         // would hang. The only sender of the signal is `text`, which is called when the thread has made no progress
         // for minutes, and not interrupted in a short call.
@@ -45,6 +37,12 @@ pub fn prepare() {
             stderr::line(format_args!(
                 "stacks of a stall will lack the main thread: {error}"
             ));
+        }
+        let (stack, written) = sync_channel(1);
+        Prepared {
+            main: thread::current().id(),
+            stack,
+            written: Mutex::new(written),
         }
     });
 }
@@ -62,6 +60,8 @@ pub fn text() -> String {
     let mut text = threads(Path::new("/proc/self/task"));
     let stack = PREPARED.get().and_then(|prepared| {
         let written = lock(&prepared.written);
+        // An answer that came too late last time.
+        let _ = written.try_recv();
         kill_process(getpid(), Signal::USR2).ok()?;
         written.recv_timeout(ANSWER).ok()
     });
