@@ -198,8 +198,9 @@ fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
         .generation
         .as_ref()
         .map_or(0, |current| current.record.number);
-    if let Some(checkpoint) = &later.checkpoint {
-        status.checkpoint = Some(checkpoint.clone());
+    if later.checkpoint.is_some() && later.checkpoint != status.checkpoint {
+        status.checkpoint.clone_from(&later.checkpoint);
+        status.checkpoint_time = Some(micro_time(now));
     }
     status.later_generation = Some(later.number);
     let message = format!(
