@@ -130,7 +130,7 @@ pub const HISTORY: usize = 20;
 /// Characters of a log tail. The schema has the same limit.
 pub const LOG_TAIL: usize = 8192;
 /// Excluded nodes. The schema has the same limit.
-pub const EXCLUDED: usize = 64;
+const EXCLUDED: usize = 64;
 /// Warnings of a plan. The schema has the same limit.
 const WARNINGS: usize = 64;
 

@@ -69,7 +69,8 @@ pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
 }
 
 /// Writes the conditions that follow from the phase; `blocked`: why objects of the job cannot be created;
-/// `problem`: why an agent cannot start ranks, or why the job ends; `stalled`: a rank makes no progress. Planning sets `Planned`.
+/// `problem`: why an agent cannot start ranks, or why the job ends; `stalled`: a rank makes no progress.
+/// Planning sets `Planned`.
 pub fn of_phase(
     status: &mut TrainingJobStatus,
     blocked: Option<&Blocked>,
