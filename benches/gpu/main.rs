@@ -25,6 +25,7 @@ use std::sync::Arc;
 use clap::{Parser, ValueEnum};
 use evenkeel::engine::cuda::CudaError;
 use evenkeel::engine::cuda::driver::{Device, Driver, Memory, Stream};
+use evenkeel::util::random;
 use serde_json::{Value, json};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -115,7 +116,7 @@ impl Gpu {
         let memory = self.device.allocate(bytes, "random numbers")?;
         let len = bytes.min(1 << 20);
         let mut staging = self.device.pinned(len as usize, "random numbers")?;
-        let mut random = Random(1);
+        let mut random = Random::seeded(1);
         for word in staging.bytes_mut().as_chunks_mut::<4>().0 {
             *word = if is_bf16 {
                 let [[a, b], [c, d]] = [(); 2]
@@ -143,25 +144,21 @@ impl Gpu {
     }
 }
 
-/// Splitmix64, the same numbers in every run.
-struct Random(u64);
+/// The same numbers in every run.
+struct Random(random::Random);
 
 impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+    fn seeded(seed: u64) -> Random {
+        Random(random::Random::seeded(seed))
     }
 
     /// A number in [−1, 1) with 24 random bits.
     fn float(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+        (self.0.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 
     fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
+        (self.0.next_u64() % limit as u64) as usize
     }
 }
 

@@ -74,7 +74,7 @@ impl Batch {
         padding: bool,
         seed: u64,
     ) -> Batch {
-        let mut random = Random(seed);
+        let mut random = Random::seeded(seed);
         let mut token = |_| random.below(config.vocab_size) as u32;
         let tokens: Vec<u32> = (0..rows * seq_len).map(&mut token).collect();
         let mut targets: Vec<u32> = (0..rows * seq_len).map(&mut token).collect();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::Storm;
-use super::jobs::{GPUS, Kind, StormJob};
+use super::jobs::{CLOCK_FILE, GPUS, Kind, StormJob};
 use super::schedule::Fault;
 use crate::support::{kit, output_text, running, try_kubectl};
 
@@ -70,15 +70,7 @@ impl Storm {
             Devices { node, .. } => set_devices(node, GPUS),
             Cordon { node } => insist(&["uncordon", &name(node)]),
             ControllerClock { .. } => set_clocks(&controllers(), 0),
-            KillRank { .. }
-            | KillAgent { .. }
-            | DeletePod { .. }
-            | EditSpec { .. }
-            | KillController { .. }
-            | KillApiServer { .. }
-            | KillScheduler { .. }
-            | RestartEtcd { .. }
-            | RestoreEtcd { .. } => {}
+            fault => assert_eq!(fault.target(), None, "{fault:?} is not undone"),
         }
     }
 
@@ -116,7 +108,7 @@ fn set_clocks(processes: &[String], seconds: i64) {
     for process in processes {
         // A process that has ended has no clock.
         let _ = std::fs::write(
-            format!("/proc/{process}/root/tmp/clock"),
+            format!("/proc/{process}/root{CLOCK_FILE}"),
             format!("{seconds:+}\n"),
         );
     }

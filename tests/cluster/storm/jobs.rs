@@ -1,7 +1,6 @@
 //! The jobs of a storm, each with a volume whose faults the storm sets.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -15,10 +14,13 @@ pub const STEPS: u64 = 1_000;
 /// GPUs of every node, as many as the four jobs use.
 pub const GPUS: &str = "5";
 
+/// File in a container by which its clock is stepped.
+pub const CLOCK_FILE: &str = "/tmp/clock";
+
 /// Environment of containers whose clocks the storm steps. libfaketime reads the step from the file.
 pub const CLOCK: [(&str, &str); 6] = [
     ("LD_PRELOAD", "/lib/faketime.so"),
-    ("FAKETIME_TIMESTAMP_FILE", "/tmp/clock"),
+    ("FAKETIME_TIMESTAMP_FILE", CLOCK_FILE),
     ("FAKETIME_CACHE_DURATION", "1"),
     ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ("FAKETIME_DISABLE_SHM", "1"),
@@ -158,8 +160,7 @@ impl Disk {
         let data = tempfile::tempdir().unwrap();
         let mode = std::fs::metadata(job.volume()).unwrap().permissions();
         std::fs::set_permissions(data.path(), mode).unwrap();
-        let program = PathBuf::from("disk");
-        let mut process = Command::new(program)
+        let mut process = Command::new("disk")
             .args([data.path(), job.volume()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

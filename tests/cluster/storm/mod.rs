@@ -70,20 +70,14 @@ fn prepare() -> (Vec<Restore>, Restore, OneReplica) {
         kit(&["gpus", &node, GPUS]);
         devices.push(restored("kit", &["gpus", &node, "2"]));
     }
-    let set = ["-n", "evenkeel-system", "set", "env", "deployment", "--all"];
-    let clock = jobs::CLOCK.map(|(name, value)| format!("{name}={value}"));
-    let unset = jobs::CLOCK.map(|(name, _)| format!("{name}-"));
-    let arguments = |more: &'_ [String]| -> Vec<String> {
-        set.iter()
-            .map(|word| (*word).to_owned())
-            .chain(more.iter().cloned())
-            .collect()
+    let command = |settings: [String; jobs::CLOCK.len()]| -> Vec<String> {
+        let set = ["-n", "evenkeel-system", "set", "env", "deployment", "--all"];
+        set.map(str::to_owned).into_iter().chain(settings).collect()
     };
-    let words =
-        |arguments: &[String]| kubectl(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    words(&arguments(&clock));
-    let unset = arguments(&unset);
-    let unset: Vec<&str> = unset.iter().map(String::as_str).collect();
+    let set = command(jobs::CLOCK.map(|(name, value)| format!("{name}={value}")));
+    let unset = command(jobs::CLOCK.map(|(name, _)| format!("{name}-")));
+    let [set, unset] = [&set, &unset].map(|words| Vec::from_iter(words.iter().map(String::as_str)));
+    kubectl(&set);
     replicas::scale(2);
     (devices, restored("kubectl", &unset), OneReplica)
 }
