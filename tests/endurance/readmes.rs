@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::support::{Launched, Run, evenkeel, stderr};
-use super::trainers::{BATCH, Fed, Trainer, own_file, python, same_samples};
+use super::trainers::{BATCH, Fed, Trainer, grown_and_shrunk, own_file, python, same_samples};
 
 /// A command of a README.
 #[derive(Clone, Copy)]
@@ -408,7 +408,7 @@ fn the_command_of_halos_readme_keeps_its_samples_despite_a_lost_process() {
         );
         return;
     };
-    let start = || {
+    grown_and_shrunk("HALOs", STEPS, || {
         let run = Run::of_command();
         let folder = run.scratch().join("work");
         std::fs::create_dir(&folder).unwrap();
@@ -440,15 +440,7 @@ fn the_command_of_halos_readme_keeps_its_samples_despite_a_lost_process() {
         arguments.extend(trainer.command.iter().map(String::as_str));
         let launched = trainer.run.start_in_shell(&first, &arguments);
         (trainer, launched)
-    };
-    let (disturbed, launched) = start();
-    disturbed.grow_and_lose_a_rank(launched);
-    let (undisturbed, launched) = start();
-    assert!(launched.wait().success(), "{}", undisturbed.run.log());
-    let (fed, expected) = (disturbed.committed(), undisturbed.committed());
-    let apart = same_samples(&fed, &expected, STEPS, BATCH).unwrap();
-    println!("HALOs, 2 → 4 → 3, {STEPS} steps as undisturbed, losses apart by {apart:.1e}");
-    assert!(apart < 1e-5, "{apart}");
+    });
 }
 
 /// The refusal of a README's command in a folder with these files: its exit code and its messages. No rank starts.

@@ -314,27 +314,46 @@ fn against_undisturbed(
     undisturbed
 }
 
+/// A PyTorch script of this repository with these additional words.
+fn own_trainer(python: &Path, script: &str, more: &[&str]) -> Trainer {
+    let run = Run::of(json!({
+        "batch": {"global": BATCH, "per_device_batch_size": 6},
+        "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},
+    }));
+    let (python, script) = (python.display().to_string(), own_file(script));
+    let mut words = vec![
+        &*python,
+        &*script,
+        "--per-device-batch-size={per_device_batch_size}",
+        "--gradient-accumulation-steps={gradient_accumulation_steps}",
+        "--checkpoints={checkpoint_dir}",
+    ];
+    words.extend(more);
+    words.push("{resume_args}");
+    Trainer::new(run, words.into_iter().map(str::to_owned).collect())
+}
+
+/// Starts a trainer twice with 2 processes, moves one of the two to 4 and to 3, and compares both over all steps.
+pub(super) fn grown_and_shrunk(name: &str, steps: u64, start: impl Fn() -> (Trainer, Launched)) {
+    let (disturbed, launched) = start();
+    disturbed.grow_and_lose_a_rank(launched);
+    let (undisturbed, launched) = start();
+    assert!(launched.wait().success(), "{}", undisturbed.run.log());
+    let (fed, expected) = (disturbed.committed(), undisturbed.committed());
+    let apart = same_samples(&fed, &expected, steps, BATCH).unwrap();
+    println!(
+        "{name}, 2 → 4 → 3, {steps} steps of {BATCH} samples as undisturbed, losses apart by {apart:.1e}"
+    );
+    assert!(apart < 1e-5, "{apart}");
+}
+
 #[test]
 fn pytorch_ddp_consumes_the_same_samples_despite_lost_processes() {
     let Some(python) = python("torch") else {
         return;
     };
-    let trainer = || {
-        let run = Run::of(json!({
-            "batch": {"global": BATCH, "per_device_batch_size": 6},
-            "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},
-        }));
-        let words = [
-            &python.display().to_string(),
-            &own_file("examples/pytorch/train_ddp.py"),
-            "--per-device-batch-size={per_device_batch_size}",
-            "--gradient-accumulation-steps={gradient_accumulation_steps}",
-            "--checkpoints={checkpoint_dir}",
-            "--save-every=5",
-            "{resume_args}",
-        ];
-        Trainer::new(run, words.map(str::to_owned).to_vec())
-    };
+    let script = "examples/pytorch/train_ddp.py";
+    let trainer = || own_trainer(&python, script, &["--save-every=5"]);
     against_undisturbed(trainer, "--steps", &[], &[]);
 }
 
@@ -344,35 +363,13 @@ fn a_program_with_dcp_checkpoints_consumes_the_same_samples_in_other_worlds() {
         return;
     };
     let steps = 300;
-    let start = || {
-        let run = Run::of(json!({
-            "batch": {"global": BATCH, "per_device_batch_size": 6},
-            "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},
-        }));
-        let words = [
-            &python.display().to_string(),
-            &own_file("tests/trainers/train_dcp.py"),
-            "--per-device-batch-size={per_device_batch_size}",
-            "--gradient-accumulation-steps={gradient_accumulation_steps}",
-            "--checkpoints={checkpoint_dir}",
-            "{resume_args}",
-        ];
-        let trainer = Trainer::new(run, words.map(str::to_owned).to_vec());
+    grown_and_shrunk("DCP", steps, || {
+        let trainer = own_trainer(&python, "tests/trainers/train_dcp.py", &[]);
         let arguments = trainer.arguments(&["--procs", "2"], steps, "--steps");
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let launched = trainer.run.start(&arguments);
         (trainer, launched)
-    };
-    let (disturbed, launched) = start();
-    disturbed.grow_and_lose_a_rank(launched);
-    let (undisturbed, launched) = start();
-    assert!(launched.wait().success(), "{}", undisturbed.run.log());
-    let (fed, expected) = (disturbed.committed(), undisturbed.committed());
-    let apart = same_samples(&fed, &expected, steps, BATCH).unwrap();
-    println!(
-        "DCP, 2 → 4 → 3, {steps} steps of {BATCH} samples as undisturbed, losses apart by {apart:.1e}"
-    );
-    assert!(apart < 1e-5, "{apart}");
+    });
 }
 
 #[test]
