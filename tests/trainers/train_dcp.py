@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,7 @@ name = f"generation-{os.environ.get('EVENKEEL_GENERATION', '1')}-rank-{rank}.jso
 record = open(os.path.join(a.record, name), "w", buffering=1)
 
 while step < a.steps:
+    time.sleep(0.05)  # a fast machine would train to the end before a test disturbs it
     fed, total = [], 0.0
     for i in range(passes):
         start = step * micro * passes * world + (i * world + rank) * micro
