@@ -23,7 +23,7 @@ load evenkeel.test/evenkeel:1 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel"
 # The same image under another tag, for scenarios that edit the image.
 load evenkeel.test/evenkeel:2 '["/bin/evenkeel"]' "$state/evenkeel:bin/evenkeel" "${libraries[@]}"
 # An external trainer in an image without this program. It needs the C library, since the program is copied in.
-load evenkeel.test/busybox:1 '["/bin/busybox"]' /bin/busybox:bin/busybox "${libraries[@]}"
+load evenkeel.test/busybox:1 '["/bin/busybox"]' /bin/busybox:bin/busybox /bin/busybox:bin/sh "${libraries[@]}"
 
 # The program with emulated GPUs and the compiler of their kernels, if NVRTC is there.
 IFS=: read -ra places <<<"${EVENKEEL_CUDA_LIBRARIES:-}"

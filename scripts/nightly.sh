@@ -33,6 +33,11 @@ EVENKEEL_STORM_MINUTES=60 EVENKEEL_STORM_SEED=$(date +%Y%m%d) scripts/cluster-te
 [ "$code" = 0 ] || [ "$code" = 3 ] || exit "$code"
 [ "$code" = 0 ] || echo "SKIPPED: the storm (see above for the reason)"
 
+# Scenarios on a real Kubernetes that the suite leaves out.
+code=0
+scripts/cluster-tests.sh --ignored || code=$?
+[ "$code" = 0 ] || [ "$code" = 3 ] || exit "$code"
+
 # Launches commands of upstream's READMEs. The programs that no package has are checkouts in the folder
 # EVENKEEL_UPSTREAM: alignment-handbook and transformers. NAME.venv beside a checkout is the environment with the
 # versions that it needs.

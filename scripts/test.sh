@@ -128,6 +128,18 @@ else
   echo "SKIPPED: first contact (needs Python, and NVRTC in EVENKEEL_CUDA_LIBRARIES)"
 fi
 
+say "S3 server for the tests of buckets"
+code=0
+server=$(scripts/s3-server.sh) || code=$?
+if [ "$code" = 0 ]; then
+  export EVENKEEL_S3_SERVER=$server
+  echo "found: $(grep -om1 'versitygw v[0-9.]*' tests/s3-server/go.mod)"
+elif [ "${CI:-}" = true ]; then
+  exit "$code"
+else
+  echo "SKIPPED: buckets on a real S3 server (see above for the reason)"
+fi
+
 say "endurance: real processes, killed and moved"
 within 1500 cargo test --locked --workspace --test endurance -- --nocapture
 

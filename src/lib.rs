@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod bucket;
 pub mod checkpoint;
 pub mod cli;
 pub mod client;

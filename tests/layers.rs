@@ -27,6 +27,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("plan", &["recipe", "util"]),
     ("export", &["recipe"]),
     ("samples", &[]),
+    ("bucket", &[]),
     ("inventory", &[]),
     ("comm", &["util"]),
     ("telemetry", &["util"]),
@@ -35,10 +36,14 @@ const TABLE: &[(&str, &[&str])] = &[
     ("lifecycle", &["plan", "telemetry", "util"]),
     ("api", &["lifecycle", "plan", "recipe", "util"]),
     ("data", &["engine", "plan", "recipe", "samples", "util"]),
-    ("checkpoint", &["comm", "engine", "lifecycle", "util"]),
+    (
+        "checkpoint",
+        &["bucket", "comm", "engine", "lifecycle", "util"],
+    ),
     (
         "train",
         &[
+            "bucket",
             "checkpoint",
             "comm",
             "data",
@@ -69,6 +74,7 @@ const TABLE: &[(&str, &[&str])] = &[
         "agent",
         &[
             "api",
+            "bucket",
             "checkpoint",
             "external_trainer",
             "inventory",
@@ -117,6 +123,7 @@ const TABLE: &[(&str, &[&str])] = &[
         &[
             "agent",
             "api",
+            "bucket",
             "client",
             "data",
             "engine",

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::bucket::Bucket;
 use crate::util::key::Key;
 
 /// Identity and resources of this agent.
@@ -15,8 +16,12 @@ pub struct Identity {
     pub key: Key,
     /// Uid of the pod.
     pub pod: String,
-    /// The run directory, on the volume that all pods of the job share.
+    /// The run directory: on the volume that all pods of the job share, or on this pod's disk if there is a bucket.
     pub run: PathBuf,
+    /// Where the pods of the job share the run's files without a volume.
+    pub bucket: Option<Bucket>,
+    /// Whether the job has code or a setup command for its pods.
+    pub setup: bool,
     /// Devices available to ranks.
     pub devices: u64,
     /// CPU cores shared by the ranks.

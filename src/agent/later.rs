@@ -1,12 +1,15 @@
-//! Looks on the volume for generations that the job's status does not have. They exist after the API server was
+//! Looks on the volume or in the bucket for generations that the job's status does not have. They exist after the API server was
 //! restored from an older copy of its data.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use crate::checkpoint;
-use crate::lifecycle::agent_state::LaterGeneration;
-use crate::lifecycle::{Generation, files};
+use super::{Identity, bucket_run};
+use crate::bucket::Bucket;
+use crate::checkpoint::{self, CheckpointError, bucket_copy};
+use crate::lifecycle::agent_state::{LaterGeneration, Problem};
+use crate::lifecycle::{CheckpointRef, Generation, files};
 use crate::train::checkpoint_ref;
 use crate::util::durable::read_json;
 
@@ -14,20 +17,25 @@ use crate::util::durable::read_json;
 pub struct Search {
     /// The newest generation of the status.
     published: Option<Generation>,
-    working: Option<JoinHandle<Option<LaterGeneration>>>,
-    found: Option<LaterGeneration>,
+    working: Option<JoinHandle<Result<Option<LaterGeneration>, Problem>>>,
+    found: Result<Option<LaterGeneration>, Problem>,
 }
 
 impl Search {
-    /// Begins to search; the volume may block.
-    pub fn begin(run: PathBuf, job: &str, published: Option<&Generation>) -> Search {
-        let (job, newest) = (job.to_owned(), published.cloned());
+    /// Begins to search; volume and bucket may block.
+    pub fn begin(identity: &Identity, published: Option<&Generation>) -> Search {
+        let (identity, newest) = (identity.clone(), published.cloned());
         Search {
             published: published.cloned(),
             working: Some(std::thread::spawn(move || {
-                find(&run, &job, newest.as_ref())
+                let place: &dyn Place = match &identity.bucket {
+                    Some(bucket) => bucket,
+                    None => &identity.run,
+                };
+                let found = find(place, &identity.job, newest.as_ref());
+                found.map_err(|error| bucket_run::problem(&error))
             })),
-            found: None,
+            found: Ok(None),
         }
     }
 
@@ -39,13 +47,13 @@ impl Search {
         }
     }
 
-    /// Whether it has ended, and what it has found.
-    pub fn result(&mut self) -> Option<Option<&LaterGeneration>> {
+    /// What it has found, once it has ended; an error if the bucket did not answer.
+    pub fn result(&mut self) -> Option<&Result<Option<LaterGeneration>, Problem>> {
         if let Some(working) = self.working.take_if(|working| working.is_finished()) {
             // It does not panic.
-            self.found = working.join().unwrap_or_default();
+            self.found = working.join().unwrap_or(Ok(None));
         }
-        self.working.is_none().then_some(self.found.as_ref())
+        self.working.is_none().then_some(&self.found)
     }
 }
 
@@ -56,28 +64,122 @@ fn is_same(one: &Generation, other: &Generation) -> bool {
     one.number == other.number && published_together && one.members == other.members
 }
 
-/// The newest generation of this job on the volume, if the published one is older or another one of its number.
-fn find(run: &Path, job: &str, published: Option<&Generation>) -> Option<LaterGeneration> {
-    let numbers = std::fs::read_dir(run).into_iter().flatten().flatten();
-    let numbers = numbers.filter_map(|entry| files::parse_generation(entry.file_name().to_str()?));
-    let least = published.map_or(1, |generation| generation.number);
-    let mut numbers: Vec<u64> = numbers.filter(|number| *number >= least).collect();
-    numbers.sort_unstable();
-    let record = numbers.into_iter().rev().find_map(|number| {
-        let path = run.join(files::generation(number)).join(files::RECORD);
-        let record: Generation = read_json(&path).ok()?;
-        (record.job == job && record.number == number).then_some(record)
-    })?;
-    if published.is_some_and(|published| is_same(published, &record)) {
-        return None;
+/// Where the pods of a job leave what they have done: a volume or a bucket.
+trait Place {
+    /// The numbers of its generations.
+    fn generations(&self) -> Result<Vec<u64>, CheckpointError>;
+    fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError>;
+    /// Whether it has a checkpoint.
+    fn has(&self, checkpoint: &CheckpointRef) -> Result<bool, CheckpointError>;
+    /// The newest checkpoint of a generation.
+    fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError>;
+}
+
+/// A run directory on a volume. What cannot be read counts as absent: a start from there would fail too.
+impl Place for PathBuf {
+    fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
+        let entries = std::fs::read_dir(self).into_iter().flatten().flatten();
+        let number = |name: &OsStr| files::parse_generation(name.to_str()?);
+        Ok(entries
+            .filter_map(|entry| number(&entry.file_name()))
+            .collect())
     }
-    let committed = checkpoint::list(run).unwrap_or_default().committed;
-    let own = committed
+
+    fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
+        let path = self.join(files::generation(number)).join(files::RECORD);
+        Ok(read_json(&path).ok())
+    }
+
+    fn has(&self, checkpoint: &CheckpointRef) -> Result<bool, CheckpointError> {
+        Ok(self.join(&checkpoint.path).exists())
+    }
+
+    fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
+        let committed = checkpoint::list(self).unwrap_or_default().committed;
+        let newest = committed.iter().rfind(|one| one.generation == number);
+        Ok(newest.and_then(|newest| checkpoint_ref::of(newest, self).ok()))
+    }
+}
+
+impl Place for Bucket {
+    fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
+        let names = self.directories("")?;
+        Ok((names
+            .iter()
+            .filter_map(|name| files::parse_generation(name)))
+        .collect())
+    }
+
+    fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
+        let key = format!("{}/{}", files::generation(number), files::RECORD);
+        let bytes = self.get(&key)?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    fn has(&self, checkpoint: &CheckpointRef) -> Result<bool, CheckpointError> {
+        bucket_copy::has(self, &checkpoint.path)
+    }
+
+    fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
+        let committed = bucket_copy::list(self, number)?;
+        let newest = committed
+            .last()
+            .map(|one| checkpoint_ref::in_bucket(self, one));
+        newest.transpose()
+    }
+}
+
+/// The newest generation of this job there, if the published one is older or another one of its number.
+fn find(
+    place: &dyn Place,
+    job: &str,
+    published: Option<&Generation>,
+) -> Result<Option<LaterGeneration>, CheckpointError> {
+    let mut numbers = place.generations()?;
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    let least = published.map_or(1, |generation| generation.number);
+    for number in numbers.iter().copied().filter(|number| *number >= least) {
+        let record = place.record(number)?;
+        let Some(record) = record.filter(|record| record.job == job && record.number == number)
+        else {
+            continue;
+        };
+        if published.is_some_and(|published| is_same(published, &record)) {
+            break;
+        }
+        let checkpoint = place.newest_of(number)?.or(record.start);
+        return Ok(Some(LaterGeneration { number, checkpoint }));
+    }
+    match published {
+        Some(published) => after_removed_start(place, &numbers, published),
+        None => Ok(None),
+    }
+}
+
+/// The newest checkpoint, if the one that the published generation starts from was removed after newer ones. So it is
+/// if the ranks ended before the API server was restored, and no pod can tell what they have committed.
+fn after_removed_start(
+    place: &dyn Place,
+    numbers: &[u64],
+    published: &Generation,
+) -> Result<Option<LaterGeneration>, CheckpointError> {
+    let Some(start) = &published.start else {
+        return Ok(None);
+    };
+    if place.has(start)? {
+        return Ok(None);
+    }
+    for number in numbers
         .iter()
-        .rfind(|checkpoint| checkpoint.generation == record.number);
-    let own = own.and_then(|own| checkpoint_ref::of(own, run).ok());
-    Some(LaterGeneration {
-        number: record.number,
-        checkpoint: own.or(record.start),
-    })
+        .copied()
+        .filter(|number| *number <= published.number)
+    {
+        if let Some(newest) = place.newest_of(number)? {
+            return Ok((newest.samples > start.samples).then_some(LaterGeneration {
+                number: published.number,
+                checkpoint: Some(newest),
+            }));
+        }
+    }
+    Ok(None)
 }

@@ -2,6 +2,7 @@
 //! forwards their reports and records how they end. The local launcher and pods use the same agent;
 //! only the source of the generation record differs.
 
+mod bucket_run;
 mod event_log;
 mod follow;
 mod identity;
@@ -9,6 +10,7 @@ mod input;
 mod later;
 mod membership;
 mod metrics;
+mod mirror;
 mod oom_killer;
 mod peers;
 mod pod;

@@ -25,13 +25,15 @@ use super::{
 };
 use crate::external_trainer::ProgressWatch;
 use crate::external_trainer::call::ExternalCall;
-use crate::lifecycle::agent_state::AgentState;
+use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::{Generation, Peer};
-use crate::lifecycle::protocol::{Order, exit};
+use crate::lifecycle::protocol::{Ending, Order, exit};
 use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::telemetry::{Event, Pace};
 
+use super::bucket_run::BucketRun;
 use super::later::Search;
+use super::mirror::Mirror;
 use begin::Backoff;
 use contact::{Contact, ContactSource};
 use waiting::Waiting;
@@ -54,6 +56,8 @@ pub struct PodAgent {
     /// Since when the job is known to be gone.
     gone: Option<Instant>,
     preparation: Option<Preparation>,
+    setup: Setup,
+    bucket_run: BucketRun,
     waiting: Option<Waiting>,
     pause: Option<Backoff>,
     /// Time of the last device check.
@@ -62,14 +66,27 @@ pub struct PodAgent {
     retention: Retention,
     /// Whether the volume has later generations than the newest status.
     later: Option<Search>,
+    /// The bucket did not answer, and [`AgentState::problem`] says so.
+    search_failed: bool,
     log: EventLog,
+}
+
+/// The pod's own preparation.
+#[derive(Default)]
+enum Setup {
+    #[default]
+    NotStarted,
+    Running(Preparation),
+    Done,
 }
 
 /// The generation whose ranks were started here.
 struct Current {
     generation: Generation,
     /// The external trainer's command; `None` for the built-in trainer.
-    external: Option<ExternalCall>,
+    external: Option<Arc<ExternalCall>>,
+    /// Copies the external trainer's checkpoints to the bucket.
+    mirror: Option<Mirror>,
     /// The external trainer's progress, on the host of rank 0.
     progress: Option<ProgressWatch>,
     pace: Pace,
@@ -114,12 +131,15 @@ impl PodAgent {
             terminating: false,
             gone: None,
             preparation: None,
+            setup: Setup::default(),
+            bucket_run: BucketRun::default(),
             waiting: None,
             pause: None,
             inspected: None,
             current: None,
             retention: Retention::default(),
             later: None,
+            search_failed: false,
             log,
         };
         // Before the state is published: a pod reports missing devices before it counts.
@@ -145,7 +165,8 @@ impl PodAgent {
             self.kill_timed_out();
             self.follow_ranks(false);
             self.tidy();
-            if self.all_ended() {
+            self.warn_of_copies();
+            if self.all_ended() && self.is_kept() {
                 if self.terminating {
                     return ExitCode::from(exit::DRAINED);
                 }
@@ -185,18 +206,52 @@ impl PodAgent {
         }
     }
 
-    /// Removes expired checkpoints on the pod of rank 0.
+    /// Removes expired checkpoints: those of the run on the pod of rank 0, copies on every pod.
     fn tidy(&mut self) {
         let checkpoint_ref = self.job.as_ref().and_then(|job| job.checkpoint.as_ref());
-        let current = self.current.as_ref().filter(|_| self.state.first == 0);
-        let (Some(checkpoint_ref), Some(current)) = (checkpoint_ref, current) else {
+        let (Some(checkpoint_ref), Some(current)) = (checkpoint_ref, &self.current) else {
             return;
         };
+        let first = self.state.first == 0;
+        if !first && self.identity.bucket.is_none() {
+            return;
+        }
         let start = current.generation.start.as_ref();
-        let run = self.identity.run.clone();
-        if let Some(problem) = self.retention.tend(run, checkpoint_ref, start) {
+        let tended = (self.retention).tend(&self.identity, first, checkpoint_ref, start);
+        if let Some(problem) = tended {
             self.warn(problem);
         }
+    }
+
+    fn warn_of_copies(&mut self) {
+        let mirror = self
+            .current
+            .as_ref()
+            .and_then(|current| current.mirror.as_ref());
+        for warning in mirror.map(Mirror::warnings).unwrap_or_default() {
+            self.warn(warning);
+        }
+    }
+
+    /// Whether the bucket has what the ended ranks have left: the checkpoints of an external trainer, and the logs, unless
+    /// these take too long.
+    fn is_kept(&mut self) -> bool {
+        let (Some(bucket), Some(current)) = (&self.identity.bucket, &self.current) else {
+            return true;
+        };
+        let is_finished = |rank: &RankStatus| rank.ending() == Some(Ending::Code(exit::FINISHED));
+        let finished = self.state.ranks.iter().all(is_finished);
+        if current
+            .mirror
+            .as_ref()
+            .is_some_and(|mirror| !mirror.end(finished))
+        {
+            return false;
+        }
+        let first = self.state.first;
+        let ranks = first..first + self.state.ranks.len() as u64;
+        self.bucket_run
+            .keep_logs(bucket, &self.identity.run, current.generation.number, ranks)
     }
 
     fn warn(&mut self, message: String) {
@@ -264,17 +319,38 @@ impl PodAgent {
     fn is_newest(&mut self, published: Option<&Generation>) -> bool {
         let search = match self.later.take() {
             Some(search) if search.is_for(published) => search,
-            _ => Search::begin(self.identity.run.clone(), &self.identity.job, published),
+            _ => Search::begin(&self.identity, published),
         };
-        let Some(found) = self.later.insert(search).result() else {
-            return false;
+        let found = match self.later.insert(search).result() {
+            None => return false,
+            Some(Ok(found)) => found.clone(),
+            Some(Err(problem)) => {
+                let problem = problem.clone();
+                self.search_again(problem);
+                return false;
+            }
         };
-        let (found, newest) = (found.cloned(), found.is_none());
+        let newest = found.is_none();
+        if std::mem::take(&mut self.search_failed) {
+            self.state.problem = None;
+            self.publish();
+        }
         if self.state.later != found {
             self.state.later = found;
             self.publish();
         }
         newest
+    }
+
+    /// Reports that the bucket does not answer, and searches it again after a while.
+    fn search_again(&mut self, problem: Problem) {
+        let number = self.state.generation;
+        if !self.pause.is_some_and(|pause| pause.holds(number)) {
+            self.pause = Some(Backoff::after(number));
+            self.later = None;
+            self.search_failed = true;
+            self.report_problem(problem);
+        }
     }
 
     /// Records the generation of another pod's agent.

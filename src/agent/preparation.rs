@@ -1,5 +1,5 @@
-//! Prepares a run before its first generation, in a separate process that counts and tokenises
-//! data, checks weights and refuses an unusable recipe.
+//! Separate processes before the first ranks: one prepares the run, that is counts and tokenises data, checks weights and
+//! refuses an unusable recipe. Another prepares the pod: it unpacks the job's code and runs its setup command.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -29,7 +29,6 @@ impl Preparation {
         durable::create_directory(&files)?;
         let snapshot = files.join("recipe.json");
         durable::write_json(&snapshot, &(&job.recipe, job.remainder))?;
-        let log = files.join("prepare.log");
         let world = job
             .generation
             .as_ref()
@@ -45,12 +44,30 @@ impl Preparation {
         if let Some(bytes) = &job.rank_memory {
             command.args(["--rank-memory", bytes]);
         }
+        command.stdout(Stdio::null());
+        Preparation::spawn(command, identity, "prepare.log")
+    }
+
+    /// Starts what the job wants done in the pod before its first ranks.
+    pub fn start_setup(identity: &Identity) -> Result<Preparation, FileError> {
+        let mut command = Command::new(&identity.program);
+        command.arg("setup").stdout(Stdio::inherit());
+        Preparation::spawn(command, identity, "setup.log")
+    }
+
+    fn spawn(
+        mut command: Command,
+        identity: &Identity,
+        log: &str,
+    ) -> Result<Preparation, FileError> {
+        let files = std::env::temp_dir().join("evenkeel-recipe");
+        durable::create_directory(&files)?;
+        let log = files.join(log);
         let words =
             File::create(&log).map_err(|error| FileError::from_io("write", &log, 0, error))?;
         let oom_kills = OomKills::watch();
         let child = command
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
             .stderr(words)
             .spawn()
             .map_err(|error| FileError::from_io("run", &identity.program, 0, error))?;

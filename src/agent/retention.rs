@@ -1,13 +1,15 @@
 //! Removes old checkpoints of a run on a cluster. The agent of rank 0 removes them while training
 //! runs, up to the checkpoint reference that the controller committed; it never decides by itself
-//! which checkpoint is the newest.
+//! which checkpoint is the newest. With a bucket, every agent also removes the copies on its pod's disk.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::thread::JoinHandle;
 
-use crate::checkpoint;
+use super::Identity;
+use crate::bucket::Bucket;
+use crate::checkpoint::{self, bucket_copy};
 use crate::lifecycle::CheckpointRef;
-use crate::train::Setup;
+use crate::train::{Setup, TrainError};
 
 /// Removes old checkpoints, one at a time.
 #[derive(Default)]
@@ -19,11 +21,12 @@ pub struct Retention {
 
 impl Retention {
     /// Starts to remove the checkpoints that `checkpoint_ref` made obsolete, unless that was done or another
-    /// removal runs. `start` is the checkpoint that the running generation started from. Returns
-    /// the error of the previous removal; a surplus copy does not stop training.
+    /// removal runs. `first`: this is the agent of rank 0. `start` is the checkpoint that the running generation
+    /// started from. Returns the error of the previous removal; a surplus copy does not stop training.
     pub fn tend(
         &mut self,
-        run: PathBuf,
+        identity: &Identity,
+        first: bool,
         checkpoint_ref: &CheckpointRef,
         start: Option<&CheckpointRef>,
     ) -> Option<String> {
@@ -39,16 +42,40 @@ impl Retention {
             return problem;
         }
         self.done = Some(checkpoint_ref.clone());
-        let checkpoint_ref = run.join(&checkpoint_ref.path);
-        let start = start.map(|start| run.join(&start.path));
+        let (run, bucket) = (identity.run.clone(), identity.bucket.clone());
+        let newest = checkpoint_ref.path.clone();
+        let start = start.map(|start| start.path.clone());
         self.working = Some(std::thread::spawn(move || {
-            let setup = Setup::read(&run).map_err(|error| error.to_string())?;
-            let Some(keep) = setup.spec.checkpoint.keep else {
-                return Ok(());
+            let removed = match &bucket {
+                Some(bucket) => remove_in_bucket(&run, bucket, first, &newest, start.as_deref()),
+                None => remove_on_volume(&run, &newest, start.as_deref()),
             };
-            let removed = checkpoint::retain_in_run(&run, keep, &checkpoint_ref, start.as_deref());
-            removed.map(drop).map_err(|error| error.to_string())
+            removed.map_err(|error| error.to_string())
         }));
         problem
     }
+}
+
+fn remove_on_volume(run: &Path, newest: &str, start: Option<&str>) -> Result<(), TrainError> {
+    let Some(keep) = Setup::read(run)?.spec.checkpoint.keep else {
+        return Ok(());
+    };
+    let start = start.map(|start| run.join(start));
+    checkpoint::retain_in_run(run, keep, &run.join(newest), start.as_deref())?;
+    Ok(())
+}
+
+fn remove_in_bucket(
+    run: &Path,
+    bucket: &Bucket,
+    first: bool,
+    newest: &str,
+    start: Option<&str>,
+) -> Result<(), TrainError> {
+    checkpoint::remove_copies(run, newest, start)?;
+    if first {
+        let keep = Setup::read(run)?.spec.checkpoint.keep;
+        bucket_copy::retain(bucket, keep, newest, start)?;
+    }
+    Ok(())
 }

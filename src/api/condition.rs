@@ -105,6 +105,14 @@ documented! {
         VolumeMissing,
         /// Pods see different volumes at `checkpoint.path`. Use a claim with access mode ReadWriteMany.
         VolumeNotShared,
+        /// The bucket of `checkpoint.path` does not exist. The agents try again every 5 s.
+        BucketMissing,
+        /// The bucket's server refuses region, credentials or rights of the pods. The agents try again every 5 s.
+        BucketDenied,
+        /// The bucket's server cannot be reached, or refuses requests for now. The agents try again every 5 s.
+        BucketUnreachable,
+        /// An object of the run is missing in the bucket or is not what was written. The agents try again every 5 s.
+        BucketDamaged,
         /// The controller ignores what the program on port 8471 of a pod says, or a part of it. The message has the cause.
         AnswerRefused,
         /// The newest generation runs.
@@ -173,6 +181,10 @@ impl ConditionType {
                         R::VolumeDenied,
                         R::VolumeMissing,
                         R::VolumeNotShared,
+                        R::BucketMissing,
+                        R::BucketDenied,
+                        R::BucketUnreachable,
+                        R::BucketDamaged,
                         R::AnswerRefused,
                         R::CannotStart,
                         R::Suspended,

@@ -107,6 +107,9 @@ pub struct TrainingJobSpec {
     /// The trainer. Default: the built-in trainer.
     #[serde(default)]
     pub trainer: Trainer,
+    /// Files that every pod has in the working directory of its ranks. Default: the image's working directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
     /// Volume of the checkpoints and of the run's files. Immutable.
     pub checkpoint: CheckpointVolume,
     /// Failures after which the job gives up.
@@ -318,11 +321,44 @@ pub struct Trainer {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub rank_memory: Option<String>,
+    /// Shell command that runs once in every pod before its first ranks, for example `pip install -r
+    /// requirements.txt`. Its output is in the pod's log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32768))]
+    pub setup: Option<String>,
     /// Environment variables of the ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     pub env: Vec<EnvVar>,
+    /// Sources of further variables, as in a container: `secretRef`, `configMapRef` and `prefix`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::any_objects")]
+    pub env_from: Vec<Value>,
 }
+
+/// An archive of files: tar, compressed with gzip. `evenkeel launch --nodes` creates it.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.configMap) != has(self.url)")
+        .message("code needs one of configMap and url")
+)]
+pub struct Code {
+    /// ConfigMap whose binary key `code.tar.gz` is the archive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub config_map: Option<String>,
+    /// URL of the archive in a bucket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub url: Option<String>,
+    /// SHA-256 of the archive, in hexadecimal digits.
+    #[schemars(length(min = 64, max = 64))]
+    pub sha256: String,
+}
+
+/// Key of the archive in a ConfigMap.
+pub const CODE_KEY: &str = "code.tar.gz";
 
 /// Where the built-in trainer computes.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -345,6 +381,7 @@ impl TrainerDevice {
 
 /// An environment variable.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct EnvVar {
     /// Name of the variable.
     #[schemars(length(min = 1, max = 253))]
@@ -353,21 +390,30 @@ pub struct EnvVar {
     #[serde(default)]
     #[schemars(length(max = 131072))]
     pub value: String,
+    /// Source of the value, as in a container: `secretKeyRef`, `configMapKeyRef`, `fieldRef` or `resourceFieldRef`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::any_object")]
+    pub value_from: Option<Value>,
 }
 
-/// Volume of the run's files. All pods must see the same directory.
+/// Place of the run's files. All pods must see the same one.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.claim) || has(self.path)")
-        .message("checkpoint needs a claim, or a path that podTemplate mounts")
+        .message("checkpoint needs a claim, a bucket as path, or a path that podTemplate mounts"),
+    validation = Rule::new("!has(self.path) || !self.path.contains('://') || self.path.matches('^(s3|gs|az)://[^/]+')")
+        .message("checkpoint.path is a path in the pods, or a bucket: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"),
+    validation = Rule::new("!has(self.claim) || !has(self.path) || !self.path.contains('://')")
+        .message("checkpoint.claim and a bucket as checkpoint.path exclude each other")
 )]
 pub struct CheckpointVolume {
     /// Name of a PersistentVolumeClaim with access mode ReadWriteMany, mounted at `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub claim: Option<String>,
-    /// Mount path. The run's directory below it is named by the job's name and uid. Default: /checkpoints.
+    /// Mount path, or a bucket without a claim: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX. The
+    /// run's directory below it is named by the job's name and uid. Default: /checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub path: Option<String>,
@@ -376,8 +422,18 @@ pub struct CheckpointVolume {
 impl CheckpointVolume {
     /// Mount path in the pods.
     pub fn mount(&self) -> &str {
-        self.path.as_deref().unwrap_or("/checkpoints")
+        let path = self.path.as_deref().filter(|path| !is_bucket(path));
+        path.unwrap_or("/checkpoints")
     }
+
+    /// URL of the bucket that pods share instead of a volume.
+    pub fn bucket(&self) -> Option<&str> {
+        self.path.as_deref().filter(|path| is_bucket(path))
+    }
+}
+
+fn is_bucket(path: &str) -> bool {
+    path.contains("://")
 }
 
 /// Failures after which the job gives up. Lost nodes and pods, drains and rescales never count.

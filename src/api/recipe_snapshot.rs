@@ -46,7 +46,8 @@ impl RecipeSnapshot {
         let texts = self.files.values().chain(&self.overrides);
         let mut texts = texts.chain([&self.text]);
         if texts.any(|text| text.contains("oc.env")) {
-            let env = env.iter();
+            // The value of another source is known in the pods only.
+            let env = env.iter().filter(|variable| variable.value_from.is_none());
             self.env
                 .extend(env.map(|variable| (variable.name.clone(), variable.value.clone())));
         }
@@ -179,6 +180,7 @@ mod tests {
         let env = [EnvVar {
             name: "RUN".to_owned(),
             value: "tiny".to_owned(),
+            ..EnvVar::default()
         }];
         let recipe = read("RUN", &env).unwrap();
         assert_eq!(recipe.spec.name, "tiny");

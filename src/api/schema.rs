@@ -17,6 +17,11 @@ pub fn any_object(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// A list of such objects.
+pub fn any_objects(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "maxItems": 256, "items": any_object(generator)})
+}
+
 /// Texts of files by their paths. One text is at most as long as a ConfigMap.
 pub fn texts(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -1,9 +1,10 @@
 //! Commits the files of the ranks as a checkpoint; the coordinator's part.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -16,8 +17,9 @@ use super::names::{CONFIG, INDEX, MANIFEST, STATE, Target};
 use super::shape::unit_shapes;
 use super::unit_file::Content;
 use super::verified::check_size;
+use crate::bucket::Bucket;
 use crate::engine::Layout;
-use crate::util::durable::{FileError, sync_directory};
+use crate::util::durable::{self, FileError, sync_directory};
 use crate::util::input::{self, STATE_BYTES};
 
 /// Content of a checkpoint besides the ranks' files, at the step at which the units were copied out of the
@@ -37,7 +39,9 @@ pub struct Contents<'a> {
 }
 
 /// Makes a checkpoint of the parts of all ranks: writes the remaining files, the manifest last, and renames
-/// the directory. Until then the checkpoint is invisible; an error leaves nothing behind.
+/// the directory. Until then the checkpoint is invisible; an error leaves nothing behind. With a bucket, its manifest
+/// makes the checkpoint: of two ranks that commit the same step, one succeeds. An error leaves objects behind, since
+/// they may be the other rank's; [`super::bucket_copy::retain`] removes them.
 pub fn commit(
     target: &Target,
     parts: &[Part],
@@ -57,7 +61,7 @@ pub fn commit(
 /// Removes the files of a checkpoint that will not be committed. One rank of the generation calls it after
 /// the writers of all ranks have finished.
 pub fn abandon(target: &Target) -> Result<(), CheckpointError> {
-    Ok(history::remove_directory(&target.partial())?)
+    Ok(durable::remove(&target.partial())?)
 }
 
 fn write_and_rename(
@@ -74,7 +78,9 @@ fn write_and_rename(
         )));
     }
     let (world, mut files) = collect(target, parts)?;
-    for (name, entry) in &files {
+    // A bucket has the files that the other ranks report. They may have other disks.
+    let shared = files.iter().filter(|_| target.bucket.is_none());
+    for (name, entry) in shared {
         check_size(&partial.join(name), *entry).map_err(|damage| {
             CheckpointError::Misuse(format!(
                 "the coordinator finds that {damage}, in {}; all machines have to share the run's \
@@ -119,6 +125,22 @@ fn write_and_rename(
     complete.map_err(|error| CheckpointError::Misuse(error.to_string()))?;
     let bytes = manifest.seal().map_err(not_json)?;
     write(&partial.join(MANIFEST), &bytes)?;
+    if let Some(bucket) = &target.bucket {
+        let began = Instant::now();
+        let of_ranks = parts.iter().flat_map(|part| part.files.keys());
+        let of_ranks: BTreeSet<&String> = of_ranks.collect();
+        for name in manifest
+            .files
+            .keys()
+            .filter(|name| !of_ranks.contains(name))
+        {
+            let (file, key) = (partial.join(name), target.key(name));
+            Bucket::patiently_since(began, || bucket.upload(&file, &key))?;
+        }
+        Bucket::patiently_since(began, || {
+            bucket.create(&target.key(MANIFEST), bytes.clone())
+        })?;
+    }
     sync_directory(&partial)?;
     std::fs::rename(&partial, &directory)
         .map_err(|error| FileError::from_io("rename", &partial, 0, error))?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::committed::Committed;
 use super::verified::Damage;
+use crate::bucket::BucketError;
 use crate::comm::CommError;
 use crate::engine::EngineError;
 use crate::util::durable::FileError;
@@ -32,6 +33,9 @@ pub enum CheckpointError {
     /// A peer failed while the ranks agreed on a checkpoint.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The bucket did not take or give an object. An unfinished checkpoint stays invisible.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
     /// A programming error: the parts do not make a checkpoint.
     #[error("checkpoint misuse: {0}")]
     Misuse(String),

@@ -7,7 +7,7 @@ use super::committed::Committed;
 use super::manifest::Manifest;
 use super::names::Target;
 use crate::lifecycle::files;
-use crate::util::durable::{FileError, sync_directory};
+use crate::util::durable::{self, FileError, sync_directory};
 
 /// All checkpoints of a run.
 #[derive(Debug, Default)]
@@ -68,10 +68,32 @@ pub fn retain_in_run(
         if let Some(parent) = path.parent() {
             sync_directory(parent)?;
         }
-        remove_directory(&partial)?;
+        durable::remove(&partial)?;
         removed.push(path);
     }
     Ok(removed)
+}
+
+/// Removes what a pod's disk has of checkpoints before `newest` except `start`, finished or not: the bucket has those
+/// that are kept.
+pub fn remove_copies(
+    run_directory: &Path,
+    newest: &str,
+    start: Option<&str>,
+) -> Result<(), CheckpointError> {
+    let kept = [Some(newest), start].map(|path| path.map(|path| run_directory.join(path)));
+    let newest = files::parse_checkpoint_path(newest);
+    for (number, generation) in numbered(run_directory, files::parse_generation)? {
+        let any = |name: &str| files::parse_checkpoint(name).map(|(step, _)| step);
+        for (step, path) in numbered(&generation, any)? {
+            if newest.is_some_and(|newest| (number, step) < newest)
+                && !kept.contains(&Some(path.clone()))
+            {
+                durable::remove(&path)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Removes unfinished checkpoints of generations before `generation`. The launcher calls it when it knows
@@ -83,7 +105,7 @@ pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, Chec
             break;
         }
         for (_, path) in numbered(&directory, partial_step)? {
-            remove_directory(&path)?;
+            durable::remove(&path)?;
             removed.push(path);
         }
     }
@@ -96,15 +118,6 @@ pub(super) fn not_written(target: &Target, cause: FileError) -> CheckpointError 
         cause,
         // A second error would only hide the first.
         last: latest(&target.run_directory).ok().flatten().map(Box::new),
-    }
-}
-
-pub(super) fn remove_directory(path: &Path) -> Result<(), FileError> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(FileError::from_io("remove", path, 0, error))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -106,14 +106,18 @@ impl Manifest {
             io::ErrorKind::NotFound => not_committed("there is no such directory"),
             _ => FileError::from_io("read", &path, 0, error).into(),
         })?;
-        let manifest = Self::parse(&bytes).map_err(|reason| CheckpointError::Manifest {
-            path: directory.to_path_buf(),
-            reason,
-        })?;
-        Ok((manifest, Checksum::of(&bytes)))
+        Ok((Self::parse(directory, &bytes)?, Checksum::of(&bytes)))
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+    /// Parses the manifest of the checkpoint at `path` and checks that it is complete.
+    pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        Self::parse_bytes(bytes).map_err(|reason| CheckpointError::Manifest {
+            path: path.to_path_buf(),
+            reason,
+        })
+    }
+
+    fn parse_bytes(bytes: &[u8]) -> Result<Self, ManifestError> {
         #[derive(Deserialize)]
         struct Version {
             format: u64,

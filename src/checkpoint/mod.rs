@@ -13,6 +13,7 @@
 //! meet in [`finish_together`] and the coordinator commits the checkpoint.
 
 mod agreement;
+pub mod bucket_copy;
 mod checksum;
 mod commit;
 mod committed;
@@ -35,9 +36,9 @@ pub use checksum::{Checksum, FileEntry, NoChecksum};
 pub use commit::{Contents, abandon, commit};
 pub use committed::Committed;
 pub use error::CheckpointError;
-pub use history::{History, latest, list, retain_in_run, sweep};
+pub use history::{History, latest, list, remove_copies, retain_in_run, sweep};
 pub use manifest::{Manifest, Part};
-pub use names::{Target, is_evenkeel_checkpoint};
+pub use names::{STATE, Target, is_evenkeel_checkpoint};
 pub use reader::Checkpoint;
 pub use shape::{TensorShape, UnitShape};
 pub use verified::Damage;

@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
+use crate::bucket::Bucket;
 use crate::lifecycle::files;
 
 /// The manifest, written last; a directory without it is not a checkpoint.
@@ -17,10 +16,12 @@ pub const INDEX: &str = "model.safetensors.index.json";
 
 /// Location of a checkpoint: `<run>/gen-<generation>/step-<step, 7 digits>`. The ranks of a generation create
 /// and remove files only in its directory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Target {
-    /// The run directory; several machines must share it.
+    /// The run directory. Without a bucket, several machines must share it.
     pub run_directory: PathBuf,
+    /// Where the run's checkpoints are committed, if not in the run directory.
+    pub bucket: Option<Bucket>,
     /// The generation that writes it.
     pub generation: u64,
     /// Optimiser steps so far.
@@ -33,6 +34,20 @@ impl Target {
         self.run_directory
             .join(files::generation(self.generation))
             .join(files::checkpoint(self.step))
+    }
+
+    /// The key of one of its files in the bucket.
+    pub fn key(&self, name: &str) -> String {
+        let (generation, checkpoint) = (
+            files::generation(self.generation),
+            files::checkpoint(self.step),
+        );
+        format!("{generation}/{checkpoint}/{name}")
+    }
+
+    /// The metrics of its generation, below the run directory and in the bucket.
+    pub fn metrics(&self) -> String {
+        format!("{}/{}", files::generation(self.generation), files::METRICS)
     }
 
     /// The directory in which the checkpoint is written. It is never read; its own generation or
@@ -66,6 +81,7 @@ mod tests {
     fn checkpoints_are_in_their_generations_directory_and_sort_by_step() {
         let target = Target {
             run_directory: "run".into(),
+            bucket: None,
             generation: 12,
             step: 345,
         };
@@ -74,5 +90,6 @@ mod tests {
             target.partial(),
             Path::new("run/gen-12/step-0000345.partial")
         );
+        assert_eq!(target.key(MANIFEST), "gen-12/step-0000345/manifest.json");
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! The writer takes ownership of a snapshot and a thread writes it, so that a step stops only for the copy
 //! out of the engine. The thread fsyncs after it has written the last file: if training must wait, it waits
-//! for the page cache and not for the disk.
+//! for the page cache and not for the disk. If the run has a bucket, the thread then uploads the files, and that of rank
+//! 0 the metrics so far: they include every step of the checkpoint.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -15,6 +18,7 @@ use super::names::Target;
 use super::shape::{UnitShape, unit_shapes};
 use super::unit_file::{self, Content};
 use super::{CheckpointError, history};
+use crate::bucket::Bucket;
 use crate::engine::{Layout, UnitState};
 use crate::util::durable::{self, FileError};
 
@@ -34,6 +38,7 @@ pub struct Writer {
     units: SyncSender<(usize, UnitState)>,
     thread: io::Result<JoinHandle<Result<Part, CheckpointError>>>,
     partial: PathBuf,
+    abandoned: Arc<AtomicBool>,
 }
 
 impl Writer {
@@ -45,11 +50,13 @@ impl Writer {
         let largest = shapes.iter().map(state_bytes).max();
         let depth = (QUEUE / largest.unwrap_or(0).max(1)).min(shapes.len());
         let (units, queue) = sync_channel(depth);
+        let abandoned = Arc::default();
         let job = Job {
             target: target.clone(),
             shapes,
             rank,
             world,
+            abandoned: Arc::clone(&abandoned),
         };
         Self {
             rank,
@@ -59,7 +66,15 @@ impl Writer {
                 .name("checkpoint".to_string())
                 .spawn(move || job.run(queue)),
             partial: target.partial(),
+            abandoned,
         }
+    }
+
+    /// Ends the thread soon, and waits for that: another writer may write the same files next.
+    pub fn abandon(self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        // What it has written will not be committed.
+        let _ = self.finish();
     }
 
     /// Whether this rank writes a unit: the unit's number modulo the world size is the rank.
@@ -80,7 +95,7 @@ impl Writer {
         self.thread.as_ref().map_or(true, JoinHandle::is_finished)
     }
 
-    /// Waits until every unit of this rank is durable.
+    /// Waits until every unit of this rank is durable, in the bucket if there is one.
     pub fn finish(self) -> Result<Part, CheckpointError> {
         drop(self.units);
         let thread = self.thread.map_err(|source| FileError::Io {
@@ -100,6 +115,7 @@ struct Job {
     shapes: Vec<UnitShape>,
     rank: usize,
     world: usize,
+    abandoned: Arc<AtomicBool>,
 }
 
 impl Job {
@@ -148,6 +164,19 @@ impl Job {
         for (path, file, size) in open {
             file.sync_all()
                 .map_err(|error| FileError::from_io("write", &path, size, error))?;
+        }
+        if let Some(bucket) = &self.target.bucket {
+            let metrics = self.target.metrics();
+            let files = part.files.keys();
+            let files = files.map(|name| (partial.join(name), self.target.key(name)));
+            let metrics = (self.target.run_directory.join(&metrics), metrics);
+            let metrics = Some(metrics).filter(|(file, _)| self.rank == 0 && file.is_file());
+            for (file, key) in files.chain(metrics) {
+                Bucket::patiently(|| match self.abandoned.load(Ordering::SeqCst) {
+                    true => Ok(()),
+                    false => bucket.upload(&file, &key),
+                })?;
+            }
         }
         Ok(part)
     }

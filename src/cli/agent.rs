@@ -8,6 +8,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agent::{self, EventLog, Identity, Input, Peers, PodAgent, Service};
+use crate::bucket::Bucket;
 use crate::inventory::Inventory;
 use crate::lifecycle::authentication;
 use crate::util::key::Key;
@@ -18,6 +19,9 @@ pub struct Args {
     /// The run directory.
     #[arg(long)]
     run: PathBuf,
+    /// Bucket that pods without a common volume share, with the run's prefix.
+    #[arg(long, env = "EVENKEEL_BUCKET", value_name = "URL")]
+    bucket: Option<String>,
     /// Devices available to ranks.
     #[arg(long)]
     devices: u64,
@@ -54,6 +58,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         key: key.clone(),
         pod: args.pod,
         run: args.run,
+        bucket: args.bucket.as_deref().map(Bucket::open).transpose()?,
+        setup: ["EVENKEEL_CODE", "EVENKEEL_SETUP"]
+            .iter()
+            .any(|name| std::env::var_os(name).is_some()),
         devices: args.devices,
         cores: Inventory::discover().cpu.cores,
     };

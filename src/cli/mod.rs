@@ -22,6 +22,7 @@ pub mod render;
 mod report;
 mod resize;
 mod run_arg;
+mod setup;
 mod signals;
 mod status;
 mod status_external;
@@ -66,7 +67,7 @@ enum Command {
     Check(check::Args),
     Explain(explain::Args),
     Gpus(gpus::Args),
-    Launch(launch::Args),
+    Launch(Box<launch::Args>),
     Resize(resize::Args),
     Status(status::Args),
     Report(report::Args),
@@ -87,6 +88,8 @@ enum Command {
     Install(install::Args),
     #[command(hide = true)]
     Prepare(prepare::Args),
+    #[command(hide = true)]
+    Setup(setup::Args),
     #[command(hide = true)]
     Rank(rank::Args),
 }
@@ -112,7 +115,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Gpus(args) => gpus::run(args),
-        Command::Launch(args) => launch::run(args),
+        Command::Launch(args) => launch::run(*args),
         Command::Resize(args) => resize::run(args),
         Command::Status(args) => status::run(args),
         Command::Report(args) => report::run(args),
@@ -128,6 +131,7 @@ pub fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Install(args) => install::run(args),
         Command::Prepare(args) => prepare::run(args),
+        Command::Setup(args) => setup::run(args),
         Command::Rank(args) => rank::run(args),
     };
     result.unwrap_or_else(|error| failed(&error))

@@ -33,6 +33,9 @@ pub struct Args {
     /// Seconds without progress after which the rank counts as stalled; 0: never. Default: measured.
     #[arg(long, value_name = "SECONDS")]
     progress_deadline: Option<u32>,
+    /// Bucket in which checkpoints are committed. Default: the run directory.
+    #[arg(long, value_name = "URL")]
+    bucket: Option<String>,
     /// External trainer that replaces this process instead of the built-in trainer.
     #[arg(last = true)]
     command: Vec<String>,
@@ -51,13 +54,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         super::output::say(format_args!("error: {error}\n"));
         return Ok(ExitCode::from(error.exit_code()));
     }
+    let rank = variable("RANK")?;
     Ok(ExitCode::from(rank::run(&RankOptions {
         run: args.run,
         generation: args.generation,
-        rank: variable("RANK")?,
+        rank,
         threads: variable("RAYON_NUM_THREADS")?,
         key: variable(KEY_VARIABLE)?,
         progress_deadline: ProgressDeadline::of(args.progress_deadline),
+        first_of_host: variable("LOCAL_RANK").unwrap_or(rank) == 0,
+        bucket: args.bucket,
     })))
 }
 

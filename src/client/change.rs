@@ -1,11 +1,15 @@
 //! List, create, scale, suspend and delete TrainingJobs.
 
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
 use serde_json::{Value, json};
 
 use super::{ClientError, Cluster};
-use crate::api::TrainingJob;
+use crate::api::{CODE_KEY, TrainingJob};
 
 /// Jobs of the namespace, or of all namespaces; and those that this program cannot read.
 pub async fn list(
@@ -42,6 +46,30 @@ pub async fn create(cluster: &Cluster, job: &TrainingJob) -> Result<TrainingJob,
         }
         _ => cluster.error(None, error),
     })
+}
+
+/// Creates the ConfigMap with the archive of a job's code. It is deleted with the job.
+pub async fn create_code(
+    cluster: &Cluster,
+    job: &TrainingJob,
+    name: &str,
+    archive: Vec<u8>,
+) -> Result<(), ClientError> {
+    let code = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            owner_references: job.owner_ref(&()).map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        binary_data: Some([(CODE_KEY.to_owned(), ByteString(archive))].into()),
+        immutable: Some(true),
+        ..ConfigMap::default()
+    };
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let created = maps.create(&PostParams::default(), &code).await;
+    created
+        .map(drop)
+        .map_err(|error| cluster.error(None, error))
 }
 
 /// Sets the requested number of nodes.

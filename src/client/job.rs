@@ -1,8 +1,10 @@
 //! Builds a TrainingJob from a recipe and a command line.
 
+use serde_json::Value;
+
 use crate::api::{
-    CheckpointVolume, Elasticity, LONGEST_NAME, OnStall, RecipeSource, RemainderPolicy,
-    TrainerDevice, TrainingJob, TrainingJobSpec,
+    CheckpointVolume, Code, Elasticity, EnvVar, LONGEST_NAME, OnStall, RecipeSource,
+    RemainderPolicy, TrainerDevice, TrainingJob, TrainingJobSpec,
 };
 
 /// Parameters of a launch on a cluster.
@@ -16,8 +18,16 @@ pub struct LaunchOptions {
     /// Resource name of the devices.
     pub resource: String,
     pub image: String,
-    /// Name of the PersistentVolumeClaim for checkpoints.
-    pub claim: String,
+    /// The PersistentVolumeClaim or the bucket for checkpoints.
+    pub checkpoint: CheckpointVolume,
+    /// The files for the ranks' working directory.
+    pub code: Option<Code>,
+    /// Shell command for every pod before its first ranks.
+    pub setup: Option<String>,
+    /// Environment variables of the ranks.
+    pub env: Vec<EnvVar>,
+    /// Sources of further variables.
+    pub env_from: Vec<Value>,
     pub recipe: RecipeSource,
     /// Overrides of the recipe, `KEY=VALUE`.
     pub overrides: Vec<String>,
@@ -53,10 +63,8 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
             },
             image: options.image,
             trainer: Default::default(),
-            checkpoint: CheckpointVolume {
-                claim: Some(options.claim),
-                path: None,
-            },
+            code: options.code,
+            checkpoint: options.checkpoint,
             budgets: Default::default(),
             active_deadline_seconds: None,
             progress_deadline_seconds: options.progress_deadline_seconds,
@@ -68,6 +76,9 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
     );
     job.spec.trainer.command = options.command;
     job.spec.trainer.device = options.device;
+    job.spec.trainer.setup = options.setup;
+    job.spec.trainer.env = options.env;
+    job.spec.trainer.env_from = options.env_from;
     job.spec.trainer.rank_memory = options.rank_memory.map(|bytes| bytes.to_string());
     job
 }
@@ -123,7 +134,10 @@ mod tests {
             gpus_per_node: 4,
             resource: "nvidia.com/gpu".into(),
             image: "evenkeel/evenkeel:1".into(),
-            claim: "checkpoints".into(),
+            checkpoint: CheckpointVolume {
+                claim: Some("checkpoints".into()),
+                path: None,
+            },
             recipe: RecipeSource {
                 inline: Some("a: 1\n".into()),
                 ..RecipeSource::default()

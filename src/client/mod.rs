@@ -2,6 +2,7 @@
 //! [`crate::operator`] is the controller. The commands need no rights beyond the user's.
 
 pub mod change;
+pub mod code;
 mod connect;
 mod event_reader;
 mod follow;

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
-use crate::external_trainer::{Call, ExternalTrainer, launcher};
+use crate::external_trainer::{Call, ExternalTrainer, launcher, resume};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::DrainSignal;
 use crate::telemetry::now;
-use crate::util::durable::{create_directory, read_json, write_json};
+use crate::util::durable::{FileError, create_directory, read_json, write_json};
 
 /// Where a pod finds the recipe and the command of its external trainer.
 pub struct Source<'a> {
@@ -53,10 +53,28 @@ pub(crate) fn choose(
         return Ok(false);
     }
     let checkpoint = external_trainer(&recipe(source)?, run).newest();
-    create_directory(&run.join(files::generation(record.number)))
-        .and_then(|()| write_json(&file, &Chosen { checkpoint }))
-        .map_err(|error| Problem::of_volume(&error))?;
+    write_choice(run, record, checkpoint).map_err(|error| Problem::of_volume(&error))?;
     Ok(true)
+}
+
+/// Fixes the checkpoint that the trainer resumes from.
+pub(crate) fn write_choice(
+    run: &Path,
+    record: &Generation,
+    checkpoint: Option<ExternalCheckpoint>,
+) -> Result<(), FileError> {
+    create_directory(&run.join(files::generation(record.number)))?;
+    write_json(&call_file(run, record), &Chosen { checkpoint })
+}
+
+/// The trainer's checkpoint directory, and how the names of its checkpoints begin, if that is known.
+pub(crate) fn checkpoints(
+    source: &Source<'_>,
+    run: &Path,
+) -> Result<(PathBuf, &'static str), Problem> {
+    let recipe = recipe(source)?;
+    let directory = external_trainer(&recipe, run).checkpoint_dir();
+    Ok((directory, resume::checkpoints(recipe.dialect).prefix))
 }
 
 /// The trainer's command in one generation.
@@ -77,6 +95,18 @@ impl ExternalCall {
     /// Regular expression for the output of rank 0. `None`: the output is not searched.
     pub fn progress_pattern(&self) -> Option<&str> {
         self.recipe.spec.trainer.progress_pattern.as_deref()
+    }
+
+    /// Whether the trainer names its checkpoints like this file or directory. Of an unknown trainer that is not known.
+    pub fn names_checkpoint(&self, path: &Path) -> bool {
+        let prefix = resume::checkpoints(self.recipe.dialect).prefix;
+        let name = path.file_name().and_then(|name| name.to_str());
+        !prefix.is_empty() && name.is_some_and(|name| name.starts_with(prefix))
+    }
+
+    /// Checkpoints to keep, if the recipe limits their number.
+    pub fn keep(&self) -> Option<u64> {
+        self.recipe.spec.checkpoint.keep
     }
 
     /// The trainer's newest complete checkpoint now.

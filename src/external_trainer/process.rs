@@ -81,7 +81,12 @@ pub fn become_program(to_be: &Become<'_>) -> BecomeError {
     let program = words.next().cloned().unwrap_or_default();
     if let Some(step) = to_be.convert {
         // Otherwise the other ranks' rendezvous would time out during a long conversion.
-        let first = std::env::var_os("RANK").is_none_or(|rank| rank == "0");
+        // Hosts without a common disk convert their copies.
+        let of = match std::env::var_os("EVENKEEL_BUCKET") {
+            Some(_) => "LOCAL_RANK",
+            None => "RANK",
+        };
+        let first = std::env::var_os(of).is_none_or(|rank| rank == "0");
         if !first {
             conversion::wait(step);
         } else if let Err(error) = conversion::convert(step, &program) {

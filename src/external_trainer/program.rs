@@ -50,6 +50,8 @@ pub struct Start<'a> {
     /// The secret of the generation's ranks.
     pub key: &'a Key,
     pub progress_deadline: ProgressDeadline,
+    /// URL of the bucket in which the built-in trainer commits checkpoints, if not in the run directory.
+    pub bucket: Option<&'a str>,
 }
 
 pub(crate) fn signal(drain: DrainSignal) -> Signal {
@@ -86,6 +88,9 @@ pub(crate) fn command(
                 .stdout(Stdio::piped());
             if let Some(seconds) = start.progress_deadline.seconds() {
                 command.args(["--progress-deadline", &seconds.to_string()]);
+            }
+            if let Some(bucket) = start.bucket {
+                command.args(["--bucket", bucket]);
             }
             let local = usize::try_from(local).unwrap_or(usize::MAX);
             if let Some(gpu) = start.gpus.get(local) {

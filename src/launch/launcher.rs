@@ -496,6 +496,7 @@ impl<'a> Launcher<'a> {
                 gpus: &gpus,
                 key: &key,
                 progress_deadline: self.progress_deadline,
+                bucket: None,
             },
             &self.events.0,
         )

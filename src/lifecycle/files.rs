@@ -80,6 +80,16 @@ pub fn parse_checkpoint(name: &str) -> Option<(u64, bool)> {
     }
 }
 
+/// Generation and step in the path of a checkpoint below the run directory; `None` for other paths and partial
+/// checkpoints.
+pub fn parse_checkpoint_path(path: &str) -> Option<(u64, u64)> {
+    let (generation, checkpoint) = path.split_once('/')?;
+    match parse_checkpoint(checkpoint)? {
+        (step, false) => Some((parse_generation(generation)?, step)),
+        (_, true) => None,
+    }
+}
+
 /// Path under which a checkpoint is written until it is complete.
 pub fn partial(checkpoint: &Path) -> PathBuf {
     let mut name = checkpoint.as_os_str().to_owned();
@@ -110,6 +120,15 @@ mod tests {
         assert!(is_partial(&partial));
         let name = partial.to_str().unwrap();
         assert_eq!(parse_checkpoint(name), Some((345, true)));
+        assert_eq!(parse_checkpoint_path("gen-2/step-0000345"), Some((2, 345)));
+        for other in [
+            "gen-2",
+            "gen-2/step-1.partial",
+            "gen-2/step-1/model",
+            "a/step-1",
+        ] {
+            assert_eq!(parse_checkpoint_path(other), None, "{other}");
+        }
         let many = checkpoint(123_456_789);
         assert_eq!(parse_checkpoint(&many), Some((123_456_789, false)));
         for other in ["step-", "step-+1", "step-1.removed", "state.json", "gen-1"] {

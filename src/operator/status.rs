@@ -203,10 +203,15 @@ fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
         status.checkpoint_time = Some(micro_time(now));
     }
     status.later_generation = Some(later.number);
+    let found = match later.number {
+        number if number == published => {
+            "has a checkpoint that was removed after newer ones".to_owned()
+        }
+        number => format!("has generation {published}, and the pods or the volume have {number}"),
+    };
     let message = format!(
-        "the status has generation {published}, and the pods or the volume have {}: the API server was restored from an \
-         older copy of its data; the job continues above it, from {}",
-        later.number,
+        "the status {found}: the API server was restored from an older copy of its data; the job continues above it, \
+         from {}",
         match &status.checkpoint {
             Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
             None => "the beginning".to_owned(),

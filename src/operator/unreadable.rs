@@ -129,6 +129,7 @@ fn without_spec(invalid: InvalidObject) -> TrainingJob {
             elasticity: Default::default(),
             image: String::new(),
             trainer: Default::default(),
+            code: None,
             checkpoint: CheckpointVolume::default(),
             budgets: Default::default(),
             active_deadline_seconds: None,

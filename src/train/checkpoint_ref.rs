@@ -4,6 +4,8 @@ use std::path::Path;
 
 use super::TrainError;
 use super::state::TrainState;
+use crate::bucket::Bucket;
+use crate::checkpoint::{self, bucket_copy};
 use crate::checkpoint::{Checkpoint, CheckpointError, Checksum, Committed};
 use crate::lifecycle::CheckpointRef;
 
@@ -48,7 +50,20 @@ pub fn open_lazily(
     )
 }
 
-fn checksum(checkpoint_ref: &CheckpointRef) -> Result<Checksum, CheckpointError> {
+/// The reference to a committed checkpoint in a bucket, whose path is below the run's prefix.
+pub fn in_bucket(bucket: &Bucket, committed: &Committed) -> Result<CheckpointRef, CheckpointError> {
+    let unknown = with_batch(committed, Path::new(""), 0);
+    let state = bucket_copy::read(bucket, &unknown.path, checkpoint::STATE)?;
+    let state = TrainState::parse(&state);
+    let state = state.map_err(|error| CheckpointError::Misuse(error.to_string()))?;
+    Ok(CheckpointRef {
+        batch: state.controller.batch(),
+        ..unknown
+    })
+}
+
+/// The checksum that a reference states.
+pub fn checksum(checkpoint_ref: &CheckpointRef) -> Result<Checksum, CheckpointError> {
     checkpoint_ref
         .checksum
         .parse()

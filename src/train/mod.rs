@@ -146,7 +146,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whether the run directory cannot be written. A repair of its disk lets a new process continue.
+    /// Whether the run directory or the bucket cannot be written. A repair lets a new process continue.
     pub fn is_of_the_volume(&self) -> bool {
         use checkpoint::CheckpointError;
         matches!(
@@ -157,6 +157,7 @@ impl TrainError {
                     CheckpointError::NotWritten { .. }
                         | CheckpointError::OtherRank { .. }
                         | CheckpointError::File(_)
+                        | CheckpointError::Bucket(_)
                 )
         )
     }

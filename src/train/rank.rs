@@ -17,6 +17,8 @@ use super::setup::Setup;
 use super::state::TrainState;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::weights::Weights;
+use crate::bucket::Bucket;
+use crate::checkpoint::CheckpointError;
 use crate::comm::activity::Observed;
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
@@ -56,6 +58,10 @@ pub struct RankOptions {
     /// The secret of the generation's ranks.
     pub key: Key,
     pub progress_deadline: ProgressDeadline,
+    /// Whether it is the first rank of its host.
+    pub first_of_host: bool,
+    /// URL of the bucket in which checkpoints are committed, if not in the run directory.
+    pub bucket: Option<String>,
 }
 
 /// Runs the rank to its end; returns its exit code.
@@ -167,6 +173,7 @@ fn train(
         reports,
         metrics: metrics(options)?,
         last_step: None,
+        bucket: open_bucket(options)?,
         saving: Saving::default(),
         last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),
@@ -188,6 +195,11 @@ fn train(
     result
 }
 
+fn open_bucket(options: &RankOptions) -> Result<Option<Bucket>, TrainError> {
+    let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
+    bucket.map_err(|error| CheckpointError::from(error).into())
+}
+
 /// Reports an error of a lost GPU.
 fn report_lost_device(error: &TrainError, reports: Reports) {
     if let Some(message) = lost_device(error) {
@@ -206,11 +218,13 @@ fn lost_device(error: &TrainError) -> Option<String> {
     }
 }
 
-/// The metrics file, which rank 0 writes for all ranks.
+/// The metrics file, which rank 0 writes for all ranks. Hosts without a common disk each have one, so that any survivor
+/// can add it to a checkpoint.
 fn metrics(options: &RankOptions) -> Result<Option<MetricsWriter>, TrainError> {
     let generation = options.run.join(files::generation(options.generation));
     let writer = || MetricsWriter::append_to(generation.join(files::METRICS));
-    Ok((options.rank == 0).then(writer).transpose()?)
+    let writes = options.rank == 0 || options.bucket.is_some() && options.first_of_host;
+    Ok(writes.then(writer).transpose()?)
 }
 
 /// Connects to the other ranks of the generation.

@@ -1,7 +1,6 @@
 //! A checkpoint in progress beside training: every rank writes its units in the background and reports in
 //! each step's message whether it has finished. Once all have, they finish the checkpoint together.
 
-use std::path::Path;
 use std::time::Instant;
 
 use serde_json::Value;
@@ -45,15 +44,10 @@ impl Saving {
         &mut self,
         engine: &mut dyn Engine,
         world: &dyn Collective,
-        (run, generation): (&Path, u64),
+        target: Target,
         state: &TrainState,
     ) -> Result<(), TrainError> {
         let started = Instant::now();
-        let target = Target {
-            run_directory: run.to_path_buf(),
-            generation,
-            step: state.step,
-        };
         let writer = Writer::begin(&target, engine.layout(), world.rank(), world.world());
         for unit in 0..engine.layout().units.len() {
             if let Some(exported) = engine.export(unit, writer.owns(unit))? {
@@ -69,6 +63,13 @@ impl Saving {
             started,
         });
         Ok(())
+    }
+
+    /// Gives up the checkpoint in progress, if any.
+    pub fn abandon(&mut self) {
+        if let Some(under_way) = self.0.take() {
+            under_way.writer.abandon();
+        }
     }
 
     /// Finishes the checkpoint in progress together with all ranks; returns the report.

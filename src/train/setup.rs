@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::TrainError;
-use crate::data::{Dataset, Part};
+use crate::data::{Dataset, Manifest, Part};
 use crate::engine::ModelConfig;
 use crate::lifecycle::{DeviceKind, files};
 use crate::plan::Horizon;
@@ -129,6 +129,14 @@ impl Setup {
             Some(length) => order.with_epoch_length(length),
             None => Ok(order),
         }
+    }
+
+    /// Whether prepared data are those of this run. Runs of older versions have no fingerprint to compare.
+    pub fn prepared(&self, data: &Path) -> Result<bool, TrainError> {
+        let Some(expected) = &self.data_fingerprint else {
+            return Ok(true);
+        };
+        Ok(Manifest::read(data)?.fingerprint == *expected)
     }
 
     /// The prepared training data under a run's directory.

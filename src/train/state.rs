@@ -25,6 +25,11 @@ impl TrainState {
         serde_json::from_value(checkpoint.state()?).map_err(|error| TrainError::State { error })
     }
 
+    /// The state in the bytes of a checkpoint's file.
+    pub fn parse(bytes: &[u8]) -> Result<TrainState, TrainError> {
+        serde_json::from_slice(bytes).map_err(|error| TrainError::State { error })
+    }
+
     /// The JSON form in checkpoints.
     pub(super) fn to_json(&self) -> Result<serde_json::Value, TrainError> {
         serde_json::to_value(self).map_err(|error| TrainError::State { error })

@@ -15,13 +15,15 @@ use super::saving::Saving;
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
 use super::state::TrainState;
+use crate::bucket::Bucket;
+use crate::checkpoint::Target;
 use crate::comm::World;
 use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
 use crate::data::{Collated, Dataset};
 use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
+use crate::lifecycle::Generation;
 use crate::lifecycle::protocol::Report;
-use crate::lifecycle::{Generation, files};
 use crate::norm::{Decision, GroupSums, Reason, Sums};
 use crate::recipe::schema::spec::Groups;
 use crate::samples::{Deal, Digest, Order, Row};
@@ -57,13 +59,15 @@ pub struct Trainer<'a> {
     pub evaluation: Option<Dataset>,
     /// The learning rate over the samples.
     pub learning_rate: LearningRateSchedule,
+    /// Where checkpoints are committed, if not in the run directory.
+    pub bucket: Option<Bucket>,
     /// Steps, samples, controller and ledger so far.
     pub state: TrainState,
     /// Orders of the agent.
     pub orders: &'a Orders,
     /// Reports to the agent.
     pub reports: Reports,
-    /// The generation's metrics file (rank 0 only).
+    /// The generation's metrics file, of the rank that writes it.
     pub metrics: Option<MetricsWriter>,
     /// The newest step, which rank 0 records.
     pub last_step: Option<StepRecord>,
@@ -237,8 +241,8 @@ impl Trainer<'_> {
         self.last_step = Some(record.clone());
         if self.rank() == 0 {
             self.name_straggler(batch, &totals.seconds);
-            self.record(Metric::Step(record))?;
         }
+        self.record(Metric::Step(record))?;
         Ok(totals.drain)
     }
 
@@ -340,7 +344,7 @@ impl Trainer<'_> {
         let everyones = exchange(self.world.as_ref(), &(Bits::from(loss), targets))?;
         let loss: f64 = everyones.iter().map(|(loss, _)| loss.get()).sum();
         let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
-        if self.rank() == 0 && tokens > 0 {
+        if tokens > 0 {
             self.record(Metric::Evaluation(EvaluationRecord {
                 generation: self.generation.number,
                 samples: self.state.samples,
@@ -352,11 +356,13 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Records a step or an evaluation in a file, which outlives the process that started this rank, and
-    /// reports it.
+    /// Records a step or an evaluation in a file, which outlives the process that started this rank. Rank 0 reports it.
     fn record(&mut self, metric: Metric) -> Result<(), TrainError> {
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&metric)?;
+        }
+        if self.rank() != 0 {
+            return Ok(());
         }
         self.reports.send(&match metric {
             Metric::Step(step) => Report::Step(step),
@@ -372,17 +378,26 @@ impl Trainer<'_> {
         let Some(step) = self.last_step.take().filter(|_| self.rank() != 0) else {
             return Ok(());
         };
-        let generation = self.run.join(files::generation(self.generation.number));
-        if metrics::append_missing(&generation.join(files::METRICS), &step)? {
+        if metrics::append_missing(&self.run.join(self.target().metrics()), &step)? {
             self.reports.send(&Report::Step(step));
         }
         Ok(())
     }
 
+    /// The checkpoint of the present state.
+    fn target(&self) -> Target {
+        Target {
+            run_directory: self.run.to_path_buf(),
+            bucket: self.bucket.clone(),
+            generation: self.generation.number,
+            step: self.state.step,
+        }
+    }
+
     fn begin_checkpoint(&mut self) -> Result<(), TrainError> {
-        let place = (self.run, self.generation.number);
+        let target = self.target();
         let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
-        self.saving.begin(engine, world, place, &self.state)
+        self.saving.begin(engine, world, target, &self.state)
     }
 
     fn finish_checkpoint(&mut self) -> Result<(), TrainError> {
@@ -409,10 +424,10 @@ impl Trainer<'_> {
     pub fn commit_alone(&mut self) -> Result<(), TrainError> {
         self.engine.discard();
         self.record_for_rank_0()?;
-        self.saving = Saving::default();
-        let place = (self.run, self.generation.number);
+        self.saving.abandon();
+        let target = self.target();
         self.saving
-            .begin(self.engine.as_mut(), &Solo, place, &self.state)?;
+            .begin(self.engine.as_mut(), &Solo, target, &self.state)?;
         let report = self
             .saving
             .finish(self.engine.as_ref(), &Solo, self.setup)?;

@@ -441,6 +441,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let target = Target {
             run_directory: run.path().to_path_buf(),
+            bucket: None,
             generation: 1,
             step: 1,
         };

@@ -126,6 +126,21 @@ pub fn create_directory(path: &Path) -> Result<(), FileError> {
     std::fs::create_dir_all(path).map_err(|error| FileError::from_io("create", path, 0, error))
 }
 
+/// Removes a file, or a directory with all that is in it; nothing if there is none.
+pub fn remove(path: &Path) -> Result<(), FileError> {
+    let is_directory = path.symlink_metadata().is_ok_and(|about| about.is_dir());
+    let removed = match is_directory {
+        true => std::fs::remove_dir_all(path),
+        false => std::fs::remove_file(path),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(FileError::from_io("remove", path, 0, error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Replaces `path` by `bytes`. A reader sees the old content or the new one, complete, even after a power
 /// failure: the bytes go to a temporary file in the same directory, which is fsynced and renamed, and the
 /// directory is fsynced.

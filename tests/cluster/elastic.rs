@@ -7,7 +7,11 @@ use super::support::{Job, kit, kubectl, node_without_controller, recipe, restore
 
 #[test]
 fn a_job_completes_with_its_plan_and_formula_in_the_status() {
-    let job = Job::apply("whole", &recipe(4800), json!({}));
+    completes(Job::with_volume("whole"));
+}
+
+pub fn completes(job: Job) {
+    let job = job.start(&recipe(4800), json!({}));
     let status = job.finish(96);
     assert_eq!(status["plan"]["formula"], "6 × 4 × 4 = 96");
     assert_eq!(status["history"].as_array().unwrap().len(), 1);
@@ -40,7 +44,11 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_reused() {
 
 #[test]
 fn a_node_without_power_is_left_before_kubernetes_declares_it_lost() {
-    let job = Job::apply("power", &recipe(400_000), json!({}));
+    loses_power(Job::with_volume("power"));
+}
+
+pub fn loses_power(job: Job) {
+    let job = job.start(&recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     let _restored = restored("kit", &["return", &node]);
@@ -56,7 +64,11 @@ fn a_node_without_power_is_left_before_kubernetes_declares_it_lost() {
 
 #[test]
 fn three_two_one_three_nodes_keep_the_batch() {
-    let job = Job::apply("steps", &recipe(400_000), json!({}));
+    moves_over_the_pool(Job::with_volume("steps"));
+}
+
+pub fn moves_over_the_pool(job: Job) {
+    let job = job.start(&recipe(400_000), json!({}));
     job.wait_training_on(3);
     let _restored = [
         restored("kubectl", &["uncordon", "node1"]),
@@ -83,7 +95,11 @@ fn three_two_one_three_nodes_keep_the_batch() {
 
 #[test]
 fn a_suspended_job_releases_its_gpus_and_resumes_from_its_checkpoint() {
-    let job = Job::apply("suspend", &recipe(19_200), json!({}));
+    is_suspended(Job::with_volume("suspend"));
+}
+
+pub fn is_suspended(job: Job) {
+    let job = job.start(&recipe(19_200), json!({}));
     job.wait_training_on(3);
     job.patch(json!({"suspend": true}));
     let status = job.wait("its suspension", |status| status["phase"] == "Suspended");

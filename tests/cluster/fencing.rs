@@ -6,7 +6,11 @@ use super::support::{Job, kit, node_without_controller, poll, recipe, restored, 
 
 #[test]
 fn a_node_behind_a_network_partition_commits_nothing_and_is_reused() {
-    let job = Job::apply("cut", &recipe(400_000), json!({}));
+    is_cut_off(Job::with_volume("cut"));
+}
+
+pub fn is_cut_off(job: Job) {
+    let job = job.start(&recipe(400_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     {

@@ -2,6 +2,7 @@
 //! names the cluster; `scripts/cluster-tests.sh` starts it, installs the chart and runs the scenarios
 //! one after the other.
 
+mod buckets;
 mod command_line;
 mod crashes;
 mod elastic;

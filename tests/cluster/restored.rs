@@ -9,6 +9,12 @@ fn generation(status: &Value) -> u64 {
     number.as_u64().unwrap_or(0)
 }
 
+fn is_restored(status: &Value) -> bool {
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let restored = conditions.find(|condition| condition["type"] == "Restored");
+    restored.is_some_and(|one| one["status"] == "True" && one["reason"] == "OlderStatus")
+}
+
 #[test]
 fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
     let job = Job::apply("restored", &recipe(400_000), json!({}));
@@ -29,13 +35,7 @@ fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
     let status = job.wait("a generation above the forgotten ones", |status| {
         generation(status) > generation(&forgotten)
     });
-    let mut conditions = status["conditions"].as_array().unwrap().iter();
-    let restored = conditions.find(|condition| condition["type"] == "Restored");
-    let restored = restored.unwrap_or_else(|| panic!("{status:#}"));
-    assert_eq!(
-        (&restored["status"], &restored["reason"]),
-        (&json!("True"), &json!("OlderStatus"))
-    );
+    assert!(is_restored(&status), "{status:#}");
     let start = status["jobGeneration"]["record"]["start"]["samples"].as_u64();
     assert!(
         start.unwrap() >= committed(&forgotten),
@@ -43,4 +43,17 @@ fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
     );
     job.wait_training_on(3);
     job.settle(96);
+}
+
+/// Its pods have exited, so no agent tells what they committed, and the checkpoint of the older status was removed.
+#[test]
+fn a_job_that_a_restored_etcd_believes_to_train_completes_from_its_last_checkpoint() {
+    let job = Job::apply("restored-complete", &recipe(30_000), json!({}));
+    let running = job.wait("a checkpoint", |status| status["checkpoint"].is_object());
+    kit(&["backup"]);
+    job.finish(96);
+    kit(&["restore", "2"]);
+    job.wait("the restored status", is_restored);
+    let status = job.finish(96);
+    assert!(generation(&status) > generation(&running), "{status:#}");
 }

@@ -85,7 +85,9 @@ pub fn kit(arguments: &[&str]) {
 /// A TrainingJob on the cluster with its volume. It is deleted when the test ends.
 pub struct Job {
     name: String,
+    /// The folder of its volume or of its bucket.
     volume: tempfile::TempDir,
+    in_bucket: bool,
     /// Whether its recipe equals that of the undisturbed run except for the budget.
     comparable: bool,
 }
@@ -127,6 +129,12 @@ impl Job {
             "checkpoint": {"claim": name},
             "elasticity": {"scaleUpDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},
         });
+        if self.in_bucket {
+            spec["checkpoint"] = json!({"path": format!("s3://{name}/runs")});
+            let environment =
+                json!({"name": "trainer", "envFrom": [{"secretRef": {"name": "s3"}}]});
+            spec["podTemplate"] = json!({"spec": {"containers": [environment]}});
+        }
         merge(&mut spec, &more);
         create(&json!({
             "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
@@ -183,6 +191,27 @@ impl Job {
         job
     }
 
+    /// Creates the bucket of a job whose pods share no volume, and the Secret with its credentials.
+    pub fn with_bucket(name: &str) -> Job {
+        let state = std::env::var("CLUSTER_STATE").unwrap_or("/tmp/evenkeel-cluster".into());
+        // The server's buckets are folders.
+        let volume = tempfile::Builder::new()
+            .prefix(name)
+            .rand_bytes(0)
+            .tempdir_in(Path::new(&state).join("s3"))
+            .unwrap();
+        kubectl_apply(&json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": {
+                "AWS_ACCESS_KEY_ID": "evenkeel", "AWS_SECRET_ACCESS_KEY": "only-for-tests",
+                "AWS_REGION": "eu-west-1", "AWS_ENDPOINT_URL": "http://10.89.0.1:9000"}}));
+        Job {
+            name: name.into(),
+            volume,
+            in_bucket: true,
+            comparable: false,
+        }
+    }
+
     /// Creates the volume of a job without a claim.
     pub fn without_claim(name: &str) -> Job {
         let volume = tempfile::tempdir().unwrap();
@@ -192,6 +221,7 @@ impl Job {
         let job = Job {
             name: name.into(),
             volume,
+            in_bucket: false,
             comparable: false,
         };
         create(&json!({
@@ -353,9 +383,13 @@ impl Job {
         self.volume.path()
     }
 
-    /// The run directory on the volume.
+    /// The run directory on the volume or in the bucket.
     pub fn run(&self) -> PathBuf {
-        let entries = std::fs::read_dir(self.volume.path()).unwrap();
+        let place = match self.in_bucket {
+            true => self.volume.path().join("runs"),
+            false => self.volume.path().to_owned(),
+        };
+        let entries = std::fs::read_dir(place).unwrap();
         let mut places = entries.map(|entry| entry.unwrap().path());
         places
             .find(|place| !place.ends_with("faults"))
@@ -501,6 +535,11 @@ pub fn node_without_controller() -> String {
 }
 
 /// Creates objects; panics with the error of the API server.
+fn kubectl_apply(object: &Value) {
+    let output = try_kubectl(&["apply", "-f", "-"], &object.to_string());
+    assert!(output.status.success(), "{}", output_text(&output));
+}
+
 pub fn create(objects: &Value) {
     let output = try_create(objects);
     assert!(output.status.success(), "{}", output_text(&output));

@@ -1,6 +1,7 @@
 //! Runs of the real binary that train for seconds to minutes and are disturbed meanwhile (`cargo
 //! test --test endurance`).
 
+mod bucket;
 mod disk;
 mod disturbed;
 mod external_trainers;
@@ -9,6 +10,7 @@ mod measured;
 mod parsers;
 mod readmes;
 mod refused;
+mod s3;
 mod signals;
 mod stalled;
 mod support;

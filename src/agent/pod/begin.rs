@@ -1,14 +1,18 @@
 //! Starts a generation in a pod: checks the prerequisites, waits for the first member, and reports
 //! what prevents the start.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::waiting::{WaitState, Waiting};
-use super::{Current, Membership, PodAgent};
+use super::{Current, Membership, PodAgent, Setup};
+use crate::agent::bucket_run::Brought;
+use crate::agent::mirror::Mirror;
 use crate::agent::preparation::{self, Preparation};
 use crate::agent::volume;
 use crate::agent::{ExternalStall, OomKills, Ranks, Silence, Tail};
+use crate::bucket::Bucket;
 use crate::external_trainer::call::{self, external_call};
 use crate::external_trainer::{Program, ProgressWatch, Start};
 use crate::inventory::{Devices, Inventory};
@@ -30,14 +34,14 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    fn after(generation: u64) -> Backoff {
+    pub(super) fn after(generation: u64) -> Backoff {
         Backoff {
             generation,
             since: Instant::now(),
         }
     }
 
-    fn holds(self, generation: u64) -> bool {
+    pub(super) fn holds(self, generation: u64) -> bool {
         self.generation == generation && self.since.elapsed() < RETRY_INTERVAL
     }
 }
@@ -83,6 +87,10 @@ impl PodAgent {
         if self.pause.is_some_and(|pause| pause.holds(record.number)) {
             return;
         }
+        if !self.is_kept() {
+            self.report_wait("copying what the last ranks have left to the bucket".to_owned());
+            return;
+        }
         match self.try_to_start(record, first, count) {
             Ok(true) => self.publish(),
             Ok(false) => {}
@@ -110,7 +118,7 @@ impl PodAgent {
         if let Some(problem) = volume::unmounted(&self.identity.run) {
             return Err(problem);
         }
-        if !self.prepared(record, first == 0)? {
+        if !self.set_up()? || !self.prepared(record, first == 0)? {
             return Ok(false);
         }
         let inventory = Inventory::discover();
@@ -121,6 +129,32 @@ impl PodAgent {
         self.start(record, first, count, &gpus)?;
         self.end_wait();
         Ok(true)
+    }
+
+    /// Whether the pod has the job's code, and its setup command has run.
+    fn set_up(&mut self) -> Result<bool, Problem> {
+        match &mut self.setup {
+            Setup::Done => Ok(true),
+            Setup::NotStarted if !self.identity.setup => Ok(true),
+            Setup::NotStarted => {
+                let started = Preparation::start_setup(&self.identity);
+                let started = started.map_err(|error| Problem::of_volume(&error))?;
+                self.setup = Setup::Running(started);
+                self.report_wait("the setup command runs in this pod".to_owned());
+                Ok(false)
+            }
+            Setup::Running(running) => match running.ended() {
+                Ok(false) => Ok(false),
+                Ok(true) => {
+                    self.setup = Setup::Done;
+                    Ok(true)
+                }
+                Err(problem) => {
+                    self.setup = Setup::NotStarted;
+                    Err(problem)
+                }
+            },
+        }
     }
 
     /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer, if it computes on GPUs.
@@ -150,7 +184,7 @@ impl PodAgent {
         let external = self
             .external_job()
             .map(|job| external_call(&job.trainer_source(), &self.identity.run, record));
-        let external = external.transpose()?;
+        let external = external.transpose()?.map(Arc::new);
         // Only the host of rank 0 has its reports.
         let progress = external.as_ref().filter(|_| first == 0).map(|external| {
             ProgressWatch::start(
@@ -183,6 +217,7 @@ impl PodAgent {
                 threads: (self.identity.cores / count).max(1),
                 key: &authentication::generation_key(&self.identity.key, record.number),
                 progress_deadline: deadline,
+                bucket: self.identity.bucket.as_ref().map(Bucket::base),
             },
             &self.events,
         )
@@ -194,6 +229,12 @@ impl PodAgent {
                 error,
             ))
         })?;
+        let mirror = self.identity.bucket.as_ref().zip(external.clone());
+        let mirror = mirror.map(|(bucket, external)| {
+            let mut shares = record.shares();
+            let member = shares.position(|(begins, _)| begins == first).unwrap_or(0);
+            Mirror::start(bucket, &self.identity.run, record, member, external)
+        });
         self.state = AgentState {
             version: self.state.version,
             job: self.identity.job.clone(),
@@ -219,6 +260,7 @@ impl PodAgent {
         self.current = Some(Current {
             generation: record.clone(),
             external,
+            mirror,
             progress,
             pace: Pace::default(),
             ranks,
@@ -234,10 +276,10 @@ impl PodAgent {
         Ok(())
     }
 
-    /// Whether the run is prepared. The first member prepares it in a separate process; the others
-    /// wait for its file.
+    /// Whether the run is prepared. The first member prepares it; the others wait for its file.
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
-        if let Some(job) = self.external_job() {
+        let external = self.external_job();
+        if let (Some(job), None) = (external, &self.identity.bucket) {
             // An external trainer prepares its own data.
             let chosen = call::choose(&job.trainer_source(), &self.identity.run, record, mine)?;
             if !chosen {
@@ -249,16 +291,77 @@ impl PodAgent {
             }
             return Ok(chosen);
         }
+        let directory =
+            external.map(|job| call::checkpoints(&job.trainer_source(), &self.identity.run));
+        let directory = directory.transpose()?;
         let setup = self.identity.run.join(files::RUN);
-        if setup.exists() {
+        let ready = match self.identity.bucket.clone() {
+            Some(bucket) => self.brought(&bucket, record, mine, directory)?,
+            None if setup.exists() => true,
+            None if mine => self.prepare()? && setup.exists(),
+            None => {
+                self.wait_for(record, &setup)?;
+                false
+            }
+        };
+        if ready {
             self.preparation = None;
             if self.state.budget.is_none() {
                 self.state.budget = preparation::budget(&setup);
             }
-            return Ok(true);
         }
-        let Some(job) = self.job.as_ref().filter(|_| mine) else {
-            self.wait_for(record, &setup)?;
+        Ok(ready)
+    }
+
+    /// Whether this pod's disk has everything that the ranks read; brings it from the bucket.
+    fn brought(
+        &mut self,
+        bucket: &Bucket,
+        record: &Generation,
+        mine: bool,
+        external: Option<(PathBuf, &'static str)>,
+    ) -> Result<bool, Problem> {
+        let prepares = mine && external.is_none();
+        if self.preparation.is_some() && !self.prepare()? {
+            return Ok(false);
+        }
+        let run = self.identity.run.clone();
+        match self
+            .bucket_run
+            .bring(bucket, &run, record, mine, external)
+            .transpose()?
+        {
+            Some(Brought::Ready) => return Ok(true),
+            Some(Brought::Unprepared) if prepares => {
+                self.prepare()?;
+            }
+            Some(Brought::Unprepared) => {
+                self.wait_for_bucket(record, |waiting| waiting.message(&run))
+            }
+            None => self.wait_for_bucket(record, |_| {
+                format!("copying the run's files from {} to this pod", bucket.base())
+            }),
+        }
+        Ok(false)
+    }
+
+    /// Reports a long wait for the bucket.
+    fn wait_for_bucket(&mut self, record: &Generation, message: impl Fn(&Waiting) -> String) {
+        let waiting = match self.waiting.take() {
+            Some(waiting) if waiting.generation == record.number => waiting,
+            _ => Waiting::begin(record),
+        };
+        let report = waiting.verdict() != WaitState::TooEarly;
+        let message = report.then(|| message(&waiting));
+        self.waiting = Some(waiting);
+        message
+            .into_iter()
+            .for_each(|message| self.report_wait(message));
+    }
+
+    /// Prepares the run in a separate process; whether that has ended.
+    fn prepare(&mut self) -> Result<bool, Problem> {
+        let Some(job) = &self.job else {
             return Ok(false);
         };
         let preparation = match &mut self.preparation {
@@ -269,7 +372,7 @@ impl PodAgent {
             }
         };
         match preparation.ended() {
-            Ok(ended) => Ok(ended && setup.exists()),
+            Ok(ended) => Ok(ended),
             Err(problem) => {
                 if !problem.deterministic {
                     self.preparation = None;
@@ -319,7 +422,7 @@ impl PodAgent {
         }
     }
 
-    fn report_problem(&mut self, problem: Problem) {
+    pub(super) fn report_problem(&mut self, problem: Problem) {
         if self.state.problem.as_ref() == Some(&problem) {
             return;
         }

@@ -60,6 +60,8 @@ impl Pod {
             key: Key::random().unwrap(),
             pod: format!("uid-{member}"),
             run: volume.path().join("run"),
+            bucket: None,
+            setup: false,
             devices: 1,
             cores: 1,
         };

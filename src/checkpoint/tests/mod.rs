@@ -1,6 +1,7 @@
 //! Checkpoints of a small Llama, with real files and real processes.
 
 mod agreement;
+mod bucket;
 mod disk;
 mod engine;
 mod faults;
@@ -67,6 +68,7 @@ pub fn unit_state(layout: &Layout, unit: usize, salt: u64) -> UnitState {
 pub fn target(run: &Path, generation: u64, step: u64) -> Target {
     Target {
         run_directory: run.to_path_buf(),
+        bucket: None,
         generation,
         step,
     }

@@ -1,20 +1,26 @@
 //! `evenkeel launch RECIPE --nodes N`: creates a TrainingJob from a recipe and follows it until it
 //! ends.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use kube::ResourceExt;
+use serde_json::{Value, json};
 
 use super::{ClusterArgs, recipe_source};
-use crate::api::{OnStall, RemainderPolicy, TrainerDevice};
+use crate::api::{CheckpointVolume, EnvVar, OnStall, RemainderPolicy, TrainerDevice};
+use crate::bucket::Bucket;
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
-use crate::client::{self, End, LaunchOptions, change};
+use crate::client::{self, End, LaunchOptions, change, code};
 use crate::launch::check_external_trainer;
 use crate::plan::{self, PlanRequest};
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
+use crate::util::format::{bytes, count};
+use crate::util::key::{hex, nonce};
 
 /// Exit code after Ctrl-C while following a job, which continues.
 const EXIT_INTERRUPTED: u8 = 130;
@@ -31,6 +37,25 @@ pub struct Args {
     /// checkpoints]
     #[arg(long, value_name = "CLAIM")]
     claim: Option<String>,
+    /// Bucket for checkpoints instead of a claim: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
+    #[arg(long, value_name = "URL", conflicts_with = "claim")]
+    bucket: Option<String>,
+    /// Folder that every pod gets as its working directory: the files that git tracks or would track, at most 256 MiB
+    /// [default: the working directory, if a command follows `--`]
+    #[arg(long, value_name = "DIR")]
+    code: Option<PathBuf>,
+    /// Send no code: the image has it
+    #[arg(long, conflicts_with = "code")]
+    no_code: bool,
+    /// Shell command that runs once in every pod before its ranks, for example "pip install -r requirements.txt"
+    #[arg(long, value_name = "COMMAND")]
+    setup: Option<String>,
+    /// Environment variable of the ranks; repeatable
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Secret or ConfigMap whose keys are environment variables: secret/NAME or configmap/NAME; repeatable
+    #[arg(long, value_name = "KIND/NAME")]
+    env_from: Vec<String>,
     /// Resource name of a GPU in the nodes' allocatable resources [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME")]
     resource: Option<String>,
@@ -59,6 +84,12 @@ impl Args {
         let set = [
             ("--image", self.image.is_some()),
             ("--claim", self.claim.is_some()),
+            ("--bucket", self.bucket.is_some()),
+            ("--code", self.code.is_some()),
+            ("--no-code", self.no_code),
+            ("--setup", self.setup.is_some()),
+            ("--env", !self.env.is_empty()),
+            ("--env-from", !self.env_from.is_empty()),
             ("--resource", self.resource.is_some()),
             ("--min-nodes", self.min_nodes.is_some()),
             ("--dry-run", self.dry_run),
@@ -126,7 +157,9 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     for note in notes {
         say(format_args!("warning: {note}\n"));
     }
-    let job = client::training_job(submitted_job(launch, nodes, per_node)?);
+    let mut options = submitted_job(launch, nodes, per_node)?;
+    let code = code_of(launch, &mut options)?;
+    let job = client::training_job(options);
     if args.dry_run {
         Format::Yaml.print(&job)?;
         return Ok(ExitCode::SUCCESS);
@@ -138,8 +171,31 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     ));
     let name = job.metadata.name.clone().unwrap_or_default();
     let options = args.cluster.options();
-    args.cluster
-        .run(async |cluster| Ok(change::create(cluster, &job).await?))?;
+    if let Some(Code {
+        archive,
+        url: Some(url),
+        ..
+    }) = &code
+    {
+        upload(url, archive)?;
+    }
+    args.cluster.run(async |cluster| {
+        let created = change::create(cluster, &job).await?;
+        if let Some(Code {
+            archive,
+            config_map: Some(name),
+            ..
+        }) = code
+        {
+            let sent = change::create_code(cluster, &created, &name, archive).await;
+            if let Err(error) = sent {
+                // Its pods would wait for the code.
+                change::cancel(cluster, &created.name_any()).await?;
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    })?;
     if args.detach {
         say(format_args!(
             "created {name}; `evenkeel logs -f {name}{options}` follows it\n"
@@ -151,6 +207,103 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
         cluster: &args.cluster,
         mode,
     })
+}
+
+/// The code of a launch and the place that it goes to.
+struct Code {
+    archive: Vec<u8>,
+    config_map: Option<String>,
+    url: Option<String>,
+}
+
+/// Archives the code of a launch and says so; the job then names its place.
+fn code_of(launch: &Launch<'_>, options: &mut LaunchOptions) -> anyhow::Result<Option<Code>> {
+    let args = launch.args;
+    let directory = match &args.code {
+        Some(directory) => directory.as_path(),
+        None if args.no_code || options.command.is_empty() => return Ok(None),
+        None => Path::new("."),
+    };
+    let code = code::archive(directory)?;
+    let size = bytes(code.archive.len() as u64);
+    say(format_args!(
+        "code: {} of {}, {} ({size} compressed)\n",
+        count(code.files as u64, "file"),
+        directory.display(),
+        bytes(code.bytes)
+    ));
+    let is_small = code.archive.len() <= code::MOST_IN_CONFIG_MAP;
+    let (config_map, url) = match &args.bucket {
+        _ if is_small => {
+            // The ConfigMap of a deleted job may still wait for its own deletion.
+            let suffix = hex(&nonce()?[..4]);
+            (Some(format!("{}-code-{suffix}", options.name)), None)
+        }
+        Some(bucket) => {
+            let bucket = bucket.trim_end_matches('/');
+            (None, Some(format!("{bucket}/code/{}.tar.gz", code.sha256)))
+        }
+        None => {
+            let too_large = format!(
+                "the code is too large for a ConfigMap, {size} of {}: give a bucket with --bucket, add what the training \
+                 does not need to .gitignore, or send a smaller folder with --code DIR",
+                bytes(code::MOST_IN_CONFIG_MAP as u64)
+            );
+            if args.code.is_some() {
+                bail!(too_large);
+            }
+            say(format_args!(
+                "warning: the image must have the program, since no code is sent; {too_large}\n"
+            ));
+            return Ok(None);
+        }
+    };
+    options.code = Some(crate::api::Code {
+        config_map: config_map.clone(),
+        url: url.clone(),
+        sha256: code.sha256,
+    });
+    Ok(Some(Code {
+        archive: code.archive,
+        config_map,
+        url,
+    }))
+}
+
+/// Uploads the archive, unless the bucket has it.
+fn upload(url: &str, archive: &[u8]) -> anyhow::Result<()> {
+    let (place, name) = url.rsplit_once('/').unwrap_or_default();
+    let bucket = Bucket::open(place)?;
+    if bucket.size(name)?.is_none() {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), archive)?;
+        bucket.upload(file.path(), name)?;
+    }
+    Ok(())
+}
+
+/// A variable of `--env`.
+fn variable(text: &str) -> anyhow::Result<EnvVar> {
+    let (name, value) = text
+        .split_once('=')
+        .with_context(|| format!("`--env {text}` has no value; write --env NAME=VALUE"))?;
+    Ok(EnvVar {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        value_from: None,
+    })
+}
+
+/// A source of `--env-from`.
+fn source(text: &str) -> anyhow::Result<Value> {
+    let kinds = [("secret/", "secretRef"), ("configmap/", "configMapRef")];
+    let found = kinds
+        .iter()
+        .find_map(|(kind, key)| Some((*key, text.strip_prefix(kind)?)));
+    let (key, name) = found.with_context(|| {
+        format!("`--env-from {text}` is neither secret/NAME nor configmap/NAME")
+    })?;
+    Ok(json!({key: {"name": name}}))
 }
 
 fn submitted_job(
@@ -203,7 +356,28 @@ fn submitted_job(
         gpus_per_node,
         resource: args.resource().to_owned(),
         image: args.image(),
-        claim: args.claim.clone().unwrap_or_else(|| "checkpoints".into()),
+        checkpoint: match &args.bucket {
+            Some(url) => CheckpointVolume {
+                claim: None,
+                path: Some(url.clone()),
+            },
+            None => CheckpointVolume {
+                claim: Some(args.claim.clone().unwrap_or_else(|| "checkpoints".into())),
+                path: None,
+            },
+        },
+        code: None,
+        setup: args.setup.clone(),
+        env: args
+            .env
+            .iter()
+            .map(|text| variable(text))
+            .collect::<Result<_, _>>()?,
+        env_from: args
+            .env_from
+            .iter()
+            .map(|text| source(text))
+            .collect::<Result<_, _>>()?,
         recipe: recipe_source::source(from, recipe, &overrides, remainder)?,
         overrides,
         remainder,

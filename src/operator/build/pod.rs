@@ -14,13 +14,16 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     AGENT_PORT, JOB_LABEL, METRICS_PORT, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay,
 };
-use crate::api::TrainingJob;
 use crate::api::status::Slot;
+use crate::api::{CODE_KEY, TrainingJob};
 use crate::inventory::kubernetes::ResourceRequest;
 use crate::lifecycle::authentication;
 
 /// Where pods have the job's key.
 const KEY_MOUNT: &str = "/run/evenkeel";
+/// Where pods have the code: its archive in a ConfigMap, and its files.
+const CODE_ARCHIVE: &str = "/run/evenkeel-code";
+const CODE_DIRECTORY: &str = "/code";
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
 /// Termination time for the agent, in addition to the ranks' time to commit.
@@ -121,7 +124,14 @@ pub fn is_outdated(pod: &Pod, job: &TrainingJob) -> bool {
 /// controller that builds different pods does not replace running ones.
 fn template_of(job: &TrainingJob) -> String {
     let spec = &job.spec;
-    let parts = json!([spec.image, spec.pod_template, spec.trainer]);
+    let mut parts = vec![
+        json!(spec.image),
+        json!(spec.pod_template),
+        json!(spec.trainer),
+    ];
+    // Jobs without it keep the hash of earlier versions.
+    parts.extend(spec.code.iter().map(|code| json!(code)));
+    let parts = Value::from(parts);
     format!("{:016x}", xxh3_64(parts.to_string().as_bytes()))
 }
 
@@ -163,6 +173,20 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
         }));
         mounts.push(json!({"name": "checkpoints", "mountPath": mount}));
     }
+    if job.spec.checkpoint.bucket().is_some() {
+        volumes.push(json!({"name": "checkpoints", "emptyDir": {}}));
+        mounts.push(json!({"name": "checkpoints", "mountPath": mount}));
+    }
+    if let Some(code) = &job.spec.code {
+        volumes.push(json!({"name": "code", "emptyDir": {}}));
+        mounts.push(json!({"name": "code", "mountPath": CODE_DIRECTORY}));
+        if let Some(name) = &code.config_map {
+            volumes.push(json!({"name": "code-archive", "configMap": {"name": name}}));
+            let mount =
+                json!({"name": "code-archive", "mountPath": CODE_ARCHIVE, "readOnly": true});
+            mounts.push(mount);
+        }
+    }
     let devices = BTreeMap::from([(&job.spec.resource_name, job.spec.gpus_per_node.to_string())]);
     json!({
         "hostname": name,
@@ -191,6 +215,8 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
             "command": ["evenkeel", "agent"],
             "args": ["--run", run_directory(job), "--devices", job.spec.gpus_per_node.to_string()],
             "env": environment(job),
+            "envFrom": Some(&job.spec.trainer.env_from).filter(|sources| !sources.is_empty()),
+            "workingDir": job.spec.code.as_ref().map(|_| CODE_DIRECTORY),
             "ports": [
                 {"name": "agent", "containerPort": AGENT_PORT},
                 {"name": "metrics", "containerPort": METRICS_PORT},
@@ -217,8 +243,11 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
 /// The run directory in every pod. It contains the uid: a recreated job of the same name is another
 /// run.
 pub fn run_directory(job: &TrainingJob) -> String {
-    let uid = job.uid().unwrap_or_default();
-    format!("{}/{}-{}", job.spec.checkpoint.mount(), job.name_any(), uid)
+    format!("{}/{}", job.spec.checkpoint.mount(), run_name(job))
+}
+
+fn run_name(job: &TrainingJob) -> String {
+    format!("{}-{}", job.name_any(), job.uid().unwrap_or_default())
 }
 
 /// Environment: the identity of the agent, NCCL settings for the pod network, and the user's
@@ -241,7 +270,24 @@ fn environment(job: &TrainingJob) -> Vec<Value> {
         json!({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"}),
         json!({"name": "TMPDIR", "value": "/tmp"}),
     ];
+    if let Some(bucket) = job.spec.checkpoint.bucket() {
+        let url = format!("{}/{}", bucket.trim_end_matches('/'), run_name(job));
+        env.push(json!({"name": "EVENKEEL_BUCKET", "value": url}));
+    }
+    if let Some(code) = &job.spec.code {
+        let archive = format!("{CODE_ARCHIVE}/{CODE_KEY}");
+        let place = code.url.as_deref().unwrap_or(&archive);
+        env.push(json!({"name": "EVENKEEL_CODE", "value": place}));
+        env.push(json!({"name": "EVENKEEL_CODE_SHA256", "value": code.sha256}));
+        env.push(json!({"name": "EVENKEEL_CODE_DIRECTORY", "value": CODE_DIRECTORY}));
+    }
+    if let Some(setup) = &job.spec.trainer.setup {
+        env.push(json!({"name": "EVENKEEL_SETUP", "value": setup}));
+    }
     let theirs = job.spec.trainer.env.iter();
-    env.extend(theirs.map(|variable| json!({"name": variable.name, "value": variable.value})));
+    env.extend(theirs.map(|variable| match &variable.value_from {
+        Some(source) => json!({"name": variable.name, "valueFrom": source}),
+        None => json!({"name": variable.name, "value": variable.value}),
+    }));
     env
 }

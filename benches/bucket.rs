@@ -1,0 +1,212 @@
+//! A checkpoint of 1 GB to a bucket and back, on the S3 server of the tests, on this machine.
+//!
+//!     EVENKEEL_S3_SERVER=$(scripts/s3-server.sh) cargo bench --bench bucket
+//!
+//! Prints one JSON line: MB/s of an upload, of a restore (each file is hashed while it is received) and of the same
+//! requests without hashing, the ratio of the two in alternation, and the memory that each needs beyond what the process
+//! had before.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use evenkeel::bucket::Bucket;
+use evenkeel::checkpoint::{Committed, Contents, Target, Writer, bucket_copy, commit};
+use evenkeel::engine::{ModelConfig, UnitState, layout};
+use serde_json::json;
+
+/// Alternations of restore and plain download.
+const ROUNDS: usize = 5;
+
+fn main() {
+    let Some(binary) = std::env::var_os("EVENKEEL_S3_SERVER") else {
+        eprintln!("set EVENKEEL_S3_SERVER to the output of scripts/s3-server.sh");
+        return;
+    };
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("runs")).unwrap();
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let server = Command::new(binary)
+        .args([
+            "--access",
+            "evenkeel",
+            "--secret",
+            "only-for-tests",
+            "--quiet",
+            "--keep-alive",
+        ])
+        .args(["--port", &format!("127.0.0.1:{port}"), "posix"])
+        .arg(root.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _server = Killed(server);
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let environment = [
+        ("AWS_ACCESS_KEY_ID", "evenkeel".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "only-for-tests".to_owned()),
+        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+    ];
+    let environment = environment
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+    let bucket = Bucket::open_with("s3://runs/bench", environment).unwrap();
+    let place = tempfile::tempdir().unwrap();
+
+    let committed = save(&bucket, &place.path().join("one"));
+    let path = committed
+        .path
+        .strip_prefix(place.path().join("one"))
+        .unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    let objects = bucket.list(&path).unwrap();
+    let megabytes = objects.iter().map(|object| object.bytes).sum::<u64>() as f64 / 1e6;
+
+    let (uploaded, upload_memory) = measured(|| {
+        for object in &objects {
+            let file = place.path().join("one").join(&object.key);
+            bucket.upload(&file, &object.key).unwrap();
+        }
+    });
+    let (mut restores, mut plains, mut restore_memory) = (Vec::new(), Vec::new(), 0.0_f64);
+    for round in 0..ROUNDS {
+        let disk = place.path().join(format!("restored-{round}"));
+        let (seconds, memory) = measured(|| {
+            let fetched = bucket_copy::fetch(&bucket, &disk, &path, committed.checksum).unwrap();
+            assert_eq!(fetched.kept, 0);
+        });
+        restores.push(seconds);
+        restore_memory = restore_memory.max(memory);
+        std::fs::remove_dir_all(&disk).unwrap();
+        std::fs::create_dir_all(disk.join(&path)).unwrap();
+        plains.push(
+            measured(|| {
+                objects
+                    .iter()
+                    .for_each(|object| plain(&bucket, &disk, &object.key, object.bytes))
+            })
+            .0,
+        );
+        std::fs::remove_dir_all(&disk).unwrap();
+    }
+    let mut ratios: Vec<f64> = plains
+        .iter()
+        .zip(&restores)
+        .map(|(plain, restore)| plain / restore)
+        .collect();
+    println!(
+        "{}",
+        json!({
+            "megabytes": megabytes.round(),
+            "upload_mb_per_s": (megabytes / uploaded).round(),
+            "upload_memory_mb": upload_memory.round(),
+            "restore_mb_per_s": (megabytes / median(&mut restores)).round(),
+            "restore_memory_mb": restore_memory.round(),
+            "plain_mb_per_s": (megabytes / median(&mut plains)).round(),
+            "restore_over_plain": (median(&mut ratios) * 100.0).round() / 100.0,
+        })
+    );
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Commits a checkpoint of about 1 GB.
+fn save(bucket: &Bucket, run: &Path) -> Committed {
+    let layout = layout(&ModelConfig {
+        hidden_size: 768,
+        intermediate_size: 2048,
+        num_hidden_layers: 9,
+        num_attention_heads: 12,
+        num_key_value_heads: 12,
+        head_dim: 64,
+        vocab_size: 16_384,
+        max_position_embeddings: 1024,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        tie_word_embeddings: true,
+        initializer_range: 0.02,
+        sliding_window: None,
+    });
+    let target = Target {
+        run_directory: run.to_path_buf(),
+        bucket: Some(bucket.clone()),
+        generation: 1,
+        step: 1,
+    };
+    let writer = Writer::begin(&target, &layout, 0, 1);
+    for (number, unit) in layout.units.iter().enumerate() {
+        let vector = |salt: usize| {
+            (0..unit.len)
+                .map(|i| (i * 31 + salt) as f32)
+                .collect::<Vec<f32>>()
+        };
+        let state = UnitState {
+            parameters: vector(1),
+            exp_avg: vector(2),
+            exp_avg_sq: vector(3),
+        };
+        writer.write_unit(number, state);
+    }
+    let part = writer.finish().unwrap();
+    let contents = Contents {
+        layout: &layout,
+        samples: 1,
+        state: &json!({}),
+        config: &json!({}),
+        companions: &[],
+    };
+    commit(&target, &[part], contents).unwrap()
+}
+
+/// Downloads an object as a restore does, but does not hash it.
+fn plain(bucket: &Bucket, disk: &Path, key: &str, size: u64) {
+    let mut file = std::fs::File::create(disk.join(key)).unwrap();
+    let write = |piece: &[u8]| {
+        piece
+            .chunks(128 << 10)
+            .all(|piece| file.write_all(piece).is_ok())
+    };
+    bucket.download(key, size, write).unwrap();
+}
+
+/// Seconds of an operation, and the MB by which its memory grew at most.
+fn measured(operation: impl FnOnce()) -> (f64, f64) {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status("VmRSS:");
+    let began = Instant::now();
+    operation();
+    (
+        began.elapsed().as_secs_f64(),
+        (status("VmHWM:") - before).max(0.0),
+    )
+}
+
+/// MB of a line of the process's status.
+fn status(name: &str) -> f64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1e3
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,299 @@
+//! The files of a run whose pods share no volume: a pod's run directory is its own disk, and a bucket has what pods need
+//! from each other. `docs/checkpoints.md` lists every file with its place.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::mirror;
+use crate::bucket::{Bucket, BucketError, Cause};
+use crate::checkpoint::{CheckpointError, bucket_copy};
+use crate::external_trainer::call;
+use crate::lifecycle::agent_state::Problem;
+use crate::lifecycle::{Generation, files};
+use crate::train::{Setup, checkpoint_ref};
+use crate::util::durable::{self, FileError, create_directory};
+
+/// Pause before a pod looks again for what another pod prepares.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Longest time for which a pod that must end waits for the upload of its logs.
+const LOGS: Duration = Duration::from_secs(10);
+
+/// The part of a generation's start that waits for the bucket, in a thread.
+#[derive(Default)]
+pub struct BucketRun {
+    /// The generation and its thread.
+    working: Option<(u64, JoinHandle<Result<Brought, Problem>>)>,
+    /// The first member has prepared nothing by then.
+    unprepared: Option<Instant>,
+    /// Since when a generation waits for the pods of the previous one.
+    waiting: Option<(u64, Instant)>,
+    /// The generation whose logs are kept, and their thread.
+    logs: Option<(u64, Instant, JoinHandle<()>)>,
+}
+
+/// What [`BucketRun::bring`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Brought {
+    /// The disk has everything that the ranks read.
+    Ready,
+    /// No pod has prepared the run yet.
+    Unprepared,
+}
+
+impl BucketRun {
+    /// Brings what the ranks of a generation read to this pod's disk; `None` while that is under way. The first member
+    /// (`mine`) takes what it has prepared to the bucket. `external`: the checkpoint directory of an external trainer, and
+    /// how the names of its checkpoints begin.
+    pub fn bring(
+        &mut self,
+        bucket: &Bucket,
+        run: &Path,
+        record: &Generation,
+        mine: bool,
+        external: Option<(PathBuf, &'static str)>,
+    ) -> Option<Result<Brought, Problem>> {
+        if (self.unprepared).is_some_and(|since| since.elapsed() < LOOK_AGAIN) {
+            return Some(Ok(Brought::Unprepared));
+        }
+        let Some((number, working)) = self.working.take() else {
+            let (bucket, run, record) = (bucket.clone(), run.to_path_buf(), record.clone());
+            let number = record.number;
+            let waiting = self.waiting.take_if(|(waiting, _)| *waiting == number);
+            let waiting = self
+                .waiting
+                .insert(waiting.unwrap_or((number, Instant::now())));
+            let waited = waiting.1.elapsed();
+            let thread = std::thread::spawn(move || {
+                let brought = match external {
+                    Some(place) => {
+                        bring_external(&bucket, &run, &record, mine.then_some(waited), &place)
+                    }
+                    None => bring(&bucket, &run, &record, mine),
+                };
+                brought.map_err(|error| problem(&error))
+            });
+            self.working = Some((number, thread));
+            return None;
+        };
+        if !working.is_finished() {
+            self.working = Some((number, working));
+            return None;
+        }
+        let brought = working
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if number != record.number {
+            return None;
+        }
+        let unprepared = matches!(brought, Ok(Brought::Unprepared));
+        self.unprepared = unprepared.then(Instant::now);
+        Some(brought)
+    }
+
+    /// Keeps the logs of a generation whose ranks here have ended; true when that is done or takes too long.
+    pub fn keep_logs(
+        &mut self,
+        bucket: &Bucket,
+        run: &Path,
+        generation: u64,
+        ranks: Range<u64>,
+    ) -> bool {
+        let logs = self.logs.take_if(|(number, _, _)| *number == generation);
+        let logs = logs.unwrap_or_else(|| {
+            let (bucket, run) = (bucket.clone(), run.to_path_buf());
+            let thread = std::thread::spawn(move || upload_logs(&bucket, &run, generation, ranks));
+            (generation, Instant::now(), thread)
+        });
+        let (_, since, thread) = self.logs.insert(logs);
+        thread.is_finished() || since.elapsed() > LOGS
+    }
+}
+
+fn bring(
+    bucket: &Bucket,
+    run: &Path,
+    record: &Generation,
+    mine: bool,
+) -> Result<Brought, CheckpointError> {
+    if !bring_setup(bucket, run, mine)? {
+        return Ok(Brought::Unprepared);
+    }
+    if let Some(start) = &record.start {
+        bucket_copy::fetch(bucket, run, &start.path, checkpoint_ref::checksum(start)?)?;
+    }
+    if mine {
+        bucket.put(&key_of(record, files::RECORD), json(record)?)?;
+    }
+    Ok(Brought::Ready)
+}
+
+/// Brings the checkpoint that the first member has chosen; that one (`mine`) has waited so long for older pods.
+fn bring_external(
+    bucket: &Bucket,
+    run: &Path,
+    record: &Generation,
+    mine: Option<Duration>,
+    (directory, prefix): &(PathBuf, &str),
+) -> Result<Brought, CheckpointError> {
+    let key = key_of(record, files::CALL);
+    let chosen: mirror::Chosen = match bucket.get(&key)? {
+        Some(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|error| BucketError::damaged(&bucket.url(&key), error.to_string()))?,
+        None => {
+            let Some(waited) = mine else {
+                return Ok(Brought::Unprepared);
+            };
+            let Some(chosen) = mirror::choose(bucket, record, waited)? else {
+                return Ok(Brought::Unprepared);
+            };
+            bucket.create(&key, json(&chosen)?)?;
+            chosen
+        }
+    };
+    let fetched = mirror::fetch(bucket, directory, prefix, &chosen);
+    if let Err(CheckpointError::Bucket(error)) = &fetched
+        && mine.is_some()
+        && matches!(error.cause, Cause::Damaged | Cause::Missing)
+    {
+        mirror::refuse(bucket, &chosen)?;
+        bucket.delete(&key)?;
+    }
+    call::write_choice(run, record, fetched?)?;
+    if mine.is_some() {
+        bucket.put(&key_of(record, files::RECORD), json(record)?)?;
+    }
+    Ok(Brought::Ready)
+}
+
+fn key_of(record: &Generation, file: &str) -> String {
+    format!("{}/{file}", files::generation(record.number))
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>, CheckpointError> {
+    serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::Misuse(error.to_string()))
+}
+
+/// Makes `run.json` and the prepared data of disk and bucket the same; false if neither has them, or only the disk of a
+/// pod that is not the first. Of two pods that prepared the run, the bucket has the result of the first.
+fn bring_setup(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, CheckpointError> {
+    let (setup, data) = (run.join(files::RUN), run.join(files::DATA));
+    loop {
+        let own = match durable::read(&setup) {
+            Err(error) if error.is_absent() => None,
+            read => Some(read?),
+        };
+        match (bucket.get(files::RUN)?, own) {
+            (Some(theirs), Some(own)) if theirs == own => return Ok(true),
+            (Some(theirs), _) => {
+                for outdated in [&setup, &data] {
+                    durable::remove(outdated)?;
+                }
+                download_directory(bucket, files::DATA, &data)?;
+                check_data(bucket, &theirs, &data)?;
+                durable::write_atomically(&setup, &theirs)?;
+                return Ok(true);
+            }
+            (None, Some(own)) if mine => {
+                upload_directory(bucket, &data, files::DATA)?;
+                match bucket.create(files::RUN, own) {
+                    Err(error) if error.cause == Cause::Taken => continue,
+                    created => created?,
+                }
+                return Ok(true);
+            }
+            (None, _) => return Ok(false),
+        }
+    }
+}
+
+/// Refuses data of another preparation than that of `run.json`.
+fn check_data(bucket: &Bucket, setup: &[u8], data: &Path) -> Result<(), CheckpointError> {
+    let damaged = |message: String| BucketError::damaged(&bucket.url(files::DATA), message);
+    let setup: Setup = serde_json::from_slice(setup).map_err(|error| damaged(error.to_string()))?;
+    match setup.prepared(data) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(damaged("it is of another preparation than run.json".to_owned()).into()),
+        Err(error) => Err(damaged(error.to_string()).into()),
+    }
+}
+
+fn upload_directory(bucket: &Bucket, directory: &Path, key: &str) -> Result<(), CheckpointError> {
+    let failed = |error| FileError::from_io("list", directory, 0, error);
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed)?,
+    };
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let key = format!("{key}/{name}");
+        match path.is_dir() {
+            true => upload_directory(bucket, &path, &key)?,
+            false => bucket.upload(&path, &key)?,
+        }
+    }
+    Ok(())
+}
+
+fn download_directory(bucket: &Bucket, key: &str, directory: &Path) -> Result<(), CheckpointError> {
+    for object in bucket.list(key)? {
+        let file = object.key[key.len()..].trim_start_matches('/');
+        let file = directory.join(file);
+        create_directory(file.parent().unwrap_or(directory))?;
+        bucket_copy::download(bucket, &object.key, &file, object.bytes)?;
+    }
+    Ok(())
+}
+
+/// Writes the logs and stacks of these ranks to the bucket.
+fn upload_logs(bucket: &Bucket, run: &Path, generation: u64, ranks: Range<u64>) {
+    let logs = ranks.flat_map(|rank| {
+        [
+            files::rank_log(generation, rank),
+            files::stacks(generation, rank),
+        ]
+    });
+    for file in logs {
+        let path = run.join(&file);
+        if path.is_file() {
+            // A missing log stops no training.
+            if let Err(error) = bucket.upload(&path, &file.to_string_lossy()) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+}
+
+/// The problem of a pod that cannot read or write its run in the bucket.
+pub fn problem(error: &CheckpointError) -> Problem {
+    let (reason, deterministic) = match error {
+        CheckpointError::Bucket(error) => (reason(error), false),
+        CheckpointError::File(error) => return Problem::of_volume(error),
+        _ => ("BucketDamaged", false),
+    };
+    Problem {
+        reason: reason.into(),
+        message: error.to_string(),
+        deterministic,
+    }
+}
+
+fn reason(error: &BucketError) -> &'static str {
+    match error.cause {
+        Cause::NoBucket | Cause::Url => "BucketMissing",
+        Cause::Region
+        | Cause::NoCredentials
+        | Cause::Expired
+        | Cause::Credentials
+        | Cause::Denied
+        | Cause::Clock => "BucketDenied",
+        Cause::Missing | Cause::Damaged | Cause::Taken => "BucketDamaged",
+        Cause::Disk => "VolumeFull",
+        Cause::Throttled | Cause::Unreachable | Cause::Other => "BucketUnreachable",
+    }
+}

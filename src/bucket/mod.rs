@@ -1,0 +1,330 @@
+//! An object store as the home of a run: a bucket of Amazon S3 (or of a server that speaks its protocol), Google Cloud
+//! Storage or Azure Blob Storage.
+//!
+//! All calls block. They retry what may succeed later: lost connections, throttling, errors of the server. A value
+//! becomes visible with its last byte. [`Bucket::create`] is the only operation that decides between two writers.
+
+mod access;
+mod error;
+mod transfer;
+
+#[cfg(test)]
+pub mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::{Path, PathPart};
+use object_store::{
+    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode,
+    PutOptions, RetryConfig,
+};
+use percent_encoding::percent_decode_str;
+use tokio::runtime::Runtime;
+
+pub use access::Environment;
+pub use error::{BucketError, Cause};
+
+/// Limit of one request. A part of [`transfer::PART`] bytes needs it on a connection of 140 kB/s.
+const REQUEST: Duration = Duration::from_secs(60);
+/// Time after which a request is not retried any more.
+const RETRY: Duration = Duration::from_secs(20);
+/// Time for which [`Bucket::patiently`] repeats an operation. It is below the shortest time after which a rank counts
+/// as stalled.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Largest object that is read into memory at once.
+const SMALL: u64 = 64 << 20;
+
+/// A prefix of a bucket. Keys are relative to it.
+#[derive(Clone)]
+pub struct Bucket {
+    url: String,
+    prefix: Path,
+    store: Arc<dyn ObjectStore>,
+    runtime: Arc<Runtime>,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+/// An object below a prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// Relative to the [`Bucket`].
+    pub key: String,
+    pub bytes: u64,
+}
+
+/// Whether a path is the URL of a bucket.
+pub fn is_url(path: &str) -> bool {
+    path.contains("://")
+}
+
+impl Bucket {
+    /// A bucket by its URL: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Credentials, region
+    /// and endpoint come from the environment: the variables of each provider's own tools, with the identity of the
+    /// pod or the machine if they are not set. Sends no request.
+    pub fn open(url: &str) -> Result<Bucket, BucketError> {
+        Bucket::open_with(url, access::with_profile(access::environment()))
+    }
+
+    /// [`Bucket::open`] with these variables.
+    pub fn open_with(url: &str, environment: Environment) -> Result<Bucket, BucketError> {
+        let invalid = |why: String| BucketError::invalid(url, why);
+        let parsed = reqwest::Url::parse(url).map_err(|error| invalid(error.to_string()))?;
+        let (scheme, prefix) =
+            ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(error.to_string()))?;
+        // A second installation is refused and harmless.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_secs(5),
+                base: 2.0,
+            },
+            max_retries: 20,
+            retry_timeout: RETRY,
+        };
+        let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+        let endpoint = endpoint.iter().find_map(|name| environment.get(*name));
+        let client = ClientOptions::new()
+            .with_timeout(REQUEST)
+            .with_connect_timeout(Duration::from_secs(5))
+            .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
+        let client = access::with_certificates(client);
+        let variables = environment.iter();
+        let variables = variables.map(|(name, value)| (name.to_ascii_lowercase(), value));
+        let store: Result<Arc<dyn ObjectStore>, object_store::Error> = match scheme {
+            ObjectStoreScheme::AmazonS3 => variables
+                .filter_map(|(name, value)| {
+                    Some((name.strip_prefix("aws_").and(name.parse().ok())?, value))
+                })
+                .fold(AmazonS3Builder::new(), |builder, (key, value)| {
+                    builder.with_config(key, value)
+                })
+                .with_url(url)
+                .with_retry(retry)
+                .with_client_options(client)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            ObjectStoreScheme::GoogleCloudStorage => variables
+                .filter_map(|(name, value)| {
+                    Some((name.strip_prefix("google_").and(name.parse().ok())?, value))
+                })
+                .fold(GoogleCloudStorageBuilder::new(), |builder, (key, value)| {
+                    builder.with_config(key, value)
+                })
+                .with_url(url)
+                .with_retry(retry)
+                .with_client_options(client)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            ObjectStoreScheme::MicrosoftAzure => variables
+                .filter_map(|(name, value)| {
+                    Some((name.strip_prefix("azure_").and(name.parse().ok())?, value))
+                })
+                .fold(MicrosoftAzureBuilder::new(), |builder, (key, value)| {
+                    builder.with_config(key, value)
+                })
+                .with_url(url)
+                .with_retry(retry)
+                .with_client_options(client)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            _ => return Err(invalid("its scheme is none of s3, gs and az".into())),
+        };
+        let store = store.map_err(|error| BucketError::of("open", url, &error))?;
+        Bucket::with_store(url, prefix, store)
+    }
+
+    fn with_store(
+        url: &str,
+        prefix: Path,
+        store: Arc<dyn ObjectStore>,
+    ) -> Result<Bucket, BucketError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("bucket")
+            .enable_all()
+            .build()
+            .map_err(|error| BucketError::invalid(url, error.to_string()))?;
+        Ok(Bucket {
+            url: url.trim_end_matches('/').to_owned(),
+            prefix,
+            store,
+            runtime: Arc::new(runtime),
+        })
+    }
+
+    /// The same bucket below a further prefix.
+    pub fn below(&self, prefix: &str) -> Bucket {
+        Bucket {
+            url: format!("{}/{prefix}", self.url),
+            prefix: self.path(prefix),
+            ..self.clone()
+        }
+    }
+
+    /// The URL of the prefix.
+    pub fn base(&self) -> &str {
+        &self.url
+    }
+
+    /// The URL of a key.
+    pub fn url(&self, key: &str) -> String {
+        match key {
+            "" => self.url.clone(),
+            key => format!("{}/{key}", self.url),
+        }
+    }
+
+    fn path(&self, key: &str) -> Path {
+        let parts = key.split('/').filter(|part| !part.is_empty());
+        parts.fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    fn failed(
+        &self,
+        doing: &'static str,
+        key: &str,
+    ) -> impl Fn(object_store::Error) -> BucketError {
+        let url = self.url(key);
+        move |error| BucketError::of(doing, &url, &error)
+    }
+
+    /// Repeats an operation, each time with new credentials, while the server cannot be reached or refuses for now.
+    pub fn patiently<T>(operation: impl Fn() -> Result<T, BucketError>) -> Result<T, BucketError> {
+        Bucket::patiently_since(Instant::now(), operation)
+    }
+
+    /// [`Bucket::patiently`] for one of several operations that have the time of one.
+    pub fn patiently_since<T>(
+        began: Instant,
+        operation: impl Fn() -> Result<T, BucketError>,
+    ) -> Result<T, BucketError> {
+        loop {
+            match operation() {
+                Err(error) if error.cause.may_pass() && began.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Writes a small object, replacing the one of its key.
+    pub fn put(&self, key: &str, bytes: Vec<u8>) -> Result<(), BucketError> {
+        let path = self.path(key);
+        let put = self.store.put(&path, bytes.into());
+        (self.runtime.block_on(put).map(drop)).map_err(self.failed("write", key))
+    }
+
+    /// Writes a small object if its key has none. Of several writers exactly one succeeds. A repetition of the
+    /// successful one succeeds too: the reply to it may have been lost.
+    ///
+    /// # Errors
+    /// [`Cause::Taken`] if the key has other content.
+    pub fn create(&self, key: &str, bytes: Vec<u8>) -> Result<(), BucketError> {
+        let bytes = Bytes::from(bytes);
+        let path = self.path(key);
+        let create = PutOptions::from(PutMode::Create);
+        let put = self.store.put_opts(&path, bytes.clone().into(), create);
+        match self.runtime.block_on(put) {
+            Ok(_) => Ok(()),
+            Err(object_store::Error::AlreadyExists { .. }) => match self.get(key)? {
+                Some(found) if found == bytes => Ok(()),
+                _ => Err(BucketError::taken(&self.url(key))),
+            },
+            Err(error) => Err(self.failed("write", key)(error)),
+        }
+    }
+
+    /// A small object; `None` if the key has none.
+    pub fn get(&self, key: &str) -> Result<Option<Bytes>, BucketError> {
+        let path = self.path(key);
+        let get = async {
+            let found = self.store.get(&path).await?;
+            if found.meta.size > SMALL {
+                return Ok(Err(found.meta.size));
+            }
+            found.bytes().await.map(Ok)
+        };
+        match self.runtime.block_on(get) {
+            Ok(Ok(bytes)) => Ok(Some(bytes)),
+            Ok(Err(size)) => Err(BucketError::too_large(&self.url(key), size)),
+            Err(object_store::Error::NotFound { .. }) => {
+                self.missing_key_not_bucket(key)?;
+                Ok(None)
+            }
+            Err(error) => Err(self.failed("read", key)(error)),
+        }
+    }
+
+    /// The size of an object; `None` if the key has none.
+    pub fn size(&self, key: &str) -> Result<Option<u64>, BucketError> {
+        match self.runtime.block_on(self.store.head(&self.path(key))) {
+            Ok(found) => Ok(Some(found.size)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed("read", key)(error)),
+        }
+    }
+
+    /// A missing bucket answers like a missing key, but not to a listing.
+    fn missing_key_not_bucket(&self, key: &str) -> Result<(), BucketError> {
+        let path = self.path(key);
+        let first = async { self.store.list(Some(&path)).try_next().await };
+        (self.runtime.block_on(first).map(drop)).map_err(self.failed("list", key))
+    }
+
+    /// All objects below a prefix, sorted by key. The prefix is a whole number of path segments.
+    pub fn list(&self, prefix: &str) -> Result<Vec<Object>, BucketError> {
+        let path = self.path(prefix);
+        let list = self.store.list(Some(&path)).try_collect::<Vec<_>>();
+        let found = self.runtime.block_on(list);
+        let found = found.map_err(self.failed("list", prefix))?;
+        let objects = found.into_iter().filter_map(|meta| {
+            let parts = meta.location.prefix_match(&self.prefix)?;
+            let decoded = |part: PathPart<'_>| {
+                let part = percent_decode_str(part.as_ref());
+                part.decode_utf8_lossy().into_owned()
+            };
+            let parts: Vec<String> = parts.map(decoded).collect();
+            Some(Object {
+                key: parts.join("/"),
+                bytes: meta.size,
+            })
+        });
+        let mut objects: Vec<Object> = objects.collect();
+        objects.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(objects)
+    }
+
+    /// The names of the directories right below a prefix.
+    pub fn directories(&self, prefix: &str) -> Result<Vec<String>, BucketError> {
+        let path = self.path(prefix);
+        let list = self.store.list_with_delimiter(Some(&path));
+        let found = self.runtime.block_on(list);
+        let found = found.map_err(self.failed("list", prefix))?;
+        let names = found.common_prefixes.into_iter();
+        Ok(names
+            .filter_map(|path| path.filename().map(str::to_owned))
+            .collect())
+    }
+
+    /// Deletes an object; one that does not exist is no error.
+    pub fn delete(&self, key: &str) -> Result<(), BucketError> {
+        match self.runtime.block_on(self.store.delete(&self.path(key))) {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed("delete", key)(error)),
+        }
+    }
+}

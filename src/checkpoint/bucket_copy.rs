@@ -1,0 +1,201 @@
+//! Checkpoints in a bucket: the same files under the same names, and the manifest as the last object.
+//!
+//! A pod's disk is a cache of them. [`fetch`] completes a checkpoint there before ranks read it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use super::checksum::{Hasher, PIECE};
+use super::committed::Committed;
+use super::manifest::Manifest;
+use super::names::MANIFEST;
+use super::{CheckpointError, Checksum, verified};
+use crate::bucket::{Bucket, BucketError, Object};
+use crate::lifecycle::files;
+use crate::util::durable::{self, FileError};
+
+/// What [`fetch`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Bytes that came from the bucket.
+    pub downloaded: u64,
+    /// Bytes that the disk had.
+    pub kept: u64,
+}
+
+/// Completes the checkpoint `path`, below the run directory, from the bucket: every file is there afterwards and has
+/// the manifest's checksum. Files that the disk has are kept. A file is read once, and hashed meanwhile.
+pub fn fetch(
+    bucket: &Bucket,
+    run: &Path,
+    path: &str,
+    expected: Checksum,
+) -> Result<Fetched, CheckpointError> {
+    let directory = run.join(path);
+    let key = format!("{path}/{MANIFEST}");
+    let bytes = bucket.get(&key)?;
+    let bytes = bytes.ok_or_else(|| BucketError::missing(&bucket.url(&key)))?;
+    let found = Checksum::of(&bytes);
+    if found != expected {
+        return Err(CheckpointError::NotThePinned {
+            path: directory,
+            found,
+            expected,
+        });
+    }
+    let manifest = Manifest::parse(&directory, &bytes)?;
+    let partial = files::partial(&directory);
+    durable::create_directory(&directory)?;
+    let mut fetched = Fetched::default();
+    for (name, entry) in &manifest.files {
+        let file = directory.join(name);
+        if verified::verify(&file, *entry).is_ok() {
+            fetched.kept += entry.bytes;
+        } else if verified::verify(&partial.join(name), *entry).is_ok() {
+            std::fs::rename(partial.join(name), &file)
+                .map_err(|error| FileError::from_io("rename", &file, 0, error))?;
+            fetched.kept += entry.bytes;
+        } else {
+            let key = format!("{path}/{name}");
+            let found = download(bucket, &key, &file, entry.bytes)?;
+            if found != entry.xxh3_128 {
+                let message = format!(
+                    "its checksum is {found} where {} was written",
+                    entry.xxh3_128
+                );
+                return Err(BucketError::damaged(&bucket.url(&key), message).into());
+            }
+            fetched.downloaded += entry.bytes;
+        }
+    }
+    durable::write_atomically(&directory.join(MANIFEST), &bytes)?;
+    durable::remove(&partial)?;
+    Ok(fetched)
+}
+
+/// Downloads an object of `size` bytes and returns its checksum.
+pub fn download(
+    bucket: &Bucket,
+    key: &str,
+    file: &Path,
+    size: u64,
+) -> Result<Checksum, CheckpointError> {
+    let failed = |error| FileError::from_io("write", file, size, error);
+    let mut written = File::create(file).map_err(failed)?;
+    let mut hasher = Hasher::default();
+    let mut local = Ok(());
+    let received = bucket.download(key, size, |piece| {
+        local = piece.chunks(PIECE).try_for_each(|piece| {
+            hasher.update(piece);
+            written.write_all(piece)
+        });
+        local.is_ok()
+    });
+    local.map_err(failed)?;
+    received?;
+    Ok(hasher.finish().0)
+}
+
+/// The checkpoints of one generation in the bucket, by step. Only manifests are read.
+pub fn list(bucket: &Bucket, generation: u64) -> Result<Vec<Committed>, CheckpointError> {
+    let objects = bucket.list(&files::generation(generation))?;
+    let mut committed = Vec::new();
+    for (path, stored) in by_checkpoint(&objects) {
+        if stored.committed
+            && let Some(bytes) = bucket.get(&format!("{path}/{MANIFEST}"))?
+        {
+            let manifest = Manifest::parse(Path::new(path), &bytes)?;
+            committed.push(manifest.committed(Path::new(path), Checksum::of(&bytes)));
+        }
+    }
+    committed.sort_by_key(|one: &Committed| one.step);
+    Ok(committed)
+}
+
+/// Whether the bucket has a committed checkpoint.
+pub fn has(bucket: &Bucket, path: &str) -> Result<bool, CheckpointError> {
+    Ok(bucket.get(&format!("{path}/{MANIFEST}"))?.is_some())
+}
+
+/// A small file of a committed checkpoint, checked against its manifest.
+pub fn read(bucket: &Bucket, path: &str, name: &str) -> Result<Vec<u8>, CheckpointError> {
+    let object = |key: &str| -> Result<_, CheckpointError> {
+        let bytes = bucket.get(key)?;
+        Ok(bytes.ok_or_else(|| BucketError::missing(&bucket.url(key)))?)
+    };
+    let manifest = Manifest::parse(Path::new(path), &object(&format!("{path}/{MANIFEST}"))?)?;
+    let key = format!("{path}/{name}");
+    let bytes = object(&key)?;
+    let expected = manifest.files.get(name).map(|entry| entry.xxh3_128);
+    if expected != Some(Checksum::of(&bytes)) {
+        let message = "it differs from its checkpoint's manifest".to_owned();
+        return Err(BucketError::damaged(&bucket.url(&key), message).into());
+    }
+    Ok(bytes.to_vec())
+}
+
+/// Removes the oldest checkpoints except the `keep` newest up to `newest`, as [`super::retain_in_run`] does, and the
+/// objects of checkpoints that were never committed, of generations before that of `newest`. A manifest goes first, so
+/// that a partly removed checkpoint is none. `None` keeps all checkpoints. Returns the removed ones.
+pub fn retain(
+    bucket: &Bucket,
+    keep: Option<u64>,
+    newest: &str,
+    start: Option<&str>,
+) -> Result<Vec<String>, CheckpointError> {
+    let objects = bucket.list("")?;
+    let stored = by_checkpoint(&objects);
+    let Some(known) = files::parse_checkpoint_path(newest) else {
+        return Ok(Vec::new());
+    };
+    let mut committed: Vec<_> = (stored.iter().filter(|(_, stored)| stored.committed))
+        .filter_map(|(path, _)| Some((files::parse_checkpoint_path(path)?, *path)))
+        .filter(|(place, _)| *place <= known)
+        .collect();
+    committed.sort_unstable();
+    let keep = keep.map_or(usize::MAX, |keep| {
+        usize::try_from(keep).unwrap_or(usize::MAX).max(1)
+    });
+    committed.truncate(committed.len().saturating_sub(keep));
+    let abandoned = stored.iter().filter(|(path, stored)| {
+        !stored.committed
+            && files::parse_checkpoint_path(path)
+                .is_some_and(|(generation, _)| generation < known.0)
+    });
+    let surplus = committed.into_iter().map(|(_, path)| path);
+    let mut removed = Vec::new();
+    for path in surplus.chain(abandoned.map(|(path, _)| *path)) {
+        if start == Some(path) {
+            continue;
+        }
+        bucket.delete(&format!("{path}/{MANIFEST}"))?;
+        for key in &stored[path].keys {
+            bucket.delete(key)?;
+        }
+        removed.push(path.to_owned());
+    }
+    Ok(removed)
+}
+
+/// The objects of a checkpoint.
+#[derive(Default)]
+struct Stored<'a> {
+    committed: bool,
+    keys: Vec<&'a str>,
+}
+
+fn by_checkpoint(objects: &[Object]) -> BTreeMap<&str, Stored<'_>> {
+    let mut found: BTreeMap<&str, Stored<'_>> = BTreeMap::new();
+    for object in objects {
+        if let Some((path, name)) = object.key.rsplit_once('/')
+            && files::parse_checkpoint_path(path).is_some()
+        {
+            let stored = found.entry(path).or_default();
+            stored.committed |= name == MANIFEST;
+            stored.keys.push(&object.key);
+        }
+    }
+    found
+}
