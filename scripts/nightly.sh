@@ -18,6 +18,14 @@ cargo deny check licenses bans sources
 # Needs network access for the advisory database.
 timeout 120 cargo deny check advisories 2>/dev/null || echo "SKIPPED: advisories (cannot fetch the advisory database)"
 
+# The fuzz crate compiles the readers from source, so a new import in a reader can break it. libFuzzer needs a C++
+# compiler.
+if command -v c++ >/dev/null; then
+  cargo check --locked --manifest-path fuzz/Cargo.toml --bins
+else
+  echo "SKIPPED: the fuzz targets (no C++ compiler)"
+fi
+
 cargo test --locked --workspace --test cuda_launch -- --ignored --nocapture
 EVENKEEL_THOROUGH=1 cargo test --locked --workspace --test attention
 

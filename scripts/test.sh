@@ -53,17 +53,6 @@ say "clippy"
 # Always the whole workspace: another choice of packages has other features, and compiles dependencies again.
 cargo clippy --locked --workspace --all-targets --test endurance --test cluster -- -D warnings
 
-say "fuzz targets"
-# The fuzz crate compiles the readers from source, so a new import in a reader can break it.
-if command -v c++ >/dev/null; then
-  cargo check --locked --manifest-path fuzz/Cargo.toml --bins
-elif [ "${CI:-}" = true ]; then
-  echo "missing: a C++ compiler, needed to build libFuzzer" >&2
-  exit 1
-else
-  echo "SKIPPED: the fuzz targets are not compiled (no C++ compiler, needed to build libFuzzer)"
-fi
-
 say "cargo-deny"
 if command -v cargo-deny >/dev/null; then
   cargo deny check licenses bans sources
@@ -95,7 +84,7 @@ say "tests"
 # With NVRTC the emulated GPU runs the kernels of the repository.
 within 2700 cargo test --locked --workspace -- --nocapture
 
-echo "SKIPPED: the tests that take minutes (scripts/nightly.sh)"
+echo "SKIPPED: the tests that take minutes, and the fuzz targets (scripts/nightly.sh)"
 
 say "Python for the tests of external trainers"
 # torch, transformers, accelerate, trl and deepspeed: EVENKEEL_PYTHON, python3, or a virtual environment in target/python.

@@ -36,6 +36,13 @@ pub struct BucketRun {
     logs: Option<(u64, Instant, JoinHandle<()>)>,
 }
 
+/// How long the first member has waited for pods of the previous generation, and the time of a drain.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    waited: Duration,
+    drain: Duration,
+}
+
 /// What [`BucketRun::bring`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Brought {
@@ -56,6 +63,7 @@ impl BucketRun {
         record: &Generation,
         mine: bool,
         external: Option<(PathBuf, &'static str)>,
+        drain: Duration,
     ) -> Option<Result<Brought, Problem>> {
         if (self.unprepared).is_some_and(|since| since.elapsed() < LOOK_AGAIN) {
             return Some(Ok(Brought::Unprepared));
@@ -68,11 +76,10 @@ impl BucketRun {
                 .waiting
                 .insert(waiting.unwrap_or((number, Instant::now())));
             let waited = waiting.1.elapsed();
+            let waiting = mine.then_some(Waiting { waited, drain });
             let thread = std::thread::spawn(move || {
                 let brought = match external {
-                    Some(place) => {
-                        bring_external(&bucket, &run, &record, mine.then_some(waited), &place)
-                    }
+                    Some(place) => bring_external(&bucket, &run, &record, waiting, &place),
                     None => bring(&bucket, &run, &record, mine),
                 };
                 brought.map_err(|error| problem(&error))
@@ -132,23 +139,25 @@ fn bring(
     Ok(Brought::Ready)
 }
 
-/// Brings the checkpoint that the first member has chosen; that one (`mine`) has waited so long for older pods.
+/// Brings the checkpoint that the first member has chosen. The others follow once that one has it: before, the choice may
+/// be withdrawn.
 fn bring_external(
     bucket: &Bucket,
     run: &Path,
     record: &Generation,
-    mine: Option<Duration>,
+    mine: Option<Waiting>,
     (directory, prefix): &(PathBuf, &str),
 ) -> Result<Brought, CheckpointError> {
     let key = key_of(record, files::CALL);
-    let chosen: mirror::Chosen = match bucket.get(&key)? {
-        Some(bytes) => serde_json::from_slice(&bytes)
+    if mine.is_none() && bucket.size(&key_of(record, files::RECORD))?.is_none() {
+        return Ok(Brought::Unprepared);
+    }
+    let chosen: mirror::Chosen = match (bucket.get(&key)?, mine) {
+        (Some(bytes), _) => serde_json::from_slice(&bytes)
             .map_err(|error| BucketError::damaged(&bucket.url(&key), error.to_string()))?,
-        None => {
-            let Some(waited) = mine else {
-                return Ok(Brought::Unprepared);
-            };
-            let Some(chosen) = mirror::choose(bucket, record, waited)? else {
+        (None, None) => return Ok(Brought::Unprepared),
+        (None, Some(Waiting { waited, drain })) => {
+            let Some(chosen) = mirror::choose(bucket, record, waited, drain)? else {
                 return Ok(Brought::Unprepared);
             };
             bucket.create(&key, json(&chosen)?)?;

@@ -11,12 +11,13 @@
 //! gen-N/output/                          what else is in the checkpoint directory at the end
 //! ```
 //!
-//! A checkpoint is whole when all parts exist. Each pod adds what the trainer wrote on its disk.
+//! A checkpoint is whole when all parts exist. Each pod adds what the trainer wrote on its disk, the newest checkpoint
+//! first, and repeats what fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -41,13 +42,12 @@ const LISTEN: Duration = Duration::from_secs(5);
 const SETTLED: Duration = Duration::from_secs(3);
 /// Pause between two searches for checkpoints that the trainer has removed.
 const EXPIRY: Duration = Duration::from_secs(30);
-/// Longest wait for a first pod that may be lost to announce its last checkpoint.
-const LAST: Duration = Duration::from_secs(20);
-/// Longest waits for the parts of a pod that is not in the next generation: it may be lost, or it may leave.
+/// Longest wait for a pod that may be lost, and for one that lives. One that leaves has the time of its drain.
 const LOST: Duration = Duration::from_secs(20);
-const LEFT: Duration = Duration::from_secs(75);
-/// Longest wait for a pod that is in the next generation.
-const STAYS: Duration = Duration::from_secs(900);
+const LIVES: Duration = Duration::from_secs(900);
+/// Least time for a pod that leaves, and time of its agent beside its drain.
+const LEAVES: Duration = Duration::from_secs(75);
+const AGENT: Duration = Duration::from_secs(15);
 
 const NO_MORE: &str = "last.json";
 
@@ -77,6 +77,8 @@ struct Part {
 /// Copies the checkpoints of one generation, in a thread.
 pub struct Mirror {
     end: Arc<AtomicU8>,
+    /// The world lost a rank.
+    lost: Arc<AtomicBool>,
     warnings: Arc<Mutex<Vec<String>>>,
     thread: JoinHandle<()>,
 }
@@ -91,7 +93,7 @@ impl Mirror {
         external: Arc<ExternalCall>,
     ) -> Mirror {
         let end = Arc::new(AtomicU8::new(RUNNING));
-        let warnings = Arc::default();
+        let (lost, warnings) = (Arc::default(), Arc::default());
         let mut copier = Copier {
             bucket: bucket.clone(),
             run: run.to_path_buf(),
@@ -101,11 +103,13 @@ impl Mirror {
             external,
             known: None,
             end: Arc::clone(&end),
+            lost: Arc::clone(&lost),
             warnings: Arc::clone(&warnings),
         };
         copier.known = copier.newest();
         Mirror {
             end,
+            lost,
             warnings,
             thread: std::thread::spawn(move || copier.copy()),
         }
@@ -117,6 +121,11 @@ impl Mirror {
         let end = if finished { FINISHED } else { ENDED_EARLY };
         self.end.store(end, Ordering::SeqCst);
         self.thread.is_finished()
+    }
+
+    /// Tells it that the world lost a rank: the first pod may announce no more.
+    pub fn rank_lost(&self) {
+        self.lost.store(true, Ordering::SeqCst);
     }
 
     /// What went wrong since the last call.
@@ -143,6 +152,7 @@ struct Copier {
     /// The newest checkpoint at the start.
     known: Option<Version>,
     end: Arc<AtomicU8>,
+    lost: Arc<AtomicBool>,
     warnings: Arc<Mutex<Vec<String>>>,
 }
 
@@ -151,148 +161,183 @@ type Version = (PathBuf, Option<SystemTime>);
 
 impl Copier {
     fn copy(&self) {
-        match self.member {
-            0 => self.copy_as_first(),
-            _ => self.copy_as_other(),
-        }
-        let ended = self.key(&format!("ended-{}.json", self.member));
-        if self.end() != CANCELLED {
-            self.warn(Bucket::patiently(|| {
-                self.bucket.put(&ended, b"{}".to_vec())
-            }));
-        }
+        let announced = Mutex::default();
+        std::thread::scope(|scope| {
+            // An upload may take longer than the next checkpoint.
+            let announces =
+                (self.member == 0).then(|| scope.spawn(|| self.announce_all(&announced)));
+            let added = self.add_all(&announced);
+            // It ends with the ranks too.
+            if let Some(Err(panic)) = announces.map(|announces| announces.join()) {
+                std::panic::resume_unwind(panic);
+            }
+            if added {
+                self.repeat(|| {
+                    if self.member == 0 && self.end() == FINISHED {
+                        self.add_output(&lock(&announced))?;
+                    }
+                    let ended = self.key(&format!("ended-{}.json", self.member));
+                    Ok(self.bucket.put(&ended, b"{}".to_vec())?)
+                });
+            }
+        });
     }
 
-    fn copy_as_first(&self) {
+    /// Announces every finished checkpoint, and at last that none follows.
+    fn announce_all(&self, announced: &Mutex<Announcements>) {
         let mut known = self.known.clone();
         let mut number = 0;
-        let mut copied: Vec<(u64, PathBuf)> = Vec::new();
-        let mut tidied = Instant::now();
         loop {
-            let end = self.end();
-            if end == CANCELLED {
-                return;
-            }
-            let ended = end != RUNNING;
+            let ended = self.has_ended();
             let newest = self
                 .newest()
                 .filter(|newest| Some(newest) != known.as_ref());
-            let mut added = false;
             if let Some(newest) = newest
                 && (ended || settled(&newest.0))
             {
                 number += 1;
-                added = self.warn(
-                    self.announce(number, &newest.0, ended)
-                        .and_then(|()| self.add(number, &newest.0, |_| false)),
-                );
-                if added {
-                    copied.push((number, newest.0.clone()));
-                    known = Some(newest);
-                }
-            }
-            if added || tidied.elapsed() > EXPIRY {
-                tidied = Instant::now();
-                self.warn(self.remove_expired(&mut copied));
+                lock(announced).insert(number, newest.0.clone());
+                self.repeat(|| self.announce(number, &newest.0));
+                known = Some(newest);
             }
             if ended {
                 let no_more = self.key(NO_MORE);
-                self.warn(Bucket::patiently(|| {
-                    self.bucket.put(&no_more, b"{}".to_vec())
-                }));
-                if end == FINISHED {
-                    self.warn(self.add_output(&copied));
-                }
+                self.repeat(|| Ok(self.bucket.put(&no_more, b"{}".to_vec())?));
                 return;
             }
             std::thread::sleep(LOOK);
         }
     }
 
-    /// Adds this pod's files to the checkpoints that the first pod has announced.
-    fn copy_as_other(&self) {
-        let mut done = BTreeSet::new();
+    /// Adds this pod's files to the announced checkpoints; false if there may be announcements that it does not know.
+    fn add_all(&self, announced: &Mutex<Announcements>) -> bool {
+        let mut state = Adding::default();
         let mut ended_since: Option<Instant> = None;
         let mut listened: Option<Instant> = None;
+        let mut tidied = Instant::now();
         loop {
-            match self.end() {
-                RUNNING => {}
-                CANCELLED => return,
-                _ => _ = ended_since.get_or_insert_with(Instant::now),
+            if self.end() == CANCELLED {
+                return false;
             }
-            if ended_since.is_some() || listened.is_none_or(|at| at.elapsed() > LISTEN) {
+            if self.has_ended() {
+                ended_since.get_or_insert_with(Instant::now);
+            }
+            state.see(&self.external.call.checkpoint_dir);
+            let news = lock(announced)
+                .keys()
+                .any(|number| !state.done.contains(number));
+            if news || ended_since.is_some() || listened.is_none_or(|at| at.elapsed() > LISTEN) {
                 listened = Some(Instant::now());
                 // Read before the announcements: none follows it.
                 let last = self
                     .bucket
                     .size(&self.key(NO_MORE))
                     .is_ok_and(|found| found.is_some());
-                let all = self.warn(self.add_announced(&mut done, ended_since.is_some()));
-                if ended_since.is_some_and(|since| (last && all) || since.elapsed() > LAST) {
-                    return;
+                let all = self.add_announced(&mut state, ended_since.is_some());
+                let all = self.warn(&all) && all.is_ok_and(|all| all);
+                if ended_since.is_some() && last && all {
+                    return true;
                 }
+                let patience = if self.lost.load(Ordering::SeqCst) {
+                    LOST
+                } else {
+                    LIVES
+                };
+                if ended_since.is_some_and(|since| !last && since.elapsed() > patience) {
+                    return true;
+                }
+            }
+            if self.member == 0 && tidied.elapsed() > EXPIRY {
+                tidied = Instant::now();
+                self.warn(&self.remove_expired(&lock(announced).clone()));
             }
             std::thread::sleep(LOOK);
         }
     }
 
-    fn add_announced(&self, done: &mut BTreeSet<u64>, ended: bool) -> Result<(), CheckpointError> {
-        for directory in self
-            .bucket
-            .directories(&files::generation(self.generation))?
-        {
-            let number = directory
-                .strip_prefix(EXTERNAL)
-                .and_then(|digits| digits.parse().ok());
-            let Some(number) = number.filter(|number| !done.contains(number)) else {
+    /// Adds to every announced checkpoint, the newest first; whether all are done.
+    fn add_announced(&self, state: &mut Adding, ended: bool) -> Result<bool, CheckpointError> {
+        let mut all = true;
+        for number in numbers(&self.bucket, &files::generation(self.generation))? {
+            if state.done.contains(&number) {
                 continue;
-            };
+            }
             let key = announced_key(&self.prefix(number));
+            // Without it another pod is about to remove the checkpoint.
             let Some(first) = read::<Announced>(&self.bucket, &key)? else {
                 continue;
             };
             inside(&self.bucket, &key, first.files.iter().chain([&first.name]))?;
-            let path = self.external.call.checkpoint_dir.join(&first.name);
-            if ended || settled(&path) {
-                self.add(number, &path, |file| first.files.contains(file))?;
-                done.insert(number);
+            match self.add_to(number, &first, state, ended)? {
+                true => _ = state.done.insert(number),
+                false => all = false,
             }
         }
-        Ok(())
+        Ok(all)
     }
 
-    /// Tells the other pods of a finished checkpoint, so that they add their files meanwhile. `last`: none follows.
-    fn announce(&self, number: u64, path: &Path, last: bool) -> Result<(), CheckpointError> {
-        let directory = &self.external.call.checkpoint_dir;
+    /// Adds this pod's files to an announced checkpoint; false if they may still change. A pod adds no part if its files
+    /// are gone or may be of another version: then the checkpoint never becomes whole.
+    fn add_to(
+        &self,
+        number: u64,
+        first: &Announced,
+        state: &mut Adding,
+        ended: bool,
+    ) -> Result<bool, CheckpointError> {
+        let path = self.external.call.checkpoint_dir.join(&first.name);
+        let exists = path.symlink_metadata().is_ok();
+        if exists && !ended && !settled(&path) {
+            return Ok(false);
+        }
+        if self.member == 0 {
+            let before = states(&path)?;
+            let files = before.keys().map(|file| self.relative(file));
+            if files.collect::<BTreeSet<_>>() == first.files
+                && self.add(number, &path, |_| false)?
+            {
+                return Ok(true);
+            }
+            // It was replaced or removed: the next announcement is of the new version.
+            remove(&self.bucket, &self.prefix(number), self.members)?;
+            return Ok(true);
+        }
+        let again = state
+            .names
+            .insert(first.name.clone(), number)
+            .is_some_and(|other| other != number);
+        if state.seen.contains(&first.name) && (!exists || again) {
+            return Ok(true);
+        }
+        self.add(number, &path, |file| first.files.contains(file))
+    }
+
+    /// Tells all pods of a finished checkpoint.
+    fn announce(&self, number: u64, path: &Path) -> Result<(), CheckpointError> {
         let files = files_below(path)?;
         let announced = Announced {
-            name: relative(path, directory),
-            files: files.iter().map(|file| relative(file, directory)).collect(),
+            name: self.relative(path),
+            files: files.iter().map(|file| self.relative(file)).collect(),
         };
         let key = announced_key(&self.prefix(number));
-        Bucket::patiently(|| self.bucket.put(&key, json(&announced)))?;
-        if last {
-            let no_more = self.key(NO_MORE);
-            Bucket::patiently(|| self.bucket.put(&no_more, b"{}".to_vec()))?;
-        }
-        Ok(())
+        Ok(self.bucket.put(&key, json(&announced))?)
     }
 
-    /// Adds a checkpoint's files on this disk, except those that the bucket `has`, and then this pod's part.
+    /// Adds a checkpoint's files on this disk, except those that the bucket `has`, and then this pod's part; false if they
+    /// changed meanwhile.
     fn add(
         &self,
         number: u64,
         path: &Path,
         has: impl Fn(&str) -> bool,
-    ) -> Result<(), CheckpointError> {
-        let directory = &self.external.call.checkpoint_dir;
+    ) -> Result<bool, CheckpointError> {
         let before = states(path)?;
         let mut part = Part {
-            name: relative(path, directory),
+            name: self.relative(path),
             files: BTreeMap::new(),
         };
         for file in before.keys() {
-            let name = relative(file, directory);
+            let name = self.relative(file);
             if has(&name) {
                 continue;
             }
@@ -301,48 +346,29 @@ impl Copier {
             Bucket::patiently(|| self.bucket.upload(file, &key))?;
         }
         if states(path)? != before {
-            let message = format!("{} changed while it was copied", path.display());
-            return Err(CheckpointError::Misuse(message));
+            return Ok(false);
         }
-        let key = self.part_key(number, self.member);
-        Ok(Bucket::patiently(|| self.bucket.put(&key, json(&part)))?)
+        self.bucket
+            .put(&self.part_key(number, self.member), json(&part))?;
+        Ok(true)
     }
 
     /// Removes copies of checkpoints that the trainer has removed or replaced, and those beyond the recipe's limit. A
     /// whole one that is newer than them stays, and so does everything once a later generation may have chosen from it.
-    fn remove_expired(&self, copied: &mut Vec<(u64, PathBuf)>) -> Result<(), CheckpointError> {
+    fn remove_expired(&self, copied: &Announcements) -> Result<(), CheckpointError> {
         let keep = self
             .external
             .keep()
             .map_or(usize::MAX, |keep| keep.max(1) as usize);
-        let is_replaced = |at: usize| {
-            copied[at + 1..]
-                .iter()
-                .any(|(_, later)| *later == copied[at].1)
-        };
-        let expired: Vec<u64> = (0..copied.len())
-            .filter(|at| copied.len() - at > keep || is_replaced(*at) || !copied[*at].1.exists())
-            .map(|at| copied[at].0)
-            .collect();
-        let first = copied.first().map(|(number, _)| *number);
-        if expired.is_empty() && (first != Some(1) || keep == usize::MAX) {
-            return Ok(());
-        }
-        let generations = self.bucket.directories("")?;
-        let generations: Vec<u64> = generations
-            .iter()
-            .filter_map(|name| files::parse_generation(name))
-            .collect();
+        let mut there = numbers(&self.bucket, &files::generation(self.generation))?;
+        there.retain(|number| copied.contains_key(number));
+        let generations = generations(&self.bucket)?;
         if generations.iter().any(|number| *number > self.generation) {
             return Ok(());
         }
         let mut whole = None;
-        for (number, _) in copied.iter().rev() {
-            let mut all = true;
-            for member in 0..self.members {
-                all = all && self.bucket.size(&self.part_key(*number, member))?.is_some();
-            }
-            if all {
+        for number in &there {
+            if is_whole(&self.bucket, &self.prefix(*number), self.members)? {
                 whole = Some(*number);
                 break;
             }
@@ -350,14 +376,21 @@ impl Copier {
         let Some(whole) = whole else {
             return Ok(());
         };
-        for number in expired.into_iter().filter(|number| *number < whole) {
-            remove(&self.bucket, &self.prefix(number), self.members)?;
-            copied.retain(|(other, _)| *other != number);
+        let older: Vec<u64> = there.into_iter().filter(|number| *number < whole).collect();
+        let mut kept = 1;
+        for number in older {
+            let path = &copied[&number];
+            let is_replaced = copied.range(number + 1..).any(|(_, later)| later == path);
+            if kept >= keep || is_replaced || !path.exists() {
+                remove(&self.bucket, &self.prefix(number), self.members)?;
+            } else {
+                kept += 1;
+            }
         }
-        if keep != usize::MAX {
-            self.remove_earlier(generations, keep.saturating_sub(copied.len()))?;
+        match keep {
+            usize::MAX => Ok(()),
+            keep => self.remove_earlier(generations, keep - kept.min(keep)),
         }
-        Ok(())
     }
 
     /// Removes the copies of earlier generations except the `keep` newest and the one that this generation resumed from.
@@ -369,16 +402,15 @@ impl Copier {
         let chosen: Option<Chosen> = read(&self.bucket, &self.key(files::CALL))?;
         let chosen = chosen.and_then(|chosen| chosen.prefix);
         generations.retain(|number| *number < self.generation);
-        generations.sort_unstable_by(|a, b| b.cmp(a));
         let mut kept = 0;
         for generation in generations.into_iter().map(files::generation) {
-            let mut names = self.bucket.directories(&generation)?;
-            names.retain(|name| name.starts_with(EXTERNAL));
-            names.sort_unstable_by(|a, b| b.cmp(a));
-            for prefix in names.iter().map(|name| format!("{generation}/{name}")) {
-                kept += 1;
-                if kept > keep && chosen.as_ref() != Some(&prefix) {
-                    remove(&self.bucket, &prefix, 0)?;
+            for number in numbers(&self.bucket, &generation)? {
+                let prefix = prefix(&generation, number);
+                if chosen.as_ref() != Some(&prefix) {
+                    kept += 1;
+                    if kept > keep {
+                        remove(&self.bucket, &prefix, 0)?;
+                    }
                 }
             }
         }
@@ -386,15 +418,15 @@ impl Copier {
     }
 
     /// Adds what the trainer wrote beside its checkpoints, such as the final model.
-    fn add_output(&self, copied: &[(u64, PathBuf)]) -> Result<(), CheckpointError> {
+    fn add_output(&self, copied: &Announcements) -> Result<(), CheckpointError> {
         let directory = &self.external.call.checkpoint_dir;
         for path in entries(directory)? {
-            let is_copied = copied.iter().any(|(_, copied)| *copied == path);
+            let is_copied = copied.values().any(|copied| *copied == path);
             if is_copied || self.external.names_checkpoint(&path) {
                 continue;
             }
             for file in files_below(&path)? {
-                let key = self.key(&format!("output/{}", relative(&file, directory)));
+                let key = self.key(&format!("output/{}", self.relative(&file)));
                 Bucket::patiently(|| self.bucket.upload(&file, &key))?;
             }
         }
@@ -411,12 +443,31 @@ impl Copier {
         self.end.load(Ordering::SeqCst)
     }
 
+    fn has_ended(&self) -> bool {
+        self.end() != RUNNING
+    }
+
+    /// Repeats an operation until it succeeds, or the pod has started no ranks after all.
+    fn repeat(&self, operation: impl Fn() -> Result<(), CheckpointError>) {
+        while self.end() != CANCELLED && !self.warn(&operation()) {
+            std::thread::sleep(LISTEN);
+        }
+    }
+
     /// Whether it succeeded. A failure is a warning, since the next attempt may succeed.
-    fn warn(&self, result: Result<impl Sized, impl std::fmt::Display>) -> bool {
-        if let Err(error) = &result {
-            lock(&self.warnings).push(format!("a checkpoint was not copied: {error}"));
+    fn warn<T>(&self, result: &Result<T, CheckpointError>) -> bool {
+        if let Err(error) = result {
+            let warning = format!("a checkpoint is not copied yet: {error}");
+            let mut warnings = lock(&self.warnings);
+            if warnings.last() != Some(&warning) {
+                warnings.push(warning);
+            }
         }
         result.is_ok()
+    }
+
+    fn relative(&self, path: &Path) -> String {
+        relative(path, &self.external.call.checkpoint_dir)
     }
 
     fn key(&self, name: &str) -> String {
@@ -424,7 +475,7 @@ impl Copier {
     }
 
     fn prefix(&self, number: u64) -> String {
-        self.key(&format!("{EXTERNAL}{number:04}"))
+        prefix(&files::generation(self.generation), number)
     }
 
     fn part_key(&self, number: u64, member: usize) -> String {
@@ -432,7 +483,61 @@ impl Copier {
     }
 }
 
+/// The announced checkpoints of a generation, by their numbers.
+type Announcements = BTreeMap<u64, PathBuf>;
+
+/// What a pod has added.
+#[derive(Default)]
+struct Adding {
+    done: BTreeSet<u64>,
+    /// The number under which each name was announced last.
+    names: BTreeMap<String, u64>,
+    /// What was in the checkpoint directory of this pod at any time.
+    seen: BTreeSet<String>,
+}
+
+impl Adding {
+    fn see(&mut self, directory: &Path) {
+        let paths = entries(directory).unwrap_or_default();
+        self.seen
+            .extend(paths.iter().map(|path| relative(path, directory)));
+    }
+}
+
 const EXTERNAL: &str = "external-";
+
+fn prefix(generation: &str, number: u64) -> String {
+    format!("{generation}/{EXTERNAL}{number:06}")
+}
+
+/// The numbers of a generation's checkpoints, the newest first.
+fn numbers(bucket: &Bucket, generation: &str) -> Result<Vec<u64>, BucketError> {
+    let names = bucket.directories(generation)?;
+    let number = |name: &String| name.strip_prefix(EXTERNAL)?.parse().ok();
+    let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(numbers)
+}
+
+/// The numbers of the run's generations, the newest first.
+fn generations(bucket: &Bucket) -> Result<Vec<u64>, BucketError> {
+    let names = bucket.directories("")?;
+    let mut numbers: Vec<u64> = names
+        .iter()
+        .filter_map(|name| files::parse_generation(name))
+        .collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(numbers)
+}
+
+fn is_whole(bucket: &Bucket, prefix: &str, members: usize) -> Result<bool, BucketError> {
+    for member in 0..members {
+        if bucket.size(&part_key(prefix, member, members))?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
 
 fn announced_key(prefix: &str) -> String {
     format!("{prefix}/announced.json")
@@ -506,39 +611,48 @@ pub struct Chosen {
     members: usize,
 }
 
-/// The newest whole checkpoint of the generations before `record`. `None` while pods of the previous generation may still
-/// add one; `waited` is the time since the first call.
+/// The newest whole checkpoint of the generations before `record`, or the one that the last of them resumed from. `None`
+/// while pods of the previous generation may still add one; `waited` is the time since the first call, and `drain` the
+/// time that a pod that leaves has for its ranks.
 pub fn choose(
     bucket: &Bucket,
     record: &Generation,
     waited: Duration,
+    drain: Duration,
 ) -> Result<Option<Chosen>, CheckpointError> {
-    let names = bucket.directories("")?;
-    let mut earlier: Vec<u64> = names
-        .iter()
-        .filter_map(|name| files::parse_generation(name))
-        .collect();
+    let mut earlier = generations(bucket)?;
     earlier.retain(|number| *number < record.number);
-    earlier.sort_unstable_by(|a, b| b.cmp(a));
     for (age, number) in earlier.into_iter().enumerate() {
         let generation = files::generation(number);
-        let objects = bucket.list(&generation)?;
-        let keys: BTreeSet<&str> = objects.iter().map(|object| object.key.as_str()).collect();
-        if age == 0 && may_still_add(bucket, record, &generation, &keys, waited)? {
+        let previous: Option<Generation> =
+            read(bucket, &format!("{generation}/{}", files::RECORD))?;
+        // Without a record no ranks were started.
+        let Some(previous) = previous else {
+            continue;
+        };
+        if age == 0 && may_still_add(bucket, record, &previous, waited, drain)? {
             return Ok(None);
         }
-        let first_parts = keys.iter().rev().filter_map(|key| {
-            let (prefix, members) = key.strip_suffix(".json")?.rsplit_once("/part-0-of-")?;
-            Some((prefix.to_owned(), members.parse::<usize>().ok()?))
-        });
-        let whole = first_parts.into_iter().find(|(prefix, members)| {
-            (0..*members).all(|member| keys.contains(part_key(prefix, member, *members).as_str()))
-        });
-        if let Some((prefix, members)) = whole {
-            return Ok(Some(Chosen {
-                prefix: Some(prefix),
-                members,
-            }));
+        let members = previous.members.len();
+        for number in numbers(bucket, &generation)? {
+            let prefix = prefix(&generation, number);
+            if is_whole(bucket, &prefix, members)? {
+                return Ok(Some(Chosen {
+                    prefix: Some(prefix),
+                    members,
+                }));
+            }
+        }
+        // What older generations have added since then is not of the run's history.
+        let resumed: Option<Chosen> = read(bucket, &format!("{generation}/{}", files::CALL))?;
+        if let Some(resumed) = resumed {
+            let whole = match &resumed.prefix {
+                Some(prefix) => is_whole(bucket, prefix, resumed.members)?,
+                None => true,
+            };
+            if whole {
+                return Ok(Some(resumed));
+            }
         }
     }
     Ok(Some(Chosen::default()))
@@ -548,27 +662,26 @@ pub fn choose(
 fn may_still_add(
     bucket: &Bucket,
     record: &Generation,
-    generation: &str,
-    keys: &BTreeSet<&str>,
+    previous: &Generation,
     waited: Duration,
-) -> Result<bool, CheckpointError> {
-    let previous: Option<Generation> = read(bucket, &format!("{generation}/{}", files::RECORD))?;
-    // Without it no ranks were started.
-    let members = previous
-        .map(|previous| previous.members)
-        .unwrap_or_default();
-    Ok(members.iter().enumerate().any(|(number, member)| {
+    drain: Duration,
+) -> Result<bool, BucketError> {
+    for (number, member) in previous.members.iter().enumerate() {
         let stays = record
             .members
             .iter()
             .any(|other| other.pod.is_some() && other.pod == member.pod);
         let limit = match &record.reason {
-            _ if stays => STAYS,
+            _ if stays => LIVES,
             Reason::RankLost { .. } => LOST,
-            _ => LEFT,
+            _ => LEAVES.max(drain + AGENT),
         };
-        !keys.contains(format!("{generation}/ended-{number}.json").as_str()) && waited < limit
-    }))
+        let ended = format!("{}/ended-{number}.json", files::generation(previous.number));
+        if waited < limit && bucket.size(&ended)?.is_none() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Makes a chosen checkpoint of which an object is missing or damaged an incomplete one, so that it is not chosen again.
@@ -579,8 +692,8 @@ pub fn refuse(bucket: &Bucket, chosen: &Chosen) -> Result<(), BucketError> {
     }
 }
 
-/// Completes the chosen checkpoint below `directory`, and returns it. Other checkpoints there, with names that begin with
-/// `prefix`, are removed: the bucket has those that count.
+/// Completes the chosen checkpoint below `directory`, and returns it. Other checkpoints there are removed, those whose
+/// names differ from it in digits or begin with `prefix`: the bucket has those that count, and they would hide new ones.
 pub fn fetch(
     bucket: &Bucket,
     directory: &Path,
@@ -598,9 +711,13 @@ pub fn fetch(
         parts.push((key, part));
     }
     let name = parts.first().map(|(_, first)| first.name.clone());
+    let pattern = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
+    let wanted = name.as_deref().map(pattern);
     for path in entries(directory)? {
         let found = relative(&path, directory);
-        if !prefix.is_empty() && found.starts_with(prefix) && Some(&found) != name.as_ref() {
+        let is_checkpoint = !prefix.is_empty() && found.starts_with(prefix)
+            || wanted.as_ref() == Some(&pattern(&found));
+        if is_checkpoint && Some(&found) != name.as_ref() {
             durable::remove(&path)?;
         }
     }
@@ -784,6 +901,7 @@ mod tests {
             external: Arc::new(external),
             known: None,
             end: Arc::new(AtomicU8::new(RUNNING)),
+            lost: Arc::default(),
             warnings: Arc::default(),
         };
         Pod {
@@ -813,7 +931,7 @@ mod tests {
     }
 
     fn chosen(bucket: &Bucket, number: u64, waited: Duration) -> Option<Option<String>> {
-        let chosen = choose(bucket, &record(number), waited).unwrap();
+        let chosen = choose(bucket, &record(number), waited, Duration::ZERO).unwrap();
         chosen.map(|chosen| chosen.prefix)
     }
 
@@ -835,11 +953,13 @@ mod tests {
         second.end(FINISHED);
         assert_eq!(
             chosen(&bucket, 2, AT_ONCE),
-            Some(Some("gen-1/external-0001".to_owned()))
+            Some(Some("gen-1/external-000001".to_owned()))
         );
         let disk = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(disk.path().join("checkpoint-12/of-a-lost-world")).unwrap();
-        let chosen = choose(&bucket, &record(2), AT_ONCE).unwrap().unwrap();
+        let chosen = choose(&bucket, &record(2), AT_ONCE, AT_ONCE)
+            .unwrap()
+            .unwrap();
         let fetched = fetch(&bucket, disk.path(), "checkpoint-", &chosen)
             .unwrap()
             .unwrap();
@@ -865,50 +985,120 @@ mod tests {
         first.end(ENDED_EARLY);
         // The other pod may still add its part.
         assert_eq!(chosen(&bucket, 2, AT_ONCE), None);
-        assert_eq!(chosen(&bucket, 2, LEFT), Some(None));
+        assert_eq!(chosen(&bucket, 2, LEAVES), Some(None));
         let second = pod(&bucket, 1, 1);
         second.end(ENDED_EARLY);
-        let whole = Some(Some("gen-1/external-0001".to_owned()));
+        let whole = Some(Some("gen-1/external-000001".to_owned()));
         assert_eq!(chosen(&bucket, 2, AT_ONCE), whole);
         // That of an older generation counts, if the newest one has none.
         started(&bucket, 2);
-        assert_eq!(chosen(&bucket, 3, LEFT), whole);
+        assert_eq!(chosen(&bucket, 3, LEAVES), whole);
     }
 
     #[test]
-    fn numbers_of_removed_checkpoints_are_not_used_again() {
+    fn a_pod_whose_files_are_gone_or_of_another_version_adds_no_part() {
         let bucket = in_memory();
         let (first, second) = (pod(&bucket, 0, 1), pod(&bucket, 1, 1));
-        let (mut copied, mut done) = (Vec::new(), BTreeSet::new());
+        let mut state = Adding::default();
+        let mut announce = |number: u64, name: &str| {
+            first.write(&format!("{name}/trainer_state.json"), "{}");
+            first
+                .copier
+                .announce(
+                    number,
+                    &first.copier.external.call.checkpoint_dir.join(name),
+                )
+                .unwrap();
+            state.see(&second.copier.external.call.checkpoint_dir);
+            assert!(second.copier.add_announced(&mut state, true).unwrap());
+            part(&bucket, &second.copier.part_key(number, 1))
+                .unwrap()
+                .map(|part| part.files.len())
+        };
+        assert_eq!(announce(1, "checkpoint-1"), Some(0), "it never had files");
+        second.write("checkpoint-2/rng_state_1.pth", "");
+        assert_eq!(announce(2, "checkpoint-2"), Some(1));
+        second.write("checkpoint-3/rng_state_1.pth", "");
+        announce(4, "checkpoint-4");
+        std::fs::remove_dir_all(
+            second
+                .copier
+                .external
+                .call
+                .checkpoint_dir
+                .join("checkpoint-3"),
+        )
+        .unwrap();
+        assert_eq!(
+            announce(3, "checkpoint-3"),
+            None,
+            "they were removed before"
+        );
+        assert_eq!(
+            announce(5, "checkpoint-2"),
+            None,
+            "they may be of the earlier version"
+        );
+    }
+
+    #[test]
+    fn expired_copies_leave_the_bucket_once_a_newer_one_is_whole() {
+        let bucket = in_memory();
+        let (first, second) = (pod(&bucket, 0, 1), pod(&bucket, 1, 1));
+        let mut copied = Announcements::new();
+        let (mut of_first, mut of_second) = (Adding::default(), Adding::default());
         for number in 1..=3 {
             first.write(&format!("checkpoint-{number}/trainer_state.json"), "{}");
             let (path, _) = first.copier.newest().unwrap();
-            first.copier.announce(number, &path, false).unwrap();
-            first.copier.add(number, &path, |_| false).unwrap();
-            copied.push((number, path));
+            first.copier.announce(number, &path).unwrap();
+            first.copier.add_announced(&mut of_first, true).unwrap();
             if number < 3 {
-                second.copier.add_announced(&mut done, true).unwrap();
+                second.copier.add_announced(&mut of_second, true).unwrap();
             }
+            copied.insert(number, path);
         }
-        for (_, path) in &copied[..2] {
-            std::fs::remove_dir_all(path).unwrap();
+        for number in 1..=2 {
+            std::fs::remove_dir_all(&copied[&number]).unwrap();
         }
-        first.copier.remove_expired(&mut copied).unwrap();
-        // The newest is not whole yet, and the one before it is the only other.
-        assert_eq!(
-            bucket.directories("gen-1").unwrap(),
-            ["external-0002", "external-0003"]
-        );
-        second.copier.add_announced(&mut done, true).unwrap();
-        first.copier.remove_expired(&mut copied).unwrap();
-        assert_eq!(bucket.directories("gen-1").unwrap(), ["external-0003"]);
-        // A later generation may resume from any of them.
-        first.write("checkpoint-4/trainer_state.json", "{}");
-        std::fs::remove_dir_all(&copied[0].1).unwrap();
-        copied.push((4, first.copier.newest().unwrap().0));
+        first.copier.remove_expired(&copied).unwrap();
+        assert_eq!(numbers(&bucket, "gen-1").unwrap(), [3, 2]);
+        second.copier.add_announced(&mut of_second, true).unwrap();
         started(&bucket, 2);
-        first.copier.remove_expired(&mut copied).unwrap();
-        assert_eq!(copied.len(), 2);
+        first.copier.remove_expired(&copied).unwrap();
+        assert_eq!(
+            numbers(&bucket, "gen-1").unwrap(),
+            [3, 2],
+            "generation 2 may have chosen it"
+        );
+        bucket.delete("gen-2/record.json").unwrap();
+        first.copier.remove_expired(&copied).unwrap();
+        assert_eq!(numbers(&bucket, "gen-1").unwrap(), [3]);
+    }
+
+    #[test]
+    fn a_generation_without_a_checkpoint_leaves_the_one_that_it_resumed_from() {
+        let bucket = in_memory();
+        started(&bucket, 1);
+        let (first, second) = (pod(&bucket, 0, 1), pod(&bucket, 1, 1));
+        first.write("checkpoint-9/trainer_state.json", "{}");
+        first.end(ENDED_EARLY);
+        second.end(ENDED_EARLY);
+        let resumed = choose(&bucket, &record(2), AT_ONCE, AT_ONCE)
+            .unwrap()
+            .unwrap();
+        bucket.put("gen-2/call.json", json(&resumed)).unwrap();
+        started(&bucket, 2);
+        // A fenced pod completes another one.
+        for key in [
+            "gen-1/external-000002/part-0-of-2.json",
+            "gen-1/external-000002/part-1-of-2.json",
+        ] {
+            bucket.put(key, json(&Part::default())).unwrap();
+        }
+        assert_eq!(
+            chosen(&bucket, 3, LEAVES),
+            Some(Some("gen-1/external-000001".to_owned()))
+        );
     }
 
     #[test]
@@ -921,15 +1111,14 @@ mod tests {
             first.write("checkpoint-9/trainer_state.json", "{\"step\": 9}");
             false
         };
-        let error = first.copier.add(1, &path, replace).unwrap_err().to_string();
-        assert!(error.contains("changed while it was copied"), "{error}");
+        assert!(!first.copier.add(1, &path, replace).unwrap());
         assert!(
-            part(&bucket, "gen-1/external-0001/part-0-of-2.json")
+            part(&bucket, "gen-1/external-000001/part-0-of-2.json")
                 .unwrap()
                 .is_none()
         );
         first.end(ENDED_EARLY);
-        let copied = part(&bucket, "gen-1/external-0001/part-0-of-2.json")
+        let copied = part(&bucket, "gen-1/external-000001/part-0-of-2.json")
             .unwrap()
             .unwrap();
         assert_eq!(copied.files["checkpoint-9/trainer_state.json"].bytes, 11);
@@ -956,9 +1145,11 @@ mod tests {
         first.write("checkpoint-9/trainer_state.json", "{}");
         first.end(ENDED_EARLY);
         second.end(ENDED_EARLY);
-        let key = "gen-1/external-0001/checkpoint-9/trainer_state.json";
+        let key = "gen-1/external-000001/checkpoint-9/trainer_state.json";
         bucket.put(key, b"[]".to_vec()).unwrap();
-        let chosen = choose(&bucket, &record(2), AT_ONCE).unwrap().unwrap();
+        let chosen = choose(&bucket, &record(2), AT_ONCE, AT_ONCE)
+            .unwrap()
+            .unwrap();
         let disk = tempfile::tempdir().unwrap();
         let error = fetch(&bucket, disk.path(), "", &chosen)
             .unwrap_err()

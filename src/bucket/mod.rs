@@ -298,6 +298,9 @@ impl Bucket {
                 part.decode_utf8_lossy().into_owned()
             };
             let parts: Vec<String> = parts.map(decoded).collect();
+            // Nothing here writes such names. As a path, one would leave its directory.
+            let is_odd = |part: &String| matches!(part.as_str(), "." | "..") || part.contains('/');
+            (!parts.iter().any(is_odd)).then_some(())?;
             Some(Object {
                 key: parts.join("/"),
                 bytes: meta.size,

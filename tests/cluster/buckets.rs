@@ -140,7 +140,7 @@ fn a_folder_of_scripts_trains_on_a_bucket_from_one_command() {
     });
     let whole = |generation: u64| -> Option<PathBuf> {
         job.volume().join("runs").is_dir().then_some(())?;
-        let parts = job.run().join(format!("gen-{generation}/external-0001"));
+        let parts = job.run().join(format!("gen-{generation}/external-000001"));
         let all = (0..3).all(|part| parts.join(format!("part-{part}-of-3.json")).is_file());
         all.then_some(parts)
     };
@@ -150,7 +150,7 @@ fn a_folder_of_scripts_trains_on_a_bucket_from_one_command() {
     kubectl(&["delete", "pod", &pod, "--wait=false"]);
     let status = job.wait("its end", |status| status["phase"] == "Complete");
     let call = std::fs::read_to_string(job.run().join("gen-2/call.json")).unwrap();
-    assert!(call.contains("gen-1/external-000"), "{call}");
+    assert!(call.contains("gen-1/external-00"), "{call}");
     assert_eq!(status["restarts"], 0, "{status:#}");
     let last = status["history"].as_array().unwrap().len();
     let model = job

@@ -32,6 +32,7 @@ fn on_node(node: &str, pattern: &str) -> usize {
 }
 
 #[test]
+#[ignore = "takes a minute: scripts/nightly.sh"]
 fn an_isolated_external_trainer_stops_before_it_is_replaced() {
     let mut recipe = recipe(4800);
     recipe["spec"]["trainer"] = json!({"resume": []});

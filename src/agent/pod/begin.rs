@@ -19,7 +19,7 @@ use crate::inventory::{Devices, Inventory};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::rank_status::RankStatus;
-use crate::lifecycle::{DeviceKind, authentication, files};
+use crate::lifecycle::{DeviceKind, Reason, authentication, files};
 use crate::telemetry::{Pace, now};
 use crate::util::durable::FileError;
 
@@ -86,6 +86,13 @@ impl PodAgent {
         }
         if self.pause.is_some_and(|pause| pause.holds(record.number)) {
             return;
+        }
+        let mirror = self
+            .current
+            .as_ref()
+            .and_then(|current| current.mirror.as_ref());
+        if matches!(record.reason, Reason::RankLost { .. }) {
+            mirror.inspect(|mirror| mirror.rank_lost());
         }
         if !self.is_kept() {
             self.report_wait("copying what the last ranks have left to the bucket".to_owned());
@@ -326,9 +333,10 @@ impl PodAgent {
             return Ok(false);
         }
         let run = self.identity.run.clone();
+        let drain = self.job.as_ref().map(|job| job.drain).unwrap_or_default();
         match self
             .bucket_run
-            .bring(bucket, &run, record, mine, external)
+            .bring(bucket, &run, record, mine, external, drain)
             .transpose()?
         {
             Some(Brought::Ready) => return Ok(true),
