@@ -139,8 +139,9 @@ fn a_folder_of_scripts_trains_on_a_bucket_from_one_command() {
         status["phase"] == "Running" && status["nodes"] == 3
     });
     let whole = |generation: u64| -> Option<PathBuf> {
-        job.volume().join("runs").is_dir().then_some(())?;
-        let parts = job.run().join(format!("gen-{generation}/external-000001"));
+        let parts = job
+            .begun_run()?
+            .join(format!("gen-{generation}/external-000001"));
         let all = (0..3).all(|part| parts.join(format!("part-{part}-of-3.json")).is_file());
         all.then_some(parts)
     };

@@ -375,7 +375,8 @@ while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
     );
     let log = |generation: u64, rank: u64| {
         let log = format!("gen-{generation}/logs/rank-{rank}.log");
-        std::fs::read_to_string(job.run().join(log)).unwrap_or_default()
+        let read = |run: std::path::PathBuf| std::fs::read_to_string(run.join(log)).ok();
+        job.begun_run().and_then(read).unwrap_or_default()
     };
     let runs_on = |nodes: u64| {
         job.wait("its world", |status| {

@@ -385,15 +385,18 @@ impl Job {
 
     /// The run directory on the volume or in the bucket.
     pub fn run(&self) -> PathBuf {
+        self.begun_run().expect("a run directory on the volume")
+    }
+
+    /// The run directory, once an agent has created it.
+    pub fn begun_run(&self) -> Option<PathBuf> {
         let place = match self.in_bucket {
             true => self.volume.path().join("runs"),
             false => self.volume.path().to_owned(),
         };
-        let entries = std::fs::read_dir(place).unwrap();
+        let entries = std::fs::read_dir(place).ok()?;
         let mut places = entries.map(|entry| entry.unwrap().path());
-        places
-            .find(|place| !place.ends_with("faults"))
-            .expect("a run directory on the volume")
+        places.find(|place| !place.ends_with("faults"))
     }
 
     /// PIDs of its pods' processes `evenkeel WHAT` on this machine.
