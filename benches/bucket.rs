@@ -6,59 +6,28 @@
 //! requests without hashing, the ratio of the two in alternation, and the memory that each needs beyond what the process
 //! had before.
 
+#[path = "../tests/endurance/s3.rs"]
+mod s3;
+
 use std::io::Write;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use evenkeel::bucket::Bucket;
 use evenkeel::checkpoint::{Committed, Contents, Target, Writer, bucket_copy, commit};
 use evenkeel::engine::{ModelConfig, UnitState, layout};
 use serde_json::json;
 
+use s3::Server;
+
 /// Alternations of restore and plain download.
 const ROUNDS: usize = 5;
 
 fn main() {
-    let Some(binary) = std::env::var_os("EVENKEEL_S3_SERVER") else {
-        eprintln!("set EVENKEEL_S3_SERVER to the output of scripts/s3-server.sh");
+    let Some(server) = Server::start() else {
         return;
     };
-    let root = tempfile::tempdir().unwrap();
-    std::fs::create_dir(root.path().join("runs")).unwrap();
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let server = Command::new(binary)
-        .args([
-            "--access",
-            "evenkeel",
-            "--secret",
-            "only-for-tests",
-            "--quiet",
-            "--keep-alive",
-        ])
-        .args(["--port", &format!("127.0.0.1:{port}"), "posix"])
-        .arg(root.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let _server = Killed(server);
-    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let environment = [
-        ("AWS_ACCESS_KEY_ID", "evenkeel".to_owned()),
-        ("AWS_SECRET_ACCESS_KEY", "only-for-tests".to_owned()),
-        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
-    ];
-    let environment = environment
-        .map(|(name, value)| (name.to_owned(), value))
-        .into();
-    let bucket = Bucket::open_with("s3://runs/bench", environment).unwrap();
+    let bucket = server.bucket();
     let place = tempfile::tempdir().unwrap();
 
     let committed = save(&bucket, &place.path().join("one"));
@@ -114,15 +83,6 @@ fn main() {
             "restore_over_plain": (median(&mut ratios) * 100.0).round() / 100.0,
         })
     );
-}
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Commits a checkpoint of about 1 GB.

@@ -34,7 +34,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("engine", &["comm", "util"]),
     ("norm", &["recipe", "util"]),
     ("lifecycle", &["plan", "telemetry", "util"]),
-    ("api", &["lifecycle", "plan", "recipe", "util"]),
+    ("api", &["bucket", "lifecycle", "plan", "recipe", "util"]),
     ("data", &["engine", "plan", "recipe", "samples", "util"]),
     (
         "checkpoint",

@@ -3,19 +3,19 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-
-use super::mirror;
+use super::{Membership, mirror};
 use crate::bucket::{Bucket, BucketError, Cause};
 use crate::checkpoint::{CheckpointError, bucket_copy};
 use crate::external_trainer::call;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{Generation, files};
 use crate::train::{Setup, checkpoint_ref};
-use crate::util::durable::{self, FileError, create_directory};
+use crate::util::durable::{self, create_directory};
+use crate::util::tree;
 
 /// Pause before a pod looks again for what another pod prepares.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -36,13 +36,6 @@ pub struct BucketRun {
     logs: Option<(u64, Instant, JoinHandle<()>)>,
 }
 
-/// How long the first member has waited for pods of the previous generation, and the time of a drain.
-#[derive(Debug, Clone, Copy)]
-struct Waiting {
-    waited: Duration,
-    drain: Duration,
-}
-
 /// What [`BucketRun::bring`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Brought {
@@ -54,35 +47,35 @@ pub enum Brought {
 
 impl BucketRun {
     /// Brings what the ranks of a generation read to this pod's disk; `None` while that is under way. The first member
-    /// (`mine`) takes what it has prepared to the bucket. `external`: the checkpoint directory of an external trainer, and
-    /// how the names of its checkpoints begin.
+    /// (`mine`) takes what it has prepared to the bucket.
     pub fn bring(
         &mut self,
         bucket: &Bucket,
         run: &Path,
+        job: &Arc<Membership>,
         record: &Generation,
         mine: bool,
-        external: Option<(PathBuf, &'static str)>,
-        drain: Duration,
     ) -> Option<Result<Brought, Problem>> {
         if (self.unprepared).is_some_and(|since| since.elapsed() < LOOK_AGAIN) {
             return Some(Ok(Brought::Unprepared));
         }
         let Some((number, working)) = self.working.take() else {
             let (bucket, run, record) = (bucket.clone(), run.to_path_buf(), record.clone());
+            let job = Arc::clone(job);
             let number = record.number;
             let waiting = self.waiting.take_if(|(waiting, _)| *waiting == number);
             let waiting = self
                 .waiting
                 .insert(waiting.unwrap_or((number, Instant::now())));
             let waited = waiting.1.elapsed();
-            let waiting = mine.then_some(Waiting { waited, drain });
-            let thread = std::thread::spawn(move || {
-                let brought = match external {
-                    Some(place) => bring_external(&bucket, &run, &record, waiting, &place),
-                    None => bring(&bucket, &run, &record, mine),
-                };
-                brought.map_err(|error| problem(&error))
+            let thread = std::thread::spawn(move || match job.command.is_empty() {
+                true => bring(&bucket, &run, &record, mine).map_err(|error| problem(&error)),
+                false => {
+                    let waited = mine.then_some(waited);
+                    let place = call::checkpoints(&job.trainer_source(), &run)?;
+                    let brought = bring_external(&bucket, &run, &record, waited, job.drain, &place);
+                    brought.map_err(|error| problem(&error))
+                }
             });
             self.working = Some((number, thread));
             return None;
@@ -134,57 +127,53 @@ fn bring(
         bucket_copy::fetch(bucket, run, &start.path, checkpoint_ref::checksum(start)?)?;
     }
     if mine {
-        bucket.put(&key_of(record, files::RECORD), json(record)?)?;
+        bucket.put_json(&key_of(record, files::RECORD), record)?;
     }
     Ok(Brought::Ready)
 }
 
 /// Brings the checkpoint that the first member has chosen. The others follow once that one has it: before, the choice may
-/// be withdrawn.
+/// be withdrawn. `waited`: how long the first member, and only that one, has waited for pods of the previous generation.
 fn bring_external(
     bucket: &Bucket,
     run: &Path,
     record: &Generation,
-    mine: Option<Waiting>,
+    waited: Option<Duration>,
+    drain: Duration,
     (directory, prefix): &(PathBuf, &str),
 ) -> Result<Brought, CheckpointError> {
     let key = key_of(record, files::CALL);
-    if mine.is_none() && bucket.size(&key_of(record, files::RECORD))?.is_none() {
+    if waited.is_none() && !bucket.has(&key_of(record, files::RECORD))? {
         return Ok(Brought::Unprepared);
     }
-    let chosen: mirror::Chosen = match (bucket.get(&key)?, mine) {
-        (Some(bytes), _) => serde_json::from_slice(&bytes)
-            .map_err(|error| BucketError::damaged(&bucket.url(&key), error.to_string()))?,
+    let chosen = match (bucket.read_json::<mirror::Chosen>(&key)?, waited) {
+        (Some(chosen), _) => chosen,
         (None, None) => return Ok(Brought::Unprepared),
-        (None, Some(Waiting { waited, drain })) => {
+        (None, Some(waited)) => {
             let Some(chosen) = mirror::choose(bucket, record, waited, drain)? else {
                 return Ok(Brought::Unprepared);
             };
-            bucket.create(&key, json(&chosen)?)?;
+            bucket.create_json(&key, &chosen)?;
             chosen
         }
     };
     let fetched = mirror::fetch(bucket, directory, prefix, &chosen);
     if let Err(CheckpointError::Bucket(error)) = &fetched
-        && mine.is_some()
+        && waited.is_some()
         && matches!(error.cause, Cause::Damaged | Cause::Missing)
     {
         mirror::refuse(bucket, &chosen)?;
         bucket.delete(&key)?;
     }
     call::write_choice(run, record, fetched?)?;
-    if mine.is_some() {
-        bucket.put(&key_of(record, files::RECORD), json(record)?)?;
+    if waited.is_some() {
+        bucket.put_json(&key_of(record, files::RECORD), record)?;
     }
     Ok(Brought::Ready)
 }
 
 fn key_of(record: &Generation, file: &str) -> String {
     format!("{}/{file}", files::generation(record.number))
-}
-
-fn json(value: &impl Serialize) -> Result<Vec<u8>, CheckpointError> {
-    serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::Misuse(error.to_string()))
 }
 
 /// Makes `run.json` and the prepared data of disk and bucket the same; false if neither has them, or only the disk of a
@@ -208,7 +197,10 @@ fn bring_setup(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, Checkpoi
                 return Ok(true);
             }
             (None, Some(own)) if mine => {
-                upload_directory(bucket, &data, files::DATA)?;
+                for file in tree::files_below(&data)? {
+                    let key = format!("{}/{}", files::DATA, tree::relative(&file, &data));
+                    bucket.upload(&file, &key)?;
+                }
                 match bucket.create(files::RUN, own) {
                     Err(error) if error.cause == Cause::Taken => continue,
                     created => created?,
@@ -229,24 +221,6 @@ fn check_data(bucket: &Bucket, setup: &[u8], data: &Path) -> Result<(), Checkpoi
         Ok(false) => Err(damaged("it is of another preparation than run.json".to_owned()).into()),
         Err(error) => Err(damaged(error.to_string()).into()),
     }
-}
-
-fn upload_directory(bucket: &Bucket, directory: &Path, key: &str) -> Result<(), CheckpointError> {
-    let failed = |error| FileError::from_io("list", directory, 0, error);
-    let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(failed)?,
-    };
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let key = format!("{key}/{name}");
-        match path.is_dir() {
-            true => upload_directory(bucket, &path, &key)?,
-            false => bucket.upload(&path, &key)?,
-        }
-    }
-    Ok(())
 }
 
 fn download_directory(bucket: &Bucket, key: &str, directory: &Path) -> Result<(), CheckpointError> {
@@ -280,15 +254,15 @@ fn upload_logs(bucket: &Bucket, run: &Path, generation: u64, ranks: Range<u64>) 
 
 /// The problem of a pod that cannot read or write its run in the bucket.
 pub fn problem(error: &CheckpointError) -> Problem {
-    let (reason, deterministic) = match error {
-        CheckpointError::Bucket(error) => (reason(error), false),
+    let reason = match error {
+        CheckpointError::Bucket(error) => reason(error),
         CheckpointError::File(error) => return Problem::of_volume(error),
-        _ => ("BucketDamaged", false),
+        _ => "BucketDamaged",
     };
     Problem {
         reason: reason.into(),
         message: error.to_string(),
-        deterministic,
+        deterministic: false,
     }
 }
 

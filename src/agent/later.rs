@@ -103,11 +103,7 @@ impl Place for PathBuf {
 
 impl Place for Bucket {
     fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
-        let names = self.directories("")?;
-        Ok((names
-            .iter()
-            .filter_map(|name| files::parse_generation(name)))
-        .collect())
+        bucket_copy::generations(self)
     }
 
     fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {

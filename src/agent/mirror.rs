@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! gen-N/call.json                        the checkpoint that the generation resumes from
-//! gen-N/external-SSSS/announced.json     the first pod's: a finished checkpoint, and which files it adds
-//! gen-N/external-SSSS/NAME               its files, of all pods
-//! gen-N/external-SSSS/part-K-of-M.json   what the K-th of M pods has added
+//! gen-N/external-SSSSSS/announced.json   the first pod's: a finished checkpoint, and which files it adds
+//! gen-N/external-SSSSSS/NAME             its files, of all pods
+//! gen-N/external-SSSSSS/part-K-of-M.json what the K-th of M pods has added
 //! gen-N/last.json                        the first pod announces no more
 //! gen-N/ended-K.json                     the K-th pod adds no more
 //! gen-N/output/                          what else is in the checkpoint directory at the end
@@ -22,7 +22,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::bucket::{Bucket, BucketError};
@@ -32,6 +31,7 @@ use crate::lifecycle::{ExternalCheckpoint, Generation, Reason, files};
 use crate::util::durable::{self, FileError, create_directory};
 use crate::util::input;
 use crate::util::lock::lock;
+use crate::util::tree::{entries, files_below, relative};
 
 /// Pause between two looks at the trainer's directory.
 const LOOK: Duration = Duration::from_secs(1);
@@ -50,6 +50,10 @@ const LEAVES: Duration = Duration::from_secs(75);
 const AGENT: Duration = Duration::from_secs(15);
 
 const NO_MORE: &str = "last.json";
+
+/// Content of an object whose existence says everything.
+#[derive(Serialize)]
+struct Marker {}
 
 /// How the ranks of this pod have ended.
 const RUNNING: u8 = 0;
@@ -176,8 +180,8 @@ impl Copier {
                     if self.member == 0 && self.end() == FINISHED {
                         self.add_output(&lock(&announced))?;
                     }
-                    let ended = self.key(&format!("ended-{}.json", self.member));
-                    Ok(self.bucket.put(&ended, b"{}".to_vec())?)
+                    let ended = ended_key(self.generation, self.member);
+                    Ok(self.bucket.put_json(&ended, &Marker {})?)
                 });
             }
         });
@@ -202,7 +206,7 @@ impl Copier {
             }
             if ended {
                 let no_more = self.key(NO_MORE);
-                self.repeat(|| Ok(self.bucket.put(&no_more, b"{}".to_vec())?));
+                self.repeat(|| Ok(self.bucket.put_json(&no_more, &Marker {})?));
                 return;
             }
             std::thread::sleep(LOOK);
@@ -222,17 +226,16 @@ impl Copier {
             if self.has_ended() {
                 ended_since.get_or_insert_with(Instant::now);
             }
-            state.see(&self.external.call.checkpoint_dir);
+            if self.member != 0 {
+                state.see(&self.external.call.checkpoint_dir);
+            }
             let news = lock(announced)
                 .keys()
                 .any(|number| !state.done.contains(number));
             if news || ended_since.is_some() || listened.is_none_or(|at| at.elapsed() > LISTEN) {
                 listened = Some(Instant::now());
                 // Read before the announcements: none follows it.
-                let last = self
-                    .bucket
-                    .size(&self.key(NO_MORE))
-                    .is_ok_and(|found| found.is_some());
+                let last = self.bucket.has(&self.key(NO_MORE)).unwrap_or(false);
                 let all = self.add_announced(&mut state, ended_since.is_some());
                 let all = self.warn(&all) && all.is_ok_and(|all| all);
                 if ended_since.is_some() && last && all {
@@ -264,7 +267,7 @@ impl Copier {
             }
             let key = announced_key(&self.prefix(number));
             // Without it another pod is about to remove the checkpoint.
-            let Some(first) = read::<Announced>(&self.bucket, &key)? else {
+            let Some(first) = self.bucket.read_json::<Announced>(&key)? else {
                 continue;
             };
             inside(&self.bucket, &key, first.files.iter().chain([&first.name]))?;
@@ -320,7 +323,7 @@ impl Copier {
             files: files.iter().map(|file| self.relative(file)).collect(),
         };
         let key = announced_key(&self.prefix(number));
-        Ok(self.bucket.put(&key, json(&announced))?)
+        Ok(self.bucket.put_json(&key, &announced)?)
     }
 
     /// Adds a checkpoint's files on this disk, except those that the bucket `has`, and then this pod's part; false if they
@@ -348,21 +351,24 @@ impl Copier {
         if states(path)? != before {
             return Ok(false);
         }
-        self.bucket
-            .put(&self.part_key(number, self.member), json(&part))?;
+        let key = self.part_key(number, self.member);
+        self.bucket.put_json(&key, &part)?;
         Ok(true)
     }
 
     /// Removes copies of checkpoints that the trainer has removed or replaced, and those beyond the recipe's limit. A
     /// whole one that is newer than them stays, and so does everything once a later generation may have chosen from it.
     fn remove_expired(&self, copied: &Announcements) -> Result<(), CheckpointError> {
+        if copied.is_empty() {
+            return Ok(());
+        }
         let keep = self
             .external
             .keep()
             .map_or(usize::MAX, |keep| keep.max(1) as usize);
         let mut there = numbers(&self.bucket, &files::generation(self.generation))?;
         there.retain(|number| copied.contains_key(number));
-        let generations = generations(&self.bucket)?;
+        let generations = bucket_copy::generations(&self.bucket)?;
         if generations.iter().any(|number| *number > self.generation) {
             return Ok(());
         }
@@ -399,7 +405,7 @@ impl Copier {
         mut generations: Vec<u64>,
         keep: usize,
     ) -> Result<(), CheckpointError> {
-        let chosen: Option<Chosen> = read(&self.bucket, &self.key(files::CALL))?;
+        let chosen: Option<Chosen> = self.bucket.read_json(&self.key(files::CALL))?;
         let chosen = chosen.and_then(|chosen| chosen.prefix);
         generations.retain(|number| *number < self.generation);
         let mut kept = 0;
@@ -519,20 +525,9 @@ fn numbers(bucket: &Bucket, generation: &str) -> Result<Vec<u64>, BucketError> {
     Ok(numbers)
 }
 
-/// The numbers of the run's generations, the newest first.
-fn generations(bucket: &Bucket) -> Result<Vec<u64>, BucketError> {
-    let names = bucket.directories("")?;
-    let mut numbers: Vec<u64> = names
-        .iter()
-        .filter_map(|name| files::parse_generation(name))
-        .collect();
-    numbers.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(numbers)
-}
-
 fn is_whole(bucket: &Bucket, prefix: &str, members: usize) -> Result<bool, BucketError> {
     for member in 0..members {
-        if bucket.size(&part_key(prefix, member, members))?.is_none() {
+        if !bucket.has(&part_key(prefix, member, members))? {
             return Ok(false);
         }
     }
@@ -541,6 +536,10 @@ fn is_whole(bucket: &Bucket, prefix: &str, members: usize) -> Result<bool, Bucke
 
 fn announced_key(prefix: &str) -> String {
     format!("{prefix}/announced.json")
+}
+
+fn ended_key(generation: u64, member: usize) -> String {
+    format!("{}/ended-{member}.json", files::generation(generation))
 }
 
 fn part_key(prefix: &str, member: usize, members: usize) -> String {
@@ -560,23 +559,8 @@ fn remove(bucket: &Bucket, prefix: &str, members: usize) -> Result<(), Checkpoin
     Ok(())
 }
 
-fn json(value: &impl Serialize) -> Vec<u8> {
-    // These types have nothing that JSON lacks.
-    serde_json::to_vec(value).unwrap_or_default()
-}
-
-fn read<T: DeserializeOwned>(bucket: &Bucket, key: &str) -> Result<Option<T>, CheckpointError> {
-    let Some(bytes) = bucket.get(key)? else {
-        return Ok(None);
-    };
-    let read = serde_json::from_slice(&bytes);
-    Ok(Some(read.map_err(|error| {
-        BucketError::damaged(&bucket.url(key), error.to_string())
-    })?))
-}
-
 fn part(bucket: &Bucket, key: &str) -> Result<Option<Part>, CheckpointError> {
-    let part: Option<Part> = read(bucket, key)?;
+    let part: Option<Part> = bucket.read_json(key)?;
     if let Some(part) = &part {
         inside(bucket, key, part.files.keys().chain([&part.name]))?;
     }
@@ -620,12 +604,12 @@ pub fn choose(
     waited: Duration,
     drain: Duration,
 ) -> Result<Option<Chosen>, CheckpointError> {
-    let mut earlier = generations(bucket)?;
+    let mut earlier = bucket_copy::generations(bucket)?;
     earlier.retain(|number| *number < record.number);
     for (age, number) in earlier.into_iter().enumerate() {
         let generation = files::generation(number);
-        let previous: Option<Generation> =
-            read(bucket, &format!("{generation}/{}", files::RECORD))?;
+        let previous = format!("{generation}/{}", files::RECORD);
+        let previous: Option<Generation> = bucket.read_json(&previous)?;
         // Without a record no ranks were started.
         let Some(previous) = previous else {
             continue;
@@ -644,8 +628,8 @@ pub fn choose(
             }
         }
         // What older generations have added since then is not of the run's history.
-        let resumed: Option<Chosen> = read(bucket, &format!("{generation}/{}", files::CALL))?;
-        if let Some(resumed) = resumed {
+        let resumed = format!("{generation}/{}", files::CALL);
+        if let Some(resumed) = bucket.read_json::<Chosen>(&resumed)? {
             let whole = match &resumed.prefix {
                 Some(prefix) => is_whole(bucket, prefix, resumed.members)?,
                 None => true,
@@ -676,8 +660,7 @@ fn may_still_add(
             Reason::RankLost { .. } => LOST,
             _ => LEAVES.max(drain + AGENT),
         };
-        let ended = format!("{}/ended-{number}.json", files::generation(previous.number));
-        if waited < limit && bucket.size(&ended)?.is_none() {
+        if waited < limit && !bucket.has(&ended_key(previous.number, number))? {
             return Ok(true);
         }
     }
@@ -731,19 +714,9 @@ pub fn fetch(
         }
         for (name, expected) in part.files {
             let file = directory.join(&name);
-            if entry(&file).is_ok_and(|found| found == expected) {
-                continue;
-            }
             create_directory(file.parent().unwrap_or(directory))?;
             let key = format!("{prefix}/{name}");
-            let found = bucket_copy::download(bucket, &key, &file, expected.bytes)?;
-            if found != expected.xxh3_128 {
-                let message = format!(
-                    "its checksum is {found} where {} was written",
-                    expected.xxh3_128
-                );
-                return Err(BucketError::damaged(&bucket.url(&key), message).into());
-            }
+            bucket_copy::complete(bucket, &key, &file, expected)?;
         }
     }
     Ok(Some(ExternalCheckpoint {
@@ -789,45 +762,6 @@ fn entry(file: &Path) -> Result<FileEntry, FileError> {
     Ok(FileEntry { bytes, xxh3_128 })
 }
 
-fn relative(path: &Path, directory: &Path) -> String {
-    path.strip_prefix(directory)
-        .unwrap_or(path)
-        .to_string_lossy()
-        .into_owned()
-}
-
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let failed = |error| FileError::from_io("list", directory, 0, error);
-    let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(failed)?,
-    };
-    let paths: Result<Vec<PathBuf>, _> = entries
-        .map(|entry| Ok(entry.map_err(failed)?.path()))
-        .collect();
-    let mut paths = paths?;
-    paths.sort();
-    Ok(paths)
-}
-
-/// The regular files below a path; none if it does not exist. Links are not followed.
-fn files_below(path: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let Ok(about) = path.symlink_metadata() else {
-        return Ok(Vec::new());
-    };
-    if about.is_file() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    if !about.is_dir() {
-        return Ok(Vec::new());
-    }
-    let mut found = Vec::new();
-    for below in entries(path)? {
-        found.extend(files_below(&below)?);
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -835,8 +769,7 @@ mod tests {
     use crate::api::status::RecipeSnapshot;
     use crate::bucket::tests::in_memory;
     use crate::external_trainer::call::{self, Source, external_call};
-    use crate::lifecycle::Reason;
-    use crate::lifecycle::generation::{Address, Member};
+    use crate::lifecycle::generation::{Member, testing};
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
 
@@ -853,25 +786,13 @@ mod tests {
     fn record(number: u64) -> Generation {
         let request = snapshot().request(RemainderPolicy::Exact, &[]).unwrap();
         let recipe = recipe::read(&request).unwrap();
-        Generation {
-            job: "uid".to_owned(),
-            number,
-            reason: Reason::Started,
-            members: (0..2)
-                .map(|_| Member {
-                    pod: None,
-                    slot: 0,
-                    ranks: 1,
-                })
-                .collect(),
-            plan: plan::plan(&recipe, &PlanRequest::gpus(2)).unwrap(),
-            start: None,
-            master: Address {
-                host: String::new(),
-                port: 0,
-            },
-            created: 0.0,
-        }
+        let member = |_| Member {
+            pod: None,
+            slot: 0,
+            ranks: 1,
+        };
+        let plan = plan::plan(&recipe, &PlanRequest::gpus(2)).unwrap();
+        testing::record(number, (0..2).map(member).collect(), plan)
     }
 
     /// A pod of a generation with two pods, which has its own disk.
@@ -927,7 +848,7 @@ mod tests {
     /// The bucket after pods have started a generation.
     fn started(bucket: &Bucket, number: u64) {
         let key = format!("gen-{number}/record.json");
-        bucket.put(&key, json(&record(number))).unwrap();
+        bucket.put_json(&key, &record(number)).unwrap();
     }
 
     fn chosen(bucket: &Bucket, number: u64, waited: Duration) -> Option<Option<String>> {
@@ -936,6 +857,18 @@ mod tests {
     }
 
     const AT_ONCE: Duration = Duration::ZERO;
+
+    /// What generation 2 chooses after both pods of generation 1 have copied a checkpoint.
+    fn copied(bucket: &Bucket) -> Chosen {
+        started(bucket, 1);
+        let (first, second) = (pod(bucket, 0, 1), pod(bucket, 1, 1));
+        first.write("checkpoint-9/trainer_state.json", "{}");
+        first.end(ENDED_EARLY);
+        second.end(ENDED_EARLY);
+        choose(bucket, &record(2), AT_ONCE, AT_ONCE)
+            .unwrap()
+            .unwrap()
+    }
 
     #[test]
     fn the_disks_of_all_pods_make_one_checkpoint() {
@@ -1078,22 +1011,15 @@ mod tests {
     #[test]
     fn a_generation_without_a_checkpoint_leaves_the_one_that_it_resumed_from() {
         let bucket = in_memory();
-        started(&bucket, 1);
-        let (first, second) = (pod(&bucket, 0, 1), pod(&bucket, 1, 1));
-        first.write("checkpoint-9/trainer_state.json", "{}");
-        first.end(ENDED_EARLY);
-        second.end(ENDED_EARLY);
-        let resumed = choose(&bucket, &record(2), AT_ONCE, AT_ONCE)
-            .unwrap()
-            .unwrap();
-        bucket.put("gen-2/call.json", json(&resumed)).unwrap();
+        let resumed = copied(&bucket);
+        bucket.put_json("gen-2/call.json", &resumed).unwrap();
         started(&bucket, 2);
         // A fenced pod completes another one.
         for key in [
             "gen-1/external-000002/part-0-of-2.json",
             "gen-1/external-000002/part-1-of-2.json",
         ] {
-            bucket.put(key, json(&Part::default())).unwrap();
+            bucket.put_json(key, &Part::default()).unwrap();
         }
         assert_eq!(
             chosen(&bucket, 3, LEAVES),
@@ -1140,16 +1066,9 @@ mod tests {
     #[test]
     fn a_changed_object_is_refused_and_not_chosen_again() {
         let bucket = in_memory();
-        started(&bucket, 1);
-        let (first, second) = (pod(&bucket, 0, 1), pod(&bucket, 1, 1));
-        first.write("checkpoint-9/trainer_state.json", "{}");
-        first.end(ENDED_EARLY);
-        second.end(ENDED_EARLY);
+        let chosen = copied(&bucket);
         let key = "gen-1/external-000001/checkpoint-9/trainer_state.json";
         bucket.put(key, b"[]".to_vec()).unwrap();
-        let chosen = choose(&bucket, &record(2), AT_ONCE, AT_ONCE)
-            .unwrap()
-            .unwrap();
         let disk = tempfile::tempdir().unwrap();
         let error = fetch(&bucket, disk.path(), "", &chosen)
             .unwrap_err()

@@ -223,12 +223,13 @@ impl PodAgent {
         }
     }
 
+    /// What copies the checkpoints of the newest ranks here to the bucket.
+    fn mirror(&self) -> Option<&Mirror> {
+        self.current.as_ref()?.mirror.as_ref()
+    }
+
     fn warn_of_copies(&mut self) {
-        let mirror = self
-            .current
-            .as_ref()
-            .and_then(|current| current.mirror.as_ref());
-        for warning in mirror.map(Mirror::warnings).unwrap_or_default() {
+        for warning in self.mirror().map(Mirror::warnings).unwrap_or_default() {
             self.warn(warning);
         }
     }
@@ -241,11 +242,7 @@ impl PodAgent {
         };
         let is_finished = |rank: &RankStatus| rank.ending() == Some(Ending::Code(exit::FINISHED));
         let finished = self.state.ranks.iter().all(is_finished);
-        if current
-            .mirror
-            .as_ref()
-            .is_some_and(|mirror| !mirror.end(finished))
-        {
+        if self.mirror().is_some_and(|mirror| !mirror.end(finished)) {
             return false;
         }
         let first = self.state.first;

@@ -24,9 +24,7 @@ impl Preparation {
         // Creating the directory here reports a volume error as a problem of the pod; the process
         // would only print it.
         durable::create_directory(&identity.run)?;
-        // On the container's own disk.
-        let files = std::env::temp_dir().join("evenkeel-recipe");
-        durable::create_directory(&files)?;
+        let files = own_directory()?;
         let snapshot = files.join("recipe.json");
         durable::write_json(&snapshot, &(&job.recipe, job.remainder))?;
         let world = job
@@ -45,24 +43,17 @@ impl Preparation {
             command.args(["--rank-memory", bytes]);
         }
         command.stdout(Stdio::null());
-        Preparation::spawn(command, identity, "prepare.log")
+        Preparation::spawn(command, files.join("prepare.log"))
     }
 
     /// Starts what the job wants done in the pod before its first ranks.
     pub fn start_setup(identity: &Identity) -> Result<Preparation, FileError> {
         let mut command = Command::new(&identity.program);
         command.arg("setup").stdout(Stdio::inherit());
-        Preparation::spawn(command, identity, "setup.log")
+        Preparation::spawn(command, own_directory()?.join("setup.log"))
     }
 
-    fn spawn(
-        mut command: Command,
-        identity: &Identity,
-        log: &str,
-    ) -> Result<Preparation, FileError> {
-        let files = std::env::temp_dir().join("evenkeel-recipe");
-        durable::create_directory(&files)?;
-        let log = files.join(log);
+    fn spawn(mut command: Command, log: PathBuf) -> Result<Preparation, FileError> {
         let words =
             File::create(&log).map_err(|error| FileError::from_io("write", &log, 0, error))?;
         let oom_kills = OomKills::watch();
@@ -70,7 +61,7 @@ impl Preparation {
             .stdin(Stdio::null())
             .stderr(words)
             .spawn()
-            .map_err(|error| FileError::from_io("run", &identity.program, 0, error))?;
+            .map_err(|error| FileError::from_io("run", command.get_program().as_ref(), 0, error))?;
         Ok(Preparation {
             child,
             log,
@@ -98,6 +89,13 @@ impl Preparation {
             )),
         }
     }
+}
+
+/// The directory of these processes' files, on the container's own disk.
+fn own_directory() -> Result<PathBuf, FileError> {
+    let directory = std::env::temp_dir().join("evenkeel-recipe");
+    durable::create_directory(&directory)?;
+    Ok(directory)
 }
 
 /// The problem of a failed preparation. Only a refusal is deterministic: a signal or a full or

@@ -21,6 +21,7 @@ use serde_json::Value;
 
 pub use status::TrainingJobStatus;
 
+use crate::bucket::is_url;
 use crate::lifecycle::DeviceKind;
 pub use crate::lifecycle::stall::OnStall;
 
@@ -422,18 +423,14 @@ pub struct CheckpointVolume {
 impl CheckpointVolume {
     /// Mount path in the pods.
     pub fn mount(&self) -> &str {
-        let path = self.path.as_deref().filter(|path| !is_bucket(path));
+        let path = self.path.as_deref().filter(|path| !is_url(path));
         path.unwrap_or("/checkpoints")
     }
 
     /// URL of the bucket that pods share instead of a volume.
     pub fn bucket(&self) -> Option<&str> {
-        self.path.as_deref().filter(|path| is_bucket(path))
+        self.path.as_deref().filter(|path| is_url(path))
     }
-}
-
-fn is_bucket(path: &str) -> bool {
-    path.contains("://")
 }
 
 /// Failures after which the job gives up. Lost nodes and pods, drains and rescales never count.

@@ -26,6 +26,8 @@ use object_store::{
     PutOptions, RetryConfig,
 };
 use percent_encoding::percent_decode_str;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
 
 pub use access::Environment;
@@ -101,45 +103,29 @@ impl Bucket {
             .with_connect_timeout(Duration::from_secs(5))
             .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
         let client = access::with_certificates(client);
-        let variables = environment.iter();
-        let variables = variables.map(|(name, value)| (name.to_ascii_lowercase(), value));
-        let store: Result<Arc<dyn ObjectStore>, object_store::Error> = match scheme {
-            ObjectStoreScheme::AmazonS3 => variables
-                .filter_map(|(name, value)| {
-                    Some((name.strip_prefix("aws_").and(name.parse().ok())?, value))
-                })
-                .fold(AmazonS3Builder::new(), |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .with_url(url)
-                .with_retry(retry)
-                .with_client_options(client)
-                .build()
-                .map(|store| Arc::new(store) as _),
-            ObjectStoreScheme::GoogleCloudStorage => variables
-                .filter_map(|(name, value)| {
-                    Some((name.strip_prefix("google_").and(name.parse().ok())?, value))
-                })
-                .fold(GoogleCloudStorageBuilder::new(), |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .with_url(url)
-                .with_retry(retry)
-                .with_client_options(client)
-                .build()
-                .map(|store| Arc::new(store) as _),
-            ObjectStoreScheme::MicrosoftAzure => variables
-                .filter_map(|(name, value)| {
-                    Some((name.strip_prefix("azure_").and(name.parse().ok())?, value))
-                })
-                .fold(MicrosoftAzureBuilder::new(), |builder, (key, value)| {
-                    builder.with_config(key, value)
-                })
-                .with_url(url)
-                .with_retry(retry)
-                .with_client_options(client)
-                .build()
-                .map(|store| Arc::new(store) as _),
+        // The builders have these methods in common, and no trait.
+        macro_rules! store {
+            ($builder:ident, $prefix:literal) => {{
+                let mut builder = $builder::new();
+                for (name, value) in &environment {
+                    let name = name.to_ascii_lowercase();
+                    if let (true, Ok(key)) = (name.starts_with($prefix), name.parse()) {
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                let builder = builder
+                    .with_url(url)
+                    .with_retry(retry)
+                    .with_client_options(client);
+                builder
+                    .build()
+                    .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+            }};
+        }
+        let store = match scheme {
+            ObjectStoreScheme::AmazonS3 => store!(AmazonS3Builder, "aws_"),
+            ObjectStoreScheme::GoogleCloudStorage => store!(GoogleCloudStorageBuilder, "google_"),
+            ObjectStoreScheme::MicrosoftAzure => store!(MicrosoftAzureBuilder, "azure_"),
             _ => return Err(invalid("its scheme is none of s3, gs and az".into())),
         };
         let store = store.map_err(|error| BucketError::of("open", url, &error))?;
@@ -163,15 +149,6 @@ impl Bucket {
             store,
             runtime: Arc::new(runtime),
         })
-    }
-
-    /// The same bucket below a further prefix.
-    pub fn below(&self, prefix: &str) -> Bucket {
-        Bucket {
-            url: format!("{}/{prefix}", self.url),
-            prefix: self.path(prefix),
-            ..self.clone()
-        }
     }
 
     /// The URL of the prefix.
@@ -276,6 +253,41 @@ impl Bucket {
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed("read", key)(error)),
         }
+    }
+
+    /// Whether the key has an object.
+    pub fn has(&self, key: &str) -> Result<bool, BucketError> {
+        Ok(self.size(key)?.is_some())
+    }
+
+    /// A small object that must exist.
+    pub fn require(&self, key: &str) -> Result<Bytes, BucketError> {
+        let found = self.get(key)?;
+        found.ok_or_else(|| BucketError::missing(&self.url(key)))
+    }
+
+    /// A small object as JSON; `None` if the key has none.
+    pub fn read_json<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, BucketError> {
+        let found = self.get(key)?;
+        let read = found
+            .map(|bytes| serde_json::from_slice(&bytes))
+            .transpose();
+        read.map_err(|error| BucketError::damaged(&self.url(key), error.to_string()))
+    }
+
+    /// Writes a value as a small object, replacing the one of its key.
+    pub fn put_json(&self, key: &str, value: &impl Serialize) -> Result<(), BucketError> {
+        self.put(key, self.json(key, value)?)
+    }
+
+    /// [`Bucket::create`] with a value.
+    pub fn create_json(&self, key: &str, value: &impl Serialize) -> Result<(), BucketError> {
+        self.create(key, self.json(key, value)?)
+    }
+
+    fn json(&self, key: &str, value: &impl Serialize) -> Result<Vec<u8>, BucketError> {
+        let json = serde_json::to_vec_pretty(value);
+        json.map_err(|error| BucketError::damaged(&self.url(key), error.to_string()))
     }
 
     /// A missing bucket answers like a missing key, but not to a listing.

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use super::checksum::{Hasher, PIECE};
+use super::checksum::{FileEntry, Hasher, PIECE};
 use super::committed::Committed;
 use super::manifest::Manifest;
 use super::names::MANIFEST;
@@ -35,8 +35,7 @@ pub fn fetch(
 ) -> Result<Fetched, CheckpointError> {
     let directory = run.join(path);
     let key = format!("{path}/{MANIFEST}");
-    let bytes = bucket.get(&key)?;
-    let bytes = bytes.ok_or_else(|| BucketError::missing(&bucket.url(&key)))?;
+    let bytes = bucket.require(&key)?;
     let found = Checksum::of(&bytes);
     if found != expected {
         return Err(CheckpointError::NotThePinned {
@@ -50,29 +49,41 @@ pub fn fetch(
     durable::create_directory(&directory)?;
     let mut fetched = Fetched::default();
     for (name, entry) in &manifest.files {
-        let file = directory.join(name);
-        if verified::verify(&file, *entry).is_ok() {
-            fetched.kept += entry.bytes;
-        } else if verified::verify(&partial.join(name), *entry).is_ok() {
-            std::fs::rename(partial.join(name), &file)
+        let (file, partial) = (directory.join(name), partial.join(name));
+        if verified::verify(&partial, *entry).is_ok() {
+            std::fs::rename(partial, &file)
                 .map_err(|error| FileError::from_io("rename", &file, 0, error))?;
             fetched.kept += entry.bytes;
-        } else {
-            let key = format!("{path}/{name}");
-            let found = download(bucket, &key, &file, entry.bytes)?;
-            if found != entry.xxh3_128 {
-                let message = format!(
-                    "its checksum is {found} where {} was written",
-                    entry.xxh3_128
-                );
-                return Err(BucketError::damaged(&bucket.url(&key), message).into());
-            }
+        } else if complete(bucket, &format!("{path}/{name}"), &file, *entry)? {
             fetched.downloaded += entry.bytes;
+        } else {
+            fetched.kept += entry.bytes;
         }
     }
     durable::write_atomically(&directory.join(MANIFEST), &bytes)?;
     durable::remove(&partial)?;
     Ok(fetched)
+}
+
+/// Downloads a file unless the disk has it; returns whether it was downloaded.
+pub fn complete(
+    bucket: &Bucket,
+    key: &str,
+    file: &Path,
+    entry: FileEntry,
+) -> Result<bool, CheckpointError> {
+    if verified::verify(file, entry).is_ok() {
+        return Ok(false);
+    }
+    let found = download(bucket, key, file, entry.bytes)?;
+    if found != entry.xxh3_128 {
+        let message = format!(
+            "its checksum is {found} where {} was written",
+            entry.xxh3_128
+        );
+        return Err(BucketError::damaged(&bucket.url(key), message).into());
+    }
+    Ok(true)
 }
 
 /// Downloads an object of `size` bytes and returns its checksum.
@@ -98,6 +109,17 @@ pub fn download(
     Ok(hasher.finish().0)
 }
 
+/// The generations that have objects in the bucket, the newest first.
+pub fn generations(bucket: &Bucket) -> Result<Vec<u64>, CheckpointError> {
+    let names = bucket.directories("")?;
+    let numbers = names
+        .iter()
+        .filter_map(|name| files::parse_generation(name));
+    let mut numbers: Vec<u64> = numbers.collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(numbers)
+}
+
 /// The checkpoints of one generation in the bucket, by step. Only manifests are read.
 pub fn list(bucket: &Bucket, generation: u64) -> Result<Vec<Committed>, CheckpointError> {
     let objects = bucket.list(&files::generation(generation))?;
@@ -116,18 +138,15 @@ pub fn list(bucket: &Bucket, generation: u64) -> Result<Vec<Committed>, Checkpoi
 
 /// Whether the bucket has a committed checkpoint.
 pub fn has(bucket: &Bucket, path: &str) -> Result<bool, CheckpointError> {
-    Ok(bucket.get(&format!("{path}/{MANIFEST}"))?.is_some())
+    Ok(bucket.has(&format!("{path}/{MANIFEST}"))?)
 }
 
 /// A small file of a committed checkpoint, checked against its manifest.
 pub fn read(bucket: &Bucket, path: &str, name: &str) -> Result<Vec<u8>, CheckpointError> {
-    let object = |key: &str| -> Result<_, CheckpointError> {
-        let bytes = bucket.get(key)?;
-        Ok(bytes.ok_or_else(|| BucketError::missing(&bucket.url(key)))?)
-    };
-    let manifest = Manifest::parse(Path::new(path), &object(&format!("{path}/{MANIFEST}"))?)?;
+    let manifest = bucket.require(&format!("{path}/{MANIFEST}"))?;
+    let manifest = Manifest::parse(Path::new(path), &manifest)?;
     let key = format!("{path}/{name}");
-    let bytes = object(&key)?;
+    let bytes = bucket.require(&key)?;
     let expected = manifest.files.get(name).map(|entry| entry.xxh3_128);
     if expected != Some(Checksum::of(&bytes)) {
         let message = "it differs from its checkpoint's manifest".to_owned();
@@ -138,17 +157,17 @@ pub fn read(bucket: &Bucket, path: &str, name: &str) -> Result<Vec<u8>, Checkpoi
 
 /// Removes the oldest checkpoints except the `keep` newest up to `newest`, as [`super::retain_in_run`] does, and the
 /// objects of checkpoints that were never committed, of generations before that of `newest`. A manifest goes first, so
-/// that a partly removed checkpoint is none. `None` keeps all checkpoints. Returns the removed ones.
+/// that a partly removed checkpoint is none. `None` keeps all checkpoints.
 pub fn retain(
     bucket: &Bucket,
     keep: Option<u64>,
     newest: &str,
     start: Option<&str>,
-) -> Result<Vec<String>, CheckpointError> {
+) -> Result<(), CheckpointError> {
     let objects = bucket.list("")?;
     let stored = by_checkpoint(&objects);
     let Some(known) = files::parse_checkpoint_path(newest) else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     let mut committed: Vec<_> = (stored.iter().filter(|(_, stored)| stored.committed))
         .filter_map(|(path, _)| Some((files::parse_checkpoint_path(path)?, *path)))
@@ -165,7 +184,6 @@ pub fn retain(
                 .is_some_and(|(generation, _)| generation < known.0)
     });
     let surplus = committed.into_iter().map(|(_, path)| path);
-    let mut removed = Vec::new();
     for path in surplus.chain(abandoned.map(|(path, _)| *path)) {
         if start == Some(path) {
             continue;
@@ -174,9 +192,8 @@ pub fn retain(
         for key in &stored[path].keys {
             bucket.delete(key)?;
         }
-        removed.push(path.to_owned());
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// The objects of a checkpoint.

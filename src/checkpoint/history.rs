@@ -8,6 +8,7 @@ use super::manifest::Manifest;
 use super::names::Target;
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError, sync_directory};
+use crate::util::tree;
 
 /// All checkpoints of a run.
 #[derive(Debug, Default)]
@@ -134,19 +135,11 @@ fn numbered(
     directory: &Path,
     parse: impl Fn(&str) -> Option<u64>,
 ) -> Result<Vec<(u64, PathBuf)>, FileError> {
-    let failed = |error| FileError::from_io("list", directory, 0, error);
-    let entries = match std::fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
-        if let Some(number) = entry.file_name().to_str().and_then(&parse) {
-            found.push((number, entry.path()));
-        }
-    }
+    let number = |path: PathBuf| Some((parse(path.file_name()?.to_str()?)?, path));
+    let mut found: Vec<_> = tree::entries(directory)?
+        .into_iter()
+        .filter_map(number)
+        .collect();
     found.sort();
     Ok(found)
 }

@@ -33,7 +33,7 @@ pub struct Args {
     /// Seconds without progress after which the rank counts as stalled; 0: never. Default: measured.
     #[arg(long, value_name = "SECONDS")]
     progress_deadline: Option<u32>,
-    /// Bucket in which checkpoints are committed. Default: the run directory.
+    /// Bucket for checkpoints, if hosts share no run directory.
     #[arg(long, value_name = "URL")]
     bucket: Option<String>,
     /// External trainer that replaces this process instead of the built-in trainer.
@@ -49,6 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             drain: args.drain_signal,
             agent: args.agent,
             convert: args.convert.as_deref(),
+            own_disk: args.bucket.is_some(),
             command: &args.command,
         });
         super::output::say(format_args!("error: {error}\n"));

@@ -166,8 +166,7 @@ fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> ExternalTrainer<'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lifecycle::Reason;
-    use crate::lifecycle::generation::Address;
+    use crate::lifecycle::generation::testing;
     use crate::plan::{self, PlanRequest};
 
     const OVER: [&str; 1] = ["per_device_train_batch_size=8"];
@@ -201,18 +200,10 @@ mod tests {
             command: &command,
         };
         let recipe = recipe(&job).map_err(|problem| problem.message)?;
+        let plan = plan::plan(&recipe, &PlanRequest::gpus(3)).unwrap();
         let record = Generation {
-            job: "uid".to_owned(),
-            number: 2,
-            reason: Reason::Started,
-            members: Vec::new(),
-            plan: plan::plan(&recipe, &PlanRequest::gpus(3)).unwrap(),
-            start: None,
-            master: Address {
-                host: String::new(),
-                port: 0,
-            },
             created: now(),
+            ..testing::record(2, Vec::new(), plan)
         };
         let run = place.join("run");
         let as_text = |problem: Problem| format!("{}: {}", problem.reason, problem.message);

@@ -57,6 +57,8 @@ pub struct Become<'a> {
     pub agent: Option<u32>,
     /// The step of a checkpoint to convert first, by rank 0.
     pub convert: Option<&'a Path>,
+    /// Whether this host shares no run directory with the others.
+    pub own_disk: bool,
     pub command: &'a [String],
 }
 
@@ -82,10 +84,7 @@ pub fn become_program(to_be: &Become<'_>) -> BecomeError {
     if let Some(step) = to_be.convert {
         // Otherwise the other ranks' rendezvous would time out during a long conversion.
         // Hosts without a common disk convert their copies.
-        let of = match std::env::var_os("EVENKEEL_BUCKET") {
-            Some(_) => "LOCAL_RANK",
-            None => "RANK",
-        };
+        let of = if to_be.own_disk { "LOCAL_RANK" } else { "RANK" };
         let first = std::env::var_os(of).is_none_or(|rank| rank == "0");
         if !first {
             conversion::wait(step);

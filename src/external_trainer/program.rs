@@ -50,7 +50,7 @@ pub struct Start<'a> {
     /// The secret of the generation's ranks.
     pub key: &'a Key,
     pub progress_deadline: ProgressDeadline,
-    /// URL of the bucket in which the built-in trainer commits checkpoints, if not in the run directory.
+    /// URL of the bucket for checkpoints, if hosts share no run directory.
     pub bucket: Option<&'a str>,
 }
 
@@ -79,6 +79,9 @@ pub(crate) fn command(
         .arg(start.run)
         .args(["--generation", &start.generation.number.to_string()])
         .envs(torchrun(start, rank, local));
+    if let Some(bucket) = start.bucket {
+        command.args(["--bucket", bucket]);
+    }
     match start.program {
         Program::BuiltIn => {
             command
@@ -88,9 +91,6 @@ pub(crate) fn command(
                 .stdout(Stdio::piped());
             if let Some(seconds) = start.progress_deadline.seconds() {
                 command.args(["--progress-deadline", &seconds.to_string()]);
-            }
-            if let Some(bucket) = start.bucket {
-                command.args(["--bucket", bucket]);
             }
             let local = usize::try_from(local).unwrap_or(usize::MAX);
             if let Some(gpu) = start.gpus.get(local) {

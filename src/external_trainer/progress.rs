@@ -370,8 +370,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::lifecycle::Reason;
-    use crate::lifecycle::generation::Address;
+    use crate::lifecycle::generation::testing;
     use crate::plan::{self, PlanRequest};
     use crate::recipe::read_text;
     use crate::recipe::schema::request::Request;
@@ -384,19 +383,8 @@ mod tests {
         let text = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
                     evenkeel: {objective: sft, batch: {gpus: 2}}\n";
         let recipe = read_text(&request, text.to_owned()).unwrap();
-        Generation {
-            job: "job".to_owned(),
-            number: 3,
-            reason: Reason::Started,
-            members: Vec::new(),
-            plan: plan::plan(&recipe, &PlanRequest::gpus(2)).unwrap(),
-            start: None,
-            master: Address {
-                host: String::new(),
-                port: 0,
-            },
-            created: 0.0,
-        }
+        let plan = plan::plan(&recipe, &PlanRequest::gpus(2)).unwrap();
+        testing::record(3, Vec::new(), plan)
     }
 
     const PATTERN: &str =

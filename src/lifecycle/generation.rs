@@ -227,3 +227,25 @@ impl fmt::Display for Reason {
         }
     }
 }
+/// Records for tests.
+#[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    /// A new generation that starts from nothing.
+    pub fn record(number: u64, members: Vec<Member>, plan: Plan) -> Generation {
+        Generation {
+            job: "uid".to_owned(),
+            number,
+            reason: Reason::Started,
+            members,
+            plan,
+            start: None,
+            master: Address {
+                host: String::new(),
+                port: 0,
+            },
+            created: 0.0,
+        }
+    }
+}

@@ -15,3 +15,4 @@ pub mod suggest;
 #[cfg(test)]
 pub mod testing;
 pub mod time;
+pub mod tree;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use evenkeel::bucket::{Bucket, Cause};
 
-use super::s3::{Disturbance, Proxy, Server};
+use super::proxy::{Disturbance, Proxy};
+use super::s3::{self, Server};
 
 /// The first bytes of a file of some size.
 fn file_of(bytes: usize) -> (tempfile::TempDir, std::path::PathBuf, Vec<u8>) {
@@ -90,8 +91,8 @@ fn a_lost_reply_is_no_lost_commit() {
     let Some(server) = Server::start() else {
         return;
     };
-    let proxy = Proxy::start(server.port);
-    let bucket = server.bucket_by(&proxy);
+    let proxy = Proxy::start(&server);
+    let bucket = proxy.bucket(&server);
     proxy.disturb(Disturbance::LoseReply);
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| bucket.create("manifest.json", b"mine".to_vec()));
@@ -114,7 +115,7 @@ fn a_disturbed_connection_loses_no_byte() {
     let Some(server) = Server::start() else {
         return;
     };
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(&server);
     let (_place, path, content) = file_of(40_000_000);
     for how in [
         Disturbance::Cut { after: 3_000_000 },
@@ -122,7 +123,7 @@ fn a_disturbed_connection_loses_no_byte() {
         Disturbance::Slow { rate: 8_000_000 },
     ] {
         // Another client, so that no connection is left from before.
-        let bucket = server.bucket_by(&proxy);
+        let bucket = proxy.bucket(&server);
         let before = proxy.disturbed();
         proxy.disturb(how);
         std::thread::scope(|scope| {
@@ -144,10 +145,10 @@ fn an_upload_that_ends_halfway_is_invisible() {
     let Some(server) = Server::start() else {
         return;
     };
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(&server);
     let (_place, path, _) = file_of(40_000_000);
     proxy.disturb(Disturbance::Cut { after: 3_000_000 });
-    let bucket = server.bucket_by(&proxy);
+    let bucket = proxy.bucket(&server);
     let began = Instant::now();
     let error = bucket.upload(&path, "file").unwrap_err();
     println!("refused after {:.0?}: {error}", began.elapsed());
@@ -166,7 +167,7 @@ fn every_refusal_says_what_to_do() {
         environment.insert(name.to_owned(), value.to_owned());
         environment
     };
-    let closed = format!("http://127.0.0.1:{}", super::s3::free_port());
+    let closed = s3::endpoint(s3::free_port());
     let cases = [
         ("s3://nowhere/x", server.environment(), Cause::NoBucket),
         (

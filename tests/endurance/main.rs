@@ -8,6 +8,7 @@ mod external_trainers;
 mod launchers;
 mod measured;
 mod parsers;
+mod proxy;
 mod readmes;
 mod refused;
 mod s3;

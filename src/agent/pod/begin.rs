@@ -1,7 +1,7 @@
 //! Starts a generation in a pod: checks the prerequisites, waits for the first member, and reports
 //! what prevents the start.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,12 +87,8 @@ impl PodAgent {
         if self.pause.is_some_and(|pause| pause.holds(record.number)) {
             return;
         }
-        let mirror = self
-            .current
-            .as_ref()
-            .and_then(|current| current.mirror.as_ref());
-        if matches!(record.reason, Reason::RankLost { .. }) {
-            mirror.inspect(|mirror| mirror.rank_lost());
+        if let (Some(mirror), Reason::RankLost { .. }) = (self.mirror(), &record.reason) {
+            mirror.rank_lost();
         }
         if !self.is_kept() {
             self.report_wait("copying what the last ranks have left to the bucket".to_owned());
@@ -285,8 +281,7 @@ impl PodAgent {
 
     /// Whether the run is prepared. The first member prepares it; the others wait for its file.
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
-        let external = self.external_job();
-        if let (Some(job), None) = (external, &self.identity.bucket) {
+        if let (Some(job), None) = (self.external_job(), &self.identity.bucket) {
             // An external trainer prepares its own data.
             let chosen = call::choose(&job.trainer_source(), &self.identity.run, record, mine)?;
             if !chosen {
@@ -298,12 +293,9 @@ impl PodAgent {
             }
             return Ok(chosen);
         }
-        let directory =
-            external.map(|job| call::checkpoints(&job.trainer_source(), &self.identity.run));
-        let directory = directory.transpose()?;
         let setup = self.identity.run.join(files::RUN);
         let ready = match self.identity.bucket.clone() {
-            Some(bucket) => self.brought(&bucket, record, mine, directory)?,
+            Some(bucket) => self.brought(&bucket, record, mine)?,
             None if setup.exists() => true,
             None if mine => self.prepare()? && setup.exists(),
             None => {
@@ -326,19 +318,17 @@ impl PodAgent {
         bucket: &Bucket,
         record: &Generation,
         mine: bool,
-        external: Option<(PathBuf, &'static str)>,
     ) -> Result<bool, Problem> {
-        let prepares = mine && external.is_none();
         if self.preparation.is_some() && !self.prepare()? {
             return Ok(false);
         }
+        let Some(job) = self.job.clone() else {
+            return Ok(false);
+        };
+        let prepares = mine && job.command.is_empty();
         let run = self.identity.run.clone();
-        let drain = self.job.as_ref().map(|job| job.drain).unwrap_or_default();
-        match self
-            .bucket_run
-            .bring(bucket, &run, record, mine, external, drain)
-            .transpose()?
-        {
+        let brought = self.bucket_run.bring(bucket, &run, &job, record, mine);
+        match brought.transpose()? {
             Some(Brought::Ready) => return Ok(true),
             Some(Brought::Unprepared) if prepares => {
                 self.prepare()?;
@@ -355,16 +345,20 @@ impl PodAgent {
 
     /// Reports a long wait for the bucket.
     fn wait_for_bucket(&mut self, record: &Generation, message: impl Fn(&Waiting) -> String) {
-        let waiting = match self.waiting.take() {
-            Some(waiting) if waiting.generation == record.number => waiting,
-            _ => Waiting::begin(record),
-        };
-        let report = waiting.verdict() != WaitState::TooEarly;
-        let message = report.then(|| message(&waiting));
-        self.waiting = Some(waiting);
-        message
-            .into_iter()
-            .for_each(|message| self.report_wait(message));
+        let waiting = self.waiting_for(record);
+        if waiting.verdict() != WaitState::TooEarly {
+            let message = message(waiting);
+            self.report_wait(message);
+        }
+    }
+
+    /// The wait for the first member of this generation.
+    fn waiting_for(&mut self, record: &Generation) -> &Waiting {
+        let waiting = self
+            .waiting
+            .take_if(|waiting| waiting.generation == record.number);
+        self.waiting
+            .insert(waiting.unwrap_or_else(|| Waiting::begin(record)))
     }
 
     /// Prepares the run in a separate process; whether that has ended.
@@ -392,15 +386,12 @@ impl PodAgent {
 
     /// Waits for a file of the first member, and reports the wait after a while.
     fn wait_for(&mut self, record: &Generation, file: &Path) -> Result<(), Problem> {
-        let waiting = match self.waiting.take() {
-            Some(waiting) if waiting.generation == record.number => waiting,
-            _ => Waiting::begin(record),
-        };
-        let waiting = self.waiting.insert(waiting);
+        let run = self.identity.run.clone();
+        let waiting = self.waiting_for(record);
         match waiting.verdict() {
             WaitState::TooEarly => {}
             WaitState::Report => {
-                let message = waiting.message(&self.identity.run);
+                let message = waiting.message(&run);
                 self.report_wait(message);
             }
             WaitState::NotShared => {

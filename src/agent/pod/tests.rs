@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::api::RemainderPolicy;
 use crate::api::status::{Current as Published, RecipeSnapshot};
+use crate::lifecycle::DeviceKind;
 use crate::lifecycle::files;
-use crate::lifecycle::generation::{Address, Member, PodRef};
+use crate::lifecycle::generation::{Address, Member, PodRef, testing};
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::lifecycle::{DeviceKind, Reason};
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
 use crate::telemetry::now;
@@ -164,18 +164,14 @@ fn job_of(world: u8) -> Membership {
             node: format!("node{member}"),
         }),
     });
+    let plan = plan::plan(&recipe, &PlanRequest::gpus(world.into())).unwrap();
     let record = Generation {
-        job: "uid".into(),
-        number: 1,
-        reason: Reason::Started,
-        members: members.collect(),
-        plan: plan::plan(&recipe, &PlanRequest::gpus(world.into())).unwrap(),
-        start: None,
         master: Address {
             host: address(0).to_string(),
             port: 1,
         },
         created: now(),
+        ..testing::record(1, members.collect(), plan)
     };
     Membership {
         recipe: snapshot,
