@@ -606,7 +606,8 @@ pub fn choose(
 ) -> Result<Option<Chosen>, CheckpointError> {
     let mut earlier = bucket_copy::generations(bucket)?;
     earlier.retain(|number| *number < record.number);
-    for (age, number) in earlier.into_iter().enumerate() {
+    let mut is_previous = true;
+    for number in earlier {
         let generation = files::generation(number);
         let previous = format!("{generation}/{}", files::RECORD);
         let previous: Option<Generation> = bucket.read_json(&previous)?;
@@ -614,9 +615,10 @@ pub fn choose(
         let Some(previous) = previous else {
             continue;
         };
-        if age == 0 && may_still_add(bucket, record, &previous, waited, drain)? {
+        if is_previous && may_still_add(bucket, record, &previous, waited, drain)? {
             return Ok(None);
         }
+        is_previous = false;
         let members = previous.members.len();
         for number in numbers(bucket, &generation)? {
             let prefix = prefix(&generation, number);
@@ -926,6 +928,18 @@ mod tests {
         // That of an older generation counts, if the newest one has none.
         started(&bucket, 2);
         assert_eq!(chosen(&bucket, 3, LEAVES), whole);
+    }
+
+    #[test]
+    fn a_generation_that_never_started_hides_none_that_may_still_copy() {
+        let bucket = in_memory();
+        started(&bucket, 1);
+        // Its ranks never started, so that it has no record.
+        bucket
+            .put_json("gen-2/call.json", &Chosen::default())
+            .unwrap();
+        assert_eq!(chosen(&bucket, 3, AT_ONCE), None);
+        assert_eq!(chosen(&bucket, 3, LEAVES), Some(None));
     }
 
     #[test]
