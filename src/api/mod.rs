@@ -77,7 +77,11 @@ pub const LONGEST_NAME: usize = 52;
     )
     .message("gpusPerNode, resourceName and checkpoint are immutable; create a new TrainingJob"),
     validation = Rule::new("self.trainer.device == oldSelf.trainer.device")
-    .message("trainer.device is immutable; create a new TrainingJob")
+    .message("trainer.device is immutable; create a new TrainingJob"),
+    validation = Rule::new(
+        "has(self.serviceAccountAnnotations) == has(oldSelf.serviceAccountAnnotations) && (!has(self.serviceAccountAnnotations) || self.serviceAccountAnnotations == oldSelf.serviceAccountAnnotations)"
+    )
+    .message("serviceAccountAnnotations is immutable; create a new TrainingJob")
 )]
 pub struct TrainingJobSpec {
     /// The recipe. The controller copies it into the status when it first plans the job; later edits have
@@ -113,6 +117,11 @@ pub struct TrainingJobSpec {
     pub code: Option<Code>,
     /// Volume of the checkpoints and of the run's files. Immutable.
     pub checkpoint: CheckpointVolume,
+    /// Annotations of the pods' ServiceAccount, `evenkeel-<job>`, that give the pods an identity of the cloud: for
+    /// example `eks.amazonaws.com/role-arn` or `iam.gke.io/gcp-service-account`. Immutable.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::annotations")]
+    pub service_account_annotations: BTreeMap<String, String>,
     /// Failures after which the job gives up.
     #[serde(default)]
     pub budgets: Budgets,

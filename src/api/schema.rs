@@ -31,6 +31,15 @@ pub fn texts(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Annotations of an object.
+pub fn annotations(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 32,
+        "additionalProperties": {"type": "string", "maxLength": 4096}
+    })
+}
+
 /// Environment variables: values by name, bounded as in `spec.trainer.env`.
 pub fn variables(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

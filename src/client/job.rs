@@ -1,5 +1,7 @@
 //! Builds a TrainingJob from a recipe and a command line.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use crate::api::{
@@ -28,6 +30,8 @@ pub struct LaunchOptions {
     pub env: Vec<EnvVar>,
     /// Sources of further variables.
     pub env_from: Vec<Value>,
+    /// Annotations of the pods' ServiceAccount.
+    pub service_account_annotations: BTreeMap<String, String>,
     pub recipe: RecipeSource,
     /// Overrides of the recipe, `KEY=VALUE`.
     pub overrides: Vec<String>,
@@ -65,6 +69,7 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
             trainer: Default::default(),
             code: options.code,
             checkpoint: options.checkpoint,
+            service_account_annotations: options.service_account_annotations,
             budgets: Default::default(),
             active_deadline_seconds: None,
             progress_deadline_seconds: options.progress_deadline_seconds,

@@ -131,6 +131,7 @@ fn without_spec(invalid: InvalidObject) -> TrainingJob {
             trainer: Default::default(),
             code: None,
             checkpoint: CheckpointVolume::default(),
+            service_account_annotations: Default::default(),
             budgets: Default::default(),
             active_deadline_seconds: None,
             progress_deadline_seconds: None,

@@ -56,6 +56,10 @@ pub struct Args {
     /// Secret or ConfigMap whose keys are environment variables: secret/NAME or configmap/NAME; repeatable
     #[arg(long, value_name = "KIND/NAME")]
     env_from: Vec<String>,
+    /// Annotation of the pods' ServiceAccount, which gives them an identity of the cloud, for example
+    /// "eks.amazonaws.com/role-arn=arn:aws:iam::…"; repeatable
+    #[arg(long, value_name = "KEY=VALUE")]
+    service_account_annotation: Vec<String>,
     /// Resource name of a GPU in the nodes' allocatable resources [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME")]
     resource: Option<String>,
@@ -90,6 +94,10 @@ impl Args {
             ("--setup", self.setup.is_some()),
             ("--env", !self.env.is_empty()),
             ("--env-from", !self.env_from.is_empty()),
+            (
+                "--service-account-annotation",
+                !self.service_account_annotation.is_empty(),
+            ),
             ("--resource", self.resource.is_some()),
             ("--min-nodes", self.min_nodes.is_some()),
             ("--dry-run", self.dry_run),
@@ -294,6 +302,17 @@ fn variable(text: &str) -> anyhow::Result<EnvVar> {
     })
 }
 
+/// An annotation of `--service-account-annotation`.
+fn annotation(text: &str) -> anyhow::Result<(String, String)> {
+    let (key, value) = text.split_once('=').with_context(|| {
+        format!(
+            "`--service-account-annotation {text}` has no value; write \
+             --service-account-annotation KEY=VALUE"
+        )
+    })?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 /// A source of `--env-from`.
 fn source(text: &str) -> anyhow::Result<Value> {
     let kinds = [("secret/", "secretRef"), ("configmap/", "configMapRef")];
@@ -377,6 +396,11 @@ fn submitted_job(
             .env_from
             .iter()
             .map(|text| source(text))
+            .collect::<Result<_, _>>()?,
+        service_account_annotations: args
+            .service_account_annotation
+            .iter()
+            .map(|text| annotation(text))
             .collect::<Result<_, _>>()?,
         recipe: recipe_source::source(from, recipe, &overrides, remainder)?,
         overrides,

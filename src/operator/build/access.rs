@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use super::{companion, metadata};
@@ -9,8 +10,12 @@ use crate::api::TrainingJob;
 
 /// Service account of the job's pods.
 pub fn service_account(job: &TrainingJob) -> ServiceAccount {
+    let annotations = &job.spec.service_account_annotations;
     ServiceAccount {
-        metadata: metadata(job, companion(job)),
+        metadata: ObjectMeta {
+            annotations: Some(annotations.clone()).filter(|annotations| !annotations.is_empty()),
+            ..metadata(job, companion(job))
+        },
         ..ServiceAccount::default()
     }
 }

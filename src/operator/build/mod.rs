@@ -98,6 +98,7 @@ mod tests {
                 "resourceName": "nvidia.com/mig-1g.10gb", "recipe": {"inline": ""},
                 "checkpoint": {"claim": "checkpoints"},
                 "trainer": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+                "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/train"},
                 "podTemplate": {"spec": {
                     "nodeSelector": {"pool": "gpu"}, "priorityClassName": "batch",
                     "imagePullSecrets": [{"name": "registry"}],
