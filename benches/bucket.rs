@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use evenkeel::bucket::Bucket;
+use evenkeel::bucket::{Bucket, Object};
 use evenkeel::checkpoint::{Committed, Contents, Target, Writer, bucket_copy, commit};
 use evenkeel::engine::{ModelConfig, UnitState, layout};
 use serde_json::json;
@@ -141,7 +141,7 @@ fn plain(bucket: &Bucket, disk: &Path, key: &str, size: u64) {
             .chunks(128 << 10)
             .all(|piece| file.write_all(piece).is_ok())
     };
-    bucket.download(key, size, write).unwrap();
+    bucket.download(&Object::of(key, size), write).unwrap();
 }
 
 /// Seconds of an operation, and the MB by which its memory grew at most.

@@ -35,7 +35,10 @@ const TABLE: &[(&str, &[&str])] = &[
     ("norm", &["recipe", "util"]),
     ("lifecycle", &["plan", "telemetry", "util"]),
     ("api", &["bucket", "lifecycle", "plan", "recipe", "util"]),
-    ("data", &["engine", "plan", "recipe", "samples", "util"]),
+    (
+        "data",
+        &["bucket", "engine", "plan", "recipe", "samples", "util"],
+    ),
     (
         "checkpoint",
         &["bucket", "comm", "engine", "lifecycle", "util"],

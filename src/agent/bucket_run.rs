@@ -275,7 +275,7 @@ fn reason(error: &BucketError) -> &'static str {
         | Cause::Credentials
         | Cause::Denied
         | Cause::Clock => "BucketDenied",
-        Cause::Missing | Cause::Damaged | Cause::Taken => "BucketDamaged",
+        Cause::Missing | Cause::Damaged | Cause::Taken | Cause::Changed => "BucketDamaged",
         Cause::Disk => "VolumeFull",
         Cause::Throttled | Cause::Unreachable | Cause::Other => "BucketUnreachable",
     }

@@ -42,7 +42,8 @@ pub enum Cause {
     #[error("the credentials are refused; check key and secret")]
     Credentials,
     #[error(
-        "access is denied; the identity needs permission to read, write, list and delete below the prefix"
+        "access is denied; the identity needs permission to read and list below the prefix, and for a run to write and \
+         delete"
     )]
     Denied,
     #[error("the clock of this machine differs too much from the server's; synchronise it")]
@@ -59,6 +60,8 @@ pub enum Cause {
     Taken,
     #[error("the object is not what was written")]
     Damaged,
+    #[error("the object was replaced while it was read; start again when no process writes to it")]
+    Changed,
     #[error("the local disk failed")]
     Disk,
     #[error("the server refused the request")]
@@ -121,6 +124,7 @@ impl BucketError {
     pub(super) fn of(doing: &'static str, url: &str, error: &object_store::Error) -> BucketError {
         let texts = chain(error);
         let cause = match error {
+            object_store::Error::Precondition { .. } if doing == "read" => Cause::Changed,
             object_store::Error::AlreadyExists { .. }
             | object_store::Error::Precondition { .. } => Cause::Taken,
             _ => cause_of(&texts).unwrap_or(match error {
@@ -131,7 +135,7 @@ impl BucketError {
             }),
         };
         let message = match cause {
-            Cause::NoBucket | Cause::Missing | Cause::Taken => String::new(),
+            Cause::NoBucket | Cause::Missing | Cause::Taken | Cause::Changed => String::new(),
             _ => answer(&texts),
         };
         BucketError::new(doing, url, cause, message)

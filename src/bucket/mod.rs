@@ -64,11 +64,44 @@ pub struct Object {
     /// Relative to the [`Bucket`].
     pub key: String,
     pub bytes: u64,
+    /// Its ETag, which changes with its content; `None` for any content.
+    pub version: Option<String>,
+}
+
+impl Object {
+    /// An object with any content of this size.
+    pub fn of(key: &str, bytes: u64) -> Object {
+        Object {
+            key: key.to_owned(),
+            bytes,
+            version: None,
+        }
+    }
 }
 
 /// Whether a path is the URL of a bucket.
 pub fn is_url(path: &str) -> bool {
     path.contains("://")
+}
+
+/// Refuses what is not the URL of a bucket.
+pub fn check_url(url: &str) -> Result<(), BucketError> {
+    match parse(url)?.0 {
+        ObjectStoreScheme::AmazonS3
+        | ObjectStoreScheme::GoogleCloudStorage
+        | ObjectStoreScheme::MicrosoftAzure => Ok(()),
+        _ => Err(other_scheme(url)),
+    }
+}
+
+fn parse(url: &str) -> Result<(ObjectStoreScheme, Path), BucketError> {
+    let invalid = |why: String| BucketError::invalid(url, why);
+    let parsed = reqwest::Url::parse(url).map_err(|error| invalid(error.to_string()))?;
+    ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(error.to_string()))
+}
+
+fn other_scheme(url: &str) -> BucketError {
+    BucketError::invalid(url, "its scheme is none of s3, gs and az".into())
 }
 
 impl Bucket {
@@ -81,10 +114,7 @@ impl Bucket {
 
     /// [`Bucket::open`] with these variables.
     pub fn open_with(url: &str, environment: Environment) -> Result<Bucket, BucketError> {
-        let invalid = |why: String| BucketError::invalid(url, why);
-        let parsed = reqwest::Url::parse(url).map_err(|error| invalid(error.to_string()))?;
-        let (scheme, prefix) =
-            ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(error.to_string()))?;
+        let (scheme, prefix) = parse(url)?;
         // A second installation is refused and harmless.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let retry = RetryConfig {
@@ -126,7 +156,7 @@ impl Bucket {
             ObjectStoreScheme::AmazonS3 => store!(AmazonS3Builder, "aws_"),
             ObjectStoreScheme::GoogleCloudStorage => store!(GoogleCloudStorageBuilder, "google_"),
             ObjectStoreScheme::MicrosoftAzure => store!(MicrosoftAzureBuilder, "azure_"),
-            _ => return Err(invalid("its scheme is none of s3, gs and az".into())),
+            _ => return Err(other_scheme(url)),
         };
         let store = store.map_err(|error| BucketError::of("open", url, &error))?;
         Bucket::with_store(url, prefix, store)
@@ -246,13 +276,21 @@ impl Bucket {
         }
     }
 
-    /// The size of an object; `None` if the key has none.
-    pub fn size(&self, key: &str) -> Result<Option<u64>, BucketError> {
+    /// The object of a key, if there is one.
+    pub fn object(&self, key: &str) -> Result<Option<Object>, BucketError> {
         match self.runtime.block_on(self.store.head(&self.path(key))) {
-            Ok(found) => Ok(Some(found.size)),
+            Ok(found) => Ok(Some(Object {
+                version: found.e_tag,
+                ..Object::of(key, found.size)
+            })),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed("read", key)(error)),
         }
+    }
+
+    /// The size of an object; `None` if the key has none.
+    pub fn size(&self, key: &str) -> Result<Option<u64>, BucketError> {
+        Ok(self.object(key)?.map(|object| object.bytes))
     }
 
     /// Whether the key has an object.
@@ -314,8 +352,8 @@ impl Bucket {
             let is_odd = |part: &String| matches!(part.as_str(), "." | "..") || part.contains('/');
             (!parts.iter().any(is_odd)).then_some(())?;
             Some(Object {
-                key: parts.join("/"),
-                bytes: meta.size,
+                version: meta.e_tag,
+                ..Object::of(&parts.join("/"), meta.size)
             })
         });
         let mut objects: Vec<Object> = objects.collect();

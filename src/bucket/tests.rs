@@ -83,15 +83,29 @@ fn files_of_any_size_come_back_the_same() {
             read.extend_from_slice(piece);
             true
         };
-        bucket.download("file", size, sink).unwrap();
+        bucket.download(&Object::of("file", size), sink).unwrap();
         assert!(read == bytes, "{size} bytes");
     }
-    let error = bucket.download("nothing", 5, |_| true).unwrap_err();
+    let nothing = Object::of("nothing", 5);
+    let error = bucket.download(&nothing, |_| true).unwrap_err();
     assert_eq!(error.cause, Cause::Missing);
     let error = bucket
         .upload(&place.path().join("nothing"), "file")
         .unwrap_err();
     assert_eq!(error.cause, Cause::Disk);
+}
+
+#[test]
+fn a_replaced_object_is_not_read_as_the_one_that_was_found() {
+    let bucket = in_memory();
+    bucket.put("data/x", b"one".to_vec()).unwrap();
+    let found = bucket.object("data/x").unwrap().unwrap();
+    assert_eq!(bucket.list("data").unwrap(), std::slice::from_ref(&found));
+    bucket.download(&found, |piece| piece == b"one").unwrap();
+    bucket.put("data/x", b"two".to_vec()).unwrap();
+    let error = bucket.download(&found, |_| true).unwrap_err();
+    assert_eq!(error.cause, Cause::Changed);
+    assert_eq!(bucket.object("data/y").unwrap(), None);
 }
 
 #[test]

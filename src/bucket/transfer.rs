@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use object_store::{MultipartUpload, ObjectStoreExt};
+use object_store::{GetOptions, MultipartUpload, ObjectStore, ObjectStoreExt};
 
-use super::{Bucket, BucketError};
+use super::{Bucket, BucketError, Object};
 
 /// Bytes of a part. S3 takes parts from 5 MiB.
 pub(super) const PART: u64 = 8 << 20;
@@ -60,20 +60,28 @@ impl Bucket {
         }
     }
 
-    /// Reads an object of `size` bytes in order. Gives each piece to `sink`, until it returns false.
+    /// Reads an object in order. Gives each piece to `sink`, until it returns false.
+    ///
+    /// # Errors
+    /// [`Cause::Changed`](super::Cause::Changed) if the object has another version.
     pub fn download(
         &self,
-        key: &str,
-        size: u64,
+        object: &Object,
         mut sink: impl FnMut(&[u8]) -> bool,
     ) -> Result<(), BucketError> {
+        let Object { key, bytes, .. } = object;
         let path = self.path(key);
-        let ranges =
-            (0..size.div_ceil(PART)).map(|number| number * PART..size.min((number + 1) * PART));
+        let ranges = (0..bytes.div_ceil(PART))
+            .map(|number| number * PART..*bytes.min(&((number + 1) * PART)));
         let pieces = stream::iter(ranges).map(|range| {
             let (store, path) = (Arc::clone(&self.store), path.clone());
+            let options = GetOptions {
+                if_match: object.version.clone(),
+                range: Some(range.into()),
+                ..GetOptions::default()
+            };
             self.runtime
-                .spawn(async move { store.get_range(&path, range).await })
+                .spawn(async move { store.get_opts(&path, options).await?.bytes().await })
         });
         let mut pieces = std::pin::pin!(pieces.buffered(AT_ONCE));
         while let Some(piece) = self.runtime.block_on(pieces.next()) {

@@ -97,7 +97,7 @@ pub fn download(
     let mut written = File::create(file).map_err(failed)?;
     let mut hasher = Hasher::default();
     let mut local = Ok(());
-    let received = bucket.download(key, size, |piece| {
+    let received = bucket.download(&Object::of(key, size), |piece| {
         local = piece.chunks(PIECE).try_for_each(|piece| {
             hasher.update(piece);
             written.write_all(piece)

@@ -56,9 +56,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether a retry may succeed: the error concerns the run's volume or a disk, not the recipe.
+/// Whether a retry may succeed: the error concerns the run's volume, a disk or a bucket, not the recipe.
 fn may_succeed_later(error: &anyhow::Error, out: &Path) -> bool {
     let file = match error.downcast_ref() {
+        // The bucket, its credentials or the network may come back.
+        Some(LaunchError::Data(DataError::Bucket(_))) => return true,
         Some(LaunchError::File(file) | LaunchError::Data(DataError::File(file))) => Some(file),
         _ => error.downcast_ref::<FileError>(),
     };

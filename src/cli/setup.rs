@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use flate2::read::GzDecoder;
 
-use crate::bucket::{Bucket, is_url};
+use crate::bucket::{Bucket, Object, is_url};
 use crate::lifecycle::protocol::exit;
 use crate::util::input;
 use crate::util::key::sha256;
@@ -134,10 +134,14 @@ fn read(code: &str) -> anyhow::Result<Vec<u8>> {
         .rsplit_once('/')
         .context("the URL of the code has no name")?;
     let bucket = Bucket::open(place)?;
-    let size = bucket
-        .size(name)?
+    let found = bucket
+        .object(name)?
         .with_context(|| format!("{code} does not exist"))?;
-    bucket.download(name, size.min(MOST), |piece| {
+    let most = Object {
+        bytes: found.bytes.min(MOST),
+        ..found
+    };
+    bucket.download(&most, |piece| {
         archive.extend_from_slice(piece);
         true
     })?;

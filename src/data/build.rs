@@ -90,7 +90,7 @@ impl Builder<'_> {
         };
         let mut pending: Option<Piece> = None;
         for file in &source.files {
-            for document in read::open(file, &source.columns, self.reading)? {
+            for document in read::open(file, &source.columns, self.reading, self.stopped)? {
                 check_stopped(self.stopped)?;
                 let document = document?;
                 if selection

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::bucket::BucketError;
 use crate::util::durable::FileError;
 
 /// Why data could not be prepared or read.
@@ -55,6 +56,9 @@ pub enum DataError {
     /// A file operation failed, for example on a full disk.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A bucket with data cannot be read.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
 }
 
 impl DataError {
@@ -88,6 +92,19 @@ impl DataError {
             problem: problem.to_string(),
             help: help.to_string(),
         }
+    }
+
+    /// The same error about a file with another name.
+    pub(super) fn at(mut self, name: &Path) -> Self {
+        if let DataError::Source { path, .. }
+        | DataError::Record {
+            place: RecordPosition { path, .. },
+            ..
+        } = &mut self
+        {
+            *path = name.to_path_buf();
+        }
+        self
     }
 
     pub(super) fn record(

@@ -1,4 +1,4 @@
-//! Resolves a source of the recipe to files: a file, a directory, or a glob.
+//! Resolves a source of the recipe to files: a file, a directory, or a glob. `in_bucket` does it for a bucket.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,83 @@ use std::path::{Path, PathBuf};
 use crate::recipe::schema::spec::{DataFormat, DataSource};
 
 use super::error::DataError;
-use super::request::PrepareRequest;
+use super::manifest::FileRecord;
+use super::pattern::matches;
+use super::remote::Remote;
+use super::request::{PrepareRequest, Stopped};
 
 /// A file of data.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct SourceFile {
-    /// Path on this machine.
-    pub path: PathBuf,
+    pub place: Place,
     /// Path as the recipe names it.
     pub name: PathBuf,
     /// Storage format of the file.
     pub format: DataFormat,
+}
+
+/// Where a file of data is.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    /// On this machine.
+    Disk(PathBuf),
+    Bucket(Remote),
+}
+
+impl SourceFile {
+    /// A path on this machine with its content.
+    pub fn fetch(&self, stopped: Stopped<'_>) -> Result<PathBuf, DataError> {
+        match &self.place {
+            Place::Disk(path) => Ok(path.clone()),
+            Place::Bucket(remote) => remote.fetch(stopped),
+        }
+    }
+
+    /// Its path or URL, for messages.
+    pub fn shown(&self) -> &Path {
+        match &self.place {
+            Place::Disk(path) => path,
+            Place::Bucket(_) => &self.name,
+        }
+    }
+
+    /// Its size now.
+    pub fn bytes(&self) -> Result<u64, DataError> {
+        match &self.place {
+            Place::Disk(path) => std::fs::metadata(path)
+                .map(|metadata| metadata.len())
+                .map_err(|error| DataError::read(path, error)),
+            Place::Bucket(remote) => Ok(remote.bytes()),
+        }
+    }
+
+    /// Reads all of it and passes the bytes of every read to `progress`.
+    pub fn record(
+        &self,
+        progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
+    ) -> Result<FileRecord, DataError> {
+        match &self.place {
+            Place::Disk(path) => FileRecord::of(path, progress),
+            Place::Bucket(remote) => remote.download(progress),
+        }
+    }
+
+    /// Which content it has, if that is known without reading it.
+    pub fn version(&self) -> Option<&str> {
+        match &self.place {
+            Place::Disk(_) => None,
+            Place::Bucket(remote) => remote.version(),
+        }
+    }
+}
+
+/// A file that a source may mean.
+pub(super) struct Candidate {
+    pub place: Place,
+    /// Path as the recipe names it.
+    pub name: PathBuf,
+    /// Its name, below a directory with that directory's: both may name a split.
+    pub inner: PathBuf,
 }
 
 /// The files of a source in order of their names; never empty.
@@ -37,42 +103,49 @@ pub(super) fn resolve(
         return Err(request.setting(&key, "no path is given", "set it to a file of data"));
     }
     let place = request.base.join(&source.path);
-    let named = |file: &Path| Path::new(&source.path).join(file);
     let single = place.is_file();
-    let found: Vec<PathBuf> = if single {
-        vec![PathBuf::new()]
+    let found: Vec<Candidate> = if single {
+        vec![on_disk(&place, PathBuf::from(&source.path), None)]
     } else if place.is_dir() {
-        walk(&place)?
+        let named = |file: &PathBuf| Path::new(&source.path).join(file);
+        let files = walk(&place)?;
+        let files = files.into_iter();
+        files
+            .map(|file| on_disk(&place.join(&file), named(&file), Some(file)))
+            .collect()
     } else if source.path.contains(['*', '?']) {
-        let matched = expand(request.base, &source.path)?;
-        return finish(request, source, &key, matched, None);
+        let matched = expand(request.base, &source.path)?.into_iter();
+        matched
+            .map(|(path, name)| on_disk(&path, name, None))
+            .collect()
     } else if let Some(kind) = special(&place) {
         return Err(no_file(request, &key, &place, kind));
     } else {
         return Err(missing(request, source, &key));
     };
-    let files: Vec<(PathBuf, PathBuf)> = found
-        .iter()
-        .map(|file| match single {
-            true => (place.clone(), PathBuf::from(&source.path)),
-            false => (place.join(file), named(file)),
-        })
-        .collect();
-    finish(request, source, &key, files, Some(&place))
+    select(request, source, &key, found, single)
 }
 
-/// Selects by format and split among files, given as (path, name).
-fn finish(
+fn on_disk(path: &Path, name: PathBuf, inner: Option<PathBuf>) -> Candidate {
+    let file_name = || PathBuf::from(path.file_name().unwrap_or_default());
+    Candidate {
+        place: Place::Disk(path.to_path_buf()),
+        name,
+        inner: inner.unwrap_or_else(file_name),
+    }
+}
+
+/// Selects by format and split. `single`: the source names one file, which must be readable.
+pub(super) fn select(
     request: &PrepareRequest<'_>,
     source: &DataSource,
     key: &str,
-    found: Vec<(PathBuf, PathBuf)>,
-    root: Option<&Path>,
+    found: Vec<Candidate>,
+    single: bool,
 ) -> Result<Resolved, DataError> {
-    let single = found.len() == 1 && root == found.first().map(|(path, _)| path.as_path());
     let mut files = Vec::new();
-    for (path, name) in found {
-        let by_name = format_of(&path);
+    for Candidate { place, name, inner } in found {
+        let by_name = format_of(&inner);
         let format = match source.format {
             Some(format) if single || by_name.is_none_or(|by_name| by_name == format) => {
                 Some(format)
@@ -81,13 +154,27 @@ fn finish(
             None => by_name,
         };
         match format {
-            Some(_) if let Some(kind) = special(&path) => {
-                return Err(no_file(request, key, &path, kind));
+            Some(_)
+                if let Place::Disk(path) = &place
+                    && let Some(kind) = special(path) =>
+            {
+                return Err(no_file(request, key, path, kind));
             }
-            Some(format) => files.push(SourceFile { path, name, format }),
+            Some(format) => {
+                let file = SourceFile {
+                    place,
+                    name,
+                    format,
+                };
+                files.push((file, inner));
+            }
             None if single => {
+                let shown = match &place {
+                    Place::Disk(path) => path,
+                    Place::Bucket(_) => &name,
+                };
                 return Err(DataError::source(
-                    &path,
+                    shown,
                     "its name does not state its format",
                     "end it in .jsonl, .parquet, .txt or .bin (unpacked, not .gz), or set the \
                      source's format",
@@ -103,20 +190,20 @@ fn finish(
             "give .jsonl, .parquet, .txt or .bin files",
         ));
     }
-    let Some(split) = &source.split else {
-        return Ok(Resolved { files, note: None });
+    let split = source.split.as_ref();
+    let (chosen, others): (Vec<_>, Vec<_>) = files
+        .into_iter()
+        .partition(|(_, inner)| split.is_none_or(|split| belongs(inner, split)));
+    let only_files = |files: Vec<(SourceFile, PathBuf)>| -> Vec<SourceFile> {
+        files.into_iter().map(|(file, _)| file).collect()
     };
-    let chosen: Vec<SourceFile> = files
-        .iter()
-        .filter(|file| belongs(&file.path, root, split))
-        .cloned()
-        .collect();
-    if !chosen.is_empty() {
+    let Some(split) = split.filter(|_| chosen.is_empty()) else {
         return Ok(Resolved {
-            files: chosen,
+            files: only_files(chosen),
             note: None,
         });
-    }
+    };
+    let files = only_files(others);
     let what = match files.len() {
         1 => format!("{} is read whole", files[0].name.display()),
         count => format!("all {count} files of {} are read", source.path),
@@ -132,16 +219,16 @@ fn finish(
 
 /// Whether a file belongs to a split: `train.jsonl`, `train-00000-of-00002.parquet`, or anything
 /// in a directory `train` under the source's own.
-fn belongs(path: &Path, root: Option<&Path>, split: &str) -> bool {
-    let named = path
+fn belongs(inner: &Path, split: &str) -> bool {
+    let named = inner
         .file_name()
         .map(|name| name.to_string_lossy())
         .is_some_and(|name| {
             name.strip_prefix(split)
                 .is_some_and(|rest| rest.starts_with(['.', '-']))
         });
-    let inside = root
-        .and_then(|root| path.parent()?.strip_prefix(root).ok())
+    let inside = inner
+        .parent()
         .is_some_and(|parents| parents.iter().any(|parent| parent == split));
     named || inside
 }
@@ -236,7 +323,7 @@ fn no_file(request: &PrepareRequest<'_>, key: &str, path: &Path, kind: &str) -> 
 }
 
 /// The most files and directories below a directory of data.
-const MAX_ENTRIES: usize = 100_000;
+pub(super) const MAX_ENTRIES: usize = 100_000;
 
 /// Files under a directory, relative to it, in order; hidden ones are excluded. Links that lead back to a
 /// directory above end at the limit.
@@ -318,58 +405,4 @@ fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataErr
         .map(|name| (base.join(&name), name))
         .filter(|(path, _)| path.is_file())
         .collect())
-}
-
-/// Whether a name matches a pattern of `*` and `?`.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut at, mut read) = (0, 0);
-    // After the last `*`, and where the name continues after the bytes that the `*` has taken.
-    let mut star: Option<(usize, usize)> = None;
-    while read < name.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                at += 1;
-                star = Some((at, read));
-            }
-            Some(&byte) if byte == b'?' || byte == name[read] => {
-                at += 1;
-                read += 1;
-            }
-            // Only the last `*` needs to take more: the earlier ones have matched what is between.
-            _ => match &mut star {
-                Some((after, taken)) => {
-                    *taken += 1;
-                    (at, read) = (*after, *taken);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[at..].iter().all(|&byte| byte == b'*')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns_match_in_time_even_with_many_stars() {
-        for (pattern, name, fits) in [
-            ("", "", true),
-            ("*", "", true),
-            ("a*b?d", "axxbcd", true),
-            ("*ab", "aab", true),
-            ("a*", "b", false),
-            ("?", "", false),
-            ("**a", "ba", true),
-        ] {
-            assert_eq!(
-                matches(pattern.as_bytes(), name.as_bytes()),
-                fits,
-                "{pattern}"
-            );
-        }
-        let many = "*a".repeat(100) + "b";
-        assert!(!matches(many.as_bytes(), "a".repeat(200).as_bytes()));
-    }
 }

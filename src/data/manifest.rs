@@ -59,6 +59,9 @@ pub struct Manifest {
 pub struct SourceRecord {
     /// Path as the recipe names it.
     pub path: PathBuf,
+    /// ETag of an object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     #[serde(flatten)]
     pub content: FileRecord,
 }

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use crate::bucket::{self, is_url};
 use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC};
 
 use super::error::DataError;
@@ -63,6 +64,13 @@ pub fn find_problems(request: &PrepareRequest<'_>) -> Vec<Finding> {
             if source.path == SYNTHETIC {
                 let error = sources::mixed(request, &path);
                 found.push(finding(About::Language, &paths, error));
+                continue;
+            }
+            if is_url(&source.path) {
+                // What a bucket has is not asked before the data are prepared.
+                text |= holds_text(source, None);
+                let refused = bucket::check_url(&source.path).err();
+                found.extend(refused.map(|error| finding(About::Data, &paths, error.into())));
                 continue;
             }
             let resolved = files::resolve(request, source, &path);

@@ -1,15 +1,19 @@
 //! The resolved sources of a recipe: the files of each part, and notes about them.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::bucket::is_url;
 use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC};
 
 use super::error::DataError;
-use super::files::{self, Resolved, SourceFile};
-use super::manifest::{FileRecord, SourceRecord};
+use super::files::{self, Place, Resolved, SourceFile};
+use super::in_bucket;
+use super::manifest::{FileRecord, Manifest, SourceRecord};
+use super::remote::Cache;
 use super::request::{Phase, PrepareRequest, Progress, Stopped, check_stopped};
 
 /// A source and its settings.
@@ -41,8 +45,10 @@ pub(super) struct AllSources {
 pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataError> {
     let mut notes = Vec::new();
     let mut seen = BTreeSet::new();
+    let cache = Cache::beside(request.directory);
     let train = part(
         request,
+        &cache,
         "data.train",
         &request.data.train,
         &mut seen,
@@ -53,6 +59,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
         key: 1,
         list: part(
             request,
+            &cache,
             "data.evaluation",
             evaluation,
             &mut seen,
@@ -79,6 +86,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
 
 fn part(
     request: &PrepareRequest<'_>,
+    cache: &Arc<Cache>,
     name: &str,
     sources: &[DataSource],
     seen: &mut BTreeSet<PathBuf>,
@@ -98,16 +106,18 @@ fn part(
                 "give a share of 0 to 1",
             ));
         }
-        let Resolved {
-            mut files, note, ..
-        } = files::resolve(request, source, &path)?;
+        let Resolved { mut files, note } = match is_url(&source.path) {
+            true => in_bucket::resolve(request, source, &path, cache)?,
+            false => files::resolve(request, source, &path)?,
+        };
         notes.extend(note);
         files.retain(|file| {
-            let real = file
-                .path
-                .canonicalize()
-                .unwrap_or_else(|_| file.path.clone());
-            let new = seen.insert(real);
+            let shown = file.shown();
+            let real = match &file.place {
+                Place::Disk(path) => path.canonicalize().ok(),
+                Place::Bucket(_) => None,
+            };
+            let new = seen.insert(real.unwrap_or_else(|| shown.to_path_buf()));
             if !new {
                 notes.push(format!(
                     "{}: {} is named by an earlier source and read only once",
@@ -135,6 +145,29 @@ pub(super) fn mixed(request: &PrepareRequest<'_>, path: &str) -> DataError {
     )
 }
 
+/// The objects that earlier preparations of the run have read.
+pub(super) struct Earlier(BTreeMap<(PathBuf, String), FileRecord>);
+
+impl Earlier {
+    /// Those of the manifests in these directories.
+    pub fn of<'a>(directories: impl IntoIterator<Item = &'a Path>) -> Earlier {
+        let manifests = directories
+            .into_iter()
+            .filter_map(|directory| Manifest::read(directory).ok());
+        let sources = manifests.flat_map(|manifest| manifest.sources);
+        Earlier(
+            sources
+                .filter_map(|source| Some(((source.path, source.version?), source.content)))
+                .collect(),
+        )
+    }
+
+    fn record(&self, file: &SourceFile) -> Option<&FileRecord> {
+        let version = file.version()?.to_owned();
+        self.0.get(&(file.name.clone(), version))
+    }
+}
+
 impl Sources {
     /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
@@ -151,30 +184,39 @@ impl Sources {
         self.files().all(|file| file.format == DataFormat::Bin)
     }
 
-    /// Sizes and checksums of all files.
+    /// Sizes and checksums of all files. An object that an earlier preparation has read is not read again.
     pub fn records(
         &self,
+        earlier: &Earlier,
         state: &mut Progress,
         report: &mut dyn FnMut(Progress),
         stopped: Stopped<'_>,
     ) -> Result<Vec<SourceRecord>, DataError> {
         let mut records = Vec::new();
         for file in self.files() {
-            let content = FileRecord::of(&file.path, &mut |bytes| {
+            let mut progress = |bytes: u64| {
                 state.phase = Phase::Checksums;
                 state.bytes = (state.bytes + bytes).min(state.total);
                 report(*state);
                 check_stopped(stopped)
-            })?;
+            };
+            let content = match earlier.record(file) {
+                Some(known) => {
+                    progress(known.bytes)?;
+                    known.clone()
+                }
+                None => file.record(&mut progress)?,
+            };
             if content.bytes == 0 {
                 return Err(DataError::source(
-                    &file.path,
+                    file.shown(),
                     "it is empty",
                     "put data into it or leave it out",
                 ));
             }
             records.push(SourceRecord {
                 path: file.name.clone(),
+                version: file.version().map(str::to_owned),
                 content,
             });
         }
@@ -183,13 +225,7 @@ impl Sources {
 
     /// Size of all files, in bytes.
     pub fn bytes(&self) -> Result<u64, DataError> {
-        self.files()
-            .map(|file| {
-                std::fs::metadata(&file.path)
-                    .map(|metadata| metadata.len())
-                    .map_err(|error| DataError::read(&file.path, error))
-            })
-            .sum()
+        self.files().map(SourceFile::bytes).sum()
     }
 
     /// The part of the identity that determines their content: everything but their paths.

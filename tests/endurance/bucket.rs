@@ -4,10 +4,12 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use evenkeel::bucket::{Bucket, Cause};
+use evenkeel::bucket::{Bucket, Cause, Object};
+use serde_json::json;
 
 use super::proxy::{Disturbance, Proxy};
 use super::s3::{self, Server};
+use super::support::{Run, same_losses, small, stderr, wait_for};
 
 /// The first bytes of a file of some size.
 fn file_of(bytes: usize) -> (tempfile::TempDir, std::path::PathBuf, Vec<u8>) {
@@ -26,7 +28,9 @@ fn downloaded(bucket: &Bucket, key: &str, bytes: usize) -> Vec<u8> {
         read.extend_from_slice(piece);
         true
     };
-    bucket.download(key, bytes as u64, sink).unwrap();
+    bucket
+        .download(&Object::of(key, bytes as u64), sink)
+        .unwrap();
     read
 }
 
@@ -97,7 +101,7 @@ fn a_lost_reply_is_no_lost_commit() {
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| bucket.create("manifest.json", b"mine".to_vec()));
         // The first attempt reaches the server; its reply does not reach the client.
-        super::support::wait_for("the object", || {
+        wait_for("the object", || {
             server.bucket().get("manifest.json").unwrap()
         });
         proxy.disturb(Disturbance::None);
@@ -119,7 +123,10 @@ fn a_disturbed_connection_loses_no_byte() {
     let (_place, path, content) = file_of(40_000_000);
     for how in [
         Disturbance::Cut { after: 3_000_000 },
-        Disturbance::Refuse,
+        Disturbance::Refuse {
+            status: 503,
+            code: "SlowDown",
+        },
         Disturbance::Slow { rate: 8_000_000 },
     ] {
         // Another client, so that no connection is left from before.
@@ -155,6 +162,61 @@ fn an_upload_that_ends_halfway_is_invisible() {
     assert_eq!(error.cause, Cause::Unreachable);
     assert_eq!(server.bucket().get("file").unwrap(), None);
     assert_eq!(server.bucket().list("").unwrap(), []);
+}
+
+/// Amazon's answers to requests that this server has no reason to refuse, as documented in
+/// <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
+#[test]
+fn expired_credentials_and_a_wrong_clock_are_named() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let proxy = Proxy::start(&server);
+    for (status, code, cause) in [
+        (400, "ExpiredToken", Cause::Expired),
+        (403, "RequestTimeTooSkewed", Cause::Clock),
+    ] {
+        proxy.disturb(Disturbance::Refuse { status, code });
+        let error = proxy.bucket(&server).put("key", vec![1]).unwrap_err();
+        println!("{error}");
+        assert_eq!(error.cause, cause, "{error}");
+    }
+    // New credentials arrive while an operation waits for them.
+    let bucket = proxy.bucket(&server);
+    proxy.disturb(Disturbance::Refuse {
+        status: 400,
+        code: "ExpiredToken",
+    });
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| Bucket::patiently(|| bucket.put("key", vec![1])));
+        let before = proxy.disturbed();
+        wait_for("a second attempt", || {
+            (proxy.disturbed() > before + 1).then_some(())
+        });
+        proxy.disturb(Disturbance::None);
+        put.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn an_identity_without_rights_is_told_which_it_needs() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let mut environment = server.environment();
+    environment.insert("AWS_ACCESS_KEY_ID".to_owned(), s3::READER.to_owned());
+    let bucket = Bucket::open_with("s3://runs/test", environment).unwrap();
+    server.bucket().put("data/a.txt", b"text".to_vec()).unwrap();
+    assert_eq!(bucket.get("data/a.txt").unwrap().unwrap(), "text");
+    assert_eq!(bucket.list("data").unwrap().len(), 1);
+    for error in [
+        bucket.put("key", vec![1]).unwrap_err(),
+        bucket.create("key", vec![1]).unwrap_err(),
+        bucket.delete("data/a.txt").unwrap_err(),
+    ] {
+        println!("{error}");
+        assert_eq!(error.cause, Cause::Denied, "{error}");
+    }
 }
 
 #[test]
@@ -203,4 +265,86 @@ fn every_refusal_says_what_to_do() {
             assert_eq!(error.cause, cause, "{error}");
         }
     }
+}
+
+#[test]
+fn data_in_a_bucket_train_like_the_same_data_on_the_disk() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let disk = tempfile::tempdir().unwrap();
+    std::fs::create_dir(disk.path().join("train")).unwrap();
+    for (name, words) in [
+        ("train/a.txt", "one two three"),
+        ("train/b.md", "four five"),
+        ("other.txt", "six"),
+    ] {
+        let text: String = (0..2000)
+            .map(|i| format!("{words} {}\n", i * i % 97))
+            .collect();
+        let path = disk.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        server
+            .bucket()
+            .upload(&path, &format!("data/{name}"))
+            .unwrap();
+    }
+    let run = |path: &str| {
+        let changes = json!({
+            "model": {"config": {"vocab_size": 259}},
+            "tokenizer": {"path": "byte"},
+            "data": {"packing": true, "train": [{"path": path, "split": "train"}]},
+            "budget": {"samples": 600}, "checkpoint": {"every_samples": 120},
+        });
+        Run::of(small(changes)).with_environment(server.environment())
+    };
+    let on_disk = run(disk.path().to_str().unwrap());
+    let in_bucket = run("s3://runs/test/data/");
+    for run in [&on_disk, &in_bucket] {
+        let launched = run.launch(&["--procs", "1"]);
+        assert!(launched.status.success(), "{}", stderr(&launched));
+    }
+    same_losses(&on_disk, &in_bucket);
+    assert!(!in_bucket.out().join(".data.cache").exists());
+
+    let drained = run("s3://runs/test/data/**/a.txt");
+    drained.drained(&["--procs", "1"]);
+    let object = "data/train/a.txt";
+    let text = server.bucket().get(object).unwrap().unwrap().to_vec();
+    server.bucket().put(object, b"others".to_vec()).unwrap();
+    let refused = drained.launch(&["--procs", "1", "--resume"]);
+    let message = "the run began with other data: changed: training data";
+    assert!(stderr(&refused).contains(message), "{}", stderr(&refused));
+    // The same content in a new version.
+    server.bucket().put(object, text).unwrap();
+    let resumed = drained.launch(&["--procs", "1", "--resume"]);
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    for (path, message) in [
+        (
+            "s3://runs/test/none/",
+            "there is no object s3://runs/test/none, and none below it",
+        ),
+        (
+            "s3://runs/test/data/*.parquet",
+            "s3://runs/test/data/*.parquet holds no data",
+        ),
+        (
+            "s3://nowhere/data/",
+            "cannot list s3://nowhere/data: there is no such bucket",
+        ),
+        (
+            "ftp://runs/data/",
+            "cannot open ftp://runs/data/: the URL is not usable; write s3://",
+        ),
+    ] {
+        let refused = run(path).launch(&["--procs", "1"]);
+        assert!(stderr(&refused).contains(message), "{}", stderr(&refused));
+    }
+    server
+        .bucket()
+        .put("data/bad.jsonl", b"{\"text\": \"good\"}\n{\n".to_vec())
+        .unwrap();
+    let refused = run("s3://runs/test/data/bad.jsonl").launch(&["--procs", "1"]);
+    let message = "s3://runs/test/data/bad.jsonl:2: ";
+    assert!(stderr(&refused).contains(message), "{}", stderr(&refused));
 }

@@ -20,8 +20,11 @@ pub enum Disturbance {
     },
     /// Passes the request on, and ends the connection instead of the reply.
     LoseReply,
-    /// Answers 503 to requests, as S3 does to too many.
-    Refuse,
+    /// Answers requests with this error, as S3 does.
+    Refuse {
+        status: u16,
+        code: &'static str,
+    },
     /// Passes this many bytes a second in each direction.
     Slow {
         rate: u64,
@@ -79,13 +82,13 @@ fn pass(mut client: TcpStream, server: u16, how: &Mutex<Disturbance>, counter: &
     if !matches!(chosen, Disturbance::None) {
         counter.fetch_add(1, Ordering::SeqCst);
     }
-    if let Disturbance::Refuse = chosen {
-        let body = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+    if let Disturbance::Refuse { status, code } = chosen {
+        let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code></Error>");
         let mut request = [0; 65536];
         let _ = client.read(&mut request);
         let _ = write!(
             client,
-            "HTTP/1.1 503 Slow Down\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            "HTTP/1.1 {status} {code}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
             body.len()
         );
         return;

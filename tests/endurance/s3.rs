@@ -7,12 +7,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use evenkeel::bucket::Bucket;
+use rustix::fs::XattrFlags;
+use serde_json::json;
 
 const USER: &str = "evenkeel";
 const SECRET: &str = "only-for-tests";
 const REGION: &str = "eu-west-1";
+/// A user who may only list and read.
+pub const READER: &str = "reader";
 
-/// The server, with one bucket `runs`. Objects are files of a folder.
+/// The server, with one bucket `runs`. Objects are files of a folder, and the bucket's policy is an attribute of it.
 pub struct Server {
     process: Child,
     pub port: u16,
@@ -29,7 +33,25 @@ impl Server {
             return None;
         };
         let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir(root.path().join("runs")).unwrap();
+        let [bucket, users] = ["buckets/runs", "users"].map(|name| root.path().join(name));
+        for directory in [&bucket, &users] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+        let reader = json!({"access": READER, "secret": SECRET, "role": "user"});
+        let accounts = json!({"accessAccounts": {READER: reader}});
+        std::fs::write(users.join("users.json"), accounts.to_string()).unwrap();
+        let policy = json!({"Version": "2012-10-17", "Statement": [{
+            "Effect": "Allow", "Principal": [READER], "Action": ["s3:GetObject", "s3:ListBucket"],
+            "Resource": ["arn:aws:s3:::runs", "arn:aws:s3:::runs/*"],
+        }]});
+        let policy = policy.to_string();
+        rustix::fs::setxattr(
+            &bucket,
+            "user.policy",
+            policy.as_bytes(),
+            XattrFlags::empty(),
+        )
+        .unwrap();
         let port = free_port();
         let process = Command::new(binary)
             .args([
@@ -42,8 +64,10 @@ impl Server {
                 "--quiet",
                 "--keep-alive",
             ])
-            .args(["--port", &format!("127.0.0.1:{port}"), "posix"])
-            .arg(root.path())
+            .args(["--port", &format!("127.0.0.1:{port}"), "--iam-dir"])
+            .arg(users)
+            .arg("posix")
+            .arg(root.path().join("buckets"))
             .stdout(Stdio::null())
             .spawn()
             .unwrap();

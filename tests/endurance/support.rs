@@ -22,6 +22,8 @@ pub struct Run {
     /// `None`: the command after `--` is the recipe.
     recipe: Option<PathBuf>,
     out: PathBuf,
+    /// Variables of the launches.
+    environment: BTreeMap<String, String>,
 }
 
 /// A launched run; dropping it kills the launcher.
@@ -86,6 +88,7 @@ impl Run {
             out: directory.path().join("out"),
             directory,
             recipe: Some(recipe),
+            environment: BTreeMap::new(),
         }
     }
 
@@ -96,6 +99,7 @@ impl Run {
             out: directory.path().join("out"),
             directory,
             recipe: None,
+            environment: BTreeMap::new(),
         }
     }
 
@@ -117,6 +121,15 @@ impl Run {
             out: directory.path().join("out"),
             directory,
             recipe: Some(recipe.to_path_buf()),
+            environment: BTreeMap::new(),
+        }
+    }
+
+    /// Launches with these variables.
+    pub fn with_environment(self, environment: BTreeMap<String, String>) -> Run {
+        Run {
+            environment,
+            ..self
         }
     }
 
@@ -136,7 +149,8 @@ impl Run {
             .args(&self.recipe)
             .arg("--out")
             .arg(self.out())
-            .args(arguments);
+            .args(arguments)
+            .envs(&self.environment);
         command
     }
 

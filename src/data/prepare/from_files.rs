@@ -16,7 +16,7 @@ use super::super::pack::Summary;
 use super::super::publish::Draft;
 use super::super::read::{Ids, Reading};
 use super::super::request::{Phase, PrepareRequest, Progress};
-use super::super::sources::{self, AllSources, Sources};
+use super::super::sources::{self, AllSources, Earlier, Sources};
 use super::super::tokenizer::Tokenizer;
 use super::super::writer::token_width;
 use super::super::{Part, check_vocabulary};
@@ -74,12 +74,11 @@ fn prepare_sources(
         total,
         samples: 0,
     };
-    let trained = sources
-        .train
-        .records(&mut state, progress, request.stopped)?;
-    let evaluated = sources
-        .evaluation
-        .records(&mut state, progress, request.stopped)?;
+    let earlier = Earlier::of(request.began_in.into_iter().chain([request.directory]));
+    let mut records =
+        |sources: &Sources| sources.records(&earlier, &mut state, progress, request.stopped);
+    let trained = records(&sources.train)?;
+    let evaluated = records(&sources.evaluation)?;
     let identity = json!({
         "sequence_length": data.sequence_length,
         "packing": data.packing,
@@ -253,12 +252,10 @@ fn check_enough(
 fn check_unchanged(manifest: &Manifest, sources: &AllSources) -> Result<(), DataError> {
     let files = sources.train.files().chain(sources.evaluation.files());
     for (file, record) in files.zip(&manifest.sources) {
-        let bytes = std::fs::metadata(&file.path)
-            .map_err(|error| DataError::read(&file.path, error))?
-            .len();
+        let bytes = file.bytes()?;
         if bytes != record.content.bytes {
             return Err(DataError::source(
-                &file.path,
+                file.shown(),
                 format!(
                     "it had {} bytes and has {bytes} now, it was written while it was read",
                     record.content.bytes

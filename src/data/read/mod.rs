@@ -58,14 +58,24 @@ pub(super) fn open(
     file: &SourceFile,
     columns: &[String],
     reading: Reading,
+    stopped: Stopped<'_>,
 ) -> Result<Documents, DataError> {
-    match file.format {
-        DataFormat::Jsonl => jsonl::open(&file.path),
-        DataFormat::Parquet => parquet::open(&file.path, columns),
-        DataFormat::Text if reading.packing => text::stream(&file.path),
-        DataFormat::Text => text::blocks(&file.path),
-        DataFormat::Bin => bin::open(&file.path, reading.ids),
-    }
+    let path = file.fetch(stopped)?;
+    let documents = match file.format {
+        DataFormat::Jsonl => jsonl::open(&path),
+        DataFormat::Parquet => parquet::open(&path, columns),
+        DataFormat::Text if reading.packing => text::stream(&path),
+        DataFormat::Text => text::blocks(&path),
+        DataFormat::Bin => bin::open(&path, reading.ids),
+    };
+    // Messages name the object and not its copy.
+    let shown = file.shown().to_path_buf();
+    let documents = documents.map_err(|error| error.at(&shown))?;
+    Ok(Box::new(documents.map(move |document| {
+        let mut document = document.map_err(|error| error.at(&shown))?;
+        document.place.path.clone_from(&shown);
+        Ok(document)
+    })))
 }
 
 /// Counts the documents of a file.
@@ -75,10 +85,10 @@ pub(super) fn count(
     stopped: Stopped<'_>,
 ) -> Result<u64, DataError> {
     if file.format == DataFormat::Parquet {
-        return parquet::rows(&file.path);
+        return parquet::rows(&file.fetch(stopped)?).map_err(|error| error.at(file.shown()));
     }
     let mut documents = 0;
-    for document in open(file, &[], reading)? {
+    for document in open(file, &[], reading, stopped)? {
         check_stopped(stopped)?;
         document?;
         documents += 1;
