@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::plan::Plan;
-use crate::util::durable::{FileError, create_directory, write_json};
+use crate::util::durable::{FileError, create_directory, read_json, write_json};
 
 /// One fenced incarnation of the world: everything that its ranks need to agree on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,7 +86,12 @@ impl Generation {
     pub fn write(&self, run: &Path) -> Result<(), FileError> {
         let directory = run.join(files::generation(self.number));
         create_directory(&directory)?;
-        write_json(&directory.join(files::RECORD), self)
+        let path = directory.join(files::RECORD);
+        // A rank of another member may be about to open the file. A shared file system may then refuse it.
+        match read_json::<Generation>(&path) {
+            Ok(written) if written == *self => Ok(()),
+            _ => write_json(&path, self),
+        }
     }
 }
 
@@ -247,5 +252,33 @@ pub mod testing {
             },
             created: 0.0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::plan::{PlanRequest, plan};
+    use crate::recipe::{self, Request};
+
+    #[test]
+    fn a_record_is_not_replaced_by_the_same() {
+        let recipe =
+            "per_device_train_batch_size: 4\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let recipe = recipe::read_text(&Request::default(), recipe.to_owned()).unwrap();
+        let plan = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
+        let written = testing::record(1, Vec::new(), plan);
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join("gen-1/record.json");
+        let inode = || std::fs::metadata(&path).unwrap().ino();
+        written.write(run.path()).unwrap();
+        let first = inode();
+        written.write(run.path()).unwrap();
+        assert_eq!(inode(), first);
+        std::fs::write(&path, "{").unwrap();
+        written.write(run.path()).unwrap();
+        assert_eq!(read_json::<Generation>(&path).unwrap(), written);
     }
 }
