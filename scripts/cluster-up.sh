@@ -19,7 +19,7 @@ cannot() {
 command -v go >/dev/null || cannot "Go is not installed, it is needed to build Kubernetes"
 command -v apt-get >/dev/null || cannot "apt-get is missing, it is needed to install the tools"
 
-[ -x "$bin/containerd" ] && [ -x "$bin/kubelet" ] && [ -x "$bin/helm" ] && [ -x "$bin/disk" ] && [ -x "$bin/versitygw" ] || "$kit" build
+scripts/cluster-build.sh
 export PATH=$bin:$PATH KUBECONFIG=$state/admin.kubeconfig
 [ -e "$state/etcd.pid" ] || "$kit" up "${2:-3}"
 scripts/cluster-images.sh "$1"

@@ -35,6 +35,16 @@ if ! command -v cargo >/dev/null; then
   exit 2
 fi
 
+# Compiling Kubernetes takes minutes. It begins now, with what the steps below leave of the processors; the cluster tests
+# repeat what fails.
+kubernetes=
+if [ "$(id -u)" = 0 ] && command -v go >/dev/null && command -v apt-get >/dev/null; then
+  mkdir -p target
+  setsid nice -n 19 scripts/cluster-build.sh >target/cluster-build.log 2>&1 &
+  kubernetes=$!
+  trap 'kill -- "-$kubernetes" 2>/dev/null || true' EXIT
+fi
+
 say "recipe corpus"
 corpus=${EVENKEEL_RECIPES:-../shared/recipes}
 if [ -f "$corpus/manifest.csv" ]; then
@@ -118,6 +128,7 @@ else
 fi
 
 say "S3 server for the tests of buckets"
+[ -z "$kubernetes" ] || wait "$kubernetes" || true
 code=0
 server=$(scripts/s3-server.sh) || code=$?
 if [ "$code" = 0 ]; then
