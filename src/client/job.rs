@@ -30,6 +30,8 @@ pub struct LaunchOptions {
     pub env: Vec<EnvVar>,
     /// Sources of further variables.
     pub env_from: Vec<Value>,
+    /// Pod template merged into every pod.
+    pub pod_template: Option<Value>,
     /// Annotations of the pods' ServiceAccount.
     pub service_account_annotations: BTreeMap<String, String>,
     pub recipe: RecipeSource,
@@ -75,7 +77,7 @@ pub fn training_job(options: LaunchOptions) -> TrainingJob {
             progress_deadline_seconds: options.progress_deadline_seconds,
             on_stall: options.on_stall,
             suspend: false,
-            pod_template: None,
+            pod_template: options.pod_template,
             ttl_seconds_after_finished: None,
         },
     );

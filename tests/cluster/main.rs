@@ -7,6 +7,7 @@ mod command_line;
 mod crashes;
 mod elastic;
 mod fencing;
+mod first_job;
 mod gpus;
 mod lifecycle;
 mod losses;

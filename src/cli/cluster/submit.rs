@@ -20,6 +20,7 @@ use crate::plan::{self, PlanRequest};
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
 use crate::util::format::{bytes, count};
+use crate::util::input;
 use crate::util::key::{hex, nonce};
 
 /// Exit code after Ctrl-C while following a job, which continues.
@@ -60,6 +61,9 @@ pub struct Args {
     /// "eks.amazonaws.com/role-arn=arn:aws:iam::…"; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     service_account_annotation: Vec<String>,
+    /// YAML file with a pod template that is merged into every pod: node selectors, tolerations, volumes, resources
+    #[arg(long, value_name = "FILE")]
+    pod_template: Option<PathBuf>,
     /// Resource name of a GPU in the nodes' allocatable resources [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME")]
     resource: Option<String>,
@@ -98,6 +102,7 @@ impl Args {
                 "--service-account-annotation",
                 !self.service_account_annotation.is_empty(),
             ),
+            ("--pod-template", self.pod_template.is_some()),
             ("--resource", self.resource.is_some()),
             ("--min-nodes", self.min_nodes.is_some()),
             ("--dry-run", self.dry_run),
@@ -302,14 +307,37 @@ fn variable(text: &str) -> anyhow::Result<EnvVar> {
     })
 }
 
+/// The pod template of `--pod-template`.
+fn pod_template(file: &Path) -> anyhow::Result<Value> {
+    let cannot = || format!("cannot read the pod template {}", file.display());
+    let text = input::read(file, input::CONFIG_BYTES).with_context(cannot)?;
+    let text = String::from_utf8(text).with_context(cannot)?;
+    let template: Value = serde_saphyr::from_str(&text).with_context(cannot)?;
+    let Some(fields) = template.as_object() else {
+        bail!("{}: write `spec:` with the fields of a pod", cannot());
+    };
+    let known = ["apiVersion", "kind", "metadata", "spec"];
+    if let Some(other) = fields.keys().find(|key| !known.contains(&key.as_str())) {
+        bail!(
+            "{}: `{other}` is none of metadata and spec; write the fields of a pod below `spec:`",
+            cannot()
+        );
+    }
+    Ok(template)
+}
+
 /// An annotation of `--service-account-annotation`.
 fn annotation(text: &str) -> anyhow::Result<(String, String)> {
-    let (key, value) = text.split_once('=').with_context(|| {
-        format!(
-            "`--service-account-annotation {text}` has no value; write \
-             --service-account-annotation KEY=VALUE"
-        )
-    })?;
+    let parts = text.split_once('=');
+    let name = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    let (key, value) = parts
+        .filter(|(key, _)| !key.is_empty() && key.chars().all(name))
+        .with_context(|| {
+            format!(
+                "`--service-account-annotation {text}` is no annotation; write \
+                 --service-account-annotation eks.amazonaws.com/role-arn=VALUE"
+            )
+        })?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -397,6 +425,7 @@ fn submitted_job(
             .iter()
             .map(|text| source(text))
             .collect::<Result<_, _>>()?,
+        pod_template: args.pod_template.as_deref().map(pod_template).transpose()?,
         service_account_annotations: args
             .service_account_annotation
             .iter()
@@ -458,4 +487,41 @@ pub fn watch(watching: &Watching<'_>) -> anyhow::Result<ExitCode> {
             ExitCode::from(EXIT_INTERRUPTED)
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_template_has_the_fields_of_a_pod_and_no_others() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            pod_template(file.path()).map_err(|error| format!("{error:#}"))
+        };
+        let template = read("spec: {nodeSelector: {pool: gpu}}\n").unwrap();
+        assert_eq!(template["spec"]["nodeSelector"]["pool"], "gpu");
+        for (text, message) in [
+            (
+                "nodeSelector: {pool: gpu}",
+                "`nodeSelector` is none of metadata and spec",
+            ),
+            ("- spec", "write `spec:` with the fields of a pod"),
+            ("spec: {", "cannot read the pod template"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_annotation_has_a_key_and_a_value() {
+        let (key, value) = annotation("iam.gke.io/gcp-service-account=a=b").unwrap();
+        assert_eq!((&*key, &*value), ("iam.gke.io/gcp-service-account", "a=b"));
+        for text in ["no-value", "=x", "my key=x"] {
+            let error = annotation(text).unwrap_err().to_string();
+            assert!(error.contains("is no annotation"), "{error}");
+        }
+    }
 }
