@@ -27,7 +27,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("plan", &["recipe", "util"]),
     ("export", &["recipe"]),
     ("samples", &[]),
-    ("bucket", &[]),
+    ("bucket", &["util"]),
     ("inventory", &[]),
     ("comm", &["util"]),
     ("telemetry", &["util"]),

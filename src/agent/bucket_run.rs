@@ -268,14 +268,16 @@ pub fn problem(error: &CheckpointError) -> Problem {
 
 fn reason(error: &BucketError) -> &'static str {
     match error.cause {
-        Cause::NoBucket | Cause::Url => "BucketMissing",
+        Cause::NoBucket | Cause::Url | Cause::Settings => "BucketMissing",
         Cause::Region
         | Cause::NoCredentials
         | Cause::Expired
         | Cause::Credentials
         | Cause::Denied
         | Cause::Clock => "BucketDenied",
-        Cause::Missing | Cause::Damaged | Cause::Taken | Cause::Changed => "BucketDamaged",
+        Cause::Missing | Cause::Damaged | Cause::Taken | Cause::Changed | Cause::Name => {
+            "BucketDamaged"
+        }
         Cause::Disk => "VolumeFull",
         Cause::Throttled | Cause::Unreachable | Cause::Other => "BucketUnreachable",
     }

@@ -31,6 +31,7 @@ use crate::lifecycle::{ExternalCheckpoint, Generation, Reason, files};
 use crate::util::durable::{self, FileError, create_directory};
 use crate::util::input;
 use crate::util::lock::lock;
+use crate::util::priority;
 use crate::util::tree::{entries, files_below, relative};
 
 /// Pause between two looks at the trainer's directory.
@@ -115,7 +116,10 @@ impl Mirror {
             end,
             lost,
             warnings,
-            thread: std::thread::spawn(move || copier.copy()),
+            thread: std::thread::spawn(move || {
+                priority::lower();
+                copier.copy();
+            }),
         }
     }
 

@@ -29,6 +29,12 @@ pub enum Cause {
         "the URL is not usable; write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
     )]
     Url,
+    #[error("the provider's settings are incomplete; set its environment variables")]
+    Settings,
+    #[error(
+        "an object has a name that is no path: with an empty part, `.` or `..`; rename it, or choose another prefix"
+    )]
+    Name,
     #[error("there is no such bucket; create it, or correct the URL")]
     NoBucket,
     #[error("the bucket is in another region; set AWS_REGION to it")]
@@ -49,7 +55,7 @@ pub enum Cause {
     #[error("the clock of this machine differs too much from the server's; synchronise it")]
     Clock,
     #[error(
-        "the server refuses further requests for now; raise the bucket's request rate, or save less often"
+        "the server refuses further requests for now; raise the bucket's request rate, or make fewer requests"
     )]
     Throttled,
     #[error("the server cannot be reached; check the endpoint and the network")]
@@ -82,9 +88,21 @@ impl Cause {
     }
 }
 
+impl Cause {
+    /// Whether the same request may succeed after a change of the bucket, its server or the credentials.
+    pub fn may_be_mended(self) -> bool {
+        !matches!(self, Cause::Url | Cause::Settings | Cause::Name)
+    }
+}
+
 impl BucketError {
     pub(super) fn invalid(url: &str, message: String) -> BucketError {
         BucketError::new("open", url, Cause::Url, message)
+    }
+
+    /// The library cannot make a client.
+    pub(super) fn settings(url: &str, error: &object_store::Error) -> BucketError {
+        BucketError::new("open", url, Cause::Settings, answer(&chain(error)))
     }
 
     /// An object that must exist and does not.
@@ -124,6 +142,7 @@ impl BucketError {
     pub(super) fn of(doing: &'static str, url: &str, error: &object_store::Error) -> BucketError {
         let texts = chain(error);
         let cause = match error {
+            object_store::Error::InvalidPath { .. } => Cause::Name,
             object_store::Error::Precondition { .. } if doing == "read" => Cause::Changed,
             object_store::Error::AlreadyExists { .. }
             | object_store::Error::Precondition { .. } => Cause::Taken,

@@ -6,6 +6,7 @@
 
 mod access;
 mod error;
+mod reader;
 mod transfer;
 
 #[cfg(test)]
@@ -22,18 +23,22 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::{Path, PathPart};
 use object_store::{
-    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode,
-    PutOptions, RetryConfig,
+    BackoffConfig, ClientOptions, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme,
+    PutMode, PutOptions, RetryConfig,
 };
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
 
+use crate::util::priority;
+
 pub use access::Environment;
 pub use error::{BucketError, Cause};
+pub use reader::{Reader, split};
 
-/// Limit of one request. A part of [`transfer::PART`] bytes needs it on a connection of 140 kB/s.
+/// Limit of one request. The parts of [`transfer::PART`] bytes that are under way at once need it on a connection of 560
+/// kB/s.
 const REQUEST: Duration = Duration::from_secs(60);
 /// Time after which a request is not retried any more.
 const RETRY: Duration = Duration::from_secs(20);
@@ -65,7 +70,7 @@ pub struct Object {
     pub key: String,
     pub bytes: u64,
     /// Its ETag, which changes with its content; `None` for any content.
-    pub version: Option<String>,
+    pub etag: Option<String>,
 }
 
 impl Object {
@@ -74,8 +79,23 @@ impl Object {
         Object {
             key: key.to_owned(),
             bytes,
-            version: None,
+            etag: None,
         }
+    }
+
+    fn found(key: &str, about: ObjectMeta) -> Object {
+        Object {
+            etag: about.e_tag.filter(|tag| !tag.is_empty()).map(quoted),
+            ..Object::of(key, about.size)
+        }
+    }
+}
+
+/// An ETag as a header has it. Azure's listings have it without quotes.
+fn quoted(etag: String) -> String {
+    match etag.ends_with('"') {
+        true => etag,
+        false => format!("\"{etag}\""),
     }
 }
 
@@ -84,24 +104,13 @@ pub fn is_url(path: &str) -> bool {
     path.contains("://")
 }
 
-/// Refuses what is not the URL of a bucket.
-pub fn check_url(url: &str) -> Result<(), BucketError> {
-    match parse(url)?.0 {
-        ObjectStoreScheme::AmazonS3
-        | ObjectStoreScheme::GoogleCloudStorage
-        | ObjectStoreScheme::MicrosoftAzure => Ok(()),
-        _ => Err(other_scheme(url)),
-    }
-}
-
 fn parse(url: &str) -> Result<(ObjectStoreScheme, Path), BucketError> {
     let invalid = |why: String| BucketError::invalid(url, why);
     let parsed = reqwest::Url::parse(url).map_err(|error| invalid(error.to_string()))?;
+    if parsed.query().or(parsed.fragment()).is_some() {
+        return Err(invalid("`?` and `#` end the prefix of a URL".into()));
+    }
     ObjectStoreScheme::parse(&parsed).map_err(|error| invalid(error.to_string()))
-}
-
-fn other_scheme(url: &str) -> BucketError {
-    BucketError::invalid(url, "its scheme is none of s3, gs and az".into())
 }
 
 impl Bucket {
@@ -156,9 +165,14 @@ impl Bucket {
             ObjectStoreScheme::AmazonS3 => store!(AmazonS3Builder, "aws_"),
             ObjectStoreScheme::GoogleCloudStorage => store!(GoogleCloudStorageBuilder, "google_"),
             ObjectStoreScheme::MicrosoftAzure => store!(MicrosoftAzureBuilder, "azure_"),
-            _ => return Err(other_scheme(url)),
+            _ => {
+                return Err(BucketError::invalid(
+                    url,
+                    "its scheme is none of s3, gs and az".into(),
+                ));
+            }
         };
-        let store = store.map_err(|error| BucketError::of("open", url, &error))?;
+        let store = store.map_err(|error| BucketError::settings(url, &error))?;
         Bucket::with_store(url, prefix, store)
     }
 
@@ -170,6 +184,7 @@ impl Bucket {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("bucket")
+            .on_thread_start(priority::lower)
             .enable_all()
             .build()
             .map_err(|error| BucketError::invalid(url, error.to_string()))?;
@@ -209,14 +224,16 @@ impl Bucket {
     }
 
     /// Repeats an operation, each time with new credentials, while the server cannot be reached or refuses for now.
-    pub fn patiently<T>(operation: impl Fn() -> Result<T, BucketError>) -> Result<T, BucketError> {
+    pub fn patiently<T>(
+        operation: impl FnMut() -> Result<T, BucketError>,
+    ) -> Result<T, BucketError> {
         Bucket::patiently_since(Instant::now(), operation)
     }
 
     /// [`Bucket::patiently`] for one of several operations that have the time of one.
     pub fn patiently_since<T>(
         began: Instant,
-        operation: impl Fn() -> Result<T, BucketError>,
+        mut operation: impl FnMut() -> Result<T, BucketError>,
     ) -> Result<T, BucketError> {
         loop {
             match operation() {
@@ -279,10 +296,7 @@ impl Bucket {
     /// The object of a key, if there is one.
     pub fn object(&self, key: &str) -> Result<Option<Object>, BucketError> {
         match self.runtime.block_on(self.store.head(&self.path(key))) {
-            Ok(found) => Ok(Some(Object {
-                version: found.e_tag,
-                ..Object::of(key, found.size)
-            })),
+            Ok(found) => Ok(Some(Object::found(key, found))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed("read", key)(error)),
         }
@@ -351,10 +365,8 @@ impl Bucket {
             // Nothing here writes such names. As a path, one would leave its directory.
             let is_odd = |part: &String| matches!(part.as_str(), "." | "..") || part.contains('/');
             (!parts.iter().any(is_odd)).then_some(())?;
-            Some(Object {
-                version: meta.e_tag,
-                ..Object::of(&parts.join("/"), meta.size)
-            })
+            let key = parts.join("/");
+            Some(Object::found(&key, meta))
         });
         let mut objects: Vec<Object> = objects.collect();
         objects.sort_by(|a, b| a.key.cmp(&b.key));

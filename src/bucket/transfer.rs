@@ -67,16 +67,25 @@ impl Bucket {
     pub fn download(
         &self,
         object: &Object,
+        sink: impl FnMut(&[u8]) -> bool,
+    ) -> Result<(), BucketError> {
+        self.read(&self.path(&object.key), object, sink)
+    }
+
+    /// [`Self::download`] of an object at this path.
+    pub(super) fn read(
+        &self,
+        path: &object_store::path::Path,
+        object: &Object,
         mut sink: impl FnMut(&[u8]) -> bool,
     ) -> Result<(), BucketError> {
         let Object { key, bytes, .. } = object;
-        let path = self.path(key);
         let ranges = (0..bytes.div_ceil(PART))
             .map(|number| number * PART..*bytes.min(&((number + 1) * PART)));
         let pieces = stream::iter(ranges).map(|range| {
             let (store, path) = (Arc::clone(&self.store), path.clone());
             let options = GetOptions {
-                if_match: object.version.clone(),
+                if_match: object.etag.clone(),
                 range: Some(range.into()),
                 ..GetOptions::default()
             };

@@ -21,6 +21,7 @@ use super::{CheckpointError, history};
 use crate::bucket::Bucket;
 use crate::engine::{Layout, UnitState};
 use crate::util::durable::{self, FileError};
+use crate::util::priority;
 
 /// Most bytes of snapshots in the queue. A larger unit goes directly to the thread, so that at most two of
 /// those exist.
@@ -166,6 +167,8 @@ impl Job {
                 .map_err(|error| FileError::from_io("write", &path, size, error))?;
         }
         if let Some(bucket) = &self.target.bucket {
+            // The steps that are computed meanwhile need the processors.
+            priority::lower();
             let metrics = self.target.metrics();
             let files = part.files.keys();
             let files = files.map(|name| (partial.join(name), self.target.key(name)));

@@ -311,6 +311,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         display.event(&Event::Preparing {
             what: match progress.phase {
                 Phase::Checksums => "checksums of the data".into(),
+                Phase::Downloading => "downloading the data".into(),
                 Phase::Tokenising => "tokenising".into(),
             },
             done: progress.bytes,

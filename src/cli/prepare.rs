@@ -59,8 +59,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Whether a retry may succeed: the error concerns the run's volume, a disk or a bucket, not the recipe.
 fn may_succeed_later(error: &anyhow::Error, out: &Path) -> bool {
     let file = match error.downcast_ref() {
-        // The bucket, its credentials or the network may come back.
-        Some(LaunchError::Data(DataError::Bucket(_))) => return true,
+        Some(LaunchError::Data(DataError::Bucket(error))) => return error.cause.may_be_mended(),
         Some(LaunchError::File(file) | LaunchError::Data(DataError::File(file))) => Some(file),
         _ => error.downcast_ref::<FileError>(),
     };

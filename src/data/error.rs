@@ -78,6 +78,10 @@ impl DataError {
                 problem,
                 help,
             } => (format!("{place}: {problem}"), help.clone()),
+            DataError::Bucket(error) => (
+                error.to_string(),
+                "name an object, a prefix or a glob of a bucket, or a file".to_owned(),
+            ),
             other => (
                 other.to_string(),
                 "make it readable, or name another".to_owned(),

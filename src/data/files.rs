@@ -67,11 +67,26 @@ impl SourceFile {
         }
     }
 
-    /// Which content it has, if that is known without reading it.
-    pub fn version(&self) -> Option<&str> {
+    /// Accepts no other content of an object than this from now on.
+    pub fn expect(&self, content: &FileRecord) {
+        if let Place::Bucket(remote) = &self.place {
+            remote.expect(content);
+        }
+    }
+
+    /// The ETag of an object.
+    pub fn etag(&self) -> Option<&str> {
         match &self.place {
             Place::Disk(_) => None,
-            Place::Bucket(remote) => remote.version(),
+            Place::Bucket(remote) => remote.etag(),
+        }
+    }
+
+    /// Equal for two files that are the same, whatever their names.
+    pub fn identity(&self) -> PathBuf {
+        match &self.place {
+            Place::Disk(path) => path.canonicalize().unwrap_or_else(|_| path.clone()),
+            Place::Bucket(remote) => PathBuf::from(remote.identity()),
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::bucket::{Bucket, BucketError, Object};
+use crate::bucket::{self, Object, Reader};
 use crate::recipe::schema::spec::DataSource;
 
 use super::error::DataError;
 use super::files::{Candidate, MAX_ENTRIES, Place, Resolved, select};
 use super::pattern::fits;
 use super::remote::{Cache, Remote};
-use super::request::PrepareRequest;
+use super::request::{PrepareRequest, Stopped, check_stopped};
 
 /// Finds the objects of a source; `path` is its native path in the recipe, `data.train.0`.
 pub(super) fn resolve(
@@ -20,93 +20,87 @@ pub(super) fn resolve(
     cache: &Arc<Cache>,
 ) -> Result<Resolved, DataError> {
     let key = &format!("{path}.path");
-    let (root, pattern) = split(&source.path);
-    let bucket = Bucket::open(root)?;
-    let objects = match pattern {
-        None => below(&bucket)?,
-        Some(pattern) => matching(&bucket, pattern)?,
-    };
-    if objects.len() > MAX_ENTRIES {
-        return Err(DataError::source(
-            Path::new(&source.path),
-            format!("it names more than {MAX_ENTRIES} objects"),
-            "name a prefix with only the data, or join objects",
-        ));
-    }
-    let candidate = |bucket: &Bucket, object: Object| {
-        let name = object.key.rsplit('/').next().unwrap_or_default();
-        let inner = PathBuf::from(match pattern {
-            None => &object.key,
-            Some(_) => name,
-        });
-        let remote = Remote::new(bucket, object, cache);
+    let (url, named) = bucket::split(&source.path)?;
+    let reader = Reader::open(url)?;
+    let (prefix, pattern) = split(named);
+    let mut objects = below(&reader, prefix, request.stopped)?;
+    let candidate = |object: Object, inner: PathBuf| {
+        let remote = Remote::new(&reader, object, cache);
         Candidate {
             name: PathBuf::from(remote.url()),
             place: Place::Bucket(remote),
             inner,
         }
     };
-    let found: Vec<Candidate> = objects
-        .into_iter()
-        .map(|object| candidate(&bucket, object))
-        .collect();
-    if !found.is_empty() || pattern.is_some() {
-        return select(request, source, key, found, false);
+    if let Some(pattern) = pattern {
+        objects.retain(|(_, inner)| fits_path(pattern, inner));
+        let file_name = |inner: &Path| PathBuf::from(inner.file_name().unwrap_or_default());
+        let found = objects.into_iter();
+        let found = found.map(|(object, inner)| candidate(object, file_name(&inner)));
+        return select(request, source, key, found.collect(), false);
     }
-    match single(root)? {
-        Some((parent, object)) => {
-            let found = vec![candidate(&parent, object)];
-            select(request, source, key, found, true)
-        }
-        None => Err(request.setting(
+    if !objects.is_empty() {
+        let found = objects.into_iter();
+        let found = found.map(|(object, inner)| candidate(object, inner));
+        return select(request, source, key, found.collect(), false);
+    }
+    let Some(object) = reader.object(prefix)? else {
+        return Err(request.setting(
             key,
-            format!("there is no object {root}, and none below it"),
+            format!("there is no object {}, and none below it", source.path),
             format!("override {}=s3://BUCKET/data.jsonl", (request.key)(key)),
-        )),
-    }
-}
-
-/// A URL without its part from the first name with a wildcard on, and that part.
-fn split(url: &str) -> (&str, Option<&str>) {
-    let begin = url.find("://").map_or(0, |at| at + 3);
-    match url[begin..].find(['*', '?']) {
-        None => (url.trim_end_matches('/'), None),
-        Some(at) => {
-            let cut = url[..begin + at].rfind('/').unwrap_or(begin);
-            (&url[..cut], Some(&url[cut + 1..]))
-        }
-    }
-}
-
-/// The objects below a prefix, without hidden ones.
-fn below(bucket: &Bucket) -> Result<Vec<Object>, BucketError> {
-    let mut objects = bucket.list("")?;
-    objects.retain(|object| !object.key.split('/').any(|part| part.starts_with('.')));
-    Ok(objects)
-}
-
-/// The objects below a prefix whose keys match a pattern.
-fn matching(bucket: &Bucket, pattern: &str) -> Result<Vec<Object>, BucketError> {
-    let pattern: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
-    let mut objects = below(bucket)?;
-    objects.retain(|object| {
-        let parts: Vec<&str> = object.key.split('/').collect();
-        fits(&pattern, &parts)
-    });
-    Ok(objects)
-}
-
-/// The object of a URL, and the bucket with the rest of the URL.
-fn single(url: &str) -> Result<Option<(Bucket, Object)>, BucketError> {
-    let Some((parent, name)) = url
-        .rsplit_once('/')
-        .filter(|(parent, _)| !parent.ends_with('/'))
-    else {
-        return Ok(None);
+        ));
     };
-    let bucket = Bucket::open(parent)?;
-    let object = bucket.object(name)?;
-    Ok(object.map(|object| (bucket, object)))
+    let name = PathBuf::from(prefix.rsplit('/').next().unwrap_or_default());
+    select(request, source, key, vec![candidate(object, name)], true)
+}
+
+/// Splits a key before its first name with a wildcard.
+fn split(key: &str) -> (&str, Option<&str>) {
+    let Some(wildcard) = key.find(['*', '?']) else {
+        return (key.trim_end_matches('/'), None);
+    };
+    match key[..wildcard].rsplit_once('/') {
+        None => ("", Some(key)),
+        Some((prefix, _)) => (prefix, Some(&key[prefix.len() + 1..])),
+    }
+}
+
+/// The objects below a prefix with their paths below it, in the order of files below a directory. Hidden ones are
+/// excluded.
+fn below(
+    reader: &Reader,
+    prefix: &str,
+    stopped: Stopped<'_>,
+) -> Result<Vec<(Object, PathBuf)>, DataError> {
+    let mut found = Vec::new();
+    let mut listed = 0;
+    reader.list(prefix, |object| {
+        listed += 1;
+        let inner = object.key[prefix.len()..].trim_start_matches('/');
+        if !inner.split('/').any(|part| part.starts_with('.')) {
+            let inner = PathBuf::from(inner);
+            found.push((object, inner));
+        }
+        listed <= MAX_ENTRIES && !stopped()
+    })?;
+    check_stopped(stopped)?;
+    if listed > MAX_ENTRIES {
+        return Err(DataError::source(
+            Path::new(&reader.url(prefix)),
+            format!("more than {MAX_ENTRIES} objects are below it"),
+            "name a prefix with only the data, or join objects",
+        ));
+    }
+    found.sort_by(|(_, one), (_, other)| one.cmp(other));
+    Ok(found)
+}
+
+fn fits_path(pattern: &str, path: &Path) -> bool {
+    let pattern: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
+    let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+    let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+    fits(&pattern, &parts)
 }
 
 #[cfg(test)]
@@ -114,30 +108,64 @@ mod tests {
     use super::*;
     use crate::bucket::tests::in_memory;
 
-    fn keys(objects: Vec<Object>) -> Vec<String> {
-        objects.into_iter().map(|object| object.key).collect()
+    #[test]
+    fn a_key_names_an_object_a_prefix_or_a_pattern() {
+        for (key, expected) in [
+            ("data", ("data", None)),
+            ("data/", ("data", None)),
+            ("*.txt", ("", Some("*.txt"))),
+            ("x/**/y?.txt", ("x", Some("**/y?.txt"))),
+        ] {
+            assert_eq!(split(key), expected, "{key}");
+        }
     }
 
     #[test]
-    fn a_url_names_an_object_a_prefix_or_a_pattern() {
-        for (url, expected) in [
-            ("s3://b/data", ("s3://b/data", None)),
-            ("s3://b/data/", ("s3://b/data", None)),
-            ("s3://b/*.txt", ("s3://b", Some("*.txt"))),
-            ("s3://b/x/**/y?.txt", ("s3://b/x", Some("**/y?.txt"))),
-        ] {
-            assert_eq!(split(url), expected, "{url}");
-        }
+    fn objects_are_read_by_the_keys_that_they_have_in_the_order_of_files() {
         let bucket = in_memory();
-        for key in ["a.txt", "x/b.txt", "x/y/c.txt", "x/.hidden", ".git/d.txt"] {
-            bucket.put(key, vec![1]).unwrap();
+        let reader = Reader::of(bucket.clone());
+        let keys = [
+            "a.txt",
+            "a/x.txt",
+            "a/y/z.txt",
+            "a/.hidden",
+            ".git/d.txt",
+            "notes~1.txt",
+            "b%3A.txt",
+        ];
+        for key in keys {
+            reader.put(&format!("data/{key}"), key.as_bytes()).unwrap();
         }
+        reader.put("data/marker", b"").unwrap();
+        let found = below(&reader, "data", &|| false).unwrap();
+        let inner: Vec<&str> = found
+            .iter()
+            .map(|(_, inner)| inner.to_str().unwrap())
+            .collect();
         assert_eq!(
-            keys(below(&bucket).unwrap()),
-            ["a.txt", "x/b.txt", "x/y/c.txt"]
+            inner,
+            ["a/x.txt", "a/y/z.txt", "a.txt", "b%3A.txt", "notes~1.txt"]
         );
-        let matched = |pattern: &str| keys(matching(&bucket, pattern).unwrap());
-        assert_eq!(matched("*.txt"), ["a.txt"]);
-        assert_eq!(matched("x/**/?.txt"), ["x/b.txt", "x/y/c.txt"]);
+        for (object, inner) in &found {
+            let mut read = Vec::new();
+            let sink = |piece: &[u8]| {
+                read.extend_from_slice(piece);
+                true
+            };
+            reader.download(object, sink).unwrap();
+            assert_eq!(read, inner.to_str().unwrap().as_bytes());
+        }
+        let matched = |pattern: &str| {
+            let found = found.iter().filter(|(_, inner)| fits_path(pattern, inner));
+            found
+                .map(|(_, inner)| inner.to_str().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(matched("*.txt"), ["a.txt", "b%3A.txt", "notes~1.txt"]);
+        assert_eq!(matched("a/**/?.txt"), ["a/x.txt", "a/y/z.txt"]);
+        let odd = below(&reader, "data//x", &|| false).unwrap_err();
+        assert!(odd.to_string().contains("rename"), "{odd}");
+        let stopped = below(&reader, "data", &|| true).unwrap_err();
+        assert!(matches!(stopped, DataError::Stopped), "{stopped}");
     }
 }

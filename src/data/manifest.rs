@@ -61,7 +61,7 @@ pub struct SourceRecord {
     pub path: PathBuf,
     /// ETag of an object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub version: Option<String>,
+    pub etag: Option<String>,
     #[serde(flatten)]
     pub content: FileRecord,
 }

@@ -41,6 +41,7 @@ pub use files::is_hub_model;
 pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
 pub use prepare::{Prepared, prepare};
 pub use publish::draft;
+pub use remote::directory as cache;
 pub use request::{Phase, PrepareRequest, Progress, Stopped};
 pub use sample::Sample;
 pub use synthetic::Language;

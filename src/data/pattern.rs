@@ -1,6 +1,6 @@
 //! Globs: `*` and `?` within a name, `**` for any directories.
 
-/// Whether the parts of a path match those of a pattern, in which `**` stands for any directories.
+/// Whether the parts of a path match those of a pattern, in which `**` matches any directories.
 pub(super) fn fits(pattern: &[&str], path: &[&str]) -> bool {
     match (pattern, path) {
         ([], path) => path.is_empty(),

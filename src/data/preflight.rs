@@ -1,4 +1,4 @@
-//! Checks of a recipe's data without reading it: whether the files exist, whether the synthetic language is
+//! Checks of a recipe's data without reading it: whether the files exist (those of a bucket are not looked up), whether the synthetic language is
 //! valid, whether the model has an embedding for every token id.
 //!
 //! Preparation refuses the same faults with the same messages. Planners use these checks to report all faults
@@ -67,9 +67,9 @@ pub fn find_problems(request: &PrepareRequest<'_>) -> Vec<Finding> {
                 continue;
             }
             if is_url(&source.path) {
-                // What a bucket has is not asked before the data are prepared.
+                // A check sends no request.
                 text |= holds_text(source, None);
-                let refused = bucket::check_url(&source.path).err();
+                let refused = bucket::split(&source.path).err();
                 found.extend(refused.map(|error| finding(About::Data, &paths, error.into())));
                 continue;
             }
@@ -122,7 +122,8 @@ fn holds_text(source: &DataSource, resolved: Option<&Resolved>) -> bool {
         None => {
             let format = source.format;
             let format = format.or_else(|| files::format_of(Path::new(&source.path)));
-            format.map_or_else(|| files::is_hub_id(&source.path), is_text)
+            let may_be_text = || is_url(&source.path) || files::is_hub_id(&source.path);
+            format.map_or_else(may_be_text, is_text)
         }
     }
 }

@@ -1,46 +1,48 @@
 //! An object of data, and its copy on this disk while it is read.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::bucket::{Bucket, Object};
-use crate::util::durable::{FileError, create_directory};
+use crate::bucket::{Bucket, Cause, Object, Reader};
+use crate::util::durable::{self, FileError, create_directory};
 use crate::util::lock::lock;
 
 use super::error::DataError;
 use super::manifest::{Checksum, FileRecord};
 use super::request::{Stopped, check_stopped};
 
-/// Most bytes of copies on this disk. An object that is larger than that is there alone.
+/// Most bytes of copies on this disk. A larger object is copied too, and is then the only one.
 const MOST: u64 = 4 << 30;
+
+/// Bytes at the end of an object's name that its copy has too: they may state the format.
+const ENDING: usize = 16;
 
 /// An object of data.
 #[derive(Debug, Clone)]
 pub(super) struct Remote {
-    bucket: Bucket,
+    reader: Reader,
     object: Object,
     cache: Arc<Cache>,
+    /// The content that was read first. Later downloads must have the same.
+    first: Arc<OnceLock<FileRecord>>,
 }
 
-/// The copies of objects, the ones that were last downloaded last. They are removed with it.
+/// Copies of objects. They are removed with it.
 #[derive(Debug)]
 pub(super) struct Cache {
     directory: PathBuf,
     most: u64,
+    /// The copies with their sizes, in the order of their downloads.
     held: Mutex<VecDeque<(PathBuf, u64)>>,
 }
 
 impl Cache {
-    /// A cache beside the prepared data. Creates no directory yet.
-    pub fn beside(data: &Path) -> Arc<Cache> {
-        let name = data.file_name().unwrap_or_default();
-        Cache::at(
-            data.with_file_name(format!(".{}.cache", name.display())),
-            MOST,
-        )
+    /// The cache of a preparation. Creates no directory yet.
+    pub fn of(data: &Path) -> Arc<Cache> {
+        Cache::at(directory(data), MOST)
     }
 
     fn at(directory: PathBuf, most: u64) -> Arc<Cache> {
@@ -51,76 +53,94 @@ impl Cache {
         })
     }
 
-    /// Removes copies until `bytes` more are within the limit, and counts them.
-    fn make_room(&self, path: PathBuf, bytes: u64) -> Result<(), FileError> {
+    /// Removes copies until `bytes` more are within the limit, and counts them as `copy`.
+    fn make_room(&self, copy: &Path, bytes: u64) -> Result<(), FileError> {
         let mut held = lock(&self.held);
         if held.is_empty() {
             // A preparation that was killed leaves its copies.
-            remove(&self.directory)?;
+            durable::remove(&self.directory)?;
+            create_directory(&self.directory)?;
         }
+        held.retain(|(other, _)| other != copy);
         while held.iter().map(|(_, bytes)| bytes).sum::<u64>() + bytes > self.most {
             let Some((oldest, _)) = held.pop_front() else {
                 break;
             };
-            // Whoever still reads the file has it open.
-            remove(&oldest)?;
+            // A reader still has the file open.
+            durable::remove(&oldest)?;
         }
-        create_directory(&path)?;
-        held.push_back((path, bytes));
+        held.push_back((copy.to_path_buf(), bytes));
         Ok(())
+    }
+
+    fn holds(&self, copy: &Path) -> bool {
+        lock(&self.held).iter().any(|(held, _)| held == copy)
+    }
+
+    fn forget(&self, copy: &Path) {
+        lock(&self.held).retain(|(held, _)| held != copy);
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let _ = remove(&self.directory);
+        let _ = durable::remove(&self.directory);
     }
 }
 
-fn remove(directory: &Path) -> Result<(), FileError> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(FileError::from_io("remove", directory, 0, error))
-        }
-        _ => Ok(()),
-    }
+/// The directory for copies while the data in `data` are prepared.
+pub fn directory(data: &Path) -> PathBuf {
+    let name = data.file_name().unwrap_or_default();
+    data.with_file_name(format!(".{}.cache", name.display()))
 }
 
 impl Remote {
-    pub fn new(bucket: &Bucket, object: Object, cache: &Arc<Cache>) -> Remote {
+    pub fn new(reader: &Reader, object: Object, cache: &Arc<Cache>) -> Remote {
         Remote {
-            bucket: bucket.clone(),
+            reader: reader.clone(),
             object,
             cache: Arc::clone(cache),
+            first: Arc::default(),
         }
     }
 
     pub fn url(&self) -> String {
-        self.bucket.url(&self.object.key)
+        self.reader.url(&self.object.key)
+    }
+
+    /// Which object it is, whatever the spelling of its URL.
+    pub fn identity(&self) -> String {
+        self.reader.identity(&self.object)
     }
 
     pub fn bytes(&self) -> u64 {
         self.object.bytes
     }
 
-    /// Which content it has: its ETag.
-    pub fn version(&self) -> Option<&str> {
-        self.object.version.as_deref()
+    /// Its ETag, which changes with its content.
+    pub fn etag(&self) -> Option<&str> {
+        self.object.etag.as_deref()
     }
 
-    /// The path of its copy. The name is the object's, since it may state the format.
+    /// Accepts no other content than this from now on.
+    pub fn expect(&self, content: &FileRecord) {
+        let _ = self.first.set(content.clone());
+    }
+
     fn copy(&self) -> PathBuf {
-        let mut url = Checksum::default();
-        url.update(self.url().as_bytes());
-        let name = self.object.key.rsplit('/').next().unwrap_or_default();
-        self.cache.directory.join(url.hex()).join(name)
+        let identity = self.identity();
+        let mut checksum = Checksum::default();
+        checksum.update(identity.as_bytes());
+        let name = identity.rsplit('/').next().unwrap_or_default();
+        let ending = name.ceil_char_boundary(name.len().saturating_sub(ENDING));
+        let name = format!("{}-{}", checksum.hex(), &name[ending..]);
+        self.cache.directory.join(name)
     }
 
     /// The path of its copy, which is downloaded unless it is still there.
     pub fn fetch(&self, stopped: Stopped<'_>) -> Result<PathBuf, DataError> {
         let copy = self.copy();
-        let is_held = |(path, _): &(PathBuf, u64)| copy.parent() == Some(path);
-        if !lock(&self.cache.held).iter().any(is_held) {
+        if !self.cache.holds(&copy) {
             self.download(&mut |_| check_stopped(stopped))?;
         }
         Ok(copy)
@@ -132,44 +152,74 @@ impl Remote {
         progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
     ) -> Result<FileRecord, DataError> {
         let copy = self.copy();
-        let directory = copy.parent().unwrap_or(&copy).to_path_buf();
-        lock(&self.cache.held).retain(|(held, _)| *held != directory);
-        self.cache.make_room(directory.clone(), self.bytes())?;
+        self.cache.make_room(&copy, self.bytes())?;
         let written = self.write(&copy, progress);
+        let written = written.and_then(|record| match self.first.get_or_init(|| record.clone()) {
+            first if *first == record => Ok(record),
+            _ => Err(self.replaced()),
+        });
         if written.is_err() {
-            lock(&self.cache.held).retain(|(held, _)| *held != directory);
+            self.cache.forget(&copy);
         }
         written
     }
 
+    fn replaced(&self) -> DataError {
+        DataError::source(
+            Path::new(&self.url()),
+            "it was replaced or removed while it was read",
+            "launch again when no process writes to it",
+        )
+    }
+
+    /// Downloads it, from its beginning again for a while if the server cannot be reached.
     fn write(
         &self,
         copy: &Path,
         progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
     ) -> Result<FileRecord, DataError> {
         let failed = |error| FileError::from_io("write", copy, self.bytes(), error);
-        let mut file = File::create(copy).map_err(failed)?;
-        let mut checksum = Checksum::default();
-        let mut interrupted = None;
-        self.bucket.download(&self.object, |piece| {
-            checksum.update(piece);
-            let written = file.write_all(piece).map_err(|error| failed(error).into());
-            let done = written.and_then(|()| progress(piece.len() as u64));
-            interrupted = done.err();
-            interrupted.is_none()
-        })?;
-        match interrupted {
-            Some(error) => Err(error),
-            None => Ok(FileRecord {
-                bytes: self.bytes(),
-                checksum: checksum.hex(),
-            }),
+        let mut reported = 0;
+        let attempt = || -> Result<Result<FileRecord, DataError>, _> {
+            let mut file = match File::create(copy) {
+                Ok(file) => file,
+                Err(error) => return Ok(Err(failed(error).into())),
+            };
+            let mut checksum = Checksum::default();
+            let (mut bytes, mut interrupted) = (0, progress(0).err());
+            let received = match interrupted {
+                Some(_) => Ok(()),
+                None => self.reader.download(&self.object, |piece| {
+                    checksum.update(piece);
+                    bytes += piece.len() as u64;
+                    let news = bytes.saturating_sub(reported);
+                    reported += news;
+                    let written = file.write_all(piece).map_err(|error| failed(error).into());
+                    interrupted = written.and_then(|()| progress(news)).err();
+                    interrupted.is_none()
+                }),
+            };
+            if let Some(error) = interrupted {
+                return Ok(Err(error));
+            }
+            received?;
+            let checksum = checksum.hex();
+            Ok(Ok(FileRecord { bytes, checksum }))
+        };
+        match Bucket::patiently(attempt) {
+            Ok(written) => written,
+            Err(error) if matches!(error.cause, Cause::Changed | Cause::Missing) => {
+                Err(self.replaced())
+            }
+            Err(error) => Err(error.into()),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::bucket::tests::in_memory;
 
@@ -177,29 +227,37 @@ mod tests {
     fn copies_stay_within_the_limit_and_are_removed_at_the_end() {
         let bucket = in_memory();
         let place = tempfile::tempdir().unwrap();
-        let directory = place.path().join(".data.cache");
+        let directory = directory(&place.path().join("data"));
         // Left by a preparation that was killed.
         fs::create_dir_all(directory.join("old")).unwrap();
         let cache = Cache::at(directory.clone(), 10);
+        let reader = Reader::of(bucket.clone());
         let remotes = ["a.txt", "b.txt", "c.txt"].map(|key| {
             bucket.put(key, key.as_bytes().to_vec()).unwrap();
-            Remote::new(&bucket, bucket.object(key).unwrap().unwrap(), &cache)
+            let object = reader.object(&format!("run/{key}")).unwrap().unwrap();
+            Remote::new(&reader, object, &cache)
         });
         let on_disk = || fs::read_dir(&directory).unwrap().count();
         for remote in &remotes {
             let copy = remote.fetch(&|| false).unwrap();
             let text = fs::read_to_string(copy).unwrap();
-            assert_eq!(text, remote.object.key);
+            assert_eq!(format!("run/{text}"), remote.object.key);
         }
         assert_eq!(on_disk(), 2, "each has 5 of 10 bytes");
-        bucket.put("c.txt", b"other".to_vec()).unwrap();
-        remotes[2].fetch(&|| false).unwrap();
-        let error = remotes[2].download(&mut |_| Ok(())).unwrap_err();
-        assert!(error.to_string().contains("was replaced"), "{error}");
         let stopped = remotes[0].fetch(&|| true).unwrap_err();
         assert!(matches!(stopped, DataError::Stopped), "{stopped}");
-        drop(remotes);
-        drop(cache);
+
+        bucket.put("c.txt", b"other".to_vec()).unwrap();
+        remotes[2].fetch(&|| false).unwrap();
+        let is_replaced = |remote: &Remote| {
+            let error = remote.download(&mut |_| Ok(())).unwrap_err();
+            error.to_string().contains("was replaced")
+        };
+        assert!(is_replaced(&remotes[2]));
+        let mut without_etag = remotes[2].clone();
+        without_etag.object.etag = None;
+        assert!(is_replaced(&without_etag));
+        drop((remotes, without_etag, cache));
         assert!(!directory.exists());
     }
 }

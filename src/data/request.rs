@@ -66,6 +66,8 @@ pub struct Progress {
 pub enum Phase {
     /// Computing the checksums of the sources.
     Checksums,
+    /// Downloading objects, with their checksums.
+    Downloading,
     /// Reading, tokenising and writing.
     Tokenising,
 }

@@ -45,7 +45,7 @@ pub(super) struct AllSources {
 pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataError> {
     let mut notes = Vec::new();
     let mut seen = BTreeSet::new();
-    let cache = Cache::beside(request.directory);
+    let cache = Cache::of(request.directory);
     let train = part(
         request,
         &cache,
@@ -106,18 +106,14 @@ fn part(
                 "give a share of 0 to 1",
             ));
         }
-        let Resolved { mut files, note } = match is_url(&source.path) {
-            true => in_bucket::resolve(request, source, &path, cache)?,
-            false => files::resolve(request, source, &path)?,
+        let Resolved { mut files, note } = if is_url(&source.path) {
+            in_bucket::resolve(request, source, &path, cache)?
+        } else {
+            files::resolve(request, source, &path)?
         };
         notes.extend(note);
         files.retain(|file| {
-            let shown = file.shown();
-            let real = match &file.place {
-                Place::Disk(path) => path.canonicalize().ok(),
-                Place::Bucket(_) => None,
-            };
-            let new = seen.insert(real.unwrap_or_else(|| shown.to_path_buf()));
+            let new = seen.insert(file.identity());
             if !new {
                 notes.push(format!(
                     "{}: {} is named by an earlier source and read only once",
@@ -157,14 +153,14 @@ impl Earlier {
         let sources = manifests.flat_map(|manifest| manifest.sources);
         Earlier(
             sources
-                .filter_map(|source| Some(((source.path, source.version?), source.content)))
+                .filter_map(|source| Some(((source.path, source.etag?), source.content)))
                 .collect(),
         )
     }
 
     fn record(&self, file: &SourceFile) -> Option<&FileRecord> {
-        let version = file.version()?.to_owned();
-        self.0.get(&(file.name.clone(), version))
+        let etag = file.etag()?.to_owned();
+        self.0.get(&(file.name.clone(), etag))
     }
 }
 
@@ -194,14 +190,19 @@ impl Sources {
     ) -> Result<Vec<SourceRecord>, DataError> {
         let mut records = Vec::new();
         for file in self.files() {
+            let phase = match file.place {
+                Place::Disk(_) => Phase::Checksums,
+                Place::Bucket(_) => Phase::Downloading,
+            };
             let mut progress = |bytes: u64| {
-                state.phase = Phase::Checksums;
+                state.phase = phase;
                 state.bytes = (state.bytes + bytes).min(state.total);
                 report(*state);
                 check_stopped(stopped)
             };
             let content = match earlier.record(file) {
                 Some(known) => {
+                    file.expect(known);
                     progress(known.bytes)?;
                     known.clone()
                 }
@@ -216,7 +217,7 @@ impl Sources {
             }
             records.push(SourceRecord {
                 path: file.name.clone(),
-                version: file.version().map(str::to_owned),
+                etag: file.etag().map(str::to_owned),
                 content,
             });
         }

@@ -293,7 +293,8 @@ fn unrelated_entry(path: &Path) -> Result<Option<String>, LaunchError> {
             // Left by a launch that was killed while it wrote a file.
             true
         } else {
-            entry.path() == Lock::file(path) || entry.path() == data::draft(&path.join(files::DATA))
+            let data = path.join(files::DATA);
+            [Lock::file(path), data::draft(&data), data::cache(&data)].contains(&entry.path())
         };
         if !ours {
             return Ok(Some(entry.file_name().display().to_string()));

@@ -8,6 +8,7 @@ pub mod key;
 pub mod lock;
 pub mod memory;
 pub mod openmetrics;
+pub mod priority;
 pub mod random;
 pub mod serve;
 pub mod stderr;

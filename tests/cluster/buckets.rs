@@ -4,9 +4,10 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use evenkeel::bucket::Bucket;
 use serde_json::{Value, json};
 
-use super::support::{Job, kit, kubectl, output_text, poll, recipe};
+use super::support::{Job, kit, kubectl, output_text, poll, recipe, s3_environment};
 use super::{elastic, fencing};
 
 #[test]
@@ -47,14 +48,24 @@ fn wait_for_message(job: &Job, problem: &str) {
 }
 
 #[test]
-fn a_missing_bucket_is_reported_and_the_job_starts_once_it_exists() {
+fn a_missing_bucket_is_reported_and_the_job_starts_with_data_from_another_once_it_exists() {
     let job = Job::with_bucket("bucket-missing");
     let place = job.volume().to_owned();
     std::fs::remove_dir(&place).unwrap();
-    let job = job.start(&recipe(4800), json!({}));
+    let data = Job::with_bucket("bucket-data");
+    let bucket = Bucket::open_with("s3://bucket-data", s3_environment()).unwrap();
+    let text: String = (0..20_000).map(|i| format!("{} ", i * i % 97)).collect();
+    bucket.put("numbers.txt", text.into_bytes()).unwrap();
+    let mut own = recipe(4800);
+    own["spec"]["tokenizer"] = json!({"path": "byte"});
+    own["spec"]["model"]["config"]["vocab_size"] = json!(259);
+    own["spec"]["data"] = json!({"sequence_length": 32, "held_out": 96, "packing": true,
+        "train": [{"path": "s3://bucket-data/*.txt"}]});
+    let job = job.start(&own, json!({}));
     wait_for_message(&job, "there is no such bucket");
     std::fs::create_dir(&place).unwrap();
     job.finish(96);
+    drop(data);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Support for the scenarios: the cluster kit, jobs, and waiting for their status.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -111,6 +112,18 @@ pub fn recipe(samples: u64) -> Value {
     })
 }
 
+/// Variables of the kit's S3 server.
+pub fn s3_environment() -> BTreeMap<String, String> {
+    [
+        ("AWS_ACCESS_KEY_ID", "evenkeel"),
+        ("AWS_SECRET_ACCESS_KEY", "only-for-tests"),
+        ("AWS_REGION", "eu-west-1"),
+        ("AWS_ENDPOINT_URL", "http://10.89.0.1:9000"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into()
+}
+
 impl Job {
     /// Creates a job of `recipe`; `more` is merged into its spec.
     pub fn apply(name: &str, recipe: &Value, more: Value) -> Job {
@@ -201,9 +214,8 @@ impl Job {
             .tempdir_in(Path::new(&state).join("s3"))
             .unwrap();
         kubectl_apply(&json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": {
-                "AWS_ACCESS_KEY_ID": "evenkeel", "AWS_SECRET_ACCESS_KEY": "only-for-tests",
-                "AWS_REGION": "eu-west-1", "AWS_ENDPOINT_URL": "http://10.89.0.1:9000"}}));
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"},
+            "stringData": s3_environment()}));
         Job {
             name: name.into(),
             volume,
@@ -405,7 +417,7 @@ impl Job {
     }
 
     /// Uids of its pods, by name.
-    pub fn pods(&self) -> std::collections::BTreeMap<String, String> {
+    pub fn pods(&self) -> BTreeMap<String, String> {
         let selector = self.selector();
         let text = kubectl(&["get", "pods", "-l", &selector, "-o", "json"]);
         let pods: Value = serde_json::from_str(&text).unwrap();
