@@ -74,9 +74,9 @@ impl Reader {
         let mut found = self.0.store.list(Some(&path));
         let mut next = || self.0.runtime.block_on(found.try_next());
         while let Some(about) = next().map_err(self.0.failed("list", prefix))? {
-            // The library removes the slash at the end of a key.
+            // The library has removed the slash at the end of a marker's key.
             let is_marker =
-                about.size == 0 && (about.location == path || no_ending(&about.location));
+                about.size == 0 && (about.location == path || about.location.extension().is_none());
             let key = about.location.to_string();
             if !is_marker && !sink(Object::found(&key, about)) {
                 break;

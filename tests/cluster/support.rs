@@ -350,7 +350,10 @@ impl Job {
                     .expect("a checkpoint's samples");
                 assert!(
                     samples <= began,
-                    "{samples} in generation {old}, left at {began}"
+                    "{}: {samples} in generation {old}, left at {began}: {:#}\n{:#}",
+                    self.name,
+                    status["history"],
+                    status["conditions"]
                 );
             }
         }
