@@ -42,6 +42,9 @@ EVENKEEL_STORM_MINUTES=60 EVENKEEL_STORM_SEED=$(date +%Y%m%d) scripts/cluster-te
 [ "$code" = 0 ] || echo "SKIPPED: the storm (see above for the reason)"
 
 # Scenarios on a real Kubernetes that the suite leaves out.
+if [ -z "${EVENKEEL_PYTHON:-}" ] && [ -x target/python/bin/python ]; then
+  export EVENKEEL_PYTHON=$PWD/target/python/bin/python
+fi
 code=0
 scripts/cluster-tests.sh --ignored || code=$?
 [ "$code" = 0 ] || [ "$code" = 3 ] || exit "$code"
@@ -49,9 +52,6 @@ scripts/cluster-tests.sh --ignored || code=$?
 # Launches commands of upstream's READMEs. The programs that no package has are checkouts in the folder
 # EVENKEEL_UPSTREAM: alignment-handbook and transformers. NAME.venv beside a checkout is the environment with the
 # versions that it needs.
-if [ -z "${EVENKEEL_PYTHON:-}" ] && [ -x target/python/bin/python ]; then
-  export EVENKEEL_PYTHON=$PWD/target/python/bin/python
-fi
 if [ -z "${EVENKEEL_UPSTREAM:-}" ]; then
   echo "SKIPPED: the commands of the handbook's and transformers' READMEs (set EVENKEEL_UPSTREAM)"
 fi

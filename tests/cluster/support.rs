@@ -388,6 +388,8 @@ impl Job {
         let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
             .args(["status", "--ledger"])
             .arg(&run)
+            // It reads the data again, which may be in a bucket.
+            .envs(s3_environment())
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", output_text(&output));
