@@ -86,9 +86,7 @@ impl Cause {
                 | Cause::Other
         )
     }
-}
 
-impl Cause {
     /// Whether the same request may succeed after a change of the bucket, its server or the credentials.
     pub fn may_be_mended(self) -> bool {
         !matches!(self, Cause::Url | Cause::Settings | Cause::Name)

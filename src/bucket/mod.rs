@@ -295,7 +295,12 @@ impl Bucket {
 
     /// The object of a key, if there is one.
     pub fn object(&self, key: &str) -> Result<Option<Object>, BucketError> {
-        match self.runtime.block_on(self.store.head(&self.path(key))) {
+        self.object_at(&self.path(key), key)
+    }
+
+    /// [`Self::object`] at this path.
+    fn object_at(&self, path: &Path, key: &str) -> Result<Option<Object>, BucketError> {
+        match self.runtime.block_on(self.store.head(path)) {
             Ok(found) => Ok(Some(Object::found(key, found))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.failed("read", key)(error)),

@@ -1,8 +1,8 @@
 //! Reads objects that other programs have written, by their keys as they are. The keys that [`Bucket`] writes are encoded.
 
 use futures::TryStreamExt;
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::{Bucket, BucketError, Object};
 
@@ -39,6 +39,7 @@ impl Reader {
     /// Writes an object under the key as it is.
     #[cfg(test)]
     pub fn put(&self, key: &str, bytes: &[u8]) -> Result<(), BucketError> {
+        use object_store::ObjectStoreExt;
         let path = self.path(key)?;
         let put = self.0.store.put(&path, bytes.to_vec().into());
         (self.0.runtime.block_on(put).map(drop)).map_err(self.0.failed("write", key))
@@ -56,11 +57,7 @@ impl Reader {
 
     /// The object of a key, if there is one.
     pub fn object(&self, key: &str) -> Result<Option<Object>, BucketError> {
-        match (self.0.runtime).block_on(self.0.store.head(&self.path(key)?)) {
-            Ok(found) => Ok(Some(Object::found(key, found))),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.0.failed("read", key)(error)),
-        }
+        self.0.object_at(&self.path(key)?, key)
     }
 
     /// Gives the objects below a prefix to `sink`, until it returns false. Empty objects that mark directories are left

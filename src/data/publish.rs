@@ -76,8 +76,13 @@ impl Drop for Draft {
 
 /// The temporary path of the directory for `place`.
 pub fn draft(place: &Path) -> PathBuf {
+    beside(place, "partial")
+}
+
+/// A hidden path beside `place`, for what is temporary.
+pub(super) fn beside(place: &Path, ending: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default();
-    place.with_file_name(format!(".{}.partial", name.display()))
+    place.with_file_name(format!(".{}.{ending}", name.display()))
 }
 
 /// Removes an older store. A directory that is not a store belongs to the user and may be the only copy of

@@ -12,6 +12,7 @@ use crate::util::lock::lock;
 
 use super::error::DataError;
 use super::manifest::{Checksum, FileRecord};
+use super::publish;
 use super::request::{Stopped, check_stopped};
 
 /// Most bytes of copies on this disk. A larger object is copied too, and is then the only one.
@@ -90,8 +91,7 @@ impl Drop for Cache {
 
 /// The directory for copies while the data in `data` are prepared.
 pub fn directory(data: &Path) -> PathBuf {
-    let name = data.file_name().unwrap_or_default();
-    data.with_file_name(format!(".{}.cache", name.display()))
+    publish::beside(data, "cache")
 }
 
 impl Remote {
