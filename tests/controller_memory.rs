@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -22,8 +22,8 @@ const MIB: usize = 1 << 20;
 /// Bytes that are allocated, and the most since [`measure`] began.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Only one test measures at a time.
-static MEASURING: Mutex<()> = Mutex::new(());
+/// Only one test allocates at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 struct Counting;
 
@@ -46,9 +46,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Result of `run`, the bytes that it still holds, and the most that it held.
 fn measure<T>(name: &str, run: impl FnOnce() -> T) -> (T, usize, usize) {
-    let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
     let result = run();
@@ -162,6 +165,7 @@ fn planned(index: usize) -> String {
 
 #[test]
 fn one_pod_template_takes_no_more_memory_than_its_text() {
+    let _alone = alone();
     let text = many_maps(0);
     assert!(text.len() > 1_400_000);
     // What the object takes as a tree.
@@ -178,6 +182,7 @@ fn one_pod_template_takes_no_more_memory_than_its_text() {
 
 #[test]
 fn managed_fields_take_no_more_memory_than_their_text() {
+    let _alone = alone();
     assert!(many_managed_fields(0).len() > 1_200_000);
     let ((jobs, unreadable), held, peak) =
         measure("managed fields", || listed((1, many_managed_fields)));
@@ -188,12 +193,14 @@ fn managed_fields_take_no_more_memory_than_their_text() {
 
 #[test]
 fn a_deep_job_hides_no_other() {
+    let _alone = alone();
     let ((jobs, unreadable), ..) = measure("deep", || listed((3, deep)));
     assert_eq!((jobs.len(), unreadable.len()), (2, 1));
 }
 
 #[test]
 fn the_cache_holds_each_recipe_once_and_one_page_at_a_time() {
+    let _alone = alone();
     const JOBS: usize = 200;
     let ((jobs, _), held, peak) = measure("200 planned jobs", || listed((JOBS, planned)));
     assert_eq!(jobs.len(), JOBS);

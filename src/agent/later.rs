@@ -69,8 +69,6 @@ trait Place {
     /// The numbers of its generations.
     fn generations(&self) -> Result<Vec<u64>, CheckpointError>;
     fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError>;
-    /// Whether it has a checkpoint.
-    fn has(&self, checkpoint: &CheckpointRef) -> Result<bool, CheckpointError>;
     /// The newest checkpoint of a generation.
     fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError>;
 }
@@ -88,10 +86,6 @@ impl Place for PathBuf {
     fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
         let path = self.join(files::generation(number)).join(files::RECORD);
         Ok(read_json(&path).ok())
-    }
-
-    fn has(&self, checkpoint: &CheckpointRef) -> Result<bool, CheckpointError> {
-        Ok(self.join(&checkpoint.path).exists())
     }
 
     fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
@@ -112,10 +106,6 @@ impl Place for Bucket {
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    fn has(&self, checkpoint: &CheckpointRef) -> Result<bool, CheckpointError> {
-        bucket_copy::has(self, &checkpoint.path)
-    }
-
     fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
         let committed = bucket_copy::list(self, number)?;
         let newest = committed
@@ -125,7 +115,8 @@ impl Place for Bucket {
     }
 }
 
-/// The newest generation of this job there, if the published one is older or another one of its number.
+/// The newest generation of this job there, if the published one is older or another one of its number. A published
+/// generation that has not begun counts as older if an earlier one has a newer checkpoint than it starts from.
 fn find(
     place: &dyn Place,
     job: &str,
@@ -133,49 +124,114 @@ fn find(
 ) -> Result<Option<LaterGeneration>, CheckpointError> {
     let mut numbers = place.generations()?;
     numbers.sort_unstable_by(|a, b| b.cmp(a));
-    let least = published.map_or(1, |generation| generation.number);
-    for number in numbers.iter().copied().filter(|number| *number >= least) {
+    for number in numbers {
         let record = place.record(number)?;
         let Some(record) = record.filter(|record| record.job == job && record.number == number)
         else {
             continue;
         };
         if published.is_some_and(|published| is_same(published, &record)) {
-            break;
+            return Ok(None);
         }
-        let checkpoint = place.newest_of(number)?.or(record.start);
-        return Ok(Some(LaterGeneration { number, checkpoint }));
-    }
-    match published {
-        Some(published) => after_removed_start(place, &numbers, published),
-        None => Ok(None),
-    }
-}
-
-/// The newest checkpoint, if the one that the published generation starts from was removed after newer ones. So it is
-/// if the ranks ended before the API server was restored, and no pod can tell what they have committed.
-fn after_removed_start(
-    place: &dyn Place,
-    numbers: &[u64],
-    published: &Generation,
-) -> Result<Option<LaterGeneration>, CheckpointError> {
-    let Some(start) = &published.start else {
-        return Ok(None);
-    };
-    if place.has(start)? {
-        return Ok(None);
-    }
-    for number in numbers
-        .iter()
-        .copied()
-        .filter(|number| *number <= published.number)
-    {
-        if let Some(newest) = place.newest_of(number)? {
-            return Ok((newest.samples > start.samples).then_some(LaterGeneration {
+        let newest = place.newest_of(number)?;
+        let Some(published) = published.filter(|published| number < published.number) else {
+            let checkpoint = newest.or(record.start);
+            return Ok(Some(LaterGeneration { number, checkpoint }));
+        };
+        // The ranks of an earlier generation ended before the API server was restored, so that no pod could tell what they
+        // had committed; or they committed after they were given up.
+        if let Some(newest) = newest {
+            let is_newer = newest.samples > published.start_samples();
+            return Ok(is_newer.then_some(LaterGeneration {
                 number: published.number,
                 checkpoint: Some(newest),
             }));
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lifecycle::generation::testing;
+    use crate::plan::{PlanRequest, plan};
+    use crate::recipe::{self, Request};
+
+    /// The job's generations, each with its newest checkpoint.
+    struct Known(Vec<(Generation, Option<CheckpointRef>)>);
+
+    impl Known {
+        fn of(&self, number: u64) -> Option<&(Generation, Option<CheckpointRef>)> {
+            self.0.iter().find(|(record, _)| record.number == number)
+        }
+    }
+
+    impl Place for Known {
+        fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
+            Ok(self.0.iter().map(|(record, _)| record.number).collect())
+        }
+
+        fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
+            Ok(self.of(number).map(|(record, _)| record.clone()))
+        }
+
+        fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
+            Ok(self.of(number).and_then(|(_, newest)| newest.clone()))
+        }
+    }
+
+    fn generation(number: u64, start: Option<CheckpointRef>) -> Generation {
+        let recipe =
+            "per_device_train_batch_size: 4\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let recipe = recipe::read_text(&Request::default(), recipe.to_owned()).unwrap();
+        let plan = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
+        Generation {
+            start,
+            ..testing::record(number, Vec::new(), plan)
+        }
+    }
+
+    fn checkpoint(generation: u64, step: u64) -> Option<CheckpointRef> {
+        Some(CheckpointRef {
+            path: format!(
+                "{}/{}",
+                files::generation(generation),
+                files::checkpoint(step)
+            ),
+            step,
+            samples: 8 * step,
+            batch: 8,
+            checksum: "0".repeat(32),
+        })
+    }
+
+    fn found(place: &Known, published: &Generation) -> Option<LaterGeneration> {
+        find(place, "uid", Some(published)).unwrap()
+    }
+
+    #[test]
+    fn a_generation_begins_only_from_the_newest_checkpoint_of_an_earlier_one() {
+        // Generation 3 never committed, and another job's does not count.
+        let mut of_another_job = generation(4, None);
+        of_another_job.job = "another".to_owned();
+        let mut place = Known(vec![
+            (generation(1, None), checkpoint(1, 3)),
+            (generation(2, checkpoint(1, 3)), checkpoint(2, 9)),
+            (generation(3, checkpoint(2, 6)), None),
+            (of_another_job, checkpoint(4, 12)),
+        ]);
+        for start in [None, checkpoint(1, 3), checkpoint(2, 6)] {
+            let expected = LaterGeneration {
+                number: 5,
+                checkpoint: checkpoint(2, 9),
+            };
+            assert_eq!(found(&place, &generation(5, start)), Some(expected));
+        }
+        let published = generation(5, checkpoint(2, 9));
+        assert_eq!(found(&place, &published), None);
+        // Once it has begun, its own checkpoints say nothing about its start.
+        place.0.push((published.clone(), checkpoint(5, 15)));
+        assert_eq!(found(&place, &published), None);
+    }
 }

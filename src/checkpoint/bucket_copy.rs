@@ -136,11 +136,6 @@ pub fn list(bucket: &Bucket, generation: u64) -> Result<Vec<Committed>, Checkpoi
     Ok(committed)
 }
 
-/// Whether the bucket has a committed checkpoint.
-pub fn has(bucket: &Bucket, path: &str) -> Result<bool, CheckpointError> {
-    Ok(bucket.has(&format!("{path}/{MANIFEST}"))?)
-}
-
 /// A small file of a committed checkpoint, checked against its manifest.
 pub fn read(bucket: &Bucket, path: &str, name: &str) -> Result<Vec<u8>, CheckpointError> {
     let manifest = bucket.require(&format!("{path}/{MANIFEST}"))?;

@@ -72,7 +72,8 @@ pub struct AgentState {
 }
 
 /// The newest generation on the volume. The status has an older one, or another one of its number, after the API
-/// server was restored from an older copy of its data.
+/// server was restored from an older copy of its data. It is the published one itself if that has not begun, and an
+/// earlier one has a newer checkpoint than it starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaterGeneration {
     pub number: u64,

@@ -203,20 +203,21 @@ fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
         status.checkpoint_time = Some(micro_time(now));
     }
     status.later_generation = Some(later.number);
-    let found = match later.number {
-        number if number == published => {
-            "has a checkpoint that was removed after newer ones".to_owned()
-        }
-        number => format!("has generation {published}, and the pods or the volume have {number}"),
+    let from = match &status.checkpoint {
+        Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
+        None => "the beginning".to_owned(),
     };
-    let message = format!(
-        "the status {found}: the API server was restored from an older copy of its data; the job continues above it, \
-         from {}",
-        match &status.checkpoint {
-            Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
-            None => "the beginning".to_owned(),
-        }
-    );
+    let message = match later.number {
+        number if number == published => format!(
+            "generation {number} is another one on the volume, or an earlier one has a newer checkpoint: the API server was \
+             restored from an older copy of its data, or ranks committed after they were given up; the job continues from \
+             {from}"
+        ),
+        number => format!(
+            "the status has generation {published}, and the pods or the volume have {number}: the API server was restored \
+             from an older copy of its data; the job continues above it, from {from}"
+        ),
+    };
     let kind = ConditionType::Restored;
     conditions::set(status, kind, true, ConditionReason::OlderStatus, &message);
     if let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) {

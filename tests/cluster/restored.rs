@@ -45,10 +45,12 @@ fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
     job.settle(96);
 }
 
-/// Its pods have exited, so no agent tells what they committed, and the checkpoint of the older status was removed.
+/// Its pods have exited, so no agent tells what they committed. The older status names a checkpoint that is still there.
 #[test]
 fn a_job_that_a_restored_etcd_believes_to_train_completes_from_its_last_checkpoint() {
-    let job = Job::apply("restored-complete", &recipe(30_000), json!({}));
+    let mut recipe = recipe(30_000);
+    recipe["spec"]["checkpoint"]["keep"] = json!(100);
+    let job = Job::apply("restored-complete", &recipe, json!({}));
     let running = job.wait("a checkpoint", |status| status["checkpoint"].is_object());
     kit(&["backup"]);
     job.finish(96);
@@ -56,4 +58,5 @@ fn a_job_that_a_restored_etcd_believes_to_train_completes_from_its_last_checkpoi
     job.wait("the restored status", is_restored);
     let status = job.finish(96);
     assert!(generation(&status) > generation(&running), "{status:#}");
+    job.one_lineage(&status);
 }

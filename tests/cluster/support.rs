@@ -333,7 +333,13 @@ impl Job {
     /// unfenced lost node would.
     pub fn one_lineage(&self, status: &Value) {
         let history = status["history"].as_array().unwrap();
-        for pair in history.windows(2) {
+        // One that did not begin was replaced by the next.
+        let has_begun = |entry: &&Value| {
+            let directory = format!("gen-{}", entry["jobGeneration"]);
+            self.run().join(directory).join("record.json").exists()
+        };
+        let begun: Vec<&Value> = history.iter().filter(has_begun).collect();
+        for pair in begun.windows(2) {
             let (old, began) = (
                 &pair[0]["jobGeneration"],
                 pair[1]["samples"].as_u64().unwrap(),

@@ -91,6 +91,28 @@ async fn another_generation_of_the_same_number_on_the_volume_is_skipped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_generation_that_starts_before_the_newest_checkpoint_is_replaced_once() {
+    let mut cluster = Cluster::running().await;
+    let state = json!({"later": {"number": 1, "checkpoint": checkpoint(1, 3)}});
+    agents(&cluster, &state);
+    cluster
+        .reconcile_until(|status| number(status) == Some(2))
+        .await;
+    let status = cluster.status();
+    let message = message(&status).unwrap();
+    assert!(
+        message.ends_with("from the checkpoint of 24 samples"),
+        "{message}"
+    );
+    let start = status.generation.unwrap().record.start.unwrap();
+    assert_eq!(start.path, "gen-1/step-0000003");
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert_eq!(number(&cluster.status()), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn impossible_generations_and_checkpoints_are_not_believed() {
     let mut cluster = Cluster::running().await;
     let too_late =
