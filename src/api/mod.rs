@@ -118,7 +118,8 @@ pub struct TrainingJobSpec {
     /// Volume of the checkpoints and of the run's files. Immutable.
     pub checkpoint: CheckpointVolume,
     /// Annotations of the pods' ServiceAccount, `evenkeel-<job>`, that give the pods an identity of the cloud: for
-    /// example `eks.amazonaws.com/role-arn` or `iam.gke.io/gcp-service-account`. Immutable.
+    /// example `eks.amazonaws.com/role-arn` or `iam.gke.io/gcp-service-account`. Immutable. Ignored if `podTemplate` has a
+    /// `serviceAccountName`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::annotations")]
     pub service_account_annotations: BTreeMap<String, String>,

@@ -2,37 +2,38 @@
 
 /// Whether the parts of a path match those of a pattern, in which `**` matches any directories.
 pub(super) fn fits(pattern: &[&str], path: &[&str]) -> bool {
-    match (pattern, path) {
-        ([], path) => path.is_empty(),
-        (["**", rest @ ..], _) => {
-            fits(rest, path)
-                || path
-                    .split_first()
-                    .is_some_and(|(_, path)| fits(pattern, path))
-        }
-        ([name, rest @ ..], [first, path @ ..]) => {
-            matches(name.as_bytes(), first.as_bytes()) && fits(rest, path)
-        }
-        (_, []) => false,
-    }
+    let part = |pattern: &&str, name: &&str| matches(pattern.as_bytes(), name.as_bytes());
+    glob(pattern, path, |part| *part == "**", part)
 }
 
 /// Whether a name matches a pattern of `*` and `?`.
 pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let byte = |pattern: &u8, byte: &u8| *pattern == b'?' || pattern == byte;
+    glob(pattern, name, |byte| *byte == b'*', byte)
+}
+
+/// Whether a text matches a pattern. An element of the pattern matches any number of the text's if `is_star`, otherwise
+/// one that it `fits`.
+fn glob<E>(
+    pattern: &[E],
+    text: &[E],
+    is_star: impl Fn(&E) -> bool,
+    fits: impl Fn(&E, &E) -> bool,
+) -> bool {
     let (mut at, mut read) = (0, 0);
-    // After the last `*`, and where the name continues after the bytes that the `*` has taken.
+    // After the last star, and where the text continues after what the star has taken.
     let mut star: Option<(usize, usize)> = None;
-    while read < name.len() {
+    while read < text.len() {
         match pattern.get(at) {
-            Some(b'*') => {
+            Some(element) if is_star(element) => {
                 at += 1;
                 star = Some((at, read));
             }
-            Some(&byte) if byte == b'?' || byte == name[read] => {
+            Some(element) if fits(element, &text[read]) => {
                 at += 1;
                 read += 1;
             }
-            // Only the last `*` needs to take more: the earlier ones have matched what is between.
+            // Only the last star needs to take more: the earlier ones have matched what is between.
             _ => match &mut star {
                 Some((after, taken)) => {
                     *taken += 1;
@@ -42,7 +43,7 @@ pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
             },
         }
     }
-    pattern[at..].iter().all(|&byte| byte == b'*')
+    pattern[at..].iter().all(is_star)
 }
 
 #[cfg(test)]
@@ -77,5 +78,6 @@ mod tests {
         assert!(!fit("*.txt", "x/a.txt") && !fit("x/**/b", "x/a") && !fit("a", "a/b"));
         let many = "*a".repeat(100) + "b";
         assert!(!matches(many.as_bytes(), "a".repeat(200).as_bytes()));
+        assert!(!fit(&("**/a/".repeat(100) + "b"), &"a/".repeat(200)));
     }
 }
