@@ -1,5 +1,5 @@
-//! Looks on the volume or in the bucket for generations that the job's status does not have. They exist after the API server was
-//! restored from an older copy of its data.
+//! Searches the volume or the bucket for generations and checkpoints that the job's status does not have. They exist
+//! after the API server was restored from an older copy of its data.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -89,9 +89,8 @@ impl Place for PathBuf {
     }
 
     fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
-        let committed = checkpoint::list(self).unwrap_or_default().committed;
-        let newest = committed.iter().rfind(|one| one.generation == number);
-        Ok(newest.and_then(|newest| checkpoint_ref::of(newest, self).ok()))
+        let newest = checkpoint::newest(self, number).unwrap_or_default();
+        Ok(newest.and_then(|newest| checkpoint_ref::of(&newest, self).ok()))
     }
 }
 
@@ -107,16 +106,14 @@ impl Place for Bucket {
     }
 
     fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
-        let committed = bucket_copy::list(self, number)?;
-        let newest = committed
-            .last()
-            .map(|one| checkpoint_ref::in_bucket(self, one));
+        let newest = bucket_copy::newest(self, number)?;
+        let newest = newest.map(|newest| checkpoint_ref::in_bucket(self, &newest));
         newest.transpose()
     }
 }
 
-/// The newest generation of this job there, if the published one is older or another one of its number. A published
-/// generation that has not begun counts as older if an earlier one has a newer checkpoint than it starts from.
+/// The newest generation of this job that has begun, if the published one is older, another one of its number, or starts
+/// before the newest checkpoint. The last happens if no pod could tell the controller what it had committed.
 fn find(
     place: &dyn Place,
     job: &str,
@@ -133,20 +130,12 @@ fn find(
         if published.is_some_and(|published| is_same(published, &record)) {
             return Ok(None);
         }
-        let newest = place.newest_of(number)?;
-        let Some(published) = published.filter(|published| number < published.number) else {
-            let checkpoint = newest.or(record.start);
-            return Ok(Some(LaterGeneration { number, checkpoint }));
-        };
-        // The ranks of an earlier generation ended before the API server was restored, so that no pod could tell what they
-        // had committed; or they committed after they were given up.
-        if let Some(newest) = newest {
-            let is_newer = newest.samples > published.start_samples();
-            return Ok(is_newer.then_some(LaterGeneration {
-                number: published.number,
-                checkpoint: Some(newest),
-            }));
-        }
+        let checkpoint = place.newest_of(number)?.or(record.start);
+        let samples = checkpoint.as_ref().map_or(0, |newest| newest.samples);
+        let is_older = published.is_some_and(|published| {
+            number < published.number && samples <= published.start_samples()
+        });
+        return Ok((!is_older).then_some(LaterGeneration { number, checkpoint }));
     }
     Ok(None)
 }
@@ -211,24 +200,27 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_begins_only_from_the_newest_checkpoint_of_an_earlier_one() {
-        // Generation 3 never committed, and another job's does not count.
+    fn a_generation_begins_only_from_the_newest_checkpoint_of_the_last_one() {
+        // Generation 3 has not committed, and another job's does not count.
         let mut of_another_job = generation(4, None);
         of_another_job.job = "another".to_owned();
         let mut place = Known(vec![
             (generation(1, None), checkpoint(1, 3)),
             (generation(2, checkpoint(1, 3)), checkpoint(2, 9)),
-            (generation(3, checkpoint(2, 6)), None),
+            (generation(3, checkpoint(2, 9)), None),
             (of_another_job, checkpoint(4, 12)),
         ]);
         for start in [None, checkpoint(1, 3), checkpoint(2, 6)] {
             let expected = LaterGeneration {
-                number: 5,
+                number: 3,
                 checkpoint: checkpoint(2, 9),
             };
             assert_eq!(found(&place, &generation(5, start)), Some(expected));
         }
         let published = generation(5, checkpoint(2, 9));
+        assert_eq!(found(&place, &published), None);
+        // A fenced rank commits.
+        place.0[1].1 = checkpoint(2, 12);
         assert_eq!(found(&place, &published), None);
         // Once it has begun, its own checkpoints say nothing about its start.
         place.0.push((published.clone(), checkpoint(5, 15)));

@@ -57,7 +57,7 @@ documented! {
         Complete,
         /// The job ended without reaching its budget. `kubectl wait --for=condition=Failed` waits for it.
         Failed,
-        /// The status was older than what the pods have done, for example since the API server was restored from an older copy of its data. Absent on other jobs.
+        /// The API server was restored from an older copy of its data. Absent on other jobs.
         Restored,
         /// The controller can read the object. Absent on jobs that were always readable.
         Readable,
@@ -143,7 +143,7 @@ documented! {
         CannotStart,
         /// The job failed.
         Failed,
-        /// Pods or the volume had a later generation or a newer checkpoint than the status. The message says which. The job continues above it, from the newest checkpoint.
+        /// Pods or the volume had a later generation than the status. The message has both. The job continues above it, from the newest checkpoint.
         OlderStatus,
         /// The object can be read again.
         Readable,

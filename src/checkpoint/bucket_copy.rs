@@ -2,6 +2,7 @@
 //!
 //! A pod's disk is a cache of them. [`fetch`] completes a checkpoint there before ranks read it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -120,20 +121,22 @@ pub fn generations(bucket: &Bucket) -> Result<Vec<u64>, CheckpointError> {
     Ok(numbers)
 }
 
-/// The checkpoints of one generation in the bucket, by step. Only manifests are read.
-pub fn list(bucket: &Bucket, generation: u64) -> Result<Vec<Committed>, CheckpointError> {
+/// The newest checkpoint of one generation in the bucket with a valid manifest.
+pub fn newest(bucket: &Bucket, generation: u64) -> Result<Option<Committed>, CheckpointError> {
     let objects = bucket.list(&files::generation(generation))?;
-    let mut committed = Vec::new();
-    for (path, stored) in by_checkpoint(&objects) {
-        if stored.committed
-            && let Some(bytes) = bucket.get(&format!("{path}/{MANIFEST}"))?
+    let stored = by_checkpoint(&objects).into_iter();
+    let committed = stored.filter(|(_, stored)| stored.committed);
+    let mut paths: Vec<&str> = committed.map(|(path, _)| path).collect();
+    paths.sort_by_key(|path| Reverse(files::parse_checkpoint_path(path)));
+    for path in paths {
+        if let Some(bytes) = bucket.get(&format!("{path}/{MANIFEST}"))?
+            && let Ok(manifest) = Manifest::parse(Path::new(path), &bytes)
         {
-            let manifest = Manifest::parse(Path::new(path), &bytes)?;
-            committed.push(manifest.committed(Path::new(path), Checksum::of(&bytes)));
+            let committed = manifest.committed(Path::new(path), Checksum::of(&bytes));
+            return Ok(Some(committed));
         }
     }
-    committed.sort_by_key(|one: &Committed| one.step);
-    Ok(committed)
+    Ok(None)
 }
 
 /// A small file of a committed checkpoint, checked against its manifest.

@@ -42,6 +42,17 @@ pub fn latest(run_directory: &Path) -> Result<Option<Committed>, CheckpointError
     Ok(list(run_directory)?.committed.pop())
 }
 
+/// The newest checkpoint of one generation with a valid manifest.
+pub fn newest(run_directory: &Path, generation: u64) -> Result<Option<Committed>, CheckpointError> {
+    let directory = run_directory.join(files::generation(generation));
+    let checkpoints = numbered(&directory, committed_step)?;
+    let committed = |(_, path): (u64, PathBuf)| {
+        let (manifest, checksum) = Manifest::read(&path).ok()?;
+        Some(manifest.committed(&path, checksum))
+    };
+    Ok(checkpoints.into_iter().rev().find_map(committed))
+}
+
 /// Removes the oldest checkpoints of the whole run except the `keep` newest up to `newest`, the newest known
 /// to be committed. `newest`, all newer checkpoints, and `start`, which the running generation reads,
 /// always stay: a process with an outdated reference, behind a cut network, removes no checkpoint that a

@@ -36,7 +36,7 @@ pub use checksum::{Checksum, FileEntry, NoChecksum};
 pub use commit::{Contents, abandon, commit};
 pub use committed::Committed;
 pub use error::CheckpointError;
-pub use history::{History, latest, list, remove_copies, retain_in_run, sweep};
+pub use history::{History, latest, list, newest, remove_copies, retain_in_run, sweep};
 pub use manifest::{Manifest, Part};
 pub use names::{STATE, Target, is_evenkeel_checkpoint};
 pub use reader::Checkpoint;

@@ -63,7 +63,7 @@ pub struct AgentState {
     pub problem: Option<Problem>,
     /// What delays the start of its ranks. A long wait is not an error.
     pub waiting_for: Option<String>,
-    /// Set if the volume has a later generation than the job's status.
+    /// Set if the volume has a later generation or checkpoint than the job's status.
     pub later: Option<LaterGeneration>,
     /// A rank that makes no progress, if the job only reports it.
     pub stalled: Option<String>,
@@ -72,8 +72,8 @@ pub struct AgentState {
 }
 
 /// The newest generation on the volume. The status has an older one, or another one of its number, after the API
-/// server was restored from an older copy of its data. It is the published one itself if that has not begun, and an
-/// earlier one has a newer checkpoint than it starts from.
+/// server was restored from an older copy of its data. Or the published one has not begun, and starts before the newest
+/// checkpoint of this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaterGeneration {
     pub number: u64,

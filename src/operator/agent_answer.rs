@@ -214,14 +214,12 @@ impl Published<'_> {
         state
     }
 
-    /// The later generation of which an agent's state tells: the API server was restored from an older copy of its
-    /// data. `state` is that of a proven agent of the job.
+    /// The later generation or checkpoint of which an agent's state tells: the API server was restored from an older copy
+    /// of its data, or ranks committed without a report. `state` is that of a proven agent of the job.
     pub fn later(&self, state: &AgentState) -> Option<LaterGeneration> {
         let newest = self.record.map_or(0, |record| record.number);
-        // Only a search of the volume tells which checkpoint is the newest. The volume may have another generation of the
-        // published number.
-        let on_volume = state.later.clone();
-        let mut later = on_volume.filter(|later| later.number >= newest.max(1))?;
+        // Only a search of the volume tells which checkpoint is the newest.
+        let mut later = state.later.clone()?;
         // Its ranks may have committed since the search.
         let samples = |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
         if state.generation == later.number
@@ -232,7 +230,11 @@ impl Published<'_> {
         later
             .checkpoint
             .take_if(|found| !self.may_be_reached_later(found));
-        (later.number <= newest.saturating_add(LATER)).then_some(later)
+        // The volume may have another generation of the published number.
+        let numbers = newest.max(1)..=newest.saturating_add(LATER);
+        let start = self.record.map(Generation::start_samples);
+        let starts_before = later.number < newest && samples(&later.checkpoint) > start;
+        (numbers.contains(&later.number) || starts_before).then_some(later)
     }
 
     /// Whether a generation that is not published may have committed the checkpoint.

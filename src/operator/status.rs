@@ -16,7 +16,7 @@ use crate::api::status::{
 };
 use crate::api::{OnStall, TrainingJob};
 use crate::lifecycle::agent_state::{AgentState, LaterGeneration, Problem};
-use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
+use crate::lifecycle::generation::{Address, CheckpointRef, Generation, Member, PodRef, Reason};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::lifecycle::{End, Outcome, Ranks};
@@ -188,8 +188,8 @@ pub fn apply_observed(
     }
 }
 
-/// Continues above a later generation. Its ranks end when the next one is published, and what they have committed is
-/// kept.
+/// Continues above a later generation, or from a later checkpoint. The ranks of a later generation end when the next one
+/// is published, and what they have committed is kept.
 fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
     if status.later_generation >= Some(later.number) {
         return;
@@ -198,28 +198,29 @@ fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
         .generation
         .as_ref()
         .map_or(0, |current| current.record.number);
-    if later.checkpoint.is_some() && later.checkpoint != status.checkpoint {
+    let samples = |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
+    if samples(&later.checkpoint) > samples(&status.checkpoint) {
         status.checkpoint.clone_from(&later.checkpoint);
         status.checkpoint_time = Some(micro_time(now));
     }
-    status.later_generation = Some(later.number);
-    let from = match &status.checkpoint {
-        Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
-        None => "the beginning".to_owned(),
-    };
-    let message = match later.number {
-        number if number == published => format!(
-            "generation {number} is another one on the volume, or an earlier one has a newer checkpoint: the API server was \
-             restored from an older copy of its data, or ranks committed after they were given up; the job continues from \
-             {from}"
-        ),
-        number => format!(
-            "the status has generation {published}, and the pods or the volume have {number}: the API server was restored \
+    if later.number >= published {
+        status.later_generation = Some(later.number);
+        let found = if later.number == published {
+            "another one of this number".to_owned()
+        } else {
+            later.number.to_string()
+        };
+        let from = match &status.checkpoint {
+            Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
+            None => "the beginning".to_owned(),
+        };
+        let message = format!(
+            "the status has generation {published}, and the pods or the volume have {found}: the API server was restored \
              from an older copy of its data; the job continues above it, from {from}"
-        ),
-    };
-    let kind = ConditionType::Restored;
-    conditions::set(status, kind, true, ConditionReason::OlderStatus, &message);
+        );
+        let kind = ConditionType::Restored;
+        conditions::set(status, kind, true, ConditionReason::OlderStatus, &message);
+    }
     if let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) {
         begin(&mut status.rescale_since, now);
         current.end_time = Some(micro_time(now));

@@ -72,7 +72,13 @@ fn ranks_with_their_own_disks_make_one_checkpoint_that_any_disk_receives() {
     for disk in [&one, &two, &other] {
         Checkpoint::open(&disk.path().join(&path), Some(committed.checksum)).unwrap();
     }
-    assert_eq!(bucket_copy::list(&bucket, 1).unwrap()[0].samples, 32);
+    let newest = |generation| bucket_copy::newest(&bucket, generation).unwrap();
+    assert_eq!((newest(1).unwrap().samples, newest(2)), (32, None));
+    // One whose manifest is damaged does not hide the others.
+    bucket
+        .put("gen-1/step-9999999/manifest.json", b"{".to_vec())
+        .unwrap();
+    assert_eq!(newest(1).unwrap().samples, 32);
 }
 
 #[test]
