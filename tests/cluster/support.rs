@@ -322,7 +322,11 @@ impl Job {
             losses::check(&losses::of(&self.run()));
         }
         let slots = status["slots"].as_array().map_or(0, Vec::len);
-        self.pods_left(slots);
+        // A pod that was deleted at the end is not replaced.
+        let left = || (self.pods().len() <= slots).then_some(());
+        poll("no more pods than slots", left, || {
+            format!("{:?}", self.pods())
+        });
         // The job has exactly one object of each kind.
         let others = "services,serviceaccounts,roles,rolebindings,networkpolicies,secrets";
         let others = kubectl(&["get", others, "-l", &self.selector(), "-o", "name"]);
@@ -333,10 +337,14 @@ impl Job {
     /// unfenced lost node would.
     pub fn one_lineage(&self, status: &Value) {
         let history = status["history"].as_array().unwrap();
-        // One that did not begin was replaced by the next.
+        // One that did not begin was replaced by the next. A restored API server may have published two of its number.
         let has_begun = |entry: &&Value| {
             let directory = format!("gen-{}", entry["jobGeneration"]);
-            self.run().join(directory).join("record.json").exists()
+            let record = self.run().join(directory).join("record.json");
+            let record = std::fs::read_to_string(record).unwrap_or_default();
+            let record: Value = serde_json::from_str(&record).unwrap_or_default();
+            record.is_object()
+                && record["start"]["samples"].as_u64().unwrap_or(0) == entry["samples"]
         };
         let begun: Vec<&Value> = history.iter().filter(has_begun).collect();
         for pair in begun.windows(2) {
