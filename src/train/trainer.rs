@@ -214,15 +214,7 @@ impl Trainer<'_> {
             batch,
             digest: totals.digest,
         })?;
-        let sums = wanted
-            .is_some()
-            .then(|| totals.groups.sums(reduced.squared_norm, batch));
-        let decision = self.decide(step, sums)?;
-        if totals.written {
-            self.finish_checkpoint()?;
-        }
-
-        let record = StepRecord {
+        let mut record = StepRecord {
             generation: self.generation.number,
             step,
             samples: to,
@@ -234,10 +226,23 @@ impl Trainer<'_> {
             gradient_norm,
             seconds: started.elapsed().as_secs_f64(),
             time: now(),
-            norm_test: norm_test_record(&decision),
+            norm_test: None,
             coordinate_test,
             external: None,
         };
+        // The step is taken. If a rank is lost from here on, the one that commits it records it.
+        self.last_step = Some(record.clone());
+        let sums = wanted
+            .is_some()
+            .then(|| totals.groups.sums(reduced.squared_norm, batch));
+        let decision = self.decide(step, sums)?;
+        if totals.written {
+            self.finish_checkpoint()?;
+        }
+
+        record.seconds = started.elapsed().as_secs_f64();
+        record.time = now();
+        record.norm_test = norm_test_record(&decision);
         self.last_step = Some(record.clone());
         if self.rank() == 0 {
             self.name_straggler(batch, &totals.seconds);
@@ -371,11 +376,10 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Records the newest step if rank 0 was lost between the step's exchange and its record: the step is
-    /// about to be committed. An evaluation that is missing for the same reason is repeated by the next
-    /// generation.
-    fn record_for_rank_0(&mut self) -> Result<(), TrainError> {
-        let Some(step) = self.last_step.take().filter(|_| self.rank() != 0) else {
+    /// Records the newest step, which is about to be committed, if a rank was lost before rank 0 recorded it. An
+    /// evaluation that is missing for the same reason is repeated by the next generation.
+    fn record_last_step(&mut self) -> Result<(), TrainError> {
+        let Some(step) = self.last_step.take() else {
             return Ok(());
         };
         if metrics::append_missing(&self.run.join(self.target().metrics()), &step)? {
@@ -423,7 +427,7 @@ impl Trainer<'_> {
     /// everything.
     pub fn commit_alone(&mut self) -> Result<(), TrainError> {
         self.engine.discard();
-        self.record_for_rank_0()?;
+        self.record_last_step()?;
         self.saving.abandon();
         let target = self.target();
         self.saving
