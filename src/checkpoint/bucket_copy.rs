@@ -123,12 +123,15 @@ pub fn generations(bucket: &Bucket) -> Result<Vec<u64>, CheckpointError> {
 
 /// The newest checkpoint of one generation in the bucket with a valid manifest.
 pub fn newest(bucket: &Bucket, generation: u64) -> Result<Option<Committed>, CheckpointError> {
-    let objects = bucket.list(&files::generation(generation))?;
-    let stored = by_checkpoint(&objects).into_iter();
-    let committed = stored.filter(|(_, stored)| stored.committed);
-    let mut paths: Vec<&str> = committed.map(|(path, _)| path).collect();
+    let directory = files::generation(generation);
+    let names = bucket.directories(&directory)?;
+    let paths = names.iter().map(|name| format!("{directory}/{name}"));
+    let mut paths: Vec<String> = paths
+        .filter(|path| files::parse_checkpoint_path(path).is_some())
+        .collect();
     paths.sort_by_key(|path| Reverse(files::parse_checkpoint_path(path)));
-    for path in paths {
+    for path in &paths {
+        // One without a manifest is not committed.
         if let Some(bytes) = bucket.get(&format!("{path}/{MANIFEST}"))?
             && let Ok(manifest) = Manifest::parse(Path::new(path), &bytes)
         {
