@@ -112,6 +112,11 @@ pub fn recipe(samples: u64) -> Value {
     })
 }
 
+/// Number of slots in a status.
+fn slots(status: &Value) -> usize {
+    status["slots"].as_array().map_or(0, Vec::len)
+}
+
 /// Variables of the kit's S3 server.
 pub fn s3_environment() -> BTreeMap<String, String> {
     [
@@ -290,9 +295,20 @@ impl Job {
     /// every sample was consumed exactly once, the number of its objects, and the losses of the
     /// scenarios' recipe.
     pub fn finish(&self, batch: u64) -> Value {
+        let status = self.finish_despite_deletions(batch);
+        self.pods_left(slots(&status));
+        status
+    }
+
+    /// As [`Self::finish`], but a pod may have been deleted at the end, and is not replaced.
+    pub fn finish_despite_deletions(&self, batch: u64) -> Value {
         let status = self.wait("its end", |status| status["phase"] == "Complete");
         self.wait_condition("Complete");
         self.check_all(&status, batch, "finished");
+        let left = || (self.pods().len() <= slots(&status)).then_some(());
+        poll("no more pods than slots", left, || {
+            format!("{:?}", self.pods())
+        });
         status
     }
 
@@ -307,6 +323,7 @@ impl Job {
         self.patch(json!({"suspend": true}));
         let status = self.wait("its suspension", |status| status["phase"] == "Suspended");
         self.check_all(&status, batch, "drained");
+        self.pods_left(slots(&status));
         status
     }
 
@@ -321,12 +338,6 @@ impl Job {
         if self.comparable {
             losses::check(&losses::of(&self.run()));
         }
-        let slots = status["slots"].as_array().map_or(0, Vec::len);
-        // A pod that was deleted at the end is not replaced.
-        let left = || (self.pods().len() <= slots).then_some(());
-        poll("no more pods than slots", left, || {
-            format!("{:?}", self.pods())
-        });
         // The job has exactly one object of each kind.
         let others = "services,serviceaccounts,roles,rolebindings,networkpolicies,secrets";
         let others = kubectl(&["get", others, "-l", &self.selector(), "-o", "name"]);

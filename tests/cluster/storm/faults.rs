@@ -122,12 +122,12 @@ fn delete_pod(job: &str, pick: u64) {
     let Some(pod) = pick_one(&pods, pick / 2) else {
         return;
     };
-    let grace = if pick % 2 == 0 {
+    let grace = if pick.is_multiple_of(2) {
         "--grace-period=0"
     } else {
         "--grace-period=-1"
     };
-    let force = format!("--force={}", pick % 2 == 0);
+    let force = format!("--force={}", pick.is_multiple_of(2));
     insist(&[
         "delete",
         pod,
