@@ -10,7 +10,7 @@ use serde_json::Value;
 /// The exit code and the ids and severities of all diagnostics of an example.
 fn plan(example: &Example) -> (Option<i32>, Vec<(String, String)>) {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("recipe.yaml"), example.recipe).unwrap();
+    std::fs::write(folder.path().join("recipe.yaml"), example.recipe()).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
         .current_dir(folder.path())
         .args(["plan", "recipe.yaml", "-o", "json"])
@@ -19,7 +19,7 @@ fn plan(example: &Example) -> (Option<i32>, Vec<(String, String)>) {
         .unwrap();
     let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         let message = String::from_utf8_lossy(&output.stderr);
-        panic!("{error}: {message}\n{}", example.recipe)
+        panic!("{error}: {message}\n{}", example.recipe())
     });
     let diagnostics = document["diagnostics"].as_array().unwrap();
     let word = |value: &Value| value.as_str().unwrap().to_owned();

@@ -271,15 +271,19 @@ impl Draft {
     }
 }
 
+/// The axes over which devices hold one copy of the model, with their sizes.
+pub fn axes(parallel: &Parallel) -> [(&'static str, u64); 4] {
+    [
+        ("tensor", parallel.tensor),
+        ("pipeline", parallel.pipeline),
+        ("context", parallel.context),
+        ("sequence", parallel.sequence),
+    ]
+}
+
 /// Devices that together hold one copy of the model; `None` beyond 64 bits, and for sizes of 0.
 pub fn model_parallel(parallel: &Parallel) -> Option<u64> {
-    product(&[
-        parallel.tensor,
-        parallel.pipeline,
-        parallel.context,
-        parallel.sequence,
-    ])
-    .filter(|&devices| devices > 0)
+    product(&axes(parallel).map(|(_, size)| size)).filter(|&devices| devices > 0)
 }
 
 /// Whether upstream accepts the recipe unchanged with this number of ranks. If the world that it was

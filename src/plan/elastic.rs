@@ -29,40 +29,14 @@ pub struct Made {
     pub per_device_batch_size: Option<u64>,
 }
 
-/// Why elasticity gives no batch.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Impossible {
-    /// A micro-batch of the list is above the maximum batch.
-    #[error("the micro-batch {per_device_batch_size} is larger than the batch may be, {limit}")]
-    MicroTooLarge {
-        /// The micro-batch, samples.
-        per_device_batch_size: u64,
-        /// The maximum batch, samples; in version 0.2 that of one data-parallel rank of every node.
-        limit: u64,
-    },
-    /// Nodes do not hold whole copies of the model.
-    #[error(
-        "{per_node} GPUs of a node are not a multiple of the model-parallel size {model_parallel}"
-    )]
-    NodeDivided {
-        /// GPUs of a node.
-        per_node: u64,
-        /// GPUs that hold one copy of the model.
-        model_parallel: u64,
-    },
-    /// No micro-batches, or more than [`MOST_SIZES`].
-    #[error("{count} micro-batch sizes are given, 1 to {MOST_SIZES} can be compared")]
-    Sizes {
-        /// The length of the list.
-        count: usize,
-    },
-}
-
-/// The result of DeepSpeed's `elastic` in a world of this number of data-parallel ranks.
-pub fn make(elastic: &Elastic, ranks: u64) -> Result<Made, Impossible> {
+/// The result of DeepSpeed's `elastic` in a world of this number of data-parallel ranks. The error says why
+/// there is none.
+pub fn make(elastic: &Elastic, ranks: u64) -> Result<Made, String> {
     let count = elastic.micro_batches.len();
     if !(1..=MOST_SIZES).contains(&count) || elastic.micro_batches.contains(&0) {
-        return Err(Impossible::Sizes { count });
+        return Err(format!(
+            "{count} micro-batch sizes are given, 1 to {MOST_SIZES} can be compared"
+        ));
     }
     let (batch, valid) = match elastic.version {
         ElasticVersion::V01 => search(
@@ -93,18 +67,16 @@ fn search(
     max_batch: u64,
     min: u64,
     max: u64,
-) -> Result<(u64, Vec<u64>), Impossible> {
+) -> Result<(u64, Vec<u64>), String> {
     let sizes = &elastic.micro_batches;
     let smallest = sizes.iter().copied().min().unwrap_or(1);
     if let Some(&per_device_batch_size) = sizes
         .iter()
         .find(|&&per_device_batch_size| per_device_batch_size > max_batch)
     {
-        let limit = max_batch;
-        return Err(Impossible::MicroTooLarge {
-            per_device_batch_size,
-            limit,
-        });
+        return Err(format!(
+            "the micro-batch {per_device_batch_size} is larger than the batch may be, {max_batch}"
+        ));
     }
     // Upstream treats zero as unset, whatever its source.
     let min = min.max(1);
@@ -150,13 +122,12 @@ fn counts(batch: u64, sizes: &[u64], min: u64, max: u64) -> Vec<u64> {
 
 /// Version 0.2: a batch for whole nodes, or if the world is not among those, the largest batch up to the
 /// maximum that this world splits.
-fn whole_nodes(elastic: &Elastic, ranks: u64) -> Result<(u64, Vec<u64>), Impossible> {
+fn whole_nodes(elastic: &Elastic, ranks: u64) -> Result<(u64, Vec<u64>), String> {
     let (per_node, model_parallel) = (elastic.gpus_per_node, elastic.model_parallel);
     if model_parallel == 0 || per_node == 0 || !per_node.is_multiple_of(model_parallel) {
-        return Err(Impossible::NodeDivided {
-            per_node,
-            model_parallel,
-        });
+        return Err(format!(
+            "{per_node} GPUs of a node are not a multiple of the model-parallel size {model_parallel}"
+        ));
     }
     let each = per_node / model_parallel;
     let (batch, nodes) = search(

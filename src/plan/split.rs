@@ -23,6 +23,11 @@ impl Split {
         self.micro_batches.div_ceil(self.ranks)
     }
 
+    /// The global batch, samples.
+    pub fn batch(&self) -> u64 {
+        self.micro_batches * self.per_device_batch_size
+    }
+
     /// Micro-batches of every rank: the first ranks run one more if the division leaves a remainder.
     pub fn deal(&self) -> Vec<u64> {
         deal(self.micro_batches, self.ranks)
@@ -36,7 +41,7 @@ impl Split {
     /// `8 × 16 × 1 = 128` (ranks × micro-batch × accumulation), `16 × (3 + 3 + 2) = 128`, or for
     /// more than eight ranks `16 × (3 × 10 + 2 × 6) = 672`.
     pub fn formula(&self) -> String {
-        let total = self.micro_batches * self.per_device_batch_size;
+        let total = self.batch();
         if self.remainder == Remainder::Exact {
             let (ranks, per_device_batch_size, accumulation) =
                 (self.ranks, self.per_device_batch_size, self.accumulation());

@@ -21,14 +21,9 @@ impl<'a> Device<'a> {
         })
     }
 
-    /// Whether a device can hold this number of samples.
+    /// Whether a device can hold this number of samples; 0: the weights, gradients and optimiser states.
     pub fn fits(&self, ranks: u64, per_device_batch_size: u64) -> bool {
         self.fits_within(USABLE, ranks, per_device_batch_size)
-    }
-
-    /// Whether a device can hold the weights, gradients and optimiser states.
-    pub fn states_fit(&self, ranks: u64) -> bool {
-        self.fits(ranks, 0)
     }
 
     /// The same device with another recipe for the same model.
@@ -39,14 +34,9 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// The memory for this number of samples, as text.
+    /// The memory for this number of samples, as text; for 0 that of the states.
     pub fn needed(&self, ranks: u64, per_device_batch_size: u64) -> String {
         bytes(self.estimator.total(ranks, per_device_batch_size) as u64)
-    }
-
-    /// The memory of the states, as text.
-    pub fn states(&self, ranks: u64) -> String {
-        self.needed(ranks, 0)
     }
 
     /// The usable memory of a device, as text.

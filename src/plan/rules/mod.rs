@@ -1,144 +1,49 @@
-//! The rules that a recipe must satisfy before a run starts, one file each.
+//! The rules that a recipe must satisfy before a run starts.
 //!
 //! A rule is a value: its id, its severity, the page that `evenkeel explain` prints, an example
 //! that breaks it and one that satisfies it (a test runs both), and a pure check. Checks read the
 //! recipe and the [`Draft`] made from it, and never each other.
 
+mod batch;
+mod built_in;
+mod deepspeed;
+mod external;
+mod inputs;
+mod lengths;
+mod memory;
+mod objective;
 mod page;
-
-/// A native recipe whose `spec` is the text.
-macro_rules! native {
-    ($spec:literal) => {
-        concat!(
-            "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n",
-            $spec
-        )
-    };
-}
-
-mod auto_find_shrinks_batch;
-mod batch_divisible;
-mod batch_too_large;
-mod budget_missing;
-mod checkpoint_portable;
-mod data_missing;
-mod dataset_smaller_than_batch;
-mod dataset_truncated;
-mod deepspeed_batch_triple;
-mod deepspeed_elastic_batch;
-mod effective_batch_floored;
-mod elasticity_bounds;
-mod eval_batch_divisible;
-mod eval_data_missing;
-mod eval_interval_multiple;
-mod external_trainer;
-mod fsdp_batch_min;
-mod generation_batch_divisible;
-mod global_batch_conflict;
-mod global_batch_constant;
-mod global_batch_unknown;
-mod kto_batch_min;
-mod max_batch_below_base;
-mod mini_batch_divisible;
-mod model_missing;
-mod model_needs_sharding;
-mod model_shape;
-mod norm_test_never_grows;
-mod one_group;
-mod one_machine;
-mod optimizer_state_lost;
-mod paper_eta_out_of_reach;
-mod parallelism_product;
-mod rank_memory;
 mod reader;
-mod schedule_empty;
-mod schedule_quantum;
-mod sequence_too_long;
-mod sharded_workers;
-mod stage_shares;
-mod start_batch_estimate;
-mod synthetic_keys;
-mod synthetic_language;
-mod tokenizer_missing;
-mod trainer_model;
-mod trainer_numerics;
-mod trainer_objective;
-mod trainer_parallelism;
-mod trainer_weights;
-mod uneven_dealing;
-mod unpaired_batch_min;
-mod vocabulary_too_small;
-mod warmup_exceeds_budget;
+mod schedule;
+mod world;
 
 use std::sync::LazyLock;
 
 use super::draft::{Draft, model_parallel};
-use super::horizon::Horizon;
 use super::memory::Device;
 use super::request::{PlanRequest, Trainer};
+use super::split::Split;
+use crate::recipe::schema::spec::{BatchSchedule, NormTest, Remainder};
 use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Spec};
 
 pub use page::page;
 
-/// Rules that the planner checks.
-static PLANNER_RULES: &[&Rule] = &[
-    &auto_find_shrinks_batch::RULE,
-    &batch_divisible::RULE,
-    &batch_too_large::RULE,
-    &budget_missing::RULE,
-    &checkpoint_portable::RULE,
-    &data_missing::RULE,
-    &dataset_smaller_than_batch::RULE,
-    &dataset_truncated::RULE,
-    &deepspeed_batch_triple::RULE,
-    &deepspeed_elastic_batch::RULE,
-    &effective_batch_floored::RULE,
-    &elasticity_bounds::RULE,
-    &eval_batch_divisible::RULE,
-    &eval_data_missing::RULE,
-    &eval_interval_multiple::RULE,
-    &external_trainer::RULE,
-    &fsdp_batch_min::RULE,
-    &generation_batch_divisible::RULE,
-    &global_batch_conflict::RULE,
-    &global_batch_constant::RULE,
-    &global_batch_unknown::RULE,
-    &kto_batch_min::RULE,
-    &max_batch_below_base::RULE,
-    &mini_batch_divisible::RULE,
-    &model_missing::RULE,
-    &model_needs_sharding::RULE,
-    &model_shape::RULE,
-    &norm_test_never_grows::RULE,
-    &one_group::RULE,
-    &one_machine::RULE,
-    &optimizer_state_lost::RULE,
-    &paper_eta_out_of_reach::RULE,
-    &parallelism_product::RULE,
-    &rank_memory::RULE,
-    &schedule_empty::RULE,
-    &schedule_quantum::RULE,
-    &sequence_too_long::RULE,
-    &sharded_workers::RULE,
-    &stage_shares::RULE,
-    &start_batch_estimate::RULE,
-    &synthetic_keys::RULE,
-    &synthetic_language::RULE,
-    &tokenizer_missing::RULE,
-    &trainer_model::RULE,
-    &trainer_numerics::RULE,
-    &trainer_objective::RULE,
-    &trainer_parallelism::RULE,
-    &trainer_weights::RULE,
-    &uneven_dealing::RULE,
-    &unpaired_batch_min::RULE,
-    &vocabulary_too_small::RULE,
-    &warmup_exceeds_budget::RULE,
-];
-
 /// Every rule, ordered by id.
 pub static RULES: LazyLock<Vec<&'static Rule>> = LazyLock::new(|| {
-    let mut rules: Vec<&Rule> = PLANNER_RULES.iter().chain(reader::RULES).copied().collect();
+    let mut rules = [
+        batch::RULES,
+        built_in::RULES,
+        deepspeed::RULES,
+        external::RULES,
+        inputs::RULES,
+        lengths::RULES,
+        memory::RULES,
+        objective::RULES,
+        reader::RULES,
+        schedule::RULES,
+        world::RULES,
+    ]
+    .concat();
     rules.sort_unstable_by_key(|rule| rule.id);
     rules
 });
@@ -167,8 +72,28 @@ pub struct Rule {
 pub struct Example {
     /// Arguments after `evenkeel plan recipe.yaml`.
     pub flags: &'static str,
+    /// The beginning that several examples share.
+    head: &'static str,
+    rest: &'static str,
+}
+
+impl Example {
     /// The text of the recipe's file.
-    pub recipe: &'static str,
+    pub fn recipe(&self) -> String {
+        [self.head, self.rest].concat()
+    }
+}
+
+/// An example with this whole text.
+const fn file(flags: &'static str, rest: &'static str) -> Example {
+    let head = "";
+    Example { flags, head, rest }
+}
+
+/// A native recipe with these keys of `spec`.
+const fn native(flags: &'static str, rest: &'static str) -> Example {
+    let head = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n";
+    Example { flags, head, rest }
 }
 
 /// When a rule is checked.
@@ -212,14 +137,18 @@ impl Case<'_> {
         Device::of(self.spec(), self.request)
     }
 
-    /// Samples of the data, the lengths that follow and the global batch, when they are known.
-    fn known_lengths(&self) -> Option<(u64, &Horizon, u64)> {
-        let draft = self.draft;
-        Some((
-            draft.data_samples?,
-            draft.horizon.as_ref()?,
-            draft.global_batch_size?,
-        ))
+    /// The settings of the norm test, if it is the schedule.
+    fn norm_test(&self) -> Option<&NormTest> {
+        match &self.spec().schedule {
+            BatchSchedule::NormTest(test) => Some(test),
+            _ => None,
+        }
+    }
+
+    /// The split, if it is uneven.
+    fn uneven(&self) -> Option<Split> {
+        let uneven = |split: &Split| split.remainder == Remainder::Uneven;
+        self.draft.split.filter(uneven)
     }
 
     /// Whether this number of data-parallel ranks splits the global batch exactly.
@@ -245,15 +174,10 @@ impl Case<'_> {
         let allowed = elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(u64::MAX);
         let counts = self.draft.outline.feasible_gpu_counts.iter().copied();
         let counts: Vec<u64> = counts.filter(|count| allowed.contains(count)).collect();
-        let above = counts.partition_point(|&count| count < self.request.gpus);
-        let near = &counts[above.saturating_sub(2)..(above + 2).min(counts.len())];
-        match near {
-            [] => "another global batch".to_owned(),
-            [one] => self.count(*one),
-            [some @ .., last] => {
-                let words: Vec<String> = some.iter().map(u64::to_string).collect();
-                format!("{} or {}", words.join(", "), self.count(*last))
-            }
+        match nearest(&counts, self.request.gpus).as_str() {
+            "" => "another global batch".to_owned(),
+            "1" => self.count(1),
+            near => format!("{near} {}", self.request.devices.name(2)),
         }
     }
 
@@ -280,24 +204,46 @@ pub struct Findings<'a> {
 impl Findings<'_> {
     /// Adds a finding of the rule's severity, at the first of the paths that the recipe contains.
     fn at(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
-        self.add(self.severity, paths, message, help);
+        self.add(self.severity, paths, message.into(), help.into());
     }
 
-    /// Adds a finding below the rule's worst severity.
-    fn add(
-        &mut self,
-        severity: Severity,
-        paths: &[&str],
-        message: impl Into<String>,
-        help: impl Into<String>,
-    ) {
+    /// Adds a warning of a rule that also reports errors.
+    fn warn(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
+        self.add(Severity::Warning, paths, message.into(), help.into());
+    }
+
+    /// Adds a note of a rule that also reports errors or warnings.
+    fn note(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
+        self.add(Severity::Note, paths, message.into(), help.into());
+    }
+
+    fn add(&mut self, severity: Severity, paths: &[&str], message: String, help: String) {
         self.found.push(Diagnostic {
             rule: self.rule.id.to_owned(),
             severity,
-            message: message.into(),
-            help: help.into(),
+            message,
+            help,
             span: paths.iter().find_map(|path| self.recipe.span(path)),
         });
+    }
+}
+
+/// The counts nearest to another one, two on each side: `4, 8 or 16`; empty if there are none.
+fn nearest(counts: &[u64], to: u64) -> String {
+    let above = counts.partition_point(|&count| count < to);
+    let near = &counts[above.saturating_sub(2)..(above + 2).min(counts.len())];
+    let words: Vec<String> = near.iter().map(u64::to_string).collect();
+    match words.as_slice() {
+        [some @ .., last] if !some.is_empty() => format!("{} or {last}", some.join(", ")),
+        words => words.concat(),
+    }
+}
+
+/// The multiples of `unit` nearest to a number that is none: `128 or 256`.
+fn multiples(unit: u64, number: u64) -> String {
+    match number - number % unit {
+        0 => unit.to_string(),
+        below => format!("{below} or {}", below.saturating_add(unit)),
     }
 }
 
@@ -323,8 +269,7 @@ pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagn
         request,
         draft,
     };
-    let rules = PLANNER_RULES.iter().copied();
-    rules.flat_map(|rule| judge(rule, &case)).collect()
+    RULES.iter().flat_map(|rule| judge(rule, &case)).collect()
 }
 
 /// Whether another trainer will run the plan: an external trainer, or the only possible one if the recipe

@@ -51,7 +51,7 @@ pub(super) fn index(rules: &[&Rule]) -> String {
 
 fn example(example: &Example, command: &str) -> String {
     let call = format!("evenkeel {command} recipe.yaml {}", example.flags);
-    format!("```yaml\n# {}\n{}```\n", call.trim_end(), example.recipe)
+    format!("```yaml\n# {}\n{}```\n", call.trim_end(), example.recipe())
 }
 
 /// Breaks a paragraph into lines, each ended by a line feed.

@@ -25,7 +25,7 @@ fn every_page_has_every_section() {
         }
         assert!(!rule.summary.ends_with('.'), "{}", rule.id);
         let (wrong, right) = (&rule.wrong, &rule.right);
-        let same = wrong.recipe == right.recipe && wrong.flags == right.flags;
+        let same = wrong.recipe() == right.recipe() && wrong.flags == right.flags;
         assert!(!same, "{}", rule.id);
     }
 }

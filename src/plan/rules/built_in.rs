@@ -1,0 +1,339 @@
+//! What the built-in trainer supports.
+
+use super::{Case, Check, Findings, Rule, native, surveyed};
+use crate::plan::draft::axes;
+use crate::recipe::schema::spec::{Objective, Precision, Strategy};
+use crate::recipe::{Dialect, Severity};
+
+pub(super) const RULES: &[&Rule] = &[
+    &TRAINER_OBJECTIVE,
+    &TRAINER_PARALLELISM,
+    &TRAINER_WEIGHTS,
+    &TRAINER_NUMERICS,
+    &TRAINER_MODEL,
+];
+
+/// Objectives of the built-in trainer.
+pub(super) const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
+
+const TRAINER_OBJECTIVE: Rule = Rule {
+    id: "trainer-objective",
+    severity: Severity::Error,
+    summary: "the built-in trainer does not train this objective",
+    why: "Evenkeel reads and plans recipes of every objective. The built-in trainer supports language \
+modelling and supervised fine-tuning. It refuses another objective by name instead of training one of \
+these.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    wrong: native(
+        "",
+        "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 4}\n",
+    ),
+    right: native(
+        "",
+        "  objective: sft\n  batch: {global: 128, per_device_batch_size: 4}\n",
+    ),
+    check: Check::Trainer(trainer_objective),
+};
+
+fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let objective = case.spec().objective;
+    if !TRAINED.contains(&objective) {
+        findings.at(
+            &["objective"],
+            format!("the built-in trainer does not train {objective}"),
+            "it trains language-modelling and sft; `evenkeel plan` plans the others too",
+        );
+    }
+}
+
+const TRAINER_PARALLELISM: Rule = Rule {
+    id: "trainer-parallelism",
+    severity: Severity::Error,
+    summary: "the built-in trainer has no tensor, pipeline, context or sequence parallelism",
+    why: "A plan counts all axes, for recipes that another trainer runs. The built-in trainer is \
+data-parallel, replicated or sharded, and cannot split a model along these axes.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    wrong: native(
+        "",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {tensor: 4}\n",
+    ),
+    right: native(
+        "",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n",
+    ),
+    check: Check::Trainer(trainer_parallelism),
+};
+
+fn trainer_parallelism(case: &Case<'_>, findings: &mut Findings<'_>) {
+    for (axis, size) in axes(&case.spec().parallel) {
+        if size > 1 {
+            let path = format!("parallel.{axis}");
+            let (key, sharded) = (case.key(&path), case.set("parallel.strategy", "fsdp"));
+            findings.at(
+                &[&path],
+                format!("the built-in trainer has no {axis} parallelism, {key} is {size}"),
+                format!("set it to 1 ({sharded} shards instead), or plan only"),
+            );
+        }
+    }
+}
+
+const TRAINER_WEIGHTS: Rule = Rule {
+    id: "trainer-weights",
+    severity: Severity::Error,
+    summary: "the built-in trainer has no adapters and no quantised weights",
+    why: "Low-rank adapters (PEFT) and weights in 4 or 8 bits change the trained parameters. The built-in \
+trainer trains all weights. With a recipe for adapters that would be another experiment under the same \
+name.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    wrong: native(
+        "",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n",
+    ),
+    right: native(
+        "",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1}\n",
+    ),
+    check: Check::Trainer(trainer_weights),
+};
+
+fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let model = &case.spec().model;
+    for (path, asked, what) in [
+        ("model.adapters", model.adapters, "low-rank adapters"),
+        (
+            "model.load_in_4bit",
+            model.load_in_4bit,
+            "weights in 4 bits",
+        ),
+        (
+            "model.load_in_8bit",
+            model.load_in_8bit,
+            "weights in 8 bits",
+        ),
+    ] {
+        if asked {
+            let key = case.recipe.key(path);
+            findings.at(
+                &[path],
+                format!("the built-in trainer has no {what} (`{key}`)"),
+                format!("override it with `{key}=false` to train all weights, or plan only"),
+            );
+        }
+    }
+}
+
+const TRAINER_NUMERICS: Rule = Rule {
+    id: "trainer-numerics",
+    severity: Severity::Error,
+    summary: "the recipe requests an optimiser or numerics that the built-in trainer does not have",
+    why: "The built-in trainer computes in f32 on CPUs, and in f32 or bf16 on GPUs, with exact attention. It uses AdamW with both \
+moments in f32. It keeps everything on every rank (`ddp`) or shards everything (`fsdp`, also for ZeRO-1 \
+and ZeRO-2). A plan follows the recipe, for trainers that support it. The warnings state what `launch` does \
+instead; `check` omits them for upstream recipes. Lower precision, states of fewer bits and another \
+sharding change rounding, speed and memory, not the objective. Another kind of optimiser is \
+another experiment: `launch` refuses it.",
+    upstream: "transformers 5.23.0, `training_args.py`: `bf16`, `tf32` and `OptimizerNames`. DeepSpeed edaa722: ZeRO \
+stages 1 to 3.",
+    wrong: native(
+        "--gpus 4",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  optimizer: {name: lion_8bit}\n",
+    ),
+    right: native(
+        "--gpus 4",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  optimizer: {name: adamw_torch}\n",
+    ),
+    check: Check::PlanWarning(trainer_numerics),
+};
+
+fn trainer_numerics(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (spec, model) = (case.spec(), &case.spec().model);
+    let mut instead = |path: &str, asked: &str, does: &str| {
+        let key = case.key(path);
+        findings.warn(
+            &[path],
+            format!("the built-in trainer {does}, but {key} asks for {asked}"),
+            "results differ only by rounding; another trainer may support it",
+        );
+    };
+    let on_cpu = case.request.on_cpu;
+    match model.precision {
+        Precision::F32 if model.tf32 => instead("model.tf32", "tf32", "computes in f32"),
+        Precision::F32 => {}
+        Precision::Bf16 if on_cpu => instead("model.precision", "bf16", "computes in f32 on CPUs"),
+        Precision::F16 if on_cpu => instead("model.precision", "f16", "computes in f32 on CPUs"),
+        Precision::Bf16 => {}
+        Precision::F16 => instead("model.precision", "f16", "computes in bf16 on GPUs"),
+    }
+    if let Some(kernel) = model.attention.as_deref()
+        && !EXACT.contains(&kernel)
+    {
+        let does = "computes exact attention with its own kernels";
+        instead("model.attention", kernel, does);
+    }
+    match spec.parallel.strategy {
+        Strategy::Ddp | Strategy::Fsdp => {}
+        Strategy::Zero1 => instead("parallel.strategy", "ZeRO-1", "shards everything"),
+        Strategy::Zero2 => instead("parallel.strategy", "ZeRO-2", "shards everything"),
+    }
+    let Some(name) = spec.optimizer.name.as_deref() else {
+        return;
+    };
+    // Upstream's names (`OptimizerNames`, transformers 5.23.0 `training_args.py`).
+    let kind = name.to_lowercase();
+    let kind = kind.strip_prefix("paged_").unwrap_or(&kind);
+    let smaller = ["8bit", "4bit", "anyprecision"];
+    if !kind.starts_with("adamw") {
+        // HALOs and direct-preference-optimization name classes of `torch.optim`.
+        let adamw = match case.recipe.dialect {
+            Dialect::Halos | Dialect::Dpo => "AdamW",
+            _ => "adamw_torch",
+        };
+        let (key, set) = (
+            case.key("optimizer.name"),
+            case.set("optimizer.name", adamw),
+        );
+        findings.at(
+            &["optimizer.name"],
+            format!("the built-in trainer uses AdamW, but {key} is {name}"),
+            format!("set {set} to train with AdamW, or plan only"),
+        );
+    } else if smaller.iter().any(|word| kind.contains(word)) {
+        instead("optimizer.name", name, "keeps AdamW's moments in f32");
+    }
+}
+
+/// Attention kernels that compute exact attention in the precision of the model.
+const EXACT: [&str; 2] = ["eager", "sdpa"];
+
+const TRAINER_MODEL: Rule = Rule {
+    id: "trainer-model",
+    severity: Severity::Error,
+    summary: "the built-in trainer does not support this model",
+    why: "It supports the Llama family: RMSNorm, gated SiLU MLPs, RoPE without scaling, no biases, no \
+dropout, attention over the whole sample. Another architecture, or a sample longer than a sliding \
+window, would be another model under the same name.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    wrong: native(
+        "",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n",
+    ),
+    right: native(
+        "",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
+    ),
+    check: Check::Trainer(surveyed),
+};
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::PlanRequest;
+    use crate::plan::rules::testing::{launched, only, recipe, reported};
+    use crate::recipe::Severity;
+    use crate::recipe::Severity::Error;
+    use crate::recipe::schema::spec::{Objective, Precision, Strategy};
+
+    #[test]
+    fn other_objectives_are_refused() {
+        let mut recipe = recipe();
+        recipe.spec.objective = Objective::Dpo;
+        assert_eq!(launched("trainer-objective", &recipe).len(), 1);
+        recipe.spec.objective = Objective::Sft;
+        assert!(launched("trainer-objective", &recipe).is_empty());
+    }
+
+    #[test]
+    fn every_axis_is_refused_by_name() {
+        let mut recipe = recipe();
+        recipe.spec.parallel.tensor = 2;
+        recipe.spec.parallel.context = 2;
+        assert_eq!(launched("trainer-parallelism", &recipe).len(), 2);
+    }
+
+    #[test]
+    fn adapters_and_quantised_weights_are_refused() {
+        let mut recipe = recipe();
+        recipe.spec.model.adapters = true;
+        recipe.spec.model.load_in_4bit = true;
+        assert_eq!(launched("trainer-weights", &recipe).len(), 2);
+    }
+
+    #[test]
+    fn substitutions_are_warned_about_and_do_not_fail() {
+        let mut recipe = recipe();
+        assert!(launched("trainer-numerics", &recipe).is_empty());
+        recipe.spec.model.precision = Precision::Bf16;
+        recipe.spec.model.attention = Some("flash_attention_2".to_owned());
+        recipe.spec.parallel.strategy = Strategy::Zero2;
+        recipe.spec.optimizer.name = Some("paged_adamw_8bit".to_owned());
+        let found = launched("trainer-numerics", &recipe);
+        let messages: Vec<&str> = found.iter().map(|d| d.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "the built-in trainer computes in f32 on CPUs, but `model.precision` asks for bf16",
+                "the built-in trainer computes exact attention with its own kernels, but `model.attention` \
+                 asks for flash_attention_2",
+                "the built-in trainer shards everything, but `parallel.strategy` asks for ZeRO-2",
+                "the built-in trainer keeps AdamW's moments in f32, but `optimizer.name` asks for \
+                 paged_adamw_8bit",
+            ]
+        );
+        assert!(found.iter().all(|d| d.severity == Severity::Warning));
+        assert_eq!(
+            only("trainer-numerics", &recipe, &PlanRequest::gpus(1)),
+            found[1..]
+        );
+    }
+
+    #[test]
+    fn the_precision_is_known_to_differ_on_cpus() {
+        let mut recipe = recipe();
+        let mut message = |precision, on_cpu| {
+            recipe.spec.model.precision = precision;
+            let request = PlanRequest {
+                on_cpu,
+                ..PlanRequest::gpus(1)
+            };
+            let found = only("trainer-numerics", &recipe, &request);
+            let messages: Vec<_> = found.into_iter().map(|d| d.message).collect();
+            messages.join("\n")
+        };
+        insta::assert_snapshot!(message(Precision::Bf16, true), @"the built-in trainer computes in f32 on CPUs, but `model.precision` asks for bf16");
+        insta::assert_snapshot!(message(Precision::F16, true), @"the built-in trainer computes in f32 on CPUs, but `model.precision` asks for f16");
+        insta::assert_snapshot!(message(Precision::F16, false), @"the built-in trainer computes in bf16 on GPUs, but `model.precision` asks for f16");
+        assert_eq!(message(Precision::Bf16, false), "");
+        assert_eq!(message(Precision::F32, true), "");
+    }
+
+    #[test]
+    fn another_optimiser_warns_in_a_plan_and_fails_a_launch() {
+        let mut recipe = recipe();
+        for name in [
+            "rmsprop",
+            "lion_8bit",
+            "galore_adamw",
+            "adafactor",
+            "schedule_free_adamw",
+        ] {
+            recipe.spec.optimizer.name = Some(name.to_owned());
+            let severity = |found: Vec<crate::recipe::Diagnostic>| found[0].severity;
+            let planned = only("trainer-numerics", &recipe, &PlanRequest::gpus(1));
+            assert_eq!(severity(planned), Severity::Warning, "{name}");
+            assert_eq!(
+                severity(launched("trainer-numerics", &recipe)),
+                Severity::Error,
+                "{name}"
+            );
+        }
+        for name in ["adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"] {
+            recipe.spec.optimizer.name = Some(name.to_owned());
+            assert!(launched("trainer-numerics", &recipe).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn another_architecture_fails_only_a_launch() {
+        assert_eq!(reported("trainer-model"), [vec![], vec![Error]]);
+    }
+}

@@ -1,0 +1,628 @@
+//! External trainers: the batch in their commands, and their checkpoints.
+
+use serde_json::Value;
+
+use super::{Case, Check, Findings, Rule, native};
+use crate::plan::split::Split;
+use crate::recipe::batch_arguments::{self, BatchNumbers};
+use crate::recipe::schema::placeholder::{self, DEEPSPEED_CONFIG, RECIPE};
+use crate::recipe::schema::spec::{BatchSchedule, Strategy};
+use crate::recipe::{Dialect, Severity, trainer_command};
+
+pub(super) const RULES: &[&Rule] = &[
+    &EXTERNAL_TRAINER,
+    &CHECKPOINT_PORTABLE,
+    &OPTIMIZER_STATE_LOST,
+];
+
+const EXTERNAL_TRAINER: Rule = Rule {
+    id: "external-trainer",
+    severity: Severity::Error,
+    summary: "an external trainer would train with another batch than planned",
+    why: "Evenkeel starts an external trainer once for every device and passes the plan's numbers in every \
+world. Four things would silently change the global batch. A number in the command does not follow \
+the world. A launcher in the command starts a process for every device again. Upstream's batch finder \
+lowers the per-device batch. Only the built-in trainer supports unequal shares and a growing batch.",
+    upstream: "torch 2.9 `distributed/run.py` and accelerate 16cb6eb `commands/launch.py` start \
+their own processes; evenkeel replaces them where they begin the command. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
+DistributedDataParallel averages over ranks, whatever their shares.",
+    wrong: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n  \
+             trainer: {command: [mpirun, python, train.py, --batch, '{per_device_batch_size}']}\n",
+    ),
+    right: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n  \
+             trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n",
+    ),
+    check: Check::Plan(external_trainer),
+};
+
+/// Keys whose values depend on the world, and their placeholders.
+const OF_A_WORLD: [(&str, &str); 2] = [
+    ("batch.per_device_batch_size", "{per_device_batch_size}"),
+    ("batch.accumulation", "{gradient_accumulation_steps}"),
+];
+
+/// TrainingArguments' switch for upstream's batch finder.
+const FINDER: &str = "auto_find_batch_size";
+
+fn external_trainer(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let spec = case.spec();
+    let command = &spec.trainer.command;
+    if command.is_empty() {
+        return;
+    }
+    if let Some((key, problem)) = placeholder::flaw(&spec.trainer) {
+        findings.at(&[key], format!("`{key}` {problem}"), placeholder::LISTED);
+    }
+    if let Some(launcher) = trainer_command::launcher(command) {
+        findings.at(
+            &["trainer.command"],
+            format!("`{launcher}` starts a process for every device, but so does evenkeel"),
+            "begin the command with it, without a shell or another program before it, or give the command that it \
+             would start, as `python train.py …`",
+        );
+    }
+    if spec.schedule != BatchSchedule::Constant {
+        let key = case.key("schedule");
+        findings.at(
+            &["schedule"],
+            format!("an external trainer keeps a constant batch; {key} changes it"),
+            "remove it, or use the built-in trainer",
+        );
+    }
+    if spec.batch.auto_find || trainer_command::switches_on(command, FINDER) {
+        findings.at(
+            &["batch.auto_find", "trainer.command"],
+            format!(
+                "`{FINDER}` lowers the per-device batch inside the program and keeps accumulation"
+            ),
+            "remove it: after an out-of-memory error, evenkeel restarts the program with a smaller \
+             per-device batch and more accumulation",
+        );
+    }
+    if let Some(split) = case.uneven() {
+        findings.at(
+            &["batch.remainder"],
+            format!(
+                "micro-batches are dealt unevenly, {}, which only the built-in trainer supports",
+                split.formula()
+            ),
+            format!("use {}", case.feasible_near()),
+        );
+    }
+    if let Some(split) = case.draft.split {
+        check_arguments(case, &split, findings);
+    }
+}
+
+/// Refuses batch numbers in the command that differ from the plan's, or that do not follow the world.
+fn check_arguments(case: &Case<'_>, split: &Split, findings: &mut Findings<'_>) {
+    let recipe = case.recipe;
+    let command = &case.spec().trainer.command;
+    let typed = |key| {
+        let (word, value) = trainer_command::typed(command, key)?;
+        Some((word, value.parse::<u64>().ok()?))
+    };
+    let mut refuse = |word: &str, why: &str, instead: &str| {
+        findings.at(
+            &["trainer.command"],
+            format!("the command sets `{word}`, {why}"),
+            format!("write `{instead}` instead"),
+        );
+    };
+    let of_a_world = "which does not follow the world";
+    let splits = batch_arguments::splits_batches(recipe);
+    for (path, instead) in OF_A_WORLD {
+        let instead = if splits { "{args}" } else { instead };
+        for key in batch_arguments::spellings(recipe, path) {
+            if let Some((word, _)) = typed(key) {
+                refuse(&word, of_a_world, instead);
+            }
+        }
+    }
+    if splits && placeholder::is_used(command, "per_device_batch_size") {
+        let why = "the share of one device, but `split_batches` takes the batch of all devices";
+        refuse("{per_device_batch_size}", why, "{args}");
+    }
+    let numbers = BatchNumbers {
+        world: case.request.gpus,
+        nodes: None,
+        data_parallel: split.ranks,
+        global: split.batch(),
+        per_device_batch_size: split.per_device_batch_size,
+        accumulation: split.accumulation(),
+        steps_per_generation: None,
+    };
+    let global_keys = batch_arguments::spellings(recipe, "batch.global");
+    for (key, planned) in batch_arguments::argument_pairs(recipe, &numbers) {
+        let Some((word, value)) = typed(key).filter(|_| global_keys.contains(&key)) else {
+            continue;
+        };
+        if value != planned {
+            refuse(&word, &format!("but the plan has {planned}"), "{args}");
+        } else if planned != numbers.global {
+            // The batch of one accumulation step changes with the world.
+            refuse(&word, of_a_world, "{args}");
+        }
+    }
+}
+
+const CHECKPOINT_PORTABLE: Rule = Rule {
+    id: "checkpoint-portable",
+    severity: Severity::Error,
+    summary: "an external trainer's checkpoint would not load in another world",
+    why: "When devices come or go, Evenkeel starts the program again in another world, and the program loads its \
+newest checkpoint there. Checkpoints with a part for each rank load only in a world of the same size, unless they \
+can be converted. Evenkeel converts those of DeepSpeed's ZeRO to universal checkpoints, and must then set \
+`checkpoint.load_universal` in the DeepSpeed config of the program. direct-preference-optimization saves checkpoints, \
+but has no argument to continue from them. docs/external-trainer.md says for each trainer \
+and sharding what its checkpoint needs.",
+    upstream: "accelerate 1.15.0 `utils/fsdp_utils.py` and transformers 5.23.0 `trainer.py` \
+(`_load_from_checkpoint` finds no checkpoint with `LOCAL_STATE_DICT`). DeepSpeed 0.19.8 `runtime/zero/` refuses a \
+checkpoint of another data-parallel size; `checkpoint/ds_to_universal.py` converts it. direct-preference-optimization \
+f8b8c0f `train.py` loads only `model.archive`, the weights of a policy.",
+    wrong: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n  \
+             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+             environment: {ACCELERATE_USE_FSDP: 'true', FSDP_STATE_DICT_TYPE: LOCAL_STATE_DICT}\n",
+    ),
+    right: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n  \
+             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+             environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '2', FSDP_STATE_DICT_TYPE: SHARDED_STATE_DICT}\n",
+    ),
+    check: Check::Plan(checkpoint_portable),
+};
+
+fn checkpoint_portable(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (spec, trainer) = (case.spec(), &case.spec().trainer);
+    if !trainer.is_external() {
+        return;
+    }
+    // accelerate also takes the number of the type.
+    let state = trainer.environment.get("FSDP_STATE_DICT_TYPE");
+    let local =
+        state.is_some_and(|kind| ["LOCAL_STATE_DICT", "2"].contains(&&*kind.to_uppercase()));
+    if local && trainer.uses_fsdp() {
+        findings.at(
+            &["trainer.environment"],
+            "with `LOCAL_STATE_DICT` every rank saves its own part, and transformers loads it in no world",
+            "set `fsdp_version: 2` and `fsdp_state_dict_type: SHARDED_STATE_DICT` in the accelerate config",
+        );
+    }
+    let elasticity = &spec.elasticity;
+    if elasticity.min.is_some() && elasticity.min == elasticity.max {
+        return;
+    }
+    let one_world = format!(
+        "keep one world, with the same {} and {}",
+        case.key("elasticity.min"),
+        case.key("elasticity.max")
+    );
+    if case.recipe.dialect == Dialect::Dpo && trainer.resume.is_empty() {
+        let resume = case.key("trainer.resume");
+        findings.at(
+            &["trainer.command"],
+            "direct-preference-optimization cannot continue from its checkpoints, so every other world would begin \
+             again at step 0",
+            format!("{one_world}; if your program can continue, set {resume}"),
+        );
+    }
+    if spec.parallel.strategy != Strategy::Ddp && uses_unwritten_config(case) {
+        findings.at(
+            &["trainer.command"],
+            "ZeRO's checkpoints load in another world only with `checkpoint.load_universal` in the DeepSpeed \
+             config, which evenkeel cannot set in this command",
+            format!("add `--deepspeed {{deepspeed_config}}` to the command, or {one_world}"),
+        );
+    }
+}
+
+/// Whether the program uses a DeepSpeed config that Evenkeel does not write.
+fn uses_unwritten_config(case: &Case<'_>) -> bool {
+    let recipe = case.recipe;
+    let trainer = &case.spec().trainer;
+    let command = &trainer.command;
+    let alone = recipe.dialect == Dialect::Deepspeed;
+    let written = trainer.deepspeed_config.is_some()
+        || placeholder::is_used(command, DEEPSPEED_CONFIG)
+        || trainer_command::deepspeed_word(command).is_some()
+        || (alone && placeholder::is_used(command, RECIPE))
+        || (!alone && trainer_command::arguments_win(command));
+    (alone || recipe.files.deepspeed.is_some()) && !written
+}
+
+const OPTIMIZER_STATE_LOST: Rule = Rule {
+    id: "optimizer-state-lost",
+    severity: Severity::Warning,
+    summary: "an external trainer would begin with another optimiser's state after a restart",
+    why: "After every restart the program continues from its newest checkpoint, in the same world or in another one. \
+With FSDP 1, accelerate restores the parameters, but Adam's moments begin at zero with sharded state dicts, and with \
+full state dicts the first moments were wrong in worlds of CPUs. FSDP 2 restores both. That holds for accelerate's \
+launcher, which chooses FSDP 1 without `fsdp_version`, as well as for the arguments `fsdp` and `fsdp_config` of \
+transformers. They choose FSDP 2 without `version` since transformers 5.10, which Evenkeel assumes; for older ones \
+set `version: 2`. A `fsdp_config` in a separate file is not read. With `save_only_model` transformers saves no optimiser's state. HALOs restores the weights and \
+the schedule, but reads its optimiser's state into a key that nothing uses. It also counts samples from 0 after a \
+restart, so a second restart trains samples again. The run continues without an error, but its losses differ.",
+    upstream: "accelerate 1.15.0 `utils/fsdp_utils.py` (`load_fsdp_optimizer` loads into the state dict of an optimiser \
+that has made no step, which is empty), seen with transformers 5.23.0 and torch 2.15 on CPUs. transformers 5.24.0 `training_args.py` \
+(`_process_fsdp_args`; the default `version` was 1 up to 5.9) and `trainer.py` (`save_only_model`). HALOs 4831988 `launch.py` \
+(`optimizer_state.update`) and `train/trainers.py` (`save`, `example_counter`). Evenkeel's comparison is in \
+docs/external-trainer.md.",
+    wrong: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n  \
+             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+             environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '1'}\n",
+    ),
+    right: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n  \
+             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+             environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '2'}\n",
+    ),
+    check: Check::Plan(optimizer_state_lost),
+};
+
+/// The argument of transformers for checkpoints without the optimiser.
+const SAVE_ONLY_MODEL: &str = "save_only_model";
+
+fn optimizer_state_lost(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let trainer = &case.spec().trainer;
+    if !trainer.is_external() {
+        return;
+    }
+    let version = trainer.environment.get("FSDP_VERSION");
+    let second = version.is_some_and(|version| version == "2");
+    if case.recipe.dialect == Dialect::Halos {
+        findings.at(
+            &["trainer.command"],
+            "HALOs restores its weights after a restart, but not its optimiser's state, and after a second restart it \
+             trains samples again",
+            "compare the losses after a restart; docs/external-trainer.md shows by how much they differed",
+        );
+    } else if trainer.uses_fsdp() && !second {
+        findings.at(
+            &["trainer.environment"],
+            "accelerate restores the parameters of FSDP 1 after a restart, but not the optimiser's state",
+            "set `fsdp_version: 2` in the accelerate config",
+        );
+    } else if !trainer.uses_fsdp() && may_choose_fsdp_1(case) {
+        findings.at(
+            &["parallel.strategy"],
+            "transformers may shard with FSDP 1, with which the optimiser's state is not restored after a restart",
+            "set `version: 2` in `fsdp_config`, in the recipe or as JSON in the command",
+        );
+    }
+    let typed = trainer_command::typed(&trainer.command, SAVE_ONLY_MODEL).is_some();
+    let switched = trainer_command::switches_on(&trainer.command, SAVE_ONLY_MODEL);
+    if switched || (!trainer.saves_optimizer && !typed) {
+        let key = if trainer.saves_optimizer {
+            format!("`{SAVE_ONLY_MODEL}`")
+        } else {
+            case.key("trainer.saves_optimizer")
+        };
+        findings.at(
+            &["trainer.saves_optimizer", "trainer.command"],
+            format!("with {key} checkpoints lack the optimiser's state, so it begins again after every restart"),
+            "remove it",
+        );
+    }
+}
+
+/// Whether transformers shards by its own arguments, and not certainly with FSDP 2.
+fn may_choose_fsdp_1(case: &Case<'_>) -> bool {
+    let trainer = &case.spec().trainer;
+    let typed = |key| trainer_command::typed(&trainer.command, key).map(|(_, value)| value);
+    let words = typed("fsdp");
+    let shards = match &words {
+        Some(value) => !["", "no_shard", "false", "False"].contains(&value.as_str()),
+        None => {
+            let strategy = case.recipe.value_sources.get("parallel.strategy");
+            let sharded = case.spec().parallel.strategy != Strategy::Ddp;
+            sharded && strategy.is_some_and(|source| source.key == "fsdp")
+        }
+    };
+    let second = match typed("fsdp_config") {
+        Some(config) => has_version_2(&config),
+        None => {
+            let hybrid = words.is_some_and(|words| words.contains("hybrid_shard"));
+            trainer.chooses_fsdp_2 && !hybrid
+        }
+    };
+    shards && !second
+}
+
+/// Whether a typed `fsdp_config` has transformers' default version, 2. A file's name is no JSON.
+fn has_version_2(config: &str) -> bool {
+    let config = serde_json::from_str(config).unwrap_or(Value::Null);
+    let version = config.get("version").or_else(|| config.get("fsdp_version"));
+    match version {
+        Some(version) => version == 2 || version == "2",
+        None => config.is_object(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::PlanRequest;
+    use crate::plan::rules::testing::{norm_test, only, recipe};
+    use crate::recipe;
+    use crate::recipe::schema::spec::Elasticity;
+    use crate::recipe::{Dialect, Recipe, Request, corpus};
+
+    const TRAINER: &str = "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n";
+
+    /// A `TrainingArguments` recipe for two devices, with this command.
+    fn with(command: &[&str], more: &str) -> Recipe {
+        let text = format!("{TRAINER}{more}evenkeel: {{objective: sft, batch: {{gpus: 2}}}}\n");
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = recipe::read_text(&request, text).unwrap();
+        recipe.spec.trainer.command = command.iter().map(|&word| word.to_owned()).collect();
+        recipe
+    }
+
+    fn found(recipe: &Recipe, gpus: u64) -> Vec<String> {
+        let found = only("external-trainer", recipe, &PlanRequest::gpus(gpus));
+        found.into_iter().map(|d| d.message).collect()
+    }
+
+    fn messages(command: &[&str]) -> Vec<String> {
+        found(&with(command, ""), 2)
+    }
+
+    #[test]
+    fn numbers_in_the_command_are_refused_at_any_position() {
+        assert!(messages(&["sh", "train.sh", "{args}"]).is_empty());
+        assert!(
+            messages(&[
+                "train",
+                "--per_device_train_batch_size",
+                "{per_device_batch_size}"
+            ])
+            .is_empty()
+        );
+        let same = "which does not follow the world";
+        for (command, word) in [
+            (
+                &["train", "--per_device_train_batch_size", "8"][..],
+                "--per_device_train_batch_size",
+            ),
+            (
+                &["train", "--gradient_accumulation_steps=2"],
+                "--gradient_accumulation_steps=2",
+            ),
+            (
+                &["train", "--per_gpu_train_batch_size=8"],
+                "--per_gpu_train_batch_size=8",
+            ),
+            // Abbreviations, as argparse accepts them.
+            (
+                &["train", "{args}", "--per-device-train-b", "3"],
+                "--per-device-train-b",
+            ),
+            (
+                &[
+                    "sh",
+                    "-c",
+                    "exec train --per-device-train-batch-size 8 {args}",
+                ],
+                "--per-device-train-batch-size",
+            ),
+        ] {
+            assert_eq!(
+                messages(command),
+                [format!("the command sets `{word}`, {same}")]
+            );
+        }
+    }
+
+    #[test]
+    fn batch_finders_launchers_and_misspelt_placeholders_are_refused() {
+        let finder = messages(&["train", "{args}", "--auto_find_batch_size"]);
+        assert!(
+            finder[0].starts_with("`auto_find_batch_size` lowers"),
+            "{finder:?}"
+        );
+        let recipe = with(&["train", "{args}"], "auto_find_batch_size: true\n");
+        assert_eq!(found(&recipe, 2), finder);
+        assert!(messages(&["train", "{args}", "--auto_find_batch_size", "false"]).is_empty());
+        assert_eq!(
+            messages(&["train", "{args}", "--auto_find_batch", "1"]),
+            finder
+        );
+        let launcher = messages(&["/usr/bin/torchrun", "train.py", "{args}"]);
+        assert_eq!(
+            launcher,
+            ["`torchrun` starts a process for every device, but so does evenkeel"]
+        );
+        let split = "accelerator_config: {split_batches: true}\n";
+        let command = ["train", "--batch", "{per_device_batch_size}"];
+        assert!(found(&with(&command, split), 2)[0].contains("the share of one device"));
+        assert!(found(&with(&["train", "{args}"], split), 2).is_empty());
+        let slip = messages(&["train", "{arg}"]);
+        assert_eq!(
+            slip,
+            ["`trainer.command` has `{arg}`; did you mean `{args}`?"]
+        );
+    }
+
+    #[test]
+    fn features_of_the_built_in_trainer_are_refused_for_an_external_one() {
+        let mut uneven = with(&["train", "{args}"], "");
+        uneven.spec.batch.remainder = crate::recipe::schema::spec::Remainder::Uneven;
+        assert!(found(&uneven, 2).is_empty());
+        assert!(found(&uneven, 3)[0].contains("only the built-in trainer supports"));
+        let mut grows = norm_test(|_| {});
+        assert!(found(&grows, 2).is_empty());
+        grows.spec.trainer.command = vec!["train".to_owned()];
+        assert!(found(&grows, 2)[0].ends_with("changes it"));
+        assert!(found(&recipe(), 2).is_empty());
+    }
+
+    #[test]
+    fn a_hydra_command_may_set_only_the_planned_global_batch() {
+        let Some(corpus) = corpus::root() else { return };
+        let tree = "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config";
+        let over = [
+            "model=pythia28",
+            "datasets=[hh]",
+            "loss=sft",
+            "exp_name=x",
+            "trainer=FSDPTrainer",
+        ];
+        let numbers = ["batch_size=64", "gradient_accumulation_steps=2"];
+        let request = Request {
+            path: corpus.join(tree),
+            overrides: over.into_iter().chain(numbers).map(str::to_owned).collect(),
+            ..Request::default()
+        };
+        let mut recipe = recipe::read(&request).unwrap();
+        let mut messages = |word: &str| {
+            recipe.spec.trainer.command = vec!["train".to_owned(), word.to_owned()];
+            found(&recipe, 2)
+        };
+        assert!(messages("batch_size=64").is_empty());
+        assert_eq!(
+            messages("++batch_size=32"),
+            ["the command sets `++batch_size=32`, but the plan has 64"]
+        );
+        assert!(messages("gradient_accumulation_steps=2")[0].contains("does not follow the world"));
+    }
+
+    #[test]
+    fn an_elastic_launch_of_dpo_is_refused_unless_its_program_can_resume() {
+        let mut recipe = recipe();
+        recipe.dialect = Dialect::Dpo;
+        let found = |recipe: &Recipe| only("checkpoint-portable", recipe, &PlanRequest::gpus(8));
+        assert!(found(&recipe).is_empty(), "the built-in trainer");
+        recipe.spec.trainer.command = vec!["train.py".to_owned()];
+        let refused = found(&recipe);
+        insta::assert_snapshot!(refused[0].help, @"keep one world, with the same `evenkeel.elasticity.min` and `evenkeel.elasticity.max`; if your program can continue, set `evenkeel.trainer.resume`");
+        let mut resumes = recipe.clone();
+        resumes.spec.trainer.resume = vec!["{checkpoint}".to_owned()];
+        assert!(found(&resumes).is_empty());
+        recipe.spec.elasticity.min = Some(8);
+        assert_eq!(found(&recipe).len(), 1);
+        recipe.spec.elasticity.max = Some(8);
+        assert!(found(&recipe).is_empty());
+    }
+
+    #[test]
+    fn a_deepspeed_config_that_evenkeel_does_not_write_is_refused_unless_the_world_is_fixed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ds.json");
+        let config = r#"{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}"#;
+        std::fs::write(&file, config).unwrap();
+        let text = format!(
+            "per_device_train_batch_size: 4\ndeepspeed: {}\n\
+             evenkeel: {{objective: sft, batch: {{gpus: 2}}}}\n",
+            file.display()
+        );
+        let request = Request {
+            path: "sft.yaml".into(),
+            ..Request::default()
+        };
+        let mut recipe = recipe::read_text(&request, text).unwrap();
+        let mut count = |command: &str, elasticity: Elasticity| {
+            recipe.spec.trainer.command = command.split(' ').map(str::to_owned).collect();
+            recipe.spec.elasticity = elasticity;
+            only("checkpoint-portable", &recipe, &PlanRequest::gpus(2)).len()
+        };
+        let any = Elasticity::default;
+        assert_eq!(count("python train.py {recipe}", any()), 1);
+        for command in [
+            "python train.py {args}",
+            "python train.py --config {recipe}",
+            "python train.py {recipe} --deepspeed {deepspeed_config}",
+            "python train.py {recipe} --deepspeed=mine.json",
+        ] {
+            assert_eq!(count(command, any()), 0, "{command}");
+        }
+        let fixed = Elasticity {
+            min: Some(2),
+            max: Some(2),
+        };
+        assert_eq!(count("python train.py {recipe}", fixed), 0);
+    }
+
+    fn lost(more: &str, command: &str) -> Vec<String> {
+        let text = format!(
+            "per_device_train_batch_size: 4\n{more}evenkeel: {{objective: sft, batch: {{gpus: 2}}}}\n"
+        );
+        let request = Request {
+            path: "sft.yaml".into(),
+            trainer_command: command.split(' ').map(str::to_owned).collect(),
+            ..Request::default()
+        };
+        let recipe = recipe::read_text(&request, text).unwrap();
+        let found = only("optimizer-state-lost", &recipe, &PlanRequest::gpus(2));
+        found.into_iter().map(|found| found.message).collect()
+    }
+
+    #[test]
+    fn fsdp_1_of_transformers_own_arguments_is_reported() {
+        let train = "python train.py {args}";
+        let sharded = "fsdp: full_shard auto_wrap\n";
+        let second = format!("{sharded}fsdp_config: {{version: 2}}\n");
+        let message = "transformers may shard with FSDP 1, with which the optimiser's state is not restored after a \
+                       restart";
+        let first = format!("{sharded}fsdp_config: {{fsdp_version: 1}}\n");
+        let of_command = format!("{train} --fsdp shard_grad_op");
+        for (recipe, command) in [
+            (&*first, train),
+            ("fsdp: true\nfsdp_config: fsdp.json\n", train),
+            ("fsdp: hybrid_shard\n", train),
+            ("", &format!("{train} --fsdp hybrid_shard")),
+            (&second, &format!("{train} --fsdp_config fsdp.json")),
+            (sharded, &format!("{train} --fsdp_config {{\"version\":1}}")),
+        ] {
+            assert_eq!(lost(recipe, command), [message], "{recipe} {command}");
+        }
+        for (recipe, command) in [
+            (&*second, train),
+            (sharded, train),
+            (
+                "fsdp: true\nfsdp_config: {reshard_after_forward: true}\n",
+                train,
+            ),
+            ("fsdp: true\nfsdp_config: '{\"version\": 2}'\n", train),
+            ("", &of_command),
+            ("fsdp: no_shard\n", train),
+            (sharded, &format!("{train} --fsdp=no_shard")),
+            (sharded, &format!("{train} --fsdp_config {{\"version\":2}}")),
+            (
+                "",
+                &format!("{of_command} --fsdp_config {{\"fsdp_version\":2}}"),
+            ),
+        ] {
+            assert!(lost(recipe, command).is_empty(), "{recipe} {command}");
+        }
+    }
+
+    #[test]
+    fn checkpoints_without_the_optimiser_are_reported() {
+        let train = "python train.py {args}";
+        let message = "with `save_only_model` checkpoints lack the optimiser's state, so it begins again after every \
+                       restart";
+        assert_eq!(lost("save_only_model: true\n", train), [message]);
+        let of_command = lost("", &format!("{train} --save_only_model true"));
+        assert_eq!(of_command.len(), 1);
+        let off = format!("{train} --save_only_model false");
+        for (recipe, command) in [
+            ("", train),
+            ("save_only_model: false\n", train),
+            ("save_only_model: true\n", &off),
+        ] {
+            assert!(lost(recipe, command).is_empty(), "{recipe} {command}");
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! The memory of devices and ranks.
+
+use super::{Case, Check, Findings, Rule, native};
+use crate::plan::draft::{DEFAULT_MICRO, MOST_GPUS};
+use crate::plan::memory::{Device, Estimator};
+use crate::recipe::schema::spec::{Model, Strategy};
+use crate::recipe::{Dialect, Severity, Spec};
+use crate::util::format::bytes;
+
+pub(super) const RULES: &[&Rule] = &[&MODEL_NEEDS_SHARDING, &START_BATCH_ESTIMATE, &RANK_MEMORY];
+
+const MODEL_NEEDS_SHARDING: Rule = Rule {
+    id: "model-needs-sharding",
+    severity: Severity::Error,
+    summary: "weights, gradients and optimiser states, or a single sample, do not fit into a device",
+    why: "Full training takes about 16 bytes a parameter before the first activation: 7B \
+parameters are 108 GiB. If that does not fit, it must be sharded: FSDP or ZeRO-3 divide all of \
+it by the data-parallel ranks; adapters avoid most of it. States that are too large are an error. \
+Activations of a single sample that are too large are a warning, because that part of \
+the estimate depends most on the implementation. Some recipes of other dialects do not state their \
+sharding (the alignment-handbook's state it in the accelerate config that they are launched with). They \
+get only a warning as long as the model would fit fully sharded: the estimate counts everything on every \
+device, which may not be intended. No estimate offloads to the host. If the devices' memory is not known, \
+the rule checks nothing: give `--device-memory`.",
+    upstream: "ZeRO (arXiv 1910.02054, section 3.1) for the 16 bytes. Upstream starts and fails with an \
+out-of-memory error.",
+    wrong: native(
+        "--gpus 8 --device-memory 80GB",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16}\n",
+    ),
+    right: native(
+        "--gpus 8 --device-memory 80GB",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16, activation_checkpointing: true}\n",
+    ),
+    check: Check::Plan(model_needs_sharding),
+};
+
+fn model_needs_sharding(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (Some(split), Some(memory)) = (case.draft.split, case.memory()) else {
+        return;
+    };
+    let ranks = split.ranks;
+    if memory.fits(ranks, split.per_device_batch_size) {
+        return;
+    }
+    let sharded_spec = sharded(case.spec());
+    let sharded = memory.with(&sharded_spec);
+    // A recipe in another dialect may state its sharding elsewhere.
+    let unstated = case.recipe.dialect != Dialect::Native
+        && case.recipe.span("parallel.strategy").is_none()
+        && case.spec().parallel.strategy == Strategy::Ddp;
+    let mut ways = Vec::new();
+    if unstated && sharded.fits(ranks, 0) {
+        ways.push(
+            "state its sharding, `--accelerate FILE` or `evenkeel.parallel.strategy=fsdp`"
+                .to_owned(),
+        );
+    }
+    ways.push(how_to_shard(case, &sharded, ranks));
+    ways.extend(how_to_save(case, &memory, ranks));
+    let help = ways.join(", or ");
+    let paths = ["parallel.strategy", "model.path", "model.config"];
+    let what = "weights, gradients and optimiser states";
+    let limit = format!("{} of {} can be used", memory.usable(), memory.available());
+    let states = memory.needed(ranks, 0);
+    if memory.fits(ranks, 0) {
+        let need = memory.needed(ranks, 1);
+        let message = format!("a single sample needs about {need} per device; {limit}");
+        findings.warn(&paths, message, help);
+    } else if !unstated {
+        let message = format!("{what} need about {states} per device; {limit}");
+        findings.at(&paths, message, help);
+    } else if sharded.fits(ranks, 0) {
+        let message = format!("unsharded, {what} need about {states} per device; {limit}");
+        findings.warn(&paths, message, help);
+    } else {
+        let need = sharded.needed(ranks, 0);
+        let over = case.count(case.request.gpus);
+        let message =
+            format!("even sharded over {over}, {what} need about {need} per device; {limit}");
+        findings.at(&paths, message, help);
+    }
+}
+
+/// The recipe, fully sharded over all data-parallel ranks.
+fn sharded(spec: &Spec) -> Spec {
+    let mut spec = spec.clone();
+    spec.parallel.strategy = Strategy::Fsdp;
+    spec.parallel.data_shard = None;
+    spec
+}
+
+/// The number of devices on which it fits fully sharded, as a way out.
+fn how_to_shard(case: &Case<'_>, sharded: &Device<'_>, ranks: u64) -> String {
+    let axes = (case.request.gpus / ranks.max(1)).max(1);
+    let enough = (1..=MOST_GPUS / axes)
+        .find(|&ranks| case.is_feasible(ranks) && sharded.fits(ranks, 1))
+        .map(|ranks| ranks * axes);
+    match (case.spec().parallel.strategy, enough) {
+        (Strategy::Fsdp, Some(gpus)) => format!("use {} or more", case.count(gpus)),
+        (_, Some(gpus)) if gpus <= case.request.gpus => "shard it (`fsdp`, ZeRO-3)".to_owned(),
+        (_, Some(gpus)) => format!(
+            "shard it (`fsdp`, ZeRO-3) over {} or more",
+            case.count(gpus)
+        ),
+        (_, None) => "use larger devices, or split the model (tensor, pipeline)".to_owned(),
+    }
+}
+
+/// Changes that make it fit on the same devices.
+fn how_to_save(case: &Case<'_>, memory: &Device<'_>, ranks: u64) -> Vec<String> {
+    let changes: [(&str, fn(&mut Model)); 2] = [
+        ("train adapters", |model| model.adapters = true),
+        ("checkpoint activations", |model| {
+            model.activation_checkpointing = true;
+        }),
+    ];
+    let mut ways = Vec::new();
+    for (way, change) in changes {
+        let mut spec = case.spec().clone();
+        change(&mut spec.model);
+        if spec.model != case.spec().model && memory.with(&spec).fits(ranks, 1) {
+            ways.push(way.to_owned());
+        }
+    }
+    ways
+}
+
+const START_BATCH_ESTIMATE: Rule = Rule {
+    id: "start-batch-estimate",
+    severity: Severity::Warning,
+    summary: "the micro-batch is an estimate, not the recipe's",
+    why: "There are three cases. `--estimate` requests the largest micro-batch that fits, whatever the \
+recipe states (a note). Or the recipe's micro-batch does not fit into a device by the estimate: the plan \
+takes the largest divisor that fits and raises accumulation, so the global batch stays. Or the recipe \
+states no micro-batch: the plan takes the largest that fits, or 8 if the devices' memory is not \
+known (a note). If the estimate is too high, an out-of-memory error leads to the next smaller \
+one. If it is too low, state the micro-batch.",
+    upstream: "transformers 5.23.0, `training_args.py`: the default of `per_device_train_batch_size` is 8. \
+Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of a 13B model, and \
+model parallelism for 70B.",
+    wrong: native(
+        "--gpus 8 --device-memory 24GB",
+        "  objective: sft\n  batch: {global: 128, per_device_batch_size: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n",
+    ),
+    right: native(
+        "--gpus 8 --device-memory 80GB",
+        "  objective: sft\n  batch: {global: 128, per_device_batch_size: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n",
+    ),
+    check: Check::Plan(start_batch_estimate),
+};
+
+fn start_batch_estimate(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let Some(split) = case.draft.split else {
+        return;
+    };
+    let path = "batch.per_device_batch_size";
+    let (per_device_batch_size, formula) = (split.per_device_batch_size, split.formula());
+    let stated = case.draft.per_device_batch_size(case.spec());
+    let Some(memory) = case.memory() else {
+        if stated.is_none() && !case.request.estimate {
+            findings.note(
+                &[path, "batch.global"],
+                format!(
+                    "no micro-batch is stated, and the devices' memory is not known: {per_device_batch_size} is the \
+                     largest that divides the batch up to {DEFAULT_MICRO}"
+                ),
+                format!(
+                    "state {}, or give `--device-memory` and a model whose shape is known",
+                    case.key(path)
+                ),
+            );
+        }
+        return;
+    };
+    // `model-needs-sharding` covers this case.
+    if !memory.fits(split.ranks, per_device_batch_size) {
+        return;
+    }
+    let needed = memory.needed(split.ranks, per_device_batch_size);
+    let usable = memory.usable();
+    if case.request.estimate {
+        let stated = case.spec().batch.per_device_batch_size;
+        let stated = stated.map_or(String::new(), |stated| format!(" (stated: {stated})"));
+        findings.note(
+            &[path],
+            format!(
+                "{per_device_batch_size} is the largest micro-batch that fits, by estimate: {needed} of \
+                 {usable}{stated}"
+            ),
+            format!(
+                "`--emit` writes it; an out-of-memory error leads to the next smaller one and keeps {formula}"
+            ),
+        );
+    } else if let (Some(unlimited), Some(stated)) = (case.draft.unlimited, stated) {
+        let unlimited = unlimited.per_device_batch_size;
+        findings.at(
+            &[path],
+            format!(
+                "micro-batch {unlimited} (stated: {stated}) needs about {} per device; {usable} of {} can be used: \
+                 {per_device_batch_size} fits, by estimate",
+                memory.needed(split.ranks, unlimited),
+                memory.available(),
+            ),
+            format!("no action needed: accumulation makes up the rest, {formula}"),
+        );
+    } else if stated.is_none() {
+        findings.note(
+            &[path, "batch.global"],
+            format!(
+                "no micro-batch is stated: {per_device_batch_size} is the largest that fits, by estimate ({needed} \
+                 of {usable})"
+            ),
+            format!("state {} to choose another", case.key(path)),
+        );
+    }
+}
+
+const RANK_MEMORY: Rule = Rule {
+    id: "rank-memory",
+    severity: Severity::Error,
+    summary: "weights, gradients and optimiser states do not fit into the memory of a rank",
+    why: "`launch --rank-memory` limits the memory of a rank. The built-in trainer holds 16 bytes a \
+parameter before the first sample: weights, gradients and Adam's two states, all in f32. Under DDP every \
+rank holds all of it, under FSDP each rank holds a shard. No micro-batch is small enough for a limit below \
+that. Samples need more, which only training shows: an out-of-memory error lowers the micro-batch \
+until it fits.",
+    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    wrong: native(
+        "",
+        "  # launched with --rank-memory 8GiB\n  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n",
+    ),
+    right: native(
+        "",
+        "  # launched with --rank-memory 8GiB --procs 4\n  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n  parallel: {strategy: fsdp}\n",
+    ),
+    check: Check::Trainer(rank_memory),
+};
+
+fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let config = case.request.model_config.as_ref();
+    let (Some(limit), Some(ranks), Some(estimator)) = (
+        case.request.rank_memory,
+        case.draft.data_parallel_size,
+        Estimator::of(case.spec(), config),
+    ) else {
+        return;
+    };
+    let needed = estimator.built_in_states(ranks);
+    if needed <= limit {
+        return;
+    }
+    let enough = case.count(estimator.built_in_states(1).div_ceil(limit));
+    let shard = match case.spec().parallel.strategy {
+        Strategy::Ddp => format!(
+            "shard them ({}) over at least {enough}",
+            case.set("parallel.strategy", "fsdp")
+        ),
+        _ => format!("use at least {enough}"),
+    };
+    findings.at(
+        &["parallel.strategy", "model.config", "model.path"],
+        format!(
+            "weights, gradients and optimiser states need {} a rank, and a rank may use {}",
+            bytes(needed),
+            bytes(limit)
+        ),
+        format!("{shard}, raise `--rank-memory`, or train a smaller model"),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::rules::testing::{launch, only, recipe, seven_billion};
+    use crate::plan::{PlanRequest, plan};
+    use crate::recipe::Severity;
+    use crate::recipe::schema::spec::Strategy;
+
+    #[test]
+    fn seven_billion_parameters_do_not_fit_unsharded() {
+        let mut recipe = seven_billion();
+        recipe.spec.parallel.strategy = Strategy::Ddp;
+        let of = |recipe: &crate::recipe::Recipe, gpus, gb: u64| {
+            let request = PlanRequest {
+                device_memory: Some(gb * 1_000_000_000),
+                ..PlanRequest::gpus(gpus)
+            };
+            only("model-needs-sharding", recipe, &request)
+        };
+        let found = of(&recipe, 8, 80);
+        assert_eq!(found[0].severity, Severity::Error);
+        assert_eq!(
+            found[0].help,
+            "shard it (`fsdp`, ZeRO-3), or train adapters"
+        );
+        assert_eq!(
+            of(&recipe, 1, 80)[0].help,
+            "shard it (`fsdp`, ZeRO-3) over 2 GPUs or more, or train adapters"
+        );
+        recipe.spec.parallel.strategy = Strategy::Fsdp;
+        assert!(of(&recipe, 8, 80).is_empty());
+        assert_eq!(
+            of(&recipe, 4, 24)[0].help,
+            "use 8 GPUs or more, or train adapters"
+        );
+        assert!(of(&recipe, 4, 1)[0].help.starts_with("use larger devices"));
+    }
+
+    #[test]
+    fn a_dialect_without_stated_sharding_only_gets_a_warning() {
+        let mut recipe = seven_billion();
+        recipe.dialect = crate::recipe::Dialect::HandbookTrl;
+        recipe.spec.parallel.strategy = Strategy::Ddp;
+        let request = PlanRequest {
+            device_memory: Some(80_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
+        let found = only("model-needs-sharding", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Warning);
+        assert!(found[0].help.contains("--accelerate"));
+        // A smaller micro-batch would not help, so the plan keeps the recipe's.
+        let plan = crate::plan::plan(&recipe, &request).unwrap();
+        assert_eq!(plan.formula, "8 × 16 × 1 = 128");
+    }
+
+    #[test]
+    fn a_model_that_fits_under_no_sharding_is_refused() {
+        let mut recipe = seven_billion();
+        recipe.dialect = crate::recipe::Dialect::HandbookTrl;
+        recipe.spec.parallel.strategy = Strategy::Ddp;
+        for (key, size) in [("hidden_size", 1 << 19), ("num_attention_heads", 1 << 12)] {
+            let size: u64 = size;
+            recipe.spec.model.config.insert(key.to_owned(), size.into());
+        }
+        for gpus in [1, 8, 128] {
+            let request = PlanRequest {
+                device_memory: Some(80_000_000_000),
+                ..PlanRequest::gpus(gpus)
+            };
+            let found = only("model-needs-sharding", &recipe, &request);
+            assert_eq!(found[0].severity, Severity::Error);
+            let message = &found[0].message;
+            assert!(message.starts_with("even sharded over"), "{message}");
+            assert!(
+                message.contains(" TiB per device; 67.1 GiB of 74.5 GiB"),
+                "{message}"
+            );
+            // The help proposes only what helps.
+            assert_eq!(
+                found[0].help,
+                "use larger devices, or split the model (tensor, pipeline)"
+            );
+            assert!(crate::plan::plan(&recipe, &request).is_err());
+            let unknown = PlanRequest::gpus(gpus);
+            assert!(only("model-needs-sharding", &recipe, &unknown).is_empty());
+        }
+    }
+
+    #[test]
+    fn activations_alone_are_a_warning() {
+        let mut recipe = seven_billion();
+        recipe.spec.data.sequence_length = 32_768;
+        let request = PlanRequest {
+            device_memory: Some(24_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
+        let found = only("model-needs-sharding", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Warning);
+        let message = &found[0].message;
+        assert!(message.starts_with("a single sample needs"), "{message}");
+        // The finding is about one sample, whatever the recipe's micro-batch.
+        recipe.spec.batch.per_device_batch_size = Some(1);
+        let one = only("model-needs-sharding", &recipe, &request);
+        assert_eq!(&one[0].message, message);
+    }
+
+    #[test]
+    fn a_micro_batch_that_does_not_fit_moves_down_and_keeps_the_batch() {
+        let recipe = seven_billion();
+        let request = PlanRequest {
+            device_memory: Some(24_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
+        let found = only("start-batch-estimate", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Warning);
+        let plan = plan(&recipe, &request).unwrap();
+        assert_eq!(plan.formula, "8 × 2 × 8 = 128");
+        assert_eq!(
+            plan.outline.adjusted[0].reason,
+            "as much as the devices' memory allows, by estimate"
+        );
+    }
+
+    #[test]
+    fn a_requested_estimate_may_exceed_the_stated_micro_batch() {
+        let recipe = seven_billion();
+        let request = PlanRequest {
+            device_memory: Some(141_000_000_000),
+            estimate: true,
+            ..PlanRequest::gpus(4)
+        };
+        let found = only("start-batch-estimate", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Note);
+        assert!(found[0].message.ends_with("(stated: 16)"), "{found:?}");
+        assert_eq!(plan(&recipe, &request).unwrap().formula, "4 × 32 × 1 = 128");
+    }
+
+    #[test]
+    fn without_a_stated_micro_batch_memory_decides() {
+        let mut recipe = seven_billion();
+        recipe.spec.batch.per_device_batch_size = None;
+        let request = PlanRequest {
+            device_memory: Some(80_000_000_000),
+            ..PlanRequest::gpus(8)
+        };
+        let found = only("start-batch-estimate", &recipe, &request);
+        assert_eq!(found[0].severity, Severity::Note);
+        assert_eq!(plan(&recipe, &request).unwrap().formula, "8 × 16 × 1 = 128");
+    }
+
+    #[test]
+    fn without_memory_upstreams_default_is_the_limit() {
+        let mut recipe = recipe();
+        recipe.spec.batch.per_device_batch_size = None;
+        let plan = plan(&recipe, &PlanRequest::gpus(8)).unwrap();
+        assert_eq!(plan.formula, "8 × 8 × 2 = 128");
+        assert_eq!(plan.outline.diagnostics[0].rule, "start-batch-estimate");
+    }
+
+    #[test]
+    fn states_beyond_the_memory_of_a_rank_are_refused_with_the_way_out() {
+        let mut recipe = recipe();
+        // 1 235 814 400 parameters.
+        recipe.spec.model.path = Some("meta-llama/Llama-3.2-1B".to_owned());
+        let mut message = |strategy, ranks, gibibytes: u64| {
+            recipe.spec.parallel.strategy = strategy;
+            let request = PlanRequest {
+                gpus: ranks,
+                rank_memory: Some(gibibytes << 30),
+                ..launch()
+            };
+            let found = only("rank-memory", &recipe, &request);
+            found.first().map(|d| format!("{}; {}", d.message, d.help))
+        };
+        assert_eq!(message(Strategy::Ddp, 4, 19), None);
+        assert_eq!(message(Strategy::Fsdp, 4, 5), None);
+        insta::assert_snapshot!(message(Strategy::Ddp, 4, 8).unwrap());
+        insta::assert_snapshot!(message(Strategy::Fsdp, 4, 4).unwrap());
+    }
+}
