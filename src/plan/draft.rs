@@ -7,9 +7,8 @@ use serde::Serialize;
 use super::arithmetic::product;
 use super::batch_plan::{Adjustment, Outline, Plan};
 use super::elastic;
-use super::held_out::held_out;
-use super::horizon::{Horizon, horizon};
-use super::memory::{Device, Estimator};
+use super::horizon::{Horizon, held_out, horizon};
+use super::memory::Memory;
 use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
 use crate::recipe::schema::spec::{
@@ -150,10 +149,9 @@ impl Draft {
             data_samples,
         };
         if let Some(global) = global {
-            let ranks = draft.recipe_ranks.or(draft.data_parallel_size);
-            let derived = spec.batch.division != Division::Stated;
-            let ranks = ranks.filter(|_| derived);
-            draft.upstream = ranks.map(|ranks| Upstream::of(spec, global, ranks));
+            let ranks = recipe_ranks.or(here);
+            let derived = ranks.filter(|_| spec.batch.division != Division::Stated);
+            draft.upstream = derived.map(|ranks| Upstream::of(spec, global, ranks));
             let taken = elastic.map(|made| made.valid);
             draft.split(recipe, request, global, taken.as_deref());
         }
@@ -170,25 +168,22 @@ impl Draft {
         taken: Option<&[u64]>,
     ) {
         let spec = &recipe.spec;
-        let device = Device::of(spec, request);
+        let memory = Memory::of(spec, request);
         let fits = |ranks: u64, per_device_batch_size: u64| {
-            let device = device.as_ref();
-            device.is_none_or(|device| device.fits(ranks, per_device_batch_size))
+            let memory = memory.as_ref();
+            memory.is_none_or(|memory| memory.fits(ranks, per_device_batch_size))
         };
         self.deepspeed_micro = self.micro_of_deepspeed(recipe, global);
         let stated = self
             .per_device_batch_size(spec)
             .filter(|_| !request.estimate);
-        let cap = cap(
-            spec,
-            stated,
-            device.is_some(),
-            request.per_device_batch_size_limit,
-        );
+        let memory_decides = memory.is_some() && request.device_memory.is_some();
+        let cap = cap(spec, request, stated, memory_decides);
         let splitter = Splitter::new(global, request.current_batch, cap, &fits);
-        let is_taken = |ranks: &u64| taken.is_none_or(|valid| valid.contains(ranks));
         let exact = |ranks: u64| {
-            splitter.is_exact(ranks) && divides(spec, global, ranks) && is_taken(&ranks)
+            splitter.is_exact(ranks)
+                && divides(spec, global, ranks)
+                && taken.is_none_or(|valid| valid.contains(&ranks))
         };
         self.outline.feasible_gpu_counts = (1..=MOST_GPUS)
             .filter(|&devices| ranks(devices, &spec.parallel).is_some_and(exact))
@@ -199,8 +194,7 @@ impl Draft {
         else {
             return;
         };
-        let anything = |_: u64, _: u64| true;
-        self.unlimited = Splitter::new(global, request.current_batch, cap, &anything)
+        self.unlimited = Splitter::new(global, request.current_batch, cap, &|_, _| true)
             .choose(split.ranks, spec.batch.remainder)
             .filter(|unlimited| unlimited.per_device_batch_size != split.per_device_batch_size);
         self.quantum = splitter.quantum(allowed_ranks(spec, split.ranks), spec.batch.remainder);
@@ -208,13 +202,9 @@ impl Draft {
         self.gradient_accumulation_steps = Some(split.accumulation());
         self.formula = Some(split.formula());
         self.outline.remainder = split.remainder;
-        self.outline.memory = Estimator::of(spec, request.model_config.as_ref()).map(|estimator| {
-            estimator.estimate(
-                split.ranks,
-                split.per_device_batch_size,
-                request.device_memory,
-            )
-        });
+        self.outline.memory = memory
+            .as_ref()
+            .map(|memory| memory.estimate(split.ranks, split.per_device_batch_size));
         self.outline.eval_batch_size = evaluation_micro(spec, &split);
         self.outline.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
@@ -246,28 +236,18 @@ impl Draft {
 
     /// The plan, if nothing is missing.
     pub(super) fn complete(self) -> Result<Plan, Box<Draft>> {
-        // A split gives all six; the world and the batch may exist without one.
-        match self {
-            Draft {
-                formula: Some(formula),
-                data_parallel_size: Some(data_parallel_size),
-                per_device_batch_size: Some(per_device_batch_size),
-                gradient_accumulation_steps: Some(gradient_accumulation_steps),
-                global_batch_size: Some(global_batch_size),
-                quantum: Some(quantum),
-                outline,
-                ..
-            } => Ok(Plan {
-                formula,
-                data_parallel_size,
-                per_device_batch_size,
-                gradient_accumulation_steps,
-                global_batch_size,
-                quantum,
-                outline,
-            }),
-            draft => Err(Box::new(draft)),
-        }
+        let (Some(split), Some(quantum)) = (self.split, self.quantum) else {
+            return Err(Box::new(self));
+        };
+        Ok(Plan {
+            formula: split.formula(),
+            data_parallel_size: split.ranks,
+            per_device_batch_size: split.per_device_batch_size,
+            gradient_accumulation_steps: split.accumulation(),
+            global_batch_size: split.batch(),
+            quantum,
+            outline: self.outline,
+        })
     }
 }
 
@@ -331,37 +311,27 @@ pub fn global_batch(spec: &Spec) -> Option<u64> {
 fn stated_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
     let accumulation = spec.batch.accumulation.unwrap_or(1);
     // Each factor is at most 2^32, so 128 bits hold the product.
-    Some(
-        u128::from(spec.batch.per_device_batch_size?)
-            * u128::from(accumulation)
-            * u128::from(recipe_ranks?),
-    )
+    let each = u128::from(spec.batch.per_device_batch_size?) * u128::from(accumulation);
+    Some(each * u128::from(recipe_ranks?))
 }
 
-/// The upper limit of the micro-batch.
-fn cap(
-    spec: &Spec,
-    per_device_batch_size: Option<u64>,
-    memory_decides: bool,
-    limit: Option<u64>,
-) -> Cap {
-    let limit = limit.unwrap_or(u64::MAX);
-    let otherwise = per_device_batch_size.unwrap_or(DEFAULT_MICRO).min(limit);
-    match (spec.batch.prefer, per_device_batch_size) {
-        (Prefer::PerDeviceBatchSize, _) | (_, None) if memory_decides => Cap {
-            most: limit,
-            otherwise,
-        },
-        _ => Cap::at(otherwise),
-    }
+/// The upper limit of the micro-batch. `stated`: the recipe's, if it counts.
+fn cap(spec: &Spec, request: &PlanRequest, stated: Option<u64>, memory_decides: bool) -> Cap {
+    let limit = request.per_device_batch_size_limit.unwrap_or(u64::MAX);
+    let otherwise = stated.unwrap_or(DEFAULT_MICRO).min(limit);
+    let free = stated.is_none() || spec.batch.prefer == Prefer::PerDeviceBatchSize;
+    let most = if free && memory_decides {
+        limit
+    } else {
+        otherwise
+    };
+    Cap { most, otherwise }
 }
 
 /// Data-parallel ranks of every world that the run may use, including the planned one.
 fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
-    let axes = match spec.parallel.one_process {
-        true => u64::MAX,
-        false => model_parallel(&spec.parallel).unwrap_or(u64::MAX).max(1),
-    };
+    let axes = model_parallel(&spec.parallel).filter(|_| !spec.parallel.one_process);
+    let axes = axes.unwrap_or(u64::MAX);
     let low = spec.elasticity.min.unwrap_or(1).div_ceil(axes).max(1);
     let high = spec.elasticity.max.unwrap_or(MOST_GPUS).min(MOST_GPUS) / axes;
     (low..=high).chain(std::iter::once(planned))
@@ -381,63 +351,70 @@ fn adjustments(
     split: &Split,
 ) -> Vec<Adjustment> {
     let batch = &recipe.spec.batch;
-    let global = split.per_device_batch_size * split.micro_batches;
+    let (ranks, global) = (split.ranks, split.batch());
     let mut adjusted = Vec::new();
     let mut change = |path: &str, from: Option<u64>, to: u64, reason: String| {
-        if from.is_some_and(|from| from != to) {
+        if let Some(from) = from
+            && from != to
+        {
             adjusted.push(Adjustment {
                 key: recipe.key(path).into_owned(),
-                from: from.map(|n| n.to_string()).unwrap_or_default(),
+                from: from.to_string(),
                 to: to.to_string(),
                 reason,
             });
         }
     };
-    let share = format!("{global} / {} ranks", split.ranks);
+    let limit = request.per_device_batch_size_limit;
     let why_micro = if request.estimate {
         "the largest that fits a device, by estimate".to_owned()
     } else if draft.unlimited.is_some() {
         "as much as the devices' memory allows, by estimate".to_owned()
-    } else if request
-        .per_device_batch_size_limit
-        .is_some_and(|limit| Some(limit) < batch.per_device_batch_size)
-    {
+    } else if limit.is_some_and(|limit| Some(limit) < batch.per_device_batch_size) {
         "the recipe's micro-batch ran out of memory".to_owned()
     } else if split.remainder == Remainder::Uneven {
-        format!(
-            "the largest divisor of {global} that gives each of {} ranks a micro-batch",
-            split.ranks
-        )
+        format!("the largest divisor of {global} that gives each of {ranks} ranks a micro-batch")
     } else if batch.prefer == Prefer::PerDeviceBatchSize {
-        format!("prefer: per_device_batch_size; the largest divisor of {share} that fits")
-    } else {
         format!(
-            "the largest divisor of {share} = {} up to the recipe's",
-            global / split.ranks
+            "prefer: per_device_batch_size; the largest divisor of {global} / {ranks} ranks that fits"
         )
+    } else {
+        let share = global / ranks;
+        format!("the largest divisor of {global} / {ranks} ranks = {share} up to the recipe's")
     };
+    let stated = batch.per_device_batch_size;
     change(
         "batch.per_device_batch_size",
-        batch.per_device_batch_size,
+        stated,
         split.per_device_batch_size,
         why_micro,
     );
-    let why_accumulation = format!("keeps the global batch at {global}: {}", split.formula());
+    let why = format!("keeps the global batch at {global}: {}", split.formula());
     change(
         "batch.accumulation",
         batch.accumulation,
         split.accumulation(),
-        why_accumulation,
+        why,
     );
     if let (BatchSchedule::NormTest(test), Some(quantum)) = (&recipe.spec.schedule, draft.quantum) {
-        let rounded = test.max_batch - test.max_batch % quantum;
-        let reason =
+        let max = test.max_batch;
+        let why =
             format!("rounded down to a multiple of {quantum}, which every allowed world splits");
-        change("schedule.max_batch", Some(test.max_batch), rounded, reason);
+        change("schedule.max_batch", Some(max), max - max % quantum, why);
     }
-    if let Some((from, to)) = generations(recipe, draft, split) {
-        let reason = "keeps the generation batch unchanged".to_owned();
-        change("generation.steps_per_generation", Some(from), to, reason);
+    let generation = &recipe.spec.generation;
+    if let Some(steps) = generation.steps_per_generation
+        && let Some(pass) = product(&[ranks, split.per_device_batch_size])
+        && let Some(batch) = generation_batch(&recipe.spec, draft)
+        && batch.is_multiple_of(pass)
+    {
+        let why = "keeps the generation batch unchanged".to_owned();
+        change(
+            "generation.steps_per_generation",
+            Some(steps),
+            batch / pass,
+            why,
+        );
     }
     adjusted
 }
@@ -446,25 +423,16 @@ fn adjustments(
 /// generation in its own world, or the global batch (TRL f2cd577, `trl/trainer/grpo_config.py`).
 pub(super) fn generation_batch(spec: &Spec, draft: &Draft) -> Option<u64> {
     let generation = &spec.generation;
-    generation.generation_batch_size.or_else(|| {
-        match (
-            generation.steps_per_generation,
-            spec.batch.per_device_batch_size,
-            draft.recipe_ranks,
-        ) {
-            (Some(steps), Some(per_device_batch_size), Some(ranks)) => {
-                product(&[steps, per_device_batch_size, ranks])
-            }
-            (Some(_), ..) => None,
-            (None, ..) => draft.global_batch_size,
-        }
-    })
-}
-
-/// Steps per generation: as stated, and as required for the same generation batch.
-fn generations(recipe: &Recipe, draft: &Draft, split: &Split) -> Option<(u64, u64)> {
-    let from = recipe.spec.generation.steps_per_generation?;
-    let pass = product(&[split.ranks, split.per_device_batch_size])?;
-    let batch = generation_batch(&recipe.spec, draft)?;
-    batch.is_multiple_of(pass).then_some((from, batch / pass))
+    match (
+        generation.generation_batch_size,
+        generation.steps_per_generation,
+    ) {
+        (Some(batch), _) => Some(batch),
+        (None, Some(steps)) => product(&[
+            steps,
+            spec.batch.per_device_batch_size?,
+            draft.recipe_ranks?,
+        ]),
+        (None, None) => draft.global_batch_size,
+    }
 }

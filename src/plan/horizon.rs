@@ -127,6 +127,18 @@ pub(super) fn share(samples: u64, share: f64) -> u64 {
     }
 }
 
+/// Samples to hold out of `samples` for `data.held_out`: a value below 1 is a share, rounded up to
+/// whole samples; else it is a count, truncated to a whole number. The planner counts with this function, and
+/// data preparation removes the same number.
+pub fn held_out(asked: Option<f64>, samples: u64) -> u64 {
+    match asked {
+        Some(part) if part < 1.0 => share(samples, part),
+        // The cast truncates the fraction and turns NaN into 0.
+        Some(count) => count as u64,
+        None => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -262,5 +274,17 @@ mod tests {
             prop_assert_eq!(lengths.budget_samples, Some(steps.saturating_mul(global)));
             prop_assert_eq!(lengths.epoch_samples.map(|n| n % global), Some(0));
         }
+    }
+
+    #[test]
+    fn shares_are_rounded_up_and_counts_stay_unchanged() {
+        assert_eq!(held_out(None, 1000), 0);
+        assert_eq!(held_out(Some(0.1), 1280), 128);
+        assert_eq!(held_out(Some(0.0004), 1000), 1);
+        assert_eq!(held_out(Some(0.0), 1000), 0);
+        assert_eq!(held_out(Some(2.9), 1000), 2);
+        assert_eq!(held_out(Some(2000.0), 1000), 2000);
+        assert_eq!(held_out(Some(f64::NAN), 1000), 0);
+        assert_eq!(held_out(Some(-1.0), 1000), 0);
     }
 }

@@ -6,10 +6,8 @@
 
 mod arithmetic;
 mod batch_plan;
-mod descent;
 mod draft;
 pub mod elastic;
-mod held_out;
 mod horizon;
 pub mod memory;
 mod oom_policy;
@@ -20,11 +18,9 @@ mod split;
 mod start;
 
 pub use batch_plan::{Adjustment, MemoryEstimate, Outline, Plan};
-pub use descent::descend;
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
-pub use held_out::held_out;
-pub use horizon::{Horizon, horizon, most_samples};
-pub use oom_policy::{OomPolicy, OomStep};
+pub use horizon::{Horizon, held_out, horizon, most_samples};
+pub use oom_policy::{OomPolicy, OomStep, descend};
 pub use planner::{Examined, Refused, default_world, examine, may_split, plan};
 pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};
 pub use start::{Start, start, starter};

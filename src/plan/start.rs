@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use super::batch_plan::MemoryEstimate;
-use super::memory::{Device, Estimator};
+use super::memory::Memory;
 use super::request::PlanRequest;
 use super::{draft, planner};
 use crate::recipe::{Diagnostic, Located, Recipe};
@@ -43,12 +43,10 @@ pub struct Start {
 pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let spec = &recipe.spec;
     let ranks = draft::ranks(request.gpus, &spec.parallel)?;
-    let device = Device::of(spec, request)?;
-    let sizes = std::iter::successors(Some(MOST), |size| (*size > 1).then_some(size / 2));
-    let per_device_batch_size = sizes
-        .into_iter()
-        .find(|&per_device_batch_size| device.fits_within(SHARE, ranks, per_device_batch_size));
-    let estimator = Estimator::of(spec, request.model_config.as_ref())?;
+    request.device_memory?;
+    let memory = Memory::of(spec, request)?;
+    let mut sizes = std::iter::successors(Some(MOST), |size| (*size > 1).then_some(size / 2));
+    let per_device_batch_size = sizes.find(|&size| memory.fits_within(SHARE, ranks, size));
     // The rules need a plan; one sample a device is the smallest.
     let mut single = recipe.clone();
     single.spec.batch.global = Some(ranks);
@@ -59,11 +57,7 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
         per_device_batch_size,
         world_size: request.gpus,
         data_parallel_size: ranks,
-        memory: estimator.estimate(
-            ranks,
-            per_device_batch_size.unwrap_or(1),
-            request.device_memory,
-        ),
+        memory: memory.estimate(ranks, per_device_batch_size.unwrap_or(1)),
         diagnostics: found.iter().map(|d| d.locate(&recipe.sources)).collect(),
         found,
     })

@@ -3,22 +3,17 @@
 //! It counts weights, gradients, optimiser states and the activations of one micro-batch. It does not
 //! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both.
 
-mod device;
 mod known;
-mod lookup;
 mod shape;
 
-use std::collections::BTreeMap;
-
-use serde_json::Value;
-
+use super::PlanRequest;
 use super::batch_plan::MemoryEstimate;
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
+use crate::util::format::bytes;
 
-pub use device::Device;
 pub use known::{typical, typical_sizes};
-pub use shape::{Biases, Shape};
+pub use shape::Shape;
 
 /// The share of a device's memory that a run can use.
 pub const USABLE: f64 = 0.9;
@@ -32,43 +27,40 @@ const LOGITS: f64 = 12.0;
 
 /// Everything that an estimate depends on except the number of ranks and the micro-batch.
 #[derive(Debug, Clone)]
-pub struct Estimator<'a> {
+pub struct Memory<'a> {
     spec: &'a Spec,
     shape: Shape,
     /// The source of the shape.
     source: String,
+    /// Memory of a device, bytes, if known.
+    available: Option<u64>,
 }
 
-/// Bytes a parameter: of the weights, their gradients and the optimiser's states.
-struct PerParameter {
-    weight: f64,
-    gradient: f64,
-    optimizer: f64,
-}
-
-impl<'a> Estimator<'a> {
-    /// The estimator of a recipe whose model's shape is known; `config_at_path` has the keys of the
-    /// `config.json` at the model's path, if the caller has read one.
-    pub fn of(
-        spec: &'a Spec,
-        config_at_path: Option<&BTreeMap<String, Value>>,
-    ) -> Option<Estimator<'a>> {
-        let (shape, source) = Shape::of(&spec.model, config_at_path)?;
-        Some(Estimator {
+impl<'a> Memory<'a> {
+    /// The memory of a recipe whose model's shape is known.
+    pub fn of(spec: &'a Spec, request: &PlanRequest) -> Option<Memory<'a>> {
+        let (shape, source) = Shape::of(&spec.model, request.model_config.as_ref())?;
+        Some(Memory {
             spec,
             shape,
             source,
+            available: request.device_memory,
         })
     }
 
+    /// The memory of another recipe for the same model.
+    pub fn with<'b>(&self, spec: &'b Spec) -> Memory<'b> {
+        Memory {
+            spec,
+            shape: self.shape.clone(),
+            source: self.source.clone(),
+            available: self.available,
+        }
+    }
+
     /// Bytes on each device for this number of data-parallel ranks and samples per micro-batch.
-    pub fn estimate(
-        &self,
-        ranks: u64,
-        per_device_batch_size: u64,
-        available: Option<u64>,
-    ) -> MemoryEstimate {
-        let (parameters, gradients, optimizer) = self.states(ranks);
+    pub fn estimate(&self, ranks: u64, per_device_batch_size: u64) -> MemoryEstimate {
+        let [parameters, gradients, optimizer] = self.states(ranks);
         let activations = self.activations(per_device_batch_size);
         MemoryEstimate {
             parameters: parameters as u64,
@@ -76,7 +68,7 @@ impl<'a> Estimator<'a> {
             optimizer: optimizer as u64,
             activations: activations as u64,
             total: self.total(ranks, per_device_batch_size) as u64,
-            available,
+            available: self.available,
             assumed: self.assumed(ranks, per_device_batch_size),
         }
     }
@@ -92,28 +84,37 @@ impl<'a> Estimator<'a> {
         (16.0 * self.shape.parameters() / shards as f64) as u64
     }
 
-    /// Bytes on each device; a micro-batch of 0 gives the states alone.
+    /// Whether a device can hold a micro-batch of this number of samples; 0: the weights, gradients and
+    /// optimiser states. A device of unknown memory can.
+    pub fn fits(&self, ranks: u64, per_device_batch_size: u64) -> bool {
+        self.fits_within(USABLE, ranks, per_device_batch_size)
+    }
+
+    /// Whether this number of samples fits into a share of a device.
+    pub fn fits_within(&self, share: f64, ranks: u64, per_device_batch_size: u64) -> bool {
+        self.available.is_none_or(|available| {
+            self.total(ranks, per_device_batch_size) <= available as f64 * share
+        })
+    }
+
+    /// The memory for this number of samples, as text; for 0 that of the states.
+    pub fn needed(&self, ranks: u64, per_device_batch_size: u64) -> String {
+        bytes(self.total(ranks, per_device_batch_size) as u64)
+    }
+
     fn total(&self, ranks: u64, per_device_batch_size: u64) -> f64 {
-        let (parameters, gradients, optimizer) = self.states(ranks);
+        let [parameters, gradients, optimizer] = self.states(ranks);
         parameters + gradients + optimizer + self.activations(per_device_batch_size)
     }
 
-    /// The estimator of another recipe for the same model.
-    fn with<'b>(&self, spec: &'b Spec) -> Estimator<'b> {
-        Estimator {
-            spec,
-            shape: self.shape.clone(),
-            source: self.source.clone(),
-        }
-    }
-
     /// Weights, gradients and optimiser states on one device, bytes.
-    fn states(&self, ranks: u64) -> (f64, f64, f64) {
+    fn states(&self, ranks: u64) -> [f64; 3] {
         let parallel = &self.spec.parallel;
         let parts = parallel.tensor as f64 * parallel.pipeline as f64;
         let all = self.shape.parameters() / parts;
-        let trained = if self.adapters() { all * ADAPTERS } else { all };
-        let bytes = self.per_parameter();
+        let adapters = self.spec.model.adapters;
+        let trained = if adapters { all * ADAPTERS } else { all };
+        let [weight, gradient, optimizer] = self.per_parameter();
         let shards = parallel.data_shard.unwrap_or(ranks).clamp(1, ranks.max(1)) as f64;
         let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
             Strategy::Ddp => (1.0, 1.0, 1.0),
@@ -121,27 +122,23 @@ impl<'a> Estimator<'a> {
             Strategy::Zero2 => (1.0, shards, shards),
             Strategy::Fsdp => (shards, shards, shards),
         };
-        let frozen = if self.adapters() {
-            self.frozen(all)
-        } else {
-            0.0
-        };
+        let frozen = if adapters { self.frozen(all) } else { 0.0 };
         let reference = if self.has_reference() {
             all * self.compute_bytes()
         } else {
             0.0
         };
-        let mut weights = (trained * bytes.weight + frozen + reference) / weight_shards;
+        let mut weights = (trained * weight + frozen + reference) / weight_shards;
         if weight_shards > 1.0 {
             // The current block and the prefetched one are unsharded.
             let largest = self.shape.block().max(self.shape.embedding());
             weights += 2.0 * largest / parts * self.compute_bytes();
         }
-        (
+        [
             weights,
-            trained * bytes.gradient / gradient_shards + trained * self.measured(gradient_shards),
-            trained * bytes.optimizer / optimizer_shards,
-        )
+            trained * gradient / gradient_shards + trained * self.measured(gradient_shards),
+            trained * optimizer / optimizer_shards,
+        ]
     }
 
     /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the
@@ -172,21 +169,14 @@ impl<'a> Estimator<'a> {
         tokens * (kept * self.compute_bytes() + LOGITS * self.shape.vocabulary as f64)
     }
 
-    fn per_parameter(&self) -> PerParameter {
+    /// Bytes a parameter: of the weights, their gradients and the optimiser's states.
+    fn per_parameter(&self) -> [f64; 3] {
         let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
         let mixed = self.spec.model.precision != Precision::F32;
         match self.spec.parallel.strategy {
             // DeepSpeed computes with half-precision weights and keeps f32 weights with Adam's states.
-            Strategy::Zero1 | Strategy::Zero2 if mixed => PerParameter {
-                weight: 2.0,
-                gradient: 2.0,
-                optimizer: states + 4.0,
-            },
-            _ => PerParameter {
-                weight: 4.0,
-                gradient: 4.0,
-                optimizer: states,
-            },
+            Strategy::Zero1 | Strategy::Zero2 if mixed => [2.0, 2.0, states + 4.0],
+            _ => [4.0, 4.0, states],
         }
     }
 
@@ -203,10 +193,6 @@ impl<'a> Estimator<'a> {
         blocks * quantised + (all - blocks) * self.compute_bytes()
     }
 
-    fn adapters(&self) -> bool {
-        self.spec.model.adapters
-    }
-
     /// Whether a device holds a frozen copy of the model in addition to the trained one.
     fn has_reference(&self) -> bool {
         let compares = matches!(
@@ -214,7 +200,7 @@ impl<'a> Estimator<'a> {
             Objective::Dpo | Objective::Kto | Objective::Ppo
         );
         // With adapters, the model without them is the reference.
-        compares && !self.adapters()
+        compares && !self.spec.model.adapters
     }
 
     /// Sequences that pass through the model for each sample.
@@ -234,41 +220,31 @@ impl<'a> Estimator<'a> {
     }
 
     fn assumed(&self, ranks: u64, per_device_batch_size: u64) -> Vec<String> {
-        let Spec {
-            model,
-            parallel,
-            data,
-            ..
-        } = self.spec;
-        let bytes = self.per_parameter();
+        let (model, parallel) = (&self.spec.model, &self.spec.parallel);
+        let [weight, gradient, optimizer] = self.per_parameter();
+        let precision = match model.precision {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16 compute, f32 weights for the optimiser",
+            Precision::F16 => "f16 compute, f32 weights for the optimiser",
+        };
         let mut lines = vec![
             format!(
                 "{} parameters ({})",
                 billions(self.shape.parameters()),
                 self.source
             ),
-            match model.precision {
-                Precision::F32 => "f32".to_owned(),
-                Precision::Bf16 => "bf16 compute, f32 weights for the optimiser".to_owned(),
-                Precision::F16 => "f16 compute, f32 weights for the optimiser".to_owned(),
-            } + &format!(
-                ": {} bytes a trained parameter ({} + {} + {})",
-                bytes.weight + bytes.gradient + bytes.optimizer,
-                bytes.weight,
-                bytes.gradient,
-                bytes.optimizer
+            format!(
+                "{precision}: {} bytes a trained parameter ({weight} + {gradient} + {optimizer})",
+                weight + gradient + optimizer
             ),
         ];
         if let Some(name) = self.spec.optimizer.name.as_deref() {
             let states = optimizer_bytes(Some(name));
-            let paged = if name.contains("paged") {
-                ", paged to the host when short"
-            } else {
-                ""
-            };
-            lines.push(format!(
-                "{name}: {states} bytes of states a parameter{paged}"
-            ));
+            let mut line = format!("{name}: {states} bytes of states a parameter");
+            if name.contains("paged") {
+                line += ", paged to the host when short";
+            }
+            lines.push(line);
         }
         if model.adapters {
             let base = match (model.load_in_4bit, model.load_in_8bit) {
@@ -307,18 +283,18 @@ impl<'a> Estimator<'a> {
                 "weights split evenly over {model_parallel} tensor and pipeline ranks"
             ));
         }
+        let rows = match self.rows_per_sample() {
+            2.0 => "pairs of sequences",
+            _ => "sequences",
+        };
+        let checkpointing = if model.activation_checkpointing {
+            "activations checkpointed once a block"
+        } else {
+            "no activation checkpointing"
+        };
         lines.push(format!(
-            "{per_device_batch_size} {} of {} tokens, fused attention, {}",
-            match self.rows_per_sample() {
-                2.0 => "pairs of sequences",
-                _ => "sequences",
-            },
-            data.sequence_length,
-            if model.activation_checkpointing {
-                "activations checkpointed once a block"
-            } else {
-                "no activation checkpointing"
-            }
+            "{per_device_batch_size} {rows} of {} tokens, fused attention, {checkpointing}",
+            self.spec.data.sequence_length
         ));
         lines
     }
@@ -352,6 +328,11 @@ fn billions(count: f64) -> String {
     } else {
         format!("{:.2}M", count / 1e6)
     }
+}
+
+/// The part of a device's memory that a run can use, as text.
+pub fn usable(available: u64) -> String {
+    bytes((available as f64 * USABLE) as u64)
 }
 
 #[cfg(test)]

@@ -20,16 +20,16 @@ fn recipe(path: &str, objective: Objective, strategy: Strategy, length: u64) -> 
     spec
 }
 
-fn estimator(spec: &Spec) -> Estimator<'_> {
-    Estimator::of(spec, None).unwrap()
+fn memory(spec: &Spec) -> Memory<'_> {
+    Memory::of(spec, &PlanRequest::default()).unwrap()
 }
 
-fn device(spec: &Spec, bytes: u64) -> Device<'_> {
+fn device(spec: &Spec, bytes: u64) -> Memory<'_> {
     let request = PlanRequest {
         device_memory: Some(bytes),
         ..PlanRequest::default()
     };
-    Device::of(spec, &request).unwrap()
+    Memory::of(spec, &request).unwrap()
 }
 
 fn gib(bytes: u64) -> f64 {
@@ -50,7 +50,7 @@ fn upstream_recipes_fit_on_their_authors_devices() {
         ("HuggingFaceTB/SmolLM2-1.7B", Sft, 8192, 8, 4),
     ] {
         let spec = recipe(path, objective, Strategy::Fsdp, length);
-        let estimate = estimator(&spec).estimate(ranks, per_device_batch_size, None);
+        let estimate = memory(&spec).estimate(ranks, per_device_batch_size);
         assert!(gib(estimate.total) < 80.0, "{path}: {estimate:#?}");
     }
     let mut spec = recipe(
@@ -60,7 +60,7 @@ fn upstream_recipes_fit_on_their_authors_devices() {
         2048,
     );
     spec.optimizer.name = Some("adamw_bnb_8bit".to_owned());
-    let estimate = estimator(&spec).estimate(32, 1, None);
+    let estimate = memory(&spec).estimate(32, 1);
     assert!(gib(estimate.total) < 80.0, "{estimate:#?}");
 }
 
@@ -68,7 +68,7 @@ fn upstream_recipes_fit_on_their_authors_devices() {
 fn the_strategy_shards_sixteen_bytes_per_parameter() {
     let of = |strategy, ranks| {
         let spec = recipe("mistralai/Mistral-7B-v0.1", Objective::Sft, strategy, 2048);
-        let e = estimator(&spec).estimate(ranks, 1, None);
+        let e = memory(&spec).estimate(ranks, 1);
         (gib(e.parameters), gib(e.gradients), gib(e.optimizer))
     };
     let close = |got: (f64, f64, f64), want: (f64, f64, f64)| {
@@ -93,7 +93,7 @@ fn unsharded_vectors_of_the_norm_test_count_on_every_device() {
     let of = |strategy, test: NormTest| {
         let mut spec = recipe("mistralai/Mistral-7B-v0.1", Objective::Sft, strategy, 2048);
         spec.schedule = BatchSchedule::NormTest(test);
-        gib(estimator(&spec).estimate(8, 1, None).gradients)
+        gib(memory(&spec).estimate(8, 1).gradients)
     };
     let coordinates = || NormTest {
         coordinate_interval: 100,
@@ -153,10 +153,10 @@ fn memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing() {
         Strategy::Ddp,
         2048,
     );
-    let with = estimator(&spec).estimate(1, 8, None).activations;
-    assert!(estimator(&spec).estimate(1, 16, None).activations == 2 * with);
+    let with = memory(&spec).estimate(1, 8).activations;
+    assert!(memory(&spec).estimate(1, 16).activations == 2 * with);
     spec.model.activation_checkpointing = false;
-    assert!(estimator(&spec).estimate(1, 8, None).activations > 3 * with);
+    assert!(memory(&spec).estimate(1, 8).activations > 3 * with);
 }
 
 #[test]
@@ -186,6 +186,6 @@ fn the_estimate_states_its_assumptions() {
     spec.model.adapters = true;
     spec.model.load_in_4bit = true;
     spec.optimizer.name = Some("paged_adamw_32bit".to_owned());
-    let estimate = estimator(&spec).estimate(1, 4, Some(24_000_000_000));
+    let estimate = device(&spec, 24_000_000_000).estimate(1, 4);
     insta::assert_snapshot!(estimate.assumed.join("\n"));
 }

@@ -265,6 +265,11 @@ mod tests {
             message.contains("126 samples a step in this world, and with 120"),
             "{message}"
         );
-        assert!(elastic_found(&recipe, 8).unwrap().1.contains("a batch of 120"));
+        assert!(
+            elastic_found(&recipe, 8)
+                .unwrap()
+                .1
+                .contains("a batch of 120")
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Case, Check, Findings, Rule, native};
 use crate::plan::draft::{DEFAULT_MICRO, MOST_GPUS};
-use crate::plan::memory::{Device, Estimator};
+use crate::plan::memory::{Memory, usable};
 use crate::recipe::schema::spec::{Model, Strategy};
 use crate::recipe::{Dialect, Severity, Spec};
 use crate::util::format::bytes;
@@ -36,7 +36,7 @@ out-of-memory error.",
 };
 
 fn model_needs_sharding(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(split), Some(memory)) = (case.draft.split, case.memory()) else {
+    let (Some(split), Some((memory, available))) = (case.draft.split, case.memory()) else {
         return;
     };
     let ranks = split.ranks;
@@ -61,7 +61,7 @@ fn model_needs_sharding(case: &Case<'_>, findings: &mut Findings<'_>) {
     let help = ways.join(", or ");
     let paths = ["parallel.strategy", "model.path", "model.config"];
     let what = "weights, gradients and optimiser states";
-    let limit = format!("{} of {} can be used", memory.usable(), memory.available());
+    let limit = format!("{} of {} can be used", usable(available), bytes(available));
     let states = memory.needed(ranks, 0);
     if memory.fits(ranks, 0) {
         let need = memory.needed(ranks, 1);
@@ -91,7 +91,7 @@ fn sharded(spec: &Spec) -> Spec {
 }
 
 /// The number of devices on which it fits fully sharded, as a way out.
-fn how_to_shard(case: &Case<'_>, sharded: &Device<'_>, ranks: u64) -> String {
+fn how_to_shard(case: &Case<'_>, sharded: &Memory<'_>, ranks: u64) -> String {
     let axes = (case.request.gpus / ranks.max(1)).max(1);
     let enough = (1..=MOST_GPUS / axes)
         .find(|&ranks| case.is_feasible(ranks) && sharded.fits(ranks, 1))
@@ -108,7 +108,7 @@ fn how_to_shard(case: &Case<'_>, sharded: &Device<'_>, ranks: u64) -> String {
 }
 
 /// Changes that make it fit on the same devices.
-fn how_to_save(case: &Case<'_>, memory: &Device<'_>, ranks: u64) -> Vec<String> {
+fn how_to_save(case: &Case<'_>, memory: &Memory<'_>, ranks: u64) -> Vec<String> {
     let changes: [(&str, fn(&mut Model)); 2] = [
         ("train adapters", |model| model.adapters = true),
         ("checkpoint activations", |model| {
@@ -157,7 +157,7 @@ fn start_batch_estimate(case: &Case<'_>, findings: &mut Findings<'_>) {
     let path = "batch.per_device_batch_size";
     let (per_device_batch_size, formula) = (split.per_device_batch_size, split.formula());
     let stated = case.draft.per_device_batch_size(case.spec());
-    let Some(memory) = case.memory() else {
+    let Some((memory, available)) = case.memory() else {
         if stated.is_none() && !case.request.estimate {
             findings.note(
                 &[path, "batch.global"],
@@ -178,7 +178,7 @@ fn start_batch_estimate(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     }
     let needed = memory.needed(split.ranks, per_device_batch_size);
-    let usable = memory.usable();
+    let usable = usable(available);
     if case.request.estimate {
         let stated = case.spec().batch.per_device_batch_size;
         let stated = stated.map_or(String::new(), |stated| format!(" (stated: {stated})"));
@@ -200,7 +200,7 @@ fn start_batch_estimate(case: &Case<'_>, findings: &mut Findings<'_>) {
                 "micro-batch {unlimited} (stated: {stated}) needs about {} per device; {usable} of {} can be used: \
                  {per_device_batch_size} fits, by estimate",
                 memory.needed(split.ranks, unlimited),
-                memory.available(),
+                bytes(available),
             ),
             format!("no action needed: accumulation makes up the rest, {formula}"),
         );
@@ -238,19 +238,18 @@ until it fits.",
 };
 
 fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let config = case.request.model_config.as_ref();
-    let (Some(limit), Some(ranks), Some(estimator)) = (
+    let (Some(limit), Some(ranks), Some(memory)) = (
         case.request.rank_memory,
         case.draft.data_parallel_size,
-        Estimator::of(case.spec(), config),
+        Memory::of(case.spec(), case.request),
     ) else {
         return;
     };
-    let needed = estimator.built_in_states(ranks);
+    let needed = memory.built_in_states(ranks);
     if needed <= limit {
         return;
     }
-    let enough = case.count(estimator.built_in_states(1).div_ceil(limit));
+    let enough = case.count(memory.built_in_states(1).div_ceil(limit));
     let shard = match case.spec().parallel.strategy {
         Strategy::Ddp => format!(
             "shard them ({}) over at least {enough}",

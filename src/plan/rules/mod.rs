@@ -20,7 +20,7 @@ mod world;
 use std::sync::LazyLock;
 
 use super::draft::{Draft, model_parallel};
-use super::memory::Device;
+use super::memory::Memory;
 use super::request::{PlanRequest, Trainer};
 use super::split::Split;
 use crate::recipe::schema::spec::{BatchSchedule, NormTest, Remainder};
@@ -132,9 +132,10 @@ impl Case<'_> {
         }
     }
 
-    /// The devices' memory, when it and the model's shape are known.
-    fn memory(&self) -> Option<Device<'_>> {
-        Device::of(self.spec(), self.request)
+    /// The recipe's memory and that of a device, bytes, when both are known.
+    fn memory(&self) -> Option<(Memory<'_>, u64)> {
+        let available = self.request.device_memory?;
+        Some((Memory::of(self.spec(), self.request)?, available))
     }
 
     /// The settings of the norm test, if it is the schedule.
