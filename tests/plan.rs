@@ -89,7 +89,7 @@ proptest! {
             workers: gpus,
             sharded,
         };
-        let accepted = norm::settings::check(&recipe.spec.schedule, &conditions);
+        let accepted = norm::Controller::new(&recipe.spec.schedule, conditions);
         // The controller reports a measurement of one group, which has no variance, at each step.
         let errors: Vec<&str> = examined
             .diagnostics

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::coordinate::CoordinateTest;
 use super::decision::{Decision, Reason};
 use super::estimator::Sums;
-use super::fixed::{replayed_batch, stage_batch};
 use super::settings::{self, Conditions, ScheduleError};
 use super::tester::Tester;
 use crate::recipe::schema::spec::{BatchSchedule, Groups, LearningRateOnGrowth, ReplayRun, Stage};
@@ -23,9 +22,10 @@ pub struct Controller {
     batch: u64,
 }
 
+/// A schedule with the state of its test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-enum Policy {
+pub(super) enum Policy {
     Constant,
     NormTest(Box<Tester>),
     Stages { stages: Vec<Stage> },
@@ -35,17 +35,13 @@ enum Policy {
 impl Controller {
     /// The controller of a new run.
     pub fn new(schedule: &BatchSchedule, conditions: Conditions) -> Result<Self, ScheduleError> {
-        settings::check(schedule, &conditions)?;
-        let policy = match schedule {
+        let policy = match schedule.clone() {
             BatchSchedule::Constant => Policy::Constant,
-            BatchSchedule::NormTest(settings) => {
-                Policy::NormTest(Box::new(Tester::new(settings.clone())))
-            }
-            BatchSchedule::Stages { stages } => Policy::Stages {
-                stages: stages.clone(),
-            },
-            BatchSchedule::Replay { runs } => Policy::Replay { runs: runs.clone() },
+            BatchSchedule::NormTest(settings) => Policy::NormTest(Box::new(Tester::new(settings))),
+            BatchSchedule::Stages { stages } => Policy::Stages { stages },
+            BatchSchedule::Replay { runs } => Policy::Replay { runs },
         };
+        settings::check(&policy, &conditions)?;
         let mut controller = Controller {
             conditions,
             policy,
@@ -60,13 +56,13 @@ impl Controller {
     /// what makes later decisions of the norm test differ from those of an undisturbed run, if anything does.
     pub fn refit(&mut self, conditions: Conditions) -> Result<Option<String>, ScheduleError> {
         if conditions.base_batch != self.conditions.base_batch {
-            return Err(ScheduleError::BaseChanged {
-                was: self.conditions.base_batch,
-                now: conditions.base_batch,
-            });
+            let (was, now) = (self.conditions.base_batch, conditions.base_batch);
+            return Err(ScheduleError(format!(
+                "the checkpoint's base batch is {was}, the plan's is {now}; resume with batch.global: {was}"
+            )));
         }
-        settings::check(&self.schedule(), &conditions)?;
-        let key = "the checkpoint's current batch".to_owned();
+        settings::check(&self.policy, &conditions)?;
+        let key = "the checkpoint's current batch";
         settings::multiple(key, self.batch, conditions.quantum)?;
         let change = self.change(&conditions);
         self.conditions = conditions;
@@ -80,45 +76,32 @@ impl Controller {
             return None;
         };
         let old = &self.conditions;
-        let micro_batches =
-            |micro_batch| format!("micro-batches of {}", count(micro_batch, "sample"));
-        let workers = |workers| count(workers, "worker");
+        let mut changes = Vec::new();
         let groups = match settings::groups(&tester.settings) {
-            Groups::MicroBatches if old.micro_batch != new.micro_batch => Some((
-                micro_batches(new.micro_batch),
-                micro_batches(old.micro_batch),
-            )),
-            Groups::Workers if old.workers != new.workers => {
-                Some((workers(new.workers), workers(old.workers)))
-            }
-            _ => None,
+            Groups::MicroBatches => [new, old].map(|conditions| {
+                format!(
+                    "micro-batches of {}",
+                    count(conditions.micro_batch, "sample")
+                )
+            }),
+            Groups::Workers => [new, old].map(|conditions| count(conditions.workers, "worker")),
         };
-        let groups = groups.map(|(now, before)| format!("compares {now} instead of {before}"));
-        let quantum = (old.quantum != new.quantum).then(|| {
-            format!(
+        let [now, before] = groups;
+        if now != before {
+            changes.push(format!("compares {now} instead of {before}"));
+        }
+        if old.quantum != new.quantum {
+            changes.push(format!(
                 "rounds batches to multiples of {} instead of {}",
                 new.quantum, old.quantum
-            )
-        });
-        let changes: Vec<String> = groups.into_iter().chain(quantum).collect();
+            ));
+        }
         (!changes.is_empty()).then(|| {
             format!(
                 "the norm test now {}: later batches may differ from those of an undisturbed run",
                 changes.join(" and ")
             )
         })
-    }
-
-    /// The schedule of this controller.
-    pub fn schedule(&self) -> BatchSchedule {
-        match &self.policy {
-            Policy::Constant => BatchSchedule::Constant,
-            Policy::NormTest(tester) => BatchSchedule::NormTest(tester.settings.clone()),
-            Policy::Stages { stages } => BatchSchedule::Stages {
-                stages: stages.clone(),
-            },
-            Policy::Replay { runs } => BatchSchedule::Replay { runs: runs.clone() },
-        }
     }
 
     /// The global batch of the next step, samples.
@@ -170,44 +153,48 @@ impl Controller {
         let due = self.requested_groups(step).is_some();
         let mut decision = Decision {
             next_batch: self.scheduled(step, samples),
-            ratio: None,
-            threshold: None,
-            noise_scale: None,
-            target: None,
-            reason: Reason::Scheduled,
+            ..Decision::default()
         };
         if let Policy::NormTest(tester) = &mut self.policy {
             decision.threshold = Some(tester.threshold());
-            decision.reason = match sums {
-                _ if !due => Reason::NotDue,
-                None => Reason::NotMeasured,
+            match sums {
+                _ if !due => decision.reason = Reason::NotDue,
+                None => decision.reason = Reason::NotMeasured,
                 Some(sums) => {
                     match tester.decide(self.batch, &self.conditions, warming_up, &sums) {
-                        Ok(verdict) => {
-                            decision.next_batch = verdict.next_batch;
-                            decision.ratio = Some(verdict.ratio).filter(|r| r.is_finite());
-                            decision.noise_scale = verdict.noise_scale;
-                            decision.target = Some(verdict.target).filter(|t| t.is_finite());
-                            verdict.reason
-                        }
-                        Err(why) => Reason::Undefined(why),
+                        Ok(decided) => decision = decided,
+                        Err(why) => decision.reason = Reason::Undefined(why),
                     }
                 }
-            };
+            }
         }
         self.batch = decision.next_batch;
         decision
     }
 
     /// The batch of the step after `steps` steps and `samples` samples, without regard to tests: for the norm
-    /// test, the current batch.
+    /// test, the current batch. A stage ends with its share of the budget, and the last stage or run never.
     fn scheduled(&self, steps: u64, samples: u64) -> u64 {
-        match &self.policy {
+        let batch = match &self.policy {
             Policy::Constant | Policy::NormTest(_) => None,
-            Policy::Stages { stages } => stage_batch(stages, self.conditions.budget, samples),
-            Policy::Replay { runs } => replayed_batch(runs, steps),
-        }
-        .unwrap_or(self.batch)
+            Policy::Stages { stages } => {
+                let mut share = 0.0;
+                let current = stages.iter().find(|stage| {
+                    share += stage.share;
+                    (samples as f64) < share * self.conditions.budget as f64
+                });
+                current.or(stages.last()).map(|stage| stage.batch)
+            }
+            Policy::Replay { runs } => {
+                let mut end = 0u64;
+                let current = runs.iter().find(|run| {
+                    end = end.saturating_add(run.steps);
+                    steps < end
+                });
+                current.or(runs.last()).map(|run| run.batch)
+            }
+        };
+        batch.unwrap_or(self.batch)
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::estimator::Undefined;
 
 /// The decision after one step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Decision {
     /// The batch of the next step, samples.
     pub next_batch: u64,
@@ -25,10 +25,11 @@ pub struct Decision {
 }
 
 /// Why the next batch has its size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
     /// The schedule does not use gradients.
+    #[default]
     Scheduled,
     /// The test is not due in this step.
     NotDue,

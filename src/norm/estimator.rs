@@ -190,7 +190,7 @@ impl Printed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::norm::synthetic::{Gradients, Random, mean_and_error, squared_norm};
+    use crate::norm::testing::{Gradients, Random, mean_and_error, squared_norm};
 
     fn gradients(seed: u64) -> Gradients {
         Gradients {

@@ -6,19 +6,18 @@
 //! [`Decision`] for the next step. Fixed schedules (constant, stages, replay) use the same calls.
 //! `docs/norm-test.md` is the user's page.
 
-pub mod controller;
-pub mod coordinate;
-pub mod decision;
-pub mod estimator;
-mod fixed;
-pub mod settings;
+mod controller;
+mod coordinate;
+mod decision;
+mod estimator;
+mod settings;
 mod tester;
 
 pub use controller::Controller;
 pub use coordinate::{CoordinateTest, Coordinates};
 pub use decision::{Decision, Limit, Reason};
 pub use estimator::{Estimate, GroupSums, Printed, Sums, Undefined};
-pub use settings::{Conditions, ScheduleError};
+pub use settings::{Conditions, ScheduleError, groups};
 
 #[cfg(test)]
-mod synthetic;
+mod testing;

@@ -5,7 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::schema::spec::{BatchSchedule, Estimator, Groups, NormTest, ReplayRun, Stage};
+use super::controller::Policy;
+use crate::recipe::schema::spec::{Estimator, Groups, NormTest};
 
 /// Conditions that a generation's plan sets for the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,150 +25,90 @@ pub struct Conditions {
     pub sharded: bool,
 }
 
-/// Why a schedule cannot be run under a plan.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ScheduleError {
-    /// The plan's numbers do not fit together.
-    #[error(
-        "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro_batch} and divide \
-         base batch {base}; plan again"
-    )]
-    Quantum {
-        /// The quantum, in samples.
-        quantum: u64,
-        /// The micro-batch, in samples.
-        micro_batch: u64,
-        /// The base batch, in samples.
-        base: u64,
-    },
-    /// The largest batch is below the first.
-    #[error(
-        "schedule.max_batch {max} is below the base batch {base}; raise it, or lower batch.global"
-    )]
-    MaximumBelowBase {
-        /// The maximum, in samples.
-        max: u64,
-        /// The base batch, in samples.
-        base: u64,
-    },
-    /// The shares of the stages are not the whole budget.
-    #[error("the shares of schedule.stages add up to {sum}; they must add up to 1")]
-    Shares {
-        /// The sum of the shares; it must be 1.
-        sum: f64,
-    },
-    /// A list of stages or runs is empty.
-    #[error("{key} is empty; name at least one, or use `kind: constant`")]
-    Empty {
-        /// The setting's native path.
-        key: &'static str,
-    },
-    /// A batch that some allowed world cannot split evenly.
-    #[error(
-        "{key} {batch} is not a multiple of the quantum {quantum}; use {below} or {above}, \
-         a smaller batch.per_device_batch_size, or narrow elasticity.min and elasticity.max"
-    )]
-    NotAMultiple {
-        /// The setting's native path.
-        key: String,
-        /// The batch, in samples.
-        batch: u64,
-        /// The quantum, in samples.
-        quantum: u64,
-        /// The nearest multiple below, at least the quantum itself.
-        below: u64,
-        /// The nearest multiple above.
-        above: u64,
-    },
-    /// Under sharding no rank holds a worker's accumulated gradient.
-    #[error(
-        "{asked} needs each worker's gradient over up to {accumulation} micro-batches, which \
-         sharding never holds unsharded; set schedule.unsharded_accumulation: true (a whole \
-         gradient in memory on every rank), or use estimator: unbiased with groups: micro-batches"
-    )]
-    ShardedWorkers {
-        /// The setting that requires it.
-        asked: &'static str,
-        /// Micro-batches that a worker accumulates at the maximum batch.
-        accumulation: u64,
-    },
-    /// The checkpoint belongs to a run with another base batch.
-    #[error(
-        "the checkpoint's base batch is {was}, the plan's is {now}; resume with batch.global: {was}"
-    )]
-    BaseChanged {
-        /// The checkpoint's base batch, in samples.
-        was: u64,
-        /// The plan's base batch, in samples.
-        now: u64,
-    },
-}
+/// Why a schedule cannot be run under a plan, and what to change.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ScheduleError(pub(super) String);
 
-/// Checks that every allowed world splits `batch` exactly.
-pub(super) fn multiple(key: String, batch: u64, quantum: u64) -> Result<(), ScheduleError> {
-    if batch > 0 && batch.is_multiple_of(quantum) {
-        return Ok(());
+/// Checks a schedule against the conditions, and these against each other.
+pub(super) fn check(policy: &Policy, conditions: &Conditions) -> Result<(), ScheduleError> {
+    let (quantum, micro_batch, base) = (
+        conditions.quantum,
+        conditions.micro_batch,
+        conditions.base_batch,
+    );
+    let positive = quantum > 0 && micro_batch > 0 && base > 0 && conditions.workers > 0;
+    if !positive || !quantum.is_multiple_of(micro_batch) || !base.is_multiple_of(quantum) {
+        return Err(ScheduleError(format!(
+            "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro_batch} and divide \
+             base batch {base}; plan again"
+        )));
     }
-    let below = batch - batch % quantum;
-    Err(ScheduleError::NotAMultiple {
-        key,
-        batch,
-        quantum,
-        below: below.max(quantum),
-        above: below.max(quantum).saturating_add(quantum),
-    })
-}
-
-impl Conditions {
-    /// Checks that the plan's numbers fit together.
-    pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let (quantum, micro_batch, base) = (self.quantum, self.micro_batch, self.base_batch);
-        let positive = quantum > 0 && micro_batch > 0 && base > 0 && self.workers > 0;
-        if positive && quantum.is_multiple_of(micro_batch) && base.is_multiple_of(quantum) {
+    match policy {
+        Policy::Constant => Ok(()),
+        Policy::NormTest(tester) => check_norm_test(&tester.settings, conditions),
+        Policy::Stages { stages } => {
+            let batches: Vec<u64> = stages.iter().map(|stage| stage.batch).collect();
+            check_batches("schedule.stages", &batches, quantum)?;
+            let sum: f64 = stages.iter().map(|stage| stage.share).sum();
+            if (sum - 1.0).abs() > 1e-6 {
+                return Err(ScheduleError(format!(
+                    "the shares of schedule.stages add up to {sum}; they must add up to 1"
+                )));
+            }
             Ok(())
-        } else {
-            Err(ScheduleError::Quantum {
-                quantum,
-                micro_batch,
-                base,
-            })
+        }
+        Policy::Replay { runs } => {
+            let batches: Vec<u64> = runs.iter().map(|run| run.batch).collect();
+            check_batches("schedule.runs", &batches, quantum)
         }
     }
 }
 
-/// Checks a schedule against the conditions. [`super::Controller::new`] calls it first; a planner can call it
-/// before anything starts.
-pub fn check(schedule: &BatchSchedule, conditions: &Conditions) -> Result<(), ScheduleError> {
-    conditions.check()?;
-    match schedule {
-        BatchSchedule::Constant => Ok(()),
-        BatchSchedule::NormTest(settings) => check_norm_test(settings, conditions),
-        BatchSchedule::Stages { stages } => check_stages(stages, conditions.quantum),
-        BatchSchedule::Replay { runs } => check_runs(runs, conditions.quantum),
+fn check_batches(key: &str, batches: &[u64], quantum: u64) -> Result<(), ScheduleError> {
+    if batches.is_empty() {
+        return Err(ScheduleError(format!(
+            "{key} is empty; name at least one, or use `kind: constant`"
+        )));
     }
+    for (i, batch) in batches.iter().enumerate() {
+        multiple(&format!("{key}.{i}.batch"), *batch, quantum)?;
+    }
+    Ok(())
+}
+
+/// Checks that every allowed world splits `batch` exactly.
+pub(super) fn multiple(key: &str, batch: u64, quantum: u64) -> Result<(), ScheduleError> {
+    if batch > 0 && batch.is_multiple_of(quantum) {
+        return Ok(());
+    }
+    let below = (batch - batch % quantum).max(quantum);
+    let above = below.saturating_add(quantum);
+    Err(ScheduleError(format!(
+        "{key} {batch} is not a multiple of the quantum {quantum}; use {below} or {above}, \
+         a smaller batch.per_device_batch_size, or narrow elasticity.min and elasticity.max"
+    )))
 }
 
 fn check_norm_test(settings: &NormTest, conditions: &Conditions) -> Result<(), ScheduleError> {
-    let max_batch = settings.max_batch;
-    if max_batch < conditions.base_batch {
-        return Err(ScheduleError::MaximumBelowBase {
-            max: max_batch,
-            base: conditions.base_batch,
-        });
+    let (max, base) = (settings.max_batch, conditions.base_batch);
+    if max < base {
+        return Err(ScheduleError(format!(
+            "schedule.max_batch {max} is below the base batch {base}; raise it, or lower batch.global"
+        )));
     }
-    let accumulation = max_batch.div_ceil(conditions.workers * conditions.micro_batch);
-    if conditions.sharded
-        && groups(settings) == Groups::Workers
-        && accumulation > 1
-        && !settings.unsharded_accumulation
-    {
-        return Err(ScheduleError::ShardedWorkers {
-            asked: match settings.estimator {
-                Estimator::Paper => "estimator: paper",
-                Estimator::Unbiased => "groups: workers",
-            },
-            accumulation,
-        });
+    let accumulation = max.div_ceil(conditions.workers * conditions.micro_batch);
+    let workers = conditions.sharded && groups(settings) == Groups::Workers;
+    if workers && accumulation > 1 && !settings.unsharded_accumulation {
+        let asked = match settings.estimator {
+            Estimator::Paper => "estimator: paper",
+            Estimator::Unbiased => "groups: workers",
+        };
+        return Err(ScheduleError(format!(
+            "{asked} needs each worker's gradient over up to {accumulation} micro-batches, which \
+             sharding never holds unsharded; set schedule.unsharded_accumulation: true (a whole \
+             gradient in memory on every rank), or use estimator: unbiased with groups: micro-batches"
+        )));
     }
     Ok(())
 }
@@ -180,37 +121,11 @@ pub fn groups(settings: &NormTest) -> Groups {
     }
 }
 
-fn check_stages(stages: &[Stage], quantum: u64) -> Result<(), ScheduleError> {
-    if stages.is_empty() {
-        return Err(ScheduleError::Empty {
-            key: "schedule.stages",
-        });
-    }
-    for (i, stage) in stages.iter().enumerate() {
-        multiple(format!("schedule.stages.{i}.batch"), stage.batch, quantum)?;
-    }
-    let sum: f64 = stages.iter().map(|stage| stage.share).sum();
-    if (sum - 1.0).abs() > 1e-6 {
-        return Err(ScheduleError::Shares { sum });
-    }
-    Ok(())
-}
-
-fn check_runs(runs: &[ReplayRun], quantum: u64) -> Result<(), ScheduleError> {
-    if runs.is_empty() {
-        return Err(ScheduleError::Empty {
-            key: "schedule.runs",
-        });
-    }
-    for (i, run) in runs.iter().enumerate() {
-        multiple(format!("schedule.runs.{i}.batch"), run.batch, quantum)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::norm::Controller;
+    use crate::recipe::schema::spec::{BatchSchedule, ReplayRun, Stage};
 
     fn conditions() -> Conditions {
         Conditions {
@@ -223,8 +138,10 @@ mod tests {
         }
     }
 
-    fn refusal(schedule: &BatchSchedule) -> String {
-        check(schedule, &conditions()).unwrap_err().to_string()
+    /// The refusal of a schedule; `None` if it is accepted.
+    fn refused(schedule: &BatchSchedule, conditions: Conditions) -> Option<String> {
+        let refused = Controller::new(schedule, conditions).err();
+        refused.map(|error| error.to_string())
     }
 
     #[test]
@@ -233,13 +150,11 @@ mod tests {
             max_batch: 128,
             ..NormTest::default()
         };
-        let refused = check(&BatchSchedule::NormTest(settings), &conditions());
         assert_eq!(
-            refused,
-            Err(ScheduleError::MaximumBelowBase {
-                max: 128,
-                base: 256
-            })
+            refused(&BatchSchedule::NormTest(settings), conditions()).as_deref(),
+            Some(
+                "schedule.max_batch 128 is below the base batch 256; raise it, or lower batch.global"
+            )
         );
     }
 
@@ -257,6 +172,7 @@ mod tests {
                 .map(|&(batch, steps)| ReplayRun { batch, steps })
                 .collect(),
         };
+        let refusal = |schedule| refused(schedule, conditions()).unwrap();
         let messages = [
             refusal(&stages(&[])),
             refusal(&stages(&[(0.5, 256), (0.25, 512)])),
@@ -276,8 +192,11 @@ mod tests {
                 micro_batch,
                 ..conditions()
             };
-            let refused = check(&BatchSchedule::Constant, &conditions);
-            assert!(matches!(refused, Err(ScheduleError::Quantum { .. })));
+            let refused = refused(&BatchSchedule::Constant, conditions).unwrap();
+            assert!(
+                refused.starts_with(&format!("quantum {quantum} does not fit")),
+                "{refused}"
+            );
         }
     }
 
@@ -291,14 +210,14 @@ mod tests {
             estimator: Estimator::Paper,
             ..NormTest::default()
         };
-        let with = |settings: NormTest| check(&BatchSchedule::NormTest(settings), &sharded);
-        let message = with(paper.clone()).unwrap_err().to_string();
+        let with = |settings: NormTest| refused(&BatchSchedule::NormTest(settings), sharded);
+        let message = with(paper.clone()).unwrap();
         insta::assert_snapshot!(message);
         let workers = NormTest {
             groups: Groups::Workers,
             ..NormTest::default()
         };
-        assert!(with(workers.clone()).is_err());
+        assert!(with(workers.clone()).is_some());
         for accepted in [
             NormTest {
                 unsharded_accumulation: true,
@@ -309,7 +228,7 @@ mod tests {
                 ..NormTest::default()
             },
         ] {
-            assert_eq!(with(accepted), Ok(()));
+            assert_eq!(with(accepted), None);
         }
         // Without accumulation a worker has one micro-batch, whose gradient exists unsharded for a moment.
         let wide = Conditions {
@@ -320,6 +239,6 @@ mod tests {
             max_batch: 256,
             ..workers
         };
-        assert_eq!(check(&BatchSchedule::NormTest(small), &wide), Ok(()));
+        assert_eq!(refused(&BatchSchedule::NormTest(small), wide), None);
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::coordinate::CoordinateTest;
-use super::decision::{Limit, Reason};
+use super::decision::{Decision, Limit, Reason};
 use super::estimator::{Estimate, Sums, Undefined};
 use super::settings::{Conditions, groups};
 use crate::recipe::schema::spec::{Estimator, Groups, NormTest};
@@ -36,17 +36,6 @@ impl Smoothed {
             gradient: self.gradient / self.weight,
         }
     }
-}
-
-/// The result of one test.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Verdict {
-    pub(super) next_batch: u64,
-    pub(super) ratio: f64,
-    pub(super) noise_scale: Option<f64>,
-    /// T, samples; may be infinite.
-    pub(super) target: f64,
-    pub(super) reason: Reason,
 }
 
 impl Tester {
@@ -90,7 +79,7 @@ impl Tester {
         conditions: &Conditions,
         warming_up: bool,
         sums: &Sums,
-    ) -> Result<Verdict, Undefined> {
+    ) -> Result<Decision, Undefined> {
         match self.settings.estimator {
             Estimator::Unbiased => self.guarded(batch, conditions, warming_up, sums),
             Estimator::Paper => self.printed(batch, conditions, sums),
@@ -104,7 +93,7 @@ impl Tester {
         conditions: &Conditions,
         warming_up: bool,
         sums: &Sums,
-    ) -> Result<Verdict, Undefined> {
+    ) -> Result<Decision, Undefined> {
         let estimate = self.smoothed.update(sums.unbiased()?, self.settings.ema);
         let ratio = estimate.ratio(batch);
         let target = batch as f64 * ratio / self.threshold();
@@ -115,11 +104,12 @@ impl Tester {
         } else {
             self.shrink(batch, target, conditions)
         };
-        Ok(Verdict {
+        Ok(Decision {
             next_batch,
-            ratio,
+            ratio: finite(ratio),
+            threshold: Some(self.threshold()),
             noise_scale: estimate.noise_scale(),
-            target,
+            target: finite(target),
             reason,
         })
     }
@@ -143,12 +133,8 @@ impl Tester {
             next = max;
             limit = Some(Limit::Maximum);
         }
-        let reason = Reason::Grew {
-            from: batch,
-            to: next,
-            limit,
-        };
-        (next, reason)
+        let (from, to) = (batch, next);
+        (next, Reason::Grew { from, to, limit })
     }
 
     /// The batch is large enough: keeps it, unless it may shrink and is far too large.
@@ -156,11 +142,8 @@ impl Tester {
         let next = round_up(target, conditions.quantum).max(conditions.base_batch);
         let far = target < self.settings.hysteresis * batch as f64;
         if self.settings.shrink && far && next < batch {
-            let reason = Reason::Shrank {
-                from: batch,
-                to: next,
-            };
-            (next, reason)
+            let (from, to) = (batch, next);
+            (next, Reason::Shrank { from, to })
         } else {
             (batch, Reason::Enough)
         }
@@ -175,7 +158,7 @@ impl Tester {
         batch: u64,
         conditions: &Conditions,
         sums: &Sums,
-    ) -> Result<Verdict, Undefined> {
+    ) -> Result<Decision, Undefined> {
         let printed = sums.printed()?;
         let target = printed.target(self.settings.eta);
         let max = self.max_batch(conditions.quantum);
@@ -194,14 +177,19 @@ impl Tester {
             };
             (next, reason)
         };
-        Ok(Verdict {
+        Ok(Decision {
             next_batch,
-            ratio: printed.ratio(batch),
+            ratio: finite(printed.ratio(batch)),
+            threshold: Some(self.threshold()),
             noise_scale: sums.unbiased()?.noise_scale(),
-            target,
+            target: finite(target),
             reason,
         })
     }
+}
+
+fn finite(value: f64) -> Option<f64> {
+    Some(value).filter(|value| value.is_finite())
 }
 
 /// The smallest multiple of `quantum` that is at least `samples`; the largest multiple that fits a u64 when

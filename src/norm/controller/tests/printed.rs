@@ -1,7 +1,7 @@
 //! The test as the paper prints it.
 
 use super::*;
-use crate::norm::synthetic::{Gradients, Random};
+use crate::norm::testing::{Gradients, Random};
 use crate::recipe::schema::spec::Estimator;
 
 #[test]

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::norm::synthetic::{Gradients, Random};
+use crate::norm::testing::{Gradients, Random};
 use crate::recipe::schema::spec::{Estimator, Groups};
 
 /// Runs a controller on drawn gradients with this B_simple, in groups of 16 samples. Returns the batches
