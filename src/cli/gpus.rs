@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use crate::engine::cuda::libraries::Problem;
     use crate::inventory::tests::{h100, partitioned, readings, without_nvml};
-    use crate::inventory::{GpuReadings, NvmlFailure, Readings};
+    use crate::inventory::{NvmlFailure, Readings};
 
     /// The terminal output without colours.
     fn shown(inventory: &Inventory) -> String {
@@ -209,22 +209,29 @@ mod tests {
 
     #[test]
     fn gpus_are_a_table() {
-        let sick = GpuReadings {
-            index: 2,
-            ecc_uncorrected_volatile: Some(3),
-            ecc_uncorrected_aggregate: Some(14),
-            mig_mode: Some((false, true)),
+        let sick = Gpu {
+            ecc: Some(Ecc {
+                enabled: true,
+                pending: true,
+                uncorrected_volatile: Some(3),
+                uncorrected_aggregate: Some(14),
+            }),
+            mig: Some(Mig {
+                enabled: false,
+                pending: true,
+                devices: Vec::new(),
+            }),
             ..h100(2)
         };
-        let old = GpuReadings {
+        let old = Gpu {
             index: 3,
             name: Some("Tesla K20c".to_owned()),
-            ..GpuReadings::default()
+            ..Gpu::default()
         };
-        let lost = GpuReadings {
+        let lost = Gpu {
             index: 4,
             problem: Some("device fell off the bus or has otherwise become inacessible".to_owned()),
-            ..GpuReadings::default()
+            ..Gpu::default()
         };
         let gpus = vec![h100(0), partitioned(1, 2), sick, old, lost];
         insta::assert_snapshot!(shown(&Inventory::from_readings(&readings(gpus))));

@@ -3,11 +3,9 @@
 //! A container or a batch system gives a process less than the whole machine: cores by affinity and cgroup
 //! quota (the standard library considers both), memory by cgroup limits at any level above it.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use super::cgroup::{self, Version};
+use super::cgroup::{self, MemoryCgroup, Version};
 
 /// Readings from the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -57,7 +55,7 @@ impl CpuReadings {
                 .map(|n| n.get() as u64),
             cgroups: cgroup::memory_cgroups()
                 .iter()
-                .filter_map(|level| Files::of(level.version).read(&level.directory))
+                .filter_map(CgroupMemory::read)
                 .collect(),
         }
     }
@@ -104,47 +102,28 @@ fn kibibytes(meminfo: &str, key: &str) -> Option<u64> {
     number.checked_mul(1024)
 }
 
-/// File names of one cgroup version.
-struct Files {
-    limit: &'static str,
-    used: &'static str,
-    /// The line of `memory.stat` that counts reclaimable page cache.
-    reclaimable: &'static str,
-}
-
-const V2: Files = Files {
-    limit: "memory.max",
-    used: "memory.current",
-    reclaimable: "inactive_file",
-};
-
-const V1: Files = Files {
-    limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file",
-};
-
-impl Files {
-    fn of(version: Version) -> &'static Files {
-        match version {
-            Version::V1 => &V1,
-            Version::V2 => &V2,
-        }
-    }
-
+impl CgroupMemory {
     /// The limit of one level; `None` if there is none (`max` under v2; under v1 a number near 2⁶³, which
     /// exceeds the memory of every machine and so changes nothing).
-    fn read(&self, directory: &Path) -> Option<CgroupMemory> {
-        let read = |file: &str| std::fs::read_to_string(directory.join(file)).ok();
+    fn read(level: &MemoryCgroup) -> Option<CgroupMemory> {
+        // The line of `memory.stat` counts reclaimable page cache.
+        let [limit, used, line] = match level.version {
+            Version::V1 => [
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            ],
+            Version::V2 => ["memory.max", "memory.current", "inactive_file"],
+        };
+        let read = |file: &str| std::fs::read_to_string(level.directory.join(file)).ok();
         let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
         let stat = read("memory.stat").unwrap_or_default();
+        let mut lines = stat.lines();
+        let reclaimable = lines.find_map(|text| text.strip_prefix(line)?.trim().parse().ok());
         Some(CgroupMemory {
-            limit: number(self.limit)?,
-            used: number(self.used)?,
-            reclaimable: stat
-                .lines()
-                .find_map(|line| line.strip_prefix(self.reclaimable)?.trim().parse().ok())
-                .unwrap_or(0),
+            limit: number(limit)?,
+            used: number(used)?,
+            reclaimable: reclaimable.unwrap_or(0),
         })
     }
 }

@@ -48,23 +48,15 @@ const NOT_READY: [&str; 2] = [
 
 /// A node's standing for a job with these tolerations.
 pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
-    let conditions = node
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let ready = conditions
-        .into_iter()
-        .flatten()
-        .find(|c| c.type_ == "Ready");
+    let status = node.status.iter();
+    let mut conditions = status.flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.find(|condition| condition.type_ == "Ready");
     if ready.is_none_or(|condition| condition.status != "True") {
         return Standing::NotReady;
     }
-    let spec = node.spec.as_ref();
-    let cordoned = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
-    let taints = spec
-        .and_then(|spec| spec.taints.as_ref())
-        .into_iter()
-        .flatten();
+    let spec = node.spec.iter();
+    let cordoned = spec.clone().any(|spec| spec.unschedulable == Some(true));
+    let taints = spec.flat_map(|spec| spec.taints.iter().flatten());
     let refusing = taints
         .filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"))
         .filter(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
@@ -83,9 +75,8 @@ pub fn standing(node: &Node, tolerations: &[Toleration]) -> Standing {
 /// As in the scheduler (`v1helper.TolerationsTolerateTaint`).
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let same = |wanted: &Option<String>, has: &str| {
-        wanted
-            .as_deref()
-            .is_none_or(|wanted| wanted.is_empty() || wanted == has)
+        let wanted = wanted.as_deref().unwrap_or("");
+        wanted.is_empty() || wanted == has
     };
     if !same(&toleration.effect, &taint.effect) || !same(&toleration.key, &taint.key) {
         return false;
@@ -119,16 +110,9 @@ pub fn devices(pod: &Pod, resource: &str) -> u64 {
             .and_then(|limits| limits.get(resource))
             .map_or(0, count)
     };
-    let each = spec.containers.iter().map(of);
-    let together = each.fold(0, u64::saturating_add);
-    let before = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .map(of)
-        .max()
-        .unwrap_or(0);
-    together.max(before)
+    let together = spec.containers.iter().map(of).fold(0, u64::saturating_add);
+    let before = spec.init_containers.iter().flatten().map(of).max();
+    together.max(before.unwrap_or(0))
 }
 
 /// The device resources that a pod's containers name: every resource name with a domain. Processors, memory
@@ -197,15 +181,10 @@ impl ResourceRequest {
     fn selects(&self, node: &Node) -> bool {
         let none = BTreeMap::new();
         let labels = node.metadata.labels.as_ref().unwrap_or(&none);
-        let selector = &self.node_selector;
-        let selected = selector
-            .iter()
-            .all(|(key, value)| labels.get(key) == Some(value));
-        selected
-            && self
-                .node_affinity
-                .as_ref()
-                .is_none_or(|affinity| satisfies(node, labels, affinity))
+        let mut selector = self.node_selector.iter();
+        let affinity = self.node_affinity.as_ref();
+        selector.all(|(key, value)| labels.get(key) == Some(value))
+            && affinity.is_none_or(|affinity| satisfies(node, labels, affinity))
     }
 }
 
@@ -221,13 +200,14 @@ fn satisfies(node: &Node, labels: &BTreeMap<String, String>, affinity: &NodeSele
             let name = node.metadata.name.as_deref();
             name.filter(|_| key == "metadata.name")
         };
-        !(expressions.is_empty() && fields.is_empty())
-            && expressions
-                .iter()
-                .all(|wanted| holds(wanted, label(&wanted.key)))
-            && fields
-                .iter()
-                .all(|wanted| holds(wanted, field(&wanted.key)))
+        let mut labelled = expressions
+            .iter()
+            .map(|wanted| holds(wanted, label(&wanted.key)));
+        let mut named = fields
+            .iter()
+            .map(|wanted| holds(wanted, field(&wanted.key)));
+        let empty = expressions.is_empty() && fields.is_empty();
+        !empty && labelled.all(|holds| holds) && named.all(|holds| holds)
     })
 }
 
@@ -293,23 +273,20 @@ pub fn free_slots<'a>(
             let name = node.metadata.name.as_deref().unwrap_or("");
             let all = allocatable(node, &request.resource);
             let open = request.is_open(node);
-            let free = if avoid(name) {
-                0
-            } else {
-                all.saturating_sub(devices_on(held.all, name))
-            };
-            // Labels count when a pod is placed, not while it runs.
-            let own = if open {
-                devices_on(held.own, name).min(all)
-            } else {
-                0
-            };
-            Offer {
+            let mut offer = Offer {
                 node,
                 usable: open && request.selects(node),
-                free,
-                own,
+                free: 0,
+                own: 0,
+            };
+            if !avoid(name) {
+                offer.free = all.saturating_sub(devices_on(held.all, name));
             }
+            // Labels count when a pod is placed, not while it runs.
+            if open {
+                offer.own = devices_on(held.own, name).min(all);
+            }
+            offer
         })
         .collect();
     for pods in reserved {

@@ -8,7 +8,6 @@ pub mod cgroup;
 mod cpu;
 pub mod kubernetes;
 mod nvml;
-mod shortfall;
 mod visible;
 
 use std::fmt;
@@ -16,7 +15,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use cpu::{CgroupMemory, Cpu, CpuReadings};
-pub use nvml::{DriverReadings, GpuReadings, NvmlFailure, NvmlReadings};
+pub use nvml::{NvmlFailure, NvmlReadings};
 pub use visible::Visibility;
 
 /// Raw readings of a machine.
@@ -93,7 +92,7 @@ pub enum DriverState {
 }
 
 /// One GPU and its MIG devices.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     /// NVML's index, from 0, in PCI bus order.
     pub index: u32,
@@ -205,10 +204,13 @@ impl Inventory {
 
     pub fn from_readings(readings: &Readings) -> Inventory {
         let (driver, mut gpus) = match &readings.nvml {
-            Ok(nvml) => (nvml::present(&nvml.driver), nvml::gpus(nvml)),
+            Ok(nvml) => (nvml::present(nvml), nvml.gpus.clone()),
             Err(failure) => (nvml::not_usable(failure, readings.pci_gpus), Vec::new()),
         };
         gpus.sort_by_key(|gpu| gpu.index);
+        for gpu in &mut gpus {
+            gpu.visible = gpu.problem.is_none();
+        }
         let visibility = readings
             .cuda_visible_devices
             .as_ref()
@@ -249,10 +251,8 @@ impl Inventory {
             Some(visibility) => visibility.order.clone(),
             None => visible::everything(&self.gpus),
         };
-        places
-            .into_iter()
-            .filter_map(|place| self.device(place))
-            .collect()
+        let device = |place: &visible::DeviceIndex| self.device(*place);
+        places.iter().filter_map(device).collect()
     }
 
     /// The device at these indices, if it is usable.
@@ -261,26 +261,45 @@ impl Inventory {
         if gpu.problem.is_some() {
             return None;
         }
-        let Some(index) = place.mig else {
-            return Some(Device {
-                id: gpu.uuid.clone().unwrap_or_else(|| gpu.index.to_string()),
-                name: gpu.name.clone(),
-                capability: gpu.capability,
-                memory: gpu.memory.map(|memory| memory.total),
-            });
+        let (id, name, memory) = match place.mig {
+            None => (gpu.id(), &gpu.name, gpu.memory),
+            Some(index) => {
+                let mut slices = gpu.mig.as_ref()?.devices.iter();
+                let slice = slices.find(|slice| slice.index == index)?;
+                (slice.uuid.clone()?, &slice.name, slice.memory)
+            }
         };
-        let slice = gpu
-            .mig
-            .as_ref()?
-            .devices
-            .iter()
-            .find(|d| d.index == index)?;
         Some(Device {
-            id: slice.uuid.clone()?,
-            name: slice.name.clone(),
+            id,
+            name: name.clone(),
             capability: gpu.capability,
-            memory: slice.memory.map(|memory| memory.total),
+            memory: memory.map(|memory| memory.total),
         })
+    }
+
+    /// A message if fewer than `count` GPUs or MIG devices are usable; `None` if NVML agrees or there is no
+    /// NVIDIA driver to query. Kubernetes reserves devices that a device plugin once advertised; NVML shows
+    /// those that the driver can use now.
+    pub fn device_shortfall(&self, count: u64) -> Option<String> {
+        match &self.driver {
+            DriverState::Absent { .. } => return None,
+            DriverState::TooOld { message } | DriverState::Broken { message } => {
+                return Some(message.clone());
+            }
+            DriverState::Present { .. } => {}
+        }
+        let usable = self.cuda_devices().len() as u64;
+        if usable >= count {
+            return None;
+        }
+        let mut message =
+            format!("{count} GPUs were reserved, NVML shows {usable} that can be used");
+        for gpu in &self.gpus {
+            if let Some(problem) = &gpu.problem {
+                message += &format!("; {}: {problem}", gpu.id());
+            }
+        }
+        Some(message)
     }
 
     fn why_no_gpu(&self) -> String {
@@ -291,11 +310,8 @@ impl Inventory {
                 "the driver lists no GPU".to_owned()
             }
             DriverState::Present { .. } => match &self.visibility {
-                Some(visibility) if visibility.order.is_empty() => {
-                    format!(
-                        "CUDA_VISIBLE_DEVICES=\"{}\" hides every GPU",
-                        visibility.value
-                    )
+                Some(visible) if visible.order.is_empty() => {
+                    format!("CUDA_VISIBLE_DEVICES=\"{}\" hides every GPU", visible.value)
                 }
                 _ if self.gpus.iter().all(|gpu| gpu.problem.is_some()) => {
                     "no GPU can be used".to_owned()
@@ -303,6 +319,13 @@ impl Inventory {
                 _ => "the CPU was asked for".to_owned(),
             },
         }
+    }
+}
+
+impl Gpu {
+    /// The UUID, or the index if the driver does not report it.
+    fn id(&self) -> String {
+        self.uuid.clone().unwrap_or_else(|| self.index.to_string())
     }
 }
 
@@ -318,11 +341,10 @@ impl Devices {
     /// Memory that every rank has at least: the smallest device's, in bytes.
     pub fn memory(&self) -> Option<u64> {
         match self {
-            Devices::Gpus { devices } => devices
-                .iter()
-                .map(|device| device.memory)
-                .min_by_key(|memory| memory.unwrap_or(0))
-                .flatten(),
+            Devices::Gpus { devices } => {
+                let sizes = devices.iter().map(|device| device.memory);
+                sizes.min().flatten()
+            }
             Devices::CpuRanks { memory, .. } => *memory,
         }
     }

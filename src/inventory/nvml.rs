@@ -15,46 +15,12 @@ use super::{DriverState, Ecc, Gpu, GpuMemory, Mig, MigDevice};
 /// NVML's answers. A query that a card or an old driver cannot answer is `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NvmlReadings {
-    /// Versions of the driver.
-    pub driver: DriverReadings,
-    /// Every device that NVML counts.
-    pub gpus: Vec<GpuReadings>,
-}
-
-/// Versions of the driver and of CUDA.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct DriverReadings {
     /// `nvmlSystemGetDriverVersion`.
     pub version: Option<String>,
     /// `nvmlSystemGetCudaDriverVersion`, 1000 × major + 10 × minor.
     pub cuda: Option<i32>,
-}
-
-/// The answers of one GPU or MIG device.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct GpuReadings {
-    /// NVML's index, or the MIG device's index on its GPU.
-    pub index: u32,
-    /// The error of the device itself; all other values are then unknown.
-    pub problem: Option<String>,
-    /// `nvmlDeviceGetName`.
-    pub name: Option<String>,
-    /// `nvmlDeviceGetUUID`.
-    pub uuid: Option<String>,
-    /// `nvmlDeviceGetCudaComputeCapability`: major and minor.
-    pub capability: Option<(u32, u32)>,
-    /// `nvmlDeviceGetMemoryInfo_v2`: total and used bytes.
-    pub memory: Option<(u64, u64)>,
-    /// `nvmlDeviceGetMigMode`: current and pending.
-    pub mig_mode: Option<(bool, bool)>,
-    /// MIG devices of the GPU.
-    pub mig_devices: Vec<GpuReadings>,
-    /// `nvmlDeviceGetEccMode`: current and pending.
-    pub ecc_mode: Option<(bool, bool)>,
-    /// Uncorrected errors since the driver was loaded.
-    pub ecc_uncorrected_volatile: Option<u64>,
-    /// Uncorrected errors over the card's life.
-    pub ecc_uncorrected_aggregate: Option<u64>,
+    /// Every device that NVML counts.
+    pub gpus: Vec<Gpu>,
 }
 
 /// Why NVML could not be queried.
@@ -80,10 +46,8 @@ pub fn read() -> Result<NvmlReadings, NvmlFailure> {
     let nvml = Nvml::init().map_err(failure)?;
     let count = nvml.device_count().map_err(failure)?;
     Ok(NvmlReadings {
-        driver: DriverReadings {
-            version: nvml.sys_driver_version().ok(),
-            cuda: nvml.sys_cuda_driver_version().ok(),
-        },
+        version: nvml.sys_driver_version().ok(),
+        cuda: nvml.sys_cuda_driver_version().ok(),
         gpus: (0..count).map(|index| gpu(&nvml, index)).collect(),
     })
 }
@@ -108,57 +72,70 @@ fn failure(error: NvmlError) -> NvmlFailure {
     }
 }
 
-fn gpu(nvml: &Nvml, index: u32) -> GpuReadings {
+fn gpu(nvml: &Nvml, index: u32) -> Gpu {
     let device = match nvml.device_by_index(index) {
         Ok(device) => device,
         Err(error) => {
-            return GpuReadings {
+            return Gpu {
                 index,
                 problem: Some(error.to_string()),
-                ..GpuReadings::default()
+                ..Gpu::default()
             };
         }
     };
-    let mig_mode = device
-        .mig_mode()
-        .ok()
-        .map(|mode| (mode.current == 1, mode.pending == 1));
-    let slots = match mig_mode {
-        Some((true, _)) => device.mig_device_count().unwrap_or(0),
-        _ => 0,
-    };
     let uncorrected = |counter| {
-        device
-            .total_ecc_errors(MemoryError::Uncorrected, counter)
-            .ok()
+        let errors = device.total_ecc_errors(MemoryError::Uncorrected, counter);
+        errors.ok()
     };
-    GpuReadings {
-        mig_mode,
-        // The count is that of slots; an empty slot answers with an error.
-        mig_devices: (0..slots)
-            .filter_map(|slot| Some((slot, device.mig_device_by_index(slot).ok()?)))
-            .map(|(slot, slice)| common(&slice, slot))
-            .collect(),
-        ecc_mode: device
-            .is_ecc_enabled()
-            .ok()
-            .map(|mode| (mode.currently_enabled, mode.pending_enabled)),
-        ecc_uncorrected_volatile: uncorrected(EccCounter::Volatile),
-        ecc_uncorrected_aggregate: uncorrected(EccCounter::Aggregate),
-        ..common(&device, index)
-    }
-}
-
-/// Values that GPUs and MIG devices have in common.
-fn common(device: &nvml_wrapper::Device<'_>, index: u32) -> GpuReadings {
-    GpuReadings {
+    let mig_mode = device.mig_mode().ok();
+    let ecc_mode = device.is_ecc_enabled().ok();
+    Gpu {
         index,
         name: device.name().ok(),
         uuid: device.uuid().ok(),
-        capability: capability(device),
-        memory: device.memory_info().ok().map(|m| (m.total, m.used)),
-        ..GpuReadings::default()
+        capability: capability(&device),
+        memory: memory(&device),
+        mig: mig_mode.map(|mode| mig(&device, mode.current == 1, mode.pending == 1)),
+        ecc: ecc_mode.map(|mode| Ecc {
+            enabled: mode.currently_enabled,
+            pending: mode.pending_enabled,
+            uncorrected_volatile: uncorrected(EccCounter::Volatile),
+            uncorrected_aggregate: uncorrected(EccCounter::Aggregate),
+        }),
+        visible: true,
+        problem: None,
     }
+}
+
+fn mig(device: &nvml_wrapper::Device<'_>, enabled: bool, pending: bool) -> Mig {
+    let mut devices = Vec::new();
+    if enabled {
+        for index in 0..device.mig_device_count().unwrap_or(0) {
+            // The count is that of slots; an empty slot answers with an error.
+            if let Ok(slice) = device.mig_device_by_index(index) {
+                devices.push(MigDevice {
+                    index,
+                    name: slice.name().ok(),
+                    uuid: slice.uuid().ok(),
+                    memory: memory(&slice),
+                    visible: true,
+                });
+            }
+        }
+    }
+    Mig {
+        enabled,
+        pending,
+        devices,
+    }
+}
+
+fn memory(device: &nvml_wrapper::Device<'_>) -> Option<GpuMemory> {
+    let memory = device.memory_info().ok()?;
+    Some(GpuMemory {
+        total: memory.total,
+        used: memory.used,
+    })
 }
 
 fn capability(device: &nvml_wrapper::Device<'_>) -> Option<(u32, u32)> {
@@ -184,16 +161,17 @@ pub fn pci_gpus() -> Option<u32> {
 }
 
 /// The state of a driver that answered.
-pub(super) fn present(driver: &DriverReadings) -> DriverState {
+pub(super) fn present(nvml: &NvmlReadings) -> DriverState {
+    let version = |cuda| {
+        let (major, minor) = (
+            cuda_driver_version_major(cuda),
+            cuda_driver_version_minor(cuda),
+        );
+        format!("{major}.{minor}")
+    };
     DriverState::Present {
-        version: driver.version.clone(),
-        cuda: driver.cuda.map(|version| {
-            format!(
-                "{}.{}",
-                cuda_driver_version_major(version),
-                cuda_driver_version_minor(version)
-            )
-        }),
+        version: nvml.version.clone(),
+        cuda: nvml.cuda.map(version),
     }
 }
 
@@ -231,48 +209,4 @@ pub(super) fn not_usable(failure: &NvmlFailure, pci_gpus: Option<u32>) -> Driver
             message: format!("the NVIDIA driver does not answer: {message}; see `nvidia-smi`"),
         },
     }
-}
-
-/// All GPUs; `CUDA_VISIBLE_DEVICES` is applied later.
-pub(super) fn gpus(nvml: &NvmlReadings) -> Vec<Gpu> {
-    nvml.gpus.iter().map(Gpu::from).collect()
-}
-
-impl From<&GpuReadings> for Gpu {
-    fn from(gpu: &GpuReadings) -> Gpu {
-        Gpu {
-            index: gpu.index,
-            name: gpu.name.clone(),
-            uuid: gpu.uuid.clone(),
-            capability: gpu.capability,
-            memory: memory(gpu),
-            mig: gpu.mig_mode.map(|(enabled, pending)| Mig {
-                enabled,
-                pending,
-                devices: gpu
-                    .mig_devices
-                    .iter()
-                    .map(|slice| MigDevice {
-                        index: slice.index,
-                        name: slice.name.clone(),
-                        uuid: slice.uuid.clone(),
-                        memory: memory(slice),
-                        visible: true,
-                    })
-                    .collect(),
-            }),
-            ecc: gpu.ecc_mode.map(|(enabled, pending)| Ecc {
-                enabled,
-                pending,
-                uncorrected_volatile: gpu.ecc_uncorrected_volatile,
-                uncorrected_aggregate: gpu.ecc_uncorrected_aggregate,
-            }),
-            visible: gpu.problem.is_none(),
-            problem: gpu.problem.clone(),
-        }
-    }
-}
-
-fn memory(gpu: &GpuReadings) -> Option<GpuMemory> {
-    gpu.memory.map(|(total, used)| GpuMemory { total, used })
 }

@@ -3,37 +3,50 @@ use super::*;
 const GIB: u64 = 1 << 30;
 
 /// One GPU of a DGX H100.
-pub(crate) fn h100(index: u32) -> GpuReadings {
-    GpuReadings {
+pub(crate) fn h100(index: u32) -> Gpu {
+    Gpu {
         index,
         name: Some("NVIDIA H100 80GB HBM3".to_owned()),
         uuid: Some(format!("GPU-{index}f3c9d1e-7d11-4a3b-9e0c-2b9d6f6c8a10")),
-        memory: Some((85_520_809_984, 634_060_800)),
-        mig_mode: Some((false, false)),
-        ecc_mode: Some((true, true)),
-        ecc_uncorrected_volatile: Some(0),
-        ecc_uncorrected_aggregate: Some(0),
-        ..GpuReadings::default()
+        memory: memory(85_520_809_984, 634_060_800),
+        mig: Some(Mig {
+            enabled: false,
+            pending: false,
+            devices: Vec::new(),
+        }),
+        ecc: Some(Ecc {
+            enabled: true,
+            pending: true,
+            uncorrected_volatile: Some(0),
+            uncorrected_aggregate: Some(0),
+        }),
+        ..Gpu::default()
     }
 }
 
+fn memory(total: u64, used: u64) -> Option<GpuMemory> {
+    Some(GpuMemory { total, used })
+}
+
 /// A card split into `slices` parts.
-pub(crate) fn partitioned(index: u32, slices: u32) -> GpuReadings {
-    GpuReadings {
-        mig_mode: Some((true, true)),
-        mig_devices: (0..slices)
-            .map(|slice| GpuReadings {
-                index: slice,
-                name: Some("NVIDIA A100-SXM4-40GB MIG 1g.5gb".to_owned()),
-                uuid: Some(format!(
-                    "MIG-{index}{slice}84736-a75d-5eea-978f-d2b3004971fd"
-                )),
-                memory: Some((5_100_273_664, 0)),
-                ..GpuReadings::default()
-            })
-            .collect(),
+pub(crate) fn partitioned(index: u32, slices: u32) -> Gpu {
+    let slice = |slice| MigDevice {
+        index: slice,
+        name: Some("NVIDIA A100-SXM4-40GB MIG 1g.5gb".to_owned()),
+        uuid: Some(format!(
+            "MIG-{index}{slice}84736-a75d-5eea-978f-d2b3004971fd"
+        )),
+        memory: memory(5_100_273_664, 0),
+        visible: true,
+    };
+    Gpu {
+        mig: Some(Mig {
+            enabled: true,
+            pending: true,
+            devices: (0..slices).map(slice).collect(),
+        }),
         name: Some("NVIDIA A100-SXM4-40GB".to_owned()),
-        memory: Some((42_949_672_960, 0)),
+        memory: memory(42_949_672_960, 0),
         ..h100(index)
     }
 }
@@ -54,13 +67,11 @@ fn cpu() -> CpuReadings {
     }
 }
 
-pub(crate) fn readings(gpus: Vec<GpuReadings>) -> Readings {
+pub(crate) fn readings(gpus: Vec<Gpu>) -> Readings {
     Readings {
         nvml: Ok(NvmlReadings {
-            driver: DriverReadings {
-                version: Some("570.86.15".to_owned()),
-                cuda: Some(12080),
-            },
+            version: Some("570.86.15".to_owned()),
+            cuda: Some(12080),
             gpus,
         }),
         pci_gpus: None,
@@ -78,7 +89,7 @@ pub(crate) fn without_nvml(failure: NvmlFailure, pci_gpus: Option<u32>) -> Inven
     })
 }
 
-fn with_visible(value: &str, gpus: Vec<GpuReadings>) -> Inventory {
+fn with_visible(value: &str, gpus: Vec<Gpu>) -> Inventory {
     Inventory::from_readings(&Readings {
         cuda_visible_devices: Some(value.to_owned()),
         ..readings(gpus)
@@ -86,7 +97,7 @@ fn with_visible(value: &str, gpus: Vec<GpuReadings>) -> Inventory {
 }
 
 /// The ids of the ranks' devices, and the message.
-fn seen(value: &str, gpus: Vec<GpuReadings>) -> (Vec<String>, Option<String>) {
+fn seen(value: &str, gpus: Vec<Gpu>) -> (Vec<String>, Option<String>) {
     let inventory = with_visible(value, gpus);
     let ids = match inventory.devices() {
         Devices::Gpus { devices } => devices.into_iter().map(|device| device.id).collect(),
@@ -118,9 +129,9 @@ fn every_gpu_is_a_device() {
 
 #[test]
 fn a_card_without_any_answer_is_still_listed_and_used() {
-    let mute = GpuReadings {
+    let mute = Gpu {
         index: 1,
-        ..GpuReadings::default()
+        ..Gpu::default()
     };
     let inventory = Inventory::from_readings(&readings(vec![h100(0), mute]));
     assert_eq!(inventory.gpus.len(), 2);
@@ -136,10 +147,10 @@ fn a_card_without_any_answer_is_still_listed_and_used() {
 
 #[test]
 fn a_lost_card_is_listed_and_not_used() {
-    let lost = GpuReadings {
+    let lost = Gpu {
         index: 1,
         problem: Some("device fell off the bus".to_owned()),
-        ..GpuReadings::default()
+        ..Gpu::default()
     };
     let inventory = Inventory::from_readings(&readings(vec![h100(0), lost.clone()]));
     assert_eq!(inventory.gpus.len(), 2);
@@ -256,7 +267,7 @@ fn values_that_name_no_device_are_reported() {
 
 #[test]
 fn indices_of_unlike_cards_are_ambiguous_unless_the_order_is_set() {
-    let unlike = GpuReadings {
+    let unlike = Gpu {
         name: Some("NVIDIA GeForce RTX 4090".to_owned()),
         ..h100(1)
     };
@@ -385,4 +396,29 @@ fn this_machine_has_cores_and_memory() {
         assert!(available <= total, "{available} of {total} bytes available");
     }
     assert!(inventory.devices().count() >= 1);
+}
+
+#[test]
+fn a_card_that_fell_off_the_bus_is_reported() {
+    let lost = Gpu {
+        problem: Some("GPU is lost".into()),
+        ..h100(1)
+    };
+    let found = Inventory::from_readings(&readings(vec![h100(0), lost]));
+    assert_eq!(found.device_shortfall(1), None);
+    let words = found.device_shortfall(2).unwrap();
+    assert!(
+        words.contains("2 GPUs were reserved, NVML shows 1"),
+        "{words}"
+    );
+    assert!(
+        words.contains("GPU-1f3c9d1e") && words.contains("GPU is lost"),
+        "{words}"
+    );
+}
+
+#[test]
+fn without_a_driver_no_shortfall_is_reported() {
+    let absent = without_nvml(NvmlFailure::NoLibrary, None);
+    assert_eq!(absent.device_shortfall(8), None);
 }

@@ -34,28 +34,28 @@ pub(super) fn everything(gpus: &[Gpu]) -> Vec<DeviceIndex> {
     let mut places = Vec::new();
     for gpu in gpus {
         match gpu.mig.as_ref().filter(|mig| mig.enabled) {
-            Some(mig) => places.extend(mig.devices.iter().map(|slice| DeviceIndex {
-                gpu: gpu.index,
-                mig: Some(slice.index),
-            })),
-            None => places.push(DeviceIndex {
-                gpu: gpu.index,
-                mig: None,
-            }),
+            Some(mig) => places.extend(mig.devices.iter().map(|slice| on(gpu, Some(slice.index)))),
+            None => places.push(on(gpu, None)),
         }
     }
     places
 }
 
+fn on(gpu: &Gpu, mig: Option<u32>) -> DeviceIndex {
+    DeviceIndex {
+        gpu: gpu.index,
+        mig,
+    }
+}
+
 /// Parses the variable and marks the GPUs and MIG devices that it leaves visible.
 pub(super) fn apply(value: &str, device_order: Option<&str>, gpus: &mut [Gpu]) -> Visibility {
     let (order, message) = select(value, gpus);
-    let mut indices = value
-        .split(',')
-        .filter_map(|entry| entry.trim().parse::<u32>().ok());
+    let counts = |entry: &str| entry.trim().parse::<u32>().is_ok();
+    let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
+    let ambiguous = value.split(',').any(counts) && !alike && device_order != Some("PCI_BUS_ID");
     let message = message.or_else(|| {
-        let alike = gpus.windows(2).all(|pair| pair[0].name == pair[1].name);
-        (indices.next().is_some() && !alike && device_order != Some("PCI_BUS_ID")).then(|| {
+        ambiguous.then(|| {
             format!(
                 "CUDA_VISIBLE_DEVICES={value} counts unlike GPUs fastest first, this list counts \
                  them by PCI bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name UUIDs"
@@ -63,13 +63,11 @@ pub(super) fn apply(value: &str, device_order: Option<&str>, gpus: &mut [Gpu]) -
         })
     });
     for gpu in gpus {
-        let on_it = |place: &&DeviceIndex| place.gpu == gpu.index;
-        gpu.visible = order.iter().any(|place| on_it(&place));
+        gpu.visible = order.iter().any(|place| place.gpu == gpu.index);
+        let index = gpu.index;
         for slice in gpu.mig.iter_mut().flat_map(|mig| &mut mig.devices) {
-            slice.visible = order
-                .iter()
-                .filter(on_it)
-                .any(|place| place.mig == Some(slice.index));
+            let mig = Some(slice.index);
+            slice.visible = order.contains(&DeviceIndex { gpu: index, mig });
         }
     }
     Visibility {
@@ -120,23 +118,12 @@ fn find(entry: &str, gpus: &[Gpu]) -> Result<DeviceIndex, String> {
     }
     let mut matches = Vec::new();
     for gpu in gpus {
-        if gpu
-            .uuid
-            .as_deref()
-            .is_some_and(|id| begins(id, entry, "GPU-"))
-        {
+        if begins(&gpu.uuid, entry, "GPU-") {
             matches.push(whole(gpu)?);
         }
         for slice in gpu.mig.iter().flat_map(|mig| &mig.devices) {
-            if slice
-                .uuid
-                .as_deref()
-                .is_some_and(|id| begins(id, entry, "MIG-"))
-            {
-                matches.push(DeviceIndex {
-                    gpu: gpu.index,
-                    mig: Some(slice.index),
-                });
+            if begins(&slice.uuid, entry, "MIG-") {
+                matches.push(on(gpu, Some(slice.index)));
             }
         }
     }
@@ -148,14 +135,14 @@ fn find(entry: &str, gpus: &[Gpu]) -> Result<DeviceIndex, String> {
 }
 
 /// Whether `entry` is a prefix of the UUID and long enough.
-fn begins(uuid: &str, entry: &str, prefix: &str) -> bool {
-    entry.starts_with(prefix) && entry.len() > prefix.len() && uuid.starts_with(entry)
+fn begins(uuid: &Option<String>, entry: &str, prefix: &str) -> bool {
+    let long_enough = entry.starts_with(prefix) && entry.len() > prefix.len();
+    long_enough && uuid.as_ref().is_some_and(|uuid| uuid.starts_with(entry))
 }
 
 /// The whole GPU; of a partitioned one CUDA uses the first MIG device.
 fn whole(gpu: &Gpu) -> Result<DeviceIndex, String> {
-    everything(std::slice::from_ref(gpu))
-        .first()
-        .copied()
-        .ok_or_else(|| format!("GPU {} is in MIG mode and has no MIG device", gpu.index))
+    let places = everything(std::slice::from_ref(gpu));
+    let none = || format!("GPU {} is in MIG mode and has no MIG device", gpu.index);
+    places.first().copied().ok_or_else(none)
 }
