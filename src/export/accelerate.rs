@@ -1,65 +1,61 @@
 //! Writes a plan as an accelerate config: the job's own config with the world changed, or a new
 //! one.
 
-use super::shards::shards;
-use super::{BatchNumbers, EmitError, Emitted, LaunchError, edit, plain, text_of};
+use super::launcher::{lists_devices, refuse_cpu};
+use super::{BatchNumbers, EmitError, Emitted, edit, refuse, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::too_few_devices;
 use crate::recipe::schema::dialect::Dialect;
-use crate::recipe::schema::spec::{Precision, Strategy};
-use crate::recipe::syntax::source::Span;
+use crate::recipe::schema::spec::{Parallel, Precision, Strategy};
 
 pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitError> {
     let file = match recipe.dialect {
         Dialect::Accelerate => recipe.files.recipe,
         _ => recipe.files.accelerate,
     };
-    let (text, mut remarks) = match file {
+    let mut emitted = match file {
         Some(file) => changed(recipe, numbers, text_of(recipe, file))?,
-        None => (made(recipe, numbers)?, Vec::new()),
+        None => Emitted::plain(made(recipe, numbers)?),
     };
     let number = |text: &str| edit::number(text, "num_machines").unwrap_or(1);
-    let machines = number(&text);
+    let machines = number(&emitted.text);
     let before = file.map_or(1, |file| number(text_of(recipe, file)));
-    if machines > 1 && machines != before && edit::text(&text, "main_process_ip").is_none() {
-        remarks.push(format!(
+    let meets = edit::text(&emitted.text, "main_process_ip").is_some();
+    if machines > 1 && machines != before && !meets {
+        emitted.remarks.push(format!(
             "{machines} machines need a rendezvous: give each its own `machine_rank`, and all of them the `main_process_ip` and `main_process_port` of the first"
         ));
     }
-    Ok(Emitted {
-        remarks,
-        ..plain(text)
-    })
+    Ok(emitted)
 }
 
-/// The job's config with the plan's numbers, and remarks for the user.
-fn changed(
-    recipe: &Recipe,
-    numbers: &BatchNumbers,
-    text: &str,
-) -> Result<(String, Vec<String>), EmitError> {
+/// The job's config with the plan's numbers.
+fn changed(recipe: &Recipe, numbers: &BatchNumbers, text: &str) -> Result<Emitted, EmitError> {
     let number = |path: &str| edit::number(text, path);
     let mut sets: Vec<(&str, String)> = Vec::new();
     let mut remarks = Vec::new();
     let world = numbers.world;
     let kind = edit::text(text, "distributed_type").unwrap_or_default();
     let place = recipe.value_sources.get("batch.gpus");
-    let decides = |key: &str| place.is_some_and(|place| place.key == key);
-    if world > 1 && decides("--cpu") {
-        return Err(LaunchError::OneProcess { world }.into());
+    let key = place.map_or("", |place| place.key.as_str());
+    if key == "--cpu" {
+        refuse_cpu(world)?;
     }
-    let none = decides("distributed_type");
+    let none = key == "distributed_type";
     if none && world > 1 {
+        // accelerate starts one process for this type without `mpirun_config`.
         if kind == "MULTI_CPU" {
-            return Err(EmitError::Unstarted { world });
+            return refuse(format!(
+                "`distributed_type: MULTI_CPU` starts one process, and the plan has {world} (add `mpirun_config`: with it accelerate starts `num_processes`)"
+            ));
         }
         sets.push(("distributed_type", "MULTI_GPU".to_owned()));
     }
-    if place.is_some_and(|place| place.key.ends_with("clusion_filter")) {
-        let text = place.map(|place| recipe_text(recipe, place.span));
+    if let Some(place) = place.filter(|_| key.ends_with("clusion_filter")) {
         if recipe.spec.batch.gpus != Some(world) {
-            let text = text.unwrap_or_default();
-            return Err(LaunchError::Devices { text }.into());
+            let text = text_of(recipe, place.span.file);
+            let filter = text.get(place.span.start..place.span.end);
+            return refuse(lists_devices(filter.unwrap_or_default()));
         }
     } else if number("num_processes") != Some(world) && !(none && world == 1) {
         sets.push(("num_processes", world.to_string()));
@@ -95,7 +91,7 @@ fn changed(
             "parallelism_config.parallelism_config_dp_shard_size",
             "parallelism_config.parallelism_config_dp_replicate_size",
         ];
-        let both = shards(parallel, numbers, kind == "FSDP").map_err(LaunchError::from)?;
+        let both = shards(parallel, numbers, kind == "FSDP")?;
         for (path, size) in paths.into_iter().zip(both) {
             if number(path).unwrap_or(1) != size {
                 sets.push((path, size.to_string()));
@@ -106,7 +102,10 @@ fn changed(
     for (path, value) in sets {
         text = edit::set(&text, path, &value, "num_machines")?;
     }
-    Ok((text, remarks))
+    Ok(Emitted {
+        remarks,
+        ..Emitted::plain(text)
+    })
 }
 
 /// Whether a config has axis sizes under the names that accelerate reads.
@@ -118,37 +117,27 @@ fn has_sizes(text: &str) -> bool {
     })
 }
 
-fn recipe_text(recipe: &Recipe, span: Span) -> String {
-    let text = text_of(recipe, span.file);
-    text.get(span.start..span.end)
-        .unwrap_or_default()
-        .to_owned()
-}
-
 /// A new config for a job that is launched without one.
 fn made(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, EmitError> {
     let spec = &recipe.spec;
     let parallel = &spec.parallel;
     if parallel.pipeline > 1 {
-        return Err(EmitError::Pipeline {
-            stages: parallel.pipeline,
-        });
+        return refuse(format!(
+            "a new accelerate config has no key for {} pipeline stages (launch with a `MEGATRON_LM` config and name it with `--accelerate`)",
+            parallel.pipeline
+        ));
     }
     let machines = numbers.nodes.unwrap_or(1);
-    let sharded = match parallel.strategy {
-        Strategy::Ddp => None,
-        Strategy::Zero1 => Some("DEEPSPEED\ndeepspeed_config:\n  zero_stage: 1\n".to_owned()),
-        Strategy::Zero2 => Some("DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n".to_owned()),
-        Strategy::Fsdp => Some(
+    let kind = match parallel.strategy {
+        Strategy::Ddp if numbers.world == 1 => "\"NO\"\n",
+        Strategy::Ddp => "MULTI_GPU\n",
+        Strategy::Zero1 => "DEEPSPEED\ndeepspeed_config:\n  zero_stage: 1\n",
+        Strategy::Zero2 => "DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n",
+        Strategy::Fsdp => {
             "FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  \
              fsdp_reshard_after_forward: true\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n"
-                .to_owned(),
-        ),
+        }
     };
-    let kind = sharded.unwrap_or_else(|| match numbers.world {
-        1 => "\"NO\"\n".to_owned(),
-        _ => "MULTI_GPU\n".to_owned(),
-    });
     let precision = match spec.model.precision {
         Precision::F32 => "\"no\"",
         Precision::Bf16 => "bf16",
@@ -167,7 +156,7 @@ fn made(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, EmitError> {
     ];
     if axes.iter().any(|(_, size)| *size > 1) {
         let fsdp = parallel.strategy == Strategy::Fsdp;
-        let [shard, replicate] = shards(parallel, numbers, fsdp).map_err(LaunchError::from)?;
+        let [shard, replicate] = shards(parallel, numbers, fsdp)?;
         text += "parallelism_config:\n";
         let all = axes
             .into_iter()
@@ -177,4 +166,34 @@ fn made(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, EmitError> {
         }
     }
     Ok(text)
+}
+
+/// Shards and replicas whose product is the data-parallel size. Keeps the recipe's replicas where
+/// they divide it, else its shards, else makes one group. Tensor and context parallelism need
+/// sharded replicas; FSDP without context parallelism does too.
+///
+/// Source: accelerate 16cb6eb, `parallelism_config.py` (`__post_init__`, `_validate_accelerator`),
+/// and 1.15.0 for FSDP, which needs an axis to shard over.
+pub(super) fn shards(
+    parallel: &Parallel,
+    numbers: &BatchNumbers,
+    fsdp: bool,
+) -> Result<[u64; 2], EmitError> {
+    let ranks = numbers.data_parallel;
+    if fsdp && ranks == 1 && parallel.context == 1 && numbers.world > 1 {
+        return refuse(format!(
+            "all {} processes hold one copy of the model (tensor-parallel size {}), and accelerate refuses FSDP with nothing to shard over (plan for at least {} GPUs, or reduce `tp_size`)",
+            numbers.world,
+            parallel.tensor,
+            numbers.world * 2
+        ));
+    }
+    let fits = |size: Option<u64>| size.filter(|size| *size > 0 && ranks.is_multiple_of(*size));
+    let split = parallel.tensor > 1 || parallel.context > 1 || fsdp;
+    let replicas = fits(parallel.data_replicate).filter(|&size| !split || size < ranks);
+    Ok(match (replicas, fits(parallel.data_shard)) {
+        (Some(replicas), _) => [ranks / replicas, replicas],
+        (None, Some(shards)) if shards > 1 || !split => [shards, ranks / shards],
+        _ => [ranks, 1],
+    })
 }

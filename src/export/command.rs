@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::launcher::{relaunch, starts_processes};
 use super::{
-    BatchNumbers, EmitError, changes, edit, no_form, readers, split_batches, standing, text_of,
+    BatchNumbers, EmitError, Emitted, changes, edit, no_form, readers, refuse, split_batches,
+    standing, text_of,
 };
 use crate::recipe::Recipe;
 use crate::recipe::dialects::command::only_numbers_changed;
@@ -16,7 +17,7 @@ pub(super) fn emit(
     numbers: &BatchNumbers,
     file: FileId,
     end: usize,
-) -> Result<(String, Vec<String>), EmitError> {
+) -> Result<Emitted, EmitError> {
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "recipe"))?;
     let text = text_of(recipe, file);
     let relaunched = relaunch(recipe, numbers, file)?;
@@ -96,7 +97,12 @@ pub(super) fn emit(
         let processes = relaunches.then_some(processes).into_iter();
         let typed = typed.iter().map(|(key, value)| format!("--{key} {value}"));
         let numbers = processes.chain(typed).collect::<Vec<_>>().join(" ");
-        return Err(EmitError::Misread { numbers });
+        return refuse(format!(
+            "these numbers change another part of the command's meaning ({numbers}: write them there by hand)"
+        ));
     }
-    Ok((text, remarks))
+    Ok(Emitted {
+        remarks,
+        ..Emitted::plain(text)
+    })
 }

@@ -2,21 +2,27 @@
 //! those that DeepSpeed would derive differently.
 
 use super::edit::Syntax;
-use super::{BatchNumbers, EmitError, text_of};
+use super::{BatchNumbers, EmitError, refuse, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::deepspeed::TRIPLE;
 use crate::recipe::schema::dialect::Dialect;
 
 pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, EmitError> {
     let alone = recipe.dialect == Dialect::Deepspeed;
-    let file = match alone {
-        true => recipe.files.recipe,
-        false => recipe.files.deepspeed,
+    let file = if alone {
+        recipe.files.recipe
+    } else {
+        recipe.files.deepspeed
     };
-    let file = file.ok_or(EmitError::NoDeepspeed)?;
-    let syntax = match recipe.files.hjson.contains(&file) {
-        true => Syntax::Hjson,
-        false => Syntax::Yaml,
+    let Some(file) = file else {
+        return refuse(
+            "the job names no DeepSpeed config (`--emit args` writes the trainer's arguments)",
+        );
+    };
+    let syntax = if recipe.files.hjson.contains(&file) {
+        Syntax::Hjson
+    } else {
+        Syntax::Yaml
     };
     changed(recipe, text_of(recipe, file), syntax, numbers)
 }
@@ -40,14 +46,13 @@ pub(super) fn changed(
     if elastic {
         text = syntax.set(&text, "elasticity.enabled", "false", "")?;
     }
-    let derived = derive(stated, numbers);
-    let all = alone
-        && (elastic || derived != Some([numbers.per_device_batch_size, numbers.accumulation]));
+    let all = alone && (elastic || derive(stated, numbers) != Some([values[1], values[2]]));
     let mut beside = "zero_optimization";
     for ((key, _), (value, old)) in TRIPLE.into_iter().zip(values.into_iter().zip(stated)) {
         // Without a train batch size the product of the other two is the global batch.
         let missing = all && (elastic || key != "train_batch_size");
-        if old.is_some_and(|old| old != value) || (old.is_none() && missing) {
+        let changes = old.map_or(missing, |old| old != value);
+        if changes {
             text = syntax.set(&text, key, &value.to_string(), beside)?;
         }
         beside = key;
@@ -68,20 +73,18 @@ fn stated(text: &str, syntax: Syntax) -> [Option<u64>; 3] {
 /// The micro-batch and accumulation that DeepSpeed would derive if the stated numbers were the
 /// plan's.
 fn derive(stated: [Option<u64>; 3], numbers: &BatchNumbers) -> Option<[u64; 2]> {
-    let world = numbers.data_parallel;
-    let [global, per_device_batch_size, accumulation] = stated.map(|value| value.is_some());
-    Some(match (global, per_device_batch_size, accumulation) {
-        (_, true, true) => [numbers.per_device_batch_size, numbers.accumulation],
-        (true, true, false) => [
-            numbers.per_device_batch_size,
-            numbers.global / numbers.per_device_batch_size / world,
+    let (world, global) = (numbers.data_parallel, numbers.global);
+    let (per_device_batch_size, accumulation) =
+        (numbers.per_device_batch_size, numbers.accumulation);
+    Some(match stated.map(|value| value.is_some()) {
+        [_, true, true] => [per_device_batch_size, accumulation],
+        [true, true, false] => [
+            per_device_batch_size,
+            global / per_device_batch_size / world,
         ],
-        (true, false, true) => [
-            numbers.global / world / numbers.accumulation,
-            numbers.accumulation,
-        ],
-        (true, false, false) => [numbers.global / world, 1],
-        (false, true, false) => [numbers.per_device_batch_size, 1],
-        (false, false, _) => return None,
+        [true, false, true] => [global / world / accumulation, accumulation],
+        [true, false, false] => [global / world, 1],
+        [false, true, false] => [per_device_batch_size, 1],
+        [false, false, _] => return None,
     })
 }

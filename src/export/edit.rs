@@ -4,21 +4,17 @@
 //! original except for that value. Anchors, merges and anything else that could carry the change
 //! elsewhere end in a refusal, never in another recipe.
 
+use super::EmitError;
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Entry, Node, joined};
 use crate::recipe::syntax::source::{Sources, Span};
 use crate::recipe::syntax::{hjson, yaml};
 
-/// A text that cannot be changed in place.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{key}` cannot be set to {value} without changing other values (replace its alias, anchor or merge by the value)"
-)]
-pub struct EditError {
-    /// The dotted key.
-    pub key: String,
-    /// The new value.
-    pub value: String,
+/// The refusal of a text that cannot be changed in place.
+pub(super) fn refused(key: &str, value: &str) -> EmitError {
+    EmitError(format!(
+        "`{key}` cannot be set to {value} without changing other values (replace its alias, anchor or merge by the value)"
+    ))
 }
 
 /// The grammar of a text.
@@ -58,7 +54,7 @@ impl Syntax {
         path: &str,
         value: &str,
         beside: &str,
-    ) -> Result<String, EditError> {
+    ) -> Result<String, EmitError> {
         self.place(text, (path, value), beside, (path, value))
     }
 
@@ -69,7 +65,7 @@ impl Syntax {
         edit: (&str, &str),
         beside: &str,
         arrived: (&str, &str),
-    ) -> Result<String, EditError> {
+    ) -> Result<String, EmitError> {
         let (path, new) = edit;
         let root = self.parse(text);
         let edits = [
@@ -81,10 +77,7 @@ impl Syntax {
         let mut edits = edits.into_iter().flatten();
         edits
             .find(|edited| self.changes_only(text, edited, path, arrived))
-            .ok_or_else(|| EditError {
-                key: arrived.0.to_owned(),
-                value: arrived.1.to_owned(),
-            })
+            .ok_or_else(|| refused(arrived.0, arrived.1))
     }
 
     /// Sets a key of a mapping at the top level, and adds the mapping if it is missing.
@@ -94,7 +87,7 @@ impl Syntax {
         mapping: &str,
         key: &str,
         value: &str,
-    ) -> Result<String, EditError> {
+    ) -> Result<String, EmitError> {
         let path = format!("{mapping}.{key}");
         let root = self.parse(text);
         let present = root.as_ref().and_then(|root| root.get(mapping));
@@ -124,7 +117,7 @@ impl Syntax {
 }
 
 /// [`Syntax::set`] of a YAML or JSON text.
-pub(super) fn set(text: &str, path: &str, value: &str, beside: &str) -> Result<String, EditError> {
+pub(super) fn set(text: &str, path: &str, value: &str, beside: &str) -> Result<String, EmitError> {
     Syntax::Yaml.set(text, path, value, beside)
 }
 

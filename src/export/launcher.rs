@@ -6,84 +6,13 @@
 
 use std::path::Path;
 
-use super::shards::{self, shards};
-use super::{BatchNumbers, edit, standing, text_of};
+use super::accelerate::shards;
+use super::{BatchNumbers, EmitError, edit, refuse, standing, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::{fixes_accumulation, too_few_devices};
 use crate::recipe::dialects::command::{self, Call, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
-use crate::recipe::syntax::source::{FileId, Span};
-
-/// A world that the command's launcher cannot start.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LaunchError {
-    /// The launcher starts the same number of processes on every node.
-    #[error("{world} processes cannot be divided evenly over the command's {nodes} nodes ({help})")]
-    Nodes {
-        /// World size, in devices.
-        world: u64,
-        nodes: u64,
-        /// The option to change.
-        help: &'static str,
-    },
-    /// The words after the launcher's options are not known to be a program.
-    #[error("the command names no program to start (add its path to the command)")]
-    NoProgram,
-    /// A variable holds the number to change and other words.
-    #[error("`{text}` holds more than the number to change (write its words out in the command)")]
-    Hidden {
-        /// The variable, as the command spells it.
-        text: String,
-    },
-    /// An unresolved variable follows the launcher's options.
-    #[error(
-        "`{text}` is unresolved and may set the number of processes again (write its words out in the command)"
-    )]
-    Unresolved {
-        /// The variable, as the command spells it.
-        text: String,
-    },
-    /// The launcher takes a list of devices, which a number cannot replace.
-    #[error("`{text}` lists devices one by one (use `--num_gpus` instead)")]
-    Devices {
-        /// The list, as the command spells it.
-        text: String,
-    },
-    /// `--cpu` starts one process.
-    #[error("`--cpu` starts one process, and the plan has {world} (remove `--cpu`)")]
-    OneProcess {
-        /// World size, in devices.
-        world: u64,
-    },
-    /// A launcher for the processes of one machine.
-    #[error(
-        "the command's launcher starts processes of one machine, and the plan has {nodes} nodes (start the program with torchrun)"
-    )]
-    OneMachine { nodes: u64 },
-    /// With `--standalone` every node trains by itself.
-    #[error(
-        "with `--standalone` each of {nodes} nodes trains by itself (replace it by `--rdzv_backend c10d --rdzv_endpoint HOST:PORT`)"
-    )]
-    Standalone { nodes: u64 },
-    /// The option overrides the config's type, and accelerate refuses it for one process.
-    #[error(
-        "accelerate refuses `--multi_gpu` for one process (remove it, and set the config's `distributed_type`)"
-    )]
-    MultiGpu,
-    /// The launcher's config fixes the accumulation.
-    #[error(
-        "TRL's config `{name}` fixes accumulation at 1, and the plan has {accumulation} (launch with the config that `--emit accelerate` writes)"
-    )]
-    Accumulation {
-        /// The name of TRL's config.
-        name: String,
-        /// Forward passes per optimizer step.
-        accumulation: u64,
-    },
-    /// The model takes all devices, so none is left to shard over.
-    #[error(transparent)]
-    Shards(#[from] shards::ShardError),
-}
+use crate::recipe::syntax::source::FileId;
 
 /// Byte ranges of a text and their new text.
 pub(super) type Edits = Vec<(usize, usize, String)>;
@@ -95,17 +24,6 @@ pub(super) struct Relaunched {
     pub remarks: Vec<String>,
     /// New options, each with a leading space.
     pub added: String,
-}
-
-impl Relaunched {
-    /// Sets an option: replaces its value, or appends the option.
-    fn set(&mut self, option: &str, place: Option<(&str, Span)>, value: u64) {
-        match place {
-            Some((text, _)) if text.parse() == Ok(value) => {}
-            Some((_, span)) => self.edits.push((span.start, span.end, value.to_string())),
-            None => self.added += &format!(" --{option} {value}"),
-        }
-    }
 }
 
 /// The launcher of the command in a file.
@@ -125,22 +43,27 @@ pub(super) fn refuse_fixed(
     recipe: &Recipe,
     numbers: &BatchNumbers,
     file: FileId,
-) -> Result<(), LaunchError> {
-    let name = edit::text(text_of(recipe, file), "accelerate_config");
-    let fixes = |name: &String| numbers.accumulation != 1 && fixes_accumulation(name);
-    let Some(name) = name.filter(fixes) else {
-        return Ok(());
-    };
+) -> Result<(), EmitError> {
     let read = recipe.files.command.is_none_or(|(command, _)| {
         let call = call(recipe, command);
         call.is_some_and(|call| call.launcher == Launcher::Trl)
     });
-    // A file of that name takes precedence.
-    if !read || recipe.files.accelerate.is_some() {
+    match edit::text(text_of(recipe, file), "accelerate_config") {
+        // A file of that name takes precedence.
+        Some(name) if read && recipe.files.accelerate.is_none() => refuse_config(&name, numbers),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses another accumulation than 1 for one of TRL's configs that fixes it.
+fn refuse_config(name: &str, numbers: &BatchNumbers) -> Result<(), EmitError> {
+    let accumulation = numbers.accumulation;
+    if accumulation == 1 || !fixes_accumulation(name) {
         return Ok(());
     }
-    let accumulation = numbers.accumulation;
-    Err(LaunchError::Accumulation { name, accumulation })
+    refuse(format!(
+        "TRL's config `{name}` fixes accumulation at 1, and the plan has {accumulation} (launch with the config that `--emit accelerate` writes)"
+    ))
 }
 
 /// The options of the command's launcher, rewritten for the numbers of a plan.
@@ -148,37 +71,46 @@ pub(super) fn relaunch(
     recipe: &Recipe,
     numbers: &BatchNumbers,
     file: FileId,
-) -> Result<Relaunched, LaunchError> {
+) -> Result<Relaunched, EmitError> {
     let text = text_of(recipe, file);
-    let mut new = Relaunched::default();
     let Some(call) = call(recipe, file) else {
-        return Ok(new);
+        return Ok(Relaunched::default());
     };
     if call.launcher != Launcher::Python && !call.has_program {
-        return Err(LaunchError::NoProgram);
+        return refuse("the command names no program to start (add its path to the command)");
     }
+    let mut rewrite = Rewrite {
+        recipe,
+        numbers,
+        file,
+        call: &call,
+        new: Relaunched::default(),
+    };
     match call.launcher {
         Launcher::Python => {}
-        Launcher::Torchrun => torchrun(&call, numbers, &mut new)?,
-        Launcher::Deepspeed => deepspeed(&call, numbers, &mut new)?,
-        Launcher::Spawn => spawn(&call, numbers, &mut new)?,
-        Launcher::Accelerate | Launcher::Trl => {
-            accelerate(recipe, &call, numbers, file, &mut new)?;
-        }
+        Launcher::Torchrun => rewrite.torchrun()?,
+        Launcher::Deepspeed => rewrite.deepspeed()?,
+        Launcher::Spawn => rewrite.spawn()?,
+        Launcher::Accelerate | Launcher::Trl => rewrite.accelerate()?,
     }
+    let mut new = rewrite.new;
     let relaunches = !new.edits.is_empty() || !new.added.is_empty();
-    if let Some(text) = call.hidden.clone().filter(|_| relaunches) {
-        return Err(LaunchError::Unresolved { text });
+    if let Some(text) = call.hidden.as_ref().filter(|_| relaunches) {
+        return refuse(format!(
+            "`{text}` is unresolved and may set the number of processes again (write its words out in the command)"
+        ));
     }
     for (start, end, with) in &mut new.edits {
+        let before = text.get(*start..*end).unwrap_or_default();
         // A variable may hold more than the value.
         if let Some((value, place)) = call.value_from(*start)
             && standing(recipe, place).as_deref() != Some(value)
         {
-            let text = text.get(*start..*end).unwrap_or_default().to_owned();
-            return Err(LaunchError::Hidden { text });
+            return refuse(format!(
+                "`{before}` holds more than the number to change (write its words out in the command)"
+            ));
         }
-        *with = edit::in_quotes_of(text.get(*start..*end).unwrap_or_default(), with);
+        *with = edit::in_quotes_of(before, with);
         // A removed option takes the space after it along.
         let blank = with.is_empty() && text[*end..].starts_with(' ');
         *end += usize::from(blank);
@@ -187,107 +119,6 @@ pub(super) fn relaunch(
         new.edits.push((call.room, call.room, new.added.clone()));
     }
     Ok(new)
-}
-
-/// The number of an option, also as a range of one (`2:2`); an error for anything else (`gpu`,
-/// `1:4`, `$N`).
-fn stated(place: Option<(&str, Span)>) -> Result<Option<u64>, ()> {
-    match place {
-        None => Ok(None),
-        Some((text, _)) => command::nodes(text).map(Some).ok_or(()),
-    }
-}
-
-/// The requested nodes, or else the command's; `None` where only the shell knows them.
-fn nodes(numbers: &BatchNumbers, on: Option<(&str, Span)>) -> Option<u64> {
-    let stated = || stated(on).ok().map(|nodes| nodes.unwrap_or(1));
-    numbers.nodes.or_else(stated)
-}
-
-/// Processes per node.
-fn each(numbers: &BatchNumbers, nodes: u64, help: &'static str) -> Result<u64, LaunchError> {
-    let world = numbers.world;
-    match world.is_multiple_of(nodes.max(1)) {
-        true => Ok(world / nodes.max(1)),
-        false => Err(LaunchError::Nodes { world, nodes, help }),
-    }
-}
-
-fn torchrun(call: &Call, numbers: &BatchNumbers, new: &mut Relaunched) -> Result<(), LaunchError> {
-    let (on, per_node) = (call.value(&["nnodes"]), call.value(&["nproc_per_node"]));
-    let Some(nodes) = nodes(numbers, on) else {
-        return Ok(());
-    };
-    // The launcher starts one process per device of the node.
-    if numbers.nodes.is_none() && stated(per_node).is_err() {
-        return Ok(());
-    }
-    let each = each(numbers, nodes, "change `--nnodes` first")?;
-    if nodes > 1 && call.at(&["standalone"]).is_some() {
-        return Err(LaunchError::Standalone { nodes });
-    }
-    if on.is_some() || nodes > 1 {
-        new.set("nnodes", on, nodes);
-    }
-    if per_node.is_some() || each > 1 {
-        new.set("nproc_per_node", per_node, each);
-    }
-    let meets = call.at(&["rdzv_endpoint"]).is_some()
-        || (call.at(&["master_addr"]).is_some() && call.at(&["node_rank"]).is_some());
-    // A command with the same number of nodes already has a rendezvous.
-    if nodes > 1 && stated(on) != Ok(Some(nodes)) && !meets {
-        new.remarks.push(format!(
-            "{nodes} nodes need a rendezvous: start the command on each with `--rdzv_backend c10d --rdzv_endpoint HOST:PORT` (HOST is one of them)"
-        ));
-    }
-    Ok(())
-}
-
-fn deepspeed(call: &Call, numbers: &BatchNumbers, new: &mut Relaunched) -> Result<(), LaunchError> {
-    let (on, per_node) = (call.value(&["num_nodes"]), call.value(&["num_gpus"]));
-    if let Some((text, _)) = call.value(&["include", "i", "exclude", "e"]) {
-        let machines = text.split('@').count() as u64;
-        let same = hosts::device_count(text) == Some(numbers.world)
-            && numbers.nodes.is_none_or(|nodes| nodes == machines);
-        let text = text.to_owned();
-        return match same {
-            true => Ok(()),
-            false => Err(LaunchError::Devices { text }),
-        };
-    }
-    let Some(nodes) = nodes(numbers, on) else {
-        return Ok(());
-    };
-    // DeepSpeed takes all devices of the hostfile, or of this machine.
-    if numbers.nodes.is_none() && !matches!(stated(per_node), Ok(Some(_))) {
-        return Ok(());
-    }
-    let each = each(numbers, nodes, "change `--num_nodes` first")?;
-    if on.is_some() || nodes > 1 {
-        new.set("num_nodes", on, nodes);
-    }
-    new.set("num_gpus", per_node, each);
-    if nodes > 1 && stated(on) != Ok(Some(nodes)) && call.at(&["hostfile", "H"]).is_none() {
-        new.remarks.push(format!(
-            "DeepSpeed reads {nodes} nodes from a hostfile: add `--hostfile FILE`, unless it is /job/hostfile"
-        ));
-    }
-    Ok(())
-}
-
-/// A script of the examples that starts the processes of one machine.
-fn spawn(call: &Call, numbers: &BatchNumbers, new: &mut Relaunched) -> Result<(), LaunchError> {
-    if let Some(nodes) = numbers.nodes.filter(|nodes| *nodes > 1) {
-        return Err(LaunchError::OneMachine { nodes });
-    }
-    for count in ["world_size", "num_cores"] {
-        let place = call.value(&[count]);
-        // A number that only the shell knows (`$N`) stays.
-        if let Ok(Some(_)) = stated(place) {
-            new.set(count, place, numbers.world);
-        }
-    }
-    Ok(())
 }
 
 /// Whether the job's accelerate config leaves the number of processes to the command line. Where
@@ -301,161 +132,263 @@ pub(super) fn leaves_processes(recipe: &Recipe) -> bool {
         && settled.is_none_or(|place| place.span.file != file)
 }
 
-fn accelerate(
-    recipe: &Recipe,
-    call: &Call,
-    numbers: &BatchNumbers,
+/// A launcher on its way to another world.
+struct Rewrite<'a> {
+    recipe: &'a Recipe,
+    numbers: &'a BatchNumbers,
     file: FileId,
-    new: &mut Relaunched,
-) -> Result<(), LaunchError> {
-    let world = numbers.world;
-    if call.at(&["cpu"]).is_some() {
-        return match world {
-            1 => Ok(()),
-            world => Err(LaunchError::OneProcess { world }),
+    call: &'a Call,
+    new: Relaunched,
+}
+
+impl Rewrite<'_> {
+    fn has(&self, option: &str) -> bool {
+        self.call.at(&[option]).is_some()
+    }
+
+    /// Sets an option: replaces its value, or appends the option unless its default is the value.
+    fn set(&mut self, option: &str, value: u64, default: u64) {
+        match self.call.value(&[option]) {
+            Some((text, _)) if text.parse() == Ok(value) => {}
+            Some((_, span)) => {
+                let edit = (span.start, span.end, value.to_string());
+                self.new.edits.push(edit);
+            }
+            None if value == default => {}
+            None => self.new.added += &format!(" --{option} {value}"),
+        }
+    }
+
+    /// The number of an option, also as a range of one (`2:2`); an error for anything else (`gpu`,
+    /// `1:4`, `$N`).
+    fn stated(&self, option: &str) -> Result<Option<u64>, ()> {
+        match self.call.value(&[option]) {
+            None => Ok(None),
+            Some((text, _)) => command::nodes(text).map(Some).ok_or(()),
+        }
+    }
+
+    /// The requested nodes, or else the command's; `None` where only the shell knows them.
+    fn nodes(&self, option: &str) -> Option<u64> {
+        let stated = || Some(self.stated(option).ok()?.unwrap_or(1));
+        self.numbers.nodes.or_else(stated)
+    }
+
+    /// Processes per node. The launcher starts the same number on every node.
+    fn each(&self, nodes: u64, option: &str) -> Result<u64, EmitError> {
+        let world = self.numbers.world;
+        if !world.is_multiple_of(nodes.max(1)) {
+            return refuse(format!(
+                "{world} processes cannot be divided evenly over the command's {nodes} nodes (change `--{option}` first)"
+            ));
+        }
+        Ok(world / nodes.max(1))
+    }
+
+    fn torchrun(&mut self) -> Result<(), EmitError> {
+        let Some(nodes) = self.nodes("nnodes") else {
+            return Ok(());
         };
+        // The launcher starts one process per device of the node.
+        if self.numbers.nodes.is_none() && self.stated("nproc_per_node").is_err() {
+            return Ok(());
+        }
+        let each = self.each(nodes, "nnodes")?;
+        if nodes > 1 && self.has("standalone") {
+            return refuse(format!(
+                "with `--standalone` each of {nodes} nodes trains by itself (replace it by `--rdzv_backend c10d --rdzv_endpoint HOST:PORT`)"
+            ));
+        }
+        self.set("nnodes", nodes, 1);
+        self.set("nproc_per_node", each, 1);
+        let meets = self.has("rdzv_endpoint") || (self.has("master_addr") && self.has("node_rank"));
+        // A command with the same number of nodes already has a rendezvous.
+        if nodes > 1 && self.stated("nnodes") != Ok(Some(nodes)) && !meets {
+            self.new.remarks.push(format!(
+                "{nodes} nodes need a rendezvous: start the command on each with `--rdzv_backend c10d --rdzv_endpoint HOST:PORT` (HOST is one of them)"
+            ));
+        }
+        Ok(())
     }
-    let config = recipe
-        .files
-        .accelerate
-        .map(|config| text_of(recipe, config));
-    let in_config = |key: &str| edit::number(config?, key);
-    let (on, all) = (
-        call.value(&["num_machines"]),
-        call.value(&["num_processes"]),
-    );
-    // A number of machines that only the shell knows (`$N`) stays, unless the plan asks for
-    // another.
-    let typed = stated(on);
-    if typed.is_err() && numbers.nodes.is_none() {
+
+    fn deepspeed(&mut self) -> Result<(), EmitError> {
+        if let Some((text, _)) = self.call.value(&["include", "i", "exclude", "e"]) {
+            let machines = text.split('@').count() as u64;
+            let same = hosts::device_count(text) == Some(self.numbers.world)
+                && self.numbers.nodes.is_none_or(|nodes| nodes == machines);
+            return if same {
+                Ok(())
+            } else {
+                refuse(lists_devices(text))
+            };
+        }
+        let Some(nodes) = self.nodes("num_nodes") else {
+            return Ok(());
+        };
+        // DeepSpeed takes all devices of the hostfile, or of this machine.
+        if self.numbers.nodes.is_none() && !matches!(self.stated("num_gpus"), Ok(Some(_))) {
+            return Ok(());
+        }
+        let each = self.each(nodes, "num_nodes")?;
+        self.set("num_nodes", nodes, 1);
+        self.set("num_gpus", each, 0);
+        let stated = self.stated("num_nodes") == Ok(Some(nodes));
+        if nodes > 1 && !stated && self.call.at(&["hostfile", "H"]).is_none() {
+            self.new.remarks.push(format!(
+                "DeepSpeed reads {nodes} nodes from a hostfile: add `--hostfile FILE`, unless it is /job/hostfile"
+            ));
+        }
+        Ok(())
+    }
+
+    /// A script of the examples that starts the processes of one machine.
+    fn spawn(&mut self) -> Result<(), EmitError> {
+        if let Some(nodes) = self.numbers.nodes.filter(|nodes| *nodes > 1) {
+            return refuse(format!(
+                "the command's launcher starts processes of one machine, and the plan has {nodes} nodes (start the program with torchrun)"
+            ));
+        }
+        let world = self.numbers.world;
+        for count in ["world_size", "num_cores"] {
+            // A number that only the shell knows (`$N`) stays.
+            if self.stated(count).is_ok() {
+                self.set(count, world, world);
+            }
+        }
+        Ok(())
+    }
+
+    fn accelerate(&mut self) -> Result<(), EmitError> {
+        let (recipe, world) = (self.recipe, self.numbers.world);
+        if self.has("cpu") {
+            return refuse_cpu(world);
+        }
+        let config = recipe.files.accelerate;
+        let config = config.map(|config| text_of(recipe, config));
+        // A number of machines that only the shell knows (`$N`) stays, unless the plan asks for
+        // another.
+        let typed = self.stated("num_machines");
+        if typed.is_err() && self.numbers.nodes.is_none() {
+            return Ok(());
+        }
+        let configured = || edit::number(config?, "num_machines");
+        let stated_machines = typed.unwrap_or(None).or_else(configured);
+        let machines = self.numbers.nodes.or(stated_machines).unwrap_or(1);
+        // `--emit accelerate` writes the processes of a config file. The command line overrides a
+        // config that TRL ships, and a missing one. A recipe may state the processes as well.
+        let place = recipe.value_sources.get("batch.gpus");
+        let elsewhere = place.is_some_and(|place| {
+            place.span.file != self.file && recipe.files.recipe == Some(place.span.file)
+        });
+        let left = leaves_processes(recipe);
+        let states_world =
+            self.has_value("num_processes") || left || (config.is_none() && !elsewhere);
+        let known = left || recipe.spec.batch.gpus.is_some() || self.numbers.nodes.is_some();
+        if states_world && known {
+            let each = self.each(machines, "num_machines")?;
+            let same = recipe.spec.batch.gpus == Some(world) && self.numbers.nodes <= Some(1);
+            let default = if left || !same { 0 } else { world };
+            self.set("num_processes", world, default);
+            self.set("num_machines", machines, stated_machines.unwrap_or(1));
+            self.devices(each);
+            self.one_process(config.is_some())?;
+        }
+        let meets = |key: &str| {
+            let stated = config.and_then(|text| edit::text(text, key));
+            stated.is_some() || self.has(key)
+        };
+        if machines > 1 && stated_machines != Some(machines) && !meets("main_process_ip") {
+            self.new.remarks.push(format!(
+                "{machines} machines need a rendezvous: start the command on each with its own `--machine_rank` and `--main_process_ip HOST --main_process_port PORT` (HOST is the first)"
+            ));
+        }
+        // The accumulation for DeepSpeed must equal the trainer's.
+        let key = "gradient_accumulation_steps";
+        if self.call.launcher == Launcher::Accelerate
+            && let Some((text, _)) = self.call.value(&[key])
+            && text != "auto"
+        {
+            self.set(key, self.numbers.accumulation, 0);
+        }
+        if let Some((name, _)) = self.call.value(&["accelerate_config"]) {
+            refuse_config(name, self.numbers)?;
+        }
+        self.sizes()
+    }
+
+    fn has_value(&self, option: &str) -> bool {
+        self.call.value(&[option]).is_some()
+    }
+
+    /// Replaces a `--gpu_ids` with too few devices for the processes of a machine.
+    fn devices(&mut self, each: u64) {
+        if let Some((text, span)) = self.call.value(&["gpu_ids"])
+            && too_few_devices(text, each).is_some()
+        {
+            self.new.remarks.push(format!(
+                "`--gpu_ids {text}` names too few devices for {each} processes; it is now `all` (name {each} devices to restrict it)"
+            ));
+            let edit = (span.start, span.end, "all".to_owned());
+            self.new.edits.push(edit);
+        }
+    }
+
+    /// Removes `--multi_gpu` for one process: accelerate refuses it. Without a config the option has no
+    /// other effect; with one it overrides the config's type.
+    fn one_process(&mut self, has_config: bool) -> Result<(), EmitError> {
+        let world = self.numbers.world;
+        let Some(span) = self.call.at(&["multi_gpu"]).filter(|_| world == 1) else {
+            return Ok(());
+        };
+        if has_config || self.has("accelerate_config") {
+            return refuse(
+                "accelerate refuses `--multi_gpu` for one process (remove it, and set the config's `distributed_type`)",
+            );
+        }
+        self.new.edits.push((span.start, span.end, String::new()));
+        Ok(())
+    }
+
+    /// Sets shards and replicas where the command states axis sizes that accelerate reads.
+    fn sizes(&mut self) -> Result<(), EmitError> {
+        let parallel = &self.recipe.spec.parallel;
+        let typed = |axis: &&str| {
+            let place = self.recipe.value_sources.get(&format!("parallel.{axis}"));
+            place.is_some_and(|place| {
+                place.span.file == self.file && place.key.starts_with("parallelism_config")
+            })
+        };
+        let axes = [
+            "tensor",
+            "context",
+            "sequence",
+            "data_shard",
+            "data_replicate",
+        ];
+        // DeepSpeed makes the groups of its sequence parallelism itself.
+        if parallel.sequence > 1 || !axes.iter().any(typed) {
+            return Ok(());
+        }
+        let [shards, replicas] = shards(parallel, self.numbers, self.has("use_fsdp"))?;
+        self.set("parallelism_config_dp_shard_size", shards, 1);
+        self.set("parallelism_config_dp_replicate_size", replicas, 1);
+        Ok(())
+    }
+}
+
+/// The refusal to replace a list of devices by a number.
+pub(super) fn lists_devices(text: &str) -> String {
+    format!("`{text}` lists devices one by one (use `--num_gpus` instead)")
+}
+
+/// `--cpu` starts one process.
+pub(super) fn refuse_cpu(world: u64) -> Result<(), EmitError> {
+    if world == 1 {
         return Ok(());
     }
-    let typed = typed.unwrap_or(None);
-    let stated_machines = typed.or(in_config("num_machines"));
-    let machines = numbers.nodes.or(stated_machines).unwrap_or(1);
-    // `--emit accelerate` writes the processes of a config file. The command line overrides a
-    // config that TRL ships, and a missing one. A recipe may state the processes as well.
-    let place = recipe
-        .value_sources
-        .get("batch.gpus")
-        .map(|place| place.span.file);
-    let elsewhere =
-        place.is_some_and(|stated| stated != file && recipe.files.recipe == Some(stated));
-    let left = leaves_processes(recipe);
-    let states_world = all.is_some() || left || (config.is_none() && !elsewhere);
-    let known = left || recipe.spec.batch.gpus.is_some() || numbers.nodes.is_some();
-    if states_world && known {
-        let each = each(numbers, machines, "change `--num_machines` first")?;
-        let same = recipe.spec.batch.gpus == Some(world) && numbers.nodes <= Some(1);
-        if all.is_some() || left || !same {
-            new.set("num_processes", all, world);
-        }
-        if on.is_some() || machines != stated_machines.unwrap_or(1) {
-            new.set("num_machines", on, machines);
-        }
-        devices(call, each, new);
-        one_process(call, config, world, new)?;
-    }
-    let meets = |key: &str| {
-        let stated = config.and_then(|text| edit::text(text, key));
-        stated.is_some() || call.at(&[key]).is_some()
-    };
-    if machines > 1 && stated_machines != Some(machines) && !meets("main_process_ip") {
-        new.remarks.push(format!(
-            "{machines} machines need a rendezvous: start the command on each with its own `--machine_rank` and `--main_process_ip HOST --main_process_port PORT` (HOST is the first)"
-        ));
-    }
-    accumulation(call, numbers, new)?;
-    sizes(recipe, call, numbers, file, new)
-}
-
-/// Replaces a `--gpu_ids` with too few devices for the processes of a machine.
-fn devices(call: &Call, each: u64, new: &mut Relaunched) {
-    let Some((text, span)) = call.value(&["gpu_ids"]) else {
-        return;
-    };
-    if too_few_devices(text, each).is_some() {
-        new.remarks.push(format!(
-            "`--gpu_ids {text}` names too few devices for {each} processes; it is now `all` (name {each} devices to restrict it)"
-        ));
-        new.edits.push((span.start, span.end, "all".to_owned()));
-    }
-}
-
-/// Removes `--multi_gpu` for one process: accelerate refuses it. Without a config the option has no
-/// other effect.
-fn one_process(
-    call: &Call,
-    config: Option<&str>,
-    world: u64,
-    new: &mut Relaunched,
-) -> Result<(), LaunchError> {
-    let Some(span) = call.at(&["multi_gpu"]).filter(|_| world == 1) else {
-        return Ok(());
-    };
-    if config.is_some() || call.at(&["accelerate_config"]).is_some() {
-        return Err(LaunchError::MultiGpu);
-    }
-    new.edits.push((span.start, span.end, String::new()));
-    Ok(())
-}
-
-/// The accumulation for DeepSpeed must equal the trainer's.
-fn accumulation(
-    call: &Call,
-    numbers: &BatchNumbers,
-    new: &mut Relaunched,
-) -> Result<(), LaunchError> {
-    let key = "gradient_accumulation_steps";
-    if call.launcher == Launcher::Accelerate
-        && let place @ Some((text, _)) = call.value(&[key])
-        && text != "auto"
-    {
-        new.set(key, place, numbers.accumulation);
-    }
-    if let Some((name, _)) = call.value(&["accelerate_config"])
-        && numbers.accumulation != 1
-        && fixes_accumulation(name)
-    {
-        let (name, accumulation) = (name.to_owned(), numbers.accumulation);
-        return Err(LaunchError::Accumulation { name, accumulation });
-    }
-    Ok(())
-}
-
-/// Sets shards and replicas where the command states axis sizes that accelerate reads.
-fn sizes(
-    recipe: &Recipe,
-    call: &Call,
-    numbers: &BatchNumbers,
-    file: FileId,
-    new: &mut Relaunched,
-) -> Result<(), LaunchError> {
-    let parallel = &recipe.spec.parallel;
-    let typed = |path: &str| {
-        let place = recipe.value_sources.get(&format!("parallel.{path}"));
-        place.filter(|place| place.span.file == file && place.key.starts_with("parallelism_config"))
-    };
-    let axes = [
-        "tensor",
-        "context",
-        "sequence",
-        "data_shard",
-        "data_replicate",
-    ];
-    // DeepSpeed makes the groups of its sequence parallelism itself.
-    if parallel.sequence > 1 || !axes.iter().any(|path| typed(path).is_some()) {
-        return Ok(());
-    }
-    let both = shards(parallel, numbers, call.at(&["use_fsdp"]).is_some())?;
-    for (axis, size) in ["shard", "replicate"].into_iter().zip(both) {
-        let option = format!("parallelism_config_dp_{axis}_size");
-        let place = call.value(&[&option]);
-        if place.is_some() || size > 1 {
-            new.set(&option, place, size);
-        }
-    }
-    Ok(())
+    refuse(format!(
+        "`--cpu` starts one process, and the plan has {world} (remove `--cpu`)"
+    ))
 }
 
 #[cfg(test)]

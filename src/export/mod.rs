@@ -3,13 +3,10 @@
 //! world yields the same plan.
 
 mod accelerate;
-mod accelerator;
 mod command;
 mod deepspeed;
 mod edit;
-mod error;
 mod launcher;
-mod shards;
 mod tree;
 
 use std::path::PathBuf;
@@ -21,12 +18,16 @@ use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::source::{FileId, Span};
 
 pub use crate::recipe::batch_arguments::BatchNumbers;
-use crate::recipe::batch_arguments::{argument_pairs, split_batches, variables};
-use accelerator::refuse_num_steps;
+use crate::recipe::batch_arguments::{argument_pairs, num_steps, split_batches, variables};
 
-pub use edit::EditError;
-pub use error::EmitError;
-pub use launcher::LaunchError;
+/// Why a plan cannot be written in the requested form, and the way out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct EmitError(String);
+
+fn refuse<T>(message: impl Into<String>) -> Result<T, EmitError> {
+    Err(EmitError(message.into()))
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
@@ -57,19 +58,21 @@ pub fn emit(recipe: &Recipe, numbers: &BatchNumbers, form: Form) -> Result<Emitt
         Form::Recipe => in_recipe(recipe, numbers),
         Form::Args => arguments(recipe, numbers).map(|words| Emitted {
             remarks: another_world(recipe, numbers).into_iter().collect(),
-            ..plain(words.join(" ") + "\n")
+            ..Emitted::plain(words.join(" ") + "\n")
         }),
-        Form::Env => Ok(plain(environment(&recipe.spec, numbers))),
+        Form::Env => Ok(Emitted::plain(environment(&recipe.spec, numbers))),
         Form::Accelerate => accelerate::emit(recipe, numbers),
-        Form::Deepspeed => deepspeed::emit(recipe, numbers).map(plain),
+        Form::Deepspeed => deepspeed::emit(recipe, numbers).map(Emitted::plain),
     }
 }
 
-fn plain(text: String) -> Emitted {
-    Emitted {
-        text,
-        replaces: None,
-        remarks: Vec::new(),
+impl Emitted {
+    fn plain(text: String) -> Emitted {
+        Emitted {
+            text,
+            replaces: None,
+            remarks: Vec::new(),
+        }
     }
 }
 
@@ -85,7 +88,7 @@ pub fn deepspeed_config(
 /// A DeepSpeed config that loads a universal checkpoint, from its text.
 pub fn with_universal_checkpoint(text: &str) -> Result<String, EmitError> {
     let syntax = edit::Syntax::of_deepspeed(text);
-    Ok(syntax.set_in(text, "checkpoint", "load_universal", "true")?)
+    syntax.set_in(text, "checkpoint", "load_universal", "true")
 }
 
 /// Shards and replicas of the plan's data-parallel ranks. `fsdp`: FSDP shards them.
@@ -94,8 +97,7 @@ pub fn shard_sizes(
     numbers: &BatchNumbers,
     fsdp: bool,
 ) -> Result<[u64; 2], EmitError> {
-    let sizes = shards::shards(&recipe.spec.parallel, numbers, fsdp);
-    Ok(sizes.map_err(LaunchError::from)?)
+    accelerate::shards(&recipe.spec.parallel, numbers, fsdp)
 }
 
 fn text_of(recipe: &Recipe, file: FileId) -> &str {
@@ -126,30 +128,24 @@ struct Change {
 
 /// Every number that the plan changes.
 fn changes(spec: &Spec, numbers: &BatchNumbers) -> Vec<Change> {
-    let batch = &spec.batch;
+    let (batch, generation) = (&spec.batch, &spec.generation);
+    let change = |path, from, to| Change { path, from, to };
     let mut all = vec![
-        Change {
-            path: "batch.per_device_batch_size",
-            from: batch.per_device_batch_size,
-            to: numbers.per_device_batch_size,
-        },
-        Change {
-            path: "batch.accumulation",
-            from: batch.accumulation,
-            to: numbers.accumulation,
-        },
-        Change {
-            path: "batch.gpus",
-            from: batch.gpus,
-            to: numbers.world,
-        },
+        change(
+            "batch.per_device_batch_size",
+            batch.per_device_batch_size,
+            numbers.per_device_batch_size,
+        ),
+        change(
+            "batch.accumulation",
+            batch.accumulation,
+            numbers.accumulation,
+        ),
+        change("batch.gpus", batch.gpus, numbers.world),
     ];
     if let Some(to) = numbers.steps_per_generation {
-        all.push(Change {
-            path: "generation.steps_per_generation",
-            from: spec.generation.steps_per_generation,
-            to,
-        });
+        let from = generation.steps_per_generation;
+        all.push(change("generation.steps_per_generation", from, to));
     }
     all.retain(|change| change.from != Some(change.to));
     all
@@ -159,7 +155,7 @@ fn changes(spec: &Spec, numbers: &BatchNumbers) -> Vec<Change> {
 fn in_recipe(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitError> {
     match recipe.dialect {
         Dialect::Accelerate => return accelerate::emit(recipe, numbers),
-        Dialect::Deepspeed => return deepspeed::emit(recipe, numbers).map(plain),
+        Dialect::Deepspeed => return deepspeed::emit(recipe, numbers).map(Emitted::plain),
         dialect if dialect.is_hydra() => {
             let mut emitted = tree::emit(recipe, numbers)?;
             emitted.remarks.extend(remarks(recipe, numbers, false)?);
@@ -174,30 +170,44 @@ fn in_recipe(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitErr
     let mut emitted = match (in_command, files.recipe) {
         (Some((file, end)), _) => {
             refuse_num_steps(recipe, Some(numbers), None)?;
-            let (text, remarks) = command::emit(recipe, numbers, file, end)?;
-            Emitted {
-                remarks,
-                ..plain(text)
-            }
+            command::emit(recipe, numbers, file, end)?
         }
         (None, Some(file)) => {
             refuse_num_steps(recipe, Some(numbers), Some(file))?;
             launcher::refuse_fixed(recipe, numbers, file)?;
-            plain(in_file(recipe, numbers, file)?)
+            Emitted::plain(in_file(recipe, numbers, file)?)
         }
         (None, None) => return Err(no_form(recipe, "recipe")),
     };
-    emitted
-        .remarks
-        .extend(remarks(recipe, numbers, in_command.is_some())?);
+    let remarks = remarks(recipe, numbers, in_command.is_some())?;
+    emitted.remarks.extend(remarks);
     Ok(emitted)
 }
 
-fn no_form(recipe: &Recipe, form: &'static str) -> EmitError {
-    EmitError::NoForm {
-        dialect: recipe.dialect,
-        form,
+/// Refuses to write the accumulation twice: upstream refuses the argument beside `accelerator_config`.
+/// `numbers`: an argument with the same value is not written. `file`: the file in which the number itself
+/// can change.
+fn refuse_num_steps(
+    recipe: &Recipe,
+    numbers: Option<&BatchNumbers>,
+    file: Option<FileId>,
+) -> Result<(), EmitError> {
+    let same = numbers.is_some_and(|n| recipe.spec.batch.accumulation == Some(n.accumulation));
+    match num_steps(recipe) {
+        Some((key, at)) if !same && Some(at) != file => refuse(format!(
+            "the accumulation is `{key}` in `{}`, and the trainer refuses a second one (replace that key by `gradient_accumulation_steps`)",
+            name_of(recipe, at)
+        )),
+        _ => Ok(()),
     }
+}
+
+/// The refusal of a form for which the dialect has no keys.
+fn no_form(recipe: &Recipe, form: &str) -> EmitError {
+    EmitError(format!(
+        "a plan cannot be written back as {} {form} (`--emit args` and `--emit env` write its numbers)",
+        recipe.dialect
+    ))
 }
 
 /// Rewrites a YAML or JSON recipe.
@@ -215,6 +225,7 @@ fn in_file(recipe: &Recipe, numbers: &BatchNumbers, file: FileId) -> Result<Stri
         }
         return Ok(text);
     }
+    let beside = reader.upstream_key("batch.per_device_batch_size");
     for change in changes(&recipe.spec, numbers) {
         let place = recipe.value_sources.get(change.path);
         let key = match place.filter(|place| place.span.file == file) {
@@ -226,10 +237,8 @@ fn in_file(recipe: &Recipe, numbers: &BatchNumbers, file: FileId) -> Result<Stri
                 None => continue,
             },
         };
-        let beside = reader
-            .upstream_key("batch.per_device_batch_size")
-            .unwrap_or_default();
-        text = edit::set(&text, &key, &change.to.to_string(), beside)?;
+        let value = change.to.to_string();
+        text = edit::set(&text, &key, &value, beside.unwrap_or_default())?;
     }
     // A TRL recipe that states the processes for its launcher states the machines too.
     let machines = "num_machines";
@@ -258,36 +267,28 @@ fn remarks(
     in_command: bool,
 ) -> Result<Vec<String>, EmitError> {
     let files = &recipe.files;
+    let world = numbers.world;
     let mut remarks = Vec::new();
     if let Some(file) = files.accelerate {
-        let config = text_of(recipe, file);
+        let name = name_of(recipe, file);
         let new = accelerate::emit(recipe, numbers)?;
-        let moves = recipe.spec.batch.gpus != Some(numbers.world)
+        let moves = recipe.spec.batch.gpus != Some(world)
             || recipe.spec.batch.accumulation != Some(numbers.accumulation)
             || numbers.nodes.is_some();
         // The command states the processes that the config leaves out.
         let left = launcher::leaves_processes(recipe);
-        let typed = match left {
-            true => edit::set(
-                config,
-                PROCESSES,
-                &numbers.world.to_string(),
-                "num_machines",
-            )?,
-            false => config.to_owned(),
-        };
+        let mut typed = text_of(recipe, file).to_owned();
+        if left {
+            typed = edit::set(&typed, PROCESSES, &world.to_string(), "num_machines")?;
+        }
         if left && files.command.is_none() {
             remarks.push(format!(
-                "`{}` states no number of processes: start the command with `--{PROCESSES} {}`",
-                name_of(recipe, file),
-                numbers.world
+                "`{name}` states no number of processes: start the command with `--{PROCESSES} {world}`"
             ));
         }
         if moves && new.text != typed {
             remarks.push(format!(
-                "`{}` has other numbers: `--emit accelerate` writes it for {} processes",
-                name_of(recipe, file),
-                numbers.world
+                "`{name}` has other numbers: `--emit accelerate` writes it for {world} processes"
             ));
             remarks.extend(new.remarks);
         }
@@ -301,27 +302,24 @@ fn remarks(
         ));
     }
     if !in_command && let Some((file, _)) = files.command {
-        let is_typed = |change: &Change| {
+        let mut typed = changes(&recipe.spec, numbers);
+        typed.retain(|change| {
             let place = recipe.value_sources.get(change.path);
             place.is_some_and(|place| place.span.file == file)
-        };
-        let typed = changes(&recipe.spec, numbers).into_iter().filter(is_typed);
+        });
+        let (gpus, typed): (Vec<_>, Vec<_>) = typed.iter().partition(|c| c.path == "batch.gpus");
+        if let Some(from) = gpus.first().and_then(|change| change.from) {
+            remarks.push(format!(
+                "the command starts {from} processes: start {world} instead"
+            ));
+        }
         let launcher = launcher::relaunch(recipe, numbers, file)?;
-        let (world, typed): (Vec<_>, Vec<_>) = typed.partition(|c| c.path == "batch.gpus");
-        if let Some(from) = world.first().and_then(|change| change.from) {
-            remarks.push(format!(
-                "the command starts {from} processes: start {} instead",
-                numbers.world
-            ));
+        let added = launcher.added.trim_start();
+        let only_added = launcher.edits.len() == usize::from(!added.is_empty());
+        if only_added && gpus.is_empty() && !added.is_empty() {
+            remarks.push(format!("add `{added}` to the command"));
         }
-        let only_added = launcher.edits.len() == usize::from(!launcher.added.is_empty());
-        if only_added && world.is_empty() && !launcher.added.is_empty() {
-            remarks.push(format!(
-                "add `{}` to the command",
-                launcher.added.trim_start()
-            ));
-        }
-        if !typed.is_empty() || (world.is_empty() && !only_added) {
+        if !typed.is_empty() || (gpus.is_empty() && !only_added) {
             remarks.push(
                 "the command overrides the recipe's numbers: remove them from it, or replace them by the output of `--emit args`"
                     .to_owned(),
@@ -338,32 +336,26 @@ const PROCESSES: &str = "num_processes";
 pub fn arguments(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Vec<String>, EmitError> {
     let reader = readers::of(recipe.dialect).ok_or_else(|| no_form(recipe, "arguments"))?;
     if recipe.dialect == Dialect::Accelerate {
-        return Ok(vec![
-            "--num_processes".to_owned(),
-            numbers.world.to_string(),
-        ]);
+        return Ok(vec![format!("--{PROCESSES}"), numbers.world.to_string()]);
     }
     refuse_num_steps(recipe, None, None)?;
     let pairs = argument_pairs(recipe, numbers).into_iter();
     let words = pairs.map(|(key, value)| reader.argument(key, &value.to_string()));
     let words: Vec<String> = words.flatten().collect();
-    match words.is_empty() {
-        true => Err(no_form(recipe, "arguments")),
-        false => Ok(words),
+    if words.is_empty() {
+        return Err(no_form(recipe, "arguments"));
     }
+    Ok(words)
 }
 
 /// The numbers as variables, one a line.
 fn environment(spec: &Spec, numbers: &BatchNumbers) -> String {
     let parallel = &spec.parallel;
-    let lines = variables(
-        numbers,
-        [parallel.tensor, parallel.context, parallel.sequence],
-    );
-    let lines = lines
-        .iter()
-        .map(|(name, value)| format!("{name}={value}\n"));
-    lines.collect()
+    let axes = [parallel.tensor, parallel.context, parallel.sequence];
+    let lines = variables(numbers, axes).into_iter();
+    lines
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect()
 }
 
 #[cfg(test)]

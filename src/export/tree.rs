@@ -4,7 +4,7 @@
 //! command line takes precedence over every file, so the user must retype it. Numbers in several
 //! files cannot be written as one text. Errors and remarks name both cases, with the numbers.
 
-use super::{BatchNumbers, EmitError, Emitted, edit, name_of, no_form, readers, text_of};
+use super::{BatchNumbers, EmitError, Emitted, edit, name_of, no_form, readers, refuse, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::batch_arguments::size;
 use crate::recipe::schema::tree::Given;
@@ -41,16 +41,20 @@ pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, E
     let retyped: Vec<String> = retyped.iter().filter_map(|n| retype(recipe, n)).collect();
     let file = match files.as_slice() {
         [] if !retyped.is_empty() => {
-            let changes = retyped.join(", ");
-            return Err(EmitError::Typed { changes });
+            return refuse(format!(
+                "the command line overrides the numbers that change: {} (`--emit args` writes all of them as overrides)",
+                retyped.join(", ")
+            ));
         }
         // Nothing changes: write the file that holds the batch, or else the root.
         [] => batch_file.or(recipe.files.recipe),
         [file] => *file,
         _ => {
             let changes: Vec<String> = rewritten.iter().map(|n| becomes(recipe, n)).collect();
-            let changes = changes.join(", ");
-            return Err(EmitError::Scattered { changes });
+            return refuse(format!(
+                "several files of the tree hold the numbers, and only one file can be written: {} (edit these files, or pass the output of `--emit args`)",
+                changes.join(", ")
+            ));
         }
     };
     let file = file.ok_or_else(|| no_form(recipe, "recipe"))?;
@@ -103,28 +107,23 @@ fn place(
 ) -> Result<(String, String), EmitError> {
     let text = text_of(recipe, file);
     let key = number.key;
-    let refuse = || {
-        EmitError::Edit(edit::EditError {
-            key: key.to_owned(),
-            value: number.value.to_string(),
-        })
-    };
+    let misplaced = || edit::refused(key, &number.value.to_string());
     let there = both
         .iter()
         .filter(|other| other.given.is_some_and(|given| given.span.file == file))
         .max_by_key(|other| other.key == key);
     let (there, given) = there
         .and_then(|there| Some((there, there.given?)))
-        .ok_or_else(refuse)?;
+        .ok_or_else(misplaced)?;
     let written = text.get(given.span.start..given.span.end);
     if let Some(written) = written.filter(|written| written.contains("${")) {
-        return Err(EmitError::Interpolated {
-            key: there.key.to_owned(),
-            text: written.to_owned(),
-            file: name_of(recipe, file),
-        });
+        return refuse(format!(
+            "`{}` is `{written}` in `{}`, an expression over other values (write the number there, or pass the output of `--emit args`)",
+            there.key,
+            name_of(recipe, file)
+        ));
     }
-    let path = edit::path_at(text, given.span, there.key).ok_or_else(refuse)?;
+    let path = edit::path_at(text, given.span, there.key).ok_or_else(misplaced)?;
     if there.key == key {
         return Ok((path, String::new()));
     }
