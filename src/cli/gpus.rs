@@ -197,10 +197,12 @@ fn cuda(found: &[LibraryCheck]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nvml_wrapper::error::NvmlError;
+
     use super::*;
     use crate::engine::cuda::libraries::Problem;
+    use crate::inventory::Readings;
     use crate::inventory::tests::{h100, partitioned, readings, without_nvml};
-    use crate::inventory::{NvmlFailure, Readings};
 
     /// The terminal output without colours.
     fn shown(inventory: &Inventory) -> String {
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_gpus_shows_its_cpu() {
-        insta::assert_snapshot!(shown(&without_nvml(NvmlFailure::NoLibrary, Some(0))));
+        insta::assert_snapshot!(shown(&without_nvml(NvmlError::LibraryNotFound, Some(0))));
     }
 
     #[test]

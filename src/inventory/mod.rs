@@ -15,16 +15,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use cpu::{CgroupMemory, Cpu, CpuReadings};
-pub use nvml::{NvmlFailure, NvmlReadings};
+pub use nvml::NvmlReadings;
 pub use visible::Visibility;
 
 /// Raw readings of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Readings {
-    /// NVML's answers, or why it could not be queried.
-    pub nvml: Result<NvmlReadings, NvmlFailure>,
-    /// NVIDIA display and compute controllers on the PCI bus; `None` if the bus cannot be read.
-    pub pci_gpus: Option<u32>,
+    /// NVML's answers, or the state of a driver that could not be queried.
+    pub nvml: Result<NvmlReadings, DriverState>,
     /// The environment's `CUDA_VISIBLE_DEVICES`.
     pub cuda_visible_devices: Option<String>,
     /// The environment's `CUDA_DEVICE_ORDER`.
@@ -38,7 +36,6 @@ impl Readings {
     pub fn take() -> Readings {
         Readings {
             nvml: nvml::read(),
-            pci_gpus: nvml::pci_gpus(),
             cuda_visible_devices: environment("CUDA_VISIBLE_DEVICES"),
             cuda_device_order: environment("CUDA_DEVICE_ORDER"),
             cpu: CpuReadings::take(),
@@ -205,7 +202,7 @@ impl Inventory {
     pub fn from_readings(readings: &Readings) -> Inventory {
         let (driver, mut gpus) = match &readings.nvml {
             Ok(nvml) => (nvml::present(nvml), nvml.gpus.clone()),
-            Err(failure) => (nvml::not_usable(failure, readings.pci_gpus), Vec::new()),
+            Err(driver) => (driver.clone(), Vec::new()),
         };
         gpus.sort_by_key(|gpu| gpu.index);
         for gpu in &mut gpus {

@@ -23,26 +23,9 @@ pub struct NvmlReadings {
     pub gpus: Vec<Gpu>,
 }
 
-/// Why NVML could not be queried.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", content = "message", rename_all = "snake_case")]
-pub enum NvmlFailure {
-    /// The library does not exist.
-    NoLibrary,
-    /// The library exists, but cannot be opened.
-    BadLibrary(String),
-    /// The library is there, the kernel module is not loaded.
-    NotLoaded,
-    /// The library lacks this function.
-    NoFunction(String),
-    /// Library and kernel module are of different versions.
-    Mismatch,
-    /// Any other error, in NVML's words.
-    Other(String),
-}
-
-/// Queries all values of NVML.
-pub fn read() -> Result<NvmlReadings, NvmlFailure> {
+/// Queries all values of NVML; the error is the state of a driver that could not be queried.
+pub fn read() -> Result<NvmlReadings, DriverState> {
+    let failure = |error| not_usable(&error, pci_gpus());
     let nvml = Nvml::init().map_err(failure)?;
     let count = nvml.device_count().map_err(failure)?;
     Ok(NvmlReadings {
@@ -50,26 +33,6 @@ pub fn read() -> Result<NvmlReadings, NvmlFailure> {
         cuda: nvml.sys_cuda_driver_version().ok(),
         gpus: (0..count).map(|index| gpu(&nvml, index)).collect(),
     })
-}
-
-fn failure(error: NvmlError) -> NvmlFailure {
-    match error {
-        NvmlError::LibloadingError(error) => {
-            // The loader distinguishes a missing file from a bad one only by its message.
-            let words = error.to_string();
-            if words.contains("No such file") {
-                NvmlFailure::NoLibrary
-            } else {
-                NvmlFailure::BadLibrary(words)
-            }
-        }
-        NvmlError::LibraryNotFound => NvmlFailure::NoLibrary,
-        NvmlError::DriverNotLoaded => NvmlFailure::NotLoaded,
-        NvmlError::FailedToLoadSymbol(symbol) => NvmlFailure::NoFunction(symbol),
-        NvmlError::FunctionNotFound => NvmlFailure::NoFunction(error.to_string()),
-        NvmlError::LibRmVersionMismatch => NvmlFailure::Mismatch,
-        other => NvmlFailure::Other(other.to_string()),
-    }
 }
 
 fn gpu(nvml: &Nvml, index: u32) -> Gpu {
@@ -148,7 +111,7 @@ fn capability(device: &nvml_wrapper::Device<'_>) -> Option<(u32, u32)> {
 
 /// The number of NVIDIA's display controllers on the PCI bus, which distinguishes a machine without a GPU
 /// from one without a driver.
-pub fn pci_gpus() -> Option<u32> {
+fn pci_gpus() -> Option<u32> {
     let read = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).ok();
     let mut count = 0;
     for entry in std::fs::read_dir("/sys/bus/pci/devices").ok()?.flatten() {
@@ -175,38 +138,55 @@ pub(super) fn present(nvml: &NvmlReadings) -> DriverState {
     }
 }
 
-/// The state of a driver that could not be queried.
-pub(super) fn not_usable(failure: &NvmlFailure, pci_gpus: Option<u32>) -> DriverState {
-    match failure {
-        NvmlFailure::NoLibrary => DriverState::Absent {
-            missing: match pci_gpus {
-                Some(0) => "no NVIDIA GPU on this machine".to_owned(),
-                Some(1) => "1 NVIDIA GPU, but no driver (libnvidia-ml.so.1)".to_owned(),
-                Some(n) => format!("{n} NVIDIA GPUs, but no driver (libnvidia-ml.so.1)"),
-                None => "no NVIDIA driver (libnvidia-ml.so.1)".to_owned(),
-            },
-            install: "to use one, install NVIDIA's driver from your distribution, or start the \
-                      container with its GPUs (docker run --gpus all)"
-                .to_owned(),
-        },
-        NvmlFailure::NotLoaded => DriverState::Absent {
+/// The state of a driver that could not be queried. `pci_gpus`: the number of GPUs on the PCI bus, if it can
+/// be read.
+pub(super) fn not_usable(error: &NvmlError, pci_gpus: Option<u32>) -> DriverState {
+    let broken = |message| DriverState::Broken { message };
+    match error {
+        NvmlError::LibloadingError(error) => not_opened(&error.to_string(), pci_gpus),
+        NvmlError::LibraryNotFound => no_library(pci_gpus),
+        NvmlError::DriverNotLoaded => DriverState::Absent {
             missing: "the NVIDIA driver is installed, but its kernel module is not loaded"
                 .to_owned(),
             install: "load it with `modprobe nvidia`; `dmesg` says why if that fails".to_owned(),
         },
-        NvmlFailure::NoFunction(what) => DriverState::TooOld {
-            message: format!("the NVIDIA driver is too old ({what}); install a newer one"),
-        },
-        NvmlFailure::Mismatch => DriverState::Broken {
-            message: "the NVIDIA driver's library and its kernel module are of different \
-                      versions; reboot, or reload the module"
+        NvmlError::FailedToLoadSymbol(symbol) => too_old(symbol),
+        NvmlError::FunctionNotFound => too_old(&error.to_string()),
+        NvmlError::LibRmVersionMismatch => broken(
+            "the NVIDIA driver's library and its kernel module are of different versions; reboot, or reload the \
+             module"
                 .to_owned(),
+        ),
+        other => broken(format!("the NVIDIA driver does not answer: {other}; see `nvidia-smi`")),
+    }
+}
+
+/// The loader distinguishes a missing file from a bad one only by its message.
+pub(super) fn not_opened(words: &str, pci_gpus: Option<u32>) -> DriverState {
+    if words.contains("No such file") {
+        return no_library(pci_gpus);
+    }
+    DriverState::Broken {
+        message: format!("the NVIDIA driver's library cannot be opened: {words}; reinstall it"),
+    }
+}
+
+fn no_library(pci_gpus: Option<u32>) -> DriverState {
+    DriverState::Absent {
+        missing: match pci_gpus {
+            Some(0) => "no NVIDIA GPU on this machine".to_owned(),
+            Some(1) => "1 NVIDIA GPU, but no driver (libnvidia-ml.so.1)".to_owned(),
+            Some(n) => format!("{n} NVIDIA GPUs, but no driver (libnvidia-ml.so.1)"),
+            None => "no NVIDIA driver (libnvidia-ml.so.1)".to_owned(),
         },
-        NvmlFailure::BadLibrary(words) => DriverState::Broken {
-            message: format!("the NVIDIA driver's library cannot be opened: {words}; reinstall it"),
-        },
-        NvmlFailure::Other(message) => DriverState::Broken {
-            message: format!("the NVIDIA driver does not answer: {message}; see `nvidia-smi`"),
-        },
+        install: "to use one, install NVIDIA's driver from your distribution, or start the \
+                  container with its GPUs (docker run --gpus all)"
+            .to_owned(),
+    }
+}
+
+fn too_old(what: &str) -> DriverState {
+    DriverState::TooOld {
+        message: format!("the NVIDIA driver is too old ({what}); install a newer one"),
     }
 }

@@ -1,3 +1,5 @@
+use nvml_wrapper::error::NvmlError;
+
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -74,17 +76,19 @@ pub(crate) fn readings(gpus: Vec<Gpu>) -> Readings {
             cuda: Some(12080),
             gpus,
         }),
-        pci_gpus: None,
         cuda_visible_devices: None,
         cuda_device_order: None,
         cpu: cpu(),
     }
 }
 
-pub(crate) fn without_nvml(failure: NvmlFailure, pci_gpus: Option<u32>) -> Inventory {
+pub(crate) fn without_nvml(error: NvmlError, pci_gpus: Option<u32>) -> Inventory {
+    without_driver(nvml::not_usable(&error, pci_gpus))
+}
+
+fn without_driver(driver: DriverState) -> Inventory {
     Inventory::from_readings(&Readings {
-        nvml: Err(failure),
-        pci_gpus,
+        nvml: Err(driver),
         ..readings(Vec::new())
     })
 }
@@ -293,20 +297,20 @@ fn without_a_driver_the_cpu_trains_and_the_reason_is_reported() {
         other => panic!("{other:?} is not absent"),
     };
     assert_eq!(
-        missing(NvmlFailure::NoLibrary, Some(0)),
+        missing(NvmlError::LibraryNotFound, Some(0)),
         "no NVIDIA GPU on this machine"
     );
     assert_eq!(
-        missing(NvmlFailure::NoLibrary, Some(2)),
+        missing(NvmlError::LibraryNotFound, Some(2)),
         "2 NVIDIA GPUs, but no driver (libnvidia-ml.so.1)"
     );
     assert_eq!(
-        missing(NvmlFailure::NoLibrary, None),
+        missing(NvmlError::LibraryNotFound, None),
         "no NVIDIA driver (libnvidia-ml.so.1)"
     );
-    assert!(missing(NvmlFailure::NotLoaded, None).contains("kernel module is not loaded"));
+    assert!(missing(NvmlError::DriverNotLoaded, None).contains("kernel module is not loaded"));
 
-    let devices = without_nvml(NvmlFailure::NoLibrary, Some(0)).devices();
+    let devices = without_nvml(NvmlError::LibraryNotFound, Some(0)).devices();
     assert_eq!(devices.count(), 1);
     assert_eq!(devices.memory(), Some(32 * GIB));
     assert_eq!(devices.to_string(), "1 CPU rank with 2 threads");
@@ -314,26 +318,33 @@ fn without_a_driver_the_cpu_trains_and_the_reason_is_reported() {
 
 #[test]
 fn an_old_driver_and_a_broken_one_are_distinct_states() {
-    let old = without_nvml(NvmlFailure::NoFunction("nvmlInit_v2".to_owned()), None);
+    let old = without_nvml(
+        NvmlError::FailedToLoadSymbol("nvmlInit_v2".to_owned()),
+        None,
+    );
     assert!(
         matches!(old.driver, DriverState::TooOld { message } if message.contains("nvmlInit_v2"))
     );
-    let mismatch = without_nvml(NvmlFailure::Mismatch, None);
+    let mismatch = without_nvml(NvmlError::LibRmVersionMismatch, None);
     assert!(
         matches!(mismatch.driver, DriverState::Broken { message } if message.contains("reboot"))
     );
-    let junk = NvmlFailure::BadLibrary("libnvidia-ml.so.1: file too short".to_owned());
-    let junk = without_nvml(junk, None);
+    let junk = nvml::not_opened("libnvidia-ml.so.1: file too short", None);
+    let junk = without_driver(junk);
     assert!(
         matches!(junk.driver, DriverState::Broken { message } if message.contains("too short"))
     );
-    let other = without_nvml(NvmlFailure::Other("timeout".to_owned()), None);
-    assert!(matches!(other.driver, DriverState::Broken { message } if message.contains("timeout")));
+    let missing = nvml::not_opened("libnvidia-ml.so.1: No such file or directory", Some(0));
+    assert!(matches!(missing, DriverState::Absent { .. }));
+    let other = without_nvml(NvmlError::Timeout, None);
+    assert!(
+        matches!(other.driver, DriverState::Broken { message } if message.starts_with("the NVIDIA driver does not answer"))
+    );
 }
 
 #[test]
 fn cpu_ranks_share_cores_and_memory() {
-    let inventory = without_nvml(NvmlFailure::NotLoaded, None);
+    let inventory = without_nvml(NvmlError::DriverNotLoaded, None);
     let four = inventory.cpu_ranks(4);
     assert_eq!(four.count(), 4);
     assert_eq!(four.memory(), Some(8 * GIB));
@@ -419,6 +430,6 @@ fn a_card_that_fell_off_the_bus_is_reported() {
 
 #[test]
 fn without_a_driver_no_shortfall_is_reported() {
-    let absent = without_nvml(NvmlFailure::NoLibrary, None);
+    let absent = without_nvml(NvmlError::LibraryNotFound, None);
     assert_eq!(absent.device_shortfall(8), None);
 }

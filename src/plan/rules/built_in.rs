@@ -1,6 +1,6 @@
 //! What the built-in trainer supports.
 
-use super::{Case, Check, Findings, Rule, native, surveyed};
+use super::{Case, Check, Example, Findings, Rule, native, surveyed};
 use crate::plan::draft::axes;
 use crate::recipe::schema::spec::{Objective, Precision, Strategy};
 use crate::recipe::{Dialect, Severity};
@@ -12,6 +12,11 @@ pub(super) const RULES: &[&Rule] = &[
     &TRAINER_NUMERICS,
     &TRAINER_MODEL,
 ];
+
+/// An example of 128 samples a step, with these keys in addition.
+const fn with(keys: &'static str) -> Example {
+    native("", "  batch: {global: 128, per_device_batch_size: 4}\n").and(keys)
+}
 
 /// Objectives of the built-in trainer.
 pub(super) const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
@@ -53,14 +58,8 @@ const TRAINER_PARALLELISM: Rule = Rule {
     why: "A plan counts all axes, for recipes that another trainer runs. The built-in trainer is \
 data-parallel, replicated or sharded, and cannot split a model along these axes.",
     upstream: "None: it concerns Evenkeel's built-in trainer.",
-    wrong: native(
-        "",
-        "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {tensor: 4}\n",
-    ),
-    right: native(
-        "",
-        "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n",
-    ),
+    wrong: with("  parallel: {tensor: 4}\n"),
+    right: with("  parallel: {strategy: fsdp}\n"),
     check: Check::Trainer(trainer_parallelism),
 };
 
@@ -86,14 +85,8 @@ const TRAINER_WEIGHTS: Rule = Rule {
 trainer trains all weights. With a recipe for adapters that would be another experiment under the same \
 name.",
     upstream: "None: it concerns Evenkeel's built-in trainer.",
-    wrong: native(
-        "",
-        "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n",
-    ),
-    right: native(
-        "",
-        "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1}\n",
-    ),
+    wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"),
+    right: with("  model: {path: mistralai/Mistral-7B-v0.1}\n"),
     check: Check::Trainer(trainer_weights),
 };
 
@@ -214,13 +207,11 @@ const TRAINER_MODEL: Rule = Rule {
 dropout, attention over the whole sample. Another architecture, or a sample longer than a sliding \
 window, would be another model under the same name.",
     upstream: "None: it concerns Evenkeel's built-in trainer.",
-    wrong: native(
-        "",
-        "  batch: {global: 128, per_device_batch_size: 4}\n  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n",
+    wrong: with(
+        "  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
-    right: native(
-        "",
-        "  batch: {global: 128, per_device_batch_size: 4}\n  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
+    right: with(
+        "  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
     check: Check::Trainer(surveyed),
 };

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Case, Check, Findings, Rule, native};
+use super::{Case, Check, Example, Findings, Rule, native};
 use crate::plan::split::Split;
 use crate::recipe::batch_arguments::{self, BatchNumbers};
 use crate::recipe::schema::placeholder::{self, DEEPSPEED_CONFIG, RECIPE};
@@ -15,6 +15,15 @@ pub(super) const RULES: &[&Rule] = &[
     &OPTIMIZER_STATE_LOST,
 ];
 
+/// An example of 128 samples a step, with these keys in addition.
+const fn with(keys: &'static str) -> Example {
+    native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n",
+    )
+    .and(keys)
+}
+
 const EXTERNAL_TRAINER: Rule = Rule {
     id: "external-trainer",
     severity: Severity::Error,
@@ -26,16 +35,10 @@ lowers the per-device batch. Only the built-in trainer supports unequal shares a
     upstream: "torch 2.9 `distributed/run.py` and accelerate 16cb6eb `commands/launch.py` start \
 their own processes; evenkeel replaces them where they begin the command. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
 DistributedDataParallel averages over ranks, whatever their shares.",
-    wrong: native(
-        "--gpus 8",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer: {command: [mpirun, python, train.py, --batch, '{per_device_batch_size}']}\n",
+    wrong: with(
+        "  trainer: {command: [mpirun, python, train.py, --batch, '{per_device_batch_size}']}\n",
     ),
-    right: native(
-        "--gpus 8",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n",
-    ),
+    right: with("  trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n"),
     check: Check::Plan(external_trainer),
 };
 
@@ -164,16 +167,12 @@ and sharding what its checkpoint needs.",
 (`_load_from_checkpoint` finds no checkpoint with `LOCAL_STATE_DICT`). DeepSpeed 0.19.8 `runtime/zero/` refuses a \
 checkpoint of another data-parallel size; `checkpoint/ds_to_universal.py` converts it. direct-preference-optimization \
 f8b8c0f `train.py` loads only `model.archive`, the weights of a policy.",
-    wrong: native(
-        "--gpus 8",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+    wrong: with(
+        "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_STATE_DICT_TYPE: LOCAL_STATE_DICT}\n",
     ),
-    right: native(
-        "--gpus 8",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+    right: with(
+        "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '2', FSDP_STATE_DICT_TYPE: SHARDED_STATE_DICT}\n",
     ),
     check: Check::Plan(checkpoint_portable),
@@ -254,16 +253,12 @@ that has made no step, which is empty), seen with transformers 5.23.0 and torch 
 (`_process_fsdp_args`; the default `version` was 1 up to 5.9) and `trainer.py` (`save_only_model`). HALOs 4831988 `launch.py` \
 (`optimizer_state.update`) and `train/trainers.py` (`save`, `example_counter`). Evenkeel's comparison is in \
 docs/external-trainer.md.",
-    wrong: native(
-        "--gpus 8",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+    wrong: with(
+        "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '1'}\n",
     ),
-    right: native(
-        "--gpus 8",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  \
-             trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
+    right: with(
+        "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '2'}\n",
     ),
     check: Check::Plan(optimizer_state_lost),

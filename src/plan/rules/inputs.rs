@@ -1,7 +1,7 @@
 //! What a recipe names: its model, its tokeniser and its data. The caller's survey finds most of these
 //! errors, because rules open no files.
 
-use super::{Case, Check, Findings, Rule, native, surveyed};
+use super::{Case, Check, Example, Findings, Rule, native, surveyed};
 use crate::recipe::Severity;
 use crate::recipe::schema::spec::SYNTHETIC;
 
@@ -16,6 +16,15 @@ pub(super) const RULES: &[&Rule] = &[
     &SYNTHETIC_KEYS,
 ];
 
+/// An example of 128 samples a step, with these keys in addition.
+const fn with(keys: &'static str) -> Example {
+    native(
+        "--gpus 4",
+        "  batch: {global: 128, per_device_batch_size: 16}\n",
+    )
+    .and(keys)
+}
+
 const MODEL_MISSING: Rule = Rule {
     id: "model-missing",
     severity: Severity::Error,
@@ -26,13 +35,9 @@ Nothing is downloaded: give the directory of a download, or start from random we
 may be for another machine. It does not report models of the hub, which other trainers download.",
     upstream: "transformers 5.23.0, `from_pretrained`: downloads from the hub when the job starts, on every \
 machine.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  model: {path: models/that/does-not/exist}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
+    wrong: with("  model: {path: models/that/does-not/exist}\n"),
+    right: with(
+        "  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
     check: Check::PlanWarning(surveyed),
 };
@@ -46,13 +51,11 @@ describe a model. None of them is 0 or beyond the memory of any machine. The hea
 key-value heads divide the heads. The width of a head is even, for RoPE.",
     upstream: "transformers 5.23.0, `modeling_llama.py` and `configuration_llama.py`: raises on heads that do \
 not divide the width, divides by 0, or fails in the first forward pass on the other errors.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n",
+    wrong: with(
+        "  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
+    right: with(
+        "  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
     check: Check::Plan(surveyed),
 };
@@ -66,14 +69,10 @@ vocabulary of bytes does: `tokenizer.path=byte`, in upstream dialects `evenkeel.
 `tokenizer_name_or_path: byte`. Nothing is downloaded. A plan only warns, because it may \
 be for another machine. It does not report models of the hub, which have a tokeniser.",
     upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n",
+    wrong: with(
+        "  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n",
-    ),
+    right: with("  tokenizer: {path: byte}\n  data:\n    train: [{path: chat.jsonl}]\n"),
     check: Check::PlanWarning(surveyed),
 };
 
@@ -84,13 +83,11 @@ const VOCABULARY_TOO_SMALL: Rule = Rule {
     why: "Every token id needs a row of the embedding. The built-in vocabulary of bytes has 259 \
 ids, the synthetic language one for each word; data preparation counts those of a `tokenizer.json`.",
     upstream: "PyTorch: an index out of range in the first forward pass, on a GPU a device-side assertion.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n",
+    wrong: with(
+        "  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n",
+    right: with(
+        "  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n",
     ),
     check: Check::Plan(surveyed),
 };
@@ -106,13 +103,11 @@ machine the number is not known, and the rule checks nothing. Reduce \
 `model.config`.",
     upstream: "transformers 5.23.0: the tokenizer warns once, and RoPE extrapolates beyond the trained \
 positions.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n",
+    wrong: with(
+        "  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n",
+    right: with(
+        "  data: {sequence_length: 2048}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n",
     ),
     check: Check::Plan(surveyed),
 };
@@ -128,14 +123,8 @@ because it may be for another machine. It does not report data sets of the hub, 
 download.",
     upstream: "`datasets` downloads from the hub when the job starts, on every machine, and fails there if \
 it cannot.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: data/nowhere/train.jsonl}]\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic}]\n",
-    ),
+    wrong: with("  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"),
+    right: with("  data:\n    train: [{path: synthetic}]\n"),
     check: Check::PlanWarning(surveyed),
 };
 
@@ -148,13 +137,11 @@ floor is well below the loss before training: at most half of ln V nats for V wo
 least 2 successors of every word. A `branching` that is too large makes it noise. It must be the only \
 source: with files its floor would mean nothing.",
     upstream: "None: the language exists only in Evenkeel.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n",
+    wrong: with(
+        "  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n",
+    right: with(
+        "  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4}}]\n",
     ),
     check: Check::Plan(surveyed),
 };
@@ -167,14 +154,8 @@ const SYNTHETIC_KEYS: Rule = Rule {
 and no packing, and every token of it is a target. `data.held_out` takes its evaluation samples from it. \
 Likewise `synthetic` has no effect on a source that is read from files.",
     upstream: "None: the language exists only in Evenkeel.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, weight: 0.5}]\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n",
-    ),
+    wrong: with("  data:\n    train: [{path: synthetic, weight: 0.5}]\n"),
+    right: with("  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n"),
     check: Check::Plan(synthetic_keys),
 };
 

@@ -1,6 +1,6 @@
 //! The lengths of a run: its budget, its data, and its evaluations.
 
-use super::{Case, Check, Findings, Rule, multiples, native};
+use super::{Case, Check, Example, Findings, Rule, multiples, native};
 use crate::plan::arithmetic::gcd;
 use crate::plan::horizon::{round_interval, rounding_unit};
 use crate::recipe::schema::spec::{BatchSchedule, EvaluationDivision};
@@ -16,6 +16,15 @@ pub(super) const RULES: &[&Rule] = &[
     &EVAL_INTERVAL_MULTIPLE,
     &EVAL_BATCH_DIVISIBLE,
 ];
+
+/// An example of 128 samples a step, with these keys in addition.
+const fn with(keys: &'static str) -> Example {
+    native(
+        "--gpus 4",
+        "  batch: {global: 128, per_device_batch_size: 16}\n",
+    )
+    .and(keys)
+}
 
 const BUDGET_MISSING: Rule = Rule {
     id: "budget-missing",
@@ -54,14 +63,8 @@ const WARMUP_EXCEEDS_BUDGET: Rule = Rule {
 never reaches its peak learning rate and never decays it. The norm test waits for \
 the end of the warm-up, so it never lets the batch grow.",
     upstream: "transformers 5.23.0, `optimization.py`: silently trains below the peak.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n",
-    ),
+    wrong: with("  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n"),
+    right: with("  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n"),
     check: Check::Plan(warmup_exceeds_budget),
 };
 
@@ -198,13 +201,9 @@ gets no finding.",
     upstream: "transformers 5.23.0, `trainer.py`: raises when `eval_strategy` is not `no` and there \
 is no `eval_dataset`. alignment-handbook 925acdf, `scripts/sft.py`: without `test_split_size` there \
 is no split `test`, and the script exits with a KeyError.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic}]\n  evaluation: {every_samples: 12800}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 128, per_device_batch_size: 16}\n  data:\n    train: [{path: synthetic}]\n    held_out: 512\n  evaluation: {every_samples: 12800}\n",
+    wrong: with("  data:\n    train: [{path: synthetic}]\n  evaluation: {every_samples: 12800}\n"),
+    right: with(
+        "  data:\n    train: [{path: synthetic}]\n    held_out: 512\n  evaluation: {every_samples: 12800}\n",
     ),
     check: Check::PlanWarning(eval_data_missing),
 };
@@ -245,8 +244,8 @@ names both numbers. If the result is 0, upstream divides by zero at its first st
     upstream: "HALOs 4831988, `launch.py` (`main`) and direct-preference-optimization f8b8c0f, `train.py` (`main`): \
 floor `eval_every` to a multiple of the batch, to 0 when it is smaller; `trainers.py` (`train`) then \
 takes the samples modulo 0.",
-    wrong: native("--gpus 4", "  batch: {global: 128, per_device_batch_size: 16}\n  evaluation: {every_samples: 100, rounding: batch}\n"),
-    right: native("--gpus 4", "  batch: {global: 128, per_device_batch_size: 16}\n  evaluation: {every_samples: 1024}\n"),
+    wrong: with("  evaluation: {every_samples: 100, rounding: batch}\n"),
+    right: with("  evaluation: {every_samples: 1024}\n"),
     check: Check::Plan(eval_interval_multiple),
 };
 

@@ -72,28 +72,35 @@ pub struct Rule {
 pub struct Example {
     /// Arguments after `evenkeel plan recipe.yaml`.
     pub flags: &'static str,
-    /// The beginning that several examples share.
-    head: &'static str,
-    rest: &'static str,
+    /// Parts of the recipe's text: what several examples share, and what is special.
+    parts: [&'static str; 3],
 }
 
 impl Example {
     /// The text of the recipe's file.
     pub fn recipe(&self) -> String {
-        [self.head, self.rest].concat()
+        self.parts.concat()
+    }
+
+    /// The example with these lines in addition.
+    const fn and(self, more: &'static str) -> Example {
+        let [head, middle, _] = self.parts;
+        let parts = [head, middle, more];
+        Example { parts, ..self }
     }
 }
 
 /// An example with this whole text.
-const fn file(flags: &'static str, rest: &'static str) -> Example {
-    let head = "";
-    Example { flags, head, rest }
+const fn file(flags: &'static str, text: &'static str) -> Example {
+    let parts = [text, "", ""];
+    Example { flags, parts }
 }
 
 /// A native recipe with these keys of `spec`.
-const fn native(flags: &'static str, rest: &'static str) -> Example {
+const fn native(flags: &'static str, spec: &'static str) -> Example {
     let head = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n";
-    Example { flags, head, rest }
+    let parts = [head, spec, ""];
+    Example { flags, parts }
 }
 
 /// When a rule is checked.

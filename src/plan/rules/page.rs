@@ -29,33 +29,13 @@ pub fn page(rule: &Rule) -> String {
     page
 }
 
-/// The list of all rules, Markdown.
-#[cfg(test)]
-pub(super) fn index(rules: &[&Rule]) -> String {
-    let mut index = "# Rules\n\n".to_owned();
-    index += &wrap(
-        "A recipe must satisfy these rules before Evenkeel starts a run. `evenkeel explain RULE` \
-         prints the same pages. They name keys as native recipes do. In an upstream dialect, \
-         put a key that upstream lacks below `evenkeel`: `evenkeel.batch.per_device_batch_size=4`. \
-         The table shows the most severe finding of each rule: a rule that is an error may also \
-         report warnings or notes. Tests generate the pages: change the rules in `src/plan/rules/` \
-         and run `UPDATE=1 cargo test --lib`.",
-    );
-    index += "\n| rule | | |\n|---|---|---|\n";
-    for rule in rules {
-        let (id, severity, summary) = (rule.id, rule.severity, rule.summary);
-        index += &format!("| [{id}]({id}.md) | {severity} | {summary} |\n");
-    }
-    index
-}
-
 fn example(example: &Example, command: &str) -> String {
     let call = format!("evenkeel {command} recipe.yaml {}", example.flags);
     format!("```yaml\n# {}\n{}```\n", call.trim_end(), example.recipe())
 }
 
 /// Breaks a paragraph into lines, each ended by a line feed.
-fn wrap(text: &str) -> String {
+pub(super) fn wrap(text: &str) -> String {
     let mut wrapped = String::new();
     let mut column = 0;
     for word in text.split_whitespace() {

@@ -28,17 +28,17 @@ macro_rules! page {
 }
 
 /// An SFT recipe of the alignment-handbook for 8 GPUs, with these keys in addition.
-const fn handbook(flags: &'static str, rest: &'static str) -> Example {
-    let head = "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n\
+const fn handbook(flags: &'static str, keys: &'static str) -> Example {
+    let text = "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\n\
                 evenkeel:\n  objective: sft\n  batch: {gpus: 8}\n";
-    Example { flags, head, rest }
+    file(flags, text).and(keys)
 }
 
 /// A config of direct-preference-optimization without groups, with these keys in addition.
-const fn dpo(flags: &'static str, rest: &'static str) -> Example {
-    let head = "trainer: FSDPTrainer\nbatch_size: 64\ngradient_accumulation_steps: 2\n\
+const fn dpo(flags: &'static str, keys: &'static str) -> Example {
+    let text = "trainer: FSDPTrainer\nbatch_size: 64\ngradient_accumulation_steps: 2\n\
                 eval_batch_size: 32\n";
-    Example { flags, head, rest }
+    file(flags, text).and(keys)
 }
 
 pub(super) static RULES: &[&Rule] = &[

@@ -1,6 +1,6 @@
 //! Schedules of the batch: the norm test, stages and replays.
 
-use super::{Case, Check, Findings, Rule, multiples, native};
+use super::{Case, Check, Example, Findings, Rule, multiples, native};
 use crate::recipe::Severity;
 use crate::recipe::schema::spec::{BatchSchedule, Estimator, Groups, Strategy};
 
@@ -15,6 +15,15 @@ pub(super) const RULES: &[&Rule] = &[
     &SHARDED_WORKERS,
 ];
 
+/// An example of 256 samples a step, with these keys in addition.
+const fn with(keys: &'static str) -> Example {
+    native(
+        "--gpus 4",
+        "  batch: {global: 256, per_device_batch_size: 4}\n",
+    )
+    .and(keys)
+}
+
 const SCHEDULE_EMPTY: Rule = Rule {
     id: "schedule-empty",
     severity: Severity::Error,
@@ -22,14 +31,8 @@ const SCHEDULE_EMPTY: Rule = Rule {
     why: "Such a schedule lists batches, so it needs at least one stage or run. \
 `kind: constant` is the schedule that keeps the recipe's global batch.",
     upstream: "None: the key exists only in Evenkeel.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: stages, stages: []}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: constant}\n",
-    ),
+    wrong: with("  schedule: {kind: stages, stages: []}\n"),
+    right: with("  schedule: {kind: constant}\n"),
     check: Check::Plan(schedule_empty),
 };
 
@@ -57,13 +60,11 @@ const STAGE_SHARES: Rule = Rule {
     why: "Every stage takes its share of the sample budget, so the shares must add up to 1. A \
 smaller sum leaves samples without a batch, a larger sum leaves stages without samples.",
     upstream: "arXiv 2412.21124, the stage-wise baseline: 2.5 % of the samples at 2048, 2.5 % at 4096, 95 % at 8192.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n",
+    wrong: with(
+        "  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 512}]\n",
+    right: with(
+        "  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 512}]\n",
     ),
     check: Check::Plan(stage_shares),
 };
@@ -94,13 +95,11 @@ over those worlds; it divides the base batch. Without `elasticity` every count t
 batch is allowed, and the quantum is the base batch itself; bounds give a finer quantum.",
     upstream: "None: the key exists only in Evenkeel. arXiv 2412.21124 rounds its batches up to multiples \
 of workers × accumulation.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n",
+    wrong: with(
+        "  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n",
     ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  elasticity: {min: 4, max: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n",
+    right: with(
+        "  elasticity: {min: 4, max: 4}\n  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n",
     ),
     check: Check::Plan(schedule_quantum),
 };
@@ -145,14 +144,8 @@ const MAX_BATCH_BELOW_BASE: Rule = Rule {
 `schedule.max_batch`, rounded down to a multiple of the quantum. A maximum below the base batch is an \
 error. A maximum less than one quantum above it allows no growth: a warning.",
     upstream: "arXiv 2412.21124: tests stop at the maximum batch.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, max_batch: 128}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, max_batch: 8192}\n",
-    ),
+    wrong: with("  schedule: {kind: norm-test, max_batch: 128}\n"),
+    right: with("  schedule: {kind: norm-test, max_batch: 8192}\n"),
     check: Check::Plan(max_batch_below_base),
 };
 
@@ -196,14 +189,8 @@ norm is above η². That share is at most 1, so a test with η ≥ 1 always pass
 grows. Useful values are between 0.05 and 0.5. The batch settles where η² = noise scale / (noise \
 scale + batch).",
     upstream: "arXiv 2412.21124: η in (0, 1).",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, eta: 1.5}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, eta: 0.15}\n",
-    ),
+    wrong: with("  schedule: {kind: norm-test, eta: 1.5}\n"),
+    right: with("  schedule: {kind: norm-test, eta: 0.15}\n"),
     check: Check::Plan(norm_test_never_grows),
 };
 
@@ -300,14 +287,8 @@ about J − 1 on average, whatever the batch: with 4 workers and η 0.2 the test
 larger base batch grows only by chance. So the paper's η is not valid for another J or b: \
 η_unbiased = η_paper·√(b/(J−1)).",
     upstream: "arXiv 2412.21124, the test as printed.",
-    wrong: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n",
-    ),
-    right: native(
-        "--gpus 4",
-        "  batch: {global: 256, per_device_batch_size: 4}\n  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n",
-    ),
+    wrong: with("  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n"),
+    right: with("  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n"),
     check: Check::Plan(paper_eta_out_of_reach),
 };
 
