@@ -366,10 +366,8 @@ impl Copier {
         if copied.is_empty() {
             return Ok(());
         }
-        let keep = self
-            .external
-            .keep()
-            .map_or(usize::MAX, |keep| keep.max(1) as usize);
+        let keep = self.external.recipe.spec.checkpoint.keep;
+        let keep = keep.map_or(usize::MAX, |keep| keep.max(1) as usize);
         let mut there = numbers(&self.bucket, &files::generation(self.generation))?;
         there.retain(|number| copied.contains_key(number));
         let generations = bucket_copy::generations(&self.bucket)?;

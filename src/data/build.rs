@@ -5,139 +5,103 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use super::dataset::{INDEX, Store};
 use super::encode::{Encoder, Outcome, Piece};
 use super::error::DataError;
 use super::manifest::PartRecord;
-use super::pack::{SampleWriter, Summary};
-use super::read::{self, Content, Document, Reading};
-use super::request::{Phase, Progress, Stopped, check_stopped};
-use super::selection::Selection;
+use super::pack::{IndexWriter, SampleWriter, Summary, Token, token_width};
+use super::read::{self, Content};
+use super::request::{Meter, Phase, PrepareRequest, check_stopped};
 use super::sources::{Source, Sources};
+use crate::samples::Order;
+use crate::util::durable::FileError;
+use crate::util::random::Random;
 
 /// Source bytes of a chunk in memory; the last document of a chunk may exceed it.
 const CHUNK_BYTES: u64 = 4 << 20;
 const CHUNK_DOCUMENTS: usize = 4096;
 
-/// Builds the parts of a data set.
-pub(super) struct Builder<'a> {
-    pub encoder: &'a Encoder<'a>,
-    pub reading: Reading,
-    pub sequence_length: u64,
-    /// Bytes of a token id in the store.
-    pub width: u64,
-    /// Keys of the random numbers that choose shares of sources.
-    pub seed: u64,
-    pub stopped: Stopped<'a>,
-}
+/// Key that separates the choice of held-out samples from that of shares of sources.
+const HELD_OUT: u64 = 0x6865_6c64;
 
-/// Progress over all parts of the data.
-pub(super) struct Meter<'a> {
-    pub state: Progress,
-    pub report: &'a mut dyn FnMut(Progress),
-}
-
-impl Meter<'_> {
-    fn add(&mut self, bytes: u64, samples: u64) {
-        self.state.phase = Phase::Tokenising;
-        self.state.bytes = (self.state.bytes + bytes).min(self.state.total);
-        self.state.samples += samples;
-        (self.report)(self.state);
+/// Builds a part from its sources into an existing directory.
+pub(super) fn build(
+    encoder: &Encoder<'_>,
+    sources: &Sources,
+    directory: &Path,
+    meter: &mut Meter<'_>,
+) -> Result<(PartRecord, Summary), DataError> {
+    let width = token_width(encoder.tokenizer.vocabulary_size);
+    let sequence_length = encoder.request.data.sequence_length;
+    let mut builder = Builder {
+        encoder,
+        writer: SampleWriter::create(directory, width, sequence_length)?,
+        meter,
+        pieces: Vec::new(),
+        bytes: 0,
+    };
+    for (number, source) in sources.list.iter().enumerate() {
+        builder.read(source, &[sources.key, number as u64])?;
     }
+    builder.flush()?;
+    builder.writer.finish()
 }
 
-impl Builder<'_> {
-    /// Builds a part from its sources into an existing directory.
-    pub fn build(
-        &self,
-        sources: &Sources,
-        directory: &Path,
-        meter: &mut Meter<'_>,
-    ) -> Result<(PartRecord, Summary), DataError> {
-        let mut chunk = Chunk {
-            builder: self,
-            sources,
-            writer: SampleWriter::create(directory, self.width, self.sequence_length)?,
-            meter,
-            pieces: Vec::new(),
-            bytes: 0,
-        };
-        for (number, source) in sources.list.iter().enumerate() {
-            self.choose(number, source, sources, &mut chunk)?;
-        }
-        chunk.flush()?;
-        chunk.writer.finish()
-    }
+/// A part that is being built.
+struct Builder<'a, 'm> {
+    encoder: &'a Encoder<'a>,
+    writer: SampleWriter,
+    meter: &'a mut Meter<'m>,
+    /// Documents that are encoded together.
+    pieces: Vec<Piece<'a>>,
+    /// Source bytes of `pieces`.
+    bytes: u64,
+}
 
-    /// Passes on the documents of a source that its weight selects.
-    fn choose(
-        &self,
-        number: usize,
-        source: &Source,
-        sources: &Sources,
-        chunk: &mut Chunk<'_, '_>,
-    ) -> Result<(), DataError> {
-        let mut selection = match source.weight {
-            Some(weight) => {
-                let mut total = 0;
-                for file in &source.files {
-                    total += read::count(file, self.reading, self.stopped)?;
-                }
-                let wanted = (total as f64 * weight) as u64;
-                let keys = [self.seed, sources.key, number as u64];
-                Some(Selection::new(&keys, wanted, total))
+impl<'a> Builder<'a, '_> {
+    /// Reads the documents of a source that its weight selects.
+    fn read(&mut self, source: &'a Source, keys: &[u64; 2]) -> Result<(), DataError> {
+        let reading = self.encoder.reading();
+        let mut selection = None;
+        if let Some(weight) = source.weight {
+            let mut total = 0;
+            for file in &source.files {
+                total += read::count(file, reading)?;
             }
-            None => None,
-        };
+            let keys = [self.encoder.request.seed, keys[0], keys[1]];
+            let wanted = (total as f64 * weight) as u64;
+            selection = Some(choose(&keys, wanted, total));
+        }
         let mut pending: Option<Piece> = None;
         for file in &source.files {
-            for document in read::open(file, &source.columns, self.reading, self.stopped)? {
-                check_stopped(self.stopped)?;
+            for document in read::open(file, &source.columns, reading)? {
+                check_stopped(reading.stopped)?;
                 let document = document?;
-                if selection
-                    .as_mut()
-                    .is_some_and(|chosen| !chosen.next_is_chosen())
-                {
-                    chunk.meter.add(document.bytes, 0);
-                    if let Some(piece) = pending.take() {
-                        chunk.push(Piece {
-                            ends: true,
-                            ..piece
-                        })?;
-                    }
-                    continue;
-                }
+                let chosen = selection.as_mut().is_none_or(|is_next| is_next());
                 // A piece continues a stream only if the piece before it was chosen too.
                 let starts = !document.continues || pending.is_none();
                 if let Some(piece) = pending.take() {
-                    chunk.push(Piece {
-                        ends: starts,
+                    self.push(Piece {
+                        ends: starts || !chosen,
                         ..piece
                     })?;
+                }
+                if !chosen {
+                    self.meter.add(Phase::Tokenising, document.bytes, 0)?;
+                    continue;
                 }
                 pending = Some(Piece {
                     document,
                     starts,
                     ends: true,
-                    source: number,
+                    columns: &source.columns,
                 });
             }
         }
-        pending.map_or(Ok(()), |piece| chunk.push(piece))
+        pending.map_or(Ok(()), |piece| self.push(piece))
     }
-}
 
-/// Documents that are encoded together.
-struct Chunk<'a, 'm> {
-    builder: &'a Builder<'a>,
-    sources: &'a Sources,
-    writer: SampleWriter,
-    meter: &'a mut Meter<'m>,
-    pieces: Vec<Piece>,
-    bytes: u64,
-}
-
-impl Chunk<'_, '_> {
-    fn push(&mut self, piece: Piece) -> Result<(), DataError> {
+    fn push(&mut self, piece: Piece<'a>) -> Result<(), DataError> {
         self.bytes += piece.document.bytes;
         self.pieces.push(piece);
         if self.bytes >= CHUNK_BYTES || self.pieces.len() >= CHUNK_DOCUMENTS {
@@ -149,11 +113,10 @@ impl Chunk<'_, '_> {
     fn flush(&mut self) -> Result<(), DataError> {
         let pieces = std::mem::take(&mut self.pieces);
         let bytes = std::mem::take(&mut self.bytes);
-        let (builder, sources) = (self.builder, self.sources);
+        let encoder = self.encoder;
         let encode = |piece: &Piece| {
-            check_stopped(builder.stopped)?;
-            let columns = &sources.list[piece.source].columns;
-            builder.encoder.encode(piece, columns)
+            check_stopped(encoder.request.stopped)?;
+            encoder.encode(piece)
         };
         let outcomes: Vec<Result<Outcome, DataError>> = pieces.par_iter().map(encode).collect();
         let before = self.writer.samples();
@@ -161,23 +124,18 @@ impl Chunk<'_, '_> {
             self.append(piece, outcome?)?;
         }
         let samples = self.writer.samples() - before;
-        self.meter.add(bytes, samples);
-        Ok(())
+        self.meter.add(Phase::Tokenising, bytes, samples)
     }
 
     fn append(&mut self, piece: &Piece, outcome: Outcome) -> Result<(), DataError> {
-        let Piece {
-            document: Document { content, .. },
-            starts,
-            ..
-        } = piece;
+        let packing = self.encoder.request.data.packing;
+        let are_ids = matches!(piece.document.content, Content::Ids(_));
         match outcome {
-            Outcome::Empty => self.writer.skipped().empty += 1,
-            Outcome::WithoutAnswer => self.writer.skipped().without_answer += 1,
-            Outcome::Tokens(tokens) if self.builder.reading.packing => self.writer.pack(&tokens)?,
-            Outcome::Tokens(tokens) if matches!(content, Content::Ids(_)) => {
-                // Token ids do not mark documents, so they are cut like packed ones.
-                if *starts {
+            Outcome::Empty => self.writer.skipped.empty += 1,
+            Outcome::WithoutAnswer => self.writer.skipped.without_answer += 1,
+            Outcome::Tokens(tokens) if packing || are_ids => {
+                // Token ids do not mark documents, so they are always cut like packed ones.
+                if !packing && piece.starts {
                     self.writer.cut()?;
                 }
                 self.writer.pack(&tokens)?;
@@ -185,5 +143,90 @@ impl Chunk<'_, '_> {
             Outcome::Tokens(tokens) => self.writer.document(tokens)?,
         }
         Ok(())
+    }
+}
+
+/// Chooses exactly `wanted` of `total` items: those that a seeded permutation puts first. Returns whether the next item
+/// is chosen; `false` after `total` calls. Different keys choose independently.
+fn choose(keys: &[u64], wanted: u64, total: u64) -> impl FnMut() -> bool + use<> {
+    let seed = Random::new(keys).next_u64();
+    // There is no order of no items.
+    let order = Order::new(seed, total, true).ok();
+    let mut next = 0..total;
+    move || match (&order, next.next()) {
+        (Some(order), Some(item)) => order.at(item).index < wanted,
+        _ => false,
+    }
+}
+
+/// Moves `count` samples of the part in `train` to `evaluation`, both existing directories; returns both records.
+///
+/// The seed chooses whole samples after all of them are written, so the count is exact. They are copied to
+/// the evaluation part and removed from the training index. Their tokens stay in the training part's file,
+/// where no index entry refers to them.
+pub(super) fn hold_out(
+    request: &PrepareRequest<'_>,
+    train: &Path,
+    record: &PartRecord,
+    evaluation: &Path,
+    count: u64,
+    vocabulary_size: u64,
+) -> Result<(PartRecord, PartRecord), DataError> {
+    let store = Store::open(train.to_path_buf(), record.clone(), vocabulary_size)?;
+    let shorter = train.join("index.shorter");
+    let mut kept = IndexWriter::create(shorter.clone())?;
+    // The limit is the longest sample, so nothing is cut or skipped a second time.
+    let longest = record.longest_sample - 1;
+    let mut held = SampleWriter::create(evaluation, record.token_width, longest)?;
+    let mut is_held = choose(&[request.seed, HELD_OUT], count, record.samples);
+    for index in 0..record.samples {
+        check_stopped(request.stopped)?;
+        if !is_held() {
+            kept.append(store.entry(index)?)?;
+            continue;
+        }
+        let sample = store.sample(index)?;
+        let tokens = sample.tokens.iter().zip(&sample.loss_mask);
+        held.document(tokens.map(|(&id, &target)| Token { id, target }).collect())?;
+    }
+    let kept = PartRecord {
+        token_width: record.token_width,
+        tokens_file: record.tokens_file.clone(),
+        ..kept.finish()?
+    };
+    let index = train.join(INDEX);
+    std::fs::rename(&shorter, &index)
+        .map_err(|error| FileError::from_io("rename", &shorter, 0, error))?;
+    Ok((kept, held.finish()?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_position_has_the_same_chance() {
+        let mut counts = [0u32; 10];
+        for seed in 0..20_000 {
+            let mut is_chosen = choose(&[seed], 3, 10);
+            for count in &mut counts {
+                *count += u32::from(is_chosen());
+            }
+        }
+        for count in counts {
+            // The expected count is 6000, the standard deviation 65.
+            assert!((5_700..=6_300).contains(&count), "{counts:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_number_chosen_is_exact(seed: u64, total in 0u64..500, wanted in 0u64..600) {
+            let mut is_chosen = choose(&[seed], wanted, total);
+            let chosen = (0..total + 10).filter(|_| is_chosen()).count() as u64;
+            prop_assert_eq!(chosen, wanted.min(total));
+        }
     }
 }

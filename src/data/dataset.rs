@@ -1,35 +1,33 @@
 //! The data set of the ranks: samples by index, and micro-batches of them.
+//!
+//! The token store of one part (`train/` or `evaluation/`) has two files.
+//! `tokens.bin` holds little-endian integers of 2 or 4 bytes. The top bit says whether the token carries
+//! loss, the other bits are its id. `index.bin` holds 16 bytes a sample, little endian: the position of its
+//! first token (u64, in tokens), the number of its tokens (u32), and how many of them after the first carry
+//! loss (u32). Samples may share tokens: packed ones overlap by one, the last target of one and the first
+//! input of the next.
+//!
+//! The store uses positioned reads instead of a memory map. The page cache serves both equally, and a sample
+//! costs two system calls. A file that is truncated during training is an error of one sample instead of a
+//! SIGBUS that kills the process.
 
-use std::path::Path;
-
-use crate::engine::IGNORE;
-use crate::util::format::count;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use super::error::DataError;
-use super::manifest::{Manifest, PartRecord};
-use super::sample::Sample;
-use super::store::Store;
+use super::manifest::{FileRecord, Manifest, PartRecord};
+use super::request::Stopped;
 use super::synthetic::Language;
+use crate::engine::IGNORE;
+use crate::util::input;
 
 /// The padded columns of a micro-batch are a multiple of this, for the kernels' speed.
 const COLUMNS: usize = 8;
 
-/// The part of a prepared data set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Train,
-    Evaluation,
-}
-
-impl Part {
-    /// The part's directory in the prepared data set.
-    pub(super) fn directory(self) -> &'static str {
-        match self {
-            Part::Train => "train",
-            Part::Evaluation => "evaluation",
-        }
-    }
-}
+/// Directories of the parts in a prepared data set.
+pub(super) const TRAIN: &str = "train";
+pub(super) const EVALUATION: &str = "evaluation";
 
 /// A micro-batch that owns its tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,8 +55,9 @@ impl Collated {
 /// A part of a prepared data set, opened by a rank.
 #[derive(Debug)]
 pub struct Dataset {
-    manifest: Manifest,
-    record: PartRecord,
+    sequence_length: usize,
+    /// Counts of this part.
+    pub(super) record: PartRecord,
     source: Source,
 }
 
@@ -69,31 +68,35 @@ enum Source {
 }
 
 impl Dataset {
-    /// Opens a part of a directory that [`super::prepare()`] made; `None` when the data has no samples for
-    /// evaluation. It compares sizes with the manifest but not checksums: [`super::prepare()`] does that once
-    /// for all ranks.
-    pub fn open(directory: &Path, part: Part) -> Result<Option<Dataset>, DataError> {
+    /// Opens the training part of a directory that [`super::prepare()`] made. It compares sizes with the manifest but
+    /// not checksums: [`super::prepare()`] does that once for all ranks.
+    pub fn train(directory: &Path) -> Result<Dataset, DataError> {
         let manifest = Manifest::read(directory)?;
-        let record = match part {
-            Part::Train => manifest.train.clone(),
-            Part::Evaluation => match manifest.evaluation.clone() {
-                Some(record) => record,
-                None => return Ok(None),
-            },
-        };
+        Dataset::open(&directory.join(TRAIN), manifest.train.clone(), &manifest)
+    }
+
+    /// Opens the evaluation part; `None` when the data has no samples for evaluation.
+    pub fn evaluation(directory: &Path) -> Result<Option<Dataset>, DataError> {
+        let manifest = Manifest::read(directory)?;
+        let record = manifest.evaluation.clone();
+        let open = |record| Dataset::open(&directory.join(EVALUATION), record, &manifest);
+        record.map(open).transpose()
+    }
+
+    fn open(part: &Path, record: PartRecord, manifest: &Manifest) -> Result<Dataset, DataError> {
         let source = match &manifest.synthetic {
             Some(settings) => Source::Synthetic(Box::new(Language::new(settings, "synthetic")?)),
             None => Source::Store(Store::open(
-                directory.join(part.directory()),
+                part.to_path_buf(),
                 record.clone(),
                 manifest.vocabulary_size,
             )?),
         };
-        Ok(Some(Dataset {
-            manifest,
+        Ok(Dataset {
+            sequence_length: manifest.sequence_length as usize,
             record,
             source,
-        }))
+        })
     }
 
     pub fn len(&self) -> u64 {
@@ -105,27 +108,12 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// The manifest of the data set.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
-    }
-
-    /// Counts of this part.
-    pub fn record(&self) -> &PartRecord {
-        &self.record
-    }
-
-    /// The synthetic language, if the data is synthetic.
-    pub fn language(&self) -> Option<&Language> {
-        match &self.source {
-            Source::Synthetic(language) => Some(language),
-            Source::Store(_) => None,
-        }
-    }
-
     /// The sample with this index, below [`Dataset::len`].
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
-        self.check(index)?;
+        let samples = self.len();
+        if index >= samples {
+            return Err(DataError::OutOfRange { index, samples });
+        }
         match &self.source {
             Source::Store(store) => store.sample(index),
             Source::Synthetic(language) => {
@@ -138,25 +126,6 @@ impl Dataset {
         }
     }
 
-    /// The number of targets of a sample, without reading its tokens.
-    pub fn targets(&self, index: u64) -> Result<u64, DataError> {
-        self.check(index)?;
-        match &self.source {
-            Source::Store(store) => Ok(u64::from(store.entry(index)?.targets)),
-            Source::Synthetic(_) => Ok(self.record.longest_sample - 1),
-        }
-    }
-
-    fn check(&self, index: u64) -> Result<(), DataError> {
-        if index < self.len() {
-            return Ok(());
-        }
-        Err(DataError::OutOfRange {
-            index,
-            samples: self.len(),
-        })
-    }
-
     /// Collates samples into one micro-batch, padded on the right to the longest of them. The width is
     /// rounded up to a multiple of 8 columns, but never exceeds the sequence length.
     pub fn collate(&self, indices: impl IntoIterator<Item = u64>) -> Result<Collated, DataError> {
@@ -166,15 +135,17 @@ impl Dataset {
             .collect::<Result<_, _>>()?;
         let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len() - 1).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let limit = self.manifest.sequence_length as usize;
-        let seq_len = longest.next_multiple_of(COLUMNS).min(limit).max(longest);
+        let seq_len = longest.next_multiple_of(COLUMNS);
+        let seq_len = seq_len.min(self.sequence_length).max(longest);
         let mut tokens = vec![0; samples.len() * seq_len];
         let mut targets = vec![IGNORE; samples.len() * seq_len];
         for (row, sample) in samples.iter().enumerate() {
-            let start = row * seq_len;
-            for (column, (input, target)) in sample.next_token().enumerate() {
-                tokens[start + column] = input;
-                targets[start + column] = target;
+            // The input at position t predicts the token at t + 1. Nothing else shifts tokens.
+            for t in 0..lengths[row] {
+                tokens[row * seq_len + t] = sample.tokens[t];
+                if sample.loss_mask[t + 1] {
+                    targets[row * seq_len + t] = sample.tokens[t + 1];
+                }
             }
         }
         Ok(Collated {
@@ -185,44 +156,165 @@ impl Dataset {
             lengths,
         })
     }
+}
 
-    /// A one-line summary for people: amount and source of the data.
-    pub fn describe(&self) -> String {
-        let PartRecord {
-            samples,
+/// Name of the file with the token ids.
+pub(super) const TOKENS: &str = "tokens.bin";
+/// Name of the file with the samples' entries.
+pub(super) const INDEX: &str = "index.bin";
+/// Bytes of one sample in `index.bin`.
+const ENTRY: u64 = 16;
+
+/// Position of one sample in `tokens.bin`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Index of the first token.
+    pub start: u64,
+    /// Number of tokens, including the first.
+    pub length: u32,
+    /// Tokens after the first that carry loss.
+    pub targets: u32,
+}
+
+impl Entry {
+    pub fn to_bytes(self) -> [u8; ENTRY as usize] {
+        let (length, targets) = (u128::from(self.length), u128::from(self.targets));
+        (u128::from(self.start) | length << 64 | targets << 96).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: [u8; ENTRY as usize]) -> Entry {
+        let entry = u128::from_le_bytes(bytes);
+        Entry {
+            start: entry as u64,
+            length: (entry >> 64) as u32,
+            targets: (entry >> 96) as u32,
+        }
+    }
+}
+
+/// One sample: tokens, and for each of them whether a model learns to predict it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Token ids; at least two.
+    pub tokens: Vec<u32>,
+    /// Whether each token carries loss; as long as `tokens`. The first token never does, whatever its value
+    /// here: no token precedes it.
+    pub loss_mask: Vec<bool>,
+}
+
+/// A part opened for reading.
+#[derive(Debug)]
+pub(super) struct Store {
+    directory: PathBuf,
+    tokens: File,
+    index: File,
+    record: PartRecord,
+    /// Upper bound of the ids, exclusive.
+    vocabulary_size: u64,
+}
+
+impl Store {
+    /// Opens a part and compares the sizes of its files with its record.
+    pub fn open(
+        directory: PathBuf,
+        record: PartRecord,
+        vocabulary_size: u64,
+    ) -> Result<Store, DataError> {
+        let open = |name: &str, expected: &FileRecord| {
+            let path = directory.join(name);
+            expected.verify_size(&path)?;
+            input::open(&path).map_err(|error| DataError::read(&path, error))
+        };
+        let tokens = open(TOKENS, &record.tokens_file)?;
+        let index = open(INDEX, &record.index_file)?;
+        if !matches!(record.token_width, 2 | 4) || record.index_file.bytes != record.samples * ENTRY
+        {
+            return Err(DataError::store(
+                &directory.join(INDEX),
+                format!(
+                    "{} bytes do not hold {} samples of {ENTRY} bytes with token ids of {} bytes",
+                    record.index_file.bytes, record.samples, record.token_width
+                ),
+            ));
+        }
+        Ok(Store {
+            directory,
             tokens,
-            target_tokens,
-            ..
-        } = self.record;
-        let manifest = &self.manifest;
-        let samples_text = count(samples, "sample");
-        if let Some(language) = self.language() {
-            return format!(
-                "{samples_text} of {} tokens, synthetic language of {} words, \
-                 entropy {:.4} nats per token (single words {:.4})",
-                self.record.longest_sample,
-                language.vocabulary(),
-                language.entropy(),
-                language.unigram_entropy(),
-            );
+            index,
+            record,
+            vocabulary_size,
+        })
+    }
+
+    /// Reads all files and compares their checksums.
+    pub fn verify(
+        directory: &Path,
+        record: &PartRecord,
+        stopped: Stopped<'_>,
+    ) -> Result<(), DataError> {
+        record
+            .tokens_file
+            .verify(&directory.join(TOKENS), stopped)?;
+        record.index_file.verify(&directory.join(INDEX), stopped)
+    }
+
+    /// The entry of a sample; `index` is below the number of samples.
+    pub fn entry(&self, index: u64) -> Result<Entry, DataError> {
+        let path = self.directory.join(INDEX);
+        let mut bytes = [0; ENTRY as usize];
+        self.index
+            .read_exact_at(&mut bytes, index * ENTRY)
+            .map_err(|error| DataError::read(&path, error))?;
+        let entry = Entry::from_bytes(bytes);
+        let tokens = self.record.tokens_file.bytes / self.record.token_width;
+        let fits = entry.length >= 2
+            && entry.targets < entry.length
+            && u64::from(entry.length) <= self.record.longest_sample
+            && entry
+                .start
+                .checked_add(u64::from(entry.length))
+                .is_some_and(|end| end <= tokens);
+        if !fits {
+            return Err(DataError::store(
+                &path,
+                format!(
+                    "sample {index} cannot be {} tokens from token {} on, there are {tokens}",
+                    entry.length, entry.start
+                ),
+            ));
         }
-        let mut line = format!("{samples_text}, {tokens} tokens");
-        if target_tokens + samples != tokens {
-            line += &format!(", {target_tokens} of them targets");
+        Ok(entry)
+    }
+
+    /// A sample; `index` is below the number of samples.
+    pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        let path = self.directory.join(TOKENS);
+        let entry = self.entry(index)?;
+        let width = self.record.token_width;
+        let mut bytes = vec![0; entry.length as usize * width as usize];
+        self.tokens
+            .read_exact_at(&mut bytes, entry.start * width)
+            .map_err(|error| DataError::read(&path, error))?;
+        let flag = 1u32 << (8 * width - 1);
+        let mut sample = Sample::default();
+        for bytes in bytes.chunks_exact(width as usize) {
+            let value = bytes
+                .iter()
+                .rev()
+                .fold(0u32, |value, &byte| value << 8 | u32::from(byte));
+            let id = value & !flag;
+            if u64::from(id) >= self.vocabulary_size {
+                return Err(DataError::store(
+                    &path,
+                    format!(
+                        "sample {index} holds the id {id}, the vocabulary has {}",
+                        self.vocabulary_size
+                    ),
+                ));
+            }
+            sample.tokens.push(id);
+            sample.loss_mask.push(value & flag != 0);
         }
-        if manifest.packing {
-            line += &format!(", packed to {}", manifest.sequence_length);
-        } else {
-            line += &format!(", the longest {}", self.record.longest_sample);
-        }
-        line += &format!(
-            ", tokenizer {} ({} ids)",
-            manifest.tokenizer, manifest.vocabulary_size
-        );
-        let skipped = manifest.skipped.to_string();
-        if !skipped.is_empty() {
-            line += &format!(" ({skipped})");
-        }
-        line
+        Ok(sample)
     }
 }

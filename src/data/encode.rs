@@ -1,25 +1,25 @@
 //! Encodes one document into tokens and marks which of them carry loss.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::chat::{ChatError, ChatTemplate, MalformedTemplate, Origin};
+use super::chat::{ChatError, ChatTemplate};
 use super::error::DataError;
-use super::read::{Content, Document, parse_json};
-use super::record::{Fault, Record};
+use super::pack::Token;
+use super::read::{Content, Document, Reading};
+use super::record::{Fault, Record, parse_json};
 use super::request::PrepareRequest;
-use super::tokenizer::{EncodeError, Tokenizer};
-use super::writer::Token;
-use crate::recipe::schema::spec::Objective;
+use super::tokenizer::Tokenizer;
 
 /// A document or a part of one, with its position in the stream of chosen documents.
-pub(super) struct Piece {
+pub(super) struct Piece<'a> {
     pub document: Document,
     /// Whether it begins a document.
     pub starts: bool,
     /// Whether it ends a document.
     pub ends: bool,
-    /// Index of its source.
-    pub source: usize,
+    /// The columns that the recipe names for its source.
+    pub columns: &'a [String],
 }
 
 /// The result of encoding a document.
@@ -34,48 +34,27 @@ pub(super) enum Outcome {
 
 /// Settings and models for encoding, shared by threads.
 pub(super) struct Encoder<'a> {
-    tokenizer: &'a Tokenizer,
-    template: &'a Result<ChatTemplate, MalformedTemplate>,
-    answers_only: bool,
-    /// Whether the recipe sets `answers_only` itself.
-    asked_for: bool,
-    /// Key of the template in the recipe, for messages.
-    template_key: String,
-    /// Key of `answers_only` in the recipe, for messages.
-    answers_key: String,
-    saw_chat: AtomicBool,
-}
-
-/// Whether only answers carry loss.
-pub(super) fn answers_only(request: &PrepareRequest<'_>) -> bool {
-    request
-        .data
-        .answers_only
-        .unwrap_or(request.objective == Objective::Sft)
+    pub request: &'a PrepareRequest<'a>,
+    pub tokenizer: &'a Tokenizer,
+    pub template: Result<ChatTemplate, ChatError>,
+    /// Whether the data has conversations.
+    pub saw_chat: AtomicBool,
 }
 
 impl<'a> Encoder<'a> {
-    pub fn new(
-        request: &PrepareRequest<'_>,
-        tokenizer: &'a Tokenizer,
-        template: &'a Result<ChatTemplate, MalformedTemplate>,
-    ) -> Encoder<'a> {
-        Encoder {
-            tokenizer,
-            template,
-            answers_only: answers_only(request),
-            asked_for: request.data.answers_only == Some(true),
-            template_key: (request.key)("tokenizer.chat_template"),
-            answers_key: (request.key)("data.answers_only"),
-            saw_chat: AtomicBool::new(false),
+    /// How sources are read for this encoder.
+    pub fn reading(&self) -> Reading<'a> {
+        Reading {
+            packing: self.request.data.packing,
+            vocabulary_size: self.tokenizer.vocabulary_size,
+            stopped: self.request.stopped,
         }
     }
 
-    /// Encodes a piece; `columns` are those that the recipe names for its source.
-    pub fn encode(&self, piece: &Piece, columns: &[String]) -> Result<Outcome, DataError> {
-        let fault = |fault: Fault| {
-            DataError::record(piece.document.place.clone(), fault.problem, fault.help)
-        };
+    pub fn encode(&self, piece: &Piece) -> Result<Outcome, DataError> {
+        let columns = piece.columns;
+        let place = &piece.document.place;
+        let fault = |fault: Fault| DataError::record(place, fault.problem, fault.help);
         let record = match &piece.document.content {
             Content::Ids(ids) => return Ok(Outcome::Tokens(all_targets(ids))),
             Content::Text(text) => return self.text(text, piece.starts, piece.ends).map_err(fault),
@@ -87,13 +66,24 @@ impl<'a> Encoder<'a> {
             .map_err(fault)
     }
 
+    /// The recipe's key of the chat template, for messages.
+    fn template_key(&self) -> String {
+        (self.request.key)("tokenizer.chat_template")
+    }
+
+    /// The recipe's key of `answers_only`, for messages.
+    fn answers_key(&self) -> String {
+        (self.request.key)("data.answers_only")
+    }
+
     /// A note on the template, if the data has conversations and the built-in template renders them.
     pub fn note(&self) -> Option<String> {
-        let built_in = matches!(self.template, Ok(t) if t.origin == Origin::BuiltIn);
+        let built_in = self.template.as_ref().is_ok_and(|t| t.built_in);
         (built_in && self.saw_chat.load(Ordering::Relaxed)).then(|| {
             format!(
                 "the tokenizer {} has no chat template, the built-in one is used; {} sets another",
-                self.tokenizer.name, self.template_key
+                self.tokenizer.name,
+                self.template_key()
             )
         })
     }
@@ -110,12 +100,12 @@ impl<'a> Encoder<'a> {
     }
 
     fn text(&self, text: &str, starts: bool, ends: bool) -> Result<Outcome, Fault> {
-        if self.asked_for {
+        if self.request.data.answers_only == Some(true) {
             return Err(Fault::new(
                 "loss on the answers only is asked for, and plain text has no answers",
                 format!(
                     "set {}=false, or give messages or prompt and completion",
-                    self.answers_key
+                    self.answers_key()
                 ),
             ));
         }
@@ -124,10 +114,9 @@ impl<'a> Encoder<'a> {
         }
         let mut tokens = Vec::new();
         if starts {
-            tokens.extend(all_targets(self.tokenizer.document_start()));
+            tokens.extend(all_targets(&self.tokenizer.start));
         }
-        let ids = self.tokenizer.encode(text).map_err(cannot_encode)?;
-        tokens.extend(all_targets(&ids));
+        tokens.extend(self.whole(text)?);
         if ends {
             self.end(&mut tokens);
         }
@@ -140,42 +129,32 @@ impl<'a> Encoder<'a> {
         }
         let text = format!("{prompt}{completion}");
         let answer = prompt.len()..text.len();
-        let mut tokens = all_targets(self.tokenizer.document_start());
-        tokens.extend(self.spans(&text, &[answer])?);
-        if self.answers_only {
-            let before = self.tokenizer.document_start().len();
-            tokens[..before]
-                .iter_mut()
-                .for_each(|token| token.target = false);
+        let mut tokens = all_targets(&self.tokenizer.start);
+        for token in &mut tokens {
+            token.target = !self.request.answers_only();
         }
+        tokens.extend(self.spans(&text, &[answer])?);
         self.end(&mut tokens);
         Ok(Outcome::Tokens(tokens))
     }
 
     fn chat(&self, messages: &[serde_json::Value], first: usize) -> Result<Outcome, Fault> {
         self.saw_chat.store(true, Ordering::Relaxed);
-        let template = self.template.as_ref().map_err(|error| {
-            Fault::new(
-                format!("the chat template is malformed: {error}"),
-                format!("repair it, or set {}", self.template_key),
-            )
-        })?;
         let failed = |error: ChatError| {
-            let help = error.help(&self.template_key, &self.answers_key);
+            let help = error.help(&self.template_key(), &self.answers_key());
             Fault::new(error.to_string(), help)
         };
-        if !self.answers_only {
-            let text = template.render(messages).map_err(failed)?;
+        let template = self.template.as_ref();
+        let template = template.map_err(|error| failed(error.clone()))?;
+        if !self.request.answers_only() {
+            let text = template.render(messages, false).map_err(failed)?;
             if text.trim().is_empty() {
                 return Ok(Outcome::Empty);
             }
-            let ids = self.tokenizer.encode(&text).map_err(cannot_encode)?;
-            return Ok(Outcome::Tokens(all_targets(&ids)));
+            return Ok(Outcome::Tokens(self.whole(&text)?));
         }
-        if !messages[first..]
-            .iter()
-            .any(|message| message["role"] == "assistant")
-        {
+        let mut answers = messages[first..].iter();
+        if !answers.any(|message| message["role"] == "assistant") {
             return Ok(Outcome::WithoutAnswer);
         }
         let conversation = template.answers(messages, first).map_err(failed)?;
@@ -183,11 +162,16 @@ impl<'a> Encoder<'a> {
         Ok(Outcome::Tokens(tokens))
     }
 
+    /// Tokens with loss on all of them.
+    fn whole(&self, text: &str) -> Result<Vec<Token>, Fault> {
+        let ids = self.tokenizer.encode(text).map_err(cannot_encode)?;
+        Ok(all_targets(&ids))
+    }
+
     /// Tokens with loss on the spans, or on all tokens if the prompt carries loss too.
-    fn spans(&self, text: &str, spans: &[std::ops::Range<usize>]) -> Result<Vec<Token>, Fault> {
-        if !self.answers_only {
-            let ids = self.tokenizer.encode(text).map_err(cannot_encode)?;
-            return Ok(all_targets(&ids));
+    fn spans(&self, text: &str, spans: &[Range<usize>]) -> Result<Vec<Token>, Fault> {
+        if !self.request.answers_only() {
+            return self.whole(text);
         }
         self.tokenizer
             .encode_spans(text, spans)
@@ -196,7 +180,7 @@ impl<'a> Encoder<'a> {
 
     /// Ends a document, unless its text already ends with the end-of-sequence token.
     fn end(&self, tokens: &mut Vec<Token>) {
-        let end = self.tokenizer.document_end();
+        let end = &self.tokenizer.end;
         let ids = tokens.iter().map(|token| token.id);
         if !ids.rev().take(end.len()).eq(end.iter().rev().copied()) {
             tokens.extend(all_targets(end));
@@ -208,7 +192,7 @@ fn all_targets(ids: &[u32]) -> Vec<Token> {
     ids.iter().map(|&id| Token { id, target: true }).collect()
 }
 
-fn cannot_encode(error: EncodeError) -> Fault {
+fn cannot_encode(error: tokenizers::Error) -> Fault {
     Fault::new(
         format!("the tokenizer cannot encode it: {error}"),
         "repair or remove the text, or use another tokenizer",

@@ -18,18 +18,11 @@ pub enum DataError {
         problem: String,
         help: String,
     },
-    /// A file or directory is not usable as data, a tokenizer or a template.
-    #[error("{}: {problem}; {help}", path.display())]
-    Source {
-        path: PathBuf,
-        problem: String,
-        help: String,
-    },
-    /// One record of a source is malformed.
+    /// A file or directory is not usable as data, a tokenizer or a template, or a record of it is malformed.
     #[error("{place}: {problem}; {help}")]
-    Record {
-        /// File and position of the record.
-        place: RecordPosition,
+    Source {
+        /// The path, with the position of the record in it.
+        place: String,
         problem: String,
         help: String,
     },
@@ -69,11 +62,6 @@ impl DataError {
                 (problem.clone(), help.clone())
             }
             DataError::Source {
-                path,
-                problem,
-                help,
-            } => (format!("{}: {problem}", path.display()), help.clone()),
-            DataError::Record {
                 place,
                 problem,
                 help,
@@ -91,33 +79,13 @@ impl DataError {
 
     /// An unusable file or directory.
     pub(super) fn source(path: &Path, problem: impl fmt::Display, help: impl fmt::Display) -> Self {
+        DataError::record(&path.display().to_string(), problem, help)
+    }
+
+    /// A malformed record at a position of a file.
+    pub(super) fn record(place: &str, problem: impl fmt::Display, help: impl fmt::Display) -> Self {
         DataError::Source {
-            path: path.to_path_buf(),
-            problem: problem.to_string(),
-            help: help.to_string(),
-        }
-    }
-
-    /// The same error about a file with another name.
-    pub(super) fn at(mut self, name: &Path) -> Self {
-        if let DataError::Source { path, .. }
-        | DataError::Record {
-            place: RecordPosition { path, .. },
-            ..
-        } = &mut self
-        {
-            *path = name.to_path_buf();
-        }
-        self
-    }
-
-    pub(super) fn record(
-        place: RecordPosition,
-        problem: impl fmt::Display,
-        help: impl fmt::Display,
-    ) -> Self {
-        DataError::Record {
-            place,
+            place: place.to_owned(),
             problem: problem.to_string(),
             help: help.to_string(),
         }
@@ -134,37 +102,5 @@ impl DataError {
     /// Reading `path` failed.
     pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
         FileError::from_io("read", path, 0, source).into()
-    }
-}
-
-/// Position of a record in a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordPosition {
-    pub path: PathBuf,
-    /// Unit of `number`.
-    pub unit: Unit,
-    /// Line or row, counted from 1; bytes from 0.
-    pub number: u64,
-}
-
-/// The unit of a position in a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Lines of a text file.
-    Line,
-    /// Rows of a Parquet file.
-    Row,
-    /// Bytes of a binary file.
-    Byte,
-}
-
-impl fmt::Display for RecordPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.display();
-        match self.unit {
-            Unit::Line => write!(f, "{path}:{}", self.number),
-            Unit::Row => write!(f, "{path}: row {}", self.number),
-            Unit::Byte => write!(f, "{path}: byte {}", self.number),
-        }
     }
 }

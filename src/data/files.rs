@@ -1,15 +1,19 @@
-//! Resolves a source of the recipe to files: a file, a directory, or a glob. `in_bucket` does it for a bucket.
+//! Resolves a source of the recipe to files: a file, a directory or a glob, on this machine or in a bucket.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::bucket::{self, Object, Reader};
 use crate::recipe::schema::spec::{DataFormat, DataSource};
+use crate::util::durable::FileError;
+use crate::util::tree;
 
 use super::error::DataError;
-use super::manifest::FileRecord;
-use super::pattern::matches;
-use super::remote::Remote;
-use super::request::{PrepareRequest, Stopped};
+use super::remote::{Cache, Remote};
+use super::request::{PrepareRequest, Stopped, check_stopped};
 
 /// A file of data.
 #[derive(Debug, Clone)]
@@ -52,25 +56,7 @@ impl SourceFile {
             Place::Disk(path) => std::fs::metadata(path)
                 .map(|metadata| metadata.len())
                 .map_err(|error| DataError::read(path, error)),
-            Place::Bucket(remote) => Ok(remote.bytes()),
-        }
-    }
-
-    /// Reads all of it and passes the bytes of every read to `progress`.
-    pub fn record(
-        &self,
-        progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
-    ) -> Result<FileRecord, DataError> {
-        match &self.place {
-            Place::Disk(path) => FileRecord::of(path, progress),
-            Place::Bucket(remote) => remote.download(progress),
-        }
-    }
-
-    /// Accepts no other content of an object than this from now on.
-    pub fn expect(&self, content: &FileRecord) {
-        if let Place::Bucket(remote) = &self.place {
-            remote.expect(content);
+            Place::Bucket(remote) => Ok(remote.object.bytes),
         }
     }
 
@@ -78,7 +64,7 @@ impl SourceFile {
     pub fn etag(&self) -> Option<&str> {
         match &self.place {
             Place::Disk(_) => None,
-            Place::Bucket(remote) => remote.etag(),
+            Place::Bucket(remote) => remote.object.etag.as_deref(),
         }
     }
 
@@ -91,15 +77,6 @@ impl SourceFile {
     }
 }
 
-/// A file that a source may mean.
-pub(super) struct Candidate {
-    pub place: Place,
-    /// Path as the recipe names it.
-    pub name: PathBuf,
-    /// Its name, below a directory with that directory's: both may name a split.
-    pub inner: PathBuf,
-}
-
 /// The files of a source in order of their names; never empty.
 pub(super) struct Resolved {
     pub files: Vec<SourceFile>,
@@ -107,7 +84,16 @@ pub(super) struct Resolved {
     pub note: Option<String>,
 }
 
-/// Finds the files of a source; `path` is its native path in the recipe, `data.train.0`.
+/// A file that a source may mean.
+struct Candidate {
+    place: Place,
+    /// Path as the recipe names it.
+    name: PathBuf,
+    /// Its name, below a directory with that directory's: both may name a split.
+    inner: PathBuf,
+}
+
+/// Finds the files of a source on this machine; `path` is its native path in the recipe, `data.train.0`.
 pub(super) fn resolve(
     request: &PrepareRequest<'_>,
     source: &DataSource,
@@ -117,118 +103,140 @@ pub(super) fn resolve(
     if source.path.is_empty() {
         return Err(request.setting(&key, "no path is given", "set it to a file of data"));
     }
-    let place = request.base.join(&source.path);
-    let single = place.is_file();
-    let found: Vec<Candidate> = if single {
-        vec![on_disk(&place, PathBuf::from(&source.path), None)]
-    } else if place.is_dir() {
-        let named = |file: &PathBuf| Path::new(&source.path).join(file);
-        let files = walk(&place)?;
-        let files = files.into_iter();
-        files
-            .map(|file| on_disk(&place.join(&file), named(&file), Some(file)))
-            .collect()
+    let root = request.base.join(&source.path);
+    let mut found = Vec::new();
+    let mut add = |name: PathBuf, inner: PathBuf| {
+        let place = Place::Disk(request.base.join(&name));
+        found.push(Candidate { place, name, inner });
+    };
+    let single = root.is_file();
+    if single {
+        add(PathBuf::from(&source.path), file_name(&root));
+    } else if root.is_dir() {
+        for inner in walk(&root)? {
+            add(Path::new(&source.path).join(&inner), inner);
+        }
     } else if source.path.contains(['*', '?']) {
-        let matched = expand(request.base, &source.path)?.into_iter();
-        matched
-            .map(|(path, name)| on_disk(&path, name, None))
-            .collect()
-    } else if let Some(kind) = special(&place) {
-        return Err(no_file(request, &key, &place, kind));
+        for name in expand(request.base, &source.path)? {
+            let inner = file_name(&name);
+            add(name, inner);
+        }
+    } else if let Some(kind) = special(&root) {
+        return Err(no_file(request, &key, &root, kind));
     } else {
         return Err(missing(request, source, &key));
-    };
+    }
     select(request, source, &key, found, single)
 }
 
-fn on_disk(path: &Path, name: PathBuf, inner: Option<PathBuf>) -> Candidate {
-    let file_name = || PathBuf::from(path.file_name().unwrap_or_default());
-    Candidate {
-        place: Place::Disk(path.to_path_buf()),
-        name,
-        inner: inner.unwrap_or_else(file_name),
+/// Finds the objects of a source in a bucket; `path` is its native path in the recipe, `data.train.0`.
+pub(super) fn resolve_in_bucket(
+    request: &PrepareRequest<'_>,
+    source: &DataSource,
+    path: &str,
+    cache: &Arc<Cache>,
+) -> Result<Resolved, DataError> {
+    let key = &format!("{path}.path");
+    let (url, named) = bucket::split(&source.path)?;
+    let reader = Reader::open(url)?;
+    let (prefix, pattern) = split(named);
+    let mut objects = below(&reader, prefix, request.stopped)?;
+    if let Some(pattern) = pattern {
+        objects.retain(|(_, inner)| fits(pattern, inner));
+        for (_, inner) in &mut objects {
+            *inner = file_name(inner);
+        }
     }
+    let single = pattern.is_none() && objects.is_empty();
+    if single {
+        let Some(object) = reader.object(prefix)? else {
+            return Err(request.setting(
+                key,
+                format!("there is no object {}, and none below it", source.path),
+                format!("override {}=s3://BUCKET/data.jsonl", (request.key)(key)),
+            ));
+        };
+        objects.push((object, file_name(Path::new(prefix))));
+    }
+    let candidate = |(object, inner): (Object, PathBuf)| Candidate {
+        name: PathBuf::from(reader.url(&object.key)),
+        place: Place::Bucket(Remote::new(&reader, object, cache)),
+        inner,
+    };
+    let found = objects.into_iter().map(candidate).collect();
+    select(request, source, key, found, single)
+}
+
+fn file_name(path: &Path) -> PathBuf {
+    PathBuf::from(path.file_name().unwrap_or_default())
 }
 
 /// Selects by format and split. `single`: the source names one file, which must be readable.
-pub(super) fn select(
+fn select(
     request: &PrepareRequest<'_>,
     source: &DataSource,
     key: &str,
     found: Vec<Candidate>,
     single: bool,
 ) -> Result<Resolved, DataError> {
-    let mut files = Vec::new();
+    let (mut chosen, mut others) = (Vec::new(), Vec::new());
     for Candidate { place, name, inner } in found {
         let by_name = format_of(&inner);
-        let format = match source.format {
-            Some(format) if single || by_name.is_none_or(|by_name| by_name == format) => {
-                Some(format)
-            }
-            Some(_) => None,
-            None => by_name,
-        };
-        match format {
-            Some(_)
-                if let Place::Disk(path) = &place
-                    && let Some(kind) = special(path) =>
-            {
-                return Err(no_file(request, key, path, kind));
-            }
-            Some(format) => {
-                let file = SourceFile {
-                    place,
-                    name,
-                    format,
-                };
-                files.push((file, inner));
-            }
-            None if single => {
-                let shown = match &place {
-                    Place::Disk(path) => path,
-                    Place::Bucket(_) => &name,
-                };
-                return Err(DataError::source(
-                    shown,
-                    "its name does not state its format",
-                    "end it in .jsonl, .parquet, .txt or .bin (unpacked, not .gz), or set the \
-                     source's format",
-                ));
-            }
-            None => {}
+        let format = source.format.or(by_name);
+        let other = by_name.is_some_and(|by_name| format != Some(by_name));
+        if !single && (other || format.is_none()) {
+            continue;
         }
+        let Some(format) = format else {
+            let shown = if let Place::Disk(path) = &place {
+                path
+            } else {
+                &name
+            };
+            return Err(DataError::source(
+                shown,
+                "its name does not state its format",
+                "end it in .jsonl, .parquet, .txt or .bin (unpacked, not .gz), or set the \
+                 source's format",
+            ));
+        };
+        if let Place::Disk(path) = &place
+            && let Some(kind) = special(path)
+        {
+            return Err(no_file(request, key, path, kind));
+        }
+        let split = source.split.as_ref();
+        let in_split = split.is_none_or(|split| belongs(&inner, split));
+        let files = if in_split { &mut chosen } else { &mut others };
+        files.push(SourceFile {
+            place,
+            name,
+            format,
+        });
     }
-    if files.is_empty() {
+    if chosen.is_empty() && others.is_empty() {
         return Err(request.setting(
             key,
             format!("{} holds no data", source.path),
             "give .jsonl, .parquet, .txt or .bin files",
         ));
     }
-    let split = source.split.as_ref();
-    let (chosen, others): (Vec<_>, Vec<_>) = files
-        .into_iter()
-        .partition(|(_, inner)| split.is_none_or(|split| belongs(inner, split)));
-    let only_files = |files: Vec<(SourceFile, PathBuf)>| -> Vec<SourceFile> {
-        files.into_iter().map(|(file, _)| file).collect()
-    };
-    let Some(split) = split.filter(|_| chosen.is_empty()) else {
+    let (Some(split), true) = (&source.split, chosen.is_empty()) else {
         return Ok(Resolved {
-            files: only_files(chosen),
+            files: chosen,
             note: None,
         });
     };
-    let files = only_files(others);
-    let what = match files.len() {
-        1 => format!("{} is read whole", files[0].name.display()),
-        count => format!("all {count} files of {} are read", source.path),
+    let what = match others.as_slice() {
+        [file] => format!("{} is read whole", file.name.display()),
+        files => format!("all {} files of {} are read", files.len(), source.path),
     };
     Ok(Resolved {
+        files: others,
         note: Some(format!(
             "{}: no file is named after the split {split}; {what}",
             (request.key)(key)
         )),
-        files,
     })
 }
 
@@ -261,9 +269,7 @@ pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
 
 /// Whether a missing path looks like a data set or model of the hub.
 pub fn is_hub_id(path: &str) -> bool {
-    let mut parts = path.split('/');
-    let mut next = || parts.next().is_some_and(is_hub_name);
-    next() && next() && parts.next().is_none()
+    path.split('/').count() == 2 && path.split('/').all(is_hub_name)
 }
 
 fn is_hub_name(part: &str) -> bool {
@@ -338,16 +344,16 @@ fn no_file(request: &PrepareRequest<'_>, key: &str, path: &Path, kind: &str) -> 
 }
 
 /// The most files and directories below a directory of data.
-pub(super) const MAX_ENTRIES: usize = 100_000;
+const MAX_ENTRIES: usize = 100_000;
 
 /// Files under a directory, relative to it, in order; hidden ones are excluded. Links that lead back to a
 /// directory above end at the limit.
 fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     let mut entries = 0;
-    let mut directories = vec![PathBuf::new()];
+    let mut directories = vec![root.to_path_buf()];
     while let Some(directory) = directories.pop() {
-        for name in names(&root.join(&directory))? {
+        for path in visible(&directory)? {
             entries += 1;
             if entries > MAX_ENTRIES {
                 return Err(DataError::source(
@@ -356,11 +362,10 @@ fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
                     "name a directory with only the data, or join files",
                 ));
             }
-            let path = directory.join(name);
-            if root.join(&path).is_dir() {
+            if path.is_dir() {
                 directories.push(path);
             } else {
-                files.push(path);
+                files.push(path.strip_prefix(root).unwrap_or(&path).to_path_buf());
             }
         }
     }
@@ -368,24 +373,15 @@ fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Names in a directory that are not hidden, in order.
-fn names(directory: &Path) -> Result<Vec<String>, DataError> {
-    let failed = |error| DataError::read(directory, error);
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        let name = name.to_string_lossy();
-        if !name.starts_with('.') {
-            names.push(name.into_owned());
-        }
-    }
-    names.sort();
-    Ok(names)
+/// The paths right below a directory that are not hidden, in order.
+fn visible(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let mut paths = tree::entries(directory)?;
+    paths.retain(|path| !file_name(path).as_os_str().as_bytes().starts_with(b"."));
+    Ok(paths)
 }
 
-/// Files that match a path with `*` and `?` (within a name) and `**` (any directories), as (path, name), in
-/// order.
-fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataError> {
+/// Files that match a path with `*` and `?` (within a name) and `**` (any directories), in order.
+fn expand(base: &Path, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let (root, relative) = match pattern.strip_prefix('/') {
         Some(rest) => (PathBuf::from("/"), rest),
         None => (PathBuf::new(), pattern),
@@ -403,21 +399,198 @@ fn expand(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, PathBuf)>, DataErr
             } else if !part.contains(['*', '?']) {
                 next.push(directory.join(part));
             } else if place.is_dir() {
-                next.extend(
-                    names(&place)?
-                        .into_iter()
-                        .filter(|name| matches(part.as_bytes(), name.as_bytes()))
-                        .map(|name| directory.join(name)),
-                );
+                let names = visible(&place)?;
+                let names = names.iter().filter_map(|path| path.file_name());
+                let names = names.filter(|name| matches(part.as_bytes(), name.as_bytes()));
+                next.extend(names.map(|name| directory.join(name)));
             }
         }
         next.sort();
         next.dedup();
         found = next;
     }
-    Ok(found
-        .into_iter()
-        .map(|name| (base.join(&name), name))
-        .filter(|(path, _)| path.is_file())
-        .collect())
+    found.retain(|name| base.join(name).is_file());
+    Ok(found)
+}
+
+/// Splits a key before its first name with a wildcard.
+fn split(key: &str) -> (&str, Option<&str>) {
+    let Some(wildcard) = key.find(['*', '?']) else {
+        return (key.trim_end_matches('/'), None);
+    };
+    match key[..wildcard].rsplit_once('/') {
+        None => ("", Some(key)),
+        Some((prefix, _)) => (prefix, Some(&key[prefix.len() + 1..])),
+    }
+}
+
+/// The objects below a prefix with their paths below it, in the order of files below a directory. Hidden ones are
+/// excluded.
+fn below(
+    reader: &Reader,
+    prefix: &str,
+    stopped: Stopped<'_>,
+) -> Result<Vec<(Object, PathBuf)>, DataError> {
+    let mut found = Vec::new();
+    let mut listed = 0;
+    reader.list(prefix, |object| {
+        listed += 1;
+        let inner = object.key[prefix.len()..].trim_start_matches('/');
+        if !inner.split('/').any(|part| part.starts_with('.')) {
+            let inner = PathBuf::from(inner);
+            found.push((object, inner));
+        }
+        listed <= MAX_ENTRIES && !stopped()
+    })?;
+    check_stopped(stopped)?;
+    if listed > MAX_ENTRIES {
+        return Err(DataError::source(
+            Path::new(&reader.url(prefix)),
+            format!("more than {MAX_ENTRIES} objects are below it"),
+            "name a prefix with only the data, or join objects",
+        ));
+    }
+    found.sort_by(|(_, one), (_, other)| one.cmp(other));
+    Ok(found)
+}
+
+/// Whether a path matches a pattern, in which `**` matches any directories.
+fn fits(pattern: &str, path: &Path) -> bool {
+    let pattern = pattern.split('/').filter(|part| !part.is_empty());
+    let pattern: Vec<&[u8]> = pattern.map(str::as_bytes).collect();
+    let path: Vec<&[u8]> = path.iter().map(OsStr::as_bytes).collect();
+    let part = |pattern: &&[u8], name: &&[u8]| matches(pattern, name);
+    glob(&pattern, &path, |part| *part == b"**", part)
+}
+
+/// Whether a name matches a pattern of `*` and `?`.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let byte = |pattern: &u8, byte: &u8| *pattern == b'?' || pattern == byte;
+    glob(pattern, name, |byte| *byte == b'*', byte)
+}
+
+/// Whether a text matches a pattern. An element of the pattern matches any number of the text's if `is_star`, otherwise
+/// one that it `fits`.
+fn glob<E>(
+    pattern: &[E],
+    text: &[E],
+    is_star: impl Fn(&E) -> bool,
+    fits: impl Fn(&E, &E) -> bool,
+) -> bool {
+    let (mut at, mut read) = (0, 0);
+    // After the last star, and where the text continues after what the star has taken.
+    let mut star: Option<(usize, usize)> = None;
+    while read < text.len() {
+        match pattern.get(at) {
+            Some(element) if is_star(element) => {
+                at += 1;
+                star = Some((at, read));
+            }
+            Some(element) if fits(element, &text[read]) => {
+                at += 1;
+                read += 1;
+            }
+            // Only the last star needs to take more: the earlier ones have matched what is between.
+            _ => match &mut star {
+                Some((after, taken)) => {
+                    *taken += 1;
+                    (at, read) = (*after, *taken);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[at..].iter().all(is_star)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::tests::in_memory;
+
+    #[test]
+    fn a_key_names_an_object_a_prefix_or_a_pattern() {
+        for (key, expected) in [
+            ("data", ("data", None)),
+            ("data/", ("data", None)),
+            ("*.txt", ("", Some("*.txt"))),
+            ("x/**/y?.txt", ("x", Some("**/y?.txt"))),
+        ] {
+            assert_eq!(split(key), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn objects_are_read_by_the_keys_that_they_have_in_the_order_of_files() {
+        let bucket = in_memory();
+        let reader = Reader::of(bucket.clone());
+        let keys = [
+            "a.txt",
+            "a/x.txt",
+            "a/y/z.txt",
+            "a/.hidden",
+            ".git/d.txt",
+            "notes~1.txt",
+            "b%3A.txt",
+        ];
+        for key in keys {
+            reader.put(&format!("data/{key}"), key.as_bytes()).unwrap();
+        }
+        reader.put("data/marker", b"").unwrap();
+        let found = below(&reader, "data", &|| false).unwrap();
+        let inner: Vec<&str> = found
+            .iter()
+            .map(|(_, inner)| inner.to_str().unwrap())
+            .collect();
+        assert_eq!(
+            inner,
+            ["a/x.txt", "a/y/z.txt", "a.txt", "b%3A.txt", "notes~1.txt"]
+        );
+        for (object, inner) in &found {
+            let mut read = Vec::new();
+            let sink = |piece: &[u8]| {
+                read.extend_from_slice(piece);
+                true
+            };
+            reader.download(object, sink).unwrap();
+            assert_eq!(read, inner.to_str().unwrap().as_bytes());
+        }
+        let matched = |pattern: &str| {
+            let found = found.iter().filter(|(_, inner)| fits(pattern, inner));
+            found
+                .map(|(_, inner)| inner.to_str().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(matched("*.txt"), ["a.txt", "b%3A.txt", "notes~1.txt"]);
+        assert_eq!(matched("a/**/?.txt"), ["a/x.txt", "a/y/z.txt"]);
+        let odd = below(&reader, "data//x", &|| false).unwrap_err();
+        assert!(odd.to_string().contains("rename"), "{odd}");
+        let stopped = below(&reader, "data", &|| true).unwrap_err();
+        assert!(matches!(stopped, DataError::Stopped), "{stopped}");
+    }
+
+    #[test]
+    fn patterns_match_in_time_even_with_many_stars() {
+        for (pattern, name, fits) in [
+            ("", "", true),
+            ("*", "", true),
+            ("a*b?d", "axxbcd", true),
+            ("*ab", "aab", true),
+            ("a*", "b", false),
+            ("?", "", false),
+            ("**a", "ba", true),
+        ] {
+            assert_eq!(
+                matches(pattern.as_bytes(), name.as_bytes()),
+                fits,
+                "{pattern}"
+            );
+        }
+        let fit = |pattern: &str, path: &str| super::fits(pattern, Path::new(path));
+        assert!(fit("**/*.txt", "a.txt") && fit("**/*.txt", "x/y/a.txt") && fit("x/*/a", "x/y/a"));
+        assert!(!fit("*.txt", "x/a.txt") && !fit("x/**/b", "x/a") && !fit("a", "a/b"));
+        let many = "*a".repeat(100) + "b";
+        assert!(!matches(many.as_bytes(), "a".repeat(200).as_bytes()));
+        assert!(!fit(&("**/a/".repeat(100) + "b"), &"a/".repeat(200)));
+    }
 }

@@ -18,10 +18,10 @@ use super::request::{Stopped, check_stopped};
 pub(super) const FILE: &str = "manifest.json";
 
 /// Version of the layout; a store of another version is prepared again.
-pub(super) const VERSION: u32 = 1;
+const VERSION: u32 = 1;
 
 /// The content of a prepared data set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Version of the layout.
@@ -126,6 +126,19 @@ impl fmt::Display for Skipped {
 }
 
 impl Manifest {
+    /// The manifest of data with this identity, still without its content.
+    pub(super) fn new(identity: serde_json::Value, sequence_length: u64) -> Manifest {
+        let mut checksum = Checksum::default();
+        checksum.update(identity.to_string().as_bytes());
+        Manifest {
+            version: VERSION,
+            fingerprint: checksum.hex(),
+            identity,
+            sequence_length,
+            ..Manifest::default()
+        }
+    }
+
     /// Reads the manifest of a prepared directory.
     pub fn read(directory: &Path) -> Result<Manifest, DataError> {
         let path = directory.join(FILE);
@@ -156,15 +169,12 @@ impl Manifest {
         let changed = |(name, value): (&String, &serde_json::Value)| {
             (self.identity.get(name) != Some(value)).then(|| name.replace('_', " "))
         };
-        let names: Vec<String> = other
-            .identity
-            .as_object()
-            .map(|fields| fields.iter().filter_map(changed).collect())
-            .unwrap_or_default();
-        match names.as_slice() {
-            [] => "settings changed".to_string(),
-            names => format!("changed: {}", names.join(", ")),
+        let fields = other.identity.as_object().into_iter().flatten();
+        let names: Vec<String> = fields.filter_map(changed).collect();
+        if names.is_empty() {
+            return "settings changed".to_string();
         }
+        format!("changed: {}", names.join(", "))
     }
 
     /// Refuses data with ids for which the model has no embedding; the error has both numbers.
@@ -176,13 +186,6 @@ impl Manifest {
         super::check_vocabulary(&what, self.vocabulary_size, vocab_size)?;
         super::check_vocabulary("the data", self.used_vocabulary, vocab_size)
     }
-}
-
-/// The checksum of an identity.
-pub(super) fn fingerprint(identity: &serde_json::Value) -> String {
-    let mut checksum = Checksum::default();
-    checksum.update(identity.to_string().as_bytes());
-    checksum.hex()
 }
 
 /// A checksum in progress.

@@ -2,7 +2,7 @@
 //!
 //! The launcher calls [`prepare()`] once, before any rank starts. It reads, tokenises and packs the sources
 //! and writes them as an indexed token store with a manifest, completely or not at all. Ranks open the store
-//! with [`Dataset::open`] and read samples by index, so this module does not define the order of samples. The
+//! with [`Dataset::train`] and read samples by index, so this module does not define the order of samples. The
 //! data is never held in memory. The synthetic language needs no files: the same [`Dataset`] generates its
 //! samples on demand.
 //!
@@ -14,11 +14,8 @@ mod dataset;
 mod encode;
 mod error;
 mod files;
-mod hold_out;
-mod in_bucket;
 mod manifest;
 mod pack;
-mod pattern;
 mod preflight;
 mod prepare;
 mod publish;
@@ -26,24 +23,19 @@ mod read;
 mod record;
 mod remote;
 mod request;
-mod sample;
-mod selection;
 mod sources;
-mod store;
 mod synthetic;
 mod tokenizer;
-mod writer;
 
-pub use crate::data::preflight::{About, Finding, find_problems};
-pub use dataset::{Collated, Dataset, Part};
-pub use error::{DataError, RecordPosition, Unit};
+pub use dataset::{Collated, Dataset, Sample};
+pub use error::DataError;
 pub use files::is_hub_model;
-pub use manifest::{FileRecord, Manifest, PartRecord, Skipped, SourceRecord};
+pub use manifest::Manifest;
+pub use preflight::find_problems;
 pub use prepare::{Prepared, prepare};
 pub use publish::draft;
 pub use remote::directory as cache;
 pub use request::{Phase, PrepareRequest, Progress, Stopped};
-pub use sample::Sample;
 pub use synthetic::Language;
 pub use tokenizer::Tokenizer;
 

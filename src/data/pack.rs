@@ -1,30 +1,126 @@
-//! Cuts documents into samples: one sample per document, or packed, which concatenates and cuts them.
+//! Cuts documents into samples and writes them as the token store of one part, whose layout is in [`super::dataset`].
+//! A document is one sample, or documents are packed: concatenated and cut.
 //!
 //! A sample of a sequence length L holds L + 1 tokens: L inputs, and L targets that are the same tokens
 //! shifted by one. Packed samples overlap by one token, so that every token of the stream except the first is
 //! a target exactly once. The rest of a stream becomes a shorter sample. A sample without a target token
 //! teaches nothing and is skipped.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
+use crate::util::durable::FileError;
+
+use super::dataset::{Entry, INDEX, TOKENS};
 use super::error::DataError;
-use super::manifest::{PartRecord, Skipped};
-use super::store::{Entry, INDEX};
-use super::writer::{IndexWriter, Token, TokenWriter};
+use super::manifest::{Checksum, FileRecord, PartRecord, Skipped};
+
+/// A token and whether it carries loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Token {
+    /// Id in the vocabulary.
+    pub id: u32,
+    /// Whether a model learns to predict it.
+    pub target: bool,
+}
+
+/// Bytes of a token id for a vocabulary; the top bit is reserved for the loss mark.
+pub(super) fn token_width(vocabulary_size: u64) -> u64 {
+    if vocabulary_size <= 1 << 15 { 2 } else { 4 }
+}
+
+/// A file that is written once, sequentially, with its checksum.
+struct Output {
+    path: PathBuf,
+    file: BufWriter<File>,
+    checksum: Checksum,
+    bytes: u64,
+}
+
+impl Output {
+    fn create(path: PathBuf) -> Result<Output, DataError> {
+        let file =
+            File::create(&path).map_err(|error| FileError::from_io("create", &path, 0, error))?;
+        Ok(Output {
+            path,
+            file: BufWriter::with_capacity(1 << 18, file),
+            checksum: Checksum::default(),
+            bytes: 0,
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        self.checksum.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file
+            .write_all(bytes)
+            .map_err(|error| FileError::from_io("write", &self.path, self.bytes, error).into())
+    }
+
+    fn finish(mut self) -> Result<FileRecord, DataError> {
+        self.file
+            .flush()
+            .and_then(|()| self.file.get_ref().sync_all())
+            .map_err(|error| FileError::from_io("write", &self.path, self.bytes, error))?;
+        Ok(FileRecord {
+            bytes: self.bytes,
+            checksum: self.checksum.hex(),
+        })
+    }
+}
+
+/// Writes `index.bin` and counts its entries.
+pub(super) struct IndexWriter {
+    output: Output,
+    record: PartRecord,
+}
+
+impl IndexWriter {
+    pub fn create(path: PathBuf) -> Result<IndexWriter, DataError> {
+        Ok(IndexWriter {
+            output: Output::create(path)?,
+            record: PartRecord::default(),
+        })
+    }
+
+    pub fn append(&mut self, entry: Entry) -> Result<(), DataError> {
+        self.output.write(&entry.to_bytes())?;
+        self.record.samples += 1;
+        self.record.tokens += u64::from(entry.length);
+        self.record.target_tokens += u64::from(entry.targets);
+        self.record.longest_sample = self.record.longest_sample.max(u64::from(entry.length));
+        Ok(())
+    }
+
+    /// Closes the file; returns the counts.
+    pub fn finish(self) -> Result<PartRecord, DataError> {
+        Ok(PartRecord {
+            index_file: self.output.finish()?,
+            ..self.record
+        })
+    }
+}
 
 /// Writes the samples of a part.
 pub(super) struct SampleWriter {
-    tokens: TokenWriter,
+    tokens: Output,
     index: IndexWriter,
+    /// Bytes of a token id.
+    width: u64,
     /// Tokens of a full sample.
     limit: u64,
+    /// Number of tokens so far: the position of the next one.
+    position: u64,
     /// Position at which the open sample of the stream begins; the end of the tokens if none is open.
     start: u64,
     /// Target tokens in the open sample.
     targets: u32,
     /// Full samples cut from streams.
     full: u64,
-    skipped: Skipped,
+    used_vocabulary: u64,
+    /// Counts of skipped records; readers add records that gave no tokens.
+    pub skipped: Skipped,
 }
 
 impl SampleWriter {
@@ -35,24 +131,22 @@ impl SampleWriter {
         sequence_length: u64,
     ) -> Result<SampleWriter, DataError> {
         Ok(SampleWriter {
-            tokens: TokenWriter::create(directory, width)?,
+            tokens: Output::create(directory.join(TOKENS))?,
             index: IndexWriter::create(directory.join(INDEX))?,
+            width,
             limit: sequence_length + 1,
+            position: 0,
             start: 0,
             targets: 0,
             full: 0,
+            used_vocabulary: 0,
             skipped: Skipped::default(),
         })
     }
 
     /// Number of samples so far.
     pub fn samples(&self) -> u64 {
-        self.index.samples()
-    }
-
-    /// Counts of skipped records; readers add records that gave no tokens.
-    pub fn skipped(&mut self) -> &mut Skipped {
-        &mut self.skipped
+        self.index.record.samples
     }
 
     /// A document that becomes one sample.
@@ -70,23 +164,22 @@ impl SampleWriter {
         self.cut()
     }
 
-    /// More tokens of a stream.
-    pub fn pack(&mut self, mut tokens: &[Token]) -> Result<(), DataError> {
-        while !tokens.is_empty() {
-            let room = self.limit - self.open();
-            let now = tokens
-                .len()
-                .min(usize::try_from(room).unwrap_or(usize::MAX));
-            let (taken, rest) = tokens.split_at(now);
-            let first = usize::from(self.open() == 0);
-            self.targets += taken[first..].iter().filter(|token| token.target).count() as u32;
-            self.tokens.append(taken)?;
-            tokens = rest;
+    /// More tokens of a stream, whose ids are below 2¹⁵ or 2³¹, depending on the width.
+    pub fn pack(&mut self, tokens: &[Token]) -> Result<(), DataError> {
+        for token in tokens {
+            let flag = u32::from(token.target) << (8 * self.width - 1);
+            let bytes = (token.id | flag).to_le_bytes();
+            self.tokens.write(&bytes[..self.width as usize])?;
+            self.used_vocabulary = self.used_vocabulary.max(u64::from(token.id) + 1);
+            if self.open() > 0 {
+                self.targets += u32::from(token.target);
+            }
+            self.position += 1;
             if self.open() == self.limit {
                 self.full += 1;
                 self.emit()?;
                 // The last target is the next sample's first input.
-                self.start = self.tokens.position() - 1;
+                self.start = self.position - 1;
             }
         }
         Ok(())
@@ -97,25 +190,30 @@ impl SampleWriter {
         if self.open() > 1 {
             self.emit()?;
         }
-        self.start = self.tokens.position();
+        self.start = self.position;
         Ok(())
     }
 
     /// Closes the part; returns its record and a summary.
     pub fn finish(mut self) -> Result<(PartRecord, Summary), DataError> {
         self.cut()?;
+        let record = PartRecord {
+            token_width: self.width,
+            tokens_file: self.tokens.finish()?,
+            ..self.index.finish()?
+        };
         let summary = Summary {
-            used_vocabulary: self.tokens.used_vocabulary(),
-            tokens: self.tokens.position(),
+            used_vocabulary: self.used_vocabulary,
+            tokens: self.position,
             full: self.full,
             skipped: self.skipped,
         };
-        Ok((self.tokens.finish(self.index.finish()?)?, summary))
+        Ok((record, summary))
     }
 
     /// Tokens in the open sample.
     fn open(&self) -> u64 {
-        self.tokens.position() - self.start
+        self.position - self.start
     }
 
     fn emit(&mut self) -> Result<(), DataError> {
@@ -162,7 +260,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::store::Store;
+    use super::super::dataset::Store;
     use super::*;
 
     /// Writes with `write` and reads the samples back as (id, target) pairs.

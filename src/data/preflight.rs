@@ -7,7 +7,8 @@
 use std::path::Path;
 
 use crate::bucket::{self, is_url};
-use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC};
+use crate::plan::Flaw;
+use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC, Synthetic};
 
 use super::error::DataError;
 use super::files::{self, Resolved};
@@ -16,41 +17,15 @@ use super::sources;
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;
 
-/// A fault that preparation would refuse.
-#[derive(Debug)]
-pub struct Finding {
-    /// The subject of the fault.
-    pub about: About,
-    /// Native paths of its causes, the likeliest first.
-    pub paths: Vec<String>,
-    /// The source is a data set or model of the hub, which other machines may have.
-    pub on_hub: bool,
-    /// The error of the preparation.
-    pub error: DataError,
-}
-
-/// The subject of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
-    /// The recipe names no data, or they are not on this machine.
-    Data,
-    /// The synthetic language is not valid.
-    Language,
-    /// The recipe names no tokenizer, or it is not on this machine.
-    Tokenizer,
-    /// The tokenizer has more ids than the model has embeddings.
-    Vocabulary,
-}
-
-/// All faults that are visible without reading a file. Directories are listed for names.
-pub fn find_problems(request: &PrepareRequest<'_>) -> Vec<Finding> {
+/// All faults that preparation would refuse and that are visible without reading a file, with the rules that report
+/// them. Directories are listed for names. `elsewhere`: data sets and models of the hub may be on another machine.
+pub fn find_problems(request: &PrepareRequest<'_>, elsewhere: bool) -> Vec<Flaw> {
     let data = request.data;
     if data.train.is_empty() {
-        let error = request.no_data();
-        return vec![finding(About::Data, &["data.train"], error)];
+        return vec![flaw("data-missing", &["data.train"], &request.no_data())];
     }
-    if data.synthetic().is_some() {
-        return synthetic(request);
+    if let Some(language) = data.synthetic() {
+        return synthetic(request, &language);
     }
     let mut found = Vec::new();
     let mut text = false;
@@ -63,53 +38,53 @@ pub fn find_problems(request: &PrepareRequest<'_>) -> Vec<Finding> {
             let paths = [&*format!("{path}.path"), &path, part];
             if source.path == SYNTHETIC {
                 let error = sources::mixed(request, &path);
-                found.push(finding(About::Language, &paths, error));
+                found.push(flaw("synthetic-language", &paths, &error));
                 continue;
             }
             if is_url(&source.path) {
                 // A check sends no request.
                 text |= holds_text(source, None);
                 let refused = bucket::split(&source.path).err();
-                found.extend(refused.map(|error| finding(About::Data, &paths, error.into())));
+                found.extend(refused.map(|error| flaw("data-missing", &paths, &error.into())));
                 continue;
             }
             let resolved = files::resolve(request, source, &path);
             text |= holds_text(source, resolved.as_ref().ok());
-            if let Err(error) = resolved {
-                found.push(Finding {
-                    on_hub: files::is_on_hub(request.base, &source.path),
-                    ..finding(About::Data, &paths, error)
-                });
+            if let Err(error) = resolved
+                && !(elsewhere && files::is_on_hub(request.base, &source.path))
+            {
+                found.push(flaw("data-missing", &paths, &error));
             }
         }
     }
     if text {
-        found.extend(tokenizer(request));
+        found.extend(tokenizer(request, elsewhere));
     }
     found
 }
 
-fn finding(about: About, paths: &[&str], error: DataError) -> Finding {
-    Finding {
-        about,
+/// `paths`: native paths of the causes, the likeliest first.
+fn flaw(rule: &'static str, paths: &[&str], error: &DataError) -> Flaw {
+    let (message, help) = error.problem_and_help();
+    Flaw {
+        rule,
         paths: paths.iter().map(|&path| path.to_owned()).collect(),
-        on_hub: false,
-        error,
+        message,
+        help,
     }
 }
 
-fn synthetic(request: &PrepareRequest<'_>) -> Vec<Finding> {
-    let settings = request.data.synthetic().unwrap_or_default();
+fn synthetic(request: &PrepareRequest<'_>, language: &Synthetic) -> Vec<Flaw> {
     let path = "data.train.0.synthetic";
     let mut found = Vec::new();
-    if let Err(flaw) = Language::check(&settings) {
-        let paths = [&*format!("{path}.{}", flaw.key), path, "data.train.0.path"];
-        let error = flaw.into_error(&(request.key)(path));
-        found.push(finding(About::Language, &paths, error));
+    if let Err((key, fault)) = Language::check(language) {
+        let paths = [&*format!("{path}.{key}"), path, "data.train.0.path"];
+        let error = request.setting(path, fault.problem, fault.help);
+        found.push(flaw("synthetic-language", &paths, &error));
     }
     let words = format!("{path}.vocabulary");
     let paths = ["model.config.vocab_size", &words, "model.path"];
-    found.extend(vocabulary(request, "the data", settings.vocabulary, &paths));
+    found.extend(vocabulary(request, "the data", language.vocabulary, &paths));
     found
 }
 
@@ -128,30 +103,27 @@ fn holds_text(source: &DataSource, resolved: Option<&Resolved>) -> bool {
     }
 }
 
-fn tokenizer(request: &PrepareRequest<'_>) -> Option<Finding> {
+fn tokenizer(request: &PrepareRequest<'_>, elsewhere: bool) -> Option<Flaw> {
     let (name, key) = match Tokenizer::named(request) {
         Ok(named) => named,
         Err(error) => {
             let paths = ["tokenizer.path", "model.path"];
-            return Some(finding(About::Tokenizer, &paths, error));
+            return Some(flaw("tokenizer-missing", &paths, &error));
         }
     };
     match Tokenizer::place(request, name, key) {
-        Err(error) => Some(Finding {
-            on_hub: files::is_model_on_hub(request.base, name),
-            ..finding(
-                About::Tokenizer,
-                &[key, "tokenizer.path", "model.path"],
-                error,
-            )
-        }),
+        Err(_) if elsewhere && files::is_model_on_hub(request.base, name) => None,
+        Err(error) => {
+            let paths = [key, "tokenizer.path", "model.path"];
+            Some(flaw("tokenizer-missing", &paths, &error))
+        }
         // Only the built-in vocabulary is known without reading a file.
         Ok(Some(_)) => None,
         Ok(None) => {
             let byte = Tokenizer::byte();
             let what = byte.described();
             let paths = ["model.config.vocab_size", "tokenizer.path", "model.path"];
-            vocabulary(request, &what, byte.vocabulary_size(), &paths)
+            vocabulary(request, &what, byte.vocabulary_size, &paths)
         }
     }
 }
@@ -161,8 +133,7 @@ fn vocabulary(
     what: &str,
     tokens: u64,
     paths: &[&str],
-) -> Option<Finding> {
-    super::check_vocabulary(what, tokens, request.vocab_size?)
-        .err()
-        .map(|error| finding(About::Vocabulary, paths, error))
+) -> Option<Flaw> {
+    let refused = super::check_vocabulary(what, tokens, request.vocab_size?).err();
+    refused.map(|error| flaw("vocabulary-too-small", paths, &error))
 }

@@ -1,19 +1,35 @@
 //! Preparation: writes a token store from the recipe's sources, once, before any rank starts.
 
-mod from_files;
-mod synthetic;
-
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
-use super::Part;
+use serde_json::json;
+
+use super::build::{build, hold_out};
+use super::chat::ChatTemplate;
+use super::check_vocabulary;
+use super::dataset::{EVALUATION, Store, TRAIN};
+use super::encode::Encoder;
 use super::error::DataError;
-use super::manifest::Manifest;
+use super::manifest::{Manifest, PartRecord};
+use super::pack::Summary;
 use super::publish::Draft;
-use super::request::{PrepareRequest, Progress};
-use super::store::Store;
+use super::request::{Meter, Phase, PrepareRequest, Progress};
+use super::sources::{self, AllSources, Sources};
+use super::synthetic::Language;
+use super::tokenizer::Tokenizer;
+use crate::recipe::schema::spec::{Objective, Synthetic};
+use crate::util::{format, memory};
 
 /// Upper limit of the sequence length; the store's index could not hold longer samples.
 const MAX_SEQUENCE_LENGTH: u64 = 1 << 30;
+
+/// Vocabulary of `.bin` files if the model's is unknown.
+const VOCABULARY: u64 = 1 << 16;
+
+/// Memory of preparation beyond the size of its sources, bytes: several times what the largest tokenizers
+/// take.
+const MEMORY: u64 = 2 << 30;
 
 /// Data that ranks can open.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +40,16 @@ pub struct Prepared {
     pub notes: Vec<String>,
     /// Whether the directory already held the same data.
     pub reused: bool,
+}
+
+impl Prepared {
+    fn of(manifest: Manifest, reused: bool) -> Prepared {
+        Prepared {
+            notes: manifest.notes.clone(),
+            manifest,
+            reused,
+        }
+    }
 }
 
 /// Prepares the data of a recipe into `request.directory`, or finds it there unchanged. After an error the
@@ -40,13 +66,242 @@ pub fn prepare(
             format!("set 1 to {MAX_SEQUENCE_LENGTH}"),
         ));
     }
-    match data.train.as_slice() {
-        [] => Err(request.no_data()),
-        _ => match data.synthetic() {
-            Some(language) => synthetic::prepare(request, language),
-            None => from_files::prepare(request, progress),
-        },
+    if data.train.is_empty() {
+        return Err(request.no_data());
     }
+    if let Some(language) = data.synthetic() {
+        return prepare_synthetic(request, language);
+    }
+    if !matches!(
+        request.objective,
+        Objective::LanguageModelling | Objective::Sft
+    ) {
+        return Err(request.setting(
+            "objective",
+            "preference pairs and rewards cannot be read from data",
+            "choose language-modelling or sft",
+        ));
+    }
+    let sources = sources::resolve(request)?;
+    let mut prepared = prepare_files(request, &sources, progress)?;
+    prepared.notes.splice(0..0, sources.notes);
+    Ok(prepared)
+}
+
+/// Writes only the manifest: samples are generated on demand. Held-out samples are the last ones of the
+/// language.
+fn prepare_synthetic(
+    request: &PrepareRequest<'_>,
+    settings: Synthetic,
+) -> Result<Prepared, DataError> {
+    let length = request.data.sequence_length;
+    Language::new(&settings, &(request.key)("data.train.0.synthetic"))?;
+    let held_out = request.held_out(settings.samples)?;
+    let part = |first_sample, samples| PartRecord {
+        samples,
+        tokens: samples * (length + 1),
+        target_tokens: samples * length,
+        longest_sample: length + 1,
+        first_sample,
+        ..PartRecord::default()
+    };
+    let trained = settings.samples - held_out;
+    let identity = json!({
+        "sequence_length": length,
+        "held_out": request.data.held_out,
+        "synthetic": settings,
+    });
+    let manifest = Manifest {
+        tokenizer: "none".to_string(),
+        vocabulary_size: settings.vocabulary,
+        used_vocabulary: settings.vocabulary,
+        train: part(0, trained),
+        evaluation: (held_out > 0).then(|| part(trained, held_out)),
+        synthetic: Some(settings),
+        ..Manifest::new(identity, length)
+    };
+    if let Some(vocab_size) = request.vocab_size {
+        manifest.check_vocabulary(vocab_size)?;
+    }
+    if let Some(prepared) = reuse(request, &manifest)? {
+        return Ok(prepared);
+    }
+    finish(Draft::begin(request.directory)?, manifest)
+}
+
+fn prepare_files(
+    request: &PrepareRequest<'_>,
+    sources: &AllSources,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, DataError> {
+    let data = request.data;
+    let total = sources.train.bytes()? + sources.evaluation.bytes()?;
+    let _limited = memory::limit(MEMORY.saturating_add(total));
+    let tokenizer = if sources.train.only_ids() && sources.evaluation.only_ids() {
+        Tokenizer::none(request.vocab_size.unwrap_or(VOCABULARY))
+    } else {
+        Tokenizer::load(request)?
+    };
+    let vocabulary_size = tokenizer.vocabulary_size;
+    if let Some(vocab_size) = request.vocab_size {
+        check_vocabulary(&tokenizer.described(), vocabulary_size, vocab_size)?;
+    }
+    let template = ChatTemplate::new(request.tokenizer.chat_template.as_deref(), &tokenizer);
+
+    let mut meter = Meter {
+        state: Progress {
+            phase: Phase::Checksums,
+            bytes: 0,
+            total,
+            samples: 0,
+        },
+        report: progress,
+        stopped: request.stopped,
+    };
+    let earlier = sources::earlier(request.began_in.into_iter().chain([request.directory]));
+    let trained = sources.train.records(&earlier, &mut meter)?;
+    let evaluated = sources.evaluation.records(&earlier, &mut meter)?;
+    let identity = json!({
+        "sequence_length": data.sequence_length,
+        "packing": data.packing,
+        "answers_only": request.answers_only(),
+        "seed": request.seed,
+        "held_out": data.held_out,
+        "tokenizer": [tokenizer.checksum, vocabulary_size],
+        "chat_template": template.as_ref().ok().map(|template| &template.source),
+        "training_data": sources.train.identity(&trained),
+        "evaluation_data": sources.evaluation.identity(&evaluated),
+    });
+    let mut manifest = Manifest {
+        packing: data.packing,
+        tokenizer: tokenizer.name.clone(),
+        vocabulary_size,
+        sources: trained.into_iter().chain(evaluated).collect(),
+        ..Manifest::new(identity, data.sequence_length)
+    };
+    if let Some(prepared) = reuse(request, &manifest)? {
+        return Ok(prepared);
+    }
+
+    meter.state.bytes = 0;
+    let encoder = Encoder {
+        request,
+        tokenizer: &tokenizer,
+        template,
+        saw_chat: AtomicBool::new(false),
+    };
+    let draft = Draft::begin(request.directory)?;
+    let train = draft.create(TRAIN)?;
+    let (record, mut summary) = build(&encoder, &sources.train, &train, &mut meter)?;
+    check_enough(request, "data.train", &sources.train, &record, &summary)?;
+    manifest.train = record;
+    let held_out = if sources.evaluation.is_empty() {
+        request.held_out(manifest.train.samples)?
+    } else {
+        0
+    };
+    if held_out > 0 || !sources.evaluation.is_empty() {
+        let directory = draft.create(EVALUATION)?;
+        let evaluation = if held_out > 0 {
+            let (kept, held) = hold_out(
+                request,
+                &train,
+                &manifest.train,
+                &directory,
+                held_out,
+                vocabulary_size,
+            )?;
+            manifest.train = kept;
+            held
+        } else {
+            let (record, evaluated) = build(&encoder, &sources.evaluation, &directory, &mut meter)?;
+            let (name, sources) = ("data.evaluation", &sources.evaluation);
+            check_enough(request, name, sources, &record, &evaluated)?;
+            summary.add(&evaluated);
+            record
+        };
+        manifest.evaluation = Some(evaluation);
+    }
+    manifest.used_vocabulary = summary.used_vocabulary;
+    manifest.skipped = summary.skipped;
+    check_unchanged(&manifest, sources)?;
+    if let Some(vocab_size) = request.vocab_size {
+        manifest.check_vocabulary(vocab_size)?;
+    }
+    manifest.notes.extend(encoder.note());
+    finish(draft, manifest)
+}
+
+/// Refuses a part without samples, and packed training data shorter than one sample.
+fn check_enough(
+    request: &PrepareRequest<'_>,
+    name: &str,
+    sources: &Sources,
+    record: &PartRecord,
+    summary: &Summary,
+) -> Result<(), DataError> {
+    let length = request.data.sequence_length;
+    if record.samples == 0 {
+        let mut files = sources.files().map(|file| file.name.display());
+        let mut problem = match (files.next(), files.count()) {
+            (None, _) => "every source is left out".to_string(),
+            (Some(file), 0) => format!("no sample can be made of {file}"),
+            (Some(file), others) => {
+                format!(
+                    "no sample can be made of {} files such as {file}",
+                    others + 1
+                )
+            }
+        };
+        let skipped = &summary.skipped;
+        if !skipped.to_string().is_empty() {
+            problem += &format!(" ({skipped})");
+        }
+        if skipped.truncated > 0 && skipped.without_targets > 0 {
+            // All tokens with loss lie beyond the cut.
+            let within = format::count(length, "token");
+            return Err(request.setting(
+                "data.sequence_length",
+                format!("{problem}: within {within} there is nothing to learn"),
+                "raise it until the answers fit, or give shorter prompts",
+            ));
+        }
+        return Err(request.setting(name, problem, "give data with at least one sample"));
+    }
+    if name == "data.train" && request.data.packing && summary.full == 0 {
+        return Err(request.setting(
+            "data.sequence_length",
+            format!(
+                "a packed sample of {length} needs {} tokens, the whole data has {}",
+                length + 1,
+                summary.tokens
+            ),
+            format!(
+                "set it to at most {}, give more data, or set packing=false",
+                summary.tokens.saturating_sub(1)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a source whose size changed while it was read, because its checksum is outdated.
+fn check_unchanged(manifest: &Manifest, sources: &AllSources) -> Result<(), DataError> {
+    let files = sources.train.files().chain(sources.evaluation.files());
+    for (file, record) in files.zip(&manifest.sources) {
+        let bytes = file.bytes()?;
+        if bytes != record.content.bytes {
+            return Err(DataError::source(
+                file.shown(),
+                format!(
+                    "it had {} bytes and has {bytes} now, it was written while it was read",
+                    record.content.bytes
+                ),
+                "launch again when no process writes to it",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The prepared data in the directory, if it has the same settings and sources and is complete.
@@ -59,27 +314,19 @@ fn reuse(request: &PrepareRequest<'_>, wanted: &Manifest) -> Result<Option<Prepa
     let Some(found) = found.ok().filter(|m| m.fingerprint == wanted.fingerprint) else {
         return Ok(None);
     };
-    let parts = [
-        (Part::Train, Some(&found.train)),
-        (Part::Evaluation, found.evaluation.as_ref()),
-    ];
-    let stored = parts
-        .iter()
-        .filter_map(|(part, record)| Some((part, (*record)?)))
-        .filter(|_| found.synthetic.is_none());
-    for (part, record) in stored {
-        let directory = request.directory.join(part.directory());
+    let evaluation = found.evaluation.as_ref();
+    for (part, record) in [(TRAIN, Some(&found.train)), (EVALUATION, evaluation)] {
+        let Some(record) = record.filter(|_| found.synthetic.is_none()) else {
+            continue;
+        };
+        let directory = request.directory.join(part);
         match Store::verify(&directory, record, request.stopped) {
             Ok(()) => {}
             Err(DataError::Stopped) => return Err(DataError::Stopped),
             Err(_) => return Ok(None),
         }
     }
-    Ok(Some(Prepared {
-        notes: found.notes.clone(),
-        manifest: found,
-        reused: true,
-    }))
+    Ok(Some(Prepared::of(found, true)))
 }
 
 /// Refuses data that differs from the data with which a run began. The run records its fingerprint outside
@@ -126,11 +373,7 @@ fn refuse_other_data(
 fn finish(draft: Draft, manifest: Manifest) -> Result<Prepared, DataError> {
     manifest.write(draft.path())?;
     draft.publish()?;
-    Ok(Prepared {
-        notes: manifest.notes.clone(),
-        manifest,
-        reused: false,
-    })
+    Ok(Prepared::of(manifest, false))
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::util::durable::{FileError, create_directory, sync_directory};
+use crate::util::durable::{self, FileError, create_directory, sync_directory};
+use crate::util::tree;
 
 use super::error::DataError;
 use super::manifest;
@@ -15,8 +16,6 @@ use super::manifest;
 pub(super) struct Draft {
     place: PathBuf,
     draft: PathBuf,
-    /// Directories created in the draft.
-    directories: Vec<PathBuf>,
 }
 
 impl Draft {
@@ -26,14 +25,10 @@ impl Draft {
         if let Some(parent) = place.parent() {
             create_directory(parent)?;
         }
-        remove(&draft)?;
-        std::fs::create_dir(&draft)
-            .map_err(|error| FileError::from_io("create", &draft, 0, error))?;
-        Ok(Draft {
-            place: place.to_path_buf(),
-            draft,
-            directories: Vec::new(),
-        })
+        durable::remove(&draft)?;
+        create_directory(&draft)?;
+        let place = place.to_path_buf();
+        Ok(Draft { place, draft })
     }
 
     /// The temporary path to write to.
@@ -42,18 +37,18 @@ impl Draft {
     }
 
     /// Creates a directory in the draft.
-    pub fn create(&mut self, name: &str) -> Result<PathBuf, DataError> {
+    pub fn create(&self, name: &str) -> Result<PathBuf, DataError> {
         let path = self.draft.join(name);
-        std::fs::create_dir(&path)
-            .map_err(|error| FileError::from_io("create", &path, 0, error))?;
-        self.directories.push(path.clone());
+        create_directory(&path)?;
         Ok(path)
     }
 
     /// Renames the directory to its final path and replaces an older one. Its files are already durable.
     pub fn publish(self) -> Result<(), DataError> {
-        for directory in &self.directories {
-            sync_directory(directory)?;
+        for path in tree::entries(&self.draft)? {
+            if path.is_dir() {
+                sync_directory(&path)?;
+            }
         }
         sync_directory(&self.draft)?;
         remove_older_store(&self.place)?;
@@ -97,14 +92,5 @@ fn remove_older_store(place: &Path) -> Result<(), DataError> {
             "move it away, or start the run in another directory",
         ));
     }
-    remove(place)
-}
-
-fn remove(path: &Path) -> Result<(), DataError> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(FileError::from_io("remove", path, 0, error).into())
-        }
-        _ => Ok(()),
-    }
+    Ok(durable::remove(place)?)
 }

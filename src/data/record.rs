@@ -1,5 +1,9 @@
 //! Parses one row of a source: a text, a prompt with its completion, or a conversation.
 
+use std::fmt;
+
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 /// The content of a row.
@@ -34,75 +38,56 @@ impl Fault {
     }
 }
 
-/// The columns with the content.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Columns {
-    /// Text or messages, depending on its type.
-    One(String),
-    /// Prompt and completion, each text or messages.
-    Pair(String, String),
-}
-
-impl Columns {
-    /// Selects by name: the columns that the recipe lists, or known ones among `available` if it lists none.
-    /// `messages` has priority over `prompt` and `completion`, and those over `text`.
-    pub fn choose(listed: &[String], available: &[&str]) -> Result<Columns, Fault> {
-        let named = |name: &str| match listed {
-            [] => available.contains(&name),
-            _ => listed.iter().any(|column| column == name),
-        };
-        let columns = if named("messages") {
-            Columns::One("messages".to_string())
-        } else if named("prompt") && named("completion") {
-            Columns::Pair("prompt".to_string(), "completion".to_string())
-        } else if named("text") {
-            Columns::One("text".to_string())
-        } else {
-            match listed {
-                [one] => Columns::One(one.clone()),
-                [prompt, completion] => Columns::Pair(prompt.clone(), completion.clone()),
-                [] => {
-                    return Err(Fault::new(
-                        format!(
-                            "it has neither messages, nor prompt and completion, nor text, but {}",
-                            list(available)
-                        ),
-                        "name the column to read in the source's columns",
-                    ));
-                }
-                many => {
-                    return Err(Fault::new(
-                        format!("it is unclear which of the {} columns to read", many.len()),
-                        "list one column (text or messages) or two (prompt and completion)",
-                    ));
-                }
-            }
-        };
-        if let Some(missing) = columns.names().find(|name| !available.contains(name)) {
+/// The columns with the content: one with text or messages, depending on its type, or prompt and completion, each text or
+/// messages. They are those that the recipe lists, or known ones among `available` if it lists none.
+/// `messages` has priority over `prompt` and `completion`, and those over `text`.
+pub(super) fn choose_columns(listed: &[String], available: &[&str]) -> Result<Vec<String>, Fault> {
+    let named = |name: &str| match listed {
+        [] => available.contains(&name),
+        _ => listed.iter().any(|column| column == name),
+    };
+    let known: [&[&str]; 3] = [&["messages"], &["prompt", "completion"], &["text"]];
+    let known = known
+        .into_iter()
+        .find(|columns| columns.iter().all(|column| named(column)));
+    let columns: Vec<String> = match (known, listed) {
+        (Some(known), _) => known.iter().map(|name| name.to_string()).collect(),
+        (None, [_] | [_, _]) => listed.to_vec(),
+        (None, []) => {
             return Err(Fault::new(
-                format!("it has no column {missing}, but {}", list(available)),
+                format!(
+                    "it has neither messages, nor prompt and completion, nor text, but {}",
+                    list(available)
+                ),
                 "name the column to read in the source's columns",
             ));
         }
-        Ok(columns)
+        (None, many) => {
+            return Err(Fault::new(
+                format!("it is unclear which of the {} columns to read", many.len()),
+                "list one column (text or messages) or two (prompt and completion)",
+            ));
+        }
+    };
+    let missing = |name: &&String| !available.contains(&name.as_str());
+    if let Some(missing) = columns.iter().find(missing) {
+        return Err(Fault::new(
+            format!("it has no column {missing}, but {}", list(available)),
+            "name the column to read in the source's columns",
+        ));
     }
-
-    /// The names of the columns.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        let (one, other) = match self {
-            Columns::One(one) => (one, None),
-            Columns::Pair(prompt, completion) => (prompt, Some(completion)),
-        };
-        std::iter::once(one.as_str()).chain(other.map(String::as_str))
-    }
+    Ok(columns)
 }
 
 impl Record {
     /// Parses a row; `listed` are the columns that the recipe names.
     pub fn from_row(mut row: Map<String, Value>, listed: &[String]) -> Result<Record, Fault> {
         let available: Vec<&str> = row.keys().map(String::as_str).collect();
-        match Columns::choose(listed, &available)? {
-            Columns::One(name) => match take(&mut row, &name) {
+        let columns = choose_columns(listed, &available)?;
+        let mut take = |name: &str| row.get_mut(name).map(Value::take).unwrap_or_default();
+        let [first, second] = columns.as_slice() else {
+            let name = columns.concat();
+            return match take(&name) {
                 Value::String(text) if name != "messages" => Ok(Record::Text(text)),
                 Value::Array(messages) if name != "text" => Record::chat(messages, 0),
                 other => {
@@ -113,24 +98,20 @@ impl Record {
                     };
                     Err(wrong_type(&name, &other, wanted))
                 }
-            },
-            Columns::Pair(first, second) => {
-                match (take(&mut row, &first), take(&mut row, &second)) {
-                    (Value::String(prompt), Value::String(completion)) => {
-                        Ok(Record::Completion { prompt, completion })
-                    }
-                    (Value::Array(mut messages), Value::Array(answer)) => {
-                        let first_answer = messages.len();
-                        messages.extend(answer);
-                        Record::chat(messages, first_answer)
-                    }
-                    (Value::String(_), other) => Err(wrong_type(&second, &other, "a text")),
-                    (Value::Array(_), other) => {
-                        Err(wrong_type(&second, &other, "a list of messages"))
-                    }
-                    (other, _) => Err(wrong_type(&first, &other, "a text or a list of messages")),
-                }
+            };
+        };
+        match (take(first), take(second)) {
+            (Value::String(prompt), Value::String(completion)) => {
+                Ok(Record::Completion { prompt, completion })
             }
+            (Value::Array(mut messages), Value::Array(answer)) => {
+                let first_answer = messages.len();
+                messages.extend(answer);
+                Record::chat(messages, first_answer)
+            }
+            (Value::String(_), other) => Err(wrong_type(second, &other, "a text")),
+            (Value::Array(_), other) => Err(wrong_type(second, &other, "a list of messages")),
+            (other, _) => Err(wrong_type(first, &other, "a text or a list of messages")),
         }
     }
 
@@ -141,10 +122,6 @@ impl Record {
             first_answer,
         })
     }
-}
-
-fn take(row: &mut Map<String, Value>, name: &str) -> Value {
-    row.get_mut(name).map(Value::take).unwrap_or_default()
 }
 
 fn wrong_type(name: &str, found: &Value, wanted: &str) -> Fault {
@@ -225,6 +202,108 @@ fn check_message(message: &Value, number: usize) -> Result<&str, Fault> {
             format!("the content of message {number} of role {role} is no text"),
             "only text can be trained on: give content as one text",
         )),
+    }
+}
+
+/// Parses the object on a line.
+pub(super) fn parse_json(line: &str) -> Result<Map<String, Value>, Fault> {
+    match serde_json::from_str(line).map(|Unique(value)| value) {
+        Ok(Value::Object(row)) => Ok(row),
+        Ok(_) => Err(Fault::new(
+            "the line holds no JSON object",
+            "write one object a line, for example {\"text\": \"…\"}",
+        )),
+        Err(_) if line.trim_start().starts_with('[') => Err(Fault::new(
+            "a JSON array begins here",
+            "write one object a line instead, for example with jq -c '.[]'",
+        )),
+        Err(error) if error.is_data() => {
+            Err(Fault::new(without_position(&error), "remove the wrong one"))
+        }
+        Err(error) => Err(Fault::new(
+            format!(
+                "malformed JSON at column {}: {}",
+                error.column(),
+                without_position(&error)
+            ),
+            "repair or remove the line",
+        )),
+    }
+}
+
+/// The parser's message without its line and column, which are relative to this line.
+fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.find(" at line ") {
+        Some(end) => text[..end].to_string(),
+        None => text,
+    }
+}
+
+/// A value whose objects have unique keys: of two equal keys only the author knows the intended one.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
+        deserializer.deserialize_any(Once).map(Unique)
+    }
+}
+
+/// Builds a [`Unique`] value.
+struct Once;
+
+impl<'de> Visitor<'de> for Once {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut row = Map::new();
+        while let Some((key, Unique(value))) = entries.next_entry::<String, Unique>()? {
+            if row.contains_key(&key) {
+                return Err(A::Error::custom(format!("the key `{key}` occurs twice")));
+            }
+            row.insert(key, value);
+        }
+        Ok(Value::Object(row))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Unique(value)) = items.next_element()? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
     }
 }
 

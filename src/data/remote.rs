@@ -18,15 +18,14 @@ use super::request::{Stopped, check_stopped};
 /// Most bytes of copies on this disk. A larger object is copied too, and is then the only one.
 const MOST: u64 = 4 << 30;
 
-/// Bytes at the end of an object's name that its copy has too: they may state the format.
-const ENDING: usize = 16;
-
 /// An object of data.
 #[derive(Debug, Clone)]
 pub(super) struct Remote {
     reader: Reader,
-    object: Object,
+    pub object: Object,
     cache: Arc<Cache>,
+    /// Path of its copy.
+    copy: PathBuf,
     /// The content that was read first. Later downloads must have the same.
     first: Arc<OnceLock<FileRecord>>,
 }
@@ -41,15 +40,11 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// The cache of a preparation. Creates no directory yet.
-    pub fn of(data: &Path) -> Arc<Cache> {
-        Cache::at(directory(data), MOST)
-    }
-
-    fn at(directory: PathBuf, most: u64) -> Arc<Cache> {
+    /// A cache of at most `most` bytes; `None`: of the usual number. Creates no directory yet.
+    pub fn at(directory: PathBuf, most: Option<u64>) -> Arc<Cache> {
         Arc::new(Cache {
             directory,
-            most,
+            most: most.unwrap_or(MOST),
             held: Mutex::default(),
         })
     }
@@ -96,16 +91,15 @@ pub fn directory(data: &Path) -> PathBuf {
 
 impl Remote {
     pub fn new(reader: &Reader, object: Object, cache: &Arc<Cache>) -> Remote {
+        let mut checksum = Checksum::default();
+        checksum.update(reader.identity(&object).as_bytes());
         Remote {
             reader: reader.clone(),
             object,
             cache: Arc::clone(cache),
+            copy: cache.directory.join(checksum.hex()),
             first: Arc::default(),
         }
-    }
-
-    pub fn url(&self) -> String {
-        self.reader.url(&self.object.key)
     }
 
     /// Which object it is, whatever the spelling of its URL.
@@ -113,37 +107,17 @@ impl Remote {
         self.reader.identity(&self.object)
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.object.bytes
-    }
-
-    /// Its ETag, which changes with its content.
-    pub fn etag(&self) -> Option<&str> {
-        self.object.etag.as_deref()
-    }
-
     /// Accepts no other content than this from now on.
     pub fn expect(&self, content: &FileRecord) {
         let _ = self.first.set(content.clone());
     }
 
-    fn copy(&self) -> PathBuf {
-        let identity = self.identity();
-        let mut checksum = Checksum::default();
-        checksum.update(identity.as_bytes());
-        let name = identity.rsplit('/').next().unwrap_or_default();
-        let ending = name.ceil_char_boundary(name.len().saturating_sub(ENDING));
-        let name = format!("{}-{}", checksum.hex(), &name[ending..]);
-        self.cache.directory.join(name)
-    }
-
     /// The path of its copy, which is downloaded unless it is still there.
     pub fn fetch(&self, stopped: Stopped<'_>) -> Result<PathBuf, DataError> {
-        let copy = self.copy();
-        if !self.cache.holds(&copy) {
+        if !self.cache.holds(&self.copy) {
             self.download(&mut |_| check_stopped(stopped))?;
         }
-        Ok(copy)
+        Ok(self.copy.clone())
     }
 
     /// Downloads it and passes the bytes of every piece to `progress`.
@@ -151,22 +125,23 @@ impl Remote {
         &self,
         progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
     ) -> Result<FileRecord, DataError> {
-        let copy = self.copy();
-        self.cache.make_room(&copy, self.bytes())?;
-        let written = self.write(&copy, progress);
-        let written = written.and_then(|record| match self.first.get_or_init(|| record.clone()) {
-            first if *first == record => Ok(record),
-            _ => Err(self.replaced()),
+        self.cache.make_room(&self.copy, self.object.bytes)?;
+        let written = self.write(progress).and_then(|record| {
+            if *self.first.get_or_init(|| record.clone()) == record {
+                Ok(record)
+            } else {
+                Err(self.replaced())
+            }
         });
         if written.is_err() {
-            self.cache.forget(&copy);
+            self.cache.forget(&self.copy);
         }
         written
     }
 
     fn replaced(&self) -> DataError {
         DataError::source(
-            Path::new(&self.url()),
+            Path::new(&self.reader.url(&self.object.key)),
             "it was replaced or removed while it was read",
             "launch again when no process writes to it",
         )
@@ -175,38 +150,37 @@ impl Remote {
     /// Downloads it, from its beginning again for a while if the server cannot be reached.
     fn write(
         &self,
-        copy: &Path,
         progress: &mut dyn FnMut(u64) -> Result<(), DataError>,
     ) -> Result<FileRecord, DataError> {
-        let failed = |error| FileError::from_io("write", copy, self.bytes(), error);
+        let failed = |error| FileError::from_io("write", &self.copy, self.object.bytes, error);
         let mut reported = 0;
-        let attempt = || -> Result<Result<FileRecord, DataError>, _> {
-            let mut file = match File::create(copy) {
+        let written = Bucket::patiently(|| {
+            let mut file = match File::create(&self.copy) {
                 Ok(file) => file,
                 Err(error) => return Ok(Err(failed(error).into())),
             };
+            if let Err(stopped) = progress(0) {
+                return Ok(Err(stopped));
+            }
             let mut checksum = Checksum::default();
-            let (mut bytes, mut interrupted) = (0, progress(0).err());
-            let received = match interrupted {
-                Some(_) => Ok(()),
-                None => self.reader.download(&self.object, |piece| {
-                    checksum.update(piece);
-                    bytes += piece.len() as u64;
-                    let news = bytes.saturating_sub(reported);
-                    reported += news;
-                    let written = file.write_all(piece).map_err(|error| failed(error).into());
-                    interrupted = written.and_then(|()| progress(news)).err();
-                    interrupted.is_none()
-                }),
-            };
+            let (mut bytes, mut interrupted) = (0, None);
+            let received = self.reader.download(&self.object, |piece| {
+                checksum.update(piece);
+                bytes += piece.len() as u64;
+                let news = bytes.saturating_sub(reported);
+                reported += news;
+                let written = file.write_all(piece).map_err(|error| failed(error).into());
+                interrupted = written.and_then(|()| progress(news)).err();
+                interrupted.is_none()
+            });
             if let Some(error) = interrupted {
                 return Ok(Err(error));
             }
             received?;
             let checksum = checksum.hex();
             Ok(Ok(FileRecord { bytes, checksum }))
-        };
-        match Bucket::patiently(attempt) {
+        });
+        match written {
             Ok(written) => written,
             Err(error) if matches!(error.cause, Cause::Changed | Cause::Missing) => {
                 Err(self.replaced())
@@ -230,7 +204,7 @@ mod tests {
         let directory = directory(&place.path().join("data"));
         // Left by a preparation that was killed.
         fs::create_dir_all(directory.join("old")).unwrap();
-        let cache = Cache::at(directory.clone(), 10);
+        let cache = Cache::at(directory.clone(), Some(10));
         let reader = Reader::of(bucket.clone());
         let remotes = ["a.txt", "b.txt", "c.txt"].map(|key| {
             bucket.put(key, key.as_bytes().to_vec()).unwrap();

@@ -33,7 +33,7 @@ pub struct PrepareRequest<'a> {
     /// The recorded fingerprint of the data with which the run began.
     pub fingerprint: Option<&'a str>,
     /// The spelling of a native key in the recipe's dialect, for messages ([`crate::recipe::Recipe::key`]).
-    pub key: &'a dyn Fn(&str) -> String,
+    pub key: &'a (dyn Fn(&str) -> String + Sync),
     /// Whether a stop was requested. Called between documents, from any thread.
     pub stopped: Stopped<'a>,
 }
@@ -43,9 +43,10 @@ pub type Stopped<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Fails once a stop was requested.
 pub(super) fn check_stopped(stopped: Stopped<'_>) -> Result<(), DataError> {
-    match stopped() {
-        true => Err(DataError::Stopped),
-        false => Ok(()),
+    if stopped() {
+        Err(DataError::Stopped)
+    } else {
+        Ok(())
     }
 }
 
@@ -72,7 +73,31 @@ pub enum Phase {
     Tokenising,
 }
 
+/// Reports progress over all parts of the data.
+pub(super) struct Meter<'a> {
+    pub state: Progress,
+    pub report: &'a mut dyn FnMut(Progress),
+    pub stopped: Stopped<'a>,
+}
+
+impl Meter<'_> {
+    /// Adds bytes and samples. Fails once a stop was requested.
+    pub fn add(&mut self, phase: Phase, bytes: u64, samples: u64) -> Result<(), DataError> {
+        self.state.phase = phase;
+        self.state.bytes = (self.state.bytes + bytes).min(self.state.total);
+        self.state.samples += samples;
+        (self.report)(self.state);
+        check_stopped(self.stopped)
+    }
+}
+
 impl PrepareRequest<'_> {
+    /// Whether only answers carry loss.
+    pub(super) fn answers_only(&self) -> bool {
+        let of_objective = self.objective == Objective::Sft;
+        self.data.answers_only.unwrap_or(of_objective)
+    }
+
     /// An error about a setting, named as the recipe spells it.
     pub(super) fn setting(
         &self,

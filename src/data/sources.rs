@@ -2,19 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use crate::bucket::is_url;
-use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC};
+use crate::recipe::schema::spec::{DataFormat, SYNTHETIC};
 
 use super::error::DataError;
 use super::files::{self, Place, Resolved, SourceFile};
-use super::in_bucket;
 use super::manifest::{FileRecord, Manifest, SourceRecord};
-use super::remote::Cache;
-use super::request::{Phase, PrepareRequest, Progress, Stopped, check_stopped};
+use super::remote::{self, Cache};
+use super::request::{Meter, Phase, PrepareRequest};
 
 /// A source and its settings.
 pub(super) struct Source {
@@ -43,93 +41,68 @@ pub(super) struct AllSources {
 /// Resolves all files. A file is read once even if the recipe names it several times. Evaluation excludes
 /// files of the training data, because the loss on them is meaningless.
 pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataError> {
-    let mut notes = Vec::new();
-    let mut seen = BTreeSet::new();
-    let cache = Cache::of(request.directory);
-    let train = part(
-        request,
-        &cache,
-        "data.train",
-        &request.data.train,
-        &mut seen,
-        &mut notes,
-    )?;
-    let evaluation = &request.data.evaluation;
-    let evaluation = Sources {
-        key: 1,
-        list: part(
-            request,
-            &cache,
-            "data.evaluation",
-            evaluation,
-            &mut seen,
-            &mut notes,
-        )?,
+    let data = request.data;
+    let mut all = AllSources {
+        train: Sources::of(0),
+        evaluation: Sources::of(1),
+        notes: Vec::new(),
     };
-    if !request.data.evaluation.is_empty() && evaluation.is_empty() {
-        notes.push(format!(
+    let mut seen = BTreeSet::new();
+    let cache = Cache::at(remote::directory(request.directory), None);
+    for (part, sources, list) in [
+        ("data.train", &data.train, &mut all.train.list),
+        (
+            "data.evaluation",
+            &data.evaluation,
+            &mut all.evaluation.list,
+        ),
+    ] {
+        for (i, source) in sources.iter().enumerate() {
+            let path = format!("{part}.{i}");
+            if source.path == SYNTHETIC {
+                return Err(mixed(request, &path));
+            }
+            let weight = source.weight.unwrap_or(1.0);
+            if !(0.0..=1.0).contains(&weight) {
+                return Err(request.setting(
+                    &format!("{path}.weight"),
+                    format!("a share of {weight}"),
+                    "give a share of 0 to 1",
+                ));
+            }
+            let Resolved { mut files, note } = if is_url(&source.path) {
+                files::resolve_in_bucket(request, source, &path, &cache)?
+            } else {
+                files::resolve(request, source, &path)?
+            };
+            all.notes.extend(note);
+            files.retain(|file| {
+                let new = seen.insert(file.identity());
+                if !new {
+                    all.notes.push(format!(
+                        "{}: {} is named by an earlier source and read only once",
+                        (request.key)(&format!("{path}.path")),
+                        file.name.display()
+                    ));
+                }
+                new
+            });
+            list.push(Source {
+                files: if weight > 0.0 { files } else { Vec::new() },
+                columns: source.columns.clone(),
+                weight: (weight < 1.0).then_some(weight),
+            });
+        }
+    }
+    if !data.evaluation.is_empty() && all.evaluation.is_empty() {
+        all.notes.push(format!(
             "no evaluation is made: every file of `{}` is also training data, on which a loss means \
              nothing; name other files, or hold samples out with `{}`",
             (request.key)("data.evaluation"),
             (request.key)("data.held_out")
         ));
     }
-    Ok(AllSources {
-        train: Sources {
-            key: 0,
-            list: train,
-        },
-        evaluation,
-        notes,
-    })
-}
-
-fn part(
-    request: &PrepareRequest<'_>,
-    cache: &Arc<Cache>,
-    name: &str,
-    sources: &[DataSource],
-    seen: &mut BTreeSet<PathBuf>,
-    notes: &mut Vec<String>,
-) -> Result<Vec<Source>, DataError> {
-    let mut list = Vec::new();
-    for (i, source) in sources.iter().enumerate() {
-        let path = format!("{name}.{i}");
-        if source.path == SYNTHETIC {
-            return Err(mixed(request, &path));
-        }
-        let weight = source.weight.unwrap_or(1.0);
-        if !(0.0..=1.0).contains(&weight) {
-            return Err(request.setting(
-                &format!("{path}.weight"),
-                format!("a share of {weight}"),
-                "give a share of 0 to 1",
-            ));
-        }
-        let Resolved { mut files, note } = if is_url(&source.path) {
-            in_bucket::resolve(request, source, &path, cache)?
-        } else {
-            files::resolve(request, source, &path)?
-        };
-        notes.extend(note);
-        files.retain(|file| {
-            let new = seen.insert(file.identity());
-            if !new {
-                notes.push(format!(
-                    "{}: {} is named by an earlier source and read only once",
-                    (request.key)(&format!("{path}.path")),
-                    file.name.display()
-                ));
-            }
-            new
-        });
-        list.push(Source {
-            files: if weight > 0.0 { files } else { Vec::new() },
-            columns: source.columns.clone(),
-            weight: (weight < 1.0).then_some(weight),
-        });
-    }
-    Ok(list)
+    Ok(all)
 }
 
 /// The error for a synthetic language mixed with files.
@@ -141,30 +114,26 @@ pub(super) fn mixed(request: &PrepareRequest<'_>, path: &str) -> DataError {
     )
 }
 
-/// The objects that earlier preparations of the run have read.
-pub(super) struct Earlier(BTreeMap<(PathBuf, String), FileRecord>);
+/// The objects that earlier preparations of the run have read, by path and ETag.
+pub(super) type Earlier = BTreeMap<(PathBuf, String), FileRecord>;
 
-impl Earlier {
-    /// Those of the manifests in these directories.
-    pub fn of<'a>(directories: impl IntoIterator<Item = &'a Path>) -> Earlier {
-        let manifests = directories
-            .into_iter()
-            .filter_map(|directory| Manifest::read(directory).ok());
-        let sources = manifests.flat_map(|manifest| manifest.sources);
-        Earlier(
-            sources
-                .filter_map(|source| Some(((source.path, source.etag?), source.content)))
-                .collect(),
-        )
-    }
-
-    fn record(&self, file: &SourceFile) -> Option<&FileRecord> {
-        let etag = file.etag()?.to_owned();
-        self.0.get(&(file.name.clone(), etag))
-    }
+/// The objects in the manifests of these directories.
+pub(super) fn earlier<'a>(directories: impl IntoIterator<Item = &'a Path>) -> Earlier {
+    let manifests = directories.into_iter().flat_map(Manifest::read);
+    let sources = manifests.flat_map(|manifest| manifest.sources);
+    sources
+        .filter_map(|source| Some(((source.path, source.etag?), source.content)))
+        .collect()
 }
 
 impl Sources {
+    fn of(key: u64) -> Sources {
+        Sources {
+            key,
+            list: Vec::new(),
+        }
+    }
+
     /// Whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.files().next().is_none()
@@ -184,29 +153,26 @@ impl Sources {
     pub fn records(
         &self,
         earlier: &Earlier,
-        state: &mut Progress,
-        report: &mut dyn FnMut(Progress),
-        stopped: Stopped<'_>,
+        meter: &mut Meter<'_>,
     ) -> Result<Vec<SourceRecord>, DataError> {
         let mut records = Vec::new();
         for file in self.files() {
-            let phase = match file.place {
-                Place::Disk(_) => Phase::Checksums,
-                Place::Bucket(_) => Phase::Downloading,
-            };
-            let mut progress = |bytes: u64| {
-                state.phase = phase;
-                state.bytes = (state.bytes + bytes).min(state.total);
-                report(*state);
-                check_stopped(stopped)
-            };
-            let content = match earlier.record(file) {
-                Some(known) => {
-                    file.expect(known);
-                    progress(known.bytes)?;
+            let etag = file.etag().map(str::to_owned);
+            let known = etag
+                .clone()
+                .and_then(|etag| earlier.get(&(file.name.clone(), etag)));
+            let content = match (&file.place, known) {
+                (Place::Bucket(remote), Some(known)) => {
+                    remote.expect(known);
+                    meter.add(Phase::Downloading, known.bytes, 0)?;
                     known.clone()
                 }
-                None => file.record(&mut progress)?,
+                (Place::Bucket(remote), None) => {
+                    remote.download(&mut |bytes| meter.add(Phase::Downloading, bytes, 0))?
+                }
+                (Place::Disk(path), _) => {
+                    FileRecord::of(path, &mut |bytes| meter.add(Phase::Checksums, bytes, 0))?
+                }
             };
             if content.bytes == 0 {
                 return Err(DataError::source(
@@ -217,7 +183,7 @@ impl Sources {
             }
             records.push(SourceRecord {
                 path: file.name.clone(),
-                etag: file.etag().map(str::to_owned),
+                etag,
                 content,
             });
         }

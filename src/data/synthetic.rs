@@ -12,6 +12,7 @@
 use crate::recipe::schema::spec::Synthetic;
 
 use super::error::DataError;
+use super::record::Fault;
 use crate::util::random::Random;
 
 /// Allowed number of words.
@@ -27,31 +28,14 @@ pub struct Language {
     successors: Vec<u32>,
     /// Probabilities of the successors, `[vocabulary, branching]`.
     probabilities: Vec<f64>,
-    /// Stationary probability of every word.
-    stationary: Vec<f64>,
+    /// Stationary probability of every word: its long-run frequency.
+    pub stationary: Vec<f64>,
     /// Cumulative sums of `stationary`.
     cumulative: Vec<f64>,
-    entropy: f64,
-    unigram_entropy: f64,
-}
-
-/// Why a language is not worth learning.
-pub(super) struct LanguageFlaw {
-    /// The setting that is the likeliest cause.
-    pub key: &'static str,
-    problem: String,
-    help: &'static str,
-}
-
-impl LanguageFlaw {
-    /// The error, with the path of the source as the recipe spells it.
-    pub fn into_error(self, key: &str) -> DataError {
-        DataError::Setting {
-            key: key.to_owned(),
-            problem: self.problem,
-            help: self.help.to_owned(),
-        }
-    }
+    /// The entropy rate H in nats per token: the floor of the mean loss over target tokens.
+    pub entropy: f64,
+    /// The entropy of single words in nats: the loss of a model that ignores the context.
+    pub unigram_entropy: f64,
 }
 
 impl Language {
@@ -59,32 +43,36 @@ impl Language {
     /// of ln V, and the entropy of its single words at least 1.5 H. `key` is the recipe's path of the source,
     /// for messages.
     pub fn new(settings: &Synthetic, key: &str) -> Result<Language, DataError> {
-        let weights = Language::check(settings).map_err(|flaw| flaw.into_error(key))?;
+        let refused = |fault: Fault| DataError::Setting {
+            key: key.to_owned(),
+            problem: fault.problem,
+            help: fault.help,
+        };
+        let weights = Language::check(settings).map_err(|(_, fault)| refused(fault))?;
         let language = Language::build(settings.vocabulary as usize, &weights, settings.seed);
         if language.unigram_entropy < 1.5 * language.entropy {
-            let flaw = LanguageFlaw {
-                key: "branching",
-                problem: format!(
+            return Err(refused(Fault::new(
+                format!(
                     "the entropy of single words, {:.3}, is below 1.5 × the entropy rate {:.3}",
                     language.unigram_entropy, language.entropy
                 ),
-                help: "choose fewer successors (synthetic.branching), more words or another seed",
-            };
-            return Err(flaw.into_error(key));
+                "choose fewer successors (synthetic.branching), more words or another seed",
+            )));
         }
         Ok(language)
     }
 
     /// The checks of [`Language::new`] that do not need the language: the ranges and the entropy rate.
-    /// Returns the probabilities of every word's successors, largest first.
-    pub(super) fn check(settings: &Synthetic) -> Result<Vec<f64>, LanguageFlaw> {
+    /// Returns the probabilities of every word's successors, largest first, or the fault and the setting that is its
+    /// likeliest cause.
+    pub(super) fn check(settings: &Synthetic) -> Result<Vec<f64>, (&'static str, Fault)> {
         let Synthetic {
             vocabulary,
             branching,
             samples,
             seed: _,
         } = *settings;
-        let refuse = |key, problem, help| Err(LanguageFlaw { key, problem, help });
+        let refuse = |key, problem: String, help: &str| Err((key, Fault::new(problem, help)));
         if !VOCABULARY.contains(&vocabulary) {
             return refuse(
                 "vocabulary",
@@ -165,26 +153,6 @@ impl Language {
         }
     }
 
-    /// The entropy rate H in nats per token: the floor of the mean loss over target tokens.
-    pub fn entropy(&self) -> f64 {
-        self.entropy
-    }
-
-    /// The entropy of single words in nats: the loss of a model that ignores the context.
-    pub fn unigram_entropy(&self) -> f64 {
-        self.unigram_entropy
-    }
-
-    /// Number of words; token ids are 0..V.
-    pub fn vocabulary(&self) -> usize {
-        self.vocabulary
-    }
-
-    /// Long-run frequency of each word.
-    pub fn stationary(&self) -> &[f64] {
-        &self.stationary
-    }
-
     /// The probability that `next` follows `word`; 0 for words outside of the language.
     pub fn probability(&self, word: u32, next: u32) -> f64 {
         self.row(word as usize)
@@ -215,16 +183,13 @@ impl Language {
         sample
     }
 
+    /// The successors of a word with their probabilities; none of a word outside of the language.
     fn row(&self, word: usize) -> impl Iterator<Item = (u32, f64)> {
-        let row = word.saturating_mul(self.branching);
-        let row = row.min(self.successors.len())
-            ..row
-                .saturating_add(self.branching)
-                .min(self.successors.len());
-        self.successors[row.clone()]
-            .iter()
-            .copied()
-            .zip(self.probabilities[row].iter().copied())
+        let start = word.saturating_mul(self.branching);
+        let row = start..start.saturating_add(self.branching);
+        let successors = self.successors.get(row.clone()).unwrap_or_default();
+        let probabilities = self.probabilities.get(row).unwrap_or_default();
+        std::iter::zip(successors.iter().copied(), probabilities.iter().copied())
     }
 }
 
@@ -324,7 +289,7 @@ mod tests {
         ] {
             for seed in 0..3 {
                 let language = language(vocabulary, branching, seed);
-                let (h, unigram) = (language.entropy(), language.unigram_entropy());
+                let (h, unigram) = (language.entropy, language.unigram_entropy);
                 assert!(h > 0.0 && h <= 0.5 * (vocabulary as f64).ln());
                 assert!(unigram >= 1.5 * h);
                 assert!(unigram <= (vocabulary as f64).ln() + 1e-12);
@@ -341,14 +306,14 @@ mod tests {
             assert!((row.iter().sum::<f64>() - 1.0).abs() < 1e-12);
             assert_eq!(row.iter().filter(|&&p| p > 0.0).count(), 6);
             for (to, p) in next.iter_mut().zip(&row) {
-                *to += language.stationary()[word as usize] * p;
+                *to += language.stationary[word as usize] * p;
             }
         }
-        for (after, before) in next.iter().zip(language.stationary()) {
+        for (after, before) in next.iter().zip(&language.stationary) {
             assert!((after - before).abs() < 1e-12);
         }
         // Broad: no word is too rare to learn, and none dominates.
-        let stationary = language.stationary();
+        let stationary = &language.stationary;
         assert!(
             stationary
                 .iter()
@@ -360,7 +325,7 @@ mod tests {
     fn entropy_is_the_closed_form_of_the_successor_probabilities() {
         // Every row holds the same probabilities, so the weighted sum over rows equals their entropy.
         let expected = entropy(&successor_probabilities(8));
-        assert!((language(256, 8, 0).entropy() - expected).abs() < 1e-12);
+        assert!((language(256, 8, 0).entropy - expected).abs() < 1e-12);
     }
 
     #[test]
@@ -379,22 +344,20 @@ mod tests {
             }
         }
         // The standard deviation of the mean is about 0.002.
-        assert!((cost / f64::from(pairs) - language.entropy()).abs() < 0.01);
+        assert!((cost / f64::from(pairs) - language.entropy).abs() < 0.01);
 
         // The estimate of a reader who knows only the text, not the probabilities.
         let (mut conditional, mut unigram) = (0.0, 0.0);
         for (word, row) in counts.chunks(64).enumerate() {
             let total = f64::from(row.iter().sum::<u32>());
             let share = total / f64::from(pairs);
-            assert!(
-                (share - language.stationary()[word]).abs() < 0.2 * language.stationary()[word]
-            );
+            assert!((share - language.stationary[word]).abs() < 0.2 * language.stationary[word]);
             unigram -= share * share.ln();
             let row: Vec<f64> = row.iter().map(|&n| f64::from(n) / total).collect();
             conditional += share * entropy(&row);
         }
-        assert!((conditional - language.entropy()).abs() < 0.01);
-        assert!((unigram - language.unigram_entropy()).abs() < 0.01);
+        assert!((conditional - language.entropy).abs() < 0.01);
+        assert!((unigram - language.unigram_entropy).abs() < 0.01);
     }
 
     #[test]

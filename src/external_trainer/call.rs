@@ -11,7 +11,6 @@ use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::recipe::Recipe;
-use crate::recipe::schema::spec::DrainSignal;
 use crate::telemetry::now;
 use crate::util::durable::{FileError, create_directory, read_json, write_json};
 
@@ -80,33 +79,18 @@ pub(crate) fn checkpoints(
 /// The trainer's command in one generation.
 #[derive(Debug)]
 pub(crate) struct ExternalCall {
-    recipe: Recipe,
+    pub recipe: Recipe,
     pub call: Call,
     /// The checkpoint that it resumes from.
     pub checkpoint: Option<ExternalCheckpoint>,
 }
 
 impl ExternalCall {
-    /// The signal that asks the trainer to save and exit.
-    pub fn drain(&self) -> DrainSignal {
-        self.recipe.spec.trainer.drain_signal
-    }
-
-    /// Regular expression for the output of rank 0. `None`: the output is not searched.
-    pub fn progress_pattern(&self) -> Option<&str> {
-        self.recipe.spec.trainer.progress_pattern.as_deref()
-    }
-
     /// Whether the trainer names its checkpoints like this file or directory. Of an unknown trainer that is not known.
     pub fn names_checkpoint(&self, path: &Path) -> bool {
         let prefix = resume::checkpoints(self.recipe.dialect).prefix;
         let name = path.file_name().and_then(|name| name.to_str());
         !prefix.is_empty() && name.is_some_and(|name| name.starts_with(prefix))
-    }
-
-    /// Checkpoints to keep, if the recipe limits their number.
-    pub fn keep(&self) -> Option<u64> {
-        self.recipe.spec.checkpoint.keep
     }
 
     /// The trainer's newest complete checkpoint now.
@@ -168,6 +152,7 @@ mod tests {
     use super::*;
     use crate::lifecycle::generation::testing;
     use crate::plan::{self, PlanRequest};
+    use crate::recipe::schema::spec::DrainSignal;
 
     const OVER: [&str; 1] = ["per_device_train_batch_size=8"];
 
@@ -230,7 +215,7 @@ mod tests {
         let checkpoint = checkpoint(&place.path().join("run"), 7);
         let external =
             external_call_of(place.path(), &OVER, &["train", "{args}", "{resume_args}"]).unwrap();
-        let (call, drain) = (&external.call, external.drain());
+        let (call, drain) = (&external.call, external.recipe.spec.trainer.drain_signal);
         let from = checkpoint.display().to_string();
         assert_eq!(
             call.command[1..],

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{checkpoints, conversion, trainer_state};
+use super::{conversion, resume};
 use crate::export::{self, EmitError, Form};
-use crate::external_trainer::resume;
 use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::plan::Plan;
 use crate::recipe::schema::placeholder::{self, Value};
@@ -114,7 +113,7 @@ impl ExternalTrainer<'_> {
     pub fn newest(&self) -> Option<ExternalCheckpoint> {
         let directory = self.checkpoint_dir();
         let called = resume::checkpoints(self.recipe.dialect);
-        let newest = checkpoints::newest(&directory, &called);
+        let newest = resume::newest(&directory, &called);
         // A recipe that sets its own resume arguments may start any trainer.
         if newest.is_some() || self.recipe.spec.trainer.resume.is_empty() {
             return newest;
@@ -123,7 +122,7 @@ impl ExternalTrainer<'_> {
             unless: called.unless,
             ..Checkpoints::ANY
         };
-        checkpoints::newest(&directory, &any)
+        resume::newest(&directory, &any)
     }
 
     /// The command of a generation with this plan, resumed from `checkpoint`. Writes no files.
@@ -141,9 +140,10 @@ impl ExternalTrainer<'_> {
         self.refuse_too_few_devices(plan)?;
         let numbers = plan.numbers(self.recipe);
         let emitted = |placeholder| move |error| ExternalTrainerError::Emit { placeholder, error };
-        let arguments = match uses(placeholder::ARGS) {
-            true => export::arguments(self.recipe, &numbers).map_err(emitted(placeholder::ARGS))?,
-            false => Vec::new(),
+        let arguments = if uses(placeholder::ARGS) {
+            export::arguments(self.recipe, &numbers).map_err(emitted(placeholder::ARGS))?
+        } else {
+            Vec::new()
         };
         let generation_files = self.run.join(files::generation(generation));
         let mut call = Call {
@@ -163,7 +163,7 @@ impl ExternalTrainer<'_> {
         let checkpoint = call.checkpoint.as_deref();
         call.convert = checkpoint.and_then(|path| conversion::needed(path, sharding));
         let batch = numbers.per_device_batch_size;
-        let state = checkpoint.and_then(|path| trainer_state::with_batch(path, batch));
+        let state = checkpoint.and_then(|path| resume::state_with_batch(path, batch));
         call.texts.extend(state);
         let universal = call.convert.is_some();
         if universal && call.convert == call.checkpoint {
@@ -213,32 +213,28 @@ impl ExternalTrainer<'_> {
             let written = written.map_err(emitted(placeholder::DEEPSPEED_CONFIG))?;
             call.texts.push((deepspeed.clone(), written));
         }
-        let sizes = match placeholder::SHARDS.into_iter().any(uses) {
-            true => {
-                let sizes = export::shard_sizes(self.recipe, &numbers, trainer.uses_fsdp());
-                sizes.map_err(emitted(placeholder::SHARDS[0]))?
-            }
-            false => [1, 1],
-        };
-        let mut resume = Vec::new();
+        let mut sizes = [1, 1];
+        if placeholder::SHARDS.into_iter().any(uses) {
+            let known = export::shard_sizes(self.recipe, &numbers, trainer.uses_fsdp());
+            sizes = known.map_err(emitted(placeholder::SHARDS[0]))?;
+        }
+        let mut resume_args = Vec::new();
         if uses(placeholder::RESUME_ARGS) {
-            // Evaluated even without a checkpoint: an unknown placeholder must fail before the
-            // start.
+            // Evaluated even without a checkpoint: unknown arguments must fail before the start.
             let from = call.checkpoint.as_deref().unwrap_or(Path::new(""));
             let dialect = self.recipe.dialect;
             let arguments = resume::arguments(self.recipe, from);
             let arguments = arguments.ok_or(ExternalTrainerError::Resume { dialect })?;
-            resume = call
-                .checkpoint
-                .as_ref()
-                .map_or_else(Vec::new, |_| arguments);
+            if call.checkpoint.is_some() {
+                resume_args = arguments;
+            }
         }
         let path = |path: &Path| Value::Word(path.to_string_lossy().into_owned());
         let here = || std::env::current_dir().unwrap_or_default();
         let value_of = |name: &str| match name {
             placeholder::RECIPE => call.recipe.as_deref().map(path),
             placeholder::ARGS => Some(Value::Words(arguments.clone())),
-            placeholder::RESUME_ARGS => Some(Value::Words(resume.clone())),
+            placeholder::RESUME_ARGS => Some(Value::Words(resume_args.clone())),
             placeholder::CHECKPOINT_DIR => Some(path(&call.checkpoint_dir)),
             placeholder::RUN_DIR => Some(path(self.run)),
             placeholder::GENERATION => Some(Value::Word(generation.to_string())),
@@ -263,21 +259,17 @@ impl ExternalTrainer<'_> {
 
     /// Refuses a world in which ranks of this machine have no device among those that the launcher selects.
     fn refuse_too_few_devices(&self, plan: &Plan) -> Result<(), ExternalTrainerError> {
-        let devices = self
-            .recipe
-            .spec
-            .trainer
-            .environment
-            .get("CUDA_VISIBLE_DEVICES");
+        let environment = &self.recipe.spec.trainer.environment;
+        let devices = environment.get("CUDA_VISIBLE_DEVICES");
         let ranks = plan.outline.world_size;
-        // Without a device the ranks compute on the CPU.
-        let some = |devices: &&String| !["", "-1"].contains(&devices.as_str());
-        match devices.filter(|_| self.base.is_some()).filter(some) {
-            Some(devices) if (devices.split(',').count() as u64) < ranks => {
-                let devices = devices.clone();
+        match devices.map(String::as_str) {
+            // Without a device the ranks compute on the CPU.
+            None | Some("" | "-1") => Ok(()),
+            Some(devices) if self.base.is_some() && (devices.split(',').count() as u64) < ranks => {
+                let devices = devices.to_owned();
                 Err(ExternalTrainerError::Devices { ranks, devices })
             }
-            _ => Ok(()),
+            Some(_) => Ok(()),
         }
     }
 
@@ -308,31 +300,23 @@ impl Call {
     }
 
     /// Environment variables besides the plan's numbers.
-    pub fn variables(&self) -> Vec<(&'static str, &Path)> {
+    pub fn variables(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let paths = [
-            (
-                "EVENKEEL_CHECKPOINT_DIR",
-                Some(self.checkpoint_dir.as_path()),
-            ),
-            ("EVENKEEL_CHECKPOINT", self.checkpoint.as_deref()),
-            ("EVENKEEL_RECIPE", self.recipe.as_deref()),
-            ("EVENKEEL_RUN_DIR", Some(self.run.as_path())),
+            ("EVENKEEL_CHECKPOINT_DIR", Some(&self.checkpoint_dir)),
+            ("EVENKEEL_CHECKPOINT", self.checkpoint.as_ref()),
+            ("EVENKEEL_RECIPE", self.recipe.as_ref()),
+            ("EVENKEEL_RUN_DIR", Some(&self.run)),
         ];
         let paths = paths.into_iter();
-        paths
-            .filter_map(|(name, path)| Some((name, path?)))
-            .collect()
+        paths.filter_map(|(name, path)| Some((name, path?.as_path())))
     }
 }
 
 /// A number of the plan by its name.
 fn number_of(plan: &Plan, name: &str) -> Option<u64> {
     let variable = format!("EVENKEEL_{}", name.to_uppercase());
-    let found = plan
-        .variables()
-        .into_iter()
-        .find(|(name, _)| *name == variable);
-    found.map(|(_, number)| number)
+    let mut numbers = plan.variables().into_iter();
+    Some(numbers.find(|(name, _)| *name == variable)?.1)
 }
 
 #[cfg(test)]

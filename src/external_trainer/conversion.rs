@@ -20,6 +20,7 @@ use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
+use crate::util::durable::{self, FileError};
 use crate::util::input::{self, STATE_BYTES};
 
 /// Prefix of a shard that the last save of its step did not have.
@@ -41,10 +42,8 @@ pub enum ConversionError {
         step: PathBuf,
         status: ExitStatus,
     },
-    #[error("cannot rename {}, a shard of an earlier save: {error}", path.display())]
-    Rename { path: PathBuf, error: io::Error },
-    #[error("cannot remove the incomplete {}: {error}", path.display())]
-    Remove { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// The Python module that is DeepSpeed's converter.
@@ -110,17 +109,17 @@ fn recorded_ranks(step: &Path) -> Option<u64> {
 }
 
 /// Renames the shards of ranks that the last save of a step did not have, so that the converter leaves them out.
-fn set_stale_aside(step: &Path) -> Result<(), ConversionError> {
+fn set_stale_aside(step: &Path) -> Result<(), FileError> {
     let Some(ranks) = recorded_ranks(step) else {
         return Ok(());
     };
     for (rank, path) in shards(step) {
         let mut name = OsString::from(STALE);
         name.push(path.file_name().unwrap_or_default());
-        if rank >= ranks
-            && let Err(error) = fs::rename(&path, path.with_file_name(name))
-        {
-            return Err(ConversionError::Rename { path, error });
+        if rank >= ranks {
+            fs::rename(&path, path.with_file_name(name)).map_err(|error| {
+                FileError::from_io("rename the shard of an earlier save,", &path, 0, error)
+            })?;
         }
     }
     Ok(())
@@ -165,12 +164,8 @@ pub fn convert(step: &Path, program: &str) -> Result<(), ConversionError> {
     }
     set_stale_aside(step)?;
     let universal = universal(step);
-    if let Err(error) = fs::remove_dir_all(&universal)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        let path = universal;
-        return Err(ConversionError::Remove { path, error });
-    }
+    // What an interrupted conversion has left.
+    durable::remove(&universal)?;
     let is_python = Path::new(program)
         .file_name()
         .is_some_and(|name| name.to_string_lossy().starts_with("python"));

@@ -34,9 +34,10 @@ pub fn complete(recipe: &mut Recipe, origin: &Origin) -> Result<(), ReadError> {
     let named = format!("{{{DEEPSPEED_CONFIG}}}");
     if trainer.deepspeed_config.is_none() {
         let mut values = trainer.environment.values();
-        trainer.deepspeed_config = match values.any(|value| value.contains(&named)) {
-            true => file.clone(),
-            false => launchers::deepspeed_config(&trainer.environment),
+        trainer.deepspeed_config = if values.any(|value| value.contains(&named)) {
+            file.clone()
+        } else {
+            launchers::deepspeed_config(&trainer.environment)
         };
     }
     let of_command = match named_config(&trainer.command, origin) {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -136,7 +136,9 @@ impl ProgressWatch {
             self.saved(ended, checkpoint),
             self.printed.take(),
             self.written(ended),
-            self.server.as_ref().and_then(Server::take),
+            self.server
+                .as_ref()
+                .and_then(|server| lock(&server.newest).take()),
         ];
         let newest = sources
             .into_iter()
@@ -291,22 +293,24 @@ struct Server {
     _runtime: tokio::runtime::Runtime,
 }
 
-#[derive(Clone)]
-struct Expected {
-    authorization: Arc<str>,
-    newest: Arc<Mutex<Option<Progress>>>,
-}
-
 impl Server {
     fn start(token: &Path) -> io::Result<Server> {
         let secret = hex(&nonce()?);
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         io::Write::write_all(&mut options.open(token)?, secret.as_bytes())?;
-        let newest = Arc::default();
-        let expected = Expected {
-            authorization: format!("Bearer {secret}").into(),
-            newest: Arc::clone(&newest),
+        let newest = Arc::<Mutex<Option<Progress>>>::default();
+        let posted = Arc::clone(&newest);
+        let expected = format!("Bearer {secret}");
+        let receive = async move |headers: HeaderMap, Json(body): Json<Value>| {
+            let given = headers.get(AUTHORIZATION).map(|given| given.as_bytes());
+            if given != Some(expected.as_bytes()) {
+                return StatusCode::UNAUTHORIZED;
+            }
+            if let Some(progress) = of_post(&body) {
+                *lock(&posted) = Some(progress);
+            }
+            StatusCode::OK
         };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -318,8 +322,7 @@ impl Server {
         let address = listener.local_addr()?;
         let routes = Router::new()
             .route("/", post(receive))
-            .layer(DefaultBodyLimit::max(BODY))
-            .with_state(expected);
+            .layer(DefaultBodyLimit::max(BODY));
         runtime.spawn(serve(listener, routes));
         Ok(Server {
             address,
@@ -328,26 +331,6 @@ impl Server {
             _runtime: runtime,
         })
     }
-
-    /// The progress posted since the last call.
-    fn take(&self) -> Option<Progress> {
-        lock(&self.newest).take()
-    }
-}
-
-async fn receive(
-    State(expected): State<Expected>,
-    headers: HeaderMap,
-    Json(body): Json<Value>,
-) -> StatusCode {
-    let given = headers.get(AUTHORIZATION).map(|given| given.as_bytes());
-    if given != Some(expected.authorization.as_bytes()) {
-        return StatusCode::UNAUTHORIZED;
-    }
-    if let Some(progress) = of_post(&body) {
-        *lock(&expected.newest) = Some(progress);
-    }
-    StatusCode::OK
 }
 
 /// The progress in a post: a list of metrics, each with a name and a value in Python's text. Its estimate of the

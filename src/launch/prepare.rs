@@ -172,7 +172,7 @@ fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>
 fn entropy(synthetic: &Synthetic) -> Option<f64> {
     Language::new(synthetic, "synthetic")
         .ok()
-        .map(|language| language.entropy())
+        .map(|language| language.entropy)
 }
 
 /// Tokenizer files next to the weights.

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::request::data_of;
 use super::{LaunchError, RunDir};
-use crate::data::{self, DataError, PrepareRequest};
+use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::engine::{IGNORE, ModelConfig};
 use crate::samples::{self, Digest, Fault, Proof};
 use crate::train::{Setup, TrainState, checkpoint_ref};
@@ -89,7 +89,7 @@ pub fn prove(
     let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
 
     let directory = data_again(run, &setup, model, progress)?;
-    let dataset = setup.training_data(directory.path())?;
+    let dataset = Dataset::train(&Setup::data(directory.path()))?;
     let order = setup.order(dataset.len())?;
     let samples = usize::try_from(dataset.len()).unwrap_or(usize::MAX);
     let mut trained = vec![false; samples];

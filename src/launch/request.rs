@@ -89,7 +89,7 @@ impl Prepared {
 /// keys ([`Recipe::keys`]). Without a `model` the vocabulary size is not checked.
 pub fn data_of<'a>(
     recipe: &'a Recipe,
-    key: &'a dyn Fn(&str) -> String,
+    key: &'a (dyn Fn(&str) -> String + Sync),
     model: Option<&ModelConfig>,
     base: &'a Path,
     directory: &'a Path,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::model::{self, ResolvedModel};
 use super::request::data_of;
-use crate::data::{self, About};
-use crate::plan::{Flaw, PlanRequest, Trainer};
+use crate::data;
+use crate::plan::{PlanRequest, Trainer};
 use crate::recipe::Recipe;
 
 /// Adds to the request all facts about the recipe's model and data that need no read of the data.
@@ -32,26 +32,12 @@ pub(super) fn survey_with_model(
     };
     let key = recipe.keys();
     let mut model = model::find(spec, trainer, &key);
-    let found = data::find_problems(&data_of(recipe, &key, model.shape.as_ref(), base, base));
-    let may_download = |on_hub: bool| on_hub && trainer == Trainer::Any;
-    let found = found
-        .into_iter()
-        .filter(|finding| !may_download(finding.on_hub));
+    let request_of_data = data_of(recipe, &key, model.shape.as_ref(), base, base);
     let mut flaws = std::mem::take(&mut model.flaws);
-    flaws.extend(found.map(|finding| {
-        let (message, help) = finding.error.problem_and_help();
-        Flaw {
-            rule: match finding.about {
-                About::Data => "data-missing",
-                About::Language => "synthetic-language",
-                About::Tokenizer => "tokenizer-missing",
-                About::Vocabulary => "vocabulary-too-small",
-            },
-            paths: finding.paths,
-            message,
-            help,
-        }
-    }));
+    flaws.extend(data::find_problems(
+        &request_of_data,
+        trainer == Trainer::Any,
+    ));
     let request = PlanRequest {
         model_config: model.stored.clone(),
         flaws,

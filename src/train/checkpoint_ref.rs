@@ -1,13 +1,17 @@
-//! A checkpoint reference: a checkpoint's path below the run directory and its checksum.
+//! A checkpoint reference: a checkpoint's path below the run directory and its checksum; and the state of training that a
+//! checkpoint holds besides the weights, which is the same on every rank.
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::TrainError;
-use super::state::TrainState;
 use crate::bucket::Bucket;
 use crate::checkpoint::{self, bucket_copy};
 use crate::checkpoint::{Checkpoint, CheckpointError, Checksum, Committed};
 use crate::lifecycle::CheckpointRef;
+use crate::norm::Controller;
+use crate::samples::Ledger;
 
 /// The reference to a committed checkpoint of a run; `batch` is that of the next step, in samples.
 pub fn with_batch(committed: &Committed, run: &Path, batch: u64) -> CheckpointRef {
@@ -23,20 +27,15 @@ pub fn with_batch(committed: &Committed, run: &Path, batch: u64) -> CheckpointRe
 
 /// The reference to a committed checkpoint; its state supplies the batch.
 pub fn of(committed: &Committed, run: &Path) -> Result<CheckpointRef, TrainError> {
-    let unknown = with_batch(committed, run, 0);
-    let state = TrainState::from_checkpoint(&open_lazily(run, &unknown)?)?;
-    Ok(CheckpointRef {
-        batch: state.controller.batch(),
-        ..unknown
-    })
+    let checkpoint = Checkpoint::open_lazily(&committed.path, Some(committed.checksum))?;
+    let state = TrainState::from_checkpoint(&checkpoint)?;
+    Ok(with_batch(committed, run, state.controller.batch()))
 }
 
 /// Opens a referenced checkpoint and verifies all of it.
 pub fn open(run: &Path, checkpoint_ref: &CheckpointRef) -> Result<Checkpoint, CheckpointError> {
-    Checkpoint::open(
-        &run.join(&checkpoint_ref.path),
-        Some(checksum(checkpoint_ref)?),
-    )
+    let expected = checksum(checkpoint_ref)?;
+    Checkpoint::open(&run.join(&checkpoint_ref.path), Some(expected))
 }
 
 /// Opens a referenced checkpoint and verifies each file as it is read.
@@ -44,22 +43,20 @@ pub fn open_lazily(
     run: &Path,
     checkpoint_ref: &CheckpointRef,
 ) -> Result<Checkpoint, CheckpointError> {
-    Checkpoint::open_lazily(
-        &run.join(&checkpoint_ref.path),
-        Some(checksum(checkpoint_ref)?),
-    )
+    let expected = checksum(checkpoint_ref)?;
+    Checkpoint::open_lazily(&run.join(&checkpoint_ref.path), Some(expected))
 }
 
 /// The reference to a committed checkpoint in a bucket, whose path is below the run's prefix.
 pub fn in_bucket(bucket: &Bucket, committed: &Committed) -> Result<CheckpointRef, CheckpointError> {
-    let unknown = with_batch(committed, Path::new(""), 0);
-    let state = bucket_copy::read(bucket, &unknown.path, checkpoint::STATE)?;
-    let state = TrainState::parse(&state);
+    let path = committed.path.display().to_string();
+    let state = TrainState::parse(&bucket_copy::read(bucket, &path, checkpoint::STATE)?);
     let state = state.map_err(|error| CheckpointError::Misuse(error.to_string()))?;
-    Ok(CheckpointRef {
-        batch: state.controller.batch(),
-        ..unknown
-    })
+    Ok(with_batch(
+        committed,
+        Path::new(""),
+        state.controller.batch(),
+    ))
 }
 
 /// The checksum that a reference states.
@@ -68,4 +65,33 @@ pub fn checksum(checkpoint_ref: &CheckpointRef) -> Result<Checksum, CheckpointEr
         .checksum
         .parse()
         .map_err(|error: crate::checkpoint::NoChecksum| CheckpointError::Misuse(error.to_string()))
+}
+
+/// The state of training between two steps.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TrainState {
+    /// Number of optimiser steps taken.
+    pub step: u64,
+    pub samples: u64,
+    /// Chooses the next batch.
+    pub controller: Controller,
+    /// The ledger of the committed history, from the first sample on.
+    pub ledger: Ledger,
+}
+
+impl TrainState {
+    /// The state that a checkpoint holds.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<TrainState, TrainError> {
+        serde_json::from_value(checkpoint.state()?).map_err(|error| TrainError::State { error })
+    }
+
+    /// The state in the bytes of a checkpoint's file.
+    pub fn parse(bytes: &[u8]) -> Result<TrainState, TrainError> {
+        serde_json::from_slice(bytes).map_err(|error| TrainError::State { error })
+    }
+
+    /// The JSON form in checkpoints.
+    pub(super) fn to_json(&self) -> Result<serde_json::Value, TrainError> {
+        serde_json::to_value(self).map_err(|error| TrainError::State { error })
+    }
 }

@@ -10,83 +10,65 @@ use crate::norm::GroupSums;
 use crate::samples::Digest;
 
 /// A floating-point number transferred bit by bit, because JSON has no NaN.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Bits(u64);
+pub mod bits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-impl From<f64> for Bits {
-    fn from(value: f64) -> Self {
-        Bits(value.to_bits())
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        value.to_bits().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        u64::deserialize(deserializer).map(f64::from_bits)
     }
 }
 
-impl Bits {
-    pub fn get(self) -> f64 {
-        f64::from_bits(self.0)
-    }
-}
-
-/// The message of one rank for one step.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Message {
-    /// Sum of the cross-entropies over this rank's target tokens.
-    pub loss: Bits,
-    /// Number of this rank's target tokens.
-    pub targets: u64,
-    /// Sum over this rank's groups of ‖G_i‖²/n_i.
-    pub weighted: Bits,
-    /// Units (target tokens) in those groups.
-    pub units: u64,
-    /// Number of this rank's groups.
-    pub groups: u64,
-    /// Digest of the samples that entered this rank's forward passes.
-    pub digest: Digest,
-    /// Seconds that this rank computed before the exchange.
-    pub seconds: Bits,
-    /// This rank has received a request to drain.
-    pub drain: bool,
-    /// This rank has written its part of the checkpoint in progress.
-    pub written: bool,
-}
-
-/// The messages of all ranks for one step, added in rank order, so that the result is the same on every rank.
-#[derive(Debug, Clone)]
-pub struct Totals {
-    /// Sum of the cross-entropies over all target tokens.
+/// The part of one rank in a step, or of all ranks together.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct StepSums {
+    /// Sum of the cross-entropies over the target tokens.
+    #[serde(with = "bits")]
     pub loss: f64,
-    /// Target tokens of the global batch.
+    /// Number of target tokens.
     pub targets: u64,
     /// Sums of the norm test's groups.
+    #[serde(flatten, with = "GroupBits")]
     pub groups: GroupSums,
-    /// Digest of the step.
+    /// Digest of the samples that entered the forward passes.
     pub digest: Digest,
-    /// At least one rank has received a request to drain.
+    /// Seconds that the rank computed before the exchange.
+    #[serde(with = "bits")]
+    pub seconds: f64,
+    /// The rank, or at least one, has received a request to drain.
     pub drain: bool,
-    /// Computing seconds by rank.
-    pub seconds: Vec<f64>,
-    /// All ranks have written their part of the checkpoint in progress.
+    /// The rank, or every one, has written its part of the checkpoint in progress.
     pub written: bool,
 }
 
-impl Totals {
-    /// Adds up the messages of all ranks.
-    pub fn of(messages: &[Message]) -> Totals {
-        let mut groups = GroupSums::default();
-        for message in messages {
-            groups.merge(&GroupSums {
-                weighted: message.weighted.get(),
-                units: message.units,
-                groups: message.groups,
-            });
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "GroupSums")]
+struct GroupBits {
+    #[serde(with = "bits")]
+    weighted: f64,
+    units: u64,
+    groups: u64,
+}
+
+impl StepSums {
+    /// Adds up the parts of all ranks in rank order, so that the result is the same on every rank.
+    pub fn of_all(ranks: &[StepSums]) -> StepSums {
+        let mut sums = StepSums {
+            drain: ranks.iter().any(|rank| rank.drain),
+            written: ranks.iter().all(|rank| rank.written),
+            ..StepSums::default()
+        };
+        for rank in ranks {
+            sums.loss += rank.loss;
+            sums.targets += rank.targets;
+            sums.groups.merge(&rank.groups);
+            sums.digest += rank.digest;
+            sums.seconds += rank.seconds;
         }
-        Totals {
-            loss: messages.iter().map(|m| m.loss.get()).sum(),
-            targets: messages.iter().map(|m| m.targets).sum(),
-            groups,
-            digest: messages.iter().map(|m| m.digest).sum(),
-            drain: messages.iter().any(|m| m.drain),
-            seconds: messages.iter().map(|m| m.seconds.get()).collect(),
-            written: messages.iter().all(|m| m.written),
-        }
+        sums
     }
 }
 
@@ -111,4 +93,30 @@ pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 /// The value in a rank's message.
 pub fn decode<T: DeserializeOwned>(rank: usize, message: &[u8]) -> Result<T, TrainError> {
     serde_json::from_slice(message).map_err(|error| TrainError::Message { rank, error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_keeps_every_bit_and_numbers_that_json_does_not_have() {
+        let sums = StepSums {
+            loss: f64::NAN,
+            groups: GroupSums {
+                weighted: f64::INFINITY,
+                units: 3,
+                groups: 2,
+            },
+            ..StepSums::default()
+        };
+        let text = String::from_utf8(encode(&sums)).unwrap();
+        insta::assert_snapshot!(
+            text,
+            @r#"{"loss":9221120237041090560,"targets":0,"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000","seconds":0,"drain":false,"written":false}"#
+        );
+        let read: StepSums = decode(0, text.as_bytes()).unwrap();
+        assert_eq!(read.loss.to_bits(), sums.loss.to_bits());
+        assert_eq!(read.groups, sums.groups);
+    }
 }

@@ -4,23 +4,18 @@
 //! does not depend on Kubernetes.
 
 pub mod checkpoint_ref;
-mod coordinates;
-mod every_second;
-mod heartbeats;
 mod message;
 mod orders;
 pub mod rank;
-mod saving;
 pub mod schedule;
 pub mod setup;
 mod stacks;
-pub mod state;
 mod trainer;
 mod watchdog;
 pub mod weights;
 
+pub use checkpoint_ref::TrainState;
 pub use setup::{FORMAT, Setup};
-pub use state::TrainState;
 
 use std::path::PathBuf;
 
@@ -128,12 +123,6 @@ pub enum TrainError {
     /// A file of the run directory cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The prepared data has no training part.
-    #[error("{} holds no training data: launch the recipe again", directory.display())]
-    NoData {
-        /// The expected directory of the data.
-        directory: std::path::PathBuf,
-    },
     /// The state in a checkpoint is invalid, or belongs to another version.
     #[error(
         "the training state in the checkpoint cannot be parsed: {error}; it was written by \

@@ -1,9 +1,9 @@
 //! The connection of a rank to its agent: orders on standard input, reports on standard output.
 
 use std::io::{BufRead, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::lifecycle::protocol::{Order, Report};
@@ -13,7 +13,7 @@ use crate::util::stderr;
 pub struct Orders {
     draining: Arc<AtomicBool>,
     agent_is_gone: Arc<AtomicBool>,
-    others: Mutex<Receiver<Order>>,
+    others: Receiver<Order>,
 }
 
 impl Orders {
@@ -31,7 +31,7 @@ impl Orders {
         Orders {
             draining,
             agent_is_gone,
-            others: Mutex::new(receiver),
+            others: receiver,
         }
     }
 
@@ -48,8 +48,7 @@ impl Orders {
     /// The next order other than to drain or to cancel a drain; `None` if no order arrives in time or the agent is
     /// gone.
     pub fn next(&self, timeout: Duration) -> Option<Order> {
-        let receiver = self.others.lock().unwrap_or_else(|held| held.into_inner());
-        receiver.recv_timeout(timeout).ok()
+        self.others.recv_timeout(timeout).ok()
     }
 }
 
@@ -69,16 +68,11 @@ fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order
     }
 }
 
-/// Writes reports to the agent. [`Orders`] detects an agent that is gone; reports to it are dropped.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Reports;
-
-impl Reports {
-    pub fn send(&self, report: &Report) {
-        let mut out = std::io::stdout().lock();
-        if let Ok(line) = serde_json::to_string(report) {
-            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-        }
+/// Writes a report to the agent. [`Orders`] detects an agent that is gone; reports to it are dropped.
+pub fn report(report: &Report) {
+    let mut out = std::io::stdout().lock();
+    if let Ok(line) = serde_json::to_string(report) {
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 }
 

@@ -5,17 +5,18 @@ use std::fs::{File, TryLockError};
 use std::io::{BufReader, ErrorKind, stdin};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::TrainError;
-use super::orders::{Orders, Reports};
-use super::saving::Saving;
+use super::checkpoint_ref::{self, TrainState};
+use super::orders::{Orders, report};
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
-use super::state::TrainState;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
+use super::watchdog::{self, EverySecond};
 use super::weights::Weights;
 use crate::bucket::Bucket;
 use crate::checkpoint::CheckpointError;
@@ -24,7 +25,7 @@ use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
-use crate::data::{Dataset, Part};
+use crate::data::Dataset;
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{self, Engine, EngineError, Measure};
@@ -35,8 +36,6 @@ use crate::norm::{Conditions, Controller, groups};
 use crate::recipe::schema::spec::{BatchSchedule, Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
-use crate::train::checkpoint_ref;
-use crate::train::{heartbeats, watchdog};
 use crate::util::durable::{FileError, read_json};
 use crate::util::input;
 use crate::util::key::Key;
@@ -65,64 +64,68 @@ pub struct RankOptions {
 
 /// Runs the rank to its end; returns its exit code.
 pub fn run(options: &RankOptions) -> u8 {
-    let reports = Reports;
     let orders = Orders::listen(BufReader::new(stdin()));
-    match live(options, &orders, reports) {
-        Ok(Ending::Finished) => exit::FINISHED,
-        Ok(Ending::Drained) => exit::DRAINED,
-        Err(error) => {
-            stderr::line(format_args!("error: {error}"));
-            match error {
-                TrainError::Engine(EngineError::OutOfMemory { .. }) => {
-                    reports.send(&Report::OutOfMemory {
-                        message: error.to_string(),
-                    });
-                    exit::OUT_OF_MEMORY
-                }
-                error if lost_device(&error).is_some() => {
-                    report_lost_device(&error, reports);
-                    // A rank without its device is a lost rank, like one on a host that is gone.
-                    let _ = kill_process(getpid(), Signal::KILL);
-                    exit::FAILED
-                }
-                TrainError::Engine(EngineError::Comm(
-                    CommError::PeerLost { .. } | CommError::Aborted { .. },
-                )) => exit::PEER_LOST,
-                error if error.is_of_the_volume() => {
-                    reports.send(&Report::VolumeFailed {
-                        message: error.to_string(),
-                    });
-                    exit::FAILED
-                }
-                error => {
-                    reports.send(&Report::Failed {
-                        message: error.to_string(),
-                        deterministic: match &error {
-                            TrainError::Engine(error) => error.is_deterministic(),
-                            _ => true,
-                        },
-                    });
-                    exit::FAILED
-                }
-            }
+    let error = match live(options, &orders) {
+        Ok(Ending::Finished) => return exit::FINISHED,
+        Ok(Ending::Drained) => return exit::DRAINED,
+        Err(error) => error,
+    };
+    stderr::line(format_args!("error: {error}"));
+    let message = error.to_string();
+    match error {
+        TrainError::Engine(EngineError::OutOfMemory { .. }) => {
+            report(&Report::OutOfMemory { message });
+            exit::OUT_OF_MEMORY
+        }
+        error if report_lost_device(&error) => {
+            // A rank without its device is a lost rank, like one on a host that is gone.
+            let _ = kill_process(getpid(), Signal::KILL);
+            exit::FAILED
+        }
+        TrainError::Engine(EngineError::Comm(
+            CommError::PeerLost { .. } | CommError::Aborted { .. },
+        )) => exit::PEER_LOST,
+        error if error.is_of_the_volume() => {
+            report(&Report::VolumeFailed { message });
+            exit::FAILED
+        }
+        error => {
+            let deterministic = match &error {
+                TrainError::Engine(error) => error.is_deterministic(),
+                _ => true,
+            };
+            report(&Report::Failed {
+                message,
+                deterministic,
+            });
+            exit::FAILED
         }
     }
 }
 
-fn live(options: &RankOptions, orders: &Orders, reports: Reports) -> Result<Ending, TrainError> {
+fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
     let directory = options.run.join(files::generation(options.generation));
     let setup = Setup::read(&options.run)?;
     let generation: Generation = read_json(&directory.join(files::RECORD))?;
     // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;
-    let world = {
-        let _waiting = heartbeats::while_connecting(reports, orders.agent_is_gone());
-        meet(options, &generation, reports)?
-    };
-    reports.send(&Report::Connected);
+    let agent_is_gone = orders.agent_is_gone();
+    // The others cannot watch this rank before they have connected.
+    let waiting = EverySecond::start(move || {
+        if agent_is_gone.load(Ordering::Relaxed) {
+            // There is no state to commit yet.
+            stderr::line(format_args!("the agent left before the ranks had met"));
+            std::process::exit(exit::DRAINED.into());
+        }
+        report(&Report::Connecting);
+    });
+    let world = meet(options, &generation)?;
+    // Later reports come after its last one.
+    drop(waiting);
+    report(&Report::Connected);
     // Peers would notice that this process hangs.
-    let _alone = (world.world() == 1).then(|| heartbeats::alone(reports));
-    let result = train(options, &setup, &generation, &world, orders, reports);
+    let _alone = (world.world() == 1).then(|| EverySecond::start(|| report(&Report::Alive)));
+    let result = train(options, &setup, &generation, &world, orders);
     match &result {
         Ok(_) => world.close()?,
         // The collective has already reported the lost peer.
@@ -138,19 +141,16 @@ fn train(
     generation: &Generation,
     world: &World,
     orders: &Orders,
-    reports: Reports,
 ) -> Result<Ending, TrainError> {
     let (observed, activity) = Observed::of(Arc::clone(world));
     let stacks = files::stacks(generation.number, options.rank as u64);
-    let watchdog = watchdog::watch(
-        activity,
-        options.progress_deadline,
-        options.run.join(stacks),
-        reports,
-    );
-    let training = setup.training_data(&options.run)?;
+    let stacks = options.run.join(stacks);
+    let watchdog = watchdog::watch(activity, options.progress_deadline, stacks);
+    let data = Setup::data(&options.run);
+    let training = Dataset::train(&data)?;
     let mut engine = engine(options, setup, generation, world, &observed)?;
-    let state = load(options, setup, generation, engine.as_mut(), reports)?;
+    let state = load(options, setup, generation, engine.as_mut())?;
+    let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
     let mut trainer = Trainer {
         run: &options.run,
         setup,
@@ -159,26 +159,25 @@ fn train(
         engine,
         order: setup.order(training.len())?,
         data: training,
-        evaluation: Dataset::open(&Setup::data(&options.run), Part::Evaluation)?,
-        learning_rate: LearningRateSchedule::new(
-            &setup.spec.learning_rate,
-            setup.horizon.warmup_samples.unwrap_or(0),
-            setup.budget()?,
-            setup.global_batch_size,
-        ),
+        evaluation: Dataset::evaluation(&data)?,
+        learning_rate: LearningRateSchedule {
+            recipe: setup.spec.learning_rate.clone(),
+            warmup: setup.horizon.warmup_samples.unwrap_or(0),
+            budget: setup.budget()?,
+            base_batch: setup.global_batch_size,
+        },
         watched_batch: state.controller.batch(),
         state,
         orders,
-        reports,
         metrics: metrics(options)?,
         last_step: None,
-        bucket: open_bucket(options)?,
-        saving: Saving::default(),
+        bucket: bucket.map_err(CheckpointError::from)?,
+        saving: None,
         last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),
     };
     agree_on_memory(setup, &mut trainer)?;
-    reports.send(&Report::Ready);
+    report(&Report::Ready);
     let result = trainer.train();
     // What follows does not call the collective.
     drop(watchdog);
@@ -186,7 +185,7 @@ fn train(
         Err(TrainError::Engine(EngineError::Comm(error))) => after_loss(error, &mut trainer)?,
         // All learn of it before the engine ends its work on the device.
         Err(error) => {
-            report_lost_device(error, reports);
+            report_lost_device(error);
             world.abort(&error.to_string());
         }
         Ok(_) => {}
@@ -194,27 +193,18 @@ fn train(
     result
 }
 
-fn open_bucket(options: &RankOptions) -> Result<Option<Bucket>, TrainError> {
-    let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
-    bucket.map_err(|error| CheckpointError::from(error).into())
-}
-
-/// Reports an error of a lost GPU.
-fn report_lost_device(error: &TrainError, reports: Reports) {
-    if let Some(message) = lost_device(error) {
-        reports.send(&Report::DeviceLost { message });
+/// Reports an error of a lost GPU, with the name of this rank's; returns whether it is one.
+fn report_lost_device(error: &TrainError) -> bool {
+    let TrainError::Engine(EngineError::Cuda(lost)) = error else {
+        return false;
+    };
+    if lost.is_of_a_lost_device() {
+        let gpu = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+        report(&Report::DeviceLost {
+            message: format!("its GPU {gpu} is lost ({lost})"),
+        });
     }
-}
-
-/// Names this rank's GPU if the error is that of a lost one.
-fn lost_device(error: &TrainError) -> Option<String> {
-    match error {
-        TrainError::Engine(EngineError::Cuda(lost)) if lost.is_of_a_lost_device() => {
-            let gpu = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-            Some(format!("its GPU {gpu} is lost ({lost})"))
-        }
-        _ => None,
-    }
+    lost.is_of_a_lost_device()
 }
 
 /// The metrics file, which rank 0 writes for all ranks. Hosts without a common disk each have one, so that any survivor
@@ -227,11 +217,7 @@ fn metrics(options: &RankOptions) -> Result<Option<MetricsWriter>, TrainError> {
 }
 
 /// Connects to the other ranks of the generation.
-fn meet(
-    options: &RankOptions,
-    generation: &Generation,
-    reports: Reports,
-) -> Result<World, TrainError> {
+fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainError> {
     let world = generation.world() as usize;
     if world == 1 {
         return Ok(Arc::new(Solo));
@@ -246,10 +232,9 @@ fn meet(
         greeting,
         options.key.clone(),
     );
-    tcp.notify = Arc::new(move |message: &str| {
-        reports.send(&Report::Warning {
-            message: message.to_string(),
-        });
+    tcp.notify = Arc::new(|message: &str| {
+        let message = message.to_string();
+        report(&Report::Warning { message });
     });
     let own = options.rank;
     let ended: Ended = Arc::new(move |error| {
@@ -258,7 +243,7 @@ fn meet(
         if let CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } = error
             && *rank != own
         {
-            reports.send(&Report::LossDetected {
+            report(&Report::LossDetected {
                 rank: *rank as u64,
                 message: reason.clone(),
             });
@@ -282,10 +267,25 @@ fn engine(
         DeviceKind::Cuda => world,
     };
     let world = (world.world() > 1).then(|| Arc::clone(world));
-    let seed = seed(setup, generation);
+    // Weights that `load` reads are not drawn first, which would take as long.
+    let reads = generation.start.is_some() || setup.weights.is_some();
+    let seed = (!reads).then_some(setup.spec.seed);
     let activation_checkpointing = setup.spec.model.activation_checkpointing;
-    let measure = measured(&setup.spec.schedule);
-    let strategy = distribution(setup, generation);
+    // The measurements that any step of the run may request.
+    let (measure, unsharded_accumulation) = match &setup.spec.schedule {
+        BatchSchedule::NormTest(test) => (
+            measure(Some(groups(test)), test.coordinate_interval > 0),
+            test.unsharded_accumulation,
+        ),
+        _ => (Measure::default(), false),
+    };
+    let strategy = if sharded(generation.plan.outline.strategy) {
+        engine::Strategy::Sharded {
+            unsharded_accumulation,
+        }
+    } else {
+        engine::Strategy::Replicated
+    };
     let engine = match setup.device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
@@ -299,14 +299,22 @@ fn engine(
         }
         DeviceKind::Cuda => {
             let options = CudaOptions {
-                precision: cuda_precision(setup.spec.model.precision),
+                // f16 is computed in bf16, which needs no loss scaling.
+                precision: match setup.spec.model.precision {
+                    Precision::F32 => cuda::Precision::F32,
+                    Precision::Bf16 | Precision::F16 => cuda::Precision::Bf16,
+                },
                 memory_limit: setup.rank_memory,
                 activation_checkpointing,
                 strategy,
                 measure,
                 ..CudaOptions::default()
             };
-            cuda_device()
+            // The GPU of this process: its agent makes no other visible.
+            let device = cuda::driver::Driver::load()
+                .and_then(|driver| cuda::driver::Device::open(&driver, 0))
+                .map_err(EngineError::from);
+            device
                 .and_then(|device| CudaEngine::new(model, options, &device, world, seed))
                 .map(boxed)
         }
@@ -322,65 +330,19 @@ fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {
     Box::new(engine)
 }
 
-/// The GPU of this process: its agent makes no other visible.
-fn cuda_device() -> Result<Arc<cuda::driver::Device>, EngineError> {
-    Ok(cuda::driver::Device::open(
-        &cuda::driver::Driver::load()?,
-        0,
-    )?)
-}
-
-/// The recipe's precision on a GPU; f16 is computed in bf16, which needs no loss scaling.
-fn cuda_precision(precision: Precision) -> cuda::Precision {
-    match precision {
-        Precision::F32 => cuda::Precision::F32,
-        Precision::Bf16 | Precision::F16 => cuda::Precision::Bf16,
-    }
-}
-
-/// Distribution of the engine's state over the ranks.
-fn distribution(setup: &Setup, generation: &Generation) -> engine::Strategy {
-    if !sharded(generation.plan.outline.strategy) {
-        return engine::Strategy::Replicated;
-    }
-    let unsharded_accumulation = matches!(
-        &setup.spec.schedule,
-        BatchSchedule::NormTest(test) if test.unsharded_accumulation
-    );
-    engine::Strategy::Sharded {
-        unsharded_accumulation,
-    }
-}
-
-/// The measurements that any step of the run may request.
-fn measured(schedule: &BatchSchedule) -> Measure {
-    match schedule {
-        BatchSchedule::NormTest(test) => measure(Some(groups(test)), test.coordinate_interval > 0),
-        _ => Measure::default(),
-    }
-}
-
 /// ZeRO-1 and ZeRO-2 shard less than FSDP. The built-in trainer runs them as FSDP, which computes the same
 /// numbers in less memory.
 fn sharded(strategy: Strategy) -> bool {
     strategy != Strategy::Ddp
 }
 
-/// The seed of the engine's weights; `None` if [`load`] reads them, because drawing them first would take as
-/// long.
-fn seed(setup: &Setup, generation: &Generation) -> Option<u64> {
-    let read = generation.start.is_some() || setup.weights.is_some();
-    (!read).then_some(setup.spec.seed)
-}
-
 /// The state of the referenced checkpoint, or a new one with the initial weights: read from files, or drawn
-/// by the engine from [`seed`].
+/// by the engine.
 fn load(
     options: &RankOptions,
     setup: &Setup,
     generation: &Generation,
     engine: &mut dyn Engine,
-    reports: Reports,
 ) -> Result<TrainState, TrainError> {
     let plan = &generation.plan;
     let conditions = Conditions {
@@ -407,7 +369,7 @@ fn load(
     let mut state = TrainState::from_checkpoint(&checkpoint)?;
     let change = state.controller.refit(conditions)?;
     if let Some(message) = change.filter(|_| options.rank == 0) {
-        reports.send(&Report::Warning { message });
+        report(&Report::Warning { message });
     }
     Ok(state)
 }
@@ -442,7 +404,7 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
         }
         CommError::Rendezvous(_) | CommError::Misuse(_) => return Ok(()),
     };
-    trainer.reports.send(&Report::Lost {
+    report(&Report::Lost {
         rank: rank as u64,
         message,
         samples: trainer.state.samples,

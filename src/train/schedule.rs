@@ -9,36 +9,19 @@ use crate::recipe::schema::spec::{LearningRate, LearningRateShape};
 /// Upstream's time scale of `inverse_sqrt` without a warm-up, in steps.
 const INVERSE_SQRT_STEPS: u64 = 10_000;
 
-/// The learning rate of a run.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The learning rate of a run. [`crate::plan::Horizon`] computes its counts.
+#[derive(Debug, Clone, PartialEq)]
 pub struct LearningRateSchedule {
-    peak: f64,
-    floor: f64,
-    shape: LearningRateShape,
-    warmup: u64,
-    budget: u64,
-    base_batch: u64,
+    pub recipe: LearningRate,
+    /// Samples of the warm-up.
+    pub warmup: u64,
+    /// Samples of the whole run.
+    pub budget: u64,
+    /// The base global batch, samples.
+    pub base_batch: u64,
 }
 
 impl LearningRateSchedule {
-    /// The schedule of a recipe over `budget` samples, of which the first `warmup` are its warm-up, at a base
-    /// global batch of `base_batch` samples. [`crate::plan::Horizon`] computes both counts.
-    pub fn new(recipe: &LearningRate, warmup: u64, budget: u64, base_batch: u64) -> Self {
-        LearningRateSchedule {
-            peak: recipe.peak,
-            floor: recipe.floor,
-            shape: recipe.shape,
-            warmup,
-            budget,
-            base_batch,
-        }
-    }
-
-    /// The length of the warm-up, samples.
-    pub fn warmup_samples(&self) -> u64 {
-        self.warmup
-    }
-
     /// Whether a step that starts after `samples` samples is still in the warm-up.
     pub fn warming_up(&self, samples: u64) -> bool {
         samples < self.warmup
@@ -47,7 +30,7 @@ impl LearningRateSchedule {
     /// The learning rate of a step that starts after `samples` samples. The first step of a warm-up has rate
     /// 0, as upstream.
     pub fn at(&self, samples: u64) -> f64 {
-        self.peak * self.share(samples)
+        self.recipe.peak * self.share(samples)
     }
 
     /// The learning rate as a share of the peak.
@@ -58,8 +41,9 @@ impl LearningRateSchedule {
         let after = (samples - self.warmup) as f64;
         let length = self.budget.saturating_sub(self.warmup).max(1) as f64;
         let progress = (after / length).min(1.0);
-        let above_floor = |share: f64| self.floor + (1.0 - self.floor) * share;
-        match self.shape {
+        let floor = self.recipe.floor;
+        let above_floor = |share: f64| floor + (1.0 - floor) * share;
+        match self.recipe.shape {
             LearningRateShape::Constant => 1.0,
             LearningRateShape::Linear => above_floor(1.0 - progress),
             LearningRateShape::Cosine => {
@@ -71,7 +55,7 @@ impl LearningRateSchedule {
                 } else {
                     self.base_batch.saturating_mul(INVERSE_SQRT_STEPS)
                 } as f64;
-                (scale / (after + scale)).sqrt().max(self.floor)
+                (scale / (after + scale)).sqrt().max(floor)
             }
         }
     }
@@ -115,6 +99,20 @@ mod tests {
         }
     }
 
+    fn schedule(
+        recipe: LearningRate,
+        warmup: u64,
+        budget: u64,
+        base_batch: u64,
+    ) -> LearningRateSchedule {
+        LearningRateSchedule {
+            recipe,
+            warmup,
+            budget,
+            base_batch,
+        }
+    }
+
     #[test]
     fn constant_batches_have_upstreams_rate_at_every_step() {
         for (shape, floor) in [
@@ -125,8 +123,8 @@ mod tests {
             (LearningRateShape::InverseSqrt, 0.0),
         ] {
             for (warmup, total) in [(0, 100), (7, 100), (100, 100), (150, 100)] {
-                let schedule = LearningRateSchedule::new(
-                    &LearningRate {
+                let schedule = schedule(
+                    LearningRate {
                         floor,
                         ..recipe(shape)
                     },
@@ -149,8 +147,8 @@ mod tests {
     #[test]
     fn cosine_over_samples_gives_the_papers_rates() {
         // 4e-4 down to 4e-5 by cosine over 2 M samples, with a warm-up of 20 k samples.
-        let schedule = LearningRateSchedule::new(
-            &LearningRate {
+        let schedule = schedule(
+            LearningRate {
                 floor: 0.1,
                 ..recipe(LearningRateShape::Cosine)
             },
@@ -181,7 +179,7 @@ mod tests {
                     floor,
                     ..LearningRate::default()
                 };
-                LearningRateSchedule::new(&recipe, warmup, budget, batch)
+                schedule(recipe, warmup, budget, batch)
             },
         )
     }
@@ -193,7 +191,7 @@ mod tests {
         ) {
             let mut samples = samples;
             samples.sort_unstable();
-            let warmup = schedule.warmup_samples();
+            let warmup = schedule.warmup;
             prop_assert_eq!(schedule.at(warmup), 1.0);
             for pair in samples.windows(2) {
                 let (a, b) = (schedule.at(pair[0]), schedule.at(pair[1]));
@@ -201,7 +199,7 @@ mod tests {
                 if pair[1] <= warmup {
                     prop_assert!(a <= b);
                 } else if pair[0] >= warmup {
-                    prop_assert!(a >= b && b >= schedule.floor.min(1.0) - 1e-12);
+                    prop_assert!(a >= b && b >= schedule.recipe.floor.min(1.0) - 1e-12);
                 }
             }
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::TrainError;
-use crate::data::{Dataset, Manifest, Part};
+use crate::data::Manifest;
 use crate::engine::ModelConfig;
 use crate::lifecycle::{DeviceKind, files};
 use crate::plan::Horizon;
@@ -69,15 +69,10 @@ pub struct Setup {
     pub entropy: Option<f64>,
 }
 
-/// The one field that every version of `run.json` is read for first. Files without it have format 1.
+/// The one field that every version of `run.json` is read for first.
 #[derive(Deserialize)]
 struct Header {
-    #[serde(default = "first_format")]
-    format: u64,
-}
-
-fn first_format() -> u64 {
-    1
+    format: Option<u64>,
 }
 
 impl Setup {
@@ -87,11 +82,11 @@ impl Setup {
         let path = run.join(files::RUN);
         let bytes = read(&path)?;
         let Header { format } = parse_json(&path, &bytes)?;
-        if format != FORMAT {
-            return Err(TrainError::Format {
-                run: run.to_path_buf(),
-                found: format,
-            });
+        // Files without it have format 1.
+        let found = format.unwrap_or(1);
+        if found != FORMAT {
+            let run = run.to_path_buf();
+            return Err(TrainError::Format { run, found });
         }
         Ok(parse_json(&path, &bytes)?)
     }
@@ -137,12 +132,6 @@ impl Setup {
             return Ok(true);
         };
         Ok(Manifest::read(data)?.fingerprint == *expected)
-    }
-
-    /// The prepared training data under a run's directory.
-    pub fn training_data(&self, run: &Path) -> Result<Dataset, TrainError> {
-        let directory = Setup::data(run);
-        Dataset::open(&directory, Part::Train)?.ok_or(TrainError::NoData { directory })
     }
 
     /// The prepared data under a run's directory.

@@ -5,30 +5,33 @@
 //! the result.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
+use serde_json::Value;
+
 use super::TrainError;
-use super::coordinates;
-use super::message::{Bits, Message, Totals, decode, encode, exchange};
-use super::orders::{Orders, Reports};
-use super::saving::Saving;
+use super::checkpoint_ref::{self, TrainState};
+use super::message::{StepSums, decode, encode, exchange};
+use super::orders::{Orders, report};
 use super::schedule::LearningRateSchedule;
 use super::setup::Setup;
-use super::state::TrainState;
 use crate::bucket::Bucket;
-use crate::checkpoint::Target;
-use crate::comm::World;
+use crate::checkpoint::{self, Contents, Target, Writer};
 use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
+use crate::comm::{Collective, World};
 use crate::data::{Collated, Dataset};
 use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
-use crate::lifecycle::Generation;
 use crate::lifecycle::protocol::Report;
-use crate::norm::{Decision, GroupSums, Reason, Sums};
+use crate::lifecycle::{CheckpointRef, Generation};
+use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
 use crate::recipe::schema::spec::Groups;
 use crate::samples::{Deal, Digest, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
-use crate::telemetry::{EvaluationRecord, Metric, NormTestRecord, StepRecord, now};
+use crate::telemetry::{
+    CoordinateTestRecord, EvaluationRecord, Metric, NormTestRecord, StepRecord, now,
+};
 
 /// A step is reported as slow if it takes this many times the usual time.
 pub const STRAGGLER_FACTOR: f64 = 3.0;
@@ -65,14 +68,12 @@ pub struct Trainer<'a> {
     pub state: TrainState,
     /// Orders of the agent.
     pub orders: &'a Orders,
-    /// Reports to the agent.
-    pub reports: Reports,
     /// The generation's metrics file, of the rank that writes it.
     pub metrics: Option<MetricsWriter>,
     /// The newest step, which rank 0 records.
     pub last_step: Option<StepRecord>,
     /// The checkpoint in progress, if any.
-    pub saving: Saving,
+    pub saving: Option<Saving>,
     /// Path of the newest committed checkpoint below the run directory.
     pub last_checkpoint: Option<String>,
     /// Learns the usual duration of a step.
@@ -81,20 +82,12 @@ pub struct Trainer<'a> {
     pub watched_batch: u64,
 }
 
-/// Results of a rank's own micro-batches of a step.
-#[derive(Default)]
-struct Local {
-    loss: f64,
-    targets: u64,
-    digest: Digest,
-    groups: GroupSums,
-}
-
 impl Trainer<'_> {
     /// Trains until the budget is reached or a drain is agreed on. The last checkpoint is committed when it
     /// returns.
     pub fn train(&mut self) -> Result<Ending, TrainError> {
         let horizon = self.setup.horizon.clone();
+        let world = Arc::clone(&self.world);
         let budget = self.setup.budget()?;
         let crossed = |every: Option<u64>, from: u64, to: u64| {
             every.is_some_and(|every| from / every < to / every)
@@ -108,21 +101,18 @@ impl Trainer<'_> {
         {
             self.evaluate()?;
         }
-        let mut drain = false;
-        while self.state.samples < budget && !drain {
+        while self.state.samples < budget {
             let before = self.state.samples;
-            drain = self.step()?;
+            let drain = self.step()?;
             let after = self.state.samples;
-            let (evaluate, save) = (
-                crossed(horizon.eval_every, before, after),
-                crossed(horizon.checkpoint_every, before, after),
-            );
-            let last = self.state.samples >= budget;
-            if evaluate && !last && !drain {
+            if after >= budget || drain {
+                break;
+            }
+            if crossed(horizon.eval_every, before, after) {
                 self.evaluate()?;
             }
-            if save && !last && !drain && !self.saving.busy() {
-                self.begin_checkpoint()?;
+            if crossed(horizon.checkpoint_every, before, after) && self.saving.is_none() {
+                self.begin_checkpoint(world.as_ref())?;
             }
         }
         let ending = if self.state.samples >= budget {
@@ -131,7 +121,7 @@ impl Trainer<'_> {
         } else {
             Ending::Drained
         };
-        self.commit_now()?;
+        self.commit_now(world.as_ref())?;
         Ok(ending)
     }
 
@@ -156,18 +146,14 @@ impl Trainer<'_> {
         if let Some(squared_norm) = reduced.local_squared_norm {
             local.groups.add(squared_norm, local.targets);
         }
-        let message = Message {
-            loss: local.loss.into(),
-            targets: local.targets,
-            weighted: local.groups.weighted.into(),
-            units: local.groups.units,
-            groups: local.groups.groups,
-            digest: local.digest,
-            seconds: seconds.into(),
-            drain: self.orders.draining(),
-            written: self.saving.written(),
-        };
-        let totals = Totals::of(&exchange(self.world.as_ref(), &message)?);
+        local.seconds = seconds;
+        local.drain = self.orders.draining();
+        local.written = self
+            .saving
+            .as_ref()
+            .is_some_and(|saving| saving.writer.is_finished());
+        let ranks = exchange(self.world.as_ref(), &local)?;
+        let totals = StepSums::of_all(&ranks);
         if totals.targets == 0 {
             return Err(TrainError::NoTargets { step, from, to });
         }
@@ -191,10 +177,11 @@ impl Trainer<'_> {
         let coordinate_test = coordinate_test
             .map(|test| {
                 let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
-                coordinates::count(test, &totals.groups, engine, world)
+                count_coordinates(test, &totals.groups, engine, world)
             })
             .transpose()?;
-        let learning_rate = self.learning_rate();
+        let factor = self.state.controller.learning_rate_factor();
+        let learning_rate = self.learning_rate.at(from) * factor;
         let optimizer = &self.setup.spec.optimizer;
         self.engine.update(AdamW {
             learning_rate,
@@ -237,7 +224,8 @@ impl Trainer<'_> {
             .then(|| totals.groups.sums(reduced.squared_norm, batch));
         let decision = self.decide(step, sums)?;
         if totals.written {
-            self.finish_checkpoint()?;
+            let world = Arc::clone(&self.world);
+            self.finish_checkpoint(world.as_ref())?;
         }
 
         record.seconds = started.elapsed().as_secs_f64();
@@ -245,23 +233,26 @@ impl Trainer<'_> {
         record.norm_test = norm_test_record(&decision);
         self.last_step = Some(record.clone());
         if self.rank() == 0 {
-            self.name_straggler(batch, &totals.seconds);
+            let seconds: Vec<f64> = ranks.iter().map(|rank| rank.seconds).collect();
+            self.name_straggler(batch, &seconds);
         }
         self.record(Metric::Step(record))?;
         Ok(totals.drain)
     }
 
     /// Runs this rank's micro-batches of the step, and joins those of others under sharding.
-    fn run_micro_batches(&mut self, batch: u64, measure: Measure) -> Result<Local, TrainError> {
+    fn run_micro_batches(&mut self, batch: u64, measure: Measure) -> Result<StepSums, TrainError> {
         let dealt = self.generation.plan.deal(batch);
         let micro_batch = self.generation.plan.per_device_batch_size;
         let most = dealt.iter().copied().max().unwrap_or(0);
         let count = dealt[self.rank()];
         let deal = Deal::new(self.state.samples, micro_batch, dealt);
-        let mut local = Local::default();
+        let mut local = StepSums::default();
         for (i, positions) in (1..).zip(deal.micro_batches(self.rank())) {
-            self.check()?;
-            let collated = collate(&self.data, &self.order, positions.clone())?;
+            // A step without the world is useless.
+            self.world.check()?;
+            let indices = positions.clone().map(|at| self.order.at(at).index);
+            let collated = self.data.collate(indices)?;
             for (row, position) in positions.enumerate() {
                 let (tokens, targets) = collated.row(row);
                 local.digest += Digest::of(position, tokens, targets, IGNORE);
@@ -279,15 +270,6 @@ impl Trainer<'_> {
             self.engine.join(i == most)?;
         }
         Ok(local)
-    }
-
-    /// Fails if the world has ended, because a step without it is useless.
-    fn check(&self) -> Result<(), TrainError> {
-        Ok(self.world.check()?)
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.learning_rate.at(self.state.samples) * self.state.controller.learning_rate_factor()
     }
 
     /// Rank 0 decides on the next batch. If there is a measurement, it broadcasts the decision, so that
@@ -315,15 +297,9 @@ impl Trainer<'_> {
 
     /// Mean loss per target token over the evaluation data, distributed over the ranks.
     fn evaluate(&mut self) -> Result<(), TrainError> {
-        let Some(data) = self.evaluation.take() else {
+        let Some(data) = &self.evaluation else {
             return Ok(());
         };
-        let result = self.evaluate_on(&data);
-        self.evaluation = Some(data);
-        result
-    }
-
-    fn evaluate_on(&mut self, data: &Dataset) -> Result<(), TrainError> {
         let plan = &self.generation.plan;
         let micro_batch = plan
             .outline
@@ -335,7 +311,7 @@ impl Trainer<'_> {
         let passes = total.div_ceil(micro_batch).div_ceil(world);
         let (mut loss, mut targets) = (0.0, 0);
         for pass in 0..passes {
-            self.check()?;
+            self.world.check()?;
             let start = (pass * world + self.rank() as u64) * micro_batch;
             if start >= total {
                 self.engine.join_evaluation()?;
@@ -346,8 +322,11 @@ impl Trainer<'_> {
             loss += sum;
             targets += tokens;
         }
-        let everyones = exchange(self.world.as_ref(), &(Bits::from(loss), targets))?;
-        let loss: f64 = everyones.iter().map(|(loss, _)| loss.get()).sum();
+        let everyones: Vec<(u64, u64)> = exchange(self.world.as_ref(), &(loss.to_bits(), targets))?;
+        let loss: f64 = everyones
+            .iter()
+            .map(|(loss, _)| f64::from_bits(*loss))
+            .sum();
         let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
         if tokens > 0 {
             self.record(Metric::Evaluation(EvaluationRecord {
@@ -369,7 +348,7 @@ impl Trainer<'_> {
         if self.rank() != 0 {
             return Ok(());
         }
-        self.reports.send(&match metric {
+        report(&match metric {
             Metric::Step(step) => Report::Step(step),
             Metric::Evaluation(evaluation) => Report::Evaluation(evaluation),
         });
@@ -383,7 +362,7 @@ impl Trainer<'_> {
             return Ok(());
         };
         if metrics::append_missing(&self.run.join(self.target().metrics()), &step)? {
-            self.reports.send(&Report::Step(step));
+            report(&Report::Step(step));
         }
         Ok(())
     }
@@ -398,29 +377,36 @@ impl Trainer<'_> {
         }
     }
 
-    fn begin_checkpoint(&mut self) -> Result<(), TrainError> {
+    fn begin_checkpoint(&mut self, world: &dyn Collective) -> Result<(), TrainError> {
         let target = self.target();
-        let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
-        self.saving.begin(engine, world, target, &self.state)
+        let saving = Saving::begin(self.engine.as_mut(), world, target, &self.state)?;
+        self.saving = Some(saving);
+        Ok(())
     }
 
-    fn finish_checkpoint(&mut self) -> Result<(), TrainError> {
-        let (engine, world) = (self.engine.as_ref(), self.world.as_ref());
-        let report = self.saving.finish(engine, world, self.setup)?;
-        if let Some(Report::Committed { checkpoint_ref, .. }) = &report {
-            self.last_checkpoint = Some(checkpoint_ref.path.clone());
-        }
-        if let Some(report) = report.filter(|_| self.rank() == 0) {
-            self.reports.send(&report);
+    /// Finishes the checkpoint in progress, if any, together with all ranks of `world`.
+    fn finish_checkpoint(&mut self, world: &dyn Collective) -> Result<(), TrainError> {
+        let Some(saving) = self.saving.take() else {
+            return Ok(());
+        };
+        let started = saving.started;
+        let checkpoint_ref = saving.finish(self.engine.as_ref(), world, self.setup)?;
+        self.last_checkpoint = Some(checkpoint_ref.path.clone());
+        if world.rank() == 0 {
+            report(&Report::Committed {
+                checkpoint_ref,
+                seconds: started.elapsed().as_secs_f64(),
+                bytes: 3 * size_of::<f32>() as u64 * self.engine.layout().len(),
+            });
         }
         Ok(())
     }
 
     /// Finishes a checkpoint in progress, then writes one of the present state; returns when it is committed.
-    fn commit_now(&mut self) -> Result<(), TrainError> {
-        self.finish_checkpoint()?;
-        self.begin_checkpoint()?;
-        self.finish_checkpoint()
+    fn commit_now(&mut self, world: &dyn Collective) -> Result<(), TrainError> {
+        self.finish_checkpoint(world)?;
+        self.begin_checkpoint(world)?;
+        self.finish_checkpoint(world)
     }
 
     /// Writes and commits the whole state from this rank alone, after a peer was lost, where every rank holds
@@ -428,15 +414,10 @@ impl Trainer<'_> {
     pub fn commit_alone(&mut self) -> Result<(), TrainError> {
         self.engine.discard();
         self.record_last_step()?;
-        self.saving.abandon();
-        let target = self.target();
-        self.saving
-            .begin(self.engine.as_mut(), &Solo, target, &self.state)?;
-        let report = self
-            .saving
-            .finish(self.engine.as_ref(), &Solo, self.setup)?;
-        report.iter().for_each(|report| self.reports.send(report));
-        Ok(())
+        if let Some(saving) = self.saving.take() {
+            saving.writer.abandon();
+        }
+        self.commit_now(&Solo)
     }
 
     fn name_straggler(&mut self, batch: u64, seconds: &[f64]) {
@@ -447,12 +428,69 @@ impl Trainer<'_> {
             self.watch.forget();
         }
         if let Some(straggler) = self.watch.observe(seconds) {
-            self.reports.send(&Report::Straggler {
+            report(&Report::Straggler {
                 rank: straggler.rank as u64,
                 seconds: straggler.seconds,
                 usual: straggler.usual,
             });
         }
+    }
+}
+
+/// A checkpoint in progress beside training: every rank writes its units in the background and reports in
+/// each step's message whether it has finished. Once all have, they finish the checkpoint together.
+pub struct Saving {
+    target: Target,
+    writer: Writer,
+    samples: u64,
+    batch: u64,
+    state: Value,
+    started: Instant,
+}
+
+impl Saving {
+    /// Takes the snapshot: every rank exports every unit (a collective under sharding) and hands its own
+    /// units to the background writer.
+    fn begin(
+        engine: &mut dyn Engine,
+        world: &dyn Collective,
+        target: Target,
+        state: &TrainState,
+    ) -> Result<Saving, TrainError> {
+        let started = Instant::now();
+        let writer = Writer::begin(&target, engine.layout(), world.rank(), world.world());
+        for unit in 0..engine.layout().units.len() {
+            if let Some(exported) = engine.export(unit, writer.owns(unit))? {
+                writer.write_unit(unit, exported);
+            }
+        }
+        Ok(Saving {
+            target,
+            writer,
+            samples: state.samples,
+            batch: state.controller.batch(),
+            state: state.to_json()?,
+            started,
+        })
+    }
+
+    /// Finishes it together with all ranks.
+    fn finish(
+        self,
+        engine: &dyn Engine,
+        world: &dyn Collective,
+        setup: &Setup,
+    ) -> Result<CheckpointRef, TrainError> {
+        let contents = Contents {
+            layout: engine.layout(),
+            samples: self.samples,
+            state: &self.state,
+            config: &setup.model()?.to_json(),
+            companions: &setup.companions,
+        };
+        let committed = checkpoint::finish_together(self.writer, &self.target, contents, world)?;
+        let run = &self.target.run_directory;
+        Ok(checkpoint_ref::with_batch(&committed, run, self.batch))
     }
 }
 
@@ -471,15 +509,6 @@ fn clipping(norm: f64, clip: Option<f64>) -> f64 {
         Some(clip) => (clip / (norm + 1e-6)).min(1.0),
         None => 1.0,
     }
-}
-
-fn collate(
-    data: &Dataset,
-    order: &Order,
-    positions: std::ops::Range<u64>,
-) -> Result<Collated, TrainError> {
-    let indices = positions.map(|position| order.at(position).index);
-    Ok(data.collate(indices)?)
 }
 
 fn as_micro_batch(collated: &Collated) -> MicroBatch<'_> {
@@ -504,4 +533,106 @@ fn norm_test_record(decision: &Decision) -> Option<NormTestRecord> {
         next_batch: decision.next_batch,
         reason: decision.reason.to_string(),
     })
+}
+
+/// Counts the coordinate-wise test on all ranks together: the share of coordinates that pass in a step with these groups, which are the same on every rank.
+/// Collective; called between the engine's reduction and its update.
+fn count_coordinates(
+    test: CoordinateTest,
+    groups: &GroupSums,
+    engine: &mut dyn Engine,
+    world: &dyn Collective,
+) -> Result<CoordinateTestRecord, TrainError> {
+    let bound = match test.bound(groups) {
+        Ok(bound) => bound,
+        Err(why) => {
+            return Ok(CoordinateTestRecord {
+                share: None,
+                undefined: Some(why.to_string()),
+            });
+        }
+    };
+    let mut counted = Coordinates::default();
+    engine.coordinates(&mut |weighted, summed| counted.merge(&bound.count(weighted, summed)))?;
+    let mut all = Coordinates::default();
+    for part in exchange(world, &counted)? {
+        all.merge(&part);
+    }
+    Ok(CoordinateTestRecord {
+        share: all.share(),
+        undefined: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::ModelConfig;
+    use crate::engine::cpu::{CpuEngine, CpuOptions};
+
+    const MEASURE: Measure = Measure {
+        micro_batches: true,
+        worker: false,
+        coordinates: true,
+    };
+
+    /// The record of a step of `micro_batches` micro-batches with the same tokens.
+    fn record(micro_batches: u64, eta: f64) -> CoordinateTestRecord {
+        let config = ModelConfig {
+            hidden_size: 8,
+            intermediate_size: 8,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 2,
+            head_dim: 4,
+            vocab_size: 16,
+            max_position_embeddings: 8,
+            rms_norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            tie_word_embeddings: false,
+            initializer_range: 0.1,
+            sliding_window: None,
+        };
+        let options = CpuOptions {
+            threads: Some(1),
+            measure: MEASURE,
+            ..CpuOptions::default()
+        };
+        let mut engine = CpuEngine::new(config, options, None, Some(1)).unwrap();
+        let mut groups = GroupSums::default();
+        for index in 1..=micro_batches {
+            let micro_batch = MicroBatch {
+                tokens: &[1, 2, 3, 4],
+                targets: &[2, 3, 4, 5],
+                batch: 1,
+                seq_len: 4,
+            };
+            let last = index == micro_batches;
+            let done = engine.accumulate(micro_batch, MEASURE, last).unwrap();
+            groups.add(done.squared_norm.unwrap(), done.targets);
+        }
+        engine.reduce(MEASURE).unwrap();
+        let test = CoordinateTest {
+            groups: Groups::MicroBatches,
+            threshold: eta * eta,
+        };
+        count_coordinates(test, &groups, &mut engine, &Solo).unwrap()
+    }
+
+    #[test]
+    fn groups_without_any_difference_pass_in_every_coordinate() {
+        assert_eq!(record(3, 0.1).share, Some(1.0));
+    }
+
+    #[test]
+    fn one_group_is_undefined_with_a_reason_in_the_record() {
+        let record = record(1, 0.1);
+        assert_eq!(record.share, None);
+        assert_eq!(
+            record.undefined.as_deref(),
+            Some(
+                "one group has no variance; the test needs two workers or micro-batches in a step"
+            )
+        );
+    }
 }

@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::every_second::EverySecond;
-use super::orders::Reports;
+use super::orders::report;
 use super::stacks;
 use crate::comm::activity::Activity;
 use crate::lifecycle::protocol::Report;
@@ -18,6 +18,45 @@ use crate::util::stderr;
 const WAITING: u32 = 3;
 /// Longest wait for the file of the stacks, whose volume may be what does not answer.
 const WRITE: Duration = Duration::from_secs(5);
+
+/// Time between two calls of [`EverySecond`].
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Acts until it is dropped.
+pub struct EverySecond {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EverySecond {
+    /// Calls `act` at once and then every second.
+    pub fn start(mut act: impl FnMut() + Send + 'static) -> EverySecond {
+        let (end, ended) = channel();
+        let thread = std::thread::spawn(move || {
+            loop {
+                act();
+                if ended.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        });
+        EverySecond {
+            end: Some(end),
+            thread: Some(thread),
+        }
+    }
+}
+
+/// Waits for the end of the last call.
+impl Drop for EverySecond {
+    fn drop(&mut self) {
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            // The thread cannot fail.
+            let _ = thread.join();
+        }
+    }
+}
 
 struct Watchdog {
     activity: Arc<Activity>,
@@ -31,12 +70,7 @@ struct Watchdog {
 }
 
 /// Watches this rank, whose main thread is the caller, until the result is dropped.
-pub fn watch(
-    activity: Arc<Activity>,
-    deadline: ProgressDeadline,
-    stacks: PathBuf,
-    reports: Reports,
-) -> EverySecond {
+pub fn watch(activity: Arc<Activity>, deadline: ProgressDeadline, stacks: PathBuf) -> EverySecond {
     stacks::prepare();
     let mut watchdog = Watchdog {
         activity,
@@ -46,8 +80,8 @@ pub fn watch(
         written: false,
     };
     EverySecond::start(move || {
-        if let Some(report) = watchdog.look() {
-            reports.send(&report);
+        if let Some(news) = watchdog.look() {
+            report(&news);
         }
     })
 }

@@ -59,7 +59,6 @@ TEMPLATES = {
     "tojson": (
         "{{ messages | tojson }}\n{{ messages[0] | tojson(indent=2) }}\n"
         "{{ {'b': [1, 2.5, true, none], 'a': 'ü', 'e': [], 'o': {}} | tojson(sort_keys=true) }}\n"
-        "{{ {'b': [1, {'x': []}], 'a': 'ü'} | tojson(ensure_ascii=true, separators=[',', ':']) }}\n"
         "{{ [[], {}, [1, [2]]] | tojson(indent=4) }}"
     ),
     "optional values": (

@@ -193,7 +193,7 @@ impl PodAgent {
             ProgressWatch::start(
                 &self.identity.run,
                 record.number,
-                external.progress_pattern(),
+                external.recipe.spec.trainer.progress_pattern.as_deref(),
                 external.call.checkpoint.as_deref(),
             )
         });
@@ -208,7 +208,7 @@ impl PodAgent {
                     None => Program::BuiltIn,
                     Some(external) => Program::External {
                         call: &external.call,
-                        drain: external.drain(),
+                        drain: external.recipe.spec.trainer.drain_signal,
                         progress: progress.as_ref(),
                     },
                 },

@@ -1,10 +1,15 @@
 //! Finds the answers in a rendered conversation.
+//!
+//! `{% generation %}…{% endgeneration %}` marks the model's text in a template (transformers' `AssistantTracker`). The
+//! engine has no such tag, so it is rewritten to a call block of the same shape, whose function puts
+//! marks around its body. The marks are Unicode noncharacters, which no text should contain.
 
 use std::ops::Range;
 
+use minijinja::value::{Kwargs, Rest};
+use minijinja::{Error, State};
 use serde_json::Value;
 
-use super::generation::unmark;
 use super::{ChatError, ChatTemplate};
 
 /// The text of a message; it is empty for tool calls.
@@ -47,14 +52,14 @@ pub(super) fn by_prefixes(
             continue;
         }
         let unstable = ChatError::NotPrefixStable { message: i + 1 };
-        let prompt = unmark(&template.raw(&messages[..i], true)?).text;
+        let prompt = template.render(&messages[..i], true)?;
         if !text.starts_with(&prompt) {
             return Err(unstable);
         }
         let end = if i + 1 == messages.len() {
             text.len()
         } else {
-            let through = unmark(&template.raw(&messages[..=i], false)?).text;
+            let through = template.render(&messages[..=i], false)?;
             shared_prefix(&through, text, &template.marks)
         };
         let answer = text.get(prompt.len()..end).ok_or(unstable.clone())?;
@@ -100,4 +105,65 @@ pub(super) fn shared_prefix(one: &str, other: &str, marks: &[String]) -> usize {
             return shared;
         }
     }
+}
+
+/// Name of the function that the call block calls.
+pub(super) const FUNCTION: &str = "__generation";
+const CALL: &str = " call __generation() ";
+
+const BEGIN: char = '\u{fdd0}';
+const END: char = '\u{fdd1}';
+
+/// The template without generation tags, and whether it had any.
+pub(super) fn rewrite(source: &str) -> (String, bool) {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    let mut found = false;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        text.push_str(before);
+        let Some(length) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inside = &tag[2..length];
+        let name = inside.trim_matches(['-', '+']).trim();
+        let replacement = match name {
+            "generation" => Some(CALL),
+            "endgeneration" => Some(" endcall "),
+            _ => None,
+        };
+        found |= replacement.is_some();
+        let inside = inside.replacen(name, replacement.unwrap_or(name), 1);
+        text.push_str(&format!("{{%{inside}%}}"));
+        rest = &tag[length + 2..];
+    }
+    text.push_str(rest);
+    (text, found)
+}
+
+/// Marks the body of a generation block.
+pub(super) fn mark(
+    state: &mut State<'_, '_>,
+    _: Rest<minijinja::Value>,
+    arguments: Kwargs,
+) -> Result<String, Error> {
+    let body: minijinja::Value = arguments.get("caller")?;
+    let body = body.call(state, &[])?;
+    Ok(format!("{BEGIN}{body}{END}"))
+}
+
+/// The text without marks, and its marked ranges.
+pub(super) fn unmark(marked: &str) -> (String, Vec<Range<usize>>) {
+    let mut text = String::with_capacity(marked.len());
+    let mut spans = Vec::new();
+    let mut begin = None;
+    for character in marked.chars() {
+        match character {
+            BEGIN => begin = Some(text.len()),
+            END => spans.extend(begin.take().map(|begin| begin..text.len())),
+            _ => text.push(character),
+        }
+    }
+    (text, spans)
 }

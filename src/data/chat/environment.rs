@@ -8,16 +8,22 @@
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value};
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::{Formatter, PrettyFormatter};
 
-use super::{generation, json};
+use super::answers;
 
 /// Instructions per conversation; a message takes a few dozen.
 const FUEL: u64 = 1_000_000;
 
 /// Output bytes per conversation.
 const OUTPUT: usize = 64 << 20;
+
+/// The widest indent of `tojson`.
+const MAX_INDENT: usize = 64;
 
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
@@ -35,8 +41,8 @@ pub(super) fn environment() -> Environment<'static> {
         ValueKind::None => Ok(out.write_str("None")?),
         _ => minijinja::escape_formatter(out, state, value),
     });
-    environment.add_filter("tojson", json::tojson);
-    environment.add_function(generation::FUNCTION, generation::mark);
+    environment.add_filter("tojson", tojson);
+    environment.add_function(answers::FUNCTION, answers::mark);
     environment.add_function("raise_exception", |message: String| {
         Err::<(), _>(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -57,6 +63,73 @@ pub(super) fn message(error: &Error) -> String {
     match error.line() {
         Some(line) => format!("{text} (line {line} of the template)"),
         None => text,
+    }
+}
+
+/// `value|tojson(indent=…, ensure_ascii=false, sort_keys=…)`: Python's `json.dumps` with `ensure_ascii=False`.
+fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
+    let refused = |problem: String| {
+        let problem = format!("tojson: {problem}");
+        Err(Error::new(ErrorKind::InvalidOperation, problem))
+    };
+    let failed = |error: serde_json::Error| {
+        Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"))
+    };
+    let indent: Option<usize> = arguments.get("indent")?;
+    if let Some(indent) = indent.filter(|indent| *indent > MAX_INDENT) {
+        return refused(format!("an indent of {indent} is more than {MAX_INDENT}"));
+    }
+    let ascii: Option<bool> = arguments.get("ensure_ascii")?;
+    if ascii == Some(true) {
+        return refused("text is not escaped, remove ensure_ascii=true".to_owned());
+    }
+    let sorted: Option<bool> = arguments.get("sort_keys")?;
+    arguments.assert_all_used()?;
+
+    let mut tree = serde_json::to_value(&value).map_err(failed)?;
+    if sorted == Some(true) {
+        tree.sort_all_objects();
+    }
+    let mut bytes = Vec::new();
+    let written = match indent {
+        Some(indent) => {
+            let indent = " ".repeat(indent);
+            let style = PrettyFormatter::with_indent(indent.as_bytes());
+            tree.serialize(&mut Serializer::with_formatter(&mut bytes, style))
+        }
+        None => tree.serialize(&mut Serializer::with_formatter(&mut bytes, Python)),
+    };
+    written.map_err(failed)?;
+    String::from_utf8(bytes)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+}
+
+/// Python's layout of JSON in one line: a space after commas and colons.
+struct Python;
+
+fn comma<W: ?Sized + io::Write>(writer: &mut W, first: bool) -> io::Result<()> {
+    writer.write_all(if first { b"" } else { b", " })
+}
+
+impl Formatter for Python {
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        w: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        comma(w, first)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        w: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        comma(w, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, w: &mut W) -> io::Result<()> {
+        w.write_all(b": ")
     }
 }
 

@@ -2,8 +2,6 @@
 
 mod answers;
 mod environment;
-mod generation;
-mod json;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +9,6 @@ use std::ops::Range;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value, context};
 
-use self::generation::Marked;
 use super::tokenizer::Tokenizer;
 
 /// The template for tokenizers without one, unless the recipe sets one: a header line per message, and the
@@ -23,25 +20,14 @@ const PLAIN: &str = "{% for message in messages %}\
 /// Name of the only template of an environment.
 const NAME: &str = "chat_template";
 
-/// Source of the template, for messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// `tokenizer.chat_template` of the recipe.
-    Recipe,
-    /// The tokenizer's own template.
-    Tokenizer,
-    /// The template that Evenkeel brings along.
-    BuiltIn,
-}
-
 /// A compiled chat template.
 pub struct ChatTemplate {
-    /// Source of the template.
-    pub origin: Origin,
+    /// Whether neither the recipe nor the tokenizer has a template.
+    pub built_in: bool,
     /// The template's Jinja source.
     pub source: String,
     environment: Environment<'static>,
-    specials: Vec<(String, String)>,
+    specials: BTreeMap<String, String>,
     marks: Vec<String>,
     generation: bool,
 }
@@ -55,14 +41,12 @@ pub struct Conversation {
     pub answers: Vec<Range<usize>>,
 }
 
-/// The syntax error of a chat template.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct MalformedTemplate(String);
-
-/// Why a conversation cannot be rendered, or its answers cannot be found.
+/// Why a template cannot be used, a conversation cannot be rendered, or its answers cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
+    /// The template's syntax is wrong.
+    #[error("the chat template is malformed: {0}")]
+    Malformed(String),
     /// The template failed or raised an error.
     #[error("the chat template failed: {0}")]
     Template(String),
@@ -82,6 +66,7 @@ impl ChatError {
     /// The remedy, with the recipe's keys of the template and of `answers_only`.
     pub fn help(&self, template_key: &str, answers_key: &str) -> String {
         match self {
+            ChatError::Malformed(_) => format!("repair it, or set {template_key}"),
             ChatError::Template(_) => format!("repair the conversation, or set {template_key}"),
             ChatError::NotPrefixStable { .. } => format!(
                 "set {template_key} to a template that marks answers with \
@@ -93,33 +78,22 @@ impl ChatError {
 
 impl ChatTemplate {
     /// The recipe's template, else the tokenizer's, else the built-in one.
-    pub fn new(
-        recipe: Option<&str>,
-        tokenizer: &Tokenizer,
-    ) -> Result<ChatTemplate, MalformedTemplate> {
-        let (origin, source) = match (recipe, &tokenizer.chat_template) {
-            (Some(source), _) => (Origin::Recipe, source),
-            (None, Some(source)) => (Origin::Tokenizer, source.as_str()),
-            (None, None) => (Origin::BuiltIn, PLAIN),
-        };
+    pub fn new(recipe: Option<&str>, tokenizer: &Tokenizer) -> Result<ChatTemplate, ChatError> {
+        let named = recipe.or(tokenizer.chat_template.as_deref());
+        let source = named.unwrap_or(PLAIN);
         let mut environment = environment::environment();
-        let (compiled, generation) = generation::rewrite(source);
+        let (compiled, generation) = answers::rewrite(source);
         environment
             .add_template_owned(NAME, compiled)
-            .map_err(|error| MalformedTemplate(environment::message(&error)))?;
+            .map_err(|error| ChatError::Malformed(environment::message(&error)))?;
         Ok(ChatTemplate {
-            origin,
+            built_in: named.is_none(),
             source: source.to_string(),
             environment,
             specials: tokenizer.specials.clone(),
             marks: tokenizer.marks(),
             generation,
         })
-    }
-
-    /// The conversation as text, without the answers' ranges.
-    pub fn render(&self, messages: &[serde_json::Value]) -> Result<String, ChatError> {
-        Ok(generation::unmark(&self.raw(messages, false)?).text)
     }
 
     /// The conversation as text, with the ranges of the answers from message `first` (counted from 0) on.
@@ -131,13 +105,22 @@ impl ChatTemplate {
         messages: &[serde_json::Value],
         first: usize,
     ) -> Result<Conversation, ChatError> {
-        let Marked { text, spans } = generation::unmark(&self.raw(messages, false)?);
+        let (text, spans) = answers::unmark(&self.raw(messages, false)?);
         let answers = if self.generation {
             answers::marked(messages, first, &text, spans)?
         } else {
             answers::by_prefixes(self, messages, first, &text)?
         };
         Ok(Conversation { text, answers })
+    }
+
+    /// The conversation as text, without the answers' ranges.
+    pub fn render(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        Ok(answers::unmark(&self.raw(messages, add_generation_prompt)?).0)
     }
 
     fn raw(
@@ -147,14 +130,13 @@ impl ChatTemplate {
     ) -> Result<String, ChatError> {
         let failed = |error| ChatError::Template(environment::message(&error));
         let template = self.environment.get_template(NAME).map_err(failed)?;
-        let specials: BTreeMap<String, String> = self.specials.iter().cloned().collect();
         let values = context! {
             messages => Serde(messages),
             add_generation_prompt => add_generation_prompt,
             // transformers passes none if there are no tools.
             tools => (),
             documents => (),
-            ..Value::from(specials)
+            ..Value::from(self.specials.clone())
         };
         let mut text = environment::Bounded::default();
         template

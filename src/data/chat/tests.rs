@@ -45,7 +45,7 @@ fn template(source: &str) -> ChatTemplate {
 }
 
 fn render(template: &ChatTemplate, messages: &[Json], prompt: bool) -> Result<String, ChatError> {
-    Ok(generation::unmark(&template.raw(messages, prompt)?).text)
+    template.render(messages, prompt)
 }
 
 fn fnv1a(text: &str) -> String {
@@ -262,7 +262,8 @@ fn malicious_templates_are_stopped() {
         "{{ open('/etc/passwd').read() }}".into(),
         "{{ raise_exception('no') }}".into(),
         "{{ strftime_now('%Q') }}".into(),
-        "{{ messages | tojson(separators=[1]) }}".into(),
+        "{{ messages | tojson(separators=[',', ':']) }}".into(),
+        "{{ messages | tojson(ensure_ascii=true) }}".into(),
         "{{ messages | tojson(unknown=1) }}".into(),
         "{{ messages | tojson(indent=99999999999) }}".into(),
     ];

@@ -5,58 +5,59 @@
 //! size. Any other file holds plain ids in nanoGPT's format, of 16 bits unless the vocabulary has more than
 //! 65536.
 
-use std::io::{BufReader, Read};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::super::error::{DataError, RecordPosition, Unit};
+use super::super::error::DataError;
 use super::{Content, Document, Documents, SEGMENT};
-use crate::util::input;
 
 /// Bytes of llm.c's header.
 const HEADER: u64 = 1024;
 /// Bytes that are checked for ids wider than assumed.
-const SAMPLE: usize = 4096;
+const SAMPLE: u64 = 4096;
 
-/// The allowed ids of a data set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::data) struct Ids {
-    /// Ids are below this.
-    pub vocabulary_size: u64,
-}
-
-pub(super) fn open(path: &Path, ids: Ids) -> Result<Documents, DataError> {
-    let failed = |error| DataError::read(path, error);
-    let file = input::open(path).map_err(failed)?;
+/// Opens a file of ids below `vocabulary_size`.
+pub(super) fn open(name: &Path, file: File, vocabulary_size: u64) -> Result<Documents, DataError> {
+    let failed = |error| DataError::read(name, error);
     let size = file.metadata().map_err(failed)?.len();
-    let mut file = BufReader::with_capacity(1 << 20, file);
-    let mut start = Vec::new();
-    (&mut file)
-        .take(SAMPLE as u64)
-        .read_to_end(&mut start)
-        .map_err(failed)?;
-    let (width, header) = layout(path, size, &start, ids)?;
+    let mut start = vec![0; size.min(SAMPLE) as usize];
+    file.read_exact_at(&mut start, 0).map_err(failed)?;
+    let (width, header) = layout(name, size, &start, vocabulary_size)?;
     let bytes = size - header;
     if bytes % width != 0 {
         return Err(DataError::source(
-            path,
+            name,
             format!("{bytes} bytes are not a whole number of ids of {width} bytes"),
             "it was cut off, or its ids are of another size: end its name in .u16.bin or .u32.bin",
         ));
     }
-    let start = start.split_off((header as usize).min(start.len()));
-    Ok(Box::new(Segments {
-        path: path.to_path_buf(),
-        file: std::io::Cursor::new(start).chain(file),
-        at: header,
-        size,
+    let ids = Ids {
+        name: name.to_path_buf(),
+        file,
         width,
-        ids,
-        continues: false,
-    }))
+        vocabulary_size,
+    };
+    let mut at = header;
+    Ok(Box::new(std::iter::from_fn(move || {
+        let length = (size - at).min(SEGMENT as u64);
+        let segment = (length > 0).then(|| ids.segment(at, length, at > header));
+        // Nothing follows an error.
+        at = match segment {
+            Some(Err(_)) => size,
+            _ => at + length,
+        };
+        segment
+    })))
 }
 
 /// Bytes of an id, and of the header before the first.
-fn layout(path: &Path, size: u64, start: &[u8], ids: Ids) -> Result<(u64, u64), DataError> {
+fn layout(
+    name: &Path,
+    size: u64,
+    start: &[u8],
+    vocabulary_size: u64,
+) -> Result<(u64, u64), DataError> {
     let word = |i: usize| {
         let bytes = start.get(4 * i..4 * i + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
@@ -70,21 +71,21 @@ fn layout(path: &Path, size: u64, start: &[u8], ids: Ids) -> Result<(u64, u64), 
         let expected = HEADER + u64::from(count) * width;
         if size != expected {
             return Err(DataError::source(
-                path,
+                name,
                 format!("its header says {expected} bytes, it has {size}"),
                 "write or download it again",
             ));
         }
         return Ok((width, HEADER));
     }
-    let name = path.to_string_lossy();
-    if name.ends_with(".u32.bin") || ids.vocabulary_size > 1 << 16 {
+    let text = name.to_string_lossy();
+    if text.ends_with(".u32.bin") || vocabulary_size > 1 << 16 {
         return Ok((4, 0));
     }
     let padded = start.len() >= 64 && start.chunks_exact(4).all(|id| id[2..] == [0, 0]);
-    if padded && !name.ends_with(".u16.bin") {
+    if padded && !text.ends_with(".u16.bin") {
         return Err(DataError::source(
-            path,
+            name,
             "every second id of 16 bits is 0, so its ids probably have 32",
             "end its name in .u32.bin (or in .u16.bin if that is meant)",
         ));
@@ -92,69 +93,43 @@ fn layout(path: &Path, size: u64, start: &[u8], ids: Ids) -> Result<(u64, u64), 
     Ok((2, 0))
 }
 
-struct Segments<R> {
-    path: PathBuf,
-    file: R,
-    at: u64,
-    size: u64,
+/// The ids of a file.
+struct Ids {
+    name: PathBuf,
+    file: File,
     width: u64,
-    ids: Ids,
-    continues: bool,
+    vocabulary_size: u64,
 }
 
-impl<R: Read> Segments<R> {
-    fn segment(&mut self) -> Result<Document, DataError> {
-        let place = |number| RecordPosition {
-            path: self.path.clone(),
-            unit: Unit::Byte,
-            number,
-        };
-        let length = (self.size - self.at).min(SEGMENT as u64);
+impl Ids {
+    /// The ids in the `length` bytes from `at` on.
+    fn segment(&self, at: u64, length: u64, continues: bool) -> Result<Document, DataError> {
+        let place = |byte| format!("{}: byte {byte}", self.name.display());
         let mut bytes = vec![0; length as usize];
         self.file
-            .read_exact(&mut bytes)
-            .map_err(|error| DataError::read(&self.path, error))?;
+            .read_exact_at(&mut bytes, at)
+            .map_err(|error| DataError::read(&self.name, error))?;
         let mut ids = Vec::with_capacity(bytes.len() / self.width as usize);
         for (i, bytes) in bytes.chunks_exact(self.width as usize).enumerate() {
             let id = bytes
                 .iter()
                 .rev()
                 .fold(0u32, |id, &byte| id << 8 | u32::from(byte));
-            if u64::from(id) >= self.ids.vocabulary_size {
+            if u64::from(id) >= self.vocabulary_size {
                 return Err(DataError::record(
-                    place(self.at + i as u64 * self.width),
-                    format!(
-                        "the id {id}, the vocabulary has {}",
-                        self.ids.vocabulary_size
-                    ),
+                    &place(at + i as u64 * self.width),
+                    format!("the id {id}, the vocabulary has {}", self.vocabulary_size),
                     "set vocab_size to that of the model the ids were made for, or end the file's \
                      name in .u16.bin or .u32.bin if its ids are of another size",
                 ));
             }
             ids.push(id);
         }
-        let document = Document {
-            place: place(self.at),
+        Ok(Document {
+            place: place(at),
             content: Content::Ids(ids),
-            continues: std::mem::replace(&mut self.continues, true),
+            continues,
             bytes: length,
-        };
-        self.at += length;
-        Ok(document)
-    }
-}
-
-impl<R: Read> Iterator for Segments<R> {
-    type Item = Result<Document, DataError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.at >= self.size {
-            return None;
-        }
-        let segment = self.segment();
-        if segment.is_err() {
-            self.at = self.size;
-        }
-        Some(segment)
+        })
     }
 }

@@ -1,55 +1,141 @@
-//! Lines of a text file, with their numbers, checked to be UTF-8.
+//! Text files: JSON lines, blocks between blank lines, or the whole file as one document.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::super::error::{DataError, RecordPosition, Unit};
-use crate::util::input;
+use super::super::error::DataError;
+use super::{Content, Document, Documents, SEGMENT};
 
 /// Longest line or block of text, in bytes; a longer one is a mistake.
-pub(super) const LONGEST: usize = 256 << 20;
+const LONGEST: usize = 256 << 20;
 
-/// One line of a file.
-pub(super) struct Line {
-    /// Line number, counted from 1.
-    pub number: u64,
-    /// The text with its line break, without a byte-order mark.
-    pub text: String,
-    /// Length in the file, in bytes.
-    pub bytes: u64,
+/// JSON lines: one object a line; blank lines are ignored.
+pub(super) fn jsonl(name: &Path, file: File) -> Documents {
+    let mut lines = Lines::of(name, file);
+    documents(move || {
+        while let Some(line) = lines.read()? {
+            if !line.text.trim().is_empty() {
+                return Ok(Some(line.document(&lines, Content::Json, false)));
+            }
+        }
+        Ok(None)
+    })
 }
 
-pub(super) struct Lines {
-    path: PathBuf,
+/// Makes a document of every block of lines between blank lines.
+pub(super) fn blocks(name: &Path, file: File) -> Documents {
+    let mut lines = Lines::of(name, file);
+    documents(move || {
+        let mut block = Text::default();
+        while let Some(line) = lines.read()? {
+            let blank = line.text.trim().is_empty();
+            if blank && block.text.is_empty() {
+                block.bytes += line.bytes;
+                continue;
+            }
+            block.push(line);
+            if blank {
+                break;
+            }
+            if block.text.len() > LONGEST {
+                return Err(DataError::record(
+                    &lines.place(block.line),
+                    format!("a block of more than {LONGEST} bytes begins here"),
+                    "put blank lines between documents, or set packing=true to read the file as \
+                     a stream",
+                ));
+            }
+        }
+        let trimmed = |text: String| Content::Text(text.trim_matches(['\n', '\r']).to_string());
+        Ok((!block.text.is_empty()).then(|| block.document(&lines, trimmed, false)))
+    })
+}
+
+/// Makes one document of the file, in segments that end at line breaks.
+pub(super) fn stream(name: &Path, file: File) -> Documents {
+    let mut lines = Lines::of(name, file);
+    let mut continues = false;
+    documents(move || {
+        let mut segment = Text::default();
+        while segment.text.len() < SEGMENT {
+            let Some(line) = lines.read()? else { break };
+            segment.push(line);
+        }
+        if segment.text.is_empty() {
+            return Ok(None);
+        }
+        let continues = std::mem::replace(&mut continues, true);
+        Ok(Some(segment.document(&lines, Content::Text, continues)))
+    })
+}
+
+fn documents(mut next: impl FnMut() -> Result<Option<Document>, DataError> + 'static) -> Documents {
+    Box::new(std::iter::from_fn(move || next().transpose()))
+}
+
+/// Consecutive lines of a file.
+#[derive(Default)]
+struct Text {
+    /// Number of the first line, counted from 1.
+    line: u64,
+    /// The text with its line breaks, without a byte-order mark.
+    text: String,
+    /// Length in the file, in bytes.
+    bytes: u64,
+}
+
+impl Text {
+    fn push(&mut self, line: Text) {
+        if self.text.is_empty() {
+            self.line = line.line;
+        }
+        self.text.push_str(&line.text);
+        self.bytes += line.bytes;
+    }
+
+    fn document(
+        self,
+        lines: &Lines,
+        content: impl FnOnce(String) -> Content,
+        continues: bool,
+    ) -> Document {
+        Document {
+            place: lines.place(self.line),
+            content: content(self.text),
+            continues,
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// Lines of a text file, checked to be UTF-8.
+struct Lines {
+    name: PathBuf,
     file: BufReader<File>,
     number: u64,
 }
 
 impl Lines {
-    pub fn open(path: &Path) -> Result<Lines, DataError> {
-        let file = input::open(path).map_err(|error| DataError::read(path, error))?;
-        Ok(Lines {
-            path: path.to_path_buf(),
+    fn of(name: &Path, file: File) -> Lines {
+        Lines {
+            name: name.to_path_buf(),
             file: BufReader::with_capacity(1 << 20, file),
             number: 0,
-        })
-    }
-
-    pub fn place(&self, number: u64) -> RecordPosition {
-        RecordPosition {
-            path: self.path.clone(),
-            unit: Unit::Line,
-            number,
         }
     }
 
-    fn read(&mut self) -> Result<Option<Line>, DataError> {
+    fn place(&self, number: u64) -> String {
+        format!("{}:{number}", self.name.display())
+    }
+
+    /// The next line.
+    fn read(&mut self) -> Result<Option<Text>, DataError> {
         let mut bytes = Vec::new();
         let read = (&mut self.file)
             .take(LONGEST as u64 + 1)
             .read_until(b'\n', &mut bytes)
-            .map_err(|error| DataError::read(&self.path, error))?;
+            .map_err(|error| DataError::read(&self.name, error))?;
         if read == 0 {
             return Ok(None);
         }
@@ -57,7 +143,7 @@ impl Lines {
         let place = || self.place(self.number);
         if read > LONGEST {
             return Err(DataError::record(
-                place(),
+                &place(),
                 format!("the line is longer than {LONGEST} bytes"),
                 "break it up, or set the source's format if this is no text",
             ));
@@ -65,7 +151,7 @@ impl Lines {
         let mut text = String::from_utf8(bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
             DataError::record(
-                place(),
+                &place(),
                 format!("byte {} of the line is not valid UTF-8", at + 1),
                 "convert the file to UTF-8, for example with iconv",
             )
@@ -73,18 +159,10 @@ impl Lines {
         if self.number == 1 && text.starts_with('\u{feff}') {
             text.remove(0);
         }
-        Ok(Some(Line {
-            number: self.number,
+        Ok(Some(Text {
+            line: self.number,
             text,
             bytes: read as u64,
         }))
-    }
-}
-
-impl Iterator for Lines {
-    type Item = Result<Line, DataError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.read().transpose()
     }
 }

@@ -1,20 +1,16 @@
-//! Readers: one file per format, all with the same stream of documents as output.
+//! Readers: one for each format, all with the same stream of documents as output.
 
 mod bin;
-mod jsonl;
 mod lines;
 mod parquet;
-mod text;
 
 use serde_json::{Map, Value};
 
-use super::error::{DataError, RecordPosition};
+use super::error::DataError;
 use super::files::SourceFile;
 use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
-
-pub(super) use self::bin::Ids;
-pub(super) use self::jsonl::parse as parse_json;
+use crate::util::input;
 
 /// Least bytes of a piece of a text stream or a token file.
 const SEGMENT: usize = 64 << 10;
@@ -22,8 +18,8 @@ const SEGMENT: usize = 64 << 10;
 /// A piece of a source, not yet parsed: parsing runs in parallel.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Document {
-    /// Position of its beginning.
-    pub place: RecordPosition,
+    /// Position of its beginning, for messages: `a.jsonl:2`, `a.parquet: row 2` or `a.bin: byte 2048`.
+    pub place: String,
     pub content: Content,
     /// Whether it continues the piece before it: a later piece of a stream.
     pub continues: bool,
@@ -45,51 +41,43 @@ pub(super) enum Content {
 pub(super) type Documents = Box<dyn Iterator<Item = Result<Document, DataError>>>;
 
 /// Settings of the readers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Reading {
+#[derive(Clone, Copy)]
+pub(super) struct Reading<'a> {
     /// Whether a text file is one document instead of one per block.
     pub packing: bool,
-    /// Ids of `.bin` files that do not state their size.
-    pub ids: Ids,
+    /// Ids of `.bin` files are below this.
+    pub vocabulary_size: u64,
+    pub stopped: Stopped<'a>,
 }
 
-/// Opens a file. `columns` are those that the recipe names.
+/// Opens a file. `columns` are those that the recipe names. Messages name an object and not its copy.
 pub(super) fn open(
     file: &SourceFile,
     columns: &[String],
-    reading: Reading,
-    stopped: Stopped<'_>,
+    reading: Reading<'_>,
 ) -> Result<Documents, DataError> {
-    let path = file.fetch(stopped)?;
-    let documents = match file.format {
-        DataFormat::Jsonl => jsonl::open(&path),
-        DataFormat::Parquet => parquet::open(&path, columns),
-        DataFormat::Text if reading.packing => text::stream(&path),
-        DataFormat::Text => text::blocks(&path),
-        DataFormat::Bin => bin::open(&path, reading.ids),
-    };
-    // Messages name the object and not its copy.
-    let shown = file.shown().to_path_buf();
-    let documents = documents.map_err(|error| error.at(&shown))?;
-    Ok(Box::new(documents.map(move |document| {
-        let mut document = document.map_err(|error| error.at(&shown))?;
-        document.place.path.clone_from(&shown);
-        Ok(document)
-    })))
+    let path = file.fetch(reading.stopped)?;
+    let opened = input::open(&path).map_err(|error| DataError::read(&path, error))?;
+    let name = file.shown();
+    match file.format {
+        DataFormat::Jsonl => Ok(lines::jsonl(name, opened)),
+        DataFormat::Parquet => parquet::open(name, opened, columns),
+        DataFormat::Text if reading.packing => Ok(lines::stream(name, opened)),
+        DataFormat::Text => Ok(lines::blocks(name, opened)),
+        DataFormat::Bin => bin::open(name, opened, reading.vocabulary_size),
+    }
 }
 
 /// Counts the documents of a file.
-pub(super) fn count(
-    file: &SourceFile,
-    reading: Reading,
-    stopped: Stopped<'_>,
-) -> Result<u64, DataError> {
+pub(super) fn count(file: &SourceFile, reading: Reading<'_>) -> Result<u64, DataError> {
     if file.format == DataFormat::Parquet {
-        return parquet::rows(&file.fetch(stopped)?).map_err(|error| error.at(file.shown()));
+        let path = file.fetch(reading.stopped)?;
+        let opened = input::open(&path).map_err(|error| DataError::read(&path, error))?;
+        return parquet::rows(file.shown(), opened);
     }
     let mut documents = 0;
-    for document in open(file, &[], reading, stopped)? {
-        check_stopped(stopped)?;
+    for document in open(file, &[], reading)? {
+        check_stopped(reading.stopped)?;
         document?;
         documents += 1;
     }

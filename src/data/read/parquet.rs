@@ -2,23 +2,23 @@
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
+use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
-use super::super::error::{DataError, RecordPosition, Unit};
-use super::super::record::Columns;
+use super::super::error::DataError;
+use super::super::record::choose_columns;
 use super::{Content, Document, Documents};
-use crate::util::input;
 
 /// The number of rows of a file, from its footer.
-pub(super) fn rows(path: &Path) -> Result<u64, DataError> {
-    Ok(rows_of(&reader(path)?))
+pub(super) fn rows(name: &Path, file: File) -> Result<u64, DataError> {
+    let reader = guarded(|| SerializedFileReader::new(file));
+    Ok(rows_of(&reader.map_err(|error| damaged(name, &error))?))
 }
 
 fn rows_of(reader: &SerializedFileReader<File>) -> u64 {
@@ -27,127 +27,87 @@ fn rows_of(reader: &SerializedFileReader<File>) -> u64 {
 }
 
 /// Reads only the required columns.
-pub(super) fn open(path: &Path, listed: &[String]) -> Result<Documents, DataError> {
-    let reader = reader(path)?;
+pub(super) fn open(name: &Path, file: File, listed: &[String]) -> Result<Documents, DataError> {
+    let failed = |error| damaged(name, &error);
+    let size = file
+        .metadata()
+        .map_err(|error| DataError::read(name, error))?;
+    let reader = guarded(|| SerializedFileReader::new(file)).map_err(failed)?;
     let total = rows_of(&reader);
-    let size = std::fs::metadata(path)
-        .map_err(|error| DataError::read(path, error))?
-        .len();
+    let bytes = size.len() / total.max(1);
     let schema = reader.metadata().file_metadata().schema().clone();
-    let available: Vec<&str> = schema
-        .get_fields()
-        .iter()
-        .map(|field| field.name())
-        .collect();
-    let columns = Columns::choose(listed, &available)
-        .map_err(|fault| DataError::source(path, fault.problem, fault.help))?;
-    let wanted: Vec<Arc<Type>> = schema
-        .get_fields()
-        .iter()
-        .filter(|field| columns.names().any(|name| name == field.name()))
-        .cloned()
-        .collect();
+    let fields = schema.get_fields();
+    let available: Vec<&str> = fields.iter().map(|field| field.name()).collect();
+    let columns = choose_columns(listed, &available)
+        .map_err(|fault| DataError::source(name, fault.problem, fault.help))?;
+    let is_wanted = |field: &str| columns.iter().any(|name| name == field);
+    let wanted = fields.iter().filter(|field| is_wanted(field.name()));
     let projection = Type::group_type_builder(schema.name())
-        .with_fields(wanted)
+        .with_fields(wanted.cloned().collect())
         .build();
-    let rows = projection
+    let mut rows = projection
         .and_then(|projection| {
             guarded(|| RowIter::from_file_into(Box::new(reader)).project(Some(projection)))
         })
-        .map_err(|error| damaged(path, &error))?;
-    Ok(Box::new(Rows {
-        path: path.to_path_buf(),
-        rows,
-        number: 0,
-        total,
-        bytes: size / total.max(1),
-        failed: false,
-    }))
-}
-
-fn reader(path: &Path) -> Result<SerializedFileReader<File>, DataError> {
-    let file = input::open(path).map_err(|error| DataError::read(path, error))?;
-    guarded(|| SerializedFileReader::new(file)).map_err(|error| damaged(path, &error))
+        .map_err(failed)?;
+    let name = name.to_path_buf();
+    let mut numbers = 1..=total;
+    Ok(Box::new(std::iter::from_fn(move || {
+        let number = numbers.next()?;
+        let document = match guarded(|| rows.next().transpose()) {
+            Ok(Some(row)) => {
+                let place = format!("{}: row {number}", name.display());
+                document(row, place, bytes)
+            }
+            Ok(None) => Err(DataError::source(
+                &name,
+                format!("it ends after {} of {total} rows", number - 1),
+                "write or download it again",
+            )),
+            Err(error) => Err(damaged(&name, &error)),
+        };
+        if document.is_err() {
+            // Nothing follows an error.
+            numbers = 1..=0;
+        }
+        Some(document)
+    })))
 }
 
 /// Turns panics into errors: the library asserts properties of files that a damaged one violates.
-fn guarded<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
+fn guarded<T>(read: impl FnOnce() -> ParquetResult<T>) -> ParquetResult<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        Err(parquet::errors::ParquetError::General(
-            "its columns contradict one another".to_string(),
-        ))
+        let problem = "its columns contradict one another".to_string();
+        Err(ParquetError::General(problem))
     })
 }
 
-fn damaged(path: &Path, error: &parquet::errors::ParquetError) -> DataError {
+fn damaged(name: &Path, error: &ParquetError) -> DataError {
     DataError::source(
-        path,
+        name,
         format!("it cannot be read as Parquet: {error}"),
         "write or download it again",
     )
 }
 
-struct Rows {
-    path: PathBuf,
-    rows: RowIter<'static>,
-    number: u64,
-    total: u64,
-    bytes: u64,
-    failed: bool,
-}
-
-impl Rows {
-    fn document(&mut self, row: Row) -> Result<Document, DataError> {
-        let place = RecordPosition {
-            path: self.path.clone(),
-            unit: Unit::Row,
-            number: self.number,
-        };
-        let mut content = Map::new();
-        for (name, field) in row.into_columns() {
-            let value = value(field).map_err(|kind| {
-                DataError::record(
-                    place.clone(),
-                    format!("column {name} holds {kind}"),
-                    "name a column of texts, or of lists of messages, in the source's columns",
-                )
-            })?;
-            content.insert(name, value);
-        }
-        Ok(Document {
-            place,
-            content: Content::Row(content),
-            continues: false,
-            bytes: self.bytes,
-        })
+fn document(row: Row, place: String, bytes: u64) -> Result<Document, DataError> {
+    let mut content = Map::new();
+    for (name, field) in row.into_columns() {
+        let value = value(field).map_err(|kind| {
+            DataError::record(
+                &place,
+                format!("column {name} holds {kind}"),
+                "name a column of texts, or of lists of messages, in the source's columns",
+            )
+        })?;
+        content.insert(name, value);
     }
-}
-
-impl Iterator for Rows {
-    type Item = Result<Document, DataError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.failed || self.number == self.total {
-            return None;
-        }
-        self.number += 1;
-        let rows = &mut self.rows;
-        let row = guarded(|| rows.next().transpose());
-        let document = match row {
-            Ok(Some(row)) => self.document(row),
-            Ok(None) => {
-                let problem = format!("it ends after {} of {} rows", self.number - 1, self.total);
-                Err(DataError::source(
-                    &self.path,
-                    problem,
-                    "write or download it again",
-                ))
-            }
-            Err(error) => Err(damaged(&self.path, &error)),
-        };
-        self.failed = document.is_err();
-        Some(document)
-    }
+    Ok(Document {
+        place,
+        content: Content::Row(content),
+        continues: false,
+        bytes,
+    })
 }
 
 /// A field as JSON, or the name of a type that text cannot represent.
@@ -185,10 +145,6 @@ fn value(field: Field) -> Result<Value, &'static str> {
         Field::MapInternal(_) => return Err("a map"),
         Field::Decimal(_) => return Err("a decimal number"),
         Field::Float16(_) => return Err("a 16-bit number"),
-        Field::Date(_)
-        | Field::TimeMillis(_)
-        | Field::TimeMicros(_)
-        | Field::TimestampMillis(_)
-        | Field::TimestampMicros(_) => return Err("a date or time"),
+        _ => return Err("a date or time"),
     })
 }

@@ -76,7 +76,8 @@ fn write(path: &Path, compression: Compression) {
 
 fn rows(path: &Path, columns: &[&str]) -> Result<Vec<Value>, DataError> {
     let columns: Vec<String> = columns.iter().map(|name| name.to_string()).collect();
-    parquet::open(path, &columns)?
+    let file = std::fs::File::open(path).unwrap();
+    parquet::open(path, file, &columns)?
         .map(|document| match document?.content {
             Content::Row(row) => Ok(Value::Object(row)),
             other => panic!("{other:?}"),
@@ -97,7 +98,10 @@ fn parquet_columns_are_read_in_every_compression() {
         Compression::ZSTD(ZstdLevel::default()),
     ] {
         write(&path, compression);
-        assert_eq!(parquet::rows(&path).unwrap(), 6);
+        assert_eq!(
+            parquet::rows(&path, std::fs::File::open(&path).unwrap()).unwrap(),
+            6
+        );
         let read = rows(&path, &[]).unwrap();
         let group = [
             chat.clone(),
@@ -127,7 +131,7 @@ fn rows_are_counted_from_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.parquet");
     write(&path, Compression::SNAPPY);
-    let places: Vec<String> = parquet::open(&path, &[])
+    let places: Vec<String> = parquet::open(&path, std::fs::File::open(&path).unwrap(), &[])
         .unwrap()
         .map(|document| document.unwrap().place.to_string())
         .collect();

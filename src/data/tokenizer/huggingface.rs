@@ -1,5 +1,6 @@
 //! `tokenizer.json` and the files beside it: `tokenizer_config.json`, `chat_template.jinja`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -51,8 +52,7 @@ pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokeni
     tokenizer.with_post_processor(None::<PostProcessorWrapper>);
 
     let specials = specials(&tokenizer, &config);
-    let eos = specials.iter().find(|(name, _)| name == "eos_token");
-    if let Some((_, token)) = eos {
+    if let Some(token) = specials.get("eos_token") {
         let id = tokenizer.token_to_id(token).ok_or_else(|| {
             DataError::source(
                 &file,
@@ -170,7 +170,7 @@ fn around(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<(Vec<u32>, Ve
 }
 
 /// Every `…_token` of the configuration; without a configuration, well-known names that have an id.
-fn specials(tokenizer: &tokenizers::Tokenizer, config: &Value) -> Vec<(String, String)> {
+fn specials(tokenizer: &tokenizers::Tokenizer, config: &Value) -> BTreeMap<String, String> {
     let Some(config) = config.as_object() else {
         let known = [("bos_token", &BEGINNINGS[..]), ("eos_token", &ENDS[..])];
         return known

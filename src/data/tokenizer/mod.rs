@@ -2,34 +2,47 @@
 //!
 //! Chat templates write special tokens as text by their names (`</s>`), and encoding turns them into their
 //! ids. Encoding adds no token by itself: the caller requests the tokens before and after a document
-//! ([`Tokenizer::document_start`], [`Tokenizer::document_end`]), so that a document that is read in pieces
+//! ([`Tokenizer::start`], [`Tokenizer::end`]), so that a document that is read in pieces
 //! gets each of them once.
 
-mod byte;
 mod huggingface;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::error::DataError;
 use super::files;
+use super::pack::Token;
 use super::request::PrepareRequest;
-use super::writer::Token;
 use crate::util::input;
+
+/// Name of the built-in vocabulary in a recipe.
+const BYTE: &str = "byte";
+
+/// Name, Jinja variable and id of the special tokens of the built-in vocabulary.
+const SPECIALS: [(&str, &str, u32); 3] = [
+    ("<|bos|>", "bos_token", 256),
+    ("<|eos|>", "eos_token", 257),
+    ("<|pad|>", "pad_token", 258),
+];
 
 /// A tokenizer with its special tokens and template.
 pub struct Tokenizer {
     /// Name for people: `byte`, or the path as the recipe names it.
     pub name: String,
     /// The special tokens that templates may name, by their Jinja variable (`eos_token`).
-    pub specials: Vec<(String, String)>,
+    pub specials: BTreeMap<String, String>,
     /// The tokenizer's own chat template.
     pub chat_template: Option<String>,
     /// Checksum of all fields above and of the vocabulary.
     pub checksum: String,
-    start: Vec<u32>,
-    end: Vec<u32>,
-    vocabulary_size: u64,
+    /// Tokens before a document, for example the beginning-of-sequence id.
+    pub start: Vec<u32>,
+    /// Tokens after a document: the end-of-sequence id. Empty if the tokenizer has none.
+    pub end: Vec<u32>,
+    /// Upper bound of the ids: the largest plus one.
+    pub vocabulary_size: u64,
     encoder: Encoder,
 }
 
@@ -37,17 +50,6 @@ enum Encoder {
     None,
     Byte,
     HuggingFace(Box<tokenizers::Tokenizer>),
-}
-
-/// Why a text has no tokens.
-#[derive(Debug, thiserror::Error)]
-pub enum EncodeError {
-    /// The data are ready-made token ids.
-    #[error("there is no tokenizer")]
-    NoTokenizer,
-    /// The error of the crate `tokenizers`.
-    #[error("{0}")]
-    Failed(#[from] tokenizers::Error),
 }
 
 /// A piece of text that became one token.
@@ -84,7 +86,7 @@ impl Tokenizer {
         name: &str,
         key: &str,
     ) -> Result<Option<PathBuf>, DataError> {
-        if name == byte::NAME {
+        if name == BYTE {
             return Ok(None);
         }
         let path = request.base.join(name);
@@ -116,16 +118,27 @@ impl Tokenizer {
         format!("the tokenizer {}", self.name)
     }
 
-    /// The built-in vocabulary of bytes: ids 0 to 255, then `<|bos|>`, `<|eos|>`, `<|pad|>`.
+    /// The built-in vocabulary: ids 0 to 255 are the bytes, 256 begins and 257 ends a sequence, 258 pads. It
+    /// needs no files and represents every text without loss.
     pub fn byte() -> Tokenizer {
-        byte::tokenizer()
+        let special = |(name, variable, _): (&str, &str, u32)| (variable.into(), name.into());
+        Tokenizer {
+            name: BYTE.to_string(),
+            specials: SPECIALS.map(special).into(),
+            chat_template: None,
+            checksum: BYTE.to_string(),
+            start: vec![256],
+            end: vec![257],
+            vocabulary_size: 259,
+            encoder: Encoder::Byte,
+        }
     }
 
     /// A placeholder for data of ready-made token ids, which are below `vocabulary_size`.
     pub(super) fn none(vocabulary_size: u64) -> Tokenizer {
         Tokenizer {
             name: "none".to_string(),
-            specials: Vec::new(),
+            specials: BTreeMap::new(),
             chat_template: None,
             checksum: "none".to_string(),
             start: Vec::new(),
@@ -137,38 +150,17 @@ impl Tokenizer {
 
     /// Texts that are always one token.
     pub(super) fn marks(&self) -> Vec<String> {
-        let named = self.specials.iter().map(|(_, text)| text.clone());
-        let added = match &self.encoder {
-            Encoder::None | Encoder::Byte => Vec::new(),
-            Encoder::HuggingFace(tokenizer) => tokenizer
-                .get_added_tokens_decoder()
-                .into_values()
-                .map(|token| token.content)
-                .collect(),
-        };
-        let mut marks: Vec<String> = named.chain(added).filter(|mark| !mark.is_empty()).collect();
-        marks.sort();
-        marks.dedup();
-        marks
-    }
-
-    /// Upper bound of the ids: the largest plus one.
-    pub fn vocabulary_size(&self) -> u64 {
-        self.vocabulary_size
-    }
-
-    /// Tokens before a document, for example the beginning-of-sequence id.
-    pub fn document_start(&self) -> &[u32] {
-        &self.start
-    }
-
-    /// Tokens after a document: the end-of-sequence id. Empty if the tokenizer has none.
-    pub fn document_end(&self) -> &[u32] {
-        &self.end
+        let mut marks: BTreeSet<String> = self.specials.values().cloned().collect();
+        if let Encoder::HuggingFace(tokenizer) = &self.encoder {
+            let added = tokenizer.get_added_tokens_decoder();
+            marks.extend(added.into_values().map(|token| token.content));
+        }
+        marks.remove("");
+        marks.into_iter().collect()
     }
 
     /// The ids of a text, which may contain special tokens by name.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         Ok(self.pieces(text)?.into_iter().map(|(id, _)| id).collect())
     }
 
@@ -181,16 +173,14 @@ impl Tokenizer {
         &self,
         text: &str,
         spans: &[Range<usize>],
-    ) -> Result<Vec<Token>, EncodeError> {
+    ) -> Result<Vec<Token>, tokenizers::Error> {
         let pieces = self.pieces(text)?;
-        let crossed: Vec<usize> = borders(spans)
-            .filter(|&border| {
-                pieces
-                    .iter()
-                    .any(|(_, piece)| piece.start < border && border < piece.end)
-            })
-            .collect();
-        let Some(&cut) = crossed.first() else {
+        let mut borders = spans.iter().flat_map(|span| [span.start, span.end]);
+        let is_crossed = |border: &usize| {
+            let crosses = |(_, piece): &Piece| piece.start < *border && *border < piece.end;
+            pieces.iter().any(crosses)
+        };
+        let Some(cut) = borders.find(is_crossed) else {
             let target = |at: usize| spans.iter().any(|span| span.contains(&at));
             let token = |(id, piece): Piece| Token {
                 id,
@@ -205,17 +195,27 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    fn pieces(&self, text: &str) -> Result<Vec<Piece>, EncodeError> {
+    fn pieces(&self, text: &str) -> Result<Vec<Piece>, tokenizers::Error> {
         match &self.encoder {
-            Encoder::None => Err(EncodeError::NoTokenizer),
-            Encoder::Byte => Ok(byte::pieces(text)),
-            Encoder::HuggingFace(tokenizer) => Ok(huggingface::pieces(tokenizer, text)?),
+            Encoder::None => Err("there is no tokenizer".into()),
+            Encoder::Byte => Ok(pieces_of_bytes(text)),
+            Encoder::HuggingFace(tokenizer) => huggingface::pieces(tokenizer, text),
         }
     }
 }
 
-fn borders(spans: &[Range<usize>]) -> impl Iterator<Item = usize> {
-    spans.iter().flat_map(|span| [span.start, span.end])
+fn pieces_of_bytes(text: &str) -> Vec<Piece> {
+    let mut pieces = Vec::with_capacity(text.len());
+    let mut at = 0;
+    while let Some(&byte) = text.as_bytes().get(at) {
+        let special = SPECIALS
+            .iter()
+            .find(|(name, _, _)| text.as_bytes()[at..].starts_with(name.as_bytes()));
+        let (id, length) = special.map_or((u32::from(byte), 1), |(name, _, id)| (*id, name.len()));
+        pieces.push((id, at..at + length));
+        at += length;
+    }
+    pieces
 }
 
 /// The parts of spans within a window, relative to its start.

@@ -17,13 +17,13 @@ fn targets(tokens: &[Token]) -> Vec<(u32, bool)> {
 #[test]
 fn byte_ids_never_change() {
     let tokenizer = Tokenizer::byte();
-    assert_eq!(tokenizer.vocabulary_size(), 259);
+    assert_eq!(tokenizer.vocabulary_size, 259);
     assert_eq!(
         tokenizer.encode("a\0ü<|bos|><|eos|><|pad|><|eos").unwrap(),
         [97, 0, 0xc3, 0xbc, 256, 257, 258, 60, 124, 101, 111, 115]
     );
     assert_eq!(
-        (tokenizer.document_start(), tokenizer.document_end()),
+        (&tokenizer.start[..], &tokenizer.end[..]),
         (&[256][..], &[257][..])
     );
 }
@@ -175,11 +175,11 @@ fn tokens_that_a_tokenizer_adds_are_added_once_and_on_request() {
     let tokenizer = directory.load().unwrap();
     // No text is truncated or extended, whatever the file says.
     assert_eq!(tokenizer.encode("abxxx").unwrap(), [4, 8, 8, 8]);
-    assert_eq!(tokenizer.document_start(), [9]);
+    assert_eq!(tokenizer.start, [9]);
     // The well-known name applies, because no configuration names the token.
-    assert_eq!(tokenizer.document_end(), [10]);
+    assert_eq!(tokenizer.end, [10]);
     // Two special tokens are in the vocabulary, the third comes after it.
-    assert_eq!(tokenizer.vocabulary_size(), 12);
+    assert_eq!(tokenizer.vocabulary_size, 12);
     assert_eq!(tokenizer.marks(), ["</s>", "<s>", "<|im_end|>"]);
 }
 
@@ -197,13 +197,15 @@ fn the_configuration_names_special_tokens_and_the_template() {
     let directory = Directory::new(&files);
     let tokenizer = directory.load().unwrap();
     assert_eq!(
-        (tokenizer.document_start(), tokenizer.document_end()),
+        (&tokenizer.start[..], &tokenizer.end[..]),
         (&[][..], &[11][..])
     );
     assert_eq!(tokenizer.chat_template.as_deref(), Some("D"));
     assert_eq!(
         tokenizer.specials,
-        [("eos_token", "<|im_end|>"), ("pad_token", "</s>")].map(|(a, b)| (a.into(), b.into()))
+        BTreeMap::from(
+            [("eos_token", "<|im_end|>"), ("pad_token", "</s>")].map(|(a, b)| (a.into(), b.into()))
+        )
     );
     // The separate file has priority over the configuration and changes the checksum.
     std::fs::write(directory.path().join("chat_template.jinja"), "J").unwrap();

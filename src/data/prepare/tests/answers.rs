@@ -22,8 +22,8 @@ fn only_answers_and_the_end_of_their_turn_carry_loss() {
     assert_eq!(text(&samples[0]), "u:Hi$\na:Yo$\nu:2$\na:3$\n");
     assert_eq!(learned(&samples[0]), "········Yo$········3$·");
     let data = case.open(Part::Train).unwrap();
-    assert_eq!(data.targets(0).unwrap(), 5);
-    insta::assert_snapshot!(data.describe());
+    assert_eq!(target_count(&data, 0), 5);
+    insta::assert_snapshot!(counts(&case));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn records_without_targets_are_skipped_and_counted() {
     .join("\n"));
     case.data.sequence_length = 23;
     assert_eq!(case.samples().len(), 1);
-    insta::assert_snapshot!(case.open(Part::Train).unwrap().describe());
+    insta::assert_snapshot!(counts(&case));
 }
 
 #[test]

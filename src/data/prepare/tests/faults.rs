@@ -1,7 +1,7 @@
 //! Damaged stores, full disks, and preparations that fail midway.
 
 use super::*;
-use crate::data::store::{INDEX, TOKENS};
+use crate::data::dataset::{INDEX, TOKENS};
 
 fn prepared() -> Case {
     let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
@@ -25,7 +25,7 @@ fn edit(case: &Case, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
 fn complaint(case: &Case) -> String {
     let base = case.directory.path().display().to_string();
     let read = || -> Result<(), DataError> {
-        let data = Dataset::open(&case.place(), Part::Train)?.unwrap();
+        let data = Dataset::train(&case.place())?;
         for index in 0..data.len() {
             data.sample(index)?;
         }

@@ -15,6 +15,12 @@ use super::*;
 use crate::data::{Dataset, Phase, Sample};
 use crate::recipe::schema::spec::{self, Data, DataSource, Objective};
 
+/// A part of the prepared data.
+enum Part {
+    Train,
+    Evaluation,
+}
+
 /// A recipe's data settings with a directory for the preparation.
 struct Case {
     directory: tempfile::TempDir,
@@ -117,7 +123,10 @@ impl Case {
     }
 
     fn open(&self, part: Part) -> Option<Dataset> {
-        Dataset::open(&self.place(), part).unwrap()
+        match part {
+            Part::Train => Some(Dataset::train(&self.place()).unwrap()),
+            Part::Evaluation => Dataset::evaluation(&self.place()).unwrap(),
+        }
     }
 }
 
@@ -130,6 +139,32 @@ fn source(path: &str) -> DataSource {
 
 fn all(data: &Dataset) -> Vec<Sample> {
     (0..data.len()).map(|i| data.sample(i).unwrap()).collect()
+}
+
+/// The counts of the prepared data.
+fn counts(case: &Case) -> String {
+    let manifest = Manifest::read(&case.place()).unwrap();
+    let train = manifest.train;
+    format!(
+        "{} samples, {} tokens, {} of them targets, the longest sample {}, packing {}, tokenizer {} ({} ids), {}",
+        train.samples,
+        train.tokens,
+        train.target_tokens,
+        train.longest_sample,
+        manifest.packing,
+        manifest.tokenizer,
+        manifest.vocabulary_size,
+        manifest.skipped
+    )
+}
+
+/// The number of a sample's targets.
+fn target_count(data: &Dataset, index: u64) -> usize {
+    let sample = data.sample(index).unwrap();
+    sample.loss_mask[1..]
+        .iter()
+        .filter(|&&target| target)
+        .count()
 }
 
 /// The text of byte-vocabulary tokens; special tokens are `^`, `$` and `_`.

@@ -43,7 +43,7 @@ fn held_out_samples_are_not_trained_on() {
             samples: 90
         })
     ));
-    insta::assert_snapshot!(train.describe());
+    insta::assert_snapshot!(counts(&case));
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn every_token_but_the_first_is_a_target() {
     case.prepare().unwrap();
     let train = case.open(Part::Train).unwrap();
     assert_eq!(train.len(), 7);
-    assert_eq!(train.record().target_tokens, 7 * 32);
-    assert_eq!(train.targets(0).unwrap(), 32);
+    assert_eq!(train.record.target_tokens, 7 * 32);
+    assert_eq!(target_count(&train, 0), 32);
     let batch = train.collate([3, 0]).unwrap();
     assert_eq!((batch.batch, batch.seq_len), (2, 32));
     let sample = train.sample(3).unwrap().tokens;
@@ -110,7 +110,7 @@ fn unchanged_settings_reuse_the_data_and_changed_ones_replace_it() {
     assert!(case.open(Part::Evaluation).is_none());
     case.data.sequence_length = 16;
     assert!(!case.prepare().unwrap().reused);
-    assert_eq!(case.open(Part::Train).unwrap().record().longest_sample, 17);
+    assert_eq!(case.open(Part::Train).unwrap().record.longest_sample, 17);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_resumed_run_keeps_its_data() {
     assert!(case.prepare().unwrap().reused);
     case.data.sequence_length = 16;
     insta::assert_snapshot!(case.refusal());
-    assert_eq!(case.open(Part::Train).unwrap().record().longest_sample, 33);
+    assert_eq!(case.open(Part::Train).unwrap().record.longest_sample, 33);
 }
 
 #[test]
