@@ -10,11 +10,11 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use evenkeel::api::TrainingJob;
-use evenkeel::operator::{Scope, Seen, watched_jobs};
+use evenkeel::operator::watched_jobs;
 use futures::StreamExt;
 use kube::Client;
 use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::JoinSet;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -96,19 +96,18 @@ fn listed(jobs: Jobs) -> (Vec<Arc<TrainingJob>>, Vec<InvalidObject>) {
     let runtime = runtime.enable_all().build().unwrap();
     runtime.block_on(async {
         let router = Router::new().fallback(answer).with_state(jobs);
-        let (aside, mut set_aside) = unbounded_channel();
-        let (known, events) = watched_jobs(&Client::new(router, "n"), &Scope::Cluster, aside);
+        let unreadable = Arc::new(Mutex::new(Vec::new()));
+        let seen = unreadable.clone();
+        let report = move |object| {
+            seen.lock().unwrap().push(object);
+            JoinSet::new()
+        };
+        let (known, events) = watched_jobs(&Client::new(router, "n"), None, report);
         tokio::select! {
             () = events.for_each(async |event| drop(event.unwrap())) => unreachable!("a watch never ends"),
             ready = known.wait_until_ready() => ready.unwrap(),
         }
-        let mut unreadable = Vec::new();
-        while let Ok(seen) = set_aside.try_recv() {
-            match seen {
-                Seen::Unreadable(object) => unreadable.push(*object),
-                Seen::Over(uid) => unreachable!("{uid} was listed once"),
-            }
-        }
+        let unreadable = std::mem::take(&mut *unreadable.lock().unwrap());
         (known.state(), unreadable)
     })
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::api::status::{Current, Phase, RecipeSnapshot};
+use crate::api::status::{Current, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer::call::Source;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
@@ -65,7 +65,7 @@ impl Membership {
             drain: Duration::from_secs(job.spec.elasticity.drain_seconds.into()),
             progress_deadline: ProgressDeadline::of(job.spec.progress_deadline_seconds),
             on_stall: job.spec.on_stall,
-            over: matches!(status.phase, Phase::Complete | Phase::Failed),
+            over: status.is_over(),
         })
     }
 }

@@ -276,31 +276,29 @@ impl ConditionReason {
 impl Phase {
     /// The phase that conditions amount to.
     pub fn of(conditions: &[Condition]) -> Phase {
-        let find = |kind: ConditionType| conditions.iter().find(|c| c.type_ == kind.name());
-        let holds = |kind| find(kind).is_some_and(|condition| condition.status == "True");
-        if holds(ConditionType::Failed) {
-            return Phase::Failed;
+        use ConditionType as Type;
+        let find = |kind: Type| conditions.iter().find(|c| c.type_ == kind.name());
+        for (kind, phase) in [
+            (Type::Failed, Phase::Failed),
+            (Type::Complete, Phase::Complete),
+            (Type::Suspended, Phase::Suspended),
+            (Type::Running, Phase::Running),
+        ] {
+            if find(kind).is_some_and(|condition| condition.status == "True") {
+                return phase;
+            }
         }
-        if holds(ConditionType::Complete) {
-            return Phase::Complete;
+        let reason = find(Type::Running).map_or("", |running| &running.reason);
+        for (waits_for, phase) in [
+            (ConditionReason::Draining, Phase::Draining),
+            (ConditionReason::Placing, Phase::Placing),
+            (ConditionReason::InsufficientCapacity, Phase::Waiting),
+        ] {
+            if waits_for.name() == reason {
+                return phase;
+            }
         }
-        if holds(ConditionType::Suspended) {
-            return Phase::Suspended;
-        }
-        let running = find(ConditionType::Running);
-        let reason = running.map_or("", |condition| condition.reason.as_str());
-        let is = |reasons: ConditionReason| reason == reasons.name();
-        if holds(ConditionType::Running) {
-            Phase::Running
-        } else if is(ConditionReason::Draining) {
-            Phase::Draining
-        } else if is(ConditionReason::Placing) {
-            Phase::Placing
-        } else if is(ConditionReason::InsufficientCapacity) {
-            Phase::Waiting
-        } else {
-            Phase::Pending
-        }
+        Phase::Pending
     }
 }
 

@@ -32,20 +32,20 @@ fn rows(schema: &Value, path: &str, text: &mut String) {
         let path = format!("{path}.{name}");
         let (kind, inner) = kind(field);
         let default = match &field["default"] {
-            Value::Null => String::new(),
             // Each field of the object has its own row and default.
-            Value::Object(_) => String::new(),
+            Value::Null | Value::Object(_) => String::new(),
             value => format!("`{value}`"),
         };
         let required = schema["required"].as_array();
         let required = required.is_some_and(|all| all.iter().any(|one| one == name));
-        let kind = match required && path.starts_with("spec") {
-            true => format!("{kind}, required"),
-            false => kind,
+        let required = if required && path.starts_with("spec") {
+            ", required"
+        } else {
+            ""
         };
         let meaning = field["description"].as_str().unwrap_or_default();
         let meaning = meaning.replace('\n', " ").replace('|', "\\|");
-        *text += &format!("| `{path}` | {kind} | {default} | {meaning} |\n");
+        *text += &format!("| `{path}` | {kind}{required} | {default} | {meaning} |\n");
         let within = if field["type"] == "array" {
             format!("{path}[]")
         } else {
@@ -56,36 +56,31 @@ fn rows(schema: &Value, path: &str, text: &mut String) {
 }
 
 fn properties(schema: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    schema["properties"]
-        .as_object()
-        .into_iter()
-        .flat_map(Map::iter)
+    let properties = schema["properties"].as_object();
+    properties.into_iter().flat_map(Map::iter)
 }
 
 /// The type with its limits, and the schema of the fields below it.
 fn kind(field: &Value) -> (String, &Value) {
+    let (list, of) = if field["type"] == "array" {
+        ("list of ", &field["items"])
+    } else {
+        ("", field)
+    };
     let limit = |schema: &Value, key: &str, unit: &str| {
         let most = schema[key].as_f64();
         most.map_or_else(String::new, |most| format!(", at most {most} {unit}"))
     };
-    let name = |schema: &Value| {
-        let allowed = schema["enum"].as_array();
-        match allowed {
-            Some(values) => {
-                let values = values.iter().filter(|value| !value.is_null());
-                let values: Vec<String> = values
-                    .filter_map(|value| Some(format!("`{}`", value.as_str()?)))
-                    .collect();
-                values.join(", ")
-            }
-            None => {
-                let kind = match schema["format"].as_str() {
-                    Some("date-time") => "time",
-                    _ => schema["type"].as_str().unwrap_or("object"),
-                };
-                format!("{kind}{}", limit(schema, "maxLength", "characters"))
-            }
-        }
+    let name = if let Some(values) = of["enum"].as_array() {
+        let values = values.iter().filter_map(Value::as_str);
+        let values: Vec<String> = values.map(|value| format!("`{value}`")).collect();
+        values.join(", ")
+    } else {
+        let kind = match of["format"].as_str() {
+            Some("date-time") => "time",
+            _ => of["type"].as_str().unwrap_or("object"),
+        };
+        format!("{kind}{}", limit(of, "maxLength", "characters"))
     };
     // The schema holds bounds as floating-point numbers, those of integers too.
     let range = match (field["minimum"].as_f64(), field["maximum"].as_f64()) {
@@ -93,17 +88,8 @@ fn kind(field: &Value) -> (String, &Value) {
         (Some(least), None) => format!(" from {least}"),
         _ => String::new(),
     };
-    match field["type"] == "array" {
-        true => (
-            format!(
-                "list of {}{}",
-                name(&field["items"]),
-                limit(field, "maxItems", "items")
-            ),
-            &field["items"],
-        ),
-        false => (format!("{}{range}", name(field)), field),
-    }
+    let items = limit(field, "maxItems", "items");
+    (format!("{list}{name}{range}{items}"), of)
 }
 
 fn rules(schema: &Value, path: &str, text: &mut String) {

@@ -38,8 +38,12 @@ const METADATA: [&str; 7] = [
 const ERROR: usize = 500;
 
 /// A TrainingJob, or its metadata and the reason why it cannot be decoded.
-#[derive(Debug, Clone)]
-pub struct GuardedJob(pub Result<TrainingJob, InvalidObject>);
+#[derive(Resource, Debug, Clone)]
+#[resource(inherit = "TrainingJob")]
+pub struct GuardedJob {
+    metadata: ObjectMeta,
+    pub decoded: Result<TrainingJob, InvalidObject>,
+}
 
 /// Reason why a TrainingJob cannot be decoded.
 #[derive(Debug, thiserror::Error)]
@@ -87,13 +91,11 @@ impl<'de> Deserialize<'de> for GuardedJob {
         let parts: Parts = parts.map_err(serde::de::Error::custom)?;
         // Without its metadata the object cannot be named.
         let metadata = metadata(&parts).map_err(serde::de::Error::custom)?;
-        Ok(GuardedJob(match decode(&parts, metadata.clone()) {
-            Ok(job) => Ok(job),
-            Err(error) => Err(InvalidObject {
-                error: error.to_string().chars().take(ERROR).collect(),
-                metadata,
-            }),
-        }))
+        let decoded = decode(&parts, metadata.clone()).map_err(|error| InvalidObject {
+            error: error.to_string().chars().take(ERROR).collect(),
+            metadata: metadata.clone(),
+        });
+        Ok(GuardedJob { metadata, decoded })
     }
 }
 
@@ -157,41 +159,6 @@ fn without_position(error: &serde_json::Error) -> String {
     message.strip_suffix(&position).unwrap_or(&message).into()
 }
 
-impl Resource for GuardedJob {
-    type DynamicType = <TrainingJob as Resource>::DynamicType;
-    type Scope = <TrainingJob as Resource>::Scope;
-
-    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        TrainingJob::kind(dynamic)
-    }
-
-    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        TrainingJob::group(dynamic)
-    }
-
-    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        TrainingJob::version(dynamic)
-    }
-
-    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        TrainingJob::plural(dynamic)
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        match &self.0 {
-            Ok(job) => &job.metadata,
-            Err(invalid) => &invalid.metadata,
-        }
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        match &mut self.0 {
-            Ok(job) => &mut job.metadata,
-            Err(invalid) => &mut invalid.metadata,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde::de::DeserializeOwned;
@@ -222,7 +189,7 @@ mod tests {
     }
 
     fn error(fields: Value) -> String {
-        let GuardedJob(result) = decoded(job(fields));
+        let result = decoded::<GuardedJob>(job(fields)).decoded;
         let invalid = result.unwrap_err();
         assert_eq!(invalid.metadata.uid.as_deref(), Some("u"));
         invalid.error
@@ -235,7 +202,7 @@ mod tests {
         let mut expected: TrainingJob = decoded(&object);
         expected.metadata.labels = None;
         expected.metadata.managed_fields = None;
-        let GuardedJob(job) = decoded(&object);
+        let job = decoded::<GuardedJob>(&object).decoded;
         assert_eq!(job.unwrap(), expected);
     }
 
@@ -245,9 +212,9 @@ mod tests {
         insta::assert_snapshot!(error(json!({"recipe": null})), @"spec: invalid type: null, expected struct RecipeSource");
         let object =
             json!({"metadata": {"name": "a"}, "spec": job(json!({}))["spec"], "status": 1});
-        let GuardedJob(job) = decoded(object);
+        let job = decoded::<GuardedJob>(object).decoded;
         insta::assert_snapshot!(job.unwrap_err().error, @"status: invalid type: integer `1`, expected struct TrainingJobStatus");
-        let GuardedJob(job) = decoded(json!({"metadata": {"name": "a"}}));
+        let job = decoded::<GuardedJob>(json!({"metadata": {"name": "a"}})).decoded;
         insta::assert_snapshot!(job.unwrap_err().error, @"spec: invalid type: null, expected an object");
         let long = error(json!({"elasticity": {"onCordon": "x".repeat(1 << 20)}}));
         assert_eq!(long.chars().count(), ERROR);
@@ -263,7 +230,7 @@ mod tests {
             values(POD_TEMPLATE_VALUES - 2),
             json!({"podTemplate": null}),
         ] {
-            let GuardedJob(job) = decoded(job(allowed));
+            let job = decoded::<GuardedJob>(job(allowed)).decoded;
             job.unwrap();
         }
         insta::assert_snapshot!(error(text(POD_TEMPLATE_BYTES - around + 1)), @"spec.podTemplate has 65537 bytes of JSON, more than 65536; move long texts to a ConfigMap that the pods mount");
@@ -276,7 +243,13 @@ mod tests {
         let object = job(json!({"podTemplate": {"x": "DEEP"}})).to_string();
         let list = format!("[{},{}]", object.replace("\"DEEP\"", &deep), job(json!({})));
         let jobs: Vec<GuardedJob> = decoded(list);
-        let [GuardedJob(first), GuardedJob(second)] = &jobs[..] else {
+        let [
+            GuardedJob { decoded: first, .. },
+            GuardedJob {
+                decoded: second, ..
+            },
+        ] = &jobs[..]
+        else {
             panic!("{jobs:?}");
         };
         insta::assert_snapshot!(first.as_ref().unwrap_err().error, @"spec: recursion limit exceeded");

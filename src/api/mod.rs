@@ -30,7 +30,7 @@ pub use crate::lifecycle::stall::OnStall;
 pub const LONGEST_NAME: usize = 52;
 
 /// Trains a recipe on nodes of the cluster and keeps its global batch when their number changes.
-#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "evenkeel.dev",
     version = "v1alpha1",
@@ -463,11 +463,8 @@ impl Default for Budgets {
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = TrainingJob::crd();
     for version in &mut crd.spec.versions {
-        if let Some(schema) = version
-            .schema
-            .as_mut()
-            .and_then(|s| s.open_api_v3_schema.as_mut())
-        {
+        let schema = version.schema.as_mut();
+        if let Some(schema) = schema.and_then(|schema| schema.open_api_v3_schema.as_mut()) {
             schema::without_unsigned_formats(schema);
         }
     }

@@ -1,5 +1,7 @@
 //! Schemas that are not derived from a Rust type of this crate.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
@@ -92,18 +94,9 @@ pub fn conditions(_: &mut SchemaGenerator) -> Schema {
 /// Removes the formats of unsigned integers, which API servers do not know and warn about. Their
 /// minimum of 0 stays.
 pub fn without_unsigned_formats(schema: &mut JSONSchemaProps) {
-    if schema
-        .format
-        .as_deref()
-        .is_some_and(|format| format.starts_with("uint"))
-    {
-        schema.format = None;
-    }
-    for property in schema
-        .properties
-        .iter_mut()
-        .flat_map(|all| all.values_mut())
-    {
+    schema.format.take_if(|format| format.starts_with("uint"));
+    let properties = schema.properties.iter_mut();
+    for property in properties.flat_map(BTreeMap::values_mut) {
         without_unsigned_formats(property);
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {

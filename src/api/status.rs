@@ -1,7 +1,7 @@
 //! The status of a TrainingJob: all that the controller needs to continue after a crash. Pod names
 //! are derived from it, so a pod that exists is never made twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use schemars::JsonSchema;
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema::MESSAGE;
 use super::{TrainerDevice, TrainingJobSpec, schema};
+use crate::lifecycle::generation::PodRef;
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
 use crate::plan::Plan;
@@ -135,6 +136,34 @@ const EXCLUDED: usize = 64;
 const WARNINGS: usize = 64;
 
 impl TrainingJobStatus {
+    /// Number of the newest generation.
+    pub fn number(&self) -> Option<u64> {
+        self.generation
+            .as_ref()
+            .map(|current| current.record.number)
+    }
+
+    /// The newest generation's member with this pod name.
+    pub fn member(&self, pod: &str) -> Option<&PodRef> {
+        self.members().find(|member| member.name == pod)
+    }
+
+    /// The pods of the newest generation's members.
+    pub fn members(&self) -> impl Iterator<Item = &PodRef> {
+        let current = self.generation.iter();
+        current.flat_map(|current| current.record.pods())
+    }
+
+    /// Names of the pods in the slots.
+    pub fn slot_pods(&self, job: &str) -> BTreeSet<String> {
+        self.slots.iter().map(|slot| slot.pod(job)).collect()
+    }
+
+    /// Whether the job completed or failed.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Complete | Phase::Failed)
+    }
+
     /// The external trainer's command that the newest generation was planned for; before there is a
     /// generation, the spec's. Empty: the built-in trainer.
     pub fn command<'a>(&'a self, spec: &'a TrainingJobSpec) -> &'a [String] {
@@ -360,11 +389,8 @@ pub struct PodFailures {
 #[serde(rename_all = "camelCase")]
 pub struct AfterLoss {
     /// The rank that commits the whole state alone; the others leave. Absent: all leave.
-    #[serde(
-        default,
-        rename = "committingRank",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "committingRank")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<u64>,
 }
 
@@ -375,11 +401,8 @@ pub struct Progress {
     /// Samples consumed.
     pub samples: u64,
     /// Samples after which training ends.
-    #[serde(
-        default,
-        rename = "budgetSamples",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "budgetSamples")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<u64>,
     /// `samples` as a share of `budgetSamples`, for example `42 %`.
     #[serde(rename = "percent")]

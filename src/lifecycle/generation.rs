@@ -63,6 +63,11 @@ impl Generation {
         })
     }
 
+    /// The pods of its members.
+    pub fn pods(&self) -> impl Iterator<Item = &PodRef> {
+        self.members.iter().filter_map(|member| member.pod.as_ref())
+    }
+
     /// The ranks of the pod with this uid: the first rank and their number.
     pub fn ranks_of_pod(&self, pod: &str) -> Option<(u64, u64)> {
         let mut shares = self.shares();
@@ -75,7 +80,7 @@ impl Generation {
     /// The other members' pods. Starts with the pods after the pod with this uid, so that members that each
     /// ask one other pod do not all ask the same one.
     pub fn peers(&self, pod: &str) -> Vec<Peer> {
-        let pods: Vec<&PodRef> = self.members.iter().filter_map(|m| m.pod.as_ref()).collect();
+        let pods: Vec<&PodRef> = self.pods().collect();
         let own = pods.iter().position(|other| other.uid == pod);
         let (before, from) = pods.split_at(own.unwrap_or(0));
         let others = from.iter().chain(before).filter(|other| other.uid != pod);

@@ -9,7 +9,6 @@ use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
 use crate::lifecycle::generation::CheckpointRef;
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
-use crate::util::http::HttpError;
 
 /// Largest answer, bytes. The largest of an agent with 64 ranks has about 30 KiB, since
 /// [`AgentState::bound`] limits its texts.
@@ -42,16 +41,8 @@ pub struct Sender {
 /// Why the controller ignores an answer. It counts as silence.
 #[derive(Debug, thiserror::Error)]
 pub enum Rejection {
-    #[error("the answer at {address} is not one of an agent: {source}")]
-    Http {
-        address: SocketAddr,
-        source: HttpError,
-    },
-    #[error("the answer at {address} is not one of an agent: {source}")]
-    Json {
-        address: SocketAddr,
-        source: serde_json::Error,
-    },
+    #[error("the answer at {address} is not one of an agent: {reason}")]
+    NoAgent { address: SocketAddr, reason: String },
     #[error(
         "the agent of another pod or job answers at {address}; with hostNetwork a node has room for one \
          agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes"
@@ -91,8 +82,11 @@ pub fn agent_address(ip: &str, port: u16) -> Result<SocketAddr, Rejection> {
 /// Reads an answer: its state, if the polled agent sent it, within the limits of [`agent_state`].
 pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
     let address = sender.address;
-    let mut state: AgentState =
-        serde_json::from_slice(body).map_err(|source| Rejection::Json { address, source })?;
+    let state = serde_json::from_slice(body).map_err(|error| Rejection::NoAgent {
+        address,
+        reason: error.to_string(),
+    });
+    let mut state: AgentState = state?;
     // A pod that an earlier controller created does not know its job's uid. Its own uid is unique too.
     let of_job = state.job == sender.job || state.job.is_empty();
     if state.pod != sender.pod || !of_job {
@@ -159,11 +153,8 @@ pub struct Published<'a> {
 impl Published<'_> {
     /// The part of an agent's state that agrees with what the job has published. The rest of the controller
     /// uses no other one.
-    pub fn admit(&self, state: &AgentState) -> AgentState {
-        let mut state = state.clone();
-        let record = self
-            .record
-            .filter(|record| record.number == state.generation);
+    pub fn admit(&self, mut state: AgentState) -> AgentState {
+        let record = self.record.filter(|it| it.number == state.generation);
         let share = record.and_then(|record| Some((record, record.ranks_of_pod(&state.pod)?)));
         let Some((record, (first, count))) = share else {
             // Of an older generation, of an unpublished one, or of one without this pod.
@@ -193,23 +184,20 @@ impl Published<'_> {
         }
         // Another member may have committed a newer one.
         let newest = self.checkpoint.map_or(0, |newest| newest.samples);
-        state
-            .committed
-            .take_if(|committed| committed.samples < newest);
-        let doubtful = |committed: &mut CheckpointRef| !self.may_be_committed(committed, record);
-        if let Some(refused) = state.committed.take_if(doubtful) {
-            state
-                .problem
-                .get_or_insert_with(|| refused_checkpoint(&refused));
+        let committed = &mut state.committed;
+        committed.take_if(|committed| committed.samples < newest);
+        let doubtful = committed.take_if(|committed| !self.may_be_committed(committed, record));
+        if let Some(refused) = doubtful {
+            let problem = &mut state.problem;
+            problem.get_or_insert_with(|| refused_checkpoint(&refused));
         }
         state.step = state.step.filter(|step| {
             step.generation == record.number && self.may_be_reached(step.samples, record)
         });
         // The agent's clock may be fast, but it reports nothing of the future.
         for time in [&mut state.started, &mut state.ready, &mut state.first_step] {
-            *time = time
-                .filter(|at| at.is_finite())
-                .map(|at| at.clamp(0.0, self.now));
+            let finite = time.filter(|at| at.is_finite());
+            *time = finite.map(|at| at.clamp(0.0, self.now));
         }
         state
     }
@@ -227,9 +215,8 @@ impl Published<'_> {
         {
             later.checkpoint.clone_from(&state.committed);
         }
-        later
-            .checkpoint
-            .take_if(|found| !self.may_be_reached_later(found));
+        let checkpoint = &mut later.checkpoint;
+        checkpoint.take_if(|found| !self.may_be_reached_later(found));
         // The volume may have another generation of the published number.
         let numbers = newest.max(1)..=newest.saturating_add(LATER);
         let start = self.record.map(Generation::start_samples);
@@ -290,12 +277,7 @@ fn is_plausible_reference(committed: &CheckpointRef) -> bool {
 }
 
 fn refused_checkpoint(refused: &CheckpointRef) -> Problem {
-    let CheckpointRef {
-        path,
-        step,
-        samples,
-        ..
-    } = refused;
+    let (path, step, samples) = (&refused.path, refused.step, refused.samples);
     Problem {
         reason: ANSWER_REFUSED.into(),
         message: format!(
@@ -392,7 +374,7 @@ mod tests {
             most_samples: Some(320 + 32),
             now: NOW,
         };
-        published.admit(&received(changes).unwrap())
+        published.admit(received(changes).unwrap())
     }
 
     #[test]
@@ -460,7 +442,7 @@ mod tests {
             json!({"generation": 1.5}),
             json!({"step": {"step": 1}}),
         ] {
-            assert!(matches!(received(changes), Err(Rejection::Json { .. })));
+            assert!(matches!(received(changes), Err(Rejection::NoAgent { .. })));
         }
         let deep = "[".repeat(60_000);
         let deep = format!("{{\"fresh\":{deep}");
@@ -571,7 +553,7 @@ mod tests {
             }))
             .unwrap();
             state.pod = pod.into();
-            published.admit(&state)
+            published.admit(state)
         };
         let known = all(3, "uid-1");
         assert!(known.committed.is_some() && known.step.is_some());
@@ -597,7 +579,7 @@ mod tests {
             now: NOW,
         };
         let state = received(json!({"ranks": [{"ready": true}]})).unwrap();
-        assert_eq!(before_the_first.admit(&state).generation, 0);
+        assert_eq!(before_the_first.admit(state).generation, 0);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! of changes as fast as a small one. Only the bodies need more memory, so few agents of one job send
 //! theirs at the same time. This limit is per job: slow agents delay no other job.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use axum::http::StatusCode;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::agent_answer::{ANSWER, Rejection, Sender, receive};
@@ -65,7 +65,8 @@ struct Entry {
     job: ObjectRef<TrainingJob>,
     polled: AgentStatus,
     bodies: Arc<Semaphore>,
-    task: AbortHandle,
+    /// Polls the agent until it is dropped.
+    _task: JoinSet<()>,
 }
 
 /// The result of one request. The error is `None` if there was no answer.
@@ -89,44 +90,23 @@ impl Agents {
             return entry.polled.clone();
         }
         let others = all.values().find(|entry| entry.job == *job);
-        let bodies = others.map_or_else(
-            || Arc::new(Semaphore::new(BODIES)),
-            |other| other.bodies.clone(),
-        );
-        let poll = self
-            .clone()
-            .poll_until_dropped(sender.clone(), job.clone(), bodies.clone());
+        let bodies = others.map(|other| other.bodies.clone());
+        let bodies = bodies.unwrap_or_else(|| Arc::new(Semaphore::new(BODIES)));
+        let (agents, bodies_of_job) = (self.clone(), bodies.clone());
+        let poll = agents.poll_until_dropped(sender.clone(), job.clone(), bodies_of_job);
         let entry = Entry {
             job: job.clone(),
             polled: AgentStatus::default(),
             bodies,
-            task: tokio::spawn(poll).abort_handle(),
+            _task: [poll].into_iter().collect(),
         };
         all.insert(sender.pod.clone(), entry);
         AgentStatus::default()
     }
 
-    /// Stops polling those pods of a job that are not among `pods`.
-    pub fn keep_only(&self, job: &ObjectRef<TrainingJob>, pods: &BTreeSet<String>) {
-        let mut all = lock(&self.polled);
-        all.retain(|uid, entry| {
-            let keep = entry.job != *job || pods.contains(uid);
-            if !keep {
-                entry.task.abort();
-            }
-            keep
-        });
-    }
-
-    /// Stops polling the pods of jobs that no longer exist.
-    pub fn keep_jobs(&self, exists: impl Fn(&ObjectRef<TrainingJob>) -> bool) {
-        lock(&self.polled).retain(|_, entry| {
-            let keep = exists(&entry.job);
-            if !keep {
-                entry.task.abort();
-            }
-            keep
-        });
+    /// Stops polling the pods that `keep` does not want, by their jobs and uids.
+    pub fn retain(&self, keep: impl Fn(&ObjectRef<TrainingJob>, &str) -> bool) {
+        lock(&self.polled).retain(|uid, entry| keep(&entry.job, uid));
     }
 
     /// Sets the state of a pod's agent, which is not polled then.
@@ -136,7 +116,7 @@ impl Agents {
             job,
             polled,
             bodies: Arc::new(Semaphore::new(BODIES)),
-            task: tokio::spawn(async {}).abort_handle(),
+            _task: JoinSet::new(),
         };
         lock(&self.polled).insert(pod.to_owned(), entry);
     }
@@ -149,24 +129,26 @@ impl Agents {
     ) {
         let job_key = authentication::job_key(&self.key, &sender.job);
         let key = authentication::agent_key(&job_key, &sender.pod);
-        let mut version = 0;
-        let mut answered = false;
+        let mut version = None;
         let mut pause = FIRST_PAUSE;
         let mut pace = Pace::new(POLLS, Instant::now());
         let mut connection = None;
         loop {
             sleep_until(pace.next(Instant::now())).await;
-            let polled = request(&mut connection, &sender, &key, version, &bodies).await;
+            let polled = request(
+                &mut connection,
+                &sender,
+                &key,
+                version.unwrap_or(0),
+                &bodies,
+            )
+            .await;
             let silent = polled.is_err();
             let changed = match &polled {
                 // The version of a restarted agent is lower.
-                Ok(state) => !answered || state.version != version,
-                Err(_) => answered,
+                Ok(state) => version.replace(state.version) != Some(state.version),
+                Err(_) => version.is_some(),
             };
-            if let Ok(state) = &polled {
-                version = state.version;
-                answered = true;
-            }
             let Some(rejected) = self.store(&sender.pod, polled) else {
                 return;
             };
@@ -241,7 +223,10 @@ async fn request(
         Err(HttpError::Status(StatusCode::UNAUTHORIZED)) => {
             Err(Some(Rejection::AnotherAgent { address }))
         }
-        Err(source) if source.is_response() => Err(Some(Rejection::Http { address, source })),
+        Err(error) if error.is_response() => Err(Some(Rejection::NoAgent {
+            address,
+            reason: error.to_string(),
+        })),
         Err(_) => Err(None),
     }
 }

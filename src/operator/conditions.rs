@@ -9,10 +9,11 @@ use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::agent_state::Problem;
 
-/// What keeps a job from its objects, as `PodsReady` reports it.
+/// What keeps a job from its plan, as `Planned` reports it, or from its objects, as `PodsReady` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Blocked {
+pub struct Refusal {
     pub reason: Reason,
+    /// The problem and how to solve it.
     pub message: String,
 }
 
@@ -26,27 +27,22 @@ pub fn set(
 ) {
     debug_assert!(kind.allows(holds, reason), "{kind} {holds} {reason}");
     let value = if holds { "True" } else { "False" };
-    let known = status
-        .conditions
-        .iter()
-        .position(|c| c.type_ == kind.name());
-    let since = known
-        .and_then(|at| status.conditions.get(at))
-        .filter(|c| c.status == value)
-        .map_or_else(
-            || Time(Timestamp::now()),
-            |c| c.last_transition_time.clone(),
-        );
-    let condition = Condition {
+    let mut condition = Condition {
         type_: kind.name().into(),
         status: value.into(),
         reason: reason.name().into(),
         message: message.into(),
         observed_generation: status.observed_generation,
-        last_transition_time: since,
+        last_transition_time: Time(Timestamp::now()),
     };
-    match known {
-        Some(at) => status.conditions[at] = condition,
+    let mut conditions = status.conditions.iter_mut();
+    match conditions.find(|c| c.type_ == kind.name()) {
+        Some(known) => {
+            if known.status == value {
+                condition.last_transition_time = known.last_transition_time.clone();
+            }
+            *known = condition;
+        }
         None => status.conditions.push(condition),
     }
 }
@@ -73,7 +69,7 @@ pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
 /// Planning sets `Planned`.
 pub fn of_phase(
     status: &mut TrainingJobStatus,
-    blocked: Option<&Blocked>,
+    blocked: Option<&Refusal>,
     problem: Option<&Problem>,
     stalled: bool,
 ) {
@@ -121,9 +117,10 @@ pub fn of_phase(
         _ => (Reason::NotFinished, Reason::NotFinished),
     };
     set(status, Type::PodsReady, ready, ready_reason, ready_message);
-    let running_reason = match running && stalled {
-        true => Reason::Stalled,
-        false => reason,
+    let running_reason = if running && stalled {
+        Reason::Stalled
+    } else {
+        reason
     };
     for (kind, holds, reason) in [
         (Type::Running, running, running_reason),
@@ -173,7 +170,7 @@ mod tests {
     ];
 
     fn of(phase: Phase, blocked: Option<Reason>) -> TrainingJobStatus {
-        let blocked = blocked.map(|reason| Blocked {
+        let blocked = blocked.map(|reason| Refusal {
             reason,
             message: "quota exceeded".into(),
         });

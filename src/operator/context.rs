@@ -1,39 +1,35 @@
 //! State shared by all reconciliations, and the cached state of each job between two of them.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
-use kube::api::Api;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 
 use super::agents::Agents;
-use super::conditions::Blocked;
+use super::conditions::Refusal;
 use super::leases::Leases;
 use super::metrics::Metrics;
 use super::planner::{PlanInput, Planner, Recipes};
-use super::recipe_source::Refusal;
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
-use crate::api::guarded::GuardedJob;
-use crate::operator::outcome::fraction;
+use crate::operator::outcome::back_off;
 use crate::operator::reservations::Reservations;
-use crate::operator::suspects::Suspects;
 use crate::operator::turns::Turns;
 use crate::telemetry::now;
 use crate::util::key::Key;
 use crate::util::lock::lock;
 
-/// First pause after a failed reconciliation; it doubles with each failure up to [`LONGEST_PAUSE`].
-const PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// First pause after a failed reconciliation, seconds; it doubles with each failure up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: f64 = 0.1;
+const LONGEST_PAUSE: f64 = 60.0;
 /// Pause after a conflict that follows no other.
 const FIRST_CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 /// Time after which the watch cache has a created pod, unless the pod was deleted meanwhile.
-const CACHED: Duration = Duration::from_secs(30);
+pub const CACHED: Duration = Duration::from_secs(30);
 /// Window in which job creations are treated as a burst.
 const BURST: Duration = Duration::from_millis(500);
 /// Longest time for which a job's later companion objects wait for the other jobs of a burst.
@@ -49,7 +45,7 @@ pub struct Context {
     pub known: Store<TrainingJob>,
     /// States reported by the agents.
     pub agents: Agents,
-    /// Leases of nodes with silent pods.
+    /// Nodes with silent pods.
     pub leases: Leases,
     /// Devices reserved for the jobs' pods.
     pub reservations: Mutex<Reservations>,
@@ -57,8 +53,6 @@ pub struct Context {
     pub recipes: Recipes,
     /// Turns to plan.
     pub turns: Turns,
-    /// Nodes with unresponsive pods.
-    pub suspects: Mutex<Suspects>,
     pub recorder: Recorder,
     pub metrics: Arc<Metrics>,
     /// The controller's namespace.
@@ -67,47 +61,54 @@ pub struct Context {
     pub key: Key,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
-    /// Cached state of each job.
-    pub job_cache: JobCache,
+    /// Memory of the jobs, by uid.
+    pub job_cache: Mutex<HashMap<String, JobState>>,
     /// Uid of the job that got its first pods last, with the time.
     pub newest: Mutex<Option<(String, Instant)>>,
     /// Done once the reservations have been restored from the statuses.
     pub restored: Once,
 }
 
-/// The controller's memory of the jobs between reconciliations, by uid.
-#[derive(Default)]
-pub struct JobCache(Mutex<HashMap<String, JobState>>);
+/// One reconciliation of a job.
+#[derive(Clone, Copy)]
+pub struct Reconciliation<'a> {
+    pub job: &'a TrainingJob,
+    pub context: &'a Context,
+    /// Seconds since the Unix epoch.
+    pub now: f64,
+}
 
-/// The controller's memory of one job.
+impl Reconciliation<'_> {
+    /// Reads or changes the state of the job.
+    pub fn state<T>(&self, change: impl FnOnce(&mut JobState) -> T) -> T {
+        self.context.state(self.job, change)
+    }
+}
+
+/// The controller's memory of one job between reconciliations.
 #[derive(Default)]
-struct JobState {
+pub struct JobState {
     /// The object as last written by this process, and when.
     written: Option<(TrainingJob, Instant)>,
-    /// Created pods that the watch cache does not have yet.
-    created: HashMap<String, Instant>,
-    planner: Planner,
+    /// Created pods that the watch cache may not have yet.
+    pub created: HashMap<String, Instant>,
+    pub planner: Planner,
     /// The last refusal of its plans, until what they depend on changes.
-    refused: Option<(PlanInput, Refusal)>,
-    applied: Companions,
+    pub refused: Option<(PlanInput, Refusal)>,
+    /// Which of its companion objects this process has applied.
+    pub applied: Companions,
     /// Time at which it got its first pods.
     begun: Option<Instant>,
     /// Number of consecutive failed reconciliations.
-    failures: u32,
+    pub failures: u32,
     /// Number of conflicts since the last reconciliation without one.
     conflicts: u32,
     /// End of the pause after the last failure, and `metadata.generation` then.
     retry: Option<(Instant, Option<i64>)>,
     /// What keeps the job from its objects.
-    blocked: Option<Blocked>,
-    /// Names of its objects that other objects have.
-    taken: HashMap<String, TakenName>,
-}
-
-/// A name that another object had when the controller tried to create the job's.
-struct TakenName {
-    attempts: u32,
-    retry: Instant,
+    pub blocked: Option<Refusal>,
+    /// Names of its objects that other objects had: the number of attempts, and the time of the next one.
+    pub taken: HashMap<String, (u32, Instant)>,
 }
 
 /// Which of a job's companion objects this process has applied.
@@ -120,28 +121,21 @@ pub enum Companions {
     Complete,
 }
 
-impl JobCache {
-    /// Reads or changes the state of a job.
-    fn of<T>(&self, uid: &str, change: impl FnOnce(&mut JobState) -> T) -> T {
-        change(lock(&self.0).entry(uid.to_owned()).or_default())
-    }
-}
-
 impl Context {
-    /// API of the TrainingJobs in the job's namespace.
-    pub fn jobs(&self, job: &TrainingJob) -> Api<GuardedJob> {
-        Api::namespaced(self.client.clone(), &job.namespace().unwrap_or_default())
+    /// Reads or changes the state of a job.
+    pub fn state<T>(&self, job: &TrainingJob, change: impl FnOnce(&mut JobState) -> T) -> T {
+        let uid = job.uid().unwrap_or_default();
+        change(lock(&self.job_cache).entry(uid).or_default())
     }
 
     /// The newer of the cached and the last written object: a stale status would repeat a decision. What was written
     /// long ago no longer counts: an API server that was restored from an older copy has older resource versions.
     pub fn newest(&self, cached: Arc<TrainingJob>) -> Arc<TrainingJob> {
-        let uid = cached.uid().unwrap_or_default();
         let version_of = version(&cached);
-        let written = self.job_cache.of(&uid, |job| {
-            job.written
-                .take_if(|(own, at)| version(own) <= version_of || at.elapsed() > CACHED);
-            job.written.as_ref().map(|(own, _)| own.clone())
+        let written = self.state(&cached, |state| {
+            let written = &mut state.written;
+            written.take_if(|(own, at)| version(own) <= version_of || at.elapsed() > CACHED);
+            written.as_ref().map(|(own, _)| own.clone())
         });
         written.map_or(cached, Arc::new)
     }
@@ -150,170 +144,61 @@ impl Context {
     pub fn record_written(&self, job: &TrainingJob) {
         let mut written = job.clone();
         stores::slim_job(&mut written);
-        let uid = job.uid().unwrap_or_default();
-        self.job_cache.of(&uid, |job| {
-            (job.written, job.conflicts) = (Some((written, Instant::now())), 0)
+        self.state(job, |state| {
+            (state.written, state.conflicts) = (Some((written, Instant::now())), 0);
         });
-    }
-
-    /// Whether this process created a pod that the watch cache may not have yet.
-    pub fn has_just_created(&self, uid: &str, pod: &str) -> bool {
-        let at = self.job_cache.of(uid, |job| job.created.get(pod).copied());
-        at.is_some_and(|at| at.elapsed() < CACHED)
-    }
-
-    /// Drops created pods that the watch cache has.
-    pub fn forget_created(&self, uid: &str, has: impl Fn(&str) -> bool) {
-        self.job_cache
-            .of(uid, |job| job.created.retain(|pod, _| !has(pod)));
-    }
-
-    /// Records pods that this process created.
-    pub fn record_created(&self, uid: &str, pods: impl Iterator<Item = String>) {
-        self.job_cache.of(uid, |job| {
-            job.created.retain(|_, at| at.elapsed() < CACHED);
-            job.created.extend(pods.map(|pod| (pod, Instant::now())));
-        });
-    }
-
-    /// Takes the job's planner.
-    pub fn take_planner(&self, job: &TrainingJob) -> Planner {
-        let uid = job.uid().unwrap_or_default();
-        self.job_cache
-            .of(&uid, |job| std::mem::take(&mut job.planner))
-    }
-
-    /// Stores the job's planner for the next reconciliation.
-    pub fn store_planner(&self, job: &TrainingJob, planner: Planner) {
-        let uid = job.uid().unwrap_or_default();
-        self.job_cache.of(&uid, |job| job.planner = planner);
-    }
-
-    /// Why plans of this input were refused.
-    pub fn refusal(&self, uid: &str, input: &PlanInput) -> Option<Refusal> {
-        self.job_cache.of(uid, |job| {
-            let (refused, refusal) = job.refused.as_ref()?;
-            (refused == input).then(|| refusal.clone())
-        })
-    }
-
-    /// Records why plans of this input are refused, so that they are not planned again.
-    pub fn record_refusal(&self, uid: &str, input: PlanInput, refusal: Refusal) {
-        self.job_cache
-            .of(uid, |job| job.refused = Some((input, refusal)));
     }
 
     /// Records a successful reconciliation.
-    pub fn record_success(&self, uid: &str) {
-        self.job_cache.of(uid, |job| {
-            (job.failures, job.conflicts, job.retry) = (0, 0, None);
-            job.blocked = None;
+    pub fn record_success(&self, job: &TrainingJob) {
+        self.state(job, |state| {
+            (state.failures, state.conflicts, state.retry) = (0, 0, None);
+            state.blocked = None;
         });
-    }
-
-    /// Records what keeps the job from its objects, for the next reconciliation to report; true if it was
-    /// not recorded before.
-    pub fn record_blocked(&self, uid: &str, blocked: Blocked) -> bool {
-        self.job_cache.of(uid, |job| {
-            let before = job.blocked.replace(blocked);
-            before != job.blocked
-        })
-    }
-
-    /// What keeps the job from its objects.
-    pub fn blocked(&self, uid: &str) -> Option<Blocked> {
-        self.job_cache.of(uid, |job| job.blocked.clone())
-    }
-
-    /// Whether a name was taken and the pause after the last attempt is not over.
-    pub fn is_taken(&self, uid: &str, name: &str) -> bool {
-        let retry = self
-            .job_cache
-            .of(uid, |job| job.taken.get(name).map(|taken| taken.retry));
-        retry.is_some_and(|retry| Instant::now() < retry)
-    }
-
-    /// Records an attempt to create an object of this name.
-    pub fn record_name(&self, uid: &str, name: &str, taken: bool) {
-        self.job_cache.of(uid, |job| {
-            if !taken {
-                job.taken.remove(name);
-                return;
-            }
-            let attempts = job.taken.get(name).map_or(0, |taken| taken.attempts);
-            let next = TakenName {
-                attempts: attempts.saturating_add(1),
-                retry: Instant::now() + pause(attempts),
-            };
-            job.taken.insert(name.to_owned(), next);
-        });
-    }
-
-    /// Which of the job's companion objects this process has applied.
-    pub fn companions(&self, uid: &str) -> Companions {
-        self.job_cache.of(uid, |job| job.applied)
-    }
-
-    /// Records that all companion objects are applied.
-    pub fn record_companions(&self, uid: &str) {
-        self.job_cache
-            .of(uid, |job| job.applied = Companions::Complete);
     }
 
     /// Records that a job gets its first pods.
-    pub fn record_first_pods(&self, uid: &str) {
+    pub fn record_first_pods(&self, job: &TrainingJob) {
         let now = Instant::now();
-        self.job_cache.of(uid, |job| {
-            job.begun = Some(now);
-            job.applied = Companions::BeforePods;
+        self.state(job, |state| {
+            (state.begun, state.applied) = (Some(now), Companions::BeforePods);
         });
-        *lock(&self.newest) = Some((uid.to_owned(), now));
+        *lock(&self.newest) = Some((job.uid().unwrap_or_default(), now));
     }
 
     /// Whether other jobs get their first pods now. Companion objects that this job's pods need only
     /// while running can then wait, since the scheduler's pods per second are limited.
-    pub fn is_burst_of_others(&self, uid: &str) -> bool {
-        let begun = self.job_cache.of(uid, |job| job.begun);
-        let newest = lock(&self.newest);
-        let bursts = newest
-            .as_ref()
-            .is_some_and(|(other, at)| other != uid && at.elapsed() < BURST);
+    pub fn is_burst_of_others(&self, job: &TrainingJob) -> bool {
+        let begun = self.state(job, |state| state.begun);
+        let bursts = lock(&self.newest).as_ref().is_some_and(|(other, at)| {
+            Some(other) != job.metadata.uid.as_ref() && at.elapsed() < BURST
+        });
         bursts && begun.is_some_and(|at| at.elapsed() < PATIENCE)
     }
 
     /// Drops the state of deleted jobs, since deletions cause no reconciliation. Uids are never reused.
     pub fn forget_deleted(&self) {
         let jobs = self.known.state();
-        let uids: HashSet<&str> = jobs
-            .iter()
-            .filter_map(|job| job.metadata.uid.as_deref())
-            .collect();
-        lock(&self.reservations).keep_only(|uid| uids.contains(uid));
-        let references: HashSet<_> = jobs
-            .iter()
-            .map(|j| ObjectRef::from_obj(j.as_ref()))
-            .collect();
-        self.agents.keep_jobs(|job| references.contains(job));
-        lock(&self.job_cache.0).retain(|uid, _| uids.contains(uid.as_str()));
+        let uids: HashSet<String> = jobs.iter().filter_map(|job| job.uid()).collect();
+        let references = jobs.iter().map(|job| ObjectRef::from_obj(job.as_ref()));
+        let references: HashSet<_> = references.collect();
+        lock(&self.reservations).retain(|uid| uids.contains(uid));
+        self.agents.retain(|job, _| references.contains(job));
+        lock(&self.job_cache).retain(|uid, _| uids.contains(uid));
     }
 
     /// Drops the state of a finished job.
     pub fn forget(&self, job: &TrainingJob) {
         let uid = &job.uid().unwrap_or_default();
-        self.agents
-            .keep_only(&ObjectRef::from_obj(job), &BTreeSet::new());
+        let reference = ObjectRef::from_obj(job);
+        self.agents.retain(|other, _| *other != reference);
         lock(&self.reservations).forget(uid);
-        lock(&self.job_cache.0).remove(uid);
-    }
-
-    /// Whether the job's last reconciliation failed.
-    pub fn has_failed(&self, uid: &str) -> bool {
-        self.job_cache.of(uid, |job| job.failures > 0)
+        lock(&self.job_cache).remove(uid);
     }
 
     /// Pause after a failed reconciliation.
     pub fn pause(&self, job: &TrainingJob) -> Duration {
-        self.job_cache.of(&job.uid().unwrap_or_default(), |state| {
+        self.state(job, |state| {
             let pause = pause(state.failures);
             state.failures = state.failures.saturating_add(1);
             state.retry = Some((Instant::now() + pause, job.metadata.generation));
@@ -323,7 +208,7 @@ impl Context {
 
     /// Pause after a conflict: the first one is short, since the watch soon has the changed object.
     pub fn conflict_pause(&self, job: &TrainingJob) -> Duration {
-        self.job_cache.of(&job.uid().unwrap_or_default(), |state| {
+        self.state(job, |state| {
             let before = state.conflicts;
             state.conflicts = before.saturating_add(1);
             before.checked_sub(1).map_or(FIRST_CONFLICT_PAUSE, pause)
@@ -333,8 +218,7 @@ impl Context {
     /// Time for which no object of the job is created, because the API server has refused one. An edit of
     /// the job ends it; other changes of the cluster do not, since they may be frequent.
     pub fn creation_pause(&self, job: &TrainingJob) -> Option<Duration> {
-        let uid = job.uid().unwrap_or_default();
-        let (end, generation) = self.job_cache.of(&uid, |state| {
+        let (end, generation) = self.state(job, |state| {
             let blocked = state.blocked.as_ref()?;
             let retry = state.retry;
             retry.filter(|_| blocked.reason == ConditionReason::Refused)
@@ -356,13 +240,9 @@ impl Context {
     }
 }
 
-/// Pause after a failure that follows `before` others, with a random factor between 0.5 and 1, so that
-/// jobs that failed together are not retried together.
-fn pause(before: u32) -> Duration {
-    let pause = PAUSE
-        .saturating_mul(2u32.saturating_pow(before.min(12)))
-        .min(LONGEST_PAUSE);
-    pause.mul_f64(0.5 + 0.5 * fraction(now()))
+/// Pause after a failure that follows `before` others.
+pub fn pause(before: u32) -> Duration {
+    Duration::from_secs_f64(back_off(FIRST_PAUSE, LONGEST_PAUSE, before, now()))
 }
 
 /// Resource versions are increasing numbers (KEP-5504); other values count as 0.
@@ -387,7 +267,7 @@ mod tests {
                 "{failures}: {pause:?}"
             );
         }
-        assert!(pause(u32::MAX) <= LONGEST_PAUSE);
+        assert!(pause(u32::MAX).as_secs_f64() <= LONGEST_PAUSE);
     }
 
     #[tokio::test]
@@ -401,7 +281,7 @@ mod tests {
         context.record_written(&job("7"));
         let newest = || version(&context.newest(Arc::new(job("5"))));
         assert_eq!(newest(), 7);
-        context.job_cache.of("u", |state| {
+        context.state(&job("1"), |state| {
             let (_, at) = state.written.as_mut().unwrap();
             *at = at.checked_sub(2 * CACHED).unwrap();
         });

@@ -3,59 +3,77 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::{Stream, StreamExt};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Client;
+use kube::api::Api;
 use kube::runtime::Controller;
 use kube::runtime::controller::{self, Action, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Client, ResourceExt};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::agents::Agents;
 use super::context::Context;
 use super::error::ReconcileError;
-use super::housekeeping;
-use super::keys::{self, KeySource};
+use super::keys;
 use super::leader::{self, Candidate};
 use super::metrics::Metrics;
 use super::ownership::MANAGER;
-use super::pace;
+use super::pace::{self, COALESCE_WINDOW};
 use super::reconcile::{reconcile, span};
-use super::stores::{self, Affected, COALESCE_WINDOW, Scope};
-use super::unreadable;
+use super::stores::{self, Affected};
+use super::unreadable::reporter;
 use super::vital::{self, Pulse};
 use crate::api::TrainingJob;
-use crate::api::status::Phase;
-use crate::operator::coalesce::Coalescer;
+use crate::api::TrainingJobStatus;
 use crate::operator::events;
 
 /// Concurrent reconciliations. The limit lets a started job finish soon: its pods exist before the
 /// companion objects of the last job.
 const CONCURRENCY: u16 = 32;
+/// Interval between two rounds of [`housekeep`].
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Longest wait for the release of the Lease.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// Options of the controller.
-#[derive(Debug, Clone)]
+/// Run the controller of TrainingJobs (the chart starts it in a cluster).
+#[derive(clap::Args, Debug, Clone)]
+#[command(after_help = "\
+Examples:
+  evenkeel controller                              use the cluster of the current kubeconfig
+  evenkeel controller --no-leader-election         run as the only replica
+  evenkeel controller --namespaced --namespace ml  watch only the jobs of the namespace ml")]
 pub struct Options {
-    /// Its own namespace, which holds the Lease.
-    pub namespace: String,
-    /// Whether it watches only the jobs of this namespace.
-    pub namespaced: bool,
-    /// Identity among the replicas.
-    pub identity: String,
-    /// Whether to elect a leader among several replicas.
-    pub elect: bool,
-    /// Address of `/healthz` and `/metrics`.
-    pub listen: SocketAddr,
-    /// Image of the controller's own pod.
-    pub image: Option<String>,
-    /// File of the controller's key.
-    pub key: PathBuf,
+    /// The controller's namespace, with the Lease for leader election among replicas.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "evenkeel-system")]
+    namespace: String,
+    /// Watch only the TrainingJobs and pods of this namespace. Devices that pods of other namespaces hold count as
+    /// free until the scheduler refuses a pod.
+    #[arg(long)]
+    namespaced: bool,
+    /// Identity of this replica in the leader election; by default the process id.
+    #[arg(long, env = "POD_NAME", default_value_t = std::process::id().to_string(), hide_default_value = true)]
+    identity: String,
+    /// Skip leader election; use only without other replicas.
+    #[arg(long)]
+    no_leader_election: bool,
+    /// Address that serves /healthz and /metrics.
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Image of this controller. Pods of external trainers copy the evenkeel executable from it.
+    #[arg(long, env = "EVENKEEL_CONTROLLER_IMAGE")]
+    image: Option<String>,
+    /// File with the controller's key, from which the keys of all jobs derive. Without the file the first controller
+    /// creates the Secret `evenkeel-controller-key` in its namespace, which the chart mounts here.
+    #[arg(long, env = "EVENKEEL_KEY_FILE", default_value = "/run/evenkeel/key")]
+    key: PathBuf,
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
@@ -63,7 +81,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     let metrics = Arc::new(Metrics::default());
     let pulse = Pulse::new();
-    let candidate = options.elect.then(|| Candidate {
+    let candidate = (!options.no_leader_election).then(|| Candidate {
         namespace: options.namespace.clone(),
         identity: options.identity.clone(),
     });
@@ -92,26 +110,20 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> anyhow::Result<()> {
-    let source = KeySource {
-        namespace: options.namespace.clone(),
-        file: options.key,
-    };
-    let key = keys::load(client.clone(), &source).await?;
-    let (wake, woken) = unbounded_channel();
-    let scope = match options.namespaced {
-        true => Scope::Namespace(options.namespace.clone()),
-        false => Scope::Cluster,
-    };
-    let (stores, pods, nodes) = stores::start(&client, &scope);
-    let (aside, set_aside) = unbounded_channel();
-    let (known, jobs) = stores::jobs(&client, &scope, aside);
-    let telling = tokio::spawn(unreadable::report(client.clone(), set_aside));
+    let key = keys::load(client.clone(), &options.namespace, &options.key).await?;
+    let namespace = options.namespaced.then_some(&*options.namespace);
+    let (stores, pool) = stores::start(&client, namespace);
+    let (known, jobs) = stores::jobs(&client, namespace, reporter(client.clone()));
     let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
-    let changes = futures::stream::select(pods.boxed(), nodes.boxed());
-    let (news, heard) = unbounded_channel();
-    let heard = tokio::spawn(pace::forward(pace::RECONCILIATIONS, heard, wake.clone()));
-    let pool = tokio::spawn(forward_changes(changes, known.clone(), wake));
+    let (wake, woken) = unbounded();
+    let (news, heard) = mpsc::unbounded_channel();
+    let (changed, changes) = mpsc::unbounded_channel();
+    // They end with this future.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(pace::forward(pace::RECONCILIATIONS, heard, wake.clone()));
+    tasks.spawn(pace::forward(pace::CHANGES, changes, wake.clone()));
+    tasks.spawn(forward_changes(pool, known.clone(), changed, wake));
     stores.ready().await;
     let reporter = Reporter {
         controller: MANAGER.into(),
@@ -131,16 +143,11 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         reservations: Default::default(),
         recipes: Default::default(),
         turns: Default::default(),
-        suspects: Default::default(),
         job_cache: Default::default(),
         newest: Default::default(),
         restored: std::sync::Once::new(),
     });
-    let housekeeper = tokio::spawn(housekeeping::keep(context.clone()));
-    let woken = futures::stream::unfold(woken, |mut woken| async {
-        let job = woken.recv().await?;
-        Some((job, woken))
-    });
+    tasks.spawn(housekeep(context.clone()));
     controller
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(woken)
@@ -154,11 +161,27 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
             }
         })
         .await;
-    pool.abort();
-    heard.abort();
-    housekeeper.abort();
-    telling.abort();
     Ok(())
+}
+
+/// Periodic work for all jobs together: drops the state of deleted ones, and reads the Leases of nodes with silent
+/// pods.
+async fn housekeep(context: Arc<Context>) {
+    let leases: Api<Lease> = Api::namespaced(context.client.clone(), "kube-node-lease");
+    loop {
+        tokio::time::sleep(HOUSEKEEPING).await;
+        context.forget_deleted();
+        for node in context.leases.wanted() {
+            // Without an answer a suspicion lasts until it expires.
+            let Ok(Some(lease)) = leases.get_opt(&node).await else {
+                continue;
+            };
+            let renewed = lease.spec.and_then(|spec| spec.renew_time);
+            let renewed = renewed.map(|at| SystemTime::from(at.0));
+            let now = std::time::Instant::now();
+            context.leases.read(&node, renewed, now);
+        }
+    }
 }
 
 /// Logs a failed reconciliation and decides when the job is reconciled again.
@@ -173,30 +196,29 @@ pub fn error_policy(
         return Action::requeue(context.conflict_pause(&job));
     }
     warn!(%error, "reconciliation failed");
-    let uid = job.uid().unwrap_or_default();
     if let ReconcileError::Definition(_) = error
-        && !context.has_failed(&uid)
+        && context.state(&job, |state| state.failures == 0)
     {
         events::unwritten(&job, &error.to_string(), &context);
     }
     Action::requeue(context.pause(&job))
 }
 
-/// Turns changes into the jobs to reconcile.
+/// Turns changes into the jobs to reconcile: `changed` receives the jobs of changed pods, `wake` all jobs a moment
+/// after a change of the pool.
 async fn forward_changes(
-    mut changes: impl Stream<Item = Affected> + Unpin,
+    mut pool: impl Stream<Item = Affected> + Unpin,
     jobs: Store<TrainingJob>,
+    changed: mpsc::UnboundedSender<ObjectRef<TrainingJob>>,
     wake: UnboundedSender<ObjectRef<TrainingJob>>,
 ) {
     let mut all: Option<Instant> = None;
-    let mut coalesce = Coalescer::new(COALESCE_WINDOW);
     loop {
-        let pool_due = all.unwrap_or_else(Instant::now);
-        let due = coalesce.next();
+        let due = all.unwrap_or_else(Instant::now);
         tokio::select! {
-            affected = changes.next() => match affected {
+            affected = pool.next() => match affected {
                 Some(Affected::Job(job)) => {
-                    if coalesce.record(job.clone(), Instant::now()) && wake.send(job).is_err() {
+                    if changed.send(job).is_err() {
                         return;
                     }
                 }
@@ -205,20 +227,11 @@ async fn forward_changes(
                 }
                 None => return,
             },
-            () = tokio::time::sleep_until(due.unwrap_or(pool_due)), if due.is_some() => {
-                for job in coalesce.due(Instant::now()) {
-                    if wake.send(job).is_err() {
-                        return;
-                    }
-                }
-            }
-            () = tokio::time::sleep_until(pool_due), if all.is_some() => {
+            () = tokio::time::sleep_until(due), if all.is_some() => {
                 all = None;
                 for job in jobs.state() {
-                    let over = job.status.as_ref().is_some_and(|status| {
-                        matches!(status.phase, Phase::Complete | Phase::Failed)
-                    });
-                    if !over && wake.send(ObjectRef::from_obj(job.as_ref())).is_err() {
+                    let over = job.status.as_ref().is_some_and(TrainingJobStatus::is_over);
+                    if !over && wake.unbounded_send(ObjectRef::from_obj(&*job)).is_err() {
                         return;
                     }
                 }

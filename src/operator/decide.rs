@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use kube::ResourceExt;
 
-use super::context::Context;
+use super::context::Reconciliation;
 use super::observe::ClusterState;
 use super::planning::Planned;
 use super::reservations::Pool;
-use super::{planning, status};
+use super::status;
+use crate::api::Capacity;
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
-use crate::api::{Capacity, TrainingJob};
 use crate::lifecycle::Ranks;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
@@ -28,95 +28,87 @@ pub struct Decision {
     pub overdue: Option<Problem>,
 }
 
-/// Decides under the lock of the reservations, so that the devices of this job are reserved before
-/// the next job decides. `feasible`: the feasible numbers of nodes, ascending.
-pub fn decide(
-    job: &TrainingJob,
-    status: &TrainingJobStatus,
-    (cluster, planned, feasible): (&ClusterState, &Planned, &[u32]),
-    context: &Context,
-    now: f64,
-) -> Decision {
-    let planner = &planned.planner;
-    let name = job.name_any();
-    let per_node = u64::from(job.spec.gpus_per_node);
-    let members = status::members(status, &name);
-    let namespace = job.namespace().unwrap_or_default();
-    let excluded: BTreeSet<String> = status.excluded_nodes.iter().cloned().collect();
-    let suspects = &context.suspects;
-    lock(suspects).suspect(&namespace, &cluster.suspects);
-    let lost = cluster.suspects.union(&excluded).cloned().collect();
-    let mut reservations = lock(&context.reservations);
-    let pod_index = context.stores.pod_index();
-    let pool = Pool {
-        nodes: &context.stores.nodes.state(),
-        pod_index: &pod_index,
-        lost: &lost,
-        avoid: &|node| lock(suspects).contains(&namespace, node) || excluded.contains(node),
-    };
-    let started = Instant::now();
-    let free = reservations.slots(&pool, job, &cluster.resource_request, started);
-    let placeable = free + cluster.staying;
-    let pool = match job.spec.elasticity.capacity {
-        Capacity::Request => job.spec.nodes,
-        Capacity::Discovered => placeable,
-    };
-    let overdue = status::overdue(job, status, now);
-    let placement = decide_placement(&PlacementInput {
-        desired: job.spec.nodes,
-        bounds: planning::bounds(job),
-        ranks_per_node: per_node,
-        feasible: &|nodes| nodes <= job.spec.nodes && feasible.binary_search(&nodes).is_ok(),
-        pool,
-        placeable,
-        slots: &cluster.slots,
-        members: &members,
-        ranks: status::ranks(status),
-        suspend: job.spec.suspend,
-        overdue: overdue.as_ref().map(|overdue| overdue.message.clone()),
-        restarts_left: u64::from(
-            job.spec
-                .budgets
-                .restarts
-                .saturating_sub(status.restarts.saturating_sub(1)),
-        ),
-        problem: cluster
-            .problem
-            .as_ref()
-            .filter(|p| p.deterministic)
-            .map(|p| p.message.clone()),
-        attempts: status.attempts,
-        scale_up_pending_since: status.scale_up_pending_since.as_ref().map(seconds),
-        placement_since: status.placement_since.as_ref().map(seconds),
-        scale_up_delay: f64::from(job.spec.elasticity.scale_up_delay_seconds),
-        placement: f64::from(job.spec.elasticity.placement_seconds),
-        not_before: status.restart_not_before.as_ref().map_or(0.0, seconds),
-        no_pod_before: status
-            .pod_failures
-            .as_ref()
-            .map_or(0.0, |f| seconds(&f.retry_not_before)),
-        now,
-    });
-    let placement = match planned.waits {
-        Some(_) => drain_only(placement, status),
-        None => placement,
-    };
-    let pods = placement.slots.iter().map(|slot: &Slot| slot.pod(&name));
-    // The API server refuses new pods, so only existing ones may get a node. A new leader knows it from the status.
-    let refuses = ConditionReason::Refused.name();
-    let refused = context.blocked(&job.uid().unwrap_or_default()).is_some()
-        || status.conditions.iter().any(|c| c.reason == refuses);
-    let exists = |pod: &String| cluster.pods.contains_key(pod);
-    // The pod of a member is never created again.
-    let gone: BTreeSet<String> = members.iter().map(|slot| slot.pod(&name)).collect();
-    let reserved = pods.filter(|pod| exists(pod) || !(refused || gone.contains(pod)));
-    let request = planner.reserved_request();
-    let request = request.unwrap_or(&cluster.resource_request);
-    reservations.reserve(job, request, reserved.collect(), &pod_index, started);
-    Decision {
-        placement,
-        placeable,
-        overdue,
+impl Reconciliation<'_> {
+    /// Decides under the lock of the reservations, so that the devices of this job are reserved before
+    /// the next job decides. `feasible`: the feasible numbers of nodes, ascending.
+    pub fn decide(
+        &self,
+        status: &TrainingJobStatus,
+        cluster: &ClusterState,
+        planned: &Planned,
+        feasible: &[u32],
+    ) -> Decision {
+        let Reconciliation { job, context, now } = *self;
+        let name = job.name_any();
+        let members = status::members(status, &name);
+        let namespace = job.namespace().unwrap_or_default();
+        let excluded: BTreeSet<String> = status.excluded_nodes.iter().cloned().collect();
+        let leases = &context.leases;
+        leases.suspect(&namespace, &cluster.suspects);
+        let lost = cluster.suspects.union(&excluded).cloned().collect();
+        let mut reservations = lock(&context.reservations);
+        let pod_index = context.stores.pod_index();
+        let pool = Pool {
+            nodes: &context.stores.nodes.state(),
+            pod_index: &pod_index,
+            lost: &lost,
+            avoid: &|node| leases.is_suspected(&namespace, node) || excluded.contains(node),
+        };
+        let started = Instant::now();
+        let free = reservations.slots(&pool, job, &cluster.resource_request, started);
+        let placeable = free + cluster.staying;
+        let pool = match job.spec.elasticity.capacity {
+            Capacity::Request => job.spec.nodes,
+            Capacity::Discovered => placeable,
+        };
+        let restarts = status.restarts.saturating_sub(1);
+        let failures = status.pod_failures.as_ref();
+        let problem = cluster.problem.as_ref().filter(|p| p.deterministic);
+        let overdue = self.overdue(status);
+        let placement = decide_placement(&PlacementInput {
+            desired: job.spec.nodes,
+            bounds: self.bounds(),
+            ranks_per_node: job.spec.gpus_per_node.into(),
+            feasible: &|nodes| nodes <= job.spec.nodes && feasible.binary_search(&nodes).is_ok(),
+            pool,
+            placeable,
+            slots: &cluster.slots,
+            members: &members,
+            ranks: status::ranks(status),
+            suspend: job.spec.suspend,
+            overdue: overdue.as_ref().map(|overdue| overdue.message.clone()),
+            restarts_left: job.spec.budgets.restarts.saturating_sub(restarts).into(),
+            problem: problem.map(|problem| problem.message.clone()),
+            attempts: status.attempts,
+            scale_up_pending_since: status.scale_up_pending_since.as_ref().map(seconds),
+            placement_since: status.placement_since.as_ref().map(seconds),
+            scale_up_delay: f64::from(job.spec.elasticity.scale_up_delay_seconds),
+            placement: f64::from(job.spec.elasticity.placement_seconds),
+            not_before: status.restart_not_before.as_ref().map_or(0.0, seconds),
+            no_pod_before: failures.map_or(0.0, |f| seconds(&f.retry_not_before)),
+            now,
+        });
+        let placement = match planned.waits {
+            Some(_) => drain_only(placement, status),
+            None => placement,
+        };
+        let pods = placement.slots.iter().map(|slot: &Slot| slot.pod(&name));
+        // The API server refuses new pods, so only existing ones may get a node. A new leader knows it from the status.
+        let refuses = ConditionReason::Refused.name();
+        let refused = context.state(job, |state| state.blocked.is_some())
+            || status.conditions.iter().any(|c| c.reason == refuses);
+        let exists = |pod: &String| cluster.pods.contains_key(pod);
+        // The pod of a member is never created again.
+        let gone: BTreeSet<String> = members.iter().map(|slot| slot.pod(&name)).collect();
+        let reserved = pods.filter(|pod| exists(pod) || !(refused || gone.contains(pod)));
+        let request = planned.planner.reserved_request();
+        let request = request.unwrap_or(&cluster.resource_request);
+        reservations.reserve(job, request, reserved.collect(), &pod_index, started);
+        Decision {
+            placement,
+            placeable,
+            overdue,
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Events and log lines for the changes, and the failures, of a reconciliation.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType};
 use tracing::{Instrument, info, warn};
@@ -11,8 +10,11 @@ use crate::api::condition::ConditionReason;
 use crate::api::status::{Phase, TrainingJobStatus};
 
 /// Reasons for which objects of the job cannot be created.
-const BLOCKED: [ConditionReason; 2] = [ConditionReason::Refused, ConditionReason::NameTaken];
-const PODS_ENDED_EARLY: ConditionReason = ConditionReason::PodsEndedEarly;
+const BLOCKED: [&str; 2] = [
+    ConditionReason::Refused.name(),
+    ConditionReason::NameTaken.name(),
+];
+const PODS_ENDED_EARLY: &str = ConditionReason::PodsEndedEarly.name();
 
 /// Writes a change to the object's events and to the log. Does not wait for the event.
 pub fn announce(
@@ -22,44 +24,33 @@ pub fn announce(
     context: &Context,
 ) {
     context.metrics.changed(before, next);
-    let number = |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
-    let published = number(before) != number(next);
+    let published = before.number() != next.number();
     let blocked = |status: &TrainingJobStatus| {
         let mut conditions = status.conditions.iter();
-        let is_blocked = |c: &&Condition| BLOCKED.iter().any(|reason| reason.name() == c.reason);
-        let condition = conditions.find(is_blocked)?;
+        let condition = conditions.find(|c| BLOCKED.contains(&c.reason.as_str()))?;
         Some((condition.reason.clone(), condition.message.clone()))
     };
     let newly_blocked = blocked(next)
         .filter(|(reason, _)| blocked(before).is_none_or(|(earlier, _)| earlier != *reason));
     let ended_early =
         |status: &TrainingJobStatus| status.pod_failures.as_ref().map_or(0, |f| f.count);
-    let (reason, note) = match next.history.last().filter(|_| published) {
-        Some(change) => (
-            "Generation".to_string(),
-            format!(
-                "{}: {} nodes, {}",
-                change.message, change.to_nodes, change.formula
-            ),
-        ),
-        None if let Some(blocked) = newly_blocked => blocked,
-        None if ended_early(next) > ended_early(before) => {
-            let last = next.pod_failures.as_ref().map(|f| f.message.clone());
-            (PODS_ENDED_EARLY.to_string(), last.unwrap_or_default())
+    let (reason, note) = match (next.history.last(), newly_blocked, &next.pod_failures) {
+        (Some(change), _, _) if published => {
+            let nodes = change.to_nodes;
+            let note = format!("{}: {nodes} nodes, {}", change.message, change.formula);
+            ("Generation".to_string(), note)
         }
-        None if before.phase == next.phase => return,
-        None => (format!("{:?}", next.phase), next.message.clone()),
+        (_, Some(blocked), _) => blocked,
+        (_, _, Some(failures)) if failures.count > ended_early(before) => {
+            (PODS_ENDED_EARLY.to_string(), failures.message.clone())
+        }
+        _ if before.phase == next.phase => return,
+        _ => (format!("{:?}", next.phase), next.message.clone()),
     };
     info!(%reason, %note, "changed");
     let kind = match next.phase {
         Phase::Failed | Phase::Waiting | Phase::Pending => EventType::Warning,
-        _ if BLOCKED
-            .iter()
-            .chain(&[PODS_ENDED_EARLY])
-            .any(|one| one.name() == reason) =>
-        {
-            EventType::Warning
-        }
+        _ if BLOCKED.contains(&reason.as_str()) || reason == PODS_ENDED_EARLY => EventType::Warning,
         _ => EventType::Normal,
     };
     publish(job, kind, reason, &note, context);

@@ -2,7 +2,7 @@
 //! The first leader creates that Secret. The controller may create Secrets and may not read them.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,18 +23,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Time after which a wait for the file is logged again.
 const REPORT: Duration = Duration::from_secs(30);
 
-/// Where the key is.
-#[derive(Debug, Clone)]
-pub struct KeySource {
-    /// The controller's namespace.
-    pub namespace: String,
-    /// The file of the mounted Secret.
-    pub file: PathBuf,
-}
-
-/// Reads the key. Without a file it creates the Secret; if that exists already, it waits for the file.
-pub async fn load(client: Client, source: &KeySource) -> anyhow::Result<Key> {
-    if let Some(key) = read(&source.file)? {
+/// Reads the key from the file of the mounted Secret. Without a file it creates the Secret in the controller's namespace;
+/// if that exists already, it waits for the file.
+pub async fn load(client: Client, namespace: &str, file: &Path) -> anyhow::Result<Key> {
+    if let Some(key) = read(file)? {
         return Ok(key);
     }
     let key = Key::random()?;
@@ -47,20 +39,20 @@ pub async fn load(client: Client, source: &KeySource) -> anyhow::Result<Key> {
         string_data: Some([(KEY_FILE.to_owned(), key.reveal())].into()),
         ..Secret::default()
     };
-    if create_secret(client, &source.namespace, &secret).await? {
+    if create_secret(client, namespace, &secret).await? {
         info!(secret = SECRET, "created the controller's key");
         return Ok(key);
     }
     let mut reported: Option<Instant> = None;
     loop {
-        if let Some(key) = read(&source.file)? {
+        if let Some(key) = read(file)? {
             return Ok(key);
         }
         if reported.is_none_or(|reported| reported.elapsed() > REPORT) {
             reported = Some(Instant::now());
             warn!(
                 secret = SECRET,
-                file = %source.file.display(),
+                file = %file.display(),
                 "waiting for the controller's key: the Secret exists and the file does not; mount the Secret there"
             );
         }
@@ -98,19 +90,12 @@ mod tests {
     use super::*;
     use crate::operator::testing::{ApiServer, NAMESPACE};
 
-    fn source(folder: &Path) -> KeySource {
-        KeySource {
-            namespace: NAMESPACE.into(),
-            file: folder.join(KEY_FILE),
-        }
-    }
-
     #[tokio::test]
     async fn the_first_controller_creates_the_key_and_the_others_read_the_mounted_file() {
         let server = Arc::new(ApiServer::default());
         let folder = tempfile::tempdir().unwrap();
-        let source = source(folder.path());
-        let first = load(server.client(), &source).await.unwrap();
+        let file = folder.path().join(KEY_FILE);
+        let first = load(server.client(), NAMESPACE, &file).await.unwrap();
         let secret = server.get("secrets", SECRET).unwrap();
         assert_eq!(secret["immutable"], true);
         let text = secret["stringData"][KEY_FILE].as_str().unwrap().to_owned();
@@ -118,10 +103,10 @@ mod tests {
 
         let client = server.client();
         let waiting = tokio::spawn({
-            let source = source.clone();
-            async move { load(client, &source).await }
+            let file = file.clone();
+            async move { load(client, NAMESPACE, &file).await }
         });
-        std::fs::write(&source.file, text).unwrap();
+        std::fs::write(&file, text).unwrap();
         let second = waiting.await.unwrap().unwrap();
         assert_eq!(second.reveal(), first.reveal());
     }
@@ -130,9 +115,9 @@ mod tests {
     async fn a_damaged_key_is_an_error() {
         let server = Arc::new(ApiServer::default());
         let folder = tempfile::tempdir().unwrap();
-        let source = source(folder.path());
-        std::fs::write(&source.file, "no key").unwrap();
-        let error = load(server.client(), &source).await.unwrap_err();
+        let file = folder.path().join(KEY_FILE);
+        std::fs::write(&file, "no key").unwrap();
+        let error = load(server.client(), NAMESPACE, &file).await.unwrap_err();
         assert!(
             format!("{error:#}").contains("64 hexadecimal digits"),
             "{error:#}"

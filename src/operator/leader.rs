@@ -117,29 +117,19 @@ impl Election {
             return Ok(());
         };
         let version = lease.resource_version().unwrap_or_default();
-        let spec = lease.spec.unwrap_or_default();
         self.compare(&version);
-        if self.went_back {
+        let mut spec = lease.spec.unwrap_or_default();
+        let holder = spec.holder_identity.as_deref().unwrap_or_default();
+        if self.went_back || holder != self.identity {
             self.renewed = None;
-            return Ok(());
-        }
-        let next = if spec.holder_identity.as_ref() == Some(&self.identity) {
-            LeaseSpec {
-                renew_time: Some(micro_time(telemetry::now())),
-                ..spec
-            }
-        } else {
-            self.renewed = None;
-            let held = spec
-                .holder_identity
-                .as_ref()
-                .is_some_and(|holder| !holder.is_empty());
-            if held && !self.unchanged(&version, now) {
+            let held = !holder.is_empty();
+            if self.went_back || held && !self.unchanged(&version, now) {
                 return Ok(());
             }
-            self.taken(spec)
-        };
-        let written = write(&self.leases, &version, &next).await?;
+            spec = self.taken(spec);
+        }
+        spec.renew_time = Some(micro_time(telemetry::now()));
+        let written = write(&self.leases, &version, &spec).await?;
         self.compare(&written.resource_version().unwrap_or_default());
         self.renewed = Some(now);
         Ok(())
@@ -167,16 +157,13 @@ impl Election {
     /// The Lease as this replica takes it. The times are for people.
     fn taken(&self, before: LeaseSpec) -> LeaseSpec {
         let now = micro_time(telemetry::now());
+        let transitions = before.lease_transitions;
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
-            lease_transitions: Some(
-                before
-                    .lease_transitions
-                    .map_or(0, |count| count.saturating_add(1)),
-            ),
+            lease_transitions: Some(transitions.map_or(0, |count| count.saturating_add(1))),
             ..before
         }
     }

@@ -1,10 +1,14 @@
-//! Leases of nodes with silent pods. A living kubelet renews its node's Lease every ten seconds;
-//! Kubernetes itself waits 40 s and more before it declares a node dead.
+//! Nodes with silent pods: their Leases, and the suspicions of jobs that lost a pod there.
 //!
-//! Only requested Leases are read, and only while they are requested. Staleness is the time for which
-//! this process observes a Lease unchanged: the clocks of other machines are not trusted.
+//! A living kubelet renews its node's Lease every ten seconds; Kubernetes itself waits 40 s and more before it
+//! declares a node dead. Only requested Leases are read, and only while they are requested. Staleness is the time for
+//! which this process observes a Lease unchanged: the clocks of other machines are not trusted.
+//!
+//! A suspected node gets no new pods of the same namespace for a while, even if Kubernetes still considers it ready.
+//! The evidence comes from the job's own agents, so it counts only for jobs of its namespace: other tenants
+//! must not lose nodes to what a stranger's pods report.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,14 +21,21 @@ const STALE: Duration = Duration::from_secs(15);
 const GAP: Duration = Duration::from_secs(5);
 /// Time without a request after which a node's Lease is no longer read.
 const WANTED: Duration = Duration::from_secs(20);
+/// Time for which an unresponsive node gets no new pod. Kubernetes with its defaults needs 50 s to
+/// detect such a node.
+const SUSPICION: Duration = Duration::from_secs(90);
 
-/// Observed Leases, by node.
+/// Nodes with silent pods, by name.
 #[derive(Default)]
-pub struct Leases(Mutex<HashMap<String, Lease>>);
+pub struct Leases(Mutex<HashMap<String, Node>>);
 
-struct Lease {
-    asked: Instant,
+#[derive(Default)]
+struct Node {
+    /// The last request of its Lease.
+    asked: Option<Instant>,
     reading: Option<Reading>,
+    /// Start of each suspicion, by namespace.
+    suspicions: HashMap<String, SystemTime>,
 }
 
 /// Observation of a Lease.
@@ -39,39 +50,58 @@ struct Reading {
 impl Leases {
     /// Whether a node's kubelet has stopped renewing its Lease. The first call returns false and starts
     /// the observation.
-    pub fn is_stale(&self, node: &str) -> bool {
-        self.stale_at(node, Instant::now())
-    }
-
-    fn stale_at(&self, node: &str, now: Instant) -> bool {
-        let mut leases = lock(&self.0);
-        let lease = leases.entry(node.to_owned()).or_insert(Lease {
-            asked: now,
-            reading: None,
-        });
-        lease.asked = now;
-        let reading = lease.reading.as_ref();
+    pub fn is_stale(&self, node: &str, now: Instant) -> bool {
+        let mut nodes = lock(&self.0);
+        let node = nodes.entry(node.to_owned()).or_default();
+        node.asked = Some(now);
+        let reading = node.reading.as_ref();
         reading.is_some_and(|reading| reading.last - reading.first >= STALE)
     }
 
-    /// Nodes whose Leases are requested.
+    /// Suspects these nodes for [`SUSPICION`].
+    pub fn suspect(&self, namespace: &str, suspects: &BTreeSet<String>) {
+        let mut nodes = lock(&self.0);
+        for node in suspects {
+            let suspicions = &mut nodes.entry(node.clone()).or_default().suspicions;
+            suspicions.retain(|_, since| is_recent(*since));
+            let since = suspicions.entry(namespace.to_owned());
+            since.or_insert_with(SystemTime::now);
+        }
+    }
+
+    /// Whether a namespace suspects a node.
+    pub fn is_suspected(&self, namespace: &str, node: &str) -> bool {
+        let nodes = lock(&self.0);
+        let since = nodes
+            .get(node)
+            .and_then(|node| node.suspicions.get(namespace));
+        since.is_some_and(|since| is_recent(*since))
+    }
+
+    /// Nodes whose Leases are to be read.
     pub fn wanted(&self) -> Vec<String> {
-        let mut leases = lock(&self.0);
-        leases.retain(|_, lease| lease.asked.elapsed() < WANTED);
-        leases.keys().cloned().collect()
+        let mut nodes = lock(&self.0);
+        nodes.retain(|_, node| {
+            node.suspicions.retain(|_, since| is_recent(*since));
+            if node.asked.is_none_or(|asked| asked.elapsed() >= WANTED) {
+                (node.asked, node.reading) = (None, None);
+            }
+            node.asked.is_some() || !node.suspicions.is_empty()
+        });
+        nodes.keys().cloned().collect()
     }
 
-    /// Records a read of a node's Lease.
-    pub fn read(&self, node: &str, renewed: Option<SystemTime>) {
-        self.read_at(node, renewed, Instant::now());
-    }
-
-    fn read_at(&self, node: &str, renewed: Option<SystemTime>, now: Instant) {
-        let mut leases = lock(&self.0);
-        let Some(lease) = leases.get_mut(node) else {
+    /// Records a read of a node's Lease. A renewal ends the suspicions that began before it.
+    pub fn read(&self, node: &str, renewed: Option<SystemTime>, now: Instant) {
+        let mut nodes = lock(&self.0);
+        let Some(node) = nodes.get_mut(node) else {
             return;
         };
-        match &mut lease.reading {
+        if let Some(renewed) = renewed {
+            node.suspicions.retain(|_, since| renewed <= *since);
+        }
+        match &mut node.reading {
+            _ if node.asked.is_none() => {}
             Some(reading) if reading.renewed == renewed && now - reading.last <= GAP => {
                 reading.last = now
             }
@@ -86,6 +116,10 @@ impl Leases {
     }
 }
 
+fn is_recent(since: SystemTime) -> bool {
+    since.elapsed().is_ok_and(|elapsed| elapsed < SUSPICION)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,22 +132,37 @@ mod tests {
         let read = |renewed: u64, seconds: std::ops::RangeInclusive<u64>| {
             let renewed = SystemTime::UNIX_EPOCH + Duration::from_secs(renewed);
             for second in seconds {
-                leases.read_at("a", Some(renewed), after(second));
+                leases.read("a", Some(renewed), after(second));
             }
         };
         read(1, 0..=20);
-        assert!(!leases.stale_at("a", after(20)), "not requested before");
+        assert!(!leases.is_stale("a", after(20)), "not requested before");
         assert_eq!(leases.wanted(), ["a"]);
         read(1, 21..=35);
-        assert!(!leases.stale_at("b", after(36)), "another node");
+        assert!(!leases.is_stale("b", after(36)), "another node");
         read(1, 36..=36);
-        assert!(leases.stale_at("a", after(36)));
+        assert!(leases.is_stale("a", after(36)));
         read(2, 37..=37);
-        assert!(!leases.stale_at("a", after(53)), "renewed");
+        assert!(!leases.is_stale("a", after(53)), "renewed");
         // The API server did not answer meanwhile.
         read(2, 60..=74);
-        assert!(!leases.stale_at("a", after(74)));
+        assert!(!leases.is_stale("a", after(74)));
         read(2, 75..=75);
-        assert!(leases.stale_at("a", after(75)));
+        assert!(leases.is_stale("a", after(75)));
+    }
+
+    #[test]
+    fn a_suspicion_counts_in_its_namespace_until_the_lease_is_renewed() {
+        let leases = Leases::default();
+        leases.suspect("a", &BTreeSet::from(["n".to_string()]));
+        assert!(leases.is_suspected("a", "n"));
+        assert!(!leases.is_suspected("b", "n"));
+        let before = SystemTime::now() - Duration::from_secs(60);
+        leases.read("n", Some(before), Instant::now());
+        assert!(leases.is_suspected("a", "n"));
+        let after = SystemTime::now() + Duration::from_secs(1);
+        leases.read("n", Some(after), Instant::now());
+        assert!(!leases.is_suspected("a", "n"));
+        assert!(leases.wanted().is_empty());
     }
 }

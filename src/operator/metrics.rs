@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use tracing::{Instrument, error_span};
 
 use crate::api::TrainingJob;
-use crate::api::status::{Phase, RescaleStages, TrainingJobStatus};
+use crate::api::status::{RescaleStages, TrainingJobStatus};
 use crate::lifecycle::Reason;
 use crate::telemetry::now;
 use crate::util::openmetrics;
@@ -37,104 +37,58 @@ pub struct Metrics {
     jobs: Jobs,
 }
 
-/// The result of a reconciliation.
-#[derive(Debug, Clone, Copy)]
-pub enum ReconcileResult {
-    Ok,
-    /// An object has changed since the controller read it.
-    Conflict,
-    Error,
-}
+/// The results of a reconciliation. Conflict: an object has changed since the controller read it.
+const RESULTS: [&str; 3] = ["ok", "conflict", "error"];
 
-impl ReconcileResult {
-    const ALL: [ReconcileResult; 3] = [
-        ReconcileResult::Ok,
-        ReconcileResult::Conflict,
-        ReconcileResult::Error,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            ReconcileResult::Ok => "ok",
-            ReconcileResult::Conflict => "conflict",
-            ReconcileResult::Error => "error",
-        }
-    }
-}
-
-/// A step of a reconciliation.
-#[derive(Debug, Clone, Copy)]
-pub enum Step {
-    Plan,
-    Observe,
-    Decide,
-    Build,
-    WriteStatus,
-    Apply,
-}
-
-impl Step {
-    const ALL: [Step; 6] = [
-        Step::Plan,
-        Step::Observe,
-        Step::Decide,
-        Step::Build,
-        Step::WriteStatus,
-        Step::Apply,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Step::Plan => "plan",
-            Step::Observe => "observe",
-            Step::Decide => "decide",
-            Step::Build => "build",
-            Step::WriteStatus => "write-status",
-            Step::Apply => "apply",
-        }
-    }
-}
+/// The steps of a reconciliation.
+const STEPS: [&str; 6] = [
+    "plan",
+    "observe",
+    "decide",
+    "build",
+    "write-status",
+    "apply",
+];
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("evenkeel");
         let milliseconds: fn() -> Histogram =
             || Histogram::new(exponential_buckets(0.001, 2.0, 15));
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.25, 2.0, 12));
-        let metrics = Metrics {
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("evenkeel"),
             reconciles: Family::new_with_constructor(milliseconds),
             steps: Family::new_with_constructor(milliseconds),
             generations: Family::default(),
             rescales: Family::new_with_constructor(seconds),
             jobs: Jobs::default(),
-            registry: Registry::default(),
         };
-        registry.register(
-            "controller_reconcile_duration_seconds",
-            "Duration of a reconciliation by its result",
-            metrics.reconciles.clone(),
-        );
-        registry.register(
-            "controller_step_duration_seconds",
-            "Duration of a step of a reconciliation",
-            metrics.steps.clone(),
-        );
-        registry.register(
-            "generations",
-            "Published job generations by reason",
-            metrics.generations.clone(),
-        );
-        registry.register(
-            "rescale_seconds",
-            "Time from the cause of a rescale to the end of a stage",
-            metrics.rescales.clone(),
-        );
-        registry.register_collector(Box::new(metrics.jobs.clone()));
-        metrics.start_at_zero();
-        Metrics {
-            registry,
-            ..metrics
+        for (name, help, durations) in [
+            (
+                "controller_reconcile_duration_seconds",
+                "Duration of a reconciliation by its result",
+                &metrics.reconciles,
+            ),
+            (
+                "controller_step_duration_seconds",
+                "Duration of a step of a reconciliation",
+                &metrics.steps,
+            ),
+            (
+                "rescale_seconds",
+                "Time from the cause of a rescale to the end of a stage",
+                &metrics.rescales,
+            ),
+        ] {
+            metrics.registry.register(name, help, durations.clone());
         }
+        let help = "Published job generations by reason";
+        let generations = metrics.generations.clone();
+        metrics.registry.register("generations", help, generations);
+        let jobs = Box::new(metrics.jobs.clone());
+        metrics.registry.register_collector(jobs);
+        metrics.start_at_zero();
+        metrics
     }
 }
 
@@ -142,11 +96,11 @@ impl Metrics {
     /// Creates the series of all label values. PromQL's `increase` counts only from the first sample of a series,
     /// so it would miss the first event of a series that appears with that event.
     fn start_at_zero(&self) {
-        for result in ReconcileResult::ALL {
-            drop(self.reconciles.get_or_create(&[("result", result.name())]));
+        for result in RESULTS {
+            drop(self.reconciles.get_or_create(&[("result", result)]));
         }
-        for step in Step::ALL {
-            drop(self.steps.get_or_create(&[("step", step.name())]));
+        for step in STEPS {
+            drop(self.steps.get_or_create(&[("step", step)]));
         }
         for reason in Reason::NAMES {
             drop(self.generations.get_or_create(&[("reason", reason)]));
@@ -162,41 +116,34 @@ impl Metrics {
         let _ = self.jobs.0.set(jobs);
     }
 
-    /// Records a reconciliation.
-    pub fn reconciled(&self, result: ReconcileResult, took: Duration) {
-        let result = result.name();
+    /// Records a reconciliation with one of [`RESULTS`].
+    pub fn reconciled(&self, result: &'static str, took: Duration) {
+        debug_assert!(RESULTS.contains(&result), "{result}");
         let durations = self.reconciles.get_or_create(&[("result", result)]);
         durations.observe(took.as_secs_f64());
     }
 
-    /// Runs a step of a reconciliation in its span, which each line of its log names, and measures it.
-    pub async fn time<T>(&self, step: Step, work: impl Future<Output = T>) -> T {
+    /// Runs one of the [`STEPS`] of a reconciliation in its span, which each line of its log names, and measures it.
+    pub async fn time<T>(&self, step: &'static str, work: impl Future<Output = T>) -> T {
+        debug_assert!(STEPS.contains(&step), "{step}");
         let start = Instant::now();
-        let done = work
-            .instrument(error_span!("step", name = step.name()))
-            .await;
-        let durations = self.steps.get_or_create(&[("step", step.name())]);
+        let done = work.instrument(error_span!("step", name = step)).await;
+        let durations = self.steps.get_or_create(&[("step", step)]);
         durations.observe(start.elapsed().as_secs_f64());
         done
     }
 
     /// Records what changed in the status of a job.
     pub fn changed(&self, before: &TrainingJobStatus, next: &TrainingJobStatus) {
-        let number =
-            |status: &TrainingJobStatus| status.generation.as_ref().map(|c| c.record.number);
-        if let Some(current) = next
-            .generation
-            .as_ref()
-            .filter(|_| number(before) != number(next))
+        if let Some(current) = &next.generation
+            && before.number() != next.number()
         {
             let reason = current.record.reason.name();
             self.generations.get_or_create(&[("reason", reason)]).inc();
         }
         for change in &next.history {
-            let earlier = before
-                .history
-                .iter()
-                .find(|c| c.generation == change.generation);
+            let mut earlier = before.history.iter();
+            let earlier = earlier.find(|c| c.generation == change.generation);
             let earlier = earlier.map(|change| stages(&change.stages));
             for (at, (stage, seconds)) in stages(&change.stages).into_iter().enumerate() {
                 let known = earlier.is_some_and(|earlier| earlier[at].1.is_some());
@@ -226,14 +173,8 @@ fn stages(stages: &RescaleStages) -> [(&'static str, Option<f64>); 5] {
 }
 
 /// The cache of the jobs, whose numbers are read when they are asked for. Unset while another replica leads.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 struct Jobs(Arc<OnceLock<Store<TrainingJob>>>);
-
-impl fmt::Debug for Jobs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Jobs").finish_non_exhaustive()
-    }
-}
 
 /// A number of one job: its name, its description and its value.
 type Gauge = (
@@ -326,40 +267,32 @@ impl Collector for Jobs {
         let mut running = Vec::new();
         for job in &all {
             let status = job.status.clone().unwrap_or_default();
-            *phases.entry(format!("{:?}", status.phase)).or_default() += 1;
-            if !matches!(status.phase, Phase::Complete | Phase::Failed) {
-                running.push((job, status));
+            let phase = format!("{:?}", status.phase);
+            *phases.entry(phase.clone()).or_default() += 1;
+            if !status.is_over() {
+                let namespace = job.namespace().unwrap_or_default();
+                let labels = [("namespace", namespace), ("job", job.name_any())];
+                running.push((job, status, phase, labels));
             }
         }
         let help = "TrainingJobs by phase";
         let mut metric = encoder.encode_descriptor("jobs", help, None, MetricType::Gauge)?;
-        for (phase, count) in &phases {
-            let labels = [("phase", phase.as_str())];
-            metric
-                .encode_family(&labels)?
-                .encode_gauge(&(*count as f64))?;
+        for (phase, count) in phases {
+            let labels = [("phase", phase)];
+            let mut series = metric.encode_family(&labels)?;
+            series.encode_gauge(&(count as f64))?;
         }
         let help = "Phase of the job that is not over; the value is 1";
         let mut metric = encoder.encode_descriptor("job_phase", help, None, MetricType::Gauge)?;
-        for (job, status) in &running {
-            let namespace = job.namespace().unwrap_or_default();
-            let name = job.name_any();
-            let phase = format!("{:?}", status.phase);
-            let labels = [
-                ("namespace", namespace.as_str()),
-                ("job", name.as_str()),
-                ("phase", phase.as_str()),
-            ];
+        for (_, _, phase, [namespace, job]) in &running {
+            let labels = [namespace.clone(), job.clone(), ("phase", phase.clone())];
             metric.encode_family(&labels)?.encode_gauge(&1_u32)?;
         }
         for (name, help, value) in GAUGES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (job, status) in &running {
-                let namespace = job.namespace().unwrap_or_default();
-                let name = job.name_any();
-                let labels = [("namespace", namespace.as_str()), ("job", name.as_str())];
+            for (job, status, _, labels) in &running {
                 if let Some(value) = value(job, status) {
-                    metric.encode_family(&labels)?.encode_gauge(&value)?;
+                    metric.encode_family(labels)?.encode_gauge(&value)?;
                 }
             }
         }

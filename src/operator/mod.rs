@@ -8,7 +8,6 @@ mod agent_answer;
 mod agents;
 mod apply;
 mod build;
-mod coalesce;
 mod conditions;
 mod context;
 mod controller;
@@ -16,8 +15,6 @@ mod decide;
 mod error;
 mod events;
 mod faults;
-mod finished;
-mod housekeeping;
 mod keys;
 mod leader;
 mod leases;
@@ -35,7 +32,6 @@ mod reconcile;
 mod reservations;
 mod status;
 mod stores;
-mod suspects;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -43,10 +39,8 @@ mod tests;
 mod turns;
 mod unreadable;
 mod vital;
-mod write;
 
 pub use build::{AGENT_PORT, JOB_LABEL, SLOT_LABEL, run_directory};
 pub use controller::{Options, run};
 // For tests that measure its memory.
-pub use stores::{Scope, jobs as watched_jobs};
-pub use unreadable::Seen;
+pub use stores::jobs as watched_jobs;

@@ -62,10 +62,10 @@ fn timed_out(
     let number = current.record.number;
     // A new controller process knows nothing of an agent that it has not polled yet.
     let started = |pod: &String| {
-        let agent = cluster.agents.get(pod);
+        let agent = cluster.agent(pod);
         agent.is_none_or(|agent| agent.generation >= number)
     };
-    let mut members = current.record.members.iter().filter_map(|m| m.pod.as_ref());
+    let mut members = current.record.pods();
     let never_started =
         !members.any(|pod| cluster.pods.contains_key(&pod.name) && started(&pod.name));
     let drain_seconds = f64::from(job.spec.elasticity.drain_seconds);
@@ -79,80 +79,67 @@ fn timed_out(
     })
 }
 
-/// A generation whose ranks have all ended.
-pub struct EndedGeneration {
-    pub outcome: Outcome,
-    /// No pod or node was lost: a lost rank crashed or was killed in a living pod.
-    pub killed: bool,
-    /// Allowed failures without progress between them.
-    pub budget: u32,
-}
-
-impl EndedGeneration {
-    /// Counts it and returns the resulting outcome: repeated kills of a rank in a living pod are a
-    /// failure.
-    pub fn count(self, status: &mut TrainingJobStatus, now: f64) -> Outcome {
-        let again = status.restarts > 0;
-        match &self.outcome {
-            Outcome::Failed { .. } => back_off(status, now),
-            Outcome::Lost { .. } => match (self.killed, again) {
-                (true, true) => back_off(status, now),
-                // The first loss restarts without a pause.
-                (true, false) => status.restarts += 1,
-                (false, _) => status.disruptions += 1,
-            },
-            Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
-        }
-        match self.outcome {
-            Outcome::Lost { rank, message } if self.killed && status.restarts > self.budget => {
-                Outcome::Failed {
-                    rank,
-                    message,
-                    deterministic: false,
-                }
-            }
-            outcome => outcome,
-        }
+/// Counts the outcome of a generation whose ranks have all ended, and returns the resulting outcome: repeated kills of a
+/// rank in a living pod are a failure. `killed`: no pod or node was lost, so a lost rank crashed or was killed in a living
+/// pod. `budget`: allowed failures without progress between them.
+pub fn count(
+    status: &mut TrainingJobStatus,
+    outcome: Outcome,
+    killed: bool,
+    budget: u32,
+    now: f64,
+) -> Outcome {
+    match &outcome {
+        Outcome::Failed { .. } => pause_restarts(status, now),
+        Outcome::Lost { .. } if !killed => status.disruptions += 1,
+        Outcome::Lost { .. } if status.restarts > 0 => pause_restarts(status, now),
+        // The first loss restarts without a pause.
+        Outcome::Lost { .. } => status.restarts += 1,
+        Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
+    }
+    match outcome {
+        Outcome::Lost { rank, message } if killed && status.restarts > budget => Outcome::Failed {
+            rank,
+            message,
+            deterministic: false,
+        },
+        outcome => outcome,
     }
 }
 
 /// Counts a round of pods that ended before they could train; the next round starts after a pause.
 /// Pods that end during the pause belong to the same round.
 pub fn count_pods(status: &mut TrainingJobStatus, last: String, now: f64) {
-    if let Some(failures) = status
-        .pod_failures
-        .as_mut()
-        .filter(|f| now < seconds(&f.retry_not_before))
-    {
-        failures.message = last;
-        return;
+    let failures = status.pod_failures.as_mut();
+    let count = failures.as_ref().map_or(0, |failures| failures.count);
+    match failures {
+        Some(failures) if now < seconds(&failures.retry_not_before) => failures.message = last,
+        _ => {
+            status.pod_failures = Some(PodFailures {
+                count: count.saturating_add(1),
+                message: last,
+                retry_not_before: micro_time(now + pause(count, now)),
+            });
+        }
     }
-    let count = status
-        .pod_failures
-        .as_ref()
-        .map_or(0, |failures| failures.count);
-    status.pod_failures = Some(PodFailures {
-        count: count.saturating_add(1),
-        message: last,
-        retry_not_before: micro_time(now + pause(count, now)),
-    });
 }
 
-fn back_off(status: &mut TrainingJobStatus, now: f64) {
+fn pause_restarts(status: &mut TrainingJobStatus, now: f64) {
     status.restart_not_before = Some(micro_time(now + pause(status.restarts, now)));
     status.restarts += 1;
 }
 
 /// Seconds to wait after a failure that follows `before` others.
 fn pause(before: u32, now: f64) -> f64 {
-    let pause = BACK_OFF * f64::from(2u32.saturating_pow(before.min(16)));
-    // Random factor between 0.5 and 1, so that jobs that failed together do not restart together.
-    pause.min(LONGEST_BACK_OFF) * (0.5 + 0.5 * fraction(now))
+    back_off(BACK_OFF, LONGEST_BACK_OFF, before, now)
 }
 
-/// Fraction of the current millisecond, as a cheap random number in 0..1.
-pub fn fraction(now: f64) -> f64 {
-    (now * 1000.0).fract()
+/// Seconds to wait after a failure that follows `before` others: `first`, doubled with each of them up to `longest`.
+/// The fraction of the current millisecond is a random factor between 0.5 and 1, so that jobs that failed together
+/// are not retried together.
+pub fn back_off(first: f64, longest: f64, before: u32, now: f64) -> f64 {
+    let pause = first * f64::from(2u32.saturating_pow(before.min(16)));
+    pause.min(longest) * (0.5 + 0.5 * (now * 1000.0).fract())
 }
 
 #[cfg(test)]
@@ -171,12 +158,7 @@ mod tests {
         let mut last = Outcome::Drained;
         for _ in 0..times {
             status.restart_not_before = None;
-            let ended = EndedGeneration {
-                outcome: outcome.clone(),
-                killed,
-                budget: 3,
-            };
-            last = ended.count(&mut status, NOW);
+            last = count(&mut status, outcome.clone(), killed, 3, NOW);
         }
         let pause = status
             .restart_not_before

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::error::ReconcileError;
 use crate::api::TrainingJob;
 
 /// The controller's field manager.
@@ -58,25 +59,17 @@ pub fn is_owned_by(object: &ObjectMeta, job: &TrainingJob) -> bool {
     controlling_job(object).is_some_and(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
 }
 
-/// Result of creating an object of a job.
-#[derive(Debug)]
-pub enum Creation<K> {
-    Created,
-    /// The job owned it already.
-    Owned(K),
-    /// The name becomes free without an action of the user: its object is owned by this job and being
-    /// deleted, or is left of an earlier job of the same name.
-    Leaving,
-    /// An object that the job does not own has the name.
-    NameTaken,
+/// Kind and name of an object, for messages.
+pub fn title<K: JobObject>(object: &K) -> String {
+    format!("{} `{}`", K::kind(&()), object.name_any())
 }
 
-/// Creates an object of a job. An object that has the name already is only read.
+/// Creates an object of a job. An object that has the name already is only read, and returned if the job owns it.
 pub async fn create<K: JobObject>(
     client: &Client,
     job: &TrainingJob,
     object: &K,
-) -> Result<Creation<K>, kube::Error> {
+) -> Result<Option<K>, ReconcileError> {
     let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
     let parameters = PostParams {
         field_manager: Some(MANAGER.into()),
@@ -89,29 +82,24 @@ pub async fn create<K: JobObject>(
     request.headers_mut().insert(ACCEPT, METADATA_ONLY);
     match client.request::<PartialObjectMeta<K>>(request).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-        other => return other.map(|_| Creation::Created),
+        other => return Ok(other.map(|_| None)?),
     }
     let api: Api<K> = Api::namespaced(client.clone(), &namespace);
-    let existing = api.get_opt(&name).await?;
-    Ok(existing.map_or(Creation::Leaving, |existing| classify(existing, job)))
-}
-
-/// Decides whose object has the name of an object of the job.
-fn classify<K: JobObject>(existing: K, job: &TrainingJob) -> Creation<K> {
-    let Some(owner) = controlling_job(existing.meta()) else {
-        return Creation::NameTaken;
+    let Some(existing) = api.get_opt(&name).await? else {
+        return Err(ReconcileError::Leaving(title(object)));
     };
-    if Some(&owner.uid) == job.metadata.uid.as_ref() {
-        if existing.meta().deletion_timestamp.is_some() {
-            return Creation::Leaving;
-        }
-        return Creation::Owned(existing);
+    let Some(owner) = controlling_job(existing.meta()) else {
+        return Err(ReconcileError::NameTaken(title(object)));
+    };
+    let is_own = Some(&owner.uid) == job.metadata.uid.as_ref();
+    if is_own && existing.meta().deletion_timestamp.is_none() {
+        return Ok(Some(existing));
     }
-    // A namespace has one TrainingJob of a name, so the owner is gone and its objects follow.
-    if Some(&owner.name) == job.metadata.name.as_ref() {
-        return Creation::Leaving;
+    // A namespace has one TrainingJob of a name, so another owner of it is gone and its objects follow.
+    if is_own || Some(&owner.name) == job.metadata.name.as_ref() {
+        return Err(ReconcileError::Leaving(title(object)));
     }
-    Creation::NameTaken
+    Err(ReconcileError::NameTaken(title(object)))
 }
 
 /// Updates an existing object of a job if a field differs from `object`, for example after an upgrade
@@ -177,7 +165,11 @@ mod tests {
 
     /// Creates `object` while an object with these fields of its metadata has its name; returns the result
     /// and whether that object is unchanged.
-    async fn beside<K: JobObject>(kind: &str, object: &K, metadata: &Value) -> (Creation<K>, bool) {
+    async fn beside<K: JobObject>(
+        kind: &str,
+        object: &K,
+        metadata: &Value,
+    ) -> (Result<Option<K>, ReconcileError>, bool) {
         let server = Arc::new(ApiServer::default());
         let mut existing = json!({"metadata": metadata, "data": "of the victim"});
         existing["metadata"]["name"] = json!(object.name_any());
@@ -186,10 +178,7 @@ mod tests {
         let made = create(&server.client(), &job("x", "u"), object).await;
         let requests = server.requests(kind);
         assert_eq!(requests.len(), 2, "a POST and a GET: {requests:?}");
-        (
-            made.unwrap(),
-            server.get(kind, &object.name_any()) == before,
-        )
+        (made, server.get(kind, &object.name_any()) == before)
     }
 
     async fn is_left_alone<K: JobObject>(kind: &str, object: &K) {
@@ -207,7 +196,7 @@ mod tests {
         ] {
             let (made, unchanged) = beside(kind, object, &metadata).await;
             assert!(
-                matches!(made, Creation::NameTaken),
+                matches!(made, Err(ReconcileError::NameTaken(_))),
                 "{kind} {metadata}: {made:?}"
             );
             assert!(unchanged, "{kind} {metadata}");
@@ -219,28 +208,34 @@ mod tests {
         let job = job("x", "u");
         let pod = build::pod(&job, Slot::default(), None).unwrap();
         is_left_alone::<Pod>("pods", &pod).await;
-        is_left_alone::<Service>("services", &build::service(&job)).await;
+        is_left_alone::<Service>("services", &build::service(&job).unwrap()).await;
         is_left_alone::<ServiceAccount>("serviceaccounts", &build::service_account(&job)).await;
-        is_left_alone::<NetworkPolicy>("networkpolicies", &build::network_policy(&job, "system"))
-            .await;
-        is_left_alone::<Role>("roles", &build::role(&job)).await;
-        is_left_alone::<RoleBinding>("rolebindings", &build::role_binding(&job)).await;
+        is_left_alone::<NetworkPolicy>(
+            "networkpolicies",
+            &build::network_policy(&job, "system").unwrap(),
+        )
+        .await;
+        is_left_alone::<Role>("roles", &build::role(&job).unwrap()).await;
+        is_left_alone::<RoleBinding>("rolebindings", &build::role_binding(&job).unwrap()).await;
     }
 
     #[tokio::test]
     async fn objects_of_the_job_are_adopted_and_left_ones_waited_for() {
-        let service = build::service(&job("x", "u"));
+        let service = build::service(&job("x", "u")).unwrap();
         let deleted = "2026-01-01T00:00:00Z";
         let own = json!({"ownerReferences": [owner("x", "u")]});
         let (made, _) = beside("services", &service, &own).await;
-        assert!(matches!(made, Creation::Owned(_)), "{made:?}");
+        assert!(matches!(made, Ok(Some(_))), "{made:?}");
         for leaving in [
             json!({"ownerReferences": [owner("x", "u")], "deletionTimestamp": deleted}),
             json!({"ownerReferences": [owner("x", "earlier")]}),
             json!({"ownerReferences": [owner("x", "earlier")], "deletionTimestamp": deleted}),
         ] {
             let (made, unchanged) = beside("services", &service, &leaving).await;
-            assert!(matches!(made, Creation::Leaving), "{leaving}: {made:?}");
+            assert!(
+                matches!(made, Err(ReconcileError::Leaving(_))),
+                "{leaving}: {made:?}"
+            );
             assert!(unchanged, "{leaving}");
         }
     }
@@ -250,13 +245,13 @@ mod tests {
         let server = Arc::new(ApiServer::default());
         let client = server.client();
         let job = job("x", "u");
-        let policy = build::network_policy(&job, "system");
+        let policy = build::network_policy(&job, "system").unwrap();
         let mut older = serde_json::to_value(&policy).unwrap();
         older["spec"]["ingress"] = json!([{}]);
         older["metadata"]["annotations"] = json!({"of": "an administrator"});
         server.put("networkpolicies", older);
         let read = async || match create(&client, &job, &policy).await.unwrap() {
-            Creation::Owned(existing) => existing,
+            Some(existing) => existing,
             other => panic!("{other:?}"),
         };
         let existing = read().await;
@@ -281,11 +276,11 @@ mod tests {
         let server = Arc::new(ApiServer::default());
         let client = server.client();
         let job = job("x", "u");
-        let policy = build::network_policy(&job, "system");
+        let policy = build::network_policy(&job, "system").unwrap();
         let mut own = serde_json::to_value(&policy).unwrap();
         own["spec"]["ingress"] = json!([]);
         server.put("networkpolicies", own);
-        let Creation::Owned(existing) = create(&client, &job, &policy).await.unwrap() else {
+        let Some(existing) = create(&client, &job, &policy).await.unwrap() else {
             panic!("the job owns it");
         };
         server.put(

@@ -1,10 +1,11 @@
-//! Limits how often agents are polled and how often their answers reconcile a job. An agent answers at
-//! once as long as its version changes, so a faulty or hostile one could keep the controller busy.
+//! Limits how often agents are polled, and how often their answers and the changes of pods reconcile a job. An agent
+//! answers at once as long as its version changes, so a faulty or hostile one could keep the controller busy.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use futures::channel::mpsc::UnboundedSender;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Duration, Instant, sleep_until};
 
 /// A limit: up to `burst` events, `gap` apart, then one every `refill`.
@@ -29,6 +30,17 @@ pub const RECONCILIATIONS: Rate = Rate {
     burst: 32,
     refill: Duration::from_millis(500),
 };
+
+/// Reconciliations of one job because of its pods: the first change at once, later ones together.
+pub const CHANGES: Rate = Rate {
+    gap: COALESCE_WINDOW,
+    burst: 1,
+    refill: COALESCE_WINDOW,
+};
+
+/// Window in which changes are coalesced: of the pool before all jobs are reconciled, of a job's
+/// pods before that job is.
+pub const COALESCE_WINDOW: Duration = Duration::from_millis(200);
 
 /// Past events of one source.
 #[derive(Debug)]
@@ -92,7 +104,7 @@ pub async fn forward<K: Eq + Hash + Clone>(
         }
         let now = Instant::now();
         for (key, _) in due.extract_if(|_, at| *at <= now) {
-            if wake.send(key).is_err() {
+            if wake.unbounded_send(key).is_err() {
                 return;
             }
         }
@@ -101,6 +113,7 @@ pub async fn forward<K: Eq + Hash + Clone>(
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt;
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
@@ -124,10 +137,23 @@ mod tests {
         assert_eq!(at(&mut pace, 60_000), 60_010, "the burst is refilled");
     }
 
+    #[test]
+    fn a_burst_of_changes_is_passed_on_at_once_and_once_more_at_its_end() {
+        let start = Instant::now();
+        let mut pace = Pace::new(CHANGES, start);
+        let mut at = |ms| (pace.next(start + Duration::from_millis(ms)) - start).as_millis();
+        assert_eq!(at(0), 0);
+        // Further changes until then are the same event.
+        assert_eq!(at(10), 200);
+        // It was just passed on, so the next change waits again.
+        assert_eq!(at(210), 400);
+        assert_eq!(at(700), 700);
+    }
+
     #[tokio::test]
     async fn a_flood_of_news_of_one_job_becomes_few_reconciliations_and_delays_no_other_job() {
         let (news, heard) = unbounded_channel();
-        let (wake, mut woken) = unbounded_channel();
+        let (wake, mut woken) = futures::channel::mpsc::unbounded();
         let rate = Rate {
             gap: Duration::ZERO,
             burst: 3,
@@ -136,15 +162,15 @@ mod tests {
         tokio::spawn(forward(rate, heard, wake));
         for _ in 0..rate.burst {
             news.send("flood").unwrap();
-            assert_eq!(woken.recv().await, Some("flood"));
+            assert_eq!(woken.next().await, Some("flood"));
         }
         for _ in 0..1000 {
             news.send("flood").unwrap();
         }
         news.send("other").unwrap();
-        assert_eq!(woken.recv().await, Some("other"));
+        assert_eq!(woken.next().await, Some("other"));
         // The channel holds no further job.
         drop(news);
-        assert_eq!(woken.recv().await, None);
+        assert_eq!(woken.next().await, None);
     }
 }

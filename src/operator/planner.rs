@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, Weak};
 use kube::ResourceExt;
 
 use super::build;
-use super::recipe_source::{Refusal, plan_refused, read};
+use super::conditions::Refusal;
+use super::recipe_source::{plan_refused, read};
 use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
-use crate::api::{LONGEST_NAME, RemainderPolicy, TrainerDevice, TrainingJob};
+use crate::api::{RemainderPolicy, TrainerDevice, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
-use crate::plan::{self, Plan, PlanRequest, Reached, Refused};
+use crate::plan::{self, Plan, PlanRequest, Reached};
 use crate::recipe::{Recipe, Severity, trainer_command};
 use crate::util::lock::lock;
 
@@ -59,12 +60,11 @@ impl PlanInput {
         job: &TrainingJob,
         status: &TrainingJobStatus,
         snapshot: &RecipeSnapshot,
-        reached: Reached,
     ) -> PlanInput {
         PlanInput {
             recipe: RecipeKey::of(job, snapshot),
             edit: job.metadata.generation,
-            reached,
+            reached: reached(status),
             starts: status.generation.is_none(),
         }
     }
@@ -116,33 +116,19 @@ pub struct Planner {
     buildable: Option<(i64, ResourceRequest)>,
 }
 
-/// Why a world has no plan.
+/// Why a world has no plan: the diagnostics of the rules, one line each.
 #[derive(Debug, thiserror::Error)]
-pub enum NoPlan {
-    #[error("the job as edited cannot be planned, only its current world is known")]
-    OnlyCurrentWorld,
-    #[error("the recipe was not read")]
-    NotRead,
-    /// The diagnostics of the rules.
-    #[error("{0}")]
-    Refused(String),
-}
+#[error("{0}")]
+pub struct NoPlan(String);
 
 impl Planner {
-    /// A planner that knows only the plan of the running generation, because the edited job cannot be
-    /// planned.
-    pub fn with_plan(plan: Plan) -> Planner {
-        Planner {
-            held: Some(plan),
-            ..Planner::default()
-        }
-    }
-
-    /// A planner that knows only what the status says, because the recipe waits for its turn.
+    /// A planner that knows only the plan of the running generation, and further worlds that the status names as
+    /// feasible: the edited job cannot be planned, or the recipe waits for its turn.
     pub fn with_known_worlds(plan: Plan, worlds: Vec<u64>) -> Planner {
         Planner {
+            held: Some(plan),
             known_worlds: worlds,
-            ..Planner::with_plan(plan)
+            ..Planner::default()
         }
     }
 
@@ -220,9 +206,13 @@ impl Planner {
                 && reached
                     .per_device_batch_size_limit
                     .is_none_or(|limit| plan.per_device_batch_size <= limit);
-            return fits.then(|| plan.clone()).ok_or(NoPlan::OnlyCurrentWorld);
+            return fits.then(|| plan.clone()).ok_or_else(|| {
+                let known = "the job as edited cannot be planned, only its current world is known";
+                NoPlan(known.into())
+            });
         }
-        let planned = self.recipe.as_ref().ok_or(NoPlan::NotRead)?;
+        let planned = self.recipe.as_ref();
+        let planned = planned.ok_or_else(|| NoPlan("the recipe was not read".into()))?;
         #[cfg(test)]
         super::turns::assert_at_work();
         let request = PlanRequest {
@@ -230,8 +220,12 @@ impl Planner {
             ..PlanRequest::gpus(ranks)
         }
         .after(reached);
-        plan::plan(&planned.recipe, &request)
-            .map_err(|refused| NoPlan::Refused(error_text(&refused)))
+        plan::plan(&planned.recipe, &request).map_err(|refused| {
+            let all = refused.diagnostics.iter();
+            let errors = all.filter(|d| d.severity == Severity::Error);
+            let lines = errors.map(|d| format!("{}: {} ({})", d.rule, d.message, d.help));
+            NoPlan(lines.collect::<Vec<String>>().join("\n"))
+        })
     }
 
     /// Upper limit of the samples that a run with this base batch consumes; `None` if it is unknown.
@@ -247,32 +241,24 @@ impl Planner {
 
     /// First error of the plan; `None` if it is feasible.
     pub fn refusal(&self, ranks: u64, reached: Reached) -> Option<String> {
-        let first = |none: NoPlan| {
-            none.to_string()
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let Some(planned) = &self.recipe else {
-            let current = self.held.as_ref().map(|plan| plan.outline.world_size);
-            if current != Some(ranks) && self.known_worlds.contains(&ranks) {
-                return None;
-            }
-            return self.plan(ranks, reached).err().map(first);
-        };
-        let world = (ranks, reached);
         if let Some(known) = self.known_refusal(ranks, reached) {
             return known;
         }
-        let refusal = self.plan(ranks, reached).err().map(first);
-        let mut worlds = lock(&planned.worlds);
-        if worlds.len() >= MAX_WORLDS {
-            // Those of the same state of the run are needed for one decision.
-            worlds.retain(|(_, other), _| *other == reached);
+        let refusal = self.first_error(ranks, reached);
+        if let Some(planned) = &self.recipe {
+            let mut worlds = lock(&planned.worlds);
+            if worlds.len() >= MAX_WORLDS {
+                // Those of the same state of the run are needed for one decision.
+                worlds.retain(|(_, other), _| *other == reached);
+            }
+            worlds.insert((ranks, reached), refusal.clone());
         }
-        worlds.insert(world, refusal.clone());
         refusal
+    }
+
+    fn first_error(&self, ranks: u64, reached: Reached) -> Option<String> {
+        let NoPlan(errors) = self.plan(ranks, reached).err()?;
+        Some(errors.lines().next().unwrap_or_default().to_owned())
     }
 
     /// As [`Planner::is_feasible`], `None` if only a plan can tell.
@@ -286,10 +272,14 @@ impl Planner {
 
     /// As [`Planner::refusal`], `None` if only a plan can tell.
     pub fn known_refusal(&self, ranks: u64, reached: Reached) -> Option<Option<String>> {
-        match &self.recipe {
-            Some(planned) => lock(&planned.worlds).get(&(ranks, reached)).cloned(),
-            None => Some(self.refusal(ranks, reached)),
+        if let Some(planned) = &self.recipe {
+            return lock(&planned.worlds).get(&(ranks, reached)).cloned();
         }
+        let current = self.held.as_ref().map(|plan| plan.outline.world_size);
+        if current != Some(ranks) && self.known_worlds.contains(&ranks) {
+            return Some(None);
+        }
+        Some(self.first_error(ranks, reached))
     }
 
     fn may_split(&self, ranks: u64, reached: Reached) -> bool {
@@ -299,28 +289,17 @@ impl Planner {
     }
 }
 
+/// Progress of a job that restricts its next plans.
+pub fn reached(status: &TrainingJobStatus) -> Reached {
+    Reached {
+        global_batch_size: status.plan.as_ref().map(|plan| plan.global_batch_size),
+        per_device_batch_size_limit: status.per_device_batch_size_limit,
+        batch: status.checkpoint.as_ref().map(|c| c.batch),
+    }
+}
+
 /// Resource request of the job's pods; refuses a job whose objects cannot be built.
 fn buildable(job: &TrainingJob, image: Option<&str>) -> Result<ResourceRequest, Refusal> {
-    let name = job.name_any();
-    let mut letters = name.chars();
-    let label = letters
-        .next()
-        .is_some_and(|first| first.is_ascii_lowercase())
-        && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-        && !name.ends_with('-');
-    if !label {
-        return Err(plan_refused(format!(
-            "`{name}` is not a valid name for the job's Service and pods; create the job with a name of \
-             lower-case letters, digits and dashes that starts with a letter"
-        )));
-    }
-    let length = name.len();
-    if length > LONGEST_NAME {
-        return Err(plan_refused(format!(
-            "the job's name has {length} characters, but the names of its objects leave room for \
-             {LONGEST_NAME}; create the job with a shorter name"
-        )));
-    }
     let request = build::resource_request(job);
     let constraints = request.constraints();
     if constraints > MOST_CONSTRAINTS {
@@ -335,18 +314,6 @@ fn buildable(job: &TrainingJob, image: Option<&str>) -> Result<ResourceRequest, 
         ))
     })?;
     Ok(request.of_pod(&pod))
-}
-
-/// The errors of a refused plan, one line each.
-fn error_text(refused: &Refused) -> String {
-    let errors = refused
-        .diagnostics
-        .iter()
-        .filter(|d| d.severity == Severity::Error);
-    let lines: Vec<String> = errors
-        .map(|d| format!("{}: {} ({})", d.rule, d.message, d.help))
-        .collect();
-    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -400,16 +367,6 @@ mod tests {
 
     fn evaluated(planner: &Planner) -> usize {
         lock(&planner.recipe.as_ref().unwrap().worlds).len()
-    }
-
-    #[test]
-    fn names_without_room_for_the_names_of_objects_are_refused() {
-        let named = |name: &str| crate::operator::testing::job(name, "u");
-        let refused = |name: &str| buildable(&named(name), None).err();
-        assert_eq!(refused(&"a".repeat(LONGEST_NAME)), None);
-        let message = |name: &str| refused(name).unwrap().message;
-        insta::assert_snapshot!(message(&"a".repeat(LONGEST_NAME + 1)), @"the job's name has 53 characters, but the names of its objects leave room for 52; create the job with a shorter name");
-        insta::assert_snapshot!(message("a.b"), @"`a.b` is not a valid name for the job's Service and pods; create the job with a name of lower-case letters, digits and dashes that starts with a letter");
     }
 
     #[test]

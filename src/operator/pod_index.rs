@@ -1,14 +1,15 @@
 //! Index of the pods by job, and of their devices by node. It is updated with every watch event, so
 //! that a reconciliation reads the job's pods and the nodes, but not all pods.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::Event;
 
 use super::ownership::controlling_job;
+use crate::api::TrainingJob;
 use crate::inventory::kubernetes::{device_names, devices};
 
 /// Devices of one pod that count at most, so that sums over all pods do not overflow.
@@ -16,8 +17,8 @@ const MOST_DEVICES: u64 = 1 << 20;
 
 /// The indexed fields of a pod.
 struct IndexedPod {
-    /// The TrainingJob that controls it.
-    job: Option<Owner>,
+    /// The TrainingJob that controls it, and its uid.
+    job: Option<(ObjectRef<TrainingJob>, String)>,
     /// Node to which it is bound.
     node: Option<String>,
     /// Devices by resource that it holds on the node; empty once it has ended.
@@ -27,43 +28,34 @@ struct IndexedPod {
     waits: bool,
 }
 
-/// A TrainingJob.
-struct Owner {
-    name: String,
-    uid: String,
-}
-
 impl IndexedPod {
     fn of(pod: &Pod) -> IndexedPod {
-        let owner = |owner: &OwnerReference| Owner {
-            name: owner.name.clone(),
-            uid: owner.uid.clone(),
-        };
+        let namespace = pod.namespace().unwrap_or_default();
+        let owner = controlling_job(&pod.metadata);
         let node = node_of(pod).map(str::to_owned);
-        let held = match node.is_some() && !is_over(pod) {
-            true => device_names(pod),
-            false => BTreeSet::new(),
-        };
-        let deleted = pod.metadata.deletion_timestamp.is_some();
+        let mut held = Vec::new();
+        if node.is_some() && !is_over(pod) {
+            for resource in device_names(pod) {
+                let count = devices(pod, resource).min(MOST_DEVICES);
+                if count > 0 {
+                    held.push((resource.to_owned(), count));
+                }
+            }
+        }
+        let ends = pod.metadata.deletion_timestamp.is_some() || is_over(pod);
         IndexedPod {
-            waits: node.is_none() && !deleted && !is_over(pod) && !is_unschedulable(pod),
-            job: controlling_job(&pod.metadata).map(owner),
+            waits: node.is_none() && !ends && !is_unschedulable(pod),
+            job: owner.map(|owner| {
+                let job = ObjectRef::new(&owner.name).within(&namespace);
+                (job, owner.uid.clone())
+            }),
             node,
-            devices: held
-                .into_iter()
-                .map(|resource| {
-                    (
-                        resource.to_owned(),
-                        devices(pod, resource).min(MOST_DEVICES),
-                    )
-                })
-                .filter(|(_, count)| *count > 0)
-                .collect(),
+            devices: held,
         }
     }
 
     fn is_owned_by(&self, uid: &str) -> bool {
-        self.job.as_ref().is_some_and(|job| job.uid == uid)
+        self.job.as_ref().is_some_and(|(_, owner)| owner == uid)
     }
 }
 
@@ -78,52 +70,43 @@ struct JobPods {
 /// Index of all pods by job and of their devices by node.
 #[derive(Default)]
 pub struct PodIndex {
-    /// By namespace and name.
-    pods: HashMap<String, HashMap<String, IndexedPod>>,
-    /// Pods of jobs, by namespace and job.
-    jobs: HashMap<String, HashMap<String, JobPods>>,
+    pods: HashMap<ObjectRef<Pod>, IndexedPod>,
+    jobs: HashMap<ObjectRef<TrainingJob>, JobPods>,
     /// Number of changes so far.
     changes: u64,
     /// Held devices, by resource and node.
     held: HashMap<String, BTreeMap<String, u64>>,
-    /// Pods that the current list has named so far; `None` while no list is under way.
-    listed: Option<HashSet<(String, String)>>,
+    /// The index of the list that the watch is reading. It replaces this one at the end of the list.
+    listed: Option<Box<PodIndex>>,
 }
 
 impl PodIndex {
     /// Applies a watch event.
     pub fn apply(&mut self, event: &Event<Pod>) {
         match event {
-            Event::Init => self.listed = Some(HashSet::new()),
+            Event::Init => {
+                self.listed = Some(Box::new(PodIndex {
+                    changes: self.changes,
+                    ..PodIndex::default()
+                }));
+            }
             Event::InitApply(pod) => {
                 if let Some(listed) = &mut self.listed {
-                    listed.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
+                    listed.put(pod);
                 }
-                self.put(pod);
             }
             Event::InitDone => {
-                let Some(listed) = self.listed.take() else {
-                    return;
-                };
-                let known = self.pods.iter().flat_map(|(namespace, pods)| {
-                    let key = |name: &String| (namespace.clone(), name.clone());
-                    pods.keys().map(key).collect::<Vec<_>>()
-                });
-                let gone: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
-                for (namespace, name) in gone {
-                    self.remove(&namespace, &name);
+                if let Some(listed) = self.listed.take() {
+                    *self = *listed;
                 }
             }
             Event::Apply(pod) => self.put(pod),
-            Event::Delete(pod) => {
-                self.remove(&pod.namespace().unwrap_or_default(), &pod.name_any());
-            }
+            Event::Delete(pod) => self.remove(pod),
         }
     }
 
     fn put(&mut self, pod: &Pod) {
-        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-        self.remove(&namespace, &name);
+        self.remove(pod);
         let indexed = IndexedPod::of(pod);
         if let Some(node) = &indexed.node {
             for (resource, count) in &indexed.devices {
@@ -131,67 +114,54 @@ impl PodIndex {
                 *nodes.entry(node.clone()).or_default() += count;
             }
         }
-        if let Some(job) = &indexed.job {
-            let jobs = self.jobs.entry(namespace.clone()).or_default();
-            let pods = jobs.entry(job.name.clone()).or_default();
-            pods.names.insert(name.clone());
+        if let Some((job, _)) = &indexed.job {
+            let pods = self.jobs.entry(job.clone()).or_default();
+            pods.names.insert(pod.name_any());
             self.changes += 1;
             pods.changed = self.changes;
         }
-        self.pods
-            .entry(namespace)
-            .or_default()
-            .insert(name, indexed);
+        self.pods.insert(reference(pod), indexed);
     }
 
-    fn remove(&mut self, namespace: &str, name: &str) {
-        let pods = self.pods.get_mut(namespace);
-        let Some(indexed) = pods.and_then(|pods| pods.remove(name)) else {
+    fn remove(&mut self, pod: &Pod) {
+        let Some(indexed) = self.pods.remove(&reference(pod)) else {
             return;
         };
         if let Some(node) = &indexed.node {
             for (resource, count) in &indexed.devices {
-                let Some(nodes) = self.held.get_mut(resource) else {
-                    continue;
-                };
+                let nodes = self.held.entry(resource.clone()).or_default();
                 let held = nodes.remove(node).unwrap_or(0).saturating_sub(*count);
                 if held > 0 {
                     nodes.insert(node.clone(), held);
                 }
             }
         }
-        if let Some(job) = indexed.job
-            && let Some(jobs) = self.jobs.get_mut(namespace)
-            && let Some(pods) = jobs.get_mut(&job.name)
+        if let Some((job, _)) = indexed.job
+            && let Some(pods) = self.jobs.get_mut(&job)
         {
-            pods.names.remove(name);
+            pods.names.remove(&pod.name_any());
             self.changes += 1;
             pods.changed = self.changes;
             if pods.names.is_empty() {
-                jobs.remove(&job.name);
+                self.jobs.remove(&job);
             }
         }
     }
 
     /// Names of the pods of a job and of earlier jobs of its name.
-    pub fn pods_of(&self, namespace: &str, job: &str) -> impl Iterator<Item = &str> {
-        let pods = self.job_pods(namespace, job);
-        let names = pods.into_iter().flat_map(|pods| &pods.names);
-        names.map(String::as_str)
+    pub fn pods_of(&self, job: &ObjectRef<TrainingJob>) -> impl Iterator<Item = &str> {
+        let pods = self.jobs.get(job).into_iter();
+        pods.flat_map(|pods| &pods.names).map(String::as_str)
     }
 
     /// Number of the last change of a job's pods; 0 while it has none.
-    pub fn changed(&self, namespace: &str, job: &str) -> u64 {
-        self.job_pods(namespace, job).map_or(0, |pods| pods.changed)
-    }
-
-    fn job_pods(&self, namespace: &str, job: &str) -> Option<&JobPods> {
-        self.jobs.get(namespace)?.get(job)
+    pub fn changed(&self, job: &ObjectRef<TrainingJob>) -> u64 {
+        self.jobs.get(job).map_or(0, |pods| pods.changed)
     }
 
     /// Whether the pod of the job with this uid may still get a node, also one that does not exist yet.
-    pub fn waits_for_node(&self, namespace: &str, name: &str, uid: &str) -> bool {
-        let pod = self.pods.get(namespace).and_then(|pods| pods.get(name));
+    pub fn waits_for_node(&self, pod: &ObjectRef<Pod>, uid: &str) -> bool {
+        let pod = self.pods.get(pod);
         pod.is_none_or(|pod| pod.waits && pod.is_owned_by(uid))
     }
 
@@ -201,28 +171,29 @@ impl PodIndex {
         self.held.get(resource).unwrap_or(&NONE)
     }
 
-    /// Devices held on each node by the pods that the job with this uid owns.
-    pub fn own(
-        &self,
-        resource: &str,
-        namespace: &str,
-        job: &str,
-        uid: &str,
-    ) -> BTreeMap<String, u64> {
+    /// Devices held on each node by the pods that a job owns.
+    pub fn own(&self, resource: &str, job: &TrainingJob) -> BTreeMap<String, u64> {
         let mut own = BTreeMap::new();
-        let Some(pods) = self.pods.get(namespace) else {
-            return own;
-        };
-        let named = self
-            .pods_of(namespace, job)
-            .filter_map(|name| pods.get(name));
-        for pod in named.filter(|pod| pod.is_owned_by(uid)) {
+        let (namespace, uid) = (
+            job.namespace().unwrap_or_default(),
+            job.uid().unwrap_or_default(),
+        );
+        for name in self.pods_of(&ObjectRef::from_obj(job)) {
+            let pod = self.pods.get(&ObjectRef::new(name).within(&namespace));
+            let Some(pod) = pod.filter(|pod| pod.is_owned_by(&uid)) else {
+                continue;
+            };
             let Some(node) = &pod.node else { continue };
             let devices = pod.devices.iter().filter(|(name, _)| name == resource);
             *own.entry(node.clone()).or_default() += devices.map(|(_, count)| count).sum::<u64>();
         }
         own
     }
+}
+
+/// A pod by namespace and name alone.
+fn reference(pod: &Pod) -> ObjectRef<Pod> {
+    ObjectRef::new(&pod.name_any()).within(&pod.namespace().unwrap_or_default())
 }
 
 /// Whether a scheduler has reported that the pod fits on no node.
@@ -242,10 +213,7 @@ pub fn node_of(pod: &Pod) -> Option<&str> {
 
 /// Whether a pod has ended; it then holds no devices.
 pub fn is_over(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
@@ -349,13 +317,15 @@ mod tests {
                     };
                     let own: Vec<String> =
                         all.values().filter(job_pods).map(ResourceExt::name_any).collect();
-                    prop_assert_eq!(pod_index.pods_of("n", &name).collect::<Vec<_>>(), own);
+                    let job = crate::operator::testing::job(&name, &uid);
+                    let reference = ObjectRef::from_obj(&job);
+                    prop_assert_eq!(pod_index.pods_of(&reference).collect::<Vec<_>>(), own);
                     let waits = |pod: &&Pod| {
                         node_of(pod).is_none() && !is_over(pod) && !is_unschedulable(pod)
                     };
                     let waiting = all.values().filter(job_pods).filter(waits);
                     let waiting: Vec<String> = waiting.map(ResourceExt::name_any).collect();
-                    let number = pod_index.changed("n", &name);
+                    let number = pod_index.changed(&reference);
                     let then = before.entry((number, name.clone())).or_insert(waiting.clone());
                     prop_assert_eq!(&*then, &waiting, "nothing changed by number {}", number);
                     let held = |of: &dyn Fn(&&Pod) -> bool| {
@@ -369,7 +339,7 @@ mod tests {
                         held
                     };
                     prop_assert_eq!(pod_index.held(GPU), &held(&|_| true));
-                    let mut own = pod_index.own(GPU, "n", &name, &uid);
+                    let mut own = pod_index.own(GPU, &job);
                     own.retain(|_, count| *count > 0);
                     prop_assert_eq!(own, held(&job_pods));
                 }
@@ -377,7 +347,7 @@ mod tests {
                     let owner = controlling_job(&pod.metadata);
                     let owned = owner.is_some_and(|owner| owner.uid == "u0");
                     let waits = node_of(pod).is_none() && !is_over(pod) && !is_unschedulable(pod);
-                    let waiting = pod_index.waits_for_node("n", &pod.name_any(), "u0");
+                    let waiting = pod_index.waits_for_node(&reference(pod), "u0");
                     prop_assert_eq!(waiting, owned && waits);
                 }
             }

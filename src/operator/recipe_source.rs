@@ -5,22 +5,12 @@ use kube::api::Api;
 use kube::{Client, ResourceExt};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::conditions::Refusal;
 use crate::api::condition::ConditionReason;
 use crate::api::status::RecipeSnapshot;
 use crate::api::{ConfigMapKey, TrainingJob};
 use crate::external_trainer::launcher;
 use crate::recipe::{Recipe, Severity};
-
-/// Reason and message of the condition of a job that cannot be planned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The reason of the condition `Planned`.
-    pub reason: ConditionReason,
-    /// The problem and how to solve it.
-    pub message: String,
-    /// A missing object is the problem: the job waits for it.
-    pub waits: bool,
-}
 
 /// The recipe snapshot in the status, or a new one from the recipe's source.
 pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
@@ -28,18 +18,14 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
         return Ok(kept);
     }
     let source = &job.spec.recipe;
-    let (text, files) = match (&source.inline, &source.config_map) {
-        (Some(text), _) => (Some(text.clone()), Vec::new()),
-        (None, Some(from)) => {
-            let namespace = job.namespace().unwrap_or_default();
-            held(client, &namespace, from).await?
-        }
-        (None, None) => (None, Vec::new()),
+    let namespace = job.namespace().unwrap_or_default();
+    let (text, files) = match &source.config_map {
+        Some(from) if source.inline.is_none() => held(client, &namespace, from).await?,
+        _ => (source.inline.clone(), Vec::new()),
     };
     if text.is_none() && files.is_empty() && source.files.is_empty() {
-        return Err(missing(
-            "spec.recipe has no recipe: set inline, configMap or files".into(),
-        ));
+        let message = "spec.recipe has no recipe: set inline, configMap or files";
+        return Err(missing(message.into()));
     }
     let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
     snapshot.files.extend(files);
@@ -56,23 +42,20 @@ async fn held(
     from: &ConfigMapKey,
 ) -> Result<(Option<String>, Vec<(String, String)>), Refusal> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps
-        .get_opt(&from.name)
-        .await
-        .map_err(|error| missing(format!("cannot read ConfigMap {}: {error}", from.name)))?;
+    let name = &from.name;
+    let map = maps.get_opt(name).await;
+    let map = map.map_err(|error| missing(format!("cannot read ConfigMap {name}: {error}")))?;
     let map = map.ok_or_else(|| {
         missing(format!(
-            "ConfigMap {} does not exist in namespace {namespace}; create it, the job waits for it",
-            from.name
+            "ConfigMap {name} does not exist in namespace {namespace}; create it, the job waits for it"
         ))
     })?;
     let data = map.data.unwrap_or_default();
     let take = |key: &str, field: &str| {
         data.get(key).cloned().ok_or_else(|| {
             missing(format!(
-                "ConfigMap {} has no key {key}; add it, or name another key in \
-                 spec.recipe.configMap.{field}",
-                from.name
+                "ConfigMap {name} has no key {key}; add it, or name another key in \
+                 spec.recipe.configMap.{field}"
             ))
         })
     };
@@ -89,7 +72,6 @@ fn missing(message: String) -> Refusal {
     Refusal {
         reason: ConditionReason::RecipeMissing,
         message,
-        waits: true,
     }
 }
 
@@ -98,7 +80,6 @@ pub fn plan_refused(message: String) -> Refusal {
     Refusal {
         reason: ConditionReason::PlanRefused,
         message,
-        waits: false,
     }
 }
 
@@ -107,17 +88,14 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
     let refused = |message: String| Refusal {
         reason: ConditionReason::RecipeRefused,
         message,
-        waits: false,
     };
     let command = &job.spec.trainer.command;
     let request = snapshot.request(job.spec.elasticity.remainder, command);
     let request = request.map_err(|invalid| refused(invalid.to_string()))?;
     launcher::read(&request).map_err(|error| {
-        let all = error
-            .diagnostics
-            .iter()
-            .filter(|d| d.severity == Severity::Error);
-        let lines: Vec<String> = all
+        let all = error.diagnostics.iter();
+        let errors = all.filter(|d| d.severity == Severity::Error);
+        let lines: Vec<String> = errors
             .map(|d| {
                 let located = d.locate(&error.sources);
                 let place = match (located.file, located.line) {

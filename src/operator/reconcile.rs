@@ -3,27 +3,33 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::core::Request;
 use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
+use serde::de::Error;
+use serde_json::json;
 use tracing::{Instrument, Span, debug, error_span};
 
-use super::apply::{self, ApplyError};
-use super::conditions::{self, Blocked};
-use super::context::Context;
+use super::conditions::{self, Refusal};
+use super::context::{Context, Reconciliation};
 use super::decide::{self, Decision};
 use super::error::ReconcileError;
 use super::events::announce;
-use super::metrics::{ReconcileResult, Step};
 use super::observe::ClusterState;
-use super::planning::{self, Planned, Unplanned};
-use super::write::write;
-use super::{faults, finished, status};
+use super::ownership::MANAGER;
+use super::planner::reached;
+use super::planning::{Planned, Unplanned};
+use super::{faults, status};
 use crate::api::TrainingJob;
+use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::guarded::GuardedJob;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::placement::PlacementAction;
 use crate::plan::Plan;
 use crate::telemetry::now;
 use crate::util::lock::lock;
+use crate::util::time::seconds;
 
 /// Requeue interval during a change.
 const SOON: Duration = Duration::from_secs(1);
@@ -31,6 +37,9 @@ const SOON: Duration = Duration::from_secs(1);
 const POOL: Duration = Duration::from_secs(5);
 /// Requeue interval of a suspended job.
 const LATER: Duration = Duration::from_secs(60);
+/// Message of a server-side apply with a field that the CRD lacks. Its code is 500, so only the message
+/// distinguishes it from other failures (structured-merge-diff v6, `typed/helpers.go`).
+const UNDECLARED: &str = "not declared in schema";
 
 /// Runs one reconciliation of a job.
 pub async fn reconcile(
@@ -41,9 +50,9 @@ pub async fn reconcile(
     let span = span(&job);
     let result = steps(job, &context).instrument(span).await;
     let outcome = match &result {
-        Ok(_) => ReconcileResult::Ok,
-        Err(error) if error.is_conflict() => ReconcileResult::Conflict,
-        Err(_) => ReconcileResult::Error,
+        Ok(_) => "ok",
+        Err(error) if error.is_conflict() => "conflict",
+        Err(_) => "error",
     };
     context.metrics.reconciled(outcome, start.elapsed());
     result
@@ -52,121 +61,318 @@ pub async fn reconcile(
 /// The span of a reconciliation and of what follows from its result: it names the job and its generation in each line of
 /// the log, at every level of the log.
 pub fn span(job: &TrainingJob) -> Span {
-    let current = job.status.as_ref();
-    let current = current.and_then(|status| status.generation.as_ref());
-    let generation = current.map(|current| current.record.number);
+    let generation = job.status.as_ref().and_then(|status| status.number());
     error_span!("reconcile", job = %job.name_any(), namespace = job.namespace(), generation)
 }
 
 async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, ReconcileError> {
-    let metrics = &context.metrics;
     context.restore_reservations();
-    let job = context.newest(job);
+    let job = &*context.newest(job);
     if job.metadata.deletion_timestamp.is_some() {
-        context.forget(&job);
+        context.forget(job);
         return Ok(Action::await_change());
     }
-    let before = job.status.clone().unwrap_or_default();
-    if matches!(before.phase, Phase::Complete | Phase::Failed) {
-        return finished::keep(&job, &before, context).await;
-    }
     let now = now();
-    let mut next = status::of_spec(&job, &before, now);
-    let Built {
-        action,
-        cluster,
-        turn,
-    } = match next_status(&job, &mut next, context, now).await {
-        Ok(built) => built,
-        Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
-        Err(Unplanned::Refused(refusal)) => {
-            return finished::refuse(&job, &before, next, &refusal, context).await;
-        }
-    };
-    let name = action.name();
-    faults::point("decided", name);
-    let written = write(&job, &before, &mut next, context);
-    let written = metrics.time(Step::WriteStatus, written).await?;
-    faults::point("written", name);
-    announce(&written, &before, &next, context);
-    let after = requeue_interval(&next);
-    let after = turn.map_or(after, |pause| pause.min(after));
-    let over = matches!(action, PlacementAction::End(_));
-    let applied = apply_status(&written, &next, &cluster, name, over, after, context);
-    metrics.time(Step::Apply, applied).await
+    let reconciliation = Reconciliation { job, context, now };
+    reconciliation.run().await
 }
 
-/// The steps up to the next status. They change nothing in the cluster.
-async fn next_status(
-    job: &TrainingJob,
-    status: &mut TrainingJobStatus,
-    context: &Context,
-    now: f64,
-) -> Result<Built, Unplanned> {
-    let metrics = &context.metrics;
-    let planned = planning::plan(job, status, context);
-    let planned = metrics.time(Step::Plan, planned).await?;
-    let observed = async { observe(job, status, planned, context, now) };
-    let (planned, mut cluster) = metrics.time(Step::Observe, observed).await?;
-    let decided = async {
-        let (planned, feasible) = planning::evaluate_observed(job, status, planned, context)?;
-        if cluster.edits && !planned.edits {
-            cluster = cluster_state(job, status, &planned, context);
+impl Reconciliation<'_> {
+    async fn run(&self) -> Result<Action, ReconcileError> {
+        let before = self.job.status.clone().unwrap_or_default();
+        if before.is_over() {
+            return self.keep_finished(&before).await;
         }
-        let input = (&cluster, &planned, &feasible[..]);
-        let decision = decide::decide(job, status, input, context, now);
-        Ok::<_, Unplanned>((planned, decision))
-    };
-    let (planned, decision) = metrics.time(Step::Decide, decided).await?;
-    let built = async { build(job, status, cluster, planned, decision, context, now) };
-    metrics.time(Step::Build, built).await
-}
-
-/// Observes the cluster and updates the status with what is there. The error is [`Unplanned::Later`] if how the
-/// generation ended depends on a plan.
-fn observe(
-    job: &TrainingJob,
-    status: &mut TrainingJobStatus,
-    planned: Planned,
-    context: &Context,
-    now: f64,
-) -> Result<(Planned, ClusterState), Unplanned> {
-    let mut cluster = cluster_state(job, status, &planned, context);
-    let reached = planning::reached(status);
-    let mut unplanned = None;
-    let smaller = |plan: &Plan, batch| {
-        let smaller = planning::smaller(job, &planned, reached, (plan, batch), context);
-        smaller.unwrap_or_else(|error| {
-            unplanned = Some(error);
-            None
-        })
-    };
-    let excluded = status.excluded_nodes.len();
-    status::apply_observed(job, status, &cluster, smaller, now);
-    if status.excluded_nodes.len() > excluded {
-        // The pods on these nodes leave.
-        cluster = cluster_state(job, status, &planned, context);
+        let mut next = status::of_spec(self.job, &before, self.now);
+        let Built {
+            action,
+            cluster,
+            turn,
+        } = match self.next_status(&mut next).await {
+            Ok(built) => built,
+            Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
+            Err(Unplanned::Refused(refusal)) => {
+                return self.refuse(&before, next, &refusal).await;
+            }
+        };
+        let metrics = &self.context.metrics;
+        let name = action.name();
+        faults::point("decided", name);
+        let written = self.write(&before, &mut next);
+        let written = &metrics.time("write-status", written).await?;
+        faults::point("written", name);
+        announce(written, &before, &next, self.context);
+        let after = requeue_interval(&next);
+        let after = turn.map_or(after, |pause| pause.min(after));
+        let written = Reconciliation {
+            job: written,
+            ..*self
+        };
+        let applied = written.apply_status(&next, &cluster, &action, after);
+        metrics.time("apply", applied).await
     }
-    let planned = match unplanned {
-        None => planned,
-        Some(Unplanned::Later(pause)) => return Err(Unplanned::Later(pause)),
-        // The outcome of the generation is that no smaller micro-batch is feasible.
-        Some(refused) => planning::without_plan(job, status, planned, refused, context)?,
-    };
-    Ok((planned, cluster))
-}
 
-fn cluster_state(
-    job: &TrainingJob,
-    status: &TrainingJobStatus,
-    planned: &Planned,
-    context: &Context,
-) -> ClusterState {
-    let Planned { planner, edits, .. } = planned;
-    let (stores, agents, leases) = (&context.stores, &context.agents, &context.leases);
-    let current = status.generation.as_ref();
-    let most_samples = current.and_then(|c| planner.most_samples(c.record.plan.global_batch_size));
-    ClusterState::of(job, status, stores, agents, leases, *edits, most_samples)
+    /// The steps up to the next status. They change nothing in the cluster.
+    async fn next_status(&self, status: &mut TrainingJobStatus) -> Result<Built, Unplanned> {
+        let metrics = &self.context.metrics;
+        let planned = metrics.time("plan", self.plan(status)).await?;
+        let observed = async { self.observe(status, planned) };
+        let (planned, mut cluster) = metrics.time("observe", observed).await?;
+        let decided = async {
+            let (planned, feasible) = self.evaluate_observed(status, planned)?;
+            if cluster.edits && !planned.edits {
+                cluster = self.cluster_state(status, &planned);
+            }
+            let decision = self.decide(status, &cluster, &planned, &feasible);
+            Ok::<_, Unplanned>((planned, decision))
+        };
+        let (planned, decision) = metrics.time("decide", decided).await?;
+        let built = async { self.build(status, cluster, planned, decision) };
+        metrics.time("build", built).await
+    }
+
+    /// Observes the cluster and updates the status with what is there. The error is [`Unplanned::Later`] if how the
+    /// generation ended depends on a plan.
+    fn observe(
+        &self,
+        status: &mut TrainingJobStatus,
+        planned: Planned,
+    ) -> Result<(Planned, ClusterState), Unplanned> {
+        let mut cluster = self.cluster_state(status, &planned);
+        let progress = reached(status);
+        let mut unplanned = None;
+        let smaller = |plan: &Plan, batch| {
+            let smaller = self.smaller(&planned, progress, plan, batch);
+            smaller.unwrap_or_else(|error| {
+                unplanned = Some(error);
+                None
+            })
+        };
+        let excluded = status.excluded_nodes.len();
+        self.apply_observed(status, &cluster, smaller);
+        if status.excluded_nodes.len() > excluded {
+            // The pods on these nodes leave.
+            cluster = self.cluster_state(status, &planned);
+        }
+        let planned = match unplanned {
+            None => planned,
+            Some(Unplanned::Later(pause)) => return Err(Unplanned::Later(pause)),
+            // The outcome of the generation is that no smaller micro-batch is feasible.
+            Some(refused) => self.without_plan(status, planned, refused)?,
+        };
+        Ok((planned, cluster))
+    }
+
+    fn cluster_state(&self, status: &TrainingJobStatus, planned: &Planned) -> ClusterState {
+        let current = status.generation.as_ref();
+        let batch = current.map(|current| current.record.plan.global_batch_size);
+        let most_samples = batch.and_then(|batch| planned.planner.most_samples(batch));
+        ClusterState::of(self.job, status, self.context, planned.edits, most_samples)
+    }
+
+    /// Updates the status with the decision, and with what keeps the job from a larger world or from its objects.
+    fn build(
+        &self,
+        status: &mut TrainingJobStatus,
+        cluster: ClusterState,
+        mut planned: Planned,
+        decision: Decision,
+    ) -> Result<Built, Unplanned> {
+        let Decision {
+            mut placement,
+            placeable,
+            overdue,
+        } = decision;
+        let world = match self.world(status, &placement, &planned.planner) {
+            Ok(world) => world,
+            Err(unplanned) => {
+                planned = self.without_plan(status, planned, unplanned)?;
+                placement = decide::drain_only(placement, status);
+                None
+            }
+        };
+        let Planned {
+            planner,
+            refusal,
+            waits,
+            edits: _,
+        } = planned;
+        let earlier = status.message.clone();
+        self.apply_decision(status, &placement, world, &cluster);
+        let action = placement.action;
+        let over = matches!(action, PlacementAction::End(_));
+        let blocked = self.state(|state| state.blocked.clone());
+        let blocked = blocked.filter(|_| !over);
+        let notice = if let Some(blocked) = &blocked {
+            Some(blocked.message.clone())
+        } else if refusal.is_some() {
+            refusal
+        } else if waits.is_some() {
+            Some(earlier)
+        } else {
+            let skipped = self.skipped(status, placeable, &planner);
+            skipped.unwrap_or(Some(earlier))
+        };
+        status::notice(status, notice);
+        let problem = overdue.as_ref().filter(|_| over);
+        let problem = problem.or(cluster.problem.as_ref());
+        conditions::of_phase(status, blocked.as_ref(), problem, cluster.stalled.is_some());
+        if waits.is_none() {
+            self.state(|state| state.planner = planner);
+        }
+        Ok(Built {
+            action,
+            cluster,
+            turn: waits,
+        })
+    }
+
+    /// Creates and deletes objects according to the written status, unless the job is over. Returns when to reconcile
+    /// again.
+    async fn apply_status(
+        &self,
+        status: &TrainingJobStatus,
+        cluster: &ClusterState,
+        action: &PlacementAction,
+        mut after: Duration,
+    ) -> Result<Action, ReconcileError> {
+        if let Some(pause) = self.context.creation_pause(self.job) {
+            self.delete_pods(status, cluster).await?;
+            return Ok(Action::requeue(pause.min(after)));
+        }
+        if !matches!(action, PlacementAction::End(_)) {
+            match self.apply(status, cluster, action.name()).await {
+                Ok(true) => after = Duration::ZERO,
+                Ok(false) => {}
+                Err(error) => return self.not_applied(error, cluster, after),
+            }
+        }
+        self.context.record_success(self.job);
+        Ok(Action::requeue(after))
+    }
+
+    /// Records why objects could not be created; the next reconciliation reports it.
+    fn not_applied(
+        &self,
+        error: ReconcileError,
+        cluster: &ClusterState,
+        after: Duration,
+    ) -> Result<Action, ReconcileError> {
+        let is_new = error.blocked().is_some_and(|blocked| {
+            let uid = self.job.uid().unwrap_or_default();
+            let exists = |pod: &str| cluster.pods.contains_key(pod);
+            lock(&self.context.reservations).refused(&uid, exists);
+            self.state(|state| {
+                let before = state.blocked.replace(blocked);
+                before != state.blocked
+            })
+        });
+        match error {
+            ReconcileError::Leaving(_) => {
+                debug!(%error, "waiting");
+                Ok(Action::requeue(self.context.pause(self.job).min(after)))
+            }
+            ReconcileError::NameTaken(_) if is_new => Ok(Action::requeue(Duration::ZERO)),
+            ReconcileError::NameTaken(_) => Ok(Action::requeue(after)),
+            error => Err(error),
+        }
+    }
+
+    /// Handles a job that cannot be planned and never ran: it gets no objects and waits for a change.
+    async fn refuse(
+        &self,
+        before: &TrainingJobStatus,
+        mut next: TrainingJobStatus,
+        refusal: &Refusal,
+    ) -> Result<Action, ReconcileError> {
+        let Refusal { reason, message } = refusal;
+        next.phase = Phase::Pending;
+        // Pods placed before an edit made the job invalid hold unused devices.
+        next.slots.clear();
+        lock(&self.context.reservations).forget(&self.job.uid().unwrap_or_default());
+        next.message.clone_from(message);
+        conditions::set(&mut next, ConditionType::Planned, false, *reason, message);
+        conditions::of_phase(&mut next, None, None, false);
+        let written = self.write(before, &mut next).await?;
+        announce(&written, before, &next, self.context);
+        if !before.slots.is_empty() {
+            let cluster = ClusterState::of(self.job, &next, self.context, false, None);
+            self.delete_pods(&next, &cluster).await?;
+        }
+        // Only a missing object may appear without a change of the job.
+        Ok(if *reason == ConditionReason::RecipeMissing {
+            Action::requeue(POOL)
+        } else {
+            Action::await_change()
+        })
+    }
+
+    /// Handles a finished job: its agents exit by themselves, its objects remain until it is deleted or
+    /// its TTL expires.
+    async fn keep_finished(&self, status: &TrainingJobStatus) -> Result<Action, ReconcileError> {
+        let job = self.job;
+        let mut observed = status.clone();
+        conditions::observe(&mut observed, job.metadata.generation);
+        self.write(status, &mut observed).await?;
+        self.context.forget(job);
+        let ttl = job.spec.ttl_seconds_after_finished;
+        let Some((ttl, finished)) = ttl.zip(status.completion_time.as_ref()) else {
+            return Ok(Action::await_change());
+        };
+        let left = seconds(finished) + f64::from(ttl) - self.now;
+        if left > 0.0 {
+            return Ok(Action::requeue(Duration::from_secs_f64(left)));
+        }
+        let parameters = DeleteParams::background().preconditions(Preconditions {
+            uid: job.uid(),
+            resource_version: None,
+        });
+        let jobs = TrainingJob::url_path(&(), job.namespace().as_deref());
+        let request = Request::new(jobs).delete(&job.name_any(), &parameters);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        // While a finalizer holds the job, the response is the object, which `Api::delete` decodes unguarded.
+        match self.context.client.request_text(request).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+            other => drop(other?),
+        }
+        Ok(Action::await_change())
+    }
+
+    /// Writes the status, if it changed, with the observed resource version: another controller's write in
+    /// between is a conflict, and the job is reconciled again.
+    async fn write(
+        &self,
+        before: &TrainingJobStatus,
+        next: &mut TrainingJobStatus,
+    ) -> Result<TrainingJob, ReconcileError> {
+        let job = self.job;
+        next.bound();
+        if before == next {
+            return Ok(job.clone());
+        }
+        let patch = json!({
+            "apiVersion": TrainingJob::api_version(&()),
+            "kind": TrainingJob::kind(&()),
+            "metadata": {"name": job.name_any(), "resourceVersion": job.resource_version()},
+            "status": next,
+        });
+        let namespace = job.namespace().unwrap_or_default();
+        let jobs: Api<GuardedJob> = Api::namespaced(self.context.client.clone(), &namespace);
+        let parameters = PatchParams::apply(MANAGER).force();
+        let written = jobs
+            .patch_status(&job.name_any(), &parameters, &Patch::Apply(patch))
+            .await
+            .map_err(|error| match error {
+                kube::Error::Api(said) if said.message.contains(UNDECLARED) => {
+                    ReconcileError::Definition(said)
+                }
+                other => other.into(),
+            })?;
+        let invalid = |invalid| kube::Error::SerdeError(serde_json::Error::custom(invalid));
+        let written = written.decoded.map_err(invalid)?;
+        self.context.record_written(&written);
+        Ok(written)
+    }
 }
 
 /// A status to write and to apply.
@@ -175,124 +381,6 @@ struct Built {
     cluster: ClusterState,
     /// Pause until the job may have its turn to plan.
     turn: Option<Duration>,
-}
-
-/// Updates the status with the decision, and with what keeps the job from a larger world or from its objects.
-fn build(
-    job: &TrainingJob,
-    status: &mut TrainingJobStatus,
-    cluster: ClusterState,
-    mut planned: Planned,
-    decision: Decision,
-    context: &Context,
-    now: f64,
-) -> Result<Built, Unplanned> {
-    let Decision {
-        mut placement,
-        placeable,
-        overdue,
-    } = decision;
-    let world = match planning::world(job, status, &placement, &planned.planner, context) {
-        Ok(world) => world,
-        Err(unplanned) => {
-            planned = planning::without_plan(job, status, planned, unplanned, context)?;
-            placement = decide::drain_only(placement, status);
-            None
-        }
-    };
-    let Planned {
-        planner,
-        refusal,
-        waits,
-        edits: _,
-    } = planned;
-    let earlier = status.message.clone();
-    status::place(job, status, &placement, world.as_ref());
-    let action = placement.action;
-    let plan = world.as_ref().map(|world| &world.plan);
-    status::apply_decision(job, status, &action, plan, &cluster, now);
-    status::batch_now(status);
-    let over = matches!(action, PlacementAction::End(_));
-    let blocked = context.blocked(&job.uid().unwrap_or_default());
-    let blocked = blocked.filter(|_| !over);
-    let message = |blocked: &Blocked| blocked.message.clone();
-    let notice = blocked.as_ref().map(message).or(refusal);
-    let notice = notice.or_else(|| match waits {
-        Some(_) => Some(earlier),
-        None => {
-            let skipped = planning::skipped(job, status, placeable, &planner, context);
-            skipped.unwrap_or(Some(earlier))
-        }
-    });
-    status::notice(status, notice);
-    let problem = overdue.as_ref().filter(|_| over);
-    conditions::of_phase(
-        status,
-        blocked.as_ref(),
-        problem.or(cluster.problem.as_ref()),
-        cluster.stalled.is_some(),
-    );
-    if waits.is_none() {
-        context.store_planner(job, planner);
-    }
-    Ok(Built {
-        action,
-        cluster,
-        turn: waits,
-    })
-}
-
-/// Creates and deletes objects according to the written status, unless the job is over. Returns when to reconcile
-/// again.
-async fn apply_status(
-    job: &TrainingJob,
-    status: &TrainingJobStatus,
-    cluster: &ClusterState,
-    action: &str,
-    over: bool,
-    mut after: Duration,
-    context: &Context,
-) -> Result<Action, ReconcileError> {
-    let uid = job.uid().unwrap_or_default();
-    if let Some(pause) = context.creation_pause(job) {
-        apply::delete_pods(context, job, status, cluster).await?;
-        return Ok(Action::requeue(pause.min(after)));
-    }
-    if !over {
-        match apply::apply(job, status, cluster, action, context).await {
-            Ok(true) => after = Duration::ZERO,
-            Ok(false) => {}
-            Err(error) => return not_applied(error, job, cluster, after, context),
-        }
-    }
-    context.record_success(&uid);
-    Ok(Action::requeue(after))
-}
-
-/// Records why objects could not be created; the next reconciliation reports it.
-fn not_applied(
-    error: ApplyError,
-    job: &TrainingJob,
-    cluster: &ClusterState,
-    after: Duration,
-    context: &Context,
-) -> Result<Action, ReconcileError> {
-    let uid = job.uid().unwrap_or_default();
-    let blocked = error.blocked();
-    if blocked.is_some() {
-        let exists = |pod: &str| cluster.pods.contains_key(pod);
-        lock(&context.reservations).refused(&uid, exists);
-    }
-    let reported = blocked.is_none_or(|it| !context.record_blocked(&uid, it));
-    match error {
-        ApplyError::Leaving(_) => {
-            debug!(%error, "waiting");
-            Ok(Action::requeue(context.pause(job).min(after)))
-        }
-        ApplyError::NameTaken(_) if !reported => Ok(Action::requeue(Duration::ZERO)),
-        ApplyError::NameTaken(_) => Ok(Action::requeue(after)),
-        error => Err(error.into()),
-    }
 }
 
 /// Requeue interval if the job causes no event: short while a time limit runs.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
 
 use super::build;
 use crate::api::TrainingJob;
@@ -32,8 +33,7 @@ const REQUESTS_PER_NAMESPACE: usize = 8;
 #[derive(Debug, Clone, PartialEq)]
 struct Reservation {
     request: ResourceRequest,
-    namespace: String,
-    job: String,
+    job: ObjectRef<TrainingJob>,
     pods: BTreeSet<String>,
     /// Number of the last counted change of the job's pods, and how many waited for a node then.
     waiting: Option<(u64, usize)>,
@@ -48,16 +48,22 @@ impl Reservation {
     /// Number of its pods that wait for a node. Each reconciliation needs it for all other jobs, so it is
     /// counted again only when one of these pods has changed.
     fn waiting(&mut self, uid: &str, pod_index: &PodIndex) -> usize {
-        let change = pod_index.changed(&self.namespace, &self.job);
-        match self.waiting {
-            Some((then, waiting)) if then == change => waiting,
-            _ => {
-                let waits = |name: &&String| pod_index.waits_for_node(&self.namespace, name, uid);
-                let waiting = self.pods.iter().filter(waits).count();
-                self.waiting = Some((change, waiting));
-                waiting
-            }
+        let change = pod_index.changed(&self.job);
+        if let Some((then, waiting)) = self.waiting
+            && then == change
+        {
+            return waiting;
         }
+        let pods = self.pods.iter();
+        let pods = pods.map(|name| ObjectRef::new(name).within(self.namespace()));
+        let waiting = pods.filter(|pod| pod_index.waits_for_node(pod, uid));
+        let waiting = waiting.count();
+        self.waiting = Some((change, waiting));
+        waiting
+    }
+
+    fn namespace(&self) -> &str {
+        self.job.namespace.as_deref().unwrap_or_default()
     }
 
     /// Counts the pods for which it reserves devices.
@@ -136,23 +142,19 @@ impl Reservations {
             self.by_job.remove(&uid);
             return;
         }
-        let known = self.by_job.get_mut(&uid);
-        let (since, waiting) = match known {
-            Some(known) => {
-                known.count(&uid, pod_index, now);
-                let same = known.pods == pods && known.request == *request;
-                if same {
-                    return;
-                }
-                (known.since, known.waiting.filter(|_| known.pods == pods))
+        let (mut since, mut waiting) = (now, None);
+        if let Some(known) = self.by_job.get_mut(&uid) {
+            known.count(&uid, pod_index, now);
+            let same_pods = known.pods == pods;
+            if same_pods && known.request == *request {
+                return;
             }
-            None => (now, None),
-        };
+            (since, waiting) = (known.since, known.waiting.filter(|_| same_pods));
+        }
         let placement = Duration::from_secs(job.spec.elasticity.placement_seconds.into());
         let reservation = Reservation {
             request: request.clone(),
-            namespace: job.namespace().unwrap_or_default(),
-            job: job.name_any(),
+            job: ObjectRef::from_obj(job),
             waiting,
             pods,
             since,
@@ -165,14 +167,13 @@ impl Reservations {
     /// Reserves the devices of the slots in a job's status.
     pub fn restore(&mut self, job: &TrainingJob, pod_index: &PodIndex, now: Instant) {
         let Some(status) = &job.status else { return };
-        let name = job.name_any();
-        let pods = status.slots.iter().map(|slot| slot.pod(&name)).collect();
+        let pods = status.slot_pods(&job.name_any());
         self.reserve(job, &reserved_request(job), pods, pod_index, now);
     }
 
-    /// Releases the reservations of deleted jobs.
-    pub fn keep_only(&mut self, exists: impl Fn(&str) -> bool) {
-        self.by_job.retain(|job, _| exists(job));
+    /// Releases the reservations of the jobs that `keep` does not want, by their uids.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.by_job.retain(|job, _| keep(job));
     }
 
     /// Releases the reservations for pods of a job that do not exist, because the API server refuses them.
@@ -197,16 +198,14 @@ impl Reservations {
         request: &ResourceRequest,
         now: Instant,
     ) -> u32 {
-        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
-        let uid = job.uid().unwrap_or_default();
         let resource = &request.resource;
-        let mut own = pool.pod_index.own(resource, &namespace, &name, &uid);
+        let mut own = pool.pod_index.own(resource, job);
         own.retain(|node, _| !pool.lost.contains(node));
         let held = HeldDevices {
             all: pool.pod_index.held(resource),
             own: &own,
         };
-        let reserved = self.reserved(&uid, &namespace, resource, pool.pod_index, now);
+        let reserved = self.reserved(job, resource, pool.pod_index, now);
         let nodes = pool.nodes.iter().map(AsRef::as_ref);
         free_slots(nodes, &held, &reserved, request, pool.avoid)
     }
@@ -215,17 +214,18 @@ impl Reservations {
     /// and those of other namespaces only while these have credit.
     fn reserved(
         &mut self,
-        except: &str,
-        own: &str,
+        except: &TrainingJob,
         resource: &str,
         pod_index: &PodIndex,
         now: Instant,
     ) -> Vec<ReservedPods<'_>> {
+        let own = except.namespace().unwrap_or_default();
+        let except = except.uid().unwrap_or_default();
         let mut waiting = BTreeSet::new();
         for (uid, reservation) in &mut self.by_job {
             reservation.count(uid, pod_index, now);
-            if reservation.counted > 0 && !waiting.contains(&reservation.namespace) {
-                waiting.insert(reservation.namespace.clone());
+            if reservation.counted > 0 && !waiting.contains(reservation.namespace()) {
+                waiting.insert(reservation.namespace().to_owned());
             }
         }
         for namespace in &waiting {
@@ -238,11 +238,11 @@ impl Reservations {
         });
         let mut by_namespace: BTreeMap<&str, Vec<ReservedPods<'_>>> = BTreeMap::new();
         for (uid, reservation) in &self.by_job {
-            let (namespace, request) = (reservation.namespace.as_str(), &reservation.request);
+            let (namespace, request) = (reservation.namespace(), &reservation.request);
             let spent = self.credits.get(namespace);
             let spent = namespace != own && spent.is_some_and(|credit| credit.left.is_zero());
             let count = reservation.counted;
-            let counts = uid != except && request.resource == resource && request.per_slot > 0;
+            let counts = *uid != except && request.resource == resource && request.per_slot > 0;
             if !counts || count == 0 || spent {
                 continue;
             }
@@ -276,7 +276,7 @@ mod tests {
     };
     use crate::lifecycle::transition::Ranks;
     use crate::operator::build::JOB_LABEL;
-    use crate::operator::suspects::Suspects;
+    use crate::operator::leases::Leases;
     use crate::operator::testing::owner;
 
     const GPU: &str = "nvidia.com/gpu";
@@ -335,18 +335,18 @@ mod tests {
         nodes: Vec<Arc<Node>>,
         pod_index: PodIndex,
         reservations: Reservations,
-        suspects: Suspects,
+        leases: Leases,
     }
 
     impl World {
         fn slots(&mut self, job: &TrainingJob, now: Instant) -> u32 {
             let namespace = job.namespace().unwrap_or_default();
-            let suspects = &self.suspects;
+            let leases = &self.leases;
             let pool = Pool {
                 nodes: &self.nodes,
                 pod_index: &self.pod_index,
                 lost: &BTreeSet::new(),
-                avoid: &|node| suspects.contains(&namespace, node),
+                avoid: &|node| leases.is_suspected(&namespace, node),
             };
             self.reservations
                 .slots(&pool, job, &build::resource_request(job), now)
@@ -591,7 +591,7 @@ mod tests {
                     Act::Suspect(n, node) => {
                         let namespace = others[n].namespace().unwrap();
                         let nodes = BTreeSet::from([names[usize::from(node)].clone()]);
-                        world.suspects.suspect(&namespace, &nodes);
+                        world.leases.suspect(&namespace, &nodes);
                     }
                     Act::Refused(n) => {
                         world.reservations.refused(&others[n].uid().unwrap(), |_| false);

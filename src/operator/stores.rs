@@ -1,23 +1,27 @@
 //! Caches of jobs, nodes and pods. Unused fields are dropped on arrival, so that a large cluster
 //! needs little memory. Changes that do not affect a job or the pool cause no reconciliation.
 
-use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::BTreeMap;
+use std::mem::take;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Duration;
 
+use futures::stream::select;
 use futures::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{
+    Container, Node, NodeCondition, NodeSpec, NodeStatus, Pod, PodSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::core::NamespaceResourceScope;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinSet;
 
-use super::ownership::controlling_job;
-use super::unreadable::{Filter, Seen};
+use super::ownership::{controlling_job, is_owned_by};
+use super::unreadable::Filter;
 use crate::api::guarded::GuardedJob;
 use crate::api::{RecipeSource, TrainingJob};
 use crate::inventory::kubernetes::device_names;
@@ -45,73 +49,68 @@ pub enum Affected {
     All,
 }
 
-/// Namespaces whose jobs and pods are watched.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scope {
-    Cluster,
-    Namespace(String),
-}
-
-impl Scope {
-    fn api<K>(&self, client: &Client) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        match self {
-            Scope::Cluster => Api::all(client.clone()),
-            Scope::Namespace(name) => Api::namespaced(client.clone(), name),
-        }
+/// The objects of one namespace, or of all.
+fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match namespace {
+        None => Api::all(client.clone()),
+        Some(name) => Api::namespaced(client.clone(), name),
     }
 }
 
-/// Starts the caches. The streams drive them and yield the jobs to reconcile; both must be polled.
+/// Starts the caches, with the pods of one namespace or of all. The stream drives them and yields the jobs to reconcile.
 pub fn start(
     client: &Client,
-    scope: &Scope,
+    namespace: Option<&str>,
 ) -> (
     Arc<Stores>,
-    impl Stream<Item = Affected> + Send + 'static,
-    impl Stream<Item = Affected> + Send + 'static,
+    impl Stream<Item = Affected> + Send + Unpin + 'static + use<>,
 ) {
-    let (stores, pod_writer, node_writer) = Stores::new();
+    let (stores, mut pod_writer, mut node_writer) = Stores::new();
     let known = stores.clone();
-    let pod_stream = watcher(scope.api::<Pod>(client), pages(PODS_PER_PAGE))
+    let pod_stream = watcher(api::<Pod>(client, namespace), pages(PODS_PER_PAGE))
         .default_backoff()
         .modify(slim_pod)
-        .reflect(pod_writer)
         .filter_map(move |event| {
-            let affected = event.ok().and_then(|event| known.take(&event));
+            let affected = event
+                .ok()
+                .and_then(|event| known.take(&event, &mut pod_writer));
             async move { affected }
         });
-    let mut offers = Offers::default();
+    let nodes = stores.nodes.clone();
     let node_stream = watcher(Api::<Node>::all(client.clone()), pages(NODES_PER_PAGE))
         .default_backoff()
         .modify(slim_node)
-        .reflect(node_writer)
         .filter_map(move |event| {
-            let changed = event.is_ok_and(|event| offers.change(&event));
+            let changed = event.is_ok_and(|event| {
+                let changed = changes_pool(&nodes, &event);
+                node_writer.apply_watcher_event(&event);
+                changed
+            });
             async move { changed.then_some(Affected::All) }
         });
-    (stores, pod_stream, node_stream)
+    (stores, select(pod_stream.boxed(), node_stream.boxed()))
 }
 
 fn pages(size: u32) -> watcher::Config {
     watcher::Config::default().page_size(size)
 }
 
-/// Cache of the jobs, and the stream that drives it and yields changed jobs. Unreadable jobs go to
-/// `aside`.
-pub fn jobs(
+/// Cache of the jobs of one namespace or of all, and the stream that drives it and yields changed jobs. `report` gets the
+/// unreadable ones.
+pub fn jobs<F: FnMut(InvalidObject) -> JoinSet<()> + Send + 'static>(
     client: &Client,
-    scope: &Scope,
-    aside: UnboundedSender<Seen>,
+    namespace: Option<&str>,
+    report: F,
 ) -> (
     Store<TrainingJob>,
-    impl Stream<Item = watcher::Result<TrainingJob>> + Send + 'static,
+    impl Stream<Item = watcher::Result<TrainingJob>> + Send + 'static + use<F>,
 ) {
     let (known, writer) = reflector::store();
-    let mut filter = Filter::new(aside);
-    let jobs = scope.api::<GuardedJob>(client);
+    let mut filter = Filter::new(report);
+    let jobs = api::<GuardedJob>(client, namespace);
     let stream = watcher(jobs, pages(JOBS_PER_PAGE))
         .default_backoff()
         .filter_map(move |event| {
@@ -146,14 +145,17 @@ impl Stores {
         let _ = tokio::join!(self.nodes.wait_until_ready(), self.pods.wait_until_ready());
     }
 
-    /// Cached pods of a job.
-    pub fn pods_of(&self, namespace: &str, job: &str) -> Vec<Arc<Pod>> {
-        let reference = |name: &str| ObjectRef::new(name).within(namespace);
-        let pod_index = self.pod_index();
-        let names = pod_index.pods_of(namespace, job);
-        names
-            .filter_map(|name| self.pods.get(&reference(name)))
-            .collect()
+    /// Cached pods that a job owns, by name.
+    pub fn pods_of(&self, job: &TrainingJob) -> BTreeMap<String, Arc<Pod>> {
+        let namespace = job.namespace().unwrap_or_default();
+        let mut pods = BTreeMap::new();
+        for name in self.pod_index().pods_of(&ObjectRef::from_obj(job)) {
+            let pod = self.pods.get(&ObjectRef::new(name).within(&namespace));
+            if let Some(pod) = pod.filter(|pod| is_owned_by(&pod.metadata, job)) {
+                pods.insert(name.to_owned(), pod);
+            }
+        }
+        pods
     }
 
     /// Locks the pod index for reading.
@@ -163,13 +165,17 @@ impl Stores {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies a watch event of a pod and returns the jobs that it affects.
-    pub(super) fn take(&self, event: &watcher::Event<Pod>) -> Option<Affected> {
-        let mut pod_index = self
-            .pod_index
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+    /// Applies a watch event of a pod and returns the jobs that it affects. A reader sees the index and the cache before
+    /// the event, or both after it.
+    pub(super) fn take(
+        &self,
+        event: &watcher::Event<Pod>,
+        cache: &mut Writer<Pod>,
+    ) -> Option<Affected> {
+        let pod_index = self.pod_index.write();
+        let mut pod_index = pod_index.unwrap_or_else(PoisonError::into_inner);
         pod_index.apply(event);
+        cache.apply_watcher_event(event);
         match event {
             watcher::Event::Apply(pod)
             | watcher::Event::InitApply(pod)
@@ -191,49 +197,18 @@ fn affected(pod: &Pod) -> Option<Affected> {
     }
 }
 
-/// Last known hash of each node's scheduling fields. Kubelets update their nodes every few seconds,
-/// mostly without a change that affects planning.
-#[derive(Default)]
-struct Offers(HashMap<String, u64>);
-
-impl Offers {
-    /// Applies a watch event of a node; true if the pool may have changed.
-    fn change(&mut self, event: &watcher::Event<Node>) -> bool {
-        match event {
-            watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
-                let offer = offer(node);
-                self.0.insert(node.name_any(), offer) != Some(offer)
-            }
-            watcher::Event::Delete(node) => self.0.remove(&node.name_any()).is_some(),
-            watcher::Event::Init => false,
-            // Nodes may have been deleted since the last list.
-            watcher::Event::InitDone => true,
+/// Whether a watch event of a node may change the pool. Kubelets update their nodes every few seconds, mostly without
+/// a change of what [`slim_node`] keeps.
+fn changes_pool(known: &Store<Node>, event: &watcher::Event<Node>) -> bool {
+    match event {
+        watcher::Event::Apply(node) => {
+            let known = known.get(&ObjectRef::from_obj(node));
+            known.is_none_or(|known| *known != *node)
         }
+        // Nodes may have been deleted since the last list.
+        watcher::Event::Delete(_) | watcher::Event::InitDone => true,
+        watcher::Event::Init | watcher::Event::InitApply(_) => false,
     }
-}
-
-/// Hash of the fields of a node that decide which pods it accepts.
-fn offer(node: &Node) -> u64 {
-    let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
-    let taints = spec.and_then(|spec| spec.taints.as_ref());
-    let taints: Vec<_> = taints
-        .into_iter()
-        .flatten()
-        .map(|taint| (&taint.key, &taint.value, &taint.effect))
-        .collect();
-    let conditions = status.and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    let ready = conditions.find(|condition| condition.type_ == "Ready");
-    let mut hasher = DefaultHasher::new();
-    taints.hash(&mut hasher);
-    spec.and_then(|spec| spec.unschedulable).hash(&mut hasher);
-    ready.map(|ready| &ready.status).hash(&mut hasher);
-    let allocatable = status.and_then(|status| status.allocatable.as_ref());
-    for (name, quantity) in allocatable.into_iter().flatten() {
-        (name, &quantity.0).hash(&mut hasher);
-    }
-    node.metadata.labels.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Drops the unused fields of a job. Once the status has the recipe's snapshot, the controller reads no
@@ -247,32 +222,25 @@ pub fn slim_job(job: &mut TrainingJob) {
     }
 }
 
+/// Keeps the fields of a pod that the controller reads.
 fn slim_pod(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     pod.metadata.annotations = None;
     if let Some(spec) = &mut pod.spec {
-        spec.volumes = None;
-        spec.affinity = None;
-        spec.tolerations = None;
-        spec.topology_spread_constraints = None;
-        spec.security_context = None;
-        spec.node_selector = None;
-        spec.image_pull_secrets = None;
-        for container in spec
-            .containers
-            .iter_mut()
-            .chain(spec.init_containers.iter_mut().flatten())
-        {
-            container.env = None;
-            container.args = None;
-            container.command = None;
-            container.volume_mounts = None;
-            container.startup_probe = None;
-            container.liveness_probe = None;
-            container.readiness_probe = None;
-            container.security_context = None;
-            container.ports = None;
-        }
+        let slim = |container: &mut Container| {
+            *container = Container {
+                resources: container.resources.take(),
+                ..Container::default()
+            };
+        };
+        spec.containers.iter_mut().for_each(slim);
+        spec.init_containers.iter_mut().flatten().for_each(slim);
+        *spec = PodSpec {
+            containers: take(&mut spec.containers),
+            init_containers: spec.init_containers.take(),
+            node_name: spec.node_name.take(),
+            ..PodSpec::default()
+        };
     }
     if let Some(status) = &mut pod.status {
         status.host_ips = None;
@@ -284,18 +252,38 @@ fn slim_pod(pod: &mut Pod) {
     }
 }
 
+/// Keeps the fields of a node that decide which pods it accepts.
 fn slim_node(node: &mut Node) {
-    node.metadata.managed_fields = None;
-    node.metadata.annotations = None;
+    node.metadata = ObjectMeta {
+        name: node.metadata.name.take(),
+        labels: node.metadata.labels.take(),
+        ..ObjectMeta::default()
+    };
+    if let Some(spec) = &mut node.spec {
+        for taint in spec.taints.iter_mut().flatten() {
+            taint.time_added = None;
+        }
+        *spec = NodeSpec {
+            taints: spec.taints.take(),
+            unschedulable: spec.unschedulable,
+            ..NodeSpec::default()
+        };
+    }
     if let Some(status) = &mut node.status {
-        status.images = None;
-        status.volumes_in_use = None;
+        let conditions = take(&mut status.conditions).into_iter().flatten();
+        let ready = conditions.filter(|condition| condition.type_ == "Ready");
+        let ready = ready.map(|condition| NodeCondition {
+            type_: condition.type_,
+            status: condition.status,
+            ..NodeCondition::default()
+        });
+        *status = NodeStatus {
+            allocatable: status.allocatable.take(),
+            conditions: Some(ready.collect()),
+            ..NodeStatus::default()
+        };
     }
 }
-
-/// Window in which changes are coalesced: of the pool before all jobs are reconciled, of a job's
-/// pods before that job is.
-pub const COALESCE_WINDOW: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {
@@ -319,19 +307,25 @@ mod tests {
 
     #[test]
     fn a_node_heartbeat_does_not_change_the_pool() {
-        let mut offers = Offers::default();
+        let (known, mut writer) = reflector::store();
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:10Z");
-        let mut apply = |node| offers.change(&watcher::Event::Apply(node));
+        let mut apply = |mut node| {
+            slim_node(&mut node);
+            let event = watcher::Event::Apply(node);
+            let changed = changes_pool(&known, &event);
+            writer.apply_watcher_event(&event);
+            changed
+        };
         assert!(apply(node(false, "8", early)), "a new node");
         assert!(!apply(node(false, "8", late)));
         assert!(apply(node(true, "8", late)), "cordoned");
         assert!(apply(node(true, "7", late)), "one device less");
         assert!(!apply(node(true, "7", late)));
-        assert!(offers.change(&watcher::Event::Delete(node(true, "7", late))));
-        assert!(
-            offers.change(&watcher::Event::Apply(node(true, "7", late))),
-            "back"
-        );
+        let deleted = watcher::Event::Delete(node(true, "7", late));
+        assert!(changes_pool(&known, &deleted));
+        writer.apply_watcher_event(&deleted);
+        let back = watcher::Event::Apply(node(true, "7", late));
+        assert!(changes_pool(&known, &back), "back");
     }
 
     #[test]

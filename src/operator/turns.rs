@@ -77,13 +77,10 @@ pub fn assert_at_work() {
     assert!(AT_WORK.get(), "a recipe is planned outside a turn");
 }
 
-/// The reader or the planner panicked. It would end the controller, and again after each start.
-#[derive(Debug)]
-pub struct Panicked;
-
 impl Turn<'_> {
-    /// Runs `work` without delaying the other tasks of the runtime.
-    pub fn run<T>(self, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+    /// Runs `work` without delaying the other tasks of the runtime. `None`: it panicked, which would end the controller,
+    /// and again after each start.
+    pub fn run<T>(self, work: impl FnOnce() -> T) -> Option<T> {
         // Locks recover from panics, and what `work` changes is dropped by the caller.
         let work = AssertUnwindSafe(|| {
             #[cfg(test)]
@@ -96,7 +93,7 @@ impl Turn<'_> {
         let done = tokio::task::block_in_place(|| catch_unwind(work));
         #[cfg(test)]
         AT_WORK.set(false);
-        done.map_err(|_| Panicked)
+        done.ok()
     }
 }
 
@@ -106,10 +103,8 @@ impl Drop for Turn<'_> {
         let Some(queue) = queues.get_mut(&self.namespace) else {
             return;
         };
-        queue.last = queue
-            .began
-            .take()
-            .map_or(queue.last, |began| began.elapsed());
+        let began = queue.began.take();
+        queue.last = began.map_or(queue.last, |began| began.elapsed());
         if queue.waiting == 0 {
             queues.remove(&self.namespace);
         }

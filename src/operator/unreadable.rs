@@ -2,8 +2,7 @@
 //! version of the controller wrote the status. One of them must not hide the others. It gets a
 //! condition and waits for a change; its pods continue by the last readable spec.
 
-use std::collections::{HashMap, HashSet};
-use std::mem::take;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +11,9 @@ use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::Request;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::watcher::Event;
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, error_span, warn};
@@ -23,7 +21,7 @@ use tracing::{Instrument, error_span, warn};
 use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::guarded::GuardedJob;
 use crate::api::schema::MESSAGE;
-use crate::api::{CheckpointVolume, TrainingJob, TrainingJobSpec};
+use crate::api::{TrainingJob, TrainingJobSpec};
 
 /// Type of the condition; only jobs that once were unreadable have it.
 const READABLE: &str = ConditionType::Readable.name();
@@ -41,28 +39,28 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 /// Concurrent attempts for the jobs of one namespace. A namespace whose writes hang delays no other.
 const AT_ONCE: usize = 4;
 
-/// What the watch says about unreadable jobs.
-pub enum Seen {
-    Unreadable(Box<InvalidObject>),
-    /// The job with this uid is readable again, or it no longer exists.
-    Over(String),
+/// An unreadable job.
+struct Report {
+    error: String,
+    generation: Option<i64>,
+    /// Whether the list has it that the watch reads or has read.
+    listed: bool,
+    /// Attempts to write its condition. They end when dropped.
+    _attempts: JoinSet<()>,
 }
 
-/// Passes on readable jobs and sends unreadable ones aside.
-pub struct Filter {
-    aside: UnboundedSender<Seen>,
-    /// Uids of the unreadable jobs.
-    unreadable: HashSet<String>,
-    /// Uids of the unreadable jobs before the list that the watch is reading.
-    unlisted: HashSet<String>,
+/// Passes on readable jobs, and passes unreadable ones to `report`, once for each distinct error and generation.
+pub struct Filter<F> {
+    report: F,
+    /// The unreadable jobs, by uid.
+    reports: HashMap<String, Report>,
 }
 
-impl Filter {
-    pub fn new(aside: UnboundedSender<Seen>) -> Filter {
+impl<F: FnMut(InvalidObject) -> JoinSet<()>> Filter<F> {
+    pub fn new(report: F) -> Filter<F> {
         Filter {
-            aside,
-            unreadable: HashSet::new(),
-            unlisted: HashSet::new(),
+            report,
+            reports: HashMap::new(),
         }
     }
 
@@ -72,124 +70,74 @@ impl Filter {
             Event::Apply(job) => Event::Apply(self.take(job)?),
             Event::InitApply(job) => Event::InitApply(self.take(job)?),
             Event::Delete(job) => {
-                let job = job.0.unwrap_or_else(without_spec);
-                self.over(job.metadata.uid.as_deref());
+                let job = job.decoded.unwrap_or_else(|invalid| TrainingJob {
+                    metadata: invalid.metadata,
+                    // Only the metadata is read.
+                    spec: TrainingJobSpec::default(),
+                    status: None,
+                });
+                self.reports.remove(&job.uid().unwrap_or_default());
                 Event::Delete(job)
             }
             Event::Init => {
-                self.unlisted.clone_from(&self.unreadable);
+                for report in self.reports.values_mut() {
+                    report.listed = false;
+                }
                 Event::Init
             }
             Event::InitDone => {
-                // Deleted since the last list.
-                for uid in take(&mut self.unlisted) {
-                    self.over(Some(&uid));
-                }
+                // The others were deleted since the last list.
+                self.reports.retain(|_, report| report.listed);
                 Event::InitDone
             }
         })
     }
 
     fn take(&mut self, guarded: GuardedJob) -> Option<TrainingJob> {
-        match guarded.0 {
+        let invalid = match guarded.decoded {
             Ok(job) => {
-                self.over(job.metadata.uid.as_deref());
-                Some(job)
+                self.reports.remove(&job.uid().unwrap_or_default());
+                return Some(job);
             }
-            Err(invalid) => {
-                let uid = invalid.metadata.uid.clone().unwrap_or_default();
-                self.unlisted.remove(&uid);
-                self.unreadable.insert(uid);
-                // The receiver is dropped when the controller ends.
-                let _ = self.aside.send(Seen::Unreadable(Box::new(invalid)));
-                None
+            Err(invalid) => invalid,
+        };
+        let (error, generation) = (invalid.error.clone(), invalid.metadata.generation);
+        let uid = invalid.metadata.uid.clone().unwrap_or_default();
+        match self.reports.get_mut(&uid) {
+            Some(known) if known.error == error && known.generation == generation => {
+                known.listed = true;
+            }
+            _ => {
+                let report = Report {
+                    error,
+                    generation,
+                    listed: true,
+                    _attempts: (self.report)(invalid),
+                };
+                self.reports.insert(uid, report);
             }
         }
-    }
-
-    fn over(&mut self, uid: Option<&str>) {
-        let uid = uid.unwrap_or_default();
-        self.unlisted.remove(uid);
-        if let Some(uid) = self.unreadable.take(uid) {
-            let _ = self.aside.send(Seen::Over(uid));
-        }
+        None
     }
 }
 
-/// Placeholder for an unreadable job that was deleted: only its metadata is read.
-fn without_spec(invalid: InvalidObject) -> TrainingJob {
-    TrainingJob {
-        metadata: invalid.metadata,
-        spec: TrainingJobSpec {
-            recipe: Default::default(),
-            overrides: Vec::new(),
-            nodes: 1,
-            gpus_per_node: 1,
-            resource_name: String::new(),
-            elasticity: Default::default(),
-            image: String::new(),
-            trainer: Default::default(),
-            code: None,
-            checkpoint: CheckpointVolume::default(),
-            service_account_annotations: Default::default(),
-            budgets: Default::default(),
-            active_deadline_seconds: None,
-            progress_deadline_seconds: None,
-            on_stall: Default::default(),
-            suspend: false,
-            pod_template: None,
-            ttl_seconds_after_finished: None,
-        },
-        status: None,
-    }
-}
-
-/// An unreadable job. Dropping it ends the attempts to write its condition.
-struct Report {
-    error: String,
-    generation: Option<i64>,
-    attempts: JoinSet<()>,
-}
-
-/// Writes the condition on unreadable jobs, once for each distinct error and generation.
-pub async fn report(client: Client, mut seen: UnboundedReceiver<Seen>) {
-    let mut reports: HashMap<String, Report> = HashMap::new();
+/// Writes the conditions of unreadable jobs.
+pub fn reporter(client: Client) -> impl FnMut(InvalidObject) -> JoinSet<()> {
     // Of the namespaces for which attempts run.
     let mut namespaces: HashMap<String, Arc<Semaphore>> = HashMap::new();
-    while let Some(seen) = seen.recv().await {
-        let object = match seen {
-            Seen::Unreadable(object) => object,
-            Seen::Over(uid) => {
-                reports.remove(&uid);
-                continue;
-            }
-        };
-        let uid = object.metadata.uid.clone().unwrap_or_default();
-        let generation = object.metadata.generation;
-        let known = reports.get(&uid);
-        if known.is_some_and(|known| known.error == object.error && known.generation == generation)
-        {
-            continue;
-        }
+    move |object| {
         let (job, namespace) = (&object.metadata.name, &object.metadata.namespace);
         let span = error_span!("unreadable", job, namespace);
         span.in_scope(|| warn!(error = %object.error, "cannot read a TrainingJob"));
-        let namespace = object.metadata.namespace.clone().unwrap_or_default();
         namespaces.retain(|_, permits| Arc::strong_count(permits) > 1);
-        let permits = namespaces.entry(namespace);
+        let permits = namespaces.entry(namespace.clone().unwrap_or_default());
         let permits = permits.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE)));
-        let mut report = Report {
-            error: object.error.clone(),
-            generation,
-            attempts: JoinSet::new(),
-        };
         let attempts = attempt(client.clone(), object, permits.clone());
-        report.attempts.spawn(attempts.instrument(span));
-        reports.insert(uid, report);
+        [attempts.instrument(span)].into_iter().collect()
     }
 }
 
-async fn attempt(client: Client, object: Box<InvalidObject>, permits: Arc<Semaphore>) {
+async fn attempt(client: Client, object: InvalidObject, permits: Arc<Semaphore>) {
     for pause in PAUSES {
         sleep(pause).await;
         // The semaphore is never closed.
@@ -248,7 +196,6 @@ async fn write(client: &Client, object: &InvalidObject) -> Result<(), kube::Erro
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
-    use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
     use crate::operator::testing::{ApiServer, NAMESPACE};
@@ -269,7 +216,7 @@ mod tests {
 
     /// An unreadable job of generation 1, as the watch sees it.
     fn unreadable(name: &str, uid: &str, error: &str) -> InvalidObject {
-        let mut object = job(json!("two")).0.unwrap_err();
+        let mut object = job(json!("two")).decoded.unwrap_err();
         object.metadata.name = Some(name.into());
         object.metadata.uid = Some(uid.into());
         object.metadata.generation = Some(1);
@@ -330,6 +277,13 @@ mod tests {
         insta::assert_snapshot!(message(&server, "a").unwrap(), @"this controller cannot read the job: invalid type; correct its spec, or delete and apply it again");
     }
 
+    /// The watch event of an unreadable job.
+    fn applied(name: &str, error: &str) -> Event<GuardedJob> {
+        let mut job = job(json!("two"));
+        job.decoded = Err(unreadable(name, name, error));
+        Event::Apply(job)
+    }
+
     #[tokio::test]
     async fn a_job_whose_condition_cannot_be_written_delays_no_other() {
         let server = Arc::new(ApiServer::default());
@@ -337,17 +291,14 @@ mod tests {
             put(&server, name, name, 1);
         }
         server.refuse_writes(KIND, "failing");
-        let (aside, seen) = unbounded_channel();
-        let reporter = tokio::spawn(report(server.client(), seen));
+        let mut filter = Filter::new(reporter(server.client()));
         for name in ["failing", "other"] {
-            let object = unreadable(name, name, "invalid type");
-            aside.send(Seen::Unreadable(Box::new(object))).unwrap();
+            filter.pass(applied(name, "invalid type"));
         }
         holds(|| message(&server, "other").is_some()).await;
         assert_eq!(message(&server, "failing"), None);
         // It is tried again.
         holds(|| writes(&server) >= 3).await;
-        reporter.abort();
     }
 
     #[tokio::test]
@@ -356,71 +307,64 @@ mod tests {
         for name in ["a", "b"] {
             put(&server, name, name, 1);
         }
-        let (aside, seen) = unbounded_channel();
-        let reporter = tokio::spawn(report(server.client(), seen));
-        let send = |seen| aside.send(seen).unwrap();
-        let a = |error| Seen::Unreadable(Box::new(unreadable("a", "a", error)));
+        let mut filter = Filter::new(reporter(server.client()));
         let told = |error: &str| {
             let message = message(&server, "a");
             message.is_some_and(|message| message.contains(error))
         };
-        send(a("first"));
+        filter.pass(applied("a", "first"));
         holds(|| told("first")).await;
         // The condition itself is a change of the job.
-        send(a("first"));
-        send(a("second"));
+        filter.pass(applied("a", "first"));
+        filter.pass(applied("a", "second"));
         holds(|| told("second")).await;
         assert_eq!(writes(&server), 2);
         put(&server, "a", "a", 1);
-        send(Seen::Over("a".into()));
-        send(a("second"));
+        let mut readable = job(json!(2));
+        readable.decoded.as_mut().unwrap().metadata.uid = Some("a".into());
+        filter.pass(Event::Apply(readable));
+        filter.pass(applied("a", "second"));
         holds(|| told("second")).await;
         assert_eq!(writes(&server), 3);
-        reporter.abort();
     }
 
     #[test]
     fn unreadable_jobs_go_aside() {
-        let (aside, mut seen) = unbounded_channel();
-        let mut filter = Filter::new(aside);
+        let mut seen = Vec::new();
+        let mut filter = Filter::new(|object: InvalidObject| {
+            seen.push(object.metadata.name.unwrap());
+            JoinSet::new()
+        });
         let good = filter.pass(Event::Apply(job(json!(2))));
         assert!(matches!(good, Some(Event::Apply(job)) if job.spec.nodes == 2));
         for event in [Event::Apply, Event::InitApply] {
             assert!(filter.pass(event(job(json!("two")))).is_none());
-            let invalid = seen.try_recv().unwrap();
-            assert!(
-                matches!(invalid, Seen::Unreadable(job) if job.metadata.name.as_deref() == Some("a"))
-            );
+            assert!(filter.reports.contains_key("u"));
         }
         // The cache must drop it as well.
         let gone = filter.pass(Event::Delete(job(json!("two"))));
         assert!(
             matches!(gone, Some(Event::Delete(job)) if job.metadata.uid.as_deref() == Some("u"))
         );
-        assert!(matches!(seen.try_recv(), Ok(Seen::Over(uid)) if uid == "u"));
-        assert!(seen.try_recv().is_err());
+        assert!(filter.reports.is_empty());
+        assert_eq!(seen, ["a"]);
     }
 
     #[test]
     fn a_job_that_is_readable_again_or_no_longer_listed_is_forgotten() {
-        let (aside, mut seen) = unbounded_channel();
-        let mut filter = Filter::new(aside);
-        let mut over = |events: Vec<Event<GuardedJob>>| {
+        let mut filter = Filter::new(|_| JoinSet::new());
+        let mut is_known = |events: Vec<Event<GuardedJob>>| {
             for event in events {
                 filter.pass(event);
             }
-            let mut over = 0;
-            while let Ok(seen) = seen.try_recv() {
-                over += usize::from(matches!(seen, Seen::Over(uid) if uid == "u"));
-            }
-            over
+            filter.reports.contains_key("u")
         };
         let (good, bad) = (|| job(json!(2)), || job(json!("two")));
-        assert_eq!(over(vec![Event::Apply(bad()), Event::Apply(good())]), 1);
-        assert_eq!(over(vec![Event::Apply(good())]), 0);
+        assert!(is_known(vec![Event::Apply(bad())]));
+        assert!(!is_known(vec![Event::Apply(good())]));
+        assert!(!is_known(vec![Event::Apply(good())]));
         let listed = vec![Event::Init, Event::InitApply(bad()), Event::InitDone];
-        assert_eq!(over(listed), 0);
-        assert_eq!(over(vec![Event::Init, Event::InitDone]), 1);
-        assert_eq!(over(vec![Event::Init, Event::InitDone]), 0);
+        assert!(is_known(listed));
+        assert!(!is_known(vec![Event::Init, Event::InitDone]));
     }
 }

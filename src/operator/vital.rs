@@ -2,8 +2,7 @@
 //! Lease. Both run on a separate thread with a separate runtime.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -16,6 +15,7 @@ use tokio::sync::watch::Receiver;
 
 use super::leader::{self, Candidate};
 use super::metrics::Metrics;
+use crate::util::lock::lock;
 use crate::util::openmetrics;
 use crate::util::serve::serve;
 
@@ -26,33 +26,23 @@ const DEAD: Duration = Duration::from_secs(60);
 
 /// Time of the last beat of the reconciliations' runtime.
 #[derive(Clone)]
-pub struct Pulse {
-    start: Instant,
-    /// Milliseconds from `start`.
-    last: Arc<AtomicU64>,
-}
+pub struct Pulse(Arc<Mutex<Instant>>);
 
 impl Pulse {
     pub fn new() -> Pulse {
-        Pulse {
-            start: Instant::now(),
-            last: Arc::default(),
-        }
+        Pulse(Arc::new(Mutex::new(Instant::now())))
     }
 
     /// Beats for ever.
     pub async fn beat(self) {
         loop {
-            let since = self.start.elapsed().as_millis();
-            self.last
-                .store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+            *lock(&self.0) = Instant::now();
             tokio::time::sleep(BEAT).await;
         }
     }
 
     fn age(&self) -> Duration {
-        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
-        self.start.elapsed().saturating_sub(last)
+        lock(&self.0).elapsed()
     }
 }
 
@@ -83,10 +73,7 @@ pub async fn start(
         let address = listener.local_addr()?;
         let leads = match candidate {
             // A client works only on the runtime on which it was made.
-            Some(candidate) => {
-                let client = Client::try_default().await?;
-                Some(leader::campaign(client, &candidate))
-            }
+            Some(it) => Some(leader::campaign(Client::try_default().await?, &it)),
             None => None,
         };
         // The caller waits for it.
@@ -114,13 +101,12 @@ pub async fn start(
 
 fn routes(metrics: Arc<Metrics>, pulse: Pulse) -> Router {
     let health = move || async move {
-        match pulse.age() {
-            age if age < DEAD => (StatusCode::OK, "ok\n".to_owned()),
-            age => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("no reconciliation has run for {} s\n", age.as_secs()),
-            ),
+        let age = pulse.age();
+        if age < DEAD {
+            return (StatusCode::OK, "ok\n".to_owned());
         }
+        let text = format!("no reconciliation has run for {} s\n", age.as_secs());
+        (StatusCode::SERVICE_UNAVAILABLE, text)
     };
     let scrape = async move || ([(CONTENT_TYPE, openmetrics::CONTENT_TYPE)], metrics.text());
     Router::new()
@@ -162,11 +148,8 @@ mod tests {
 
     #[tokio::test]
     async fn health_reports_a_runtime_that_stopped() {
-        let start_of_life = Instant::now().checked_sub(DEAD).unwrap();
-        let pulse = Pulse {
-            start: start_of_life,
-            last: Arc::default(),
-        };
+        let pulse = Pulse::new();
+        *lock(&pulse.0) = Instant::now().checked_sub(DEAD).unwrap();
         let vital = started("127.0.0.1:0", pulse.clone()).await.unwrap();
         let (status, text) = healthz(vital.address);
         assert_eq!((status, text.starts_with("no reconciliation")), (503, true));

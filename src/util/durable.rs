@@ -129,9 +129,10 @@ pub fn create_directory(path: &Path) -> Result<(), FileError> {
 /// Removes a file, or a directory with all that is in it; nothing if there is none.
 pub fn remove(path: &Path) -> Result<(), FileError> {
     let is_directory = path.symlink_metadata().is_ok_and(|about| about.is_dir());
-    let removed = match is_directory {
-        true => std::fs::remove_dir_all(path),
-        false => std::fs::remove_file(path),
+    let removed = if is_directory {
+        std::fs::remove_dir_all(path)
+    } else {
+        std::fs::remove_file(path)
     };
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -16,8 +16,9 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf, join};
 use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -69,14 +70,12 @@ impl HttpError {
     }
 }
 
-const CONNECTION: &str = "connection";
-const RESPONSE: &str = "response";
 const BODY: &str = "end of the body";
 
 /// A stream that reads a limited number of bytes for each request, with the excess of one read at most.
 /// hyper limits its buffer and not the sum: it skips endless interim responses (1xx) without a pause.
 struct Metered {
-    stream: TcpStream,
+    stream: OwnedReadHalf,
     budget: Budget,
 }
 
@@ -84,35 +83,22 @@ struct Metered {
 #[derive(Clone)]
 struct Budget {
     left: Arc<AtomicUsize>,
-    total: usize,
+    limits: Limits,
 }
 
 impl Budget {
-    fn of(limits: &Limits) -> Budget {
-        Budget {
-            left: Arc::default(),
-            total: limits.bytes.saturating_add(HEAD),
-        }
-    }
-
-    fn renew(&self) {
-        self.left.store(self.total, Ordering::Relaxed);
+    fn total(&self) -> usize {
+        self.limits.bytes.saturating_add(HEAD)
     }
 
     fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
 
-    fn spend(&self, bytes: usize) {
-        // No read runs at the same time.
-        let left = self.left().saturating_sub(bytes);
-        self.left.store(left, Ordering::Relaxed);
-    }
-
     /// The reason for an error of hyper.
     fn explain(&self, error: hyper::Error) -> HttpError {
         if self.left() == 0 {
-            HttpError::Excess(self.total)
+            HttpError::Excess(self.total())
         } else {
             HttpError::Http(error)
         }
@@ -125,31 +111,16 @@ impl AsyncRead for Metered {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.budget.left() == 0 {
+        let left = self.budget.left();
+        if left == 0 {
             return Poll::Ready(Err(io::ErrorKind::FileTooLarge.into()));
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.budget.spend(buffer.filled().len() - before);
+        // No other read runs at the same time.
+        let left = left.saturating_sub(buffer.filled().len() - before);
+        self.budget.left.store(left, Ordering::Relaxed);
         read
-    }
-}
-
-impl AsyncWrite for Metered {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -158,7 +129,6 @@ pub struct Connection {
     sender: SendRequest<String>,
     host: String,
     budget: Budget,
-    limits: Limits,
     _driver: JoinSet<()>,
 }
 
@@ -167,18 +137,22 @@ impl Connection {
     pub async fn open(address: SocketAddr, limits: Limits) -> Result<Connection, HttpError> {
         let stream = timeout(limits.connect, TcpStream::connect(address)).await;
         let stream = stream
-            .map_err(|_| HttpError::Timeout(CONNECTION, limits.connect))?
+            .map_err(|_| HttpError::Timeout("connection", limits.connect))?
             .map_err(HttpError::Connect)?;
-        let budget = Budget::of(&limits);
-        budget.renew();
-        let metered = Metered {
+        let (stream, writer) = stream.into_split();
+        let budget = Budget {
+            // The handshake reads nothing; a request renews it.
+            left: Arc::new(AtomicUsize::new(HEAD)),
+            limits,
+        };
+        let reader = Metered {
             stream,
             budget: budget.clone(),
         };
         let mut builder = http1::Builder::new();
         let (sender, connection) = builder
             .max_buf_size(HEAD)
-            .handshake(TokioIo::new(metered))
+            .handshake(TokioIo::new(join(reader, writer)))
             .await?;
         let mut driver = JoinSet::new();
         // Its error is the error of the request.
@@ -187,7 +161,6 @@ impl Connection {
             sender,
             host: address.to_string(),
             budget,
-            limits,
             _driver: driver,
         })
     }
@@ -198,8 +171,8 @@ impl Connection {
         path: &str,
         header: Option<(&'static str, String)>,
     ) -> Result<Answer, HttpError> {
-        let head = self.limits.head;
-        self.budget.renew();
+        let (head, total) = (self.budget.limits.head, self.budget.total());
+        self.budget.left.store(total, Ordering::Relaxed);
         let exchange = async {
             self.sender.ready().await?;
             let mut request = Request::new(String::new());
@@ -218,7 +191,7 @@ impl Connection {
         };
         let response = timeout(head, exchange).await;
         let response = response
-            .map_err(|_| HttpError::Timeout(RESPONSE, head))?
+            .map_err(|_| HttpError::Timeout("response", head))?
             .map_err(|error| self.budget.explain(error))?;
         if response.status() != StatusCode::OK {
             return Err(HttpError::Status(response.status()));
@@ -226,7 +199,6 @@ impl Connection {
         Ok(Answer {
             response,
             budget: self.budget.clone(),
-            limits: self.limits,
         })
     }
 }
@@ -235,7 +207,6 @@ impl Connection {
 pub struct Answer {
     response: Response<Incoming>,
     budget: Budget,
-    limits: Limits,
 }
 
 impl Answer {
@@ -249,7 +220,7 @@ impl Answer {
     pub async fn body(self) -> Result<Vec<u8>, HttpError> {
         let Limits {
             body: time, bytes, ..
-        } = self.limits;
+        } = self.budget.limits;
         let body = self.response.into_body();
         let body = timeout(time, read(body, bytes, &self.budget)).await;
         body.map_err(|_| HttpError::Timeout(BODY, time))?

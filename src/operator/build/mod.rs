@@ -1,21 +1,17 @@
 //! Builds the objects of a TrainingJob from its spec and status alone. The same job always gives the
 //! same objects, so applying them twice has no effect.
 
-mod access;
-mod network;
+mod companions;
 mod overlay;
 mod pod;
-mod secret;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
 
-pub use access::{role, role_binding, service_account};
-pub use network::{network_policy, service};
+pub use companions::{network_policy, role, role_binding, secret, service, service_account};
 pub use pod::{is_outdated, pod, resource_request, run_directory};
-pub use secret::secret;
 
 use crate::api::TrainingJob;
 
@@ -43,25 +39,18 @@ pub fn selector(job: &TrainingJob) -> BTreeMap<String, String> {
 
 /// Name, labels and owner of an object of the job.
 fn metadata(job: &TrainingJob, name: String) -> ObjectMeta {
+    let owner = job.controller_owner_ref(&()).map(|owner| OwnerReference {
+        block_owner_deletion: Some(true),
+        ..owner
+    });
     let mut labels = selector(job);
     labels.insert("app.kubernetes.io/managed-by".into(), "evenkeel".into());
     ObjectMeta {
         name: Some(name),
         namespace: job.namespace(),
         labels: Some(labels),
-        owner_references: Some(vec![owner(job)]),
+        owner_references: owner.map(|owner| vec![owner]),
         ..ObjectMeta::default()
-    }
-}
-
-fn owner(job: &TrainingJob) -> OwnerReference {
-    OwnerReference {
-        api_version: TrainingJob::api_version(&()).into(),
-        kind: TrainingJob::kind(&()).into(),
-        name: job.name_any(),
-        uid: job.uid().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
     }
 }
 
@@ -112,12 +101,12 @@ mod tests {
         };
         let objects = [
             yaml(&pod(&job, slot, None).unwrap()),
-            yaml(&service(&job)),
-            yaml(&network_policy(&job, "evenkeel-system")),
+            yaml(&service(&job).unwrap()),
+            yaml(&network_policy(&job, "evenkeel-system").unwrap()),
             yaml(&secret(&job, &"0".repeat(64).parse().unwrap())),
             yaml(&service_account(&job)),
-            yaml(&role(&job)),
-            yaml(&role_binding(&job)),
+            yaml(&role(&job).unwrap()),
+            yaml(&role_binding(&job).unwrap()),
         ];
         insta::assert_snapshot!(objects.join("---\n"));
     }

@@ -59,7 +59,6 @@ impl ApiServer {
             reservations: Default::default(),
             recipes: Default::default(),
             turns: Default::default(),
-            suspects: Default::default(),
             job_cache: Default::default(),
             newest: Default::default(),
             restored: std::sync::Once::new(),

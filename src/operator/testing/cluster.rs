@@ -146,21 +146,7 @@ impl Cluster {
     /// What a reconciliation observes now.
     pub fn observed(&mut self) -> ClusterState {
         self.update_caches();
-        let Context {
-            stores,
-            agents,
-            leases,
-            ..
-        } = self.context.as_ref();
-        ClusterState::of(
-            &self.job(),
-            &self.status(),
-            stores,
-            agents,
-            leases,
-            true,
-            Some(80),
-        )
+        ClusterState::of(&self.job(), &self.status(), &self.context, true, Some(80))
     }
 
     fn update_caches(&mut self) {
@@ -170,8 +156,7 @@ impl Cluster {
         let gone = gone.into_iter().map(|pod| Event::Delete((*pod).clone()));
         let pods = names.iter().map(|name| Event::Apply(self.pod(name)));
         for event in gone.chain(pods).collect::<Vec<_>>() {
-            self.context.stores.take(&event);
-            self.pods.apply_watcher_event(&event);
+            self.context.stores.take(&event, &mut self.pods);
         }
     }
 

@@ -10,8 +10,8 @@ use super::lifecycle::{causes, checkpoint, number};
 use crate::api::status::Phase;
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::lifecycle::{Outcome, Reason};
+use crate::operator::context::Reconciliation;
 use crate::operator::planner::Planner;
-use crate::operator::planning;
 use crate::operator::testing::{Cluster, NAMESPACE};
 
 /// A running job, its controller just restarted, whose ranks are ready.
@@ -344,8 +344,13 @@ async fn a_world_without_a_plan_is_not_published() {
             per_device_batch_size_limit: None,
         },
     };
-    let (job, status) = (cluster.job(), cluster.status());
-    let planner = Planner::default();
-    let world = planning::world(&job, &status, &placement, &planner, &cluster.context);
+    let (job, status) = (&cluster.job(), cluster.status());
+    let context = &cluster.context;
+    let reconciliation = Reconciliation {
+        job,
+        context,
+        now: 0.0,
+    };
+    let world = reconciliation.world(&status, &placement, &Planner::default());
     assert!(matches!(world, Ok(None)));
 }
