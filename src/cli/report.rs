@@ -44,7 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Writes the page into the run directory and returns its path.
 pub fn write(run: &RunDir, verdict: Option<&LedgerProof>) -> anyhow::Result<PathBuf> {
     let page = run.path().join("report.html");
-    let html = report::render(&report_input::report_input(run, verdict)?);
+    let html = report::render(&report_input::report_input(run, verdict)?)?;
     durable::write_atomically(&page, html.as_bytes())?;
     Ok(page)
 }

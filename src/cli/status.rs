@@ -47,7 +47,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(job) if args.cluster.is_selected() && !args.ledger => {
             cluster::show::run(&job.display().to_string(), &args.cluster, args.output)
         }
-        None if args.cluster.is_selected() => cluster::list::all(&args.cluster, args.output),
+        None if args.cluster.is_selected() => {
+            cluster::list::list(&args.cluster, false, args.output)
+        }
         None => list(args.output),
         Some(run) => {
             let run = run_arg::find(&run)?;
@@ -148,13 +150,10 @@ impl Row {
             activity,
             generations: state.generations.len(),
             plan: history::current_formula(run, &state),
-            committed_samples: match setup.spec.trainer.is_external() {
-                true => None,
-                false => Some(
-                    state
-                        .checkpoint_ref
-                        .map_or(0, |checkpoint_ref| checkpoint_ref.samples),
-                ),
+            committed_samples: if setup.spec.trainer.is_external() {
+                None
+            } else {
+                Some(state.committed_samples())
             },
             budget_samples: setup.budget_samples,
         })

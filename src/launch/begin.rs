@@ -11,11 +11,11 @@ use crate::train::{FORMAT, Setup};
 
 /// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {
-    std::env::current_dir().map_err(|error| LaunchError::Usage {
-        message: format!(
+    std::env::current_dir().map_err(|error| {
+        LaunchError::usage(format!(
             "the working directory, the base of the recipe's relative paths, is unusable: {error}; \
              change to an existing directory"
-        ),
+        ))
     })
 }
 

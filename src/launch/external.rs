@@ -66,7 +66,7 @@ pub fn check_external_trainer(
 ) -> Result<Vec<String>, LaunchError> {
     refuse_lost_override(recipe, overrides)?;
     if let Some(lost) = external_trainer::resume::lost_checkpoints(recipe) {
-        return Err(usage(lost));
+        return Err(LaunchError::usage(lost));
     }
     let trainer = ExternalTrainer {
         recipe,
@@ -134,7 +134,7 @@ fn resumed_setup(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
         let describe = |directory: Option<String>| {
             directory.map_or("the run's directory".to_owned(), |path| format!("`{path}`"))
         };
-        return Err(usage(format!(
+        return Err(LaunchError::usage(format!(
             "{} keeps its checkpoints in {}, but the recipe now sets {}: resume with the \
              original directory, or start a new run with another --out",
             run.path().display(),
@@ -143,7 +143,7 @@ fn resumed_setup(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
         )));
     }
     if !setup.base.is_dir() {
-        return Err(usage(format!(
+        return Err(LaunchError::usage(format!(
             "{}, the trainer's working directory, no longer exists: \
              restore it, or start a new run with another --out",
             setup.base.display()
@@ -155,19 +155,16 @@ fn resumed_setup(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
 /// A path that stays valid when the program changes its working directory.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf, LaunchError> {
     std::path::absolute(path).map_err(|error| {
-        usage(format!(
+        LaunchError::usage(format!(
             "{} has no absolute path: {error}; give another --out",
             path.display()
         ))
     })
 }
 
-fn usage(message: String) -> LaunchError {
-    LaunchError::Usage { message }
-}
-
 fn refuse_lost_override(recipe: &Recipe, overrides: &[String]) -> Result<(), LaunchError> {
-    trainer_command::lost_override(recipe, overrides).map_or(Ok(()), |lost| Err(usage(lost)))
+    trainer_command::lost_override(recipe, overrides)
+        .map_or(Ok(()), |lost| Err(LaunchError::usage(lost)))
 }
 
 /// Refuses a new run that would resume from another run's checkpoint.
@@ -175,7 +172,7 @@ fn refuse_existing_checkpoint(recipe: &Recipe, call: &Call) -> Result<(), Launch
     let Some(left) = &call.checkpoint else {
         return Ok(());
     };
-    Err(usage(format!(
+    Err(LaunchError::usage(format!(
         "{} already exists, and a new run would resume from it: set another directory for the \
          checkpoints ({}), remove it, or resume its run (--resume)",
         left.display(),
@@ -198,7 +195,7 @@ fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
     if found {
         return Ok(());
     }
-    Err(usage(format!(
+    Err(LaunchError::usage(format!(
         "`{program}` is not an executable program{}; give its path",
         if program.contains('/') {
             ""

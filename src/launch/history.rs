@@ -36,22 +36,12 @@ pub fn last_steps(run: &RunDir, state: &RunState) -> Vec<StepRecord> {
 
 /// The run's current batch: that of its checkpoint's next step, or of a later step.
 pub fn current_batch(run: &RunDir, state: &RunState) -> Option<u64> {
-    let committed = state
-        .checkpoint_ref
-        .as_ref()
-        .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
-    let step = state
-        .generations
-        .last()
-        .and_then(|row| metrics::last_step(&run.metrics(row.number)))
-        .filter(|step| step.samples > committed);
-    let step = step.map(|step| step.batch);
-    step.or_else(|| {
-        state
-            .checkpoint_ref
-            .as_ref()
-            .map(|checkpoint_ref| checkpoint_ref.batch)
-    })
+    let row = state.generations.last();
+    let step = row.and_then(|row| metrics::last_step(&run.metrics(row.number)));
+    match (step, &state.checkpoint_ref) {
+        (Some(step), _) if step.samples > state.committed_samples() => Some(step.batch),
+        (_, checkpoint_ref) => Some(checkpoint_ref.as_ref()?.batch),
+    }
 }
 
 /// The formula of that batch in the newest generation.

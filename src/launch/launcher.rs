@@ -338,11 +338,7 @@ impl<'a> Launcher<'a> {
             // The launcher keeps a sender, so the channel never closes.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        let pinned = self
-            .state
-            .checkpoint_ref
-            .as_ref()
-            .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
+        let pinned = self.state.committed_samples();
         let current = self.current.as_mut();
         if let Some(message) = current.and_then(|current| current.watch.settle(pinned)) {
             self.warn(message);
@@ -418,12 +414,12 @@ impl<'a> Launcher<'a> {
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
         let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
         let last = self.run.last_generation(&self.state)?;
-        let number = last.checked_add(1).ok_or_else(|| LaunchError::Usage {
-            message: format!(
+        let number = last.checked_add(1).ok_or_else(|| {
+            LaunchError::usage(format!(
                 "{}: generation {last} leaves no number for the next one; a directory of that \
                  name or an edited state.json causes this: remove it, or restore a copy",
                 self.run.path().display()
-            ),
+            ))
         })?;
         // The ranks of earlier generations have exited; remove their unfinished files.
         checkpoint::sweep(self.run.path(), number)?;

@@ -127,6 +127,13 @@ pub enum LaunchError {
     Port { error: std::io::Error },
 }
 
+impl LaunchError {
+    /// A request that is not possible; the message states problem and remedy.
+    fn usage(message: String) -> LaunchError {
+        LaunchError::Usage { message }
+    }
+}
+
 impl From<Refused> for LaunchError {
     fn from(refused: Refused) -> Self {
         LaunchError::Refused(Box::new(refused))

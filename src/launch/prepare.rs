@@ -45,13 +45,11 @@ pub fn prepare(
 ) -> Result<Prepared, LaunchError> {
     for path in [run.path(), &request.recipe_path, &base()?] {
         if path.to_str().is_none() {
-            return Err(LaunchError::Usage {
-                message: format!(
-                    "the path {} is not UTF-8, as run records must be; rename it, \
+            return Err(LaunchError::usage(format!(
+                "the path {} is not UTF-8, as run records must be; rename it, \
                      or use another directory",
-                    path.display()
-                ),
-            });
+                path.display()
+            )));
         }
     }
     if recipe.spec.trainer.is_external() {
@@ -95,14 +93,12 @@ pub fn prepare(
     let news = judge(recipe, planned, samples)?;
     let setup = begin(recipe, planned, request, Some(samples))?;
     if setup.budget_samples.is_none() {
-        return Err(LaunchError::Usage {
-            message: format!(
-                "the recipe does not say how long to train: set {}, {} or {}",
-                key("budget.samples"),
-                key("budget.steps"),
-                key("budget.epochs")
-            ),
-        });
+        return Err(LaunchError::usage(format!(
+            "the recipe does not say how long to train: set {}, {} or {}",
+            key("budget.samples"),
+            key("budget.steps"),
+            key("budget.epochs")
+        )));
     }
     let companions = initial.weights.as_deref().map(companions);
     let setup = Setup {
@@ -140,15 +136,13 @@ fn refuse_without_evaluation_data(recipe: &Recipe, manifest: &Manifest) -> Resul
         return Ok(());
     }
     let key = recipe.keys();
-    Err(LaunchError::Usage {
-        message: format!(
-            "`{}` requests evaluations, and no evaluation data are left: files of `{}` that are also \
+    Err(LaunchError::usage(format!(
+        "`{}` requests evaluations, and no evaluation data are left: files of `{}` that are also \
              training data are not evaluated on; name other files, or hold samples out with `{}`",
-            key(asked),
-            key("data.evaluation"),
-            key("data.held_out")
-        ),
-    })
+        key(asked),
+        key("data.evaluation"),
+        key("data.held_out")
+    )))
 }
 
 /// Evaluates the rules that need the data's length, which is known only after counting. Returns

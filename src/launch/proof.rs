@@ -78,13 +78,13 @@ pub fn prove(
     let checkpoint_ref = run
         .state()?
         .and_then(|state| state.checkpoint_ref)
-        .ok_or_else(|| LaunchError::Usage {
-            message: format!(
+        .ok_or_else(|| {
+            LaunchError::usage(format!(
                 "{}: no checkpoint is committed yet, so no history can be proved; wait for the \
                  first one ({}), or stop the run, which commits one",
                 run.path().display(),
                 recipe.key("checkpoint.every_samples")
-            ),
+            ))
         })?;
     let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
 

@@ -3,7 +3,7 @@
 use super::proof::LedgerProof;
 use super::run_dir::GenerationRow;
 use super::{LaunchError, RunDir, history};
-use crate::telemetry::report::{Fact, Facts, GenerationFacts, LedgerVerdict, ReportInput};
+use crate::telemetry::report::{Fact, GenerationFacts, LedgerVerdict, ReportInput};
 
 /// All data that the report shows. `ledger` is the proof, if requested.
 pub fn report_input(
@@ -11,12 +11,12 @@ pub fn report_input(
     ledger: Option<&LedgerProof>,
 ) -> Result<ReportInput, LaunchError> {
     let setup = run.setup()?;
-    let state = run.state()?.ok_or_else(|| LaunchError::Usage {
-        message: format!(
+    let state = run.state()?.ok_or_else(|| {
+        LaunchError::usage(format!(
             "{}: no step is recorded yet; a report needs at least one \
              step",
             run.path().display()
-        ),
+        ))
     })?;
     let history = history::committed(run, &state)?;
     let fact = |label: &str, value: String| Fact {
@@ -63,11 +63,9 @@ pub fn report_input(
     let starts: Vec<u64> = state.generations.iter().map(start_of).collect();
     Ok(ReportInput {
         title: setup.name.clone(),
-        facts: Facts {
-            formula: history::current_formula(run, &state).unwrap_or_default(),
-            budget: total.or(setup.budget_samples),
-            details,
-        },
+        formula: history::current_formula(run, &state).unwrap_or_default(),
+        budget: total.or(setup.budget_samples),
+        details,
         generations: state
             .generations
             .into_iter()

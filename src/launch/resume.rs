@@ -57,15 +57,13 @@ pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchErr
         spec.batch.gpus = setup.spec.batch.gpus;
     }
     if let Some(key) = difference(&setup.spec, &spec) {
-        return Err(LaunchError::Usage {
-            message: format!(
-                "{} was launched with another `{key}`; resume it with its original recipe and \
+        return Err(LaunchError::usage(format!(
+            "{} was launched with another `{key}`; resume it with its original recipe and \
                  overrides (`{} {}`), or start a new run with another --out",
-                run.path().display(),
-                setup.recipe_path.display(),
-                setup.overrides.join(" ")
-            ),
-        });
+            run.path().display(),
+            setup.recipe_path.display(),
+            setup.overrides.join(" ")
+        )));
     }
     let global = plan::global_batch(&spec);
     if global != Some(setup.global_batch_size) {
@@ -87,13 +85,11 @@ pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchErr
 
 /// The error of a run file that contradicts the recipe.
 fn edited(run: &RunDir, contradiction: String) -> LaunchError {
-    LaunchError::Usage {
-        message: format!(
-            "{} was edited: it has {contradiction}; restore a copy, or start a new run with another \
+    LaunchError::usage(format!(
+        "{} was edited: it has {contradiction}; restore a copy, or start a new run with another \
              --out",
-            run.path().join(files::RUN).display()
-        ),
-    }
+        run.path().join(files::RUN).display()
+    ))
 }
 
 /// Whether the resume changes the memory of the ranks.
@@ -111,11 +107,10 @@ pub(super) fn resume(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, LaunchError> {
     let mut setup = setup_of(run, recipe)?;
-    let usage = |message: String| LaunchError::Usage { message };
     if let Some(shape) = &planned.model.shape
         && let Some(key) = difference(setup.model()?, shape)
     {
-        return Err(usage(format!(
+        return Err(LaunchError::usage(format!(
             "{} has another `{key}` of the model than the recipe and its config.json; one of them was \
              edited: undo that, or start a new run with another --out",
             run.path().join(files::RUN).display()
@@ -126,7 +121,7 @@ pub(super) fn resume(
         refuse_finished(run, &setup, state)?;
     }
     if state.is_none() && run.holds_checkpoints()? {
-        return Err(usage(format!(
+        return Err(LaunchError::usage(format!(
             "{} contains checkpoints but no state.json, which lists the valid ones; restore a \
              copy of it, or start a new run with another --out",
             run.path().display()
@@ -143,7 +138,7 @@ pub(super) fn resume(
         .as_ref()
         .is_none_or(|state| state.checkpoint_ref.is_some());
     if !pinned && run.holds_checkpoints()? {
-        return Err(usage(format!(
+        return Err(LaunchError::usage(format!(
             "{} contains checkpoints, but its state.json lists none of them; restore a copy of it, or \
              start a new run with another --out",
             run.path().display()
@@ -213,12 +208,10 @@ pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<
                 run.path().join(&checkpoint_ref.path).display()
             )
         });
-    Err(LaunchError::Usage {
-        message: format!(
-            "{} is finished, its budget is exhausted; to train more, start a new run{weights}",
-            run.path().display()
-        ),
-    })
+    Err(LaunchError::usage(format!(
+        "{} is finished, its budget is exhausted; to train more, start a new run{weights}",
+        run.path().display()
+    )))
 }
 
 /// The newest checkpoint of the run's last generation, else the referenced one. Checkpoints of
@@ -232,10 +225,7 @@ fn newest(run: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, Launc
         .into_iter()
         .filter(|committed| committed.generation == last.number)
         .max_by_key(|committed| committed.samples);
-    let pinned = state
-        .checkpoint_ref
-        .as_ref()
-        .map_or(0, |checkpoint_ref| checkpoint_ref.samples);
+    let pinned = state.committed_samples();
     match found.filter(|committed| committed.samples > pinned) {
         Some(committed) => Ok(Some(checkpoint_ref::of(&committed, run.path())?)),
         None => Ok(state.checkpoint_ref.clone()),
@@ -391,16 +381,14 @@ fn refuse_contradictory_reference(
     if describe(&found) == describe(checkpoint_ref) {
         return Ok(());
     }
-    Err(LaunchError::Usage {
-        message: format!(
-            "state.json of {} was edited and contradicts {}: {} in state.json, {} in \
+    Err(LaunchError::usage(format!(
+        "state.json of {} was edited and contradicts {}: {} in state.json, {} in \
              the checkpoint; restore a copy, or set the checkpoint's numbers",
-            run.path().display(),
-            checkpoint_ref.path,
-            describe(checkpoint_ref),
-            describe(&found)
-        ),
-    })
+        run.path().display(),
+        checkpoint_ref.path,
+        describe(checkpoint_ref),
+        describe(&found)
+    )))
 }
 
 pub(super) fn wait_for_old_ranks(
@@ -416,14 +404,12 @@ pub(super) fn wait_for_old_ranks(
             return Err(LaunchError::Stopped);
         }
         if since.elapsed() > OLD_RANKS {
-            return Err(LaunchError::Usage {
-                message: format!(
-                    "ranks of generation {last} still run after {} s; stop them (`fuser {}` lists \
+            return Err(LaunchError::usage(format!(
+                "ranks of generation {last} still run after {} s; stop them (`fuser {}` lists \
                      them), then resume",
-                    OLD_RANKS.as_secs(),
-                    run.generation(last).join(files::RANKS_LOCK).display()
-                ),
-            });
+                OLD_RANKS.as_secs(),
+                run.generation(last).join(files::RANKS_LOCK).display()
+            )));
         }
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -55,6 +55,13 @@ pub struct RunState {
 }
 
 impl RunState {
+    /// Samples of the committed checkpoint; 0 if there is none.
+    pub fn committed_samples(&self) -> u64 {
+        self.checkpoint_ref
+            .as_ref()
+            .map_or(0, |checkpoint_ref| checkpoint_ref.samples)
+    }
+
     /// Constraints on every further plan of the run.
     pub fn reached(&self, setup: &Setup) -> Reached {
         Reached {

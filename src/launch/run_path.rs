@@ -39,22 +39,20 @@ impl RunOptions<'_> {
 /// the recipe's name, a start the first unused directory. Creates no files.
 pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchError> {
     let resume = options.resume;
-    let nothing = |path: &Path| LaunchError::Usage {
-        message: format!(
+    let nothing = |path: &Path| {
+        LaunchError::usage(format!(
             "{}: no run to resume; `evenkeel status` lists the runs; without --resume a new \
              run starts",
             path.display()
-        ),
+        ))
     };
     if let Some(name) = options.name
         && let Some(flaw) = run_name::flaw(name)
     {
-        return Err(LaunchError::Usage {
-            message: format!(
-                "`--name {name}`: {flaw}; a name has lower-case letters, digits and `-`, as `{}`",
-                run_name::label(name)
-            ),
-        });
+        return Err(LaunchError::usage(format!(
+            "`--name {name}`: {flaw}; a name has lower-case letters, digits and `-`, as `{}`",
+            run_name::label(name)
+        )));
     }
     if let Some(directory) = options.directory() {
         let run = RunDir::at(directory);
@@ -67,13 +65,11 @@ pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchErr
             } else {
                 "--name"
             };
-            return Err(LaunchError::Usage {
-                message: format!(
-                    "{} already contains a run; --resume continues it, another {flag} starts a new \
+            return Err(LaunchError::usage(format!(
+                "{} already contains a run; --resume continues it, another {flag} starts a new \
                      one",
-                    run.path().display()
-                ),
-            });
+                run.path().display()
+            )));
         }
         return Ok(run);
     }
@@ -109,12 +105,10 @@ pub fn name(run: &RunDir, options: &RunOptions<'_>, spec: &Spec) -> Result<Strin
     let directory = run.path().file_name();
     match options.name {
         Some(asked) if asked != name && directory != Some(asked.as_ref()) => {
-            Err(LaunchError::Usage {
-                message: format!(
-                    "{} contains the run `{name}`, not `{asked}`; remove --name, or set another --out",
-                    run.path().display()
-                ),
-            })
+            Err(LaunchError::usage(format!(
+                "{} contains the run `{name}`, not `{asked}`; remove --name, or set another --out",
+                run.path().display()
+            )))
         }
         _ => Ok(name),
     }

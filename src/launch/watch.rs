@@ -123,9 +123,9 @@ impl Watch {
     /// step commit it. `pinned`: samples of the committed checkpoint, the alternative. Returns
     /// notes for the user, one per line.
     pub fn settle(&mut self, pinned: u64) -> Option<String> {
-        let overdue = self.end_overdue();
+        let note = self.end_overdue();
         self.settle_loss(pinned);
-        overdue
+        note
     }
 
     /// Kills an external trainer that exceeds its time limit after the drain signal.

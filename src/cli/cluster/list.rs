@@ -26,37 +26,34 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    list(&args)
+    list(&args.cluster, args.all_namespaces, args.output)
 }
 
 /// Lists the jobs; `evenkeel status` without a name does the same.
-pub fn all(cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
-    list(&Args {
-        all_namespaces: false,
-        output,
-        cluster: cluster.clone(),
-    })
-}
-
-fn list(args: &Args) -> anyhow::Result<ExitCode> {
-    let ((jobs, unreadable), namespace) = args.cluster.run(async |cluster| {
-        let jobs = change::list(cluster, args.all_namespaces).await?;
+pub fn list(
+    cluster: &ClusterArgs,
+    all_namespaces: bool,
+    output: Format,
+) -> anyhow::Result<ExitCode> {
+    let ((jobs, unreadable), namespace) = cluster.run(async |cluster| {
+        let jobs = change::list(cluster, all_namespaces).await?;
         Ok((jobs, cluster.namespace.clone()))
     })?;
     for job in &unreadable {
         let (name, error) = (job.metadata.name.as_deref().unwrap_or_default(), &job.error);
         say(format_args!("TrainingJob {name} cannot be read: {error}"));
     }
-    if args.output != Format::Text {
-        args.output.print(&jobs)?;
+    if output != Format::Text {
+        output.print(&jobs)?;
         return Ok(ExitCode::SUCCESS);
     }
     if jobs.is_empty() {
-        match args.all_namespaces {
-            true => line("no TrainingJobs")?,
-            false => line(format_args!(
+        if all_namespaces {
+            line("no TrainingJobs")?;
+        } else {
+            line(format_args!(
                 "no TrainingJobs in namespace {namespace} (-A lists all namespaces)"
-            ))?,
+            ))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -64,7 +61,7 @@ fn list(args: &Args) -> anyhow::Result<ExitCode> {
         "job", "phase", "nodes", "batch", "progress", "step", "loss", "left", "message",
     ]);
     for job in &jobs {
-        table.row(cells(job, args.all_namespaces));
+        table.row(cells(job, all_namespaces));
     }
     print(table.render())?;
     Ok(ExitCode::SUCCESS)

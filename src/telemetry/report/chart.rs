@@ -1,19 +1,14 @@
-//! One plot over the samples, as an HTML figure.
+//! One plot over the samples, as `page.html` draws it.
 //!
-//! The SVG is a square of [`SIDE`] units that the page stretches to any size. Strokes keep their width, and
-//! all text is HTML beside the SVG. A dot is a line of zero length with round ends, which stays round.
+//! The SVG is a square of 100 units that the page stretches to any size, so a position is a percentage in the
+//! drawing and beside it. Strokes keep their width, and all text is HTML beside the SVG. A dot is a line of zero
+//! length with round ends, which stays round.
 
 use serde_json::{Value, json};
 
 use super::axis::{Axis, Format};
-use super::html::escape;
 use super::series::{Point, Series, Shape};
-use crate::telemetry::human::plural;
 
-/// Side of the drawing, in units.
-const SIDE: f64 = 1000.0;
-/// Height of the mark of a value that is not finite.
-const HOLE: f64 = 40.0;
 /// Approximate number of ticks on an axis.
 const TICKS: usize = 4;
 
@@ -72,76 +67,49 @@ impl Span {
         }
     }
 
-    fn x(&self, value: f64) -> f64 {
-        SIDE * self.axis.place(value)
+    /// Position of a number of samples, in percent from the left.
+    pub fn x(&self, samples: f64) -> f64 {
+        percent(self.axis.place(samples))
+    }
+
+    /// The ticks, as the page shows them.
+    pub fn ticks(&self) -> Vec<Value> {
+        let ticks = self.axis.ticks.iter();
+        ticks
+            .map(|&tick| json!({ "at": self.x(tick), "label": self.axis.label(tick, Format::Count) }))
+            .collect()
     }
 }
 
 impl Chart {
-    pub fn html(&self, span: &Span) -> String {
-        let y = self.axis();
-        let ys = y.ticks.iter().map(|&tick| {
-            let top = 100.0 * (1.0 - y.place(tick));
-            let label = y.label(tick, self.format);
-            format!("<span style=\"top:{top:.2}%\">{label}</span>")
-        });
-        let xs = span.axis.ticks.iter().map(|&tick| {
-            let left = 100.0 * span.axis.place(tick);
-            let label = span.axis.label(tick, Format::Count);
-            format!("<span style=\"left:{left:.2}%\">{label}</span>")
-        });
+    /// The plot, as the page shows it.
+    pub fn view(&self, span: &Span) -> Value {
+        let axis = self.axis();
+        let y = |value: f64| percent(1.0 - axis.place(value));
+        let ticks = axis.ticks.iter();
+        let rules = self.rules.iter();
+        let curves = self.series.iter();
         let names = self.names.iter().map(|(from, to, name)| {
-            let left = 100.0 * span.axis.place(*from);
-            let width = 100.0 * span.axis.place(*to) - left;
-            let name = escape(name);
-            format!("<span style=\"left:{left:.2}%;width:{width:.2}%\">{name}</span>")
+            let at = span.x(*from);
+            json!({ "at": at, "width": span.x(*to) - at, "label": name })
         });
-        format!(
-            "<figure id=\"{id}\"><figcaption><h2>{title}</h2><p class=\"keys\">{keys}</p>\
-             </figcaption>\n<div class=\"plot\"><div class=\"ys\">{ys}</div><div class=\"area\">\
-             <svg viewBox=\"0 0 {SIDE} {SIDE}\" preserveAspectRatio=\"none\" role=\"img\" \
-             aria-label=\"{summary}\">{drawing}</svg><div class=\"names\">{names}</div>\
-             <i class=\"cursor\"></i></div><div class=\"xs\">{xs}</div></div>\n\
-             <p class=\"note\">{note}</p></figure>\n",
-            id = self.id,
-            title = escape(self.title),
-            keys = self.keys(),
-            ys = ys.collect::<String>(),
-            summary = escape(&self.summary()),
-            drawing = self.drawing(span, &y),
-            names = names.collect::<String>(),
-            xs = xs.collect::<String>(),
-            note = escape(&self.full_note()),
-        )
-    }
-
-    /// The inside of the SVG, from back to front.
-    fn drawing(&self, span: &Span, y: &Axis) -> String {
-        let place = |value: f64| SIDE * (1.0 - y.place(value));
-        let mut svg = String::new();
-        for &tick in &y.ticks {
-            svg += &format!("<path class=\"grid\" d=\"M0 {:.1}H{SIDE}\"/>", place(tick));
-        }
-        for &start in span.generations.iter().filter(|&&start| start > 0.0) {
-            let x = span.x(start);
-            svg += &format!("<path class=\"generation\" d=\"M{x:.1} 0V{SIDE}\"/>");
-        }
-        for rule in &self.rules {
-            let (class, y) = (rule.class, place(rule.y));
-            svg += &format!("<path class=\"rule {class}\" d=\"M0 {y:.1}H{SIDE}\"/>");
-        }
-        for series in self
-            .series
-            .iter()
-            .filter(|series| !series.points.is_empty())
-        {
-            svg += &curve(series, |point| span.x(point.x), place);
-        }
-        for &hole in &self.holes {
-            let (x, top) = (span.x(hole), SIDE - HOLE);
-            svg += &format!("<path class=\"hole\" d=\"M{x:.1} {top}V{SIDE}\"/>");
-        }
-        svg
+        json!({
+            "id": self.id,
+            "title": self.title,
+            "note": self.note,
+            "summary": self.summary(),
+            "ys": ticks
+                .map(|&tick| json!({ "at": y(tick), "label": axis.label(tick, self.format) }))
+                .collect::<Vec<_>>(),
+            "rules": rules
+                .map(|rule| json!({ "name": rule.name, "class": rule.class, "at": y(rule.y) }))
+                .collect::<Vec<_>>(),
+            "curves": curves
+                .map(|series| curve(series, |point| span.x(point.x), y))
+                .collect::<Vec<_>>(),
+            "holes": self.holes.iter().map(|&hole| span.x(hole)).collect::<Vec<_>>(),
+            "names": names.collect::<Vec<_>>(),
+        })
     }
 
     /// Data for the page's script, which shows values under the pointer: name, shape and points of every
@@ -182,24 +150,6 @@ impl Chart {
         }
     }
 
-    fn keys(&self) -> String {
-        let series = self.series.iter().map(|series| {
-            format!(
-                "<span class=\"key {}\">{} <output></output></span>",
-                series.class,
-                escape(series.name)
-            )
-        });
-        let rules = self.rules.iter().map(|rule| {
-            format!(
-                "<span class=\"key dashed {}\">{}</span>",
-                rule.class,
-                escape(&rule.name)
-            )
-        });
-        series.chain(rules).collect::<Vec<_>>().join(" ")
-    }
-
     /// A description of the plot for readers who cannot see it.
     fn summary(&self) -> String {
         let mut text = format!("{} over samples.", self.title);
@@ -224,53 +174,45 @@ impl Chart {
         }
         text
     }
-
-    fn full_note(&self) -> String {
-        let mut note = self.note.clone();
-        if !self.holes.is_empty() {
-            let steps = plural(self.holes.len() as u64, "step");
-            note += &format!(" {steps} gave no finite number (marked at the bottom).");
-        }
-        note
-    }
 }
 
-fn curve(series: &Series, x: impl Fn(&Point) -> f64, y: impl Fn(f64) -> f64) -> String {
-    let class = series.class;
-    let mut svg = String::new();
+/// A curve, as the page draws it: paths of its line, of the band behind a thinned one, and of its dots.
+fn curve(series: &Series, x: impl Fn(&Point) -> f64, y: impl Fn(f64) -> f64) -> Value {
+    let points = series.points.iter();
+    let mut band = String::new();
     if series.is_thinned() {
-        let along = |point: &Point, value: f64| format!("{:.1} {:.1}", x(point), y(value));
-        let upper = series.points.iter().map(|point| along(point, point.high));
-        let lower = series
-            .points
-            .iter()
-            .rev()
-            .map(|point| along(point, point.low));
-        let outline: Vec<String> = upper.chain(lower).collect();
-        svg += &format!(
-            "<path class=\"band {class}\" d=\"M{}Z\"/>",
-            outline.join("L")
-        );
+        let upper = points.clone().map(|point| (x(point), y(point.high)));
+        let lower = points.clone().rev().map(|point| (x(point), y(point.low)));
+        let outline = upper.chain(lower).map(|(x, y)| format!("{x} {y}"));
+        band = format!("M{}Z", outline.collect::<Vec<_>>().join("L"));
     }
     let mut line = String::new();
-    for (nth, point) in series.points.iter().enumerate() {
+    let mut dots = String::new();
+    // A line through one point would be invisible.
+    let dotted = series.shape == Shape::Dots || series.points.len() == 1;
+    for (nth, point) in points.enumerate() {
         let (x, y) = (x(point), y(point.y));
         line += &match (nth, series.shape) {
-            (0, _) => format!("M{x:.1} {y:.1}"),
-            (_, Shape::Steps) => format!("H{x:.1}V{y:.1}"),
-            _ => format!("L{x:.1} {y:.1}"),
+            (0, _) => format!("M{x} {y}"),
+            (_, Shape::Steps) => format!("H{x}V{y}"),
+            _ => format!("L{x} {y}"),
         };
+        if dotted {
+            dots += &format!("M{x} {y}h0");
+        }
     }
-    svg += &format!("<path class=\"line {class}\" d=\"{line}\"/>");
-    // A line through one point would be invisible.
-    if series.shape == Shape::Dots || series.points.len() == 1 {
-        let dots = series.points.iter();
-        let dots: String = dots
-            .map(|point| format!("M{:.1} {:.1}h0", x(point), y(point.y)))
-            .collect();
-        svg += &format!("<path class=\"dots {class}\" d=\"{dots}\"/>");
-    }
-    svg
+    json!({
+        "name": series.name,
+        "class": series.class,
+        "band": band,
+        "line": line,
+        "dots": dots,
+    })
+}
+
+/// A share in percent, to a hundredth.
+fn percent(share: f64) -> f64 {
+    (share * 10_000.0).round() / 100.0
 }
 
 /// The smallest and the largest value; reversed infinities when there are none.

@@ -8,21 +8,26 @@
 mod axis;
 mod chart;
 mod charts;
-mod html;
 mod page;
 mod series;
 
-use serde::{Deserialize, Serialize};
+pub use page::render;
+
+use serde::Serialize;
 
 use super::{EvaluationRecord, StepRecord};
 
 /// Content of a report.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct ReportInput {
     /// Name of the run.
     pub title: String,
-    /// Facts for the head of the page.
-    pub facts: Facts,
+    /// The plan's batch arithmetic, for example `8 × 16 × 1 = 128`.
+    pub formula: String,
+    /// The budget, in samples.
+    pub budget: Option<u64>,
+    /// Other facts, for example the recipe, the model, the devices.
+    pub details: Vec<Fact>,
     /// The generations in their order.
     pub generations: Vec<GenerationFacts>,
     /// The committed steps, in the order of training.
@@ -45,19 +50,8 @@ impl ReportInput {
     }
 }
 
-/// Facts for the head of the page that do not follow from the steps.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Facts {
-    /// The plan's batch arithmetic, for example `8 × 16 × 1 = 128`.
-    pub formula: String,
-    /// The budget, in samples.
-    pub budget: Option<u64>,
-    /// Other facts, for example the recipe, the model, the devices.
-    pub details: Vec<Fact>,
-}
-
 /// A fact with a label.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fact {
     /// The label, for example `Model`.
     pub label: String,
@@ -66,12 +60,12 @@ pub struct Fact {
 }
 
 /// One generation of the run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GenerationFacts {
     /// Job generation, counted from 1.
     pub generation: u64,
     pub world: u64,
-    /// The batch arithmetic, as in `Facts`.
+    /// The batch arithmetic, as in [`ReportInput::formula`].
     pub formula: String,
     /// Why the generation was started.
     pub reason: String,
@@ -82,17 +76,12 @@ pub struct GenerationFacts {
 }
 
 /// Whether every sample was consumed exactly once.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LedgerVerdict {
     /// Whether the ledger proves that.
     pub proven: bool,
     /// The result, one line.
     pub text: String,
-}
-
-/// The report as one HTML page.
-pub fn render(input: &ReportInput) -> String {
-    page::render(input)
 }
 
 #[cfg(test)]

@@ -1,69 +1,69 @@
-//! The page around the plots: headline figures above, tables below.
+//! Fills the page's template: headline figures above the plots, tables below.
+
+use minijinja::Environment;
+use minijinja::value::Serde;
+use serde_json::json;
 
 use super::chart::Chart;
-use super::html::{Cell, escape, table};
 use super::series::COLUMNS;
 use super::{ReportInput, charts};
 use crate::telemetry::StepRecord;
 use crate::telemetry::divergence::{limit, warning};
 use crate::telemetry::human::{UNKNOWN, count, duration, from_floor, grouped, plural};
 
+const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// The policy forbids every request.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
-                      script-src 'unsafe-inline'; img-src data:";
-
-/// The page as HTML.
-pub fn render(input: &ReportInput) -> String {
-    let title = escape(&input.title);
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <link rel=\"icon\" href=\"data:,\">\n\
-         <title>{title}: training report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <header>\n<p class=\"kind\">Evenkeel training report</p>\n<h1>{title}</h1>\n\
-         <p class=\"formula\">{formula} <span>data-parallel size × micro-batch × accumulation = \
-         global batch</span></p>\n</header>\n<main>\n{headline}{divergence}{ledger}{plots}{generations}\
-         {evaluations}{details}</main>\n</body>\n</html>\n",
-        formula = escape(&input.facts.formula),
-        headline = headline(input),
-        divergence = divergence(input),
-        ledger = ledger(input),
-        plots = plots(input),
-        generations = generations(input),
-        evaluations = evaluations(input),
-        details = details(input),
-    )
+/// The page as HTML. The template escapes all text from a recipe.
+pub fn render(input: &ReportInput) -> Result<String, minijinja::Error> {
+    let mut environment = Environment::new();
+    environment.add_filter("steps", |number: u64| plural(number, "step"));
+    environment.add_template("page.html", PAGE)?;
+    let charts = charts::all(input);
+    let span = charts::span(input);
+    let (first, last) = span.axis.ends();
+    let starts = span.generations.iter().map(|&start| span.x(start));
+    let curves: serde_json::Map<_, _> = charts
+        .iter()
+        .map(|chart| (chart.id.to_owned(), chart.data()))
+        .collect();
+    let data = json!({ "samples": [first, last], "curves": curves });
+    let mut evaluation_headings = vec![
+        "Samples",
+        "Generation",
+        "Loss",
+        "Perplexity",
+        "Target tokens",
+    ];
+    evaluation_headings.extend(input.floor.map(|_| "From the floor"));
+    environment.get_template("page.html")?.render(Serde(json!({
+        "style": STYLE,
+        "script": SCRIPT,
+        "title": input.title,
+        "formula": input.formula,
+        "figures": figures(input),
+        "divergence": divergence(input),
+        "ledger": input.ledger,
+        "charts": charts.iter().map(|chart| chart.view(&span)).collect::<Vec<_>>(),
+        "xs": span.ticks(),
+        "starts": starts.collect::<Vec<_>>(),
+        "thinned": charts.iter().any(Chart::is_thinned),
+        "columns": COLUMNS,
+        // A script's text ends at the first `</`, whatever surrounds it.
+        "data": data.to_string().replace('<', "\\u003c"),
+        "generations": generations(input),
+        "evaluation_headings": evaluation_headings,
+        "evaluations": evaluations(input),
+        "details": input.details,
+    })))
 }
 
-/// A headline figure with a line below it.
-struct Figure {
-    label: &'static str,
-    value: String,
-    note: String,
-}
-
-fn headline(input: &ReportInput) -> String {
+/// The headline figures: label, value, and a line below it. None before the first step.
+fn figures(input: &ReportInput) -> Vec<(&'static str, String, String)> {
     let (Some(first), Some(last)) = (input.steps.first(), input.steps.last()) else {
-        return "<p class=\"empty\">No step has been committed yet.</p>\n".to_owned();
+        return Vec::new();
     };
-    let mut html = "<dl class=\"figures\">\n".to_owned();
-    for figure in figures(input, first, last) {
-        html += &format!(
-            "<div><dt>{}</dt><dd>{}</dd><dd class=\"small\">{}</dd></div>\n",
-            figure.label,
-            escape(&figure.value),
-            escape(&figure.note)
-        );
-    }
-    html + "</dl>\n"
-}
-
-fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Figure> {
     let (tokens, rate) = throughput(input.steps.iter());
     let stepping: f64 = input.steps.iter().map(|step| step.seconds).sum();
     let wall = last.time - first.time + first.seconds;
@@ -81,54 +81,40 @@ fn figures(input: &ReportInput, first: &StepRecord, last: &StepRecord) -> Vec<Fi
     let steps = plural(last.step, "step");
     let mut worlds: Vec<u64> = input.generations.iter().map(|row| row.world).collect();
     worlds.dedup();
+    let loss_note = match input.floor {
+        Some(floor) => from_floor(loss, floor),
+        None if input.is_external() => "as the trainer reports it".to_owned(),
+        None => format!("perplexity {}", count(loss.exp())),
+    };
+    let samples_note = match input.budget {
+        Some(budget) => format!("of {} in {steps}", grouped(budget)),
+        None => format!("in {steps}"),
+    };
+    let batch_note = match changes {
+        0 => "the same throughout".to_owned(),
+        n => plural(n as u64, "change"),
+    };
+    let tokens_note = match (input.is_external(), tokens) {
+        (true, 0) => "the trainer reports no tokens".to_owned(),
+        (true, tokens) => format!("{} tokens between reports", count(tokens as f64)),
+        (false, tokens) => format!("{} target tokens", count(tokens as f64)),
+    };
+    let ranks_note = match input.generations.len() {
+        0 | 1 => "the same throughout".to_owned(),
+        n => format!("{} in {n} generations", arrow(&worlds)),
+    };
+    let time_note = format!("of which {} in steps", duration(stepping));
     vec![
-        Figure {
-            label,
-            value: loss_text(loss),
-            note: match input.floor {
-                Some(floor) => from_floor(loss, floor),
-                None if input.is_external() => "as the trainer reports it".to_owned(),
-                None => format!("perplexity {}", count(loss.exp())),
-            },
-        },
-        Figure {
-            label: "Samples",
-            value: grouped(last.samples),
-            note: match input.facts.budget {
-                Some(budget) => format!("of {} in {steps}", grouped(budget)),
-                None => format!("in {steps}"),
-            },
-        },
-        Figure {
-            label: "Global batch",
-            value: arrow(&[first.batch, last.batch]),
-            note: match changes {
-                0 => "the same throughout".to_owned(),
-                n => plural(n as u64, "change"),
-            },
-        },
-        Figure {
-            label: "Throughput",
-            value: format!("{rate} tok/s"),
-            note: match (input.is_external(), tokens) {
-                (true, 0) => "the trainer reports no tokens".to_owned(),
-                (true, tokens) => format!("{} tokens between reports", count(tokens as f64)),
-                (false, tokens) => format!("{} target tokens", count(tokens as f64)),
-            },
-        },
-        Figure {
-            label: "Time",
-            value: duration(wall),
-            note: format!("of which {} in steps", duration(stepping)),
-        },
-        Figure {
-            label: "Ranks",
-            value: last.world.to_string(),
-            note: match input.generations.len() {
-                0 | 1 => "the same throughout".to_owned(),
-                n => format!("{} in {n} generations", arrow(&worlds)),
-            },
-        },
+        (label, loss_text(loss), loss_note),
+        ("Samples", grouped(last.samples), samples_note),
+        (
+            "Global batch",
+            arrow(&[first.batch, last.batch]),
+            batch_note,
+        ),
+        ("Throughput", format!("{rate} tok/s"), tokens_note),
+        ("Time", duration(wall), time_note),
+        ("Ranks", last.world.to_string(), ranks_note),
     ]
 }
 
@@ -154,163 +140,58 @@ fn arrow(values: &[u64]) -> String {
 }
 
 /// A warning about a final loss that no language model should have.
-fn divergence(input: &ReportInput) -> String {
+fn divergence(input: &ReportInput) -> Option<String> {
     let step = input.steps.last().map(|step| step.loss);
     let evaluation = input.evaluations.last().map(|evaluation| evaluation.loss);
-    let absurd = |loss: &f64| input.vocabulary > 0 && *loss > limit(input.vocabulary);
-    let Some(loss) = evaluation.or(step).filter(absurd) else {
-        return String::new();
-    };
-    format!(
-        "<p class=\"verdict broken\"><span aria-hidden=\"true\">!</span> \
-         <span><b>Loss</b> {}</span></p>\n",
-        escape(&warning(loss, input.vocabulary))
-    )
+    let loss = evaluation.or(step)?;
+    let absurd = input.vocabulary > 0 && loss > limit(input.vocabulary);
+    absurd.then(|| warning(loss, input.vocabulary))
 }
 
-fn ledger(input: &ReportInput) -> String {
-    let Some(verdict) = &input.ledger else {
-        return String::new();
-    };
-    let (class, sign) = if verdict.proven {
-        ("proven", "✓")
-    } else {
-        ("broken", "✗")
-    };
-    format!(
-        "<p class=\"verdict {class}\"><span aria-hidden=\"true\">{sign}</span> \
-         <span><b>Ledger</b> {}</span></p>\n",
-        escape(&verdict.text)
-    )
+/// The rows of the table of generations.
+fn generations(input: &ReportInput) -> Vec<[String; 8]> {
+    let mut rows = Vec::new();
+    for row in &input.generations {
+        let steps = || {
+            let all = input.steps.iter();
+            all.filter(|step| step.generation == row.generation)
+        };
+        // A report of an external trainer covers several steps.
+        let done = match (steps().next(), steps().next_back()) {
+            (Some(first), Some(last)) if last.external.is_some() => last.step - first.step + 1,
+            _ => steps().count() as u64,
+        };
+        rows.push([
+            row.generation.to_string(),
+            row.world.to_string(),
+            row.formula.clone(),
+            row.reason.clone(),
+            grouped(row.start_samples),
+            grouped(done),
+            row.seconds_to_first_step.map_or_else(unknown, duration),
+            throughput(steps()).1,
+        ]);
+    }
+    rows
 }
 
-/// The plots, and their points for the script.
-fn plots(input: &ReportInput) -> String {
-    let charts = charts::all(input);
-    if charts.is_empty() {
-        return String::new();
+/// The rows of the table of evaluations.
+fn evaluations(input: &ReportInput) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for evaluation in &input.evaluations {
+        let loss = evaluation.loss;
+        let above = |floor: f64| format!("{:+.1}%", 100.0 * (loss / floor - 1.0));
+        let mut row = vec![
+            grouped(evaluation.samples),
+            evaluation.generation.to_string(),
+            loss_text(loss),
+            count(loss.exp()),
+            grouped(evaluation.tokens),
+        ];
+        row.extend(input.floor.map(above));
+        rows.push(row);
     }
-    let span = charts::span(input);
-    let figures: String = charts.iter().map(|chart| chart.html(&span)).collect();
-    let (low, high) = span.axis.ends();
-    let curves: serde_json::Map<String, serde_json::Value> = charts
-        .iter()
-        .map(|chart| (chart.id.to_owned(), chart.data()))
-        .collect();
-    let data = serde_json::json!({ "samples": [low, high], "curves": curves });
-    let thinned = if charts.iter().any(Chart::is_thinned) {
-        format!(
-            " Where there are more steps than can be told apart, they are put together in \
-             {COLUMNS} columns: the line is each column's mean, the band behind it reaches from \
-             its lowest to its highest value."
-        )
-    } else {
-        String::new()
-    };
-    // A script's text ends at the first `</`, whatever surrounds it.
-    let data = data.to_string().replace('<', "\\u003c");
-    format!(
-        "<section class=\"plots\" aria-label=\"Plots over the samples consumed\">\n{figures}\
-         </section>\n<p class=\"note\">All plots run over the samples consumed. Vertical lines \
-         mark new generations.{thinned} Point at a plot to read its values<span id=\"at\"></span>.</p>\n\
-         <script type=\"application/json\" id=\"data\">{data}</script>\n\
-         <script>\n{SCRIPT}</script>\n"
-    )
-}
-
-fn generations(input: &ReportInput) -> String {
-    if input.generations.is_empty() {
-        return String::new();
-    }
-    let rows: Vec<Vec<Cell>> = input
-        .generations
-        .iter()
-        .map(|row| {
-            let steps = || {
-                let all = input.steps.iter();
-                all.filter(|step| step.generation == row.generation)
-            };
-            // A report of an external trainer covers several steps.
-            let done = match (steps().next(), steps().next_back()) {
-                (Some(first), Some(last)) if last.external.is_some() => last.step - first.step + 1,
-                _ => steps().count() as u64,
-            };
-            vec![
-                Cell::Short(row.generation.to_string()),
-                Cell::Short(row.world.to_string()),
-                Cell::Short(row.formula.clone()),
-                Cell::Long(row.reason.clone()),
-                Cell::Short(grouped(row.start_samples)),
-                Cell::Short(grouped(done)),
-                Cell::Short(row.seconds_to_first_step.map_or_else(unknown, duration)),
-                Cell::Short(throughput(steps()).1),
-            ]
-        })
-        .collect();
-    let headings = [
-        "Generation",
-        "Ranks",
-        "Batch",
-        "Reason",
-        "From sample",
-        "Steps",
-        "To first step",
-        "Tokens/s",
-    ];
-    format!(
-        "<section><h2>Generations</h2>\n{}</section>\n",
-        table(&headings, &rows)
-    )
-}
-
-fn evaluations(input: &ReportInput) -> String {
-    if input.evaluations.is_empty() {
-        return String::new();
-    }
-    let rows: Vec<Vec<Cell>> = input
-        .evaluations
-        .iter()
-        .map(|evaluation| {
-            let loss = evaluation.loss;
-            let mut row = vec![
-                Cell::Short(grouped(evaluation.samples)),
-                Cell::Short(evaluation.generation.to_string()),
-                Cell::Short(loss_text(loss)),
-                Cell::Short(count(loss.exp())),
-                Cell::Short(grouped(evaluation.tokens)),
-            ];
-            let above = |floor: f64| format!("{:+.1}%", 100.0 * (loss / floor - 1.0));
-            row.extend(input.floor.map(|floor| Cell::Short(above(floor))));
-            row
-        })
-        .collect();
-    let mut headings = vec![
-        "Samples",
-        "Generation",
-        "Loss",
-        "Perplexity",
-        "Target tokens",
-    ];
-    headings.extend(input.floor.map(|_| "From the floor"));
-    format!(
-        "<section><h2>Evaluations</h2>\n{}</section>\n",
-        table(&headings, &rows)
-    )
-}
-
-fn details(input: &ReportInput) -> String {
-    if input.facts.details.is_empty() {
-        return String::new();
-    }
-    let mut html = "<section><h2>Run</h2>\n<dl class=\"details\">\n".to_owned();
-    for fact in &input.facts.details {
-        html += &format!(
-            "<dt>{}</dt><dd>{}</dd>\n",
-            escape(&fact.label),
-            escape(&fact.value)
-        );
-    }
-    html + "</dl></section>\n"
+    rows
 }
 
 fn loss_text(loss: f64) -> String {

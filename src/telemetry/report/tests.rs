@@ -1,6 +1,10 @@
 use super::*;
 use crate::telemetry::{CoordinateTestRecord, ExternalStep, NormTestRecord};
 
+fn render(input: &ReportInput) -> String {
+    super::render(input).expect("a page")
+}
+
 /// 40 steps over two generations; the batch grows in the middle.
 fn run() -> ReportInput {
     let mut samples = 0;
@@ -36,14 +40,12 @@ fn run() -> ReportInput {
     });
     ReportInput {
         title: "quickstart".to_owned(),
-        facts: Facts {
-            formula: "2 × 8 × 2 = 32".to_owned(),
-            budget: Some(1_900),
-            details: vec![Fact {
-                label: "Model".to_owned(),
-                value: "Llama, 1.31M parameters".to_owned(),
-            }],
-        },
+        formula: "2 × 8 × 2 = 32".to_owned(),
+        budget: Some(1_900),
+        details: vec![Fact {
+            label: "Model".to_owned(),
+            value: "Llama, 1.31M parameters".to_owned(),
+        }],
         steps: steps.collect(),
         generations: vec![
             GenerationFacts {
@@ -110,7 +112,7 @@ fn text_of(html: &str) -> String {
         text.push(' ');
     }
     assert_eq!(open, Vec::<&str>::new(), "elements left open");
-    text
+    text.replace("&#x2f;", "/")
 }
 
 fn data_of(html: &str) -> serde_json::Value {
@@ -186,9 +188,9 @@ fn nothing_from_a_recipe_becomes_markup() {
     let evil = "</script><script>alert('x')</script>&\"<b>";
     let mut input = run();
     input.title = evil.to_owned();
-    input.facts.formula = evil.to_owned();
-    input.facts.details[0].label = evil.to_owned();
-    input.facts.details[0].value = evil.to_owned();
+    input.formula = evil.to_owned();
+    input.details[0].label = evil.to_owned();
+    input.details[0].value = evil.to_owned();
     input.generations[1].reason = evil.to_owned();
     input.generations[1].formula = evil.to_owned();
     input.ledger = Some(LedgerVerdict {
@@ -199,7 +201,7 @@ fn nothing_from_a_recipe_becomes_markup() {
     text_of(&html);
     assert!(!html.contains("<script>alert"));
     assert!(!html.contains("<b>\n") && !html.contains("&\"<b>"));
-    let escaped = html::escape(evil);
+    let escaped = minijinja::HtmlEscape(evil).to_string();
     assert_eq!(
         html.matches(&escaped).count(),
         8,
@@ -361,12 +363,4 @@ fn plots_have_a_text_description() {
          lowest 2.175, highest 5.1. evaluation: from 2.2 at 640 to 2.2 at 1920 samples, lowest \
          2.2, highest 2.2. entropy of the data 2.0000 at 2.\""
     ));
-}
-
-#[test]
-fn a_serialised_input_reads_back_the_same() {
-    let input = run();
-    let json = serde_json::to_string(&input).expect("JSON");
-    let back: ReportInput = serde_json::from_str(&json).expect("an input");
-    assert_eq!(back, input);
 }
