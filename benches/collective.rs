@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use evenkeel::comm::tcp::{Greeting, TcpOptions, connect};
-use evenkeel::comm::{Collective, CommError, Operation};
+use evenkeel::comm::{Collective, CommError, Kind, Operation};
 
 /// Holds the rank of a child process.
 const VARIABLE: &str = "EVENKEEL_BENCH_RANK";
@@ -61,18 +61,20 @@ fn measure(options: &TcpOptions, elements: usize) -> anyhow::Result<()> {
     let data = || vec![1.0; elements];
     let shard = || vec![1.0; elements / world];
     let operations = [
-        Operation::AllReduce(data()),
-        Operation::ReduceScatter {
+        Operation::all_reduce(data()),
+        Operation {
+            kind: Kind::ReduceScatter,
             data: data(),
             shard: shard(),
         },
-        Operation::AllGather {
-            shard: shard(),
+        Operation {
+            kind: Kind::AllGather,
             data: data(),
+            shard: shard(),
         },
     ];
     for operation in operations {
-        let name = operation.name();
+        let name = operation.kind.name();
         let times = rounds(&*collective, operation)?;
         if rank == 0 {
             println!(
@@ -94,8 +96,8 @@ fn rounds(collective: &dyn Collective, mut operation: Operation) -> Result<Vec<f
         let begun = Instant::now();
         operation = collective.start(operation).wait()?;
         times.push(begun.elapsed().as_secs_f64() * 1e3);
-        if let Operation::AllReduce(data) = &mut operation {
-            data.fill(1.0);
+        if operation.kind == Kind::AllReduce {
+            operation.data.fill(1.0);
         }
     }
     times.sort_by(f64::total_cmp);

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use evenkeel::engine::cuda::Precision;
 use evenkeel::engine::cuda::compiler::{Compiler, Source};
-use evenkeel::engine::cuda::cublaslt::{Blas, Element, Operand, Product};
+use evenkeel::engine::cuda::cublaslt::{Blas, Operand, Product};
 use evenkeel::engine::cuda::driver::{Argument, Device, Driver, Grid, Memory, Pinned, Stream};
 use evenkeel::engine::cuda::error::CudaError;
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
@@ -184,16 +185,16 @@ fn a_device_has_its_properties() {
     ];
     let outcome = on_gpus(name, &settings, || {
         let driver = Driver::load().unwrap();
-        assert_eq!(driver.version(), (12, 8));
+        assert_eq!(driver.version.to_string(), "12.8");
         assert_eq!(driver.device_count().unwrap(), 2);
         let device = Device::open(&driver, 1).unwrap();
         assert_eq!(
-            (device.name(), device.capability()),
+            (device.name.as_str(), device.capability),
             ("NVIDIA H100", (9, 0))
         );
-        assert_eq!(device.uuid(), "GPU-01000000-656d-756c-6174-656467707500");
-        assert_eq!((device.ordinal(), device.multiprocessors()), (1, 4));
-        assert_eq!(device.total_memory(), 1 << 20);
+        assert_eq!(device.uuid, "GPU-01000000-656d-756c-6174-656467707500");
+        assert_eq!(device.multiprocessors, 4);
+        assert_eq!(device.total_memory, 1 << 20);
         let memory = device.allocate(1 << 18, "a test").unwrap();
         assert_eq!(memory.bytes(), 1 << 18);
         assert_eq!(device.free_memory().unwrap(), 3 << 18);
@@ -245,7 +246,6 @@ fn events_order_two_streams() {
             fill(&streams[1], &module, b.address(), 1.0);
             streams[1].wait(&event).unwrap();
             step(&streams[1], &module, [b.address(), a.address()], 2.0);
-            event.synchronize().unwrap();
             assert_eq!(
                 floats(download(&device, &streams[1], &b).bytes()),
                 [7.0; 32]
@@ -398,18 +398,18 @@ fn values(count: usize, salt: usize) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-fn encode(values: &[f32], element: Element) -> Vec<u8> {
+fn encode(values: &[f32], element: Precision) -> Vec<u8> {
     let bytes = values.iter().map(|&value| match element {
-        Element::F32 => value.to_le_bytes().to_vec(),
-        Element::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        Precision::F32 => value.to_le_bytes().to_vec(),
+        Precision::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
     });
     bytes.flatten().collect()
 }
 
-fn decode(bytes: &[u8], element: Element) -> Vec<f32> {
+fn decode(bytes: &[u8], element: Precision) -> Vec<f32> {
     match element {
-        Element::F32 => floats(bytes),
-        Element::Bf16 => {
+        Precision::F32 => floats(bytes),
+        Precision::Bf16 => {
             let chunks = bytes.chunks_exact(2);
             chunks
                 .map(|chunk| bf16::from_le_bytes(chunk.try_into().unwrap()).to_f32())
@@ -418,7 +418,7 @@ fn decode(bytes: &[u8], element: Element) -> Vec<f32> {
     }
 }
 
-/// A matrix as it lies in memory: `rows` of `columns` elements, three elements apart.
+/// A matrix as it lies in memory: `rows` of `columns` elements, `gap` elements apart.
 struct Stored {
     transposed: bool,
     stride: usize,
@@ -426,13 +426,13 @@ struct Stored {
 }
 
 impl Stored {
-    fn new(rows: usize, columns: usize, transposed: bool, salt: usize) -> Stored {
+    fn new(rows: usize, columns: usize, transposed: bool, gap: usize, salt: usize) -> Stored {
         let (rows, columns) = if transposed {
             (columns, rows)
         } else {
             (rows, columns)
         };
-        let stride = columns + 3;
+        let stride = columns + gap;
         Stored {
             transposed,
             stride,
@@ -460,24 +460,24 @@ fn products_agree_with_plain_loops() {
     let outcome = on_gpus(name, &[], || {
         let device = device(0);
         let stream = device.stream().unwrap();
-        let mut blas = Blas::new(&device).unwrap();
+        let blas = Blas::new(&device).unwrap();
         let workspace = device.allocate(Blas::WORKSPACE, "workspace").unwrap();
         let workspace = (workspace.address(), workspace.bytes(), workspace);
         let (rows, columns, inner) = (5, 7, 6);
         let elements = [
-            (Element::F32, Element::F32),
-            (Element::Bf16, Element::F32),
-            (Element::Bf16, Element::Bf16),
+            (Precision::F32, Precision::F32),
+            (Precision::Bf16, Precision::F32),
+            (Precision::Bf16, Precision::Bf16),
         ];
         let mut cases = 0;
-        for case in 0..elements.len() * 8 * 3 {
-            let (input, output) = elements[case / 24];
-            let [a_transposed, b_transposed, transposed] = [1, 2, 4].map(|bit| case & bit != 0);
-            let adds = case / 8 % 3;
-            let a = Stored::new(rows, inner, a_transposed, 1);
-            let b = Stored::new(inner, columns, b_transposed, 2);
-            let other = Stored::new(rows, columns, transposed, 3);
-            let mut result = Stored::new(rows, columns, transposed, 4);
+        for case in 0..elements.len() * 4 * 3 {
+            let (input, output) = elements[case / 12];
+            let [a_transposed, b_transposed] = [1, 2].map(|bit| case & bit != 0);
+            let adds = case / 4 % 3;
+            let a = Stored::new(rows, inner, a_transposed, 3, 1);
+            let b = Stored::new(inner, columns, b_transposed, 3, 2);
+            let other = Stored::new(rows, columns, false, 0, 3);
+            let mut result = Stored::new(rows, columns, false, 0, 4);
             let send = |values: &[f32], element, what| {
                 upload(&device, &stream, &encode(values, element), what)
             };
@@ -498,9 +498,9 @@ fn products_agree_with_plain_loops() {
                 a: operand(&a, &on_a, input),
                 b: operand(&b, &on_b, input),
                 added: [None, Some(on_other.address()), Some(on_result.address())][adds],
-                result: operand(&result, &on_result, output),
+                result: on_result.address(),
+                element: output,
             };
-            let known = blas.shapes();
             for algorithm in 0..2 {
                 let again = upload(&device, &stream, &encode(&result.values, output), "copy");
                 let workspace = (workspace.0, workspace.1);
@@ -516,10 +516,6 @@ fn products_agree_with_plain_loops() {
                 }
                 stream.synchronize().unwrap();
             }
-            assert!(
-                blas.shapes() <= known + 1,
-                "the second product has a new plan"
-            );
             for row in 0..rows {
                 for column in 0..columns {
                     let terms = (0..inner).map(|k| a.at(row, k) * b.at(k, column));
@@ -533,7 +529,6 @@ fn products_agree_with_plain_loops() {
                 }
             }
             let got = download(&device, &stream, &on_result);
-            // The elements between the rows are untouched.
             assert_eq!(decode(got.bytes(), output), result.values, "{product:?}");
             cases += 1;
         }
@@ -541,7 +536,7 @@ fn products_agree_with_plain_loops() {
     });
     if let Some(outcome) = outcome {
         outcome.clean();
-        assert_eq!(outcome.said, "72 cases");
+        assert_eq!(outcome.said, "36 cases");
     }
 }
 
@@ -551,7 +546,7 @@ fn impossible_products_are_refused_with_their_shape() {
     let outcome = on_gpus(name, &[], || {
         let device = device(0);
         let stream = device.stream().unwrap();
-        let mut blas = Blas::new(&device).unwrap();
+        let blas = Blas::new(&device).unwrap();
         let memory = device.allocate(1024, "matrices").unwrap();
         let operand = |at: u64, element, stride| Operand {
             address: memory.address() + at,
@@ -563,21 +558,22 @@ fn impossible_products_are_refused_with_their_shape() {
             rows: 2,
             columns: 3,
             inner: 4,
-            a: operand(0, Element::F32, 4),
-            b: operand(256, Element::F32, 3),
+            a: operand(0, Precision::F32, 4),
+            b: operand(256, Precision::F32, 3),
             added: None,
-            result: operand(512, Element::F32, 3),
+            result: memory.address() + 512,
+            element: Precision::F32,
         };
         let narrow = Product {
-            a: operand(0, Element::F32, 3),
+            a: operand(0, Precision::F32, 3),
             ..product
         };
         let mixed = Product {
-            b: operand(256, Element::Bf16, 3),
+            b: operand(256, Precision::Bf16, 3),
             ..product
         };
         let narrower = Product {
-            result: operand(512, Element::Bf16, 3),
+            element: Precision::Bf16,
             ..product
         };
         let mut messages = String::new();
@@ -675,10 +671,10 @@ fn has_loaded_nvrtc() -> bool {
 fn twice(cache: &Path, options: &[String]) -> String {
     let device = device(0);
     let stream = device.stream().unwrap();
-    let compiler = Compiler::new(Some(cache.to_path_buf())).unwrap();
+    let compiler = Compiler::new(Some(cache.to_path_buf()));
     let module = compiler.load(&device, &SOURCE, options).unwrap();
     let function = module.function("twice").unwrap();
-    let x = upload(&device, &stream, &encode(&[1.0; 40], Element::F32), "x");
+    let x = upload(&device, &stream, &encode(&[1.0; 40], Precision::F32), "x");
     let grid = Grid {
         blocks: (2, 1, 1),
         ..grid(32)

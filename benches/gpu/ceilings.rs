@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use evenkeel::engine::cuda::CudaError;
-use evenkeel::engine::cuda::cublaslt::{Blas, Element, Operand, Product};
+use evenkeel::engine::cuda::cublaslt::{Blas, Operand, Product};
+use evenkeel::engine::cuda::{CudaError, Precision};
 use serde_json::json;
 
 use super::models::named;
@@ -59,7 +59,7 @@ pub fn run(gpu: &Gpu, options: &Options, report: &mut Report) -> anyhow::Result<
         "gigabytes_per_second": 2.0 * bytes as f64 / seconds / 1e9, "ok": true,
     }));
 
-    let mut blas = Blas::new(&gpu.device)?;
+    let blas = Blas::new(&gpu.device)?;
     let n = options.batch * options.seq;
     let models: &[&str] = if options.tiny {
         &["tiny"]
@@ -73,7 +73,7 @@ pub fn run(gpu: &Gpu, options: &Options, report: &mut Report) -> anyhow::Result<
             inner,
             times: 1,
         };
-        multiply(gpu, options, &mut blas, "square", &[square], report)?;
+        multiply(gpu, options, &blas, "square", &[square], report)?;
         &["tinyllama", "microllama"]
     };
     for &model in models {
@@ -107,7 +107,7 @@ pub fn run(gpu: &Gpu, options: &Options, report: &mut Report) -> anyhow::Result<
                 });
             }
         }
-        let sum = multiply(gpu, options, &mut blas, model, &cases, report)?;
+        let sum = multiply(gpu, options, &blas, model, &cases, report)?;
         report.line(&json!({
             "result": "products", "model": model, "tokens": n, "milliseconds": sum.first * 1e3,
             "tflops": sum.flops / sum.first / 1e12, "fastest_tflops": sum.flops / sum.fastest / 1e12, "ok": true,
@@ -120,7 +120,7 @@ pub fn run(gpu: &Gpu, options: &Options, report: &mut Report) -> anyhow::Result<
 fn multiply(
     gpu: &Gpu,
     options: &Options,
-    blas: &mut Blas,
+    blas: &Blas,
     model: &str,
     cases: &[Case],
     report: &mut Report,
@@ -143,7 +143,7 @@ fn multiply(
         let result = gpu.random(size * (rows * columns) as u64, !is_f32)?;
         let operand = |address, stride, transposed| Operand {
             address,
-            element: Element::Bf16,
+            element: Precision::Bf16,
             stride,
             transposed,
         };
@@ -160,9 +160,11 @@ fn multiply(
                 _ => operand(b.address(), columns, false),
             },
             added: is_f32.then_some(result.address()),
-            result: Operand {
-                element: if is_f32 { Element::F32 } else { Element::Bf16 },
-                ..operand(result.address(), columns, false)
+            result: result.address(),
+            element: if is_f32 {
+                Precision::F32
+            } else {
+                Precision::Bf16
             },
         };
         let mut seconds = Vec::new();

@@ -191,12 +191,12 @@ fn run(options: &Options, report: &mut Report) -> anyhow::Result<()> {
 }
 
 fn device(gpu: &Gpu) -> anyhow::Result<Value> {
-    let (device, driver) = (&gpu.device, gpu.device.driver());
+    let (device, driver) = (&gpu.device, &gpu.device.driver);
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     Ok(json!({
-        "result": "device", "name": device.name(), "uuid": device.uuid(),
-        "capability": version(device.capability()), "multiprocessors": device.multiprocessors(),
-        "total_bytes": device.total_memory(), "free_bytes": device.free_memory()?,
-        "devices": driver.device_count()?, "cuda": version(driver.version()), "ok": true,
+        "result": "device", "name": device.name, "uuid": device.uuid,
+        "capability": version(device.capability), "multiprocessors": device.multiprocessors,
+        "total_bytes": device.total_memory, "free_bytes": device.free_memory()?,
+        "devices": driver.device_count()?, "cuda": driver.version.to_string(), "ok": true,
     }))
 }

@@ -36,7 +36,7 @@ pub fn out_of_memory(gpu: &Gpu, options: &Options, report: &mut Report) -> anyho
         Ok(())
     };
 
-    let total = gpu.device.total_memory();
+    let total = gpu.device.total_memory;
     match gpu.device.allocate(2 * total, "twice the device") {
         Err(error @ CudaError::OutOfMemory { .. }) => {
             line(gpu, "one allocation", error.to_string())?;

@@ -200,7 +200,7 @@ mod tests {
     use nvml_wrapper::error::NvmlError;
 
     use super::*;
-    use crate::engine::cuda::libraries::Problem;
+    use crate::engine::cuda::libraries::{Fault, Problem};
     use crate::inventory::Readings;
     use crate::inventory::tests::{h100, partitioned, readings, without_nvml};
 
@@ -273,9 +273,11 @@ mod tests {
         };
         let libraries = [
             LibraryCheck {
-                problem: Some(Problem::TooOld {
-                    version: "11.8".to_owned(),
-                    needed: "12.0".to_owned(),
+                problem: Some(Problem {
+                    fault: Fault::TooOld {
+                        version: "11.8".to_owned(),
+                        needed: "12.0".to_owned(),
+                    },
                     install: "install NVIDIA's driver 525 or newer",
                 }),
                 ..found("driver", "libcuda.so.1")
@@ -287,7 +289,8 @@ mod tests {
                 ..found("NVRTC", "libnvrtc.so.12")
             },
             LibraryCheck {
-                problem: Some(Problem::Missing {
+                problem: Some(Problem {
+                    fault: Fault::Missing,
                     install: "pip install nvidia-nccl-cu12",
                 }),
                 ..found("NCCL", "libnccl.so.2")

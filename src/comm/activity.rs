@@ -43,6 +43,12 @@ impl Activity {
         self.call();
         result
     }
+
+    /// The same operation, whose wait is seen.
+    fn watch(activity: &Arc<Activity>, operation: &'static str, pending: Pending) -> Pending {
+        let activity = Arc::clone(activity);
+        Pending::new(move || activity.wait(operation, || pending.wait()))
+    }
 }
 
 /// A collective whose calls are seen.
@@ -72,13 +78,10 @@ impl Collective for Observed {
         self.world.world()
     }
 
-    fn start(&self, operation: Operation) -> Box<dyn Pending> {
+    fn start(&self, operation: Operation) -> Pending {
         self.activity.call();
-        Box::new(ObservedPending {
-            name: operation.name(),
-            pending: self.world.start(operation),
-            activity: Arc::clone(&self.activity),
-        })
+        let name = operation.kind.name();
+        Activity::watch(&self.activity, name, self.world.start(operation))
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
@@ -100,37 +103,10 @@ impl Collective for Observed {
     }
 }
 
-struct ObservedPending {
-    name: &'static str,
-    pending: Box<dyn Pending>,
-    activity: Arc<Activity>,
-}
-
-impl Pending for ObservedPending {
-    fn wait(self: Box<Self>) -> Result<Operation, CommError> {
-        let ObservedPending {
-            name,
-            pending,
-            activity,
-        } = *self;
-        activity.wait(name, || pending.wait())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::comm::solo::Solo;
-
-    /// An operation that says what its rank seems to do meanwhile.
-    struct Curious(Arc<Activity>);
-
-    impl Pending for Curious {
-        fn wait(self: Box<Self>) -> Result<Operation, CommError> {
-            assert_eq!(self.0.waiting(), Some("all-gather"));
-            Ok(Operation::AllReduce(Vec::new()))
-        }
-    }
 
     #[test]
     fn calls_are_progress_and_a_rank_waits_only_within_them() {
@@ -145,15 +121,18 @@ mod tests {
         progressed();
         world.check().unwrap();
         progressed();
-        let sum = world.start(Operation::AllReduce(vec![1.0])).wait();
-        assert!(matches!(sum, Ok(Operation::AllReduce(sum)) if sum == [1.0]));
+        let sum = world.start(Operation::all_reduce(vec![1.0])).wait();
+        assert_eq!(sum.unwrap().data, [1.0]);
         progressed();
-        let curious = ObservedPending {
-            name: "all-gather",
-            pending: Box::new(Curious(Arc::clone(&activity))),
-            activity: Arc::clone(&activity),
-        };
-        Box::new(curious).wait().unwrap();
+        // It says what its rank seems to do meanwhile.
+        let seen = Arc::clone(&activity);
+        let curious = Pending::new(move || {
+            assert_eq!(seen.waiting(), Some("all-gather"));
+            Ok(Operation::all_reduce(Vec::new()))
+        });
+        Activity::watch(&activity, "all-gather", curious)
+            .wait()
+            .unwrap();
         assert_eq!(activity.waiting(), None);
     }
 }

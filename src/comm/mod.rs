@@ -43,56 +43,75 @@ pub enum CommError {
     Misuse(String),
 }
 
-/// One operation with its buffers. Lengths are in `f32`s.
+/// What an operation does with its buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `data` becomes the sum over ranks, on every rank; `shard` is empty.
+    AllReduce,
+    /// `shard` of rank r becomes the sum of the r-th parts of all ranks' `data`, whose content afterwards is
+    /// unspecified.
+    ReduceScatter,
+    /// `data` receives the shards of all ranks in rank order.
+    AllGather,
+}
+
+impl Kind {
+    /// The operation's name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all-reduce",
+            Kind::ReduceScatter => "reduce-scatter",
+            Kind::AllGather => "all-gather",
+        }
+    }
+}
+
+/// One operation with its buffers. With a shard, `data.len() == world × shard.len()`.
 #[derive(Debug)]
-pub enum Operation {
-    /// Sum over ranks, in place on every rank.
-    AllReduce(Vec<f32>),
-    /// `data.len() == world × shard.len()`; rank r receives the sum of the r-th parts of all ranks.
-    ReduceScatter {
-        /// This rank's addend. Its content afterwards is unspecified.
-        data: Vec<f32>,
-        /// This rank's part of the sum.
-        shard: Vec<f32>,
-    },
-    /// `data.len() == world × shard.len()`; `data` receives the parts of all ranks in rank order.
-    AllGather { shard: Vec<f32>, data: Vec<f32> },
+pub struct Operation {
+    pub kind: Kind,
+    pub data: Vec<f32>,
+    pub shard: Vec<f32>,
 }
 
 impl Operation {
-    /// The operation's name in messages.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Operation::AllReduce(_) => "all-reduce",
-            Operation::ReduceScatter { .. } => "reduce-scatter",
-            Operation::AllGather { .. } => "all-gather",
+    pub fn all_reduce(data: Vec<f32>) -> Operation {
+        Operation {
+            kind: Kind::AllReduce,
+            data,
+            shard: Vec::new(),
         }
     }
 
     /// Checks that the buffers fit a world of this size.
     pub fn check(&self, world: usize) -> Result<(), CommError> {
-        match self {
-            Operation::AllReduce(_) => Ok(()),
-            Operation::ReduceScatter { data, shard } | Operation::AllGather { shard, data } => {
-                if data.len() == world * shard.len() {
-                    return Ok(());
-                }
-                Err(CommError::Misuse(format!(
-                    "{} of {} elements with a shard of {}, but a world of {world} needs {}",
-                    self.name(),
-                    data.len(),
-                    shard.len(),
-                    world * shard.len()
-                )))
-            }
+        let (data, shard) = (self.data.len(), self.shard.len());
+        if self.kind == Kind::AllReduce || data == world * shard {
+            return Ok(());
         }
+        Err(CommError::Misuse(format!(
+            "{} of {data} elements with a shard of {shard}, but a world of {world} needs {}",
+            self.kind.name(),
+            world * shard
+        )))
     }
 }
 
+type Wait = Box<dyn FnOnce() -> Result<Operation, CommError> + Send>;
+
 /// An operation in progress.
-pub trait Pending: Send {
+pub struct Pending(Wait);
+
+impl Pending {
+    /// `wait` blocks until the operation is complete.
+    pub fn new(wait: impl FnOnce() -> Result<Operation, CommError> + Send + 'static) -> Pending {
+        Pending(Box::new(wait))
+    }
+
     /// Blocks until the operation is complete and returns the buffers.
-    fn wait(self: Box<Self>) -> Result<Operation, CommError>;
+    pub fn wait(self) -> Result<Operation, CommError> {
+        (self.0)()
+    }
 }
 
 /// The collective operations of the world of one generation.
@@ -104,7 +123,7 @@ pub trait Collective: Send + Sync {
     fn world(&self) -> usize;
 
     /// Starts an operation and returns at once. Operations run in the order in which they start.
-    fn start(&self, operation: Operation) -> Box<dyn Pending>;
+    fn start(&self, operation: Operation) -> Pending;
 
     /// Gives every rank the messages of all ranks, in rank order. It is meant for small messages (the scalars
     /// of a step) and runs on its own connections, beside the operations of [`Collective::start`].

@@ -1,6 +1,6 @@
 //! The micro-batches for which an engine has reserved memory.
 
-use super::{EngineError, ModelConfig};
+use super::{EngineError, MicroBatch, ModelConfig};
 
 /// Largest sizes of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,16 +31,23 @@ impl Capacity {
         Ok(Capacity { tokens, seq_len })
     }
 
-    /// Whether `self` supports everything that `other` does.
-    pub fn covers(self, other: Capacity) -> bool {
-        self.tokens >= other.tokens && self.seq_len >= other.seq_len
+    /// The size of a micro-batch.
+    pub fn of(micro_batch: MicroBatch<'_>) -> Capacity {
+        Capacity {
+            tokens: micro_batch.tokens.len(),
+            seq_len: micro_batch.seq_len,
+        }
     }
 
-    /// The maximum of both sizes.
-    pub fn with(self, other: Capacity) -> Capacity {
-        Capacity {
-            tokens: self.tokens.max(other.tokens),
-            seq_len: self.seq_len.max(other.seq_len),
-        }
+    /// The capacity for this size and everything that is `reserved`; `None` if the latter is enough.
+    pub fn beyond(self, reserved: Option<Capacity>) -> Option<Capacity> {
+        let Some(reserved) = reserved else {
+            return Some(self);
+        };
+        let both = Capacity {
+            tokens: reserved.tokens.max(self.tokens),
+            seq_len: reserved.seq_len.max(self.seq_len),
+        };
+        (both != reserved).then_some(both)
     }
 }

@@ -71,8 +71,8 @@ impl ModelConfig {
         let defaults = keys.family()?;
         keys.refuse_what_is_not_computed()?;
 
-        let hidden_size = keys.size("hidden_size")?.unwrap_or(4096);
-        let num_attention_heads = keys.size("num_attention_heads")?.unwrap_or(32);
+        let hidden_size = keys.size_or("hidden_size", 4096)?;
+        let num_attention_heads = keys.size_or("num_attention_heads", 32)?;
         let key_value_heads = match keys.get("num_key_value_heads") {
             // Null means one key-value head per head, also for Mistral.
             Some(Value::Null) => None,
@@ -86,20 +86,14 @@ impl ModelConfig {
         };
         Ok(ModelConfig {
             hidden_size,
-            intermediate_size: keys
-                .size("intermediate_size")?
-                .unwrap_or(defaults.intermediate_size),
-            num_hidden_layers: keys.size("num_hidden_layers")?.unwrap_or(32),
+            intermediate_size: keys.size_or("intermediate_size", defaults.intermediate_size)?,
+            num_hidden_layers: keys.size_or("num_hidden_layers", 32)?,
             num_attention_heads,
             num_key_value_heads: key_value_heads.unwrap_or(num_attention_heads),
-            head_dim: match keys.size("head_dim")? {
-                Some(size) => size,
-                None => hidden_size / num_attention_heads.max(1),
-            },
-            vocab_size: keys.size("vocab_size")?.unwrap_or(32000),
+            head_dim: keys.size_or("head_dim", hidden_size / num_attention_heads.max(1))?,
+            vocab_size: keys.size_or("vocab_size", 32000)?,
             max_position_embeddings: keys
-                .size("max_position_embeddings")?
-                .unwrap_or(defaults.max_position_embeddings),
+                .size_or("max_position_embeddings", defaults.max_position_embeddings)?,
             rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
             rope_theta: keys.rope_theta()?,
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
@@ -154,126 +148,113 @@ impl ModelConfig {
     /// All faults of the shapes.
     pub fn flaws(&self) -> Vec<ConfigError> {
         let mut flaws = self.sizes_out_of_range();
-        let heads = self.num_attention_heads;
+        let (hidden, heads, key_value_heads) = (
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+        );
         // Sizes of 0 have already been reported.
         let divides = |part: usize, whole: usize| part == 0 || whole.is_multiple_of(part);
-        if !divides(self.num_key_value_heads, heads) {
-            flaws.push(flaw(
-                &["num_key_value_heads", "num_attention_heads"],
-                format!(
-                    "num_attention_heads is {heads}, not a multiple of num_key_value_heads ({})",
-                    self.num_key_value_heads
-                ),
-            ));
-        }
+        let mut check = |holds: bool, keys: &[&'static str], message: String| {
+            if !holds {
+                flaws.push(flaw(keys, message));
+            }
+        };
+        check(
+            divides(key_value_heads, heads),
+            &["num_key_value_heads", "num_attention_heads"],
+            format!(
+                "num_attention_heads is {heads}, not a multiple of num_key_value_heads ({key_value_heads})"
+            ),
+        );
         // transformers refuses this too, even with an explicit head_dim.
-        if !divides(heads, self.hidden_size) {
-            flaws.push(flaw(
-                &["num_attention_heads", "hidden_size"],
-                format!(
-                    "hidden_size is {}, not a multiple of num_attention_heads ({heads})",
-                    self.hidden_size
-                ),
-            ));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            flaws.push(flaw(
-                &["head_dim", "num_attention_heads", "hidden_size"],
-                format!("head_dim is {}, RoPE needs an even one", self.head_dim),
-            ));
-        }
+        check(
+            divides(heads, hidden),
+            &["num_attention_heads", "hidden_size"],
+            format!("hidden_size is {hidden}, not a multiple of num_attention_heads ({heads})"),
+        );
+        check(
+            self.head_dim.is_multiple_of(2),
+            &["head_dim", "num_attention_heads", "hidden_size"],
+            format!("head_dim is {}, RoPE needs an even one", self.head_dim),
+        );
         // The condition is written so that it refuses NaN.
-        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
-            flaws.push(flaw(
-                &["rope_theta", "rope_parameters"],
-                format!("rope_theta is {}, it must be above 0", self.rope_theta),
-            ));
-        }
+        check(
+            self.rope_theta > 0.0 && self.rope_theta.is_finite(),
+            &["rope_theta", "rope_parameters"],
+            format!("rope_theta is {}, it must be above 0", self.rope_theta),
+        );
         for (key, value) in [
             ("rms_norm_eps", self.rms_norm_eps),
             ("initializer_range", self.initializer_range),
         ] {
-            if !(0.0..=1.0).contains(&value) {
-                let message = format!("{key} is {value}, it must be between 0 and 1");
-                flaws.push(flaw(&[key], message));
-            }
+            let message = format!("{key} is {value}, it must be between 0 and 1");
+            check((0.0..=1.0).contains(&value), &[key], message);
         }
-        if self.sliding_window == Some(0) {
-            flaws.push(flaw(
-                &["sliding_window"],
-                "sliding_window is 0; null means none",
-            ));
-        }
+        let message = "sliding_window is 0; null means none".to_owned();
+        check(self.sliding_window != Some(0), &["sliding_window"], message);
         flaws
     }
 
     /// Sizes that are 0 or above the limits.
     fn sizes_out_of_range(&self) -> Vec<ConfigError> {
         let heads = self.num_attention_heads;
-        let width = heads.saturating_mul(self.head_dim);
-        [
-            ("hidden_size", self.hidden_size, MAX_DIMENSION),
-            ("intermediate_size", self.intermediate_size, MAX_DIMENSION),
-            ("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS),
-            ("num_attention_heads", heads, MAX_DIMENSION),
-            (
-                "num_key_value_heads",
-                self.num_key_value_heads,
-                MAX_DIMENSION,
-            ),
-            ("head_dim", self.head_dim, MAX_DIMENSION),
-            ("vocab_size", self.vocab_size, MAX_DIMENSION),
-            (
-                "max_position_embeddings",
-                self.max_position_embeddings,
-                MAX_DIMENSION,
-            ),
-            // A size of 0 is reported separately.
-            (
-                "num_attention_heads × head_dim",
-                width.max(1),
-                MAX_DIMENSION,
-            ),
-        ]
-        .into_iter()
-        // Without a hidden size the head's width is unknown too.
-        .filter(|(name, ..)| *name != "head_dim" || self.hidden_size > 0)
-        .filter(|(_, size, limit)| *size == 0 || size > limit)
-        .map(|(name, size, limit)| ConfigError {
-            keys: name.split(" × ").collect(),
-            message: format!("{name} is {size}, it must be between 1 and {limit}"),
-            help: None,
-            uncomputed: false,
-        })
-        .collect()
+        // A size of 0 is reported separately.
+        let width = heads.saturating_mul(self.head_dim).max(1);
+        let mut flaws = Vec::new();
+        for (name, size) in [
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("num_attention_heads × head_dim", width),
+        ] {
+            let limit = if name == "num_hidden_layers" {
+                MAX_LAYERS
+            } else {
+                MAX_DIMENSION
+            };
+            // Without a hidden size the head's width is unknown too.
+            let is_known = name != "head_dim" || self.hidden_size > 0;
+            if is_known && !(1..=limit).contains(&size) {
+                let keys: Vec<&'static str> = name.split(" × ").collect();
+                let message = format!("{name} is {size}, it must be between 1 and {limit}");
+                flaws.push(flaw(&keys, message));
+            }
+        }
+        flaws
     }
 
     /// Checks that the model accepts sequences of `seq_len` tokens.
     pub fn check_sequence(&self, seq_len: usize) -> Result<(), ConfigError> {
-        if seq_len > self.max_position_embeddings {
+        let longest = self.max_position_embeddings;
+        if seq_len > longest {
             let message = format!(
-                "sequences of {seq_len} tokens are longer than the model's \
-                 max_position_embeddings ({})",
-                self.max_position_embeddings
+                "sequences of {seq_len} tokens are longer than the model's max_position_embeddings \
+                 ({longest})"
             );
             return Err(ConfigError {
                 help: Some("shorten them or raise it".to_owned()),
                 ..flaw(&["max_position_embeddings"], message)
             });
         }
-        match self.sliding_window {
-            Some(window) if seq_len > window => {
-                let message = format!(
-                    "sequences of {seq_len} tokens are longer than the model's sliding_window \
-                     ({window}), which the engines do not support"
-                );
-                Err(ConfigError {
-                    help: Some("shorten them or set sliding_window to null".to_owned()),
-                    ..uncomputed(&["sliding_window"], message)
-                })
-            }
-            _ => Ok(()),
+        if let Some(window) = self.sliding_window
+            && seq_len > window
+        {
+            let message = format!(
+                "sequences of {seq_len} tokens are longer than the model's sliding_window ({window}), \
+                 which the engines do not support"
+            );
+            return Err(ConfigError {
+                help: Some("shorten them or set sliding_window to null".to_owned()),
+                ..uncomputed(&["sliding_window"], message)
+            });
         }
+        Ok(())
     }
 }
 
@@ -313,6 +294,10 @@ impl Keys<'_> {
         })
     }
 
+    fn size_or(&self, key: &'static str, default: usize) -> Result<usize, ConfigError> {
+        Ok(self.size(key)?.unwrap_or(default))
+    }
+
     fn number(&self, key: &'static str) -> Result<Option<f32>, ConfigError> {
         self.typed(key, "a number", |value| Some(value.as_f64()? as f32))
     }
@@ -341,10 +326,13 @@ impl Keys<'_> {
     }
 
     fn refuse_what_is_not_computed(&self) -> Result<(), ConfigError> {
+        let refuse = |key: &'static str, what: String| {
+            let message = format!("config.json: {what} not supported");
+            Err(uncomputed(&[key], message))
+        };
         for key in ["attention_bias", "mlp_bias"] {
             if self.flag(key)? == Some(true) {
-                let message = format!("config.json: {key} is not supported");
-                return Err(uncomputed(&[key], message));
+                return refuse(key, format!("{key} is"));
             }
         }
         if let Some(activation) = self.given("hidden_act")
@@ -354,32 +342,23 @@ impl Keys<'_> {
             return Err(uncomputed(&["hidden_act"], message));
         }
         if self.number("attention_dropout")?.unwrap_or(0.0) != 0.0 {
-            return Err(uncomputed(
-                &["attention_dropout"],
-                "config.json: attention_dropout other than 0 is not supported",
-            ));
+            let what = "attention_dropout other than 0 is".to_owned();
+            return refuse("attention_dropout", what);
         }
         if self.given("quantization_config").is_some() {
-            return Err(uncomputed(
-                &["quantization_config"],
-                "config.json: quantised weights (quantization_config) are not supported",
-            ));
+            let what = "quantised weights (quantization_config) are".to_owned();
+            return refuse("quantization_config", what);
         }
         if let Some((key, rope)) = self.rope()? {
             // `type` is the older spelling.
             let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-            if kind.is_some_and(|kind| kind != "default") {
-                let message = format!(
-                    "config.json: {key} of type {} is not supported; default is",
-                    kind.unwrap_or(&Value::Null)
-                );
+            if let Some(kind) = kind.filter(|&kind| kind != "default") {
+                let message =
+                    format!("config.json: {key} of type {kind} is not supported; default is");
                 return Err(uncomputed(&[key], message));
             }
             if rope.get("partial_rotary_factor").is_some_and(|f| f != 1.0) {
-                return Err(uncomputed(
-                    &[key],
-                    "config.json: partial_rotary_factor other than 1 is not supported",
-                ));
+                return refuse(key, "partial_rotary_factor other than 1 is".to_owned());
             }
         }
         Ok(())

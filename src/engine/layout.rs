@@ -11,16 +11,16 @@ use super::{EngineError, Layout, ModelConfig, Parameter, Unit, UnitState};
 pub fn layout(config: &ModelConfig) -> Layout {
     let hidden = config.hidden_size;
     let inner = config.intermediate_size;
-    let queries = config.num_attention_heads * config.head_dim;
+    let queries = config.queries();
     let keys = config.num_key_value_heads * config.head_dim;
 
-    let mut embedding = Builder::new("embed".to_owned());
+    let mut embedding = Unit::new("embed".to_owned());
     embedding.matrix("model.embed_tokens", config.vocab_size, hidden);
 
     let digits = config.num_hidden_layers.saturating_sub(1).to_string().len();
     let blocks = (0..config.num_hidden_layers).map(|layer| {
         let at = format!("model.layers.{layer}");
-        let mut block = Builder::new(format!("block-{layer:0width$}", width = digits.max(2)));
+        let mut block = Unit::new(format!("block-{layer:0width$}", width = digits.max(2)));
         block.norm(&format!("{at}.input_layernorm"), hidden);
         block.matrix(&format!("{at}.self_attn.q_proj"), queries, hidden);
         block.matrix(&format!("{at}.self_attn.k_proj"), keys, hidden);
@@ -30,18 +30,18 @@ pub fn layout(config: &ModelConfig) -> Layout {
         block.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden);
         block.matrix(&format!("{at}.mlp.up_proj"), inner, hidden);
         block.matrix(&format!("{at}.mlp.down_proj"), hidden, inner);
-        block.unit
+        block
     });
 
-    let mut head = Builder::new("head".to_owned());
+    let mut head = Unit::new("head".to_owned());
     head.norm("model.norm", hidden);
     if !config.tie_word_embeddings {
         head.matrix("lm_head", config.vocab_size, hidden);
     }
 
-    let units = std::iter::once(embedding.unit)
+    let units = std::iter::once(embedding)
         .chain(blocks)
-        .chain(std::iter::once(head.unit))
+        .chain(std::iter::once(head))
         .collect();
     Layout { units }
 }
@@ -73,7 +73,61 @@ impl Layout {
     }
 }
 
+/// The ranges of a block's tensors within its unit.
+pub struct BlockTensors {
+    pub norm_input: Range<usize>,
+    /// Queries, keys and values.
+    pub qkv: Range<usize>,
+    pub output: Range<usize>,
+    pub norm_middle: Range<usize>,
+    pub gate_up: Range<usize>,
+    pub down: Range<usize>,
+}
+
 impl Unit {
+    fn new(name: String) -> Unit {
+        Unit {
+            name,
+            parameters: Vec::new(),
+            len: 0,
+        }
+    }
+
+    fn matrix(&mut self, module: &str, rows: usize, columns: usize) {
+        self.push(module, vec![rows, columns], true);
+    }
+
+    fn norm(&mut self, module: &str, width: usize) {
+        self.push(module, vec![width], false);
+    }
+
+    /// Appends a parameter.
+    fn push(&mut self, module: &str, shape: Vec<usize>, decay: bool) {
+        let parameter = Parameter {
+            name: format!("{module}.weight"),
+            shape,
+            offset: self.len,
+            decay,
+        };
+        self.len += parameter.len();
+        self.parameters.push(parameter);
+    }
+
+    /// The tensors of a block.
+    pub(super) fn block_tensors(&self) -> BlockTensors {
+        let span = |first: usize, last: usize| {
+            self.parameters[first].range().start..self.parameters[last].range().end
+        };
+        BlockTensors {
+            norm_input: span(0, 0),
+            qkv: span(1, 3),
+            output: span(4, 4),
+            norm_middle: span(5, 5),
+            gate_up: span(6, 7),
+            down: span(8, 8),
+        }
+    }
+
     /// Refuses a state of another length.
     pub(super) fn check_state(&self, state: &UnitState) -> Result<(), EngineError> {
         for (what, values) in [
@@ -120,42 +174,6 @@ impl Parameter {
     /// Range of the tensor within its unit, in elements.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len()
-    }
-}
-
-/// Appends parameters to a unit.
-struct Builder {
-    unit: Unit,
-}
-
-impl Builder {
-    fn new(name: String) -> Builder {
-        Builder {
-            unit: Unit {
-                name,
-                parameters: Vec::new(),
-                len: 0,
-            },
-        }
-    }
-
-    fn matrix(&mut self, module: &str, rows: usize, columns: usize) {
-        self.push(module, vec![rows, columns], true);
-    }
-
-    fn norm(&mut self, module: &str, width: usize) {
-        self.push(module, vec![width], false);
-    }
-
-    fn push(&mut self, module: &str, shape: Vec<usize>, decay: bool) {
-        let parameter = Parameter {
-            name: format!("{module}.weight"),
-            shape,
-            offset: self.unit.len,
-            decay,
-        };
-        self.unit.len += parameter.len();
-        self.unit.parameters.push(parameter);
     }
 }
 

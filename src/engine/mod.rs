@@ -18,7 +18,7 @@ mod testing;
 use capacity::Capacity;
 pub use config::ConfigError;
 pub use layout::layout;
-use layout::part;
+use layout::{BlockTensors, part};
 
 use crate::comm::{CommError, World};
 
@@ -110,6 +110,25 @@ pub struct ModelConfig {
     /// attention stays plainly causal.
     #[serde(default)]
     pub sliding_window: Option<usize>,
+}
+
+impl ModelConfig {
+    /// Width of a row of queries.
+    fn queries(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Width of a row of queries, keys and values.
+    fn qkv(&self) -> usize {
+        (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+    }
+}
+
+/// Direction of a pass over the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Backward,
 }
 
 /// One parameter tensor within its unit.

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::greeting::{
     Greeting, HELLO_LIMIT, Hello, Intake, Join, LaneOf, Nonces, Reply, Side, encode,
 };
-use super::poll::wait;
+use super::wire::wait;
 use crate::comm::{CommError, Notify};
 use crate::util::key::{Key, nonce};
 
@@ -41,20 +41,18 @@ struct Candidate {
     since: Instant,
 }
 
-/// What a message of a candidate leads to.
-enum Step {
-    /// The candidate must prove its key.
-    Challenged,
+/// A rank of this world that has proven itself.
+pub(super) enum Admitted {
+    /// It asks for the table of addresses.
     Join(Join),
+    /// It connects a lane.
     Lane(LaneOf),
 }
 
 /// The next event of the listener.
 pub(super) enum Arrival {
-    /// A rank of this world asks for the table of addresses; its stream is non-blocking.
-    Join(TcpStream, Join),
-    /// A rank of this world connected a lane; its stream is non-blocking.
-    Lane(TcpStream, LaneOf),
+    /// A rank of this world connected; its stream is non-blocking.
+    Rank(TcpStream, Admitted),
     /// A watched connection ended.
     Ended(usize),
     /// The deadline passed without an event.
@@ -111,7 +109,7 @@ impl Acceptor {
             let talking = self.candidates.iter().map(|candidate| &candidate.stream);
             let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
             fds.extend(silent.chain(talking).map(|s| PollFd::new(s, PollFlags::IN)));
-            wait(&mut fds, Some(until.saturating_duration_since(now)))
+            wait(&mut fds, until.saturating_duration_since(now))
                 .map_err(|error| CommError::Rendezvous(format!("cannot poll: {error}")))?;
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
 
@@ -201,47 +199,45 @@ impl Acceptor {
                 }
             };
             // A challenged candidate may have answered already.
-            if let Ok(Step::Challenged) = step {
+            if let Ok(None) = step {
                 continue;
             }
             let stream = self.candidates.remove(index).stream;
             match step {
-                Ok(Step::Join(join)) => return Some(Arrival::Join(stream, join)),
-                Ok(Step::Lane(lane)) => return Some(Arrival::Lane(stream, lane)),
-                Ok(Step::Challenged) => {}
+                Ok(Some(admitted)) => return Some(Arrival::Rank(stream, admitted)),
+                Ok(None) => {}
                 Err(reason) => self.refuse(stream, reason),
             }
         }
         None
     }
 
-    /// Checks a candidate's message; the error is the reason to refuse it.
-    fn judge(&mut self, index: usize, hello: Hello) -> Result<Step, String> {
+    /// Checks a candidate's message: `None` if it must still prove its key. The error is the reason to refuse it.
+    fn judge(&mut self, index: usize, hello: Hello) -> Result<Option<Admitted>, String> {
         let candidate = &mut self.candidates[index];
         match (hello, &candidate.nonces, &self.lanes) {
             (Hello::Open { nonce: guest }, None, _) => {
                 let host = nonce().map_err(|error| error.to_string())?;
                 let nonces = Nonces { guest, host };
-                let proof = nonces.of_host(&self.key);
+                let proof = self.key.prove(&nonces.of_host());
                 let challenge = encode(&Reply::Challenge { nonce: host, proof });
                 let challenge = challenge.map_err(|error| error.to_string())?;
                 // It fits into an empty buffer. A peer that has left is noticed when it is read.
                 let _ = (&candidate.stream).write(&challenge);
                 candidate.nonces = Some(nonces);
                 candidate.intake = Intake::new(HELLO_LIMIT);
-                Ok(Step::Challenged)
+                Ok(None)
             }
             (Hello::Join { join, proof }, Some(nonces), _)
                 if join.is_proven(&self.key, nonces, &proof) =>
             {
-                let admitted = self.own.admit(&join.greeting);
-                admitted.map_err(|error| error.to_string())?;
-                Ok(Step::Join(join))
+                self.own.admit(&join.greeting)?;
+                Ok(Some(Admitted::Join(join)))
             }
             (Hello::Lane { lane, proof }, _, Some(lanes))
                 if lane.is_proven(lanes, self.own.rank, Side::Connects, &proof) =>
             {
-                Ok(Step::Lane(lane))
+                Ok(Some(Admitted::Lane(lane)))
             }
             _ => Err("it does not prove that it has the key of this generation".into()),
         }

@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::rendezvous::Mesh;
-use super::wire::Stop;
+use super::wire::{Flow, Stop, Streams, drive};
 use crate::comm::tcp::control::ControlMessage;
 use crate::comm::{CommError, Ended, Notify};
 use crate::util::lock::lock;
@@ -24,7 +24,7 @@ pub(super) struct Connections {
     pub rank: usize,
     pub world: usize,
     pub mesh: Mesh,
-    pub patience: Duration,
+    patience: Duration,
     notify: Notify,
     ended: Ended,
     verdict: Mutex<Option<CommError>>,
@@ -99,10 +99,7 @@ impl Connections {
         self.decided.notify_all();
         (self.ended)(&error);
         // The peers may have closed them already.
-        for stream in self.mesh.data.iter().flatten() {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        for stream in self.mesh.exchange.iter().flatten() {
+        for stream in self.mesh.data.iter().chain(&self.mesh.exchange).flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
         self.wake_heartbeat();
@@ -118,9 +115,20 @@ impl Connections {
         }
     }
 
+    /// Runs an operation's flow to its end.
+    pub fn run(
+        &self,
+        operation: &str,
+        streams: &Streams,
+        flow: &mut impl Flow,
+    ) -> Result<(), CommError> {
+        let late = |ranks: &[usize], waited| self.late(operation, ranks, waited);
+        drive(streams, flow, self.patience, &late).map_err(|stop| self.explain(stop))
+    }
+
     /// Turns a flow's stop into an error. A broken connection waits for the heartbeat thread to find the root
     /// cause: the peer may have left because it lost another one.
-    pub fn explain(&self, stop: Stop) -> CommError {
+    fn explain(&self, stop: Stop) -> CommError {
         match stop {
             Stop::Mismatch { reason } => {
                 let misuse = CommError::Misuse(reason);
@@ -192,7 +200,7 @@ impl Connections {
     }
 
     /// Names the ranks that an operation waits for; slowness alone never makes a rank lost.
-    pub fn late(&self, operation: &str, ranks: &[usize], waited: Duration) {
+    fn late(&self, operation: &str, ranks: &[usize], waited: Duration) {
         for &rank in ranks {
             let silence = self.silence(rank).as_secs_f64();
             (self.notify)(&format!(

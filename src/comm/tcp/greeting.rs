@@ -20,7 +20,6 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::comm::CommError;
 use crate::util::key::{Key, Nonce, Proof};
 
 /// Identity of a rank in the world of its key.
@@ -79,14 +78,14 @@ pub(super) struct Nonces {
 }
 
 impl Nonces {
-    /// Rank 0's proof.
-    pub fn of_host(&self, key: &Key) -> Proof {
-        key.prove(&[b"rank 0", &self.guest, &self.host])
+    /// What rank 0 proves.
+    pub fn of_host(&self) -> [&[u8]; 3] {
+        [b"rank 0", &self.guest, &self.host]
     }
 
-    /// Whether a proof is that of rank 0.
-    pub fn are_of_host(&self, key: &Key, proof: &Proof) -> bool {
-        key.verify(&[b"rank 0", &self.guest, &self.host], proof)
+    /// What a rank proves that says this.
+    fn of_guest<'a>(&'a self, said: &'a [u8]) -> [&'a [u8]; 4] {
+        [b"join", &self.guest, &self.host, said]
     }
 }
 
@@ -94,14 +93,14 @@ impl Join {
     /// The message with its proof.
     pub fn proven(self, key: &Key, nonces: &Nonces) -> io::Result<Hello> {
         let said = serde_json::to_vec(&self)?;
-        let proof = key.prove(&[b"join", &nonces.guest, &nonces.host, &said]);
+        let proof = key.prove(&nonces.of_guest(&said));
         Ok(Hello::Join { join: self, proof })
     }
 
     /// Whether a proof is that of this message.
     pub fn is_proven(&self, key: &Key, nonces: &Nonces, proof: &Proof) -> bool {
         let said = serde_json::to_vec(self).unwrap_or_default();
-        key.verify(&[b"join", &nonces.guest, &nonces.host, &said], proof)
+        key.verify(&nonces.of_guest(&said), proof)
     }
 }
 
@@ -168,44 +167,27 @@ pub(super) enum Reply {
     Missing { rank: usize, reason: String },
 }
 
-/// Why a rank does not belong to the world.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotAdmitted {
-    #[error("rank {rank} is not below the world size {world}")]
-    Rank { rank: usize, world: usize },
-    #[error("it expects a world of {expected} ranks, not of {world}")]
-    World { expected: usize, world: usize },
-    #[error("rank {0} is already taken")]
-    Taken(usize),
-}
-
-impl From<NotAdmitted> for CommError {
-    fn from(error: NotAdmitted) -> CommError {
-        CommError::Misuse(error.to_string())
-    }
-}
-
 impl Greeting {
-    /// Checks the fields against each other.
-    pub(super) fn validate(&self) -> Result<(), NotAdmitted> {
-        let &Greeting { rank, world } = self;
-        if rank >= world {
-            return Err(NotAdmitted::Rank { rank, world });
+    /// Checks the fields against each other; the error is the reason to refuse them.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let Greeting { rank, world } = self;
+        if rank < world {
+            return Ok(());
         }
-        Ok(())
+        Err(format!("rank {rank} is not below the world size {world}"))
     }
 
-    /// Whether `other` belongs to this rank's world.
-    pub(super) fn admit(&self, other: &Greeting) -> Result<(), NotAdmitted> {
+    /// Whether `other` belongs to this rank's world; the error is the reason to refuse it.
+    pub(super) fn admit(&self, other: &Greeting) -> Result<(), String> {
         if other.world != self.world {
-            return Err(NotAdmitted::World {
-                expected: other.world,
-                world: self.world,
-            });
+            return Err(format!(
+                "it expects a world of {} ranks, not of {}",
+                other.world, self.world
+            ));
         }
         other.validate()?;
         if other.rank == self.rank {
-            return Err(NotAdmitted::Taken(other.rank));
+            return Err(format!("rank {} is already taken", other.rank));
         }
         Ok(())
     }
@@ -311,8 +293,8 @@ mod tests {
         let own = Greeting { rank: 0, world: 3 };
         let admitted = |rank, world| own.admit(&Greeting { rank, world });
         assert_eq!(admitted(1, 3), Ok(()));
-        let refused = [admitted(1, 2), admitted(3, 3), admitted(0, 3)]
-            .map(|refused| refused.unwrap_err().to_string());
+        let refused =
+            [admitted(1, 2), admitted(3, 3), admitted(0, 3)].map(|refused| refused.unwrap_err());
         assert_eq!(
             refused,
             [
@@ -341,9 +323,9 @@ mod tests {
         assert!(!join(2).is_proven(&key, &nonces, &proof));
         for others in [Nonces { guest: other, host }, Nonces { guest, host: other }] {
             assert!(!said.is_proven(&key, &others, &proof));
-            assert!(!others.are_of_host(&key, &nonces.of_host(&key)));
+            assert!(!key.verify(&others.of_host(), &key.prove(&nonces.of_host())));
         }
-        assert!(nonces.are_of_host(&key, &nonces.of_host(&key)));
+        assert!(key.verify(&nonces.of_host(), &key.prove(&nonces.of_host())));
 
         let lanes = lane_key(&key, &other);
         let lane = LaneOf {

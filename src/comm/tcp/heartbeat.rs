@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::poll::wait;
-use super::wire::peers;
+use super::wire::{peers, wait};
 use crate::comm::CommError;
 use crate::comm::tcp::connections::{Connections, GRACE};
 use crate::comm::tcp::control::ControlMessage;
@@ -38,7 +37,7 @@ struct Peer {
 }
 
 /// Evidence that the world has ended; an earlier variant is closer to the root cause.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Evidence {
     Told,
     Closed,
@@ -95,6 +94,7 @@ impl Heartbeat {
         let now = Instant::now();
         let silent = self
             .alive()
+            .into_iter()
             .map(|rank| now + self.timeout.saturating_sub(self.connections.silence(rank)));
         let suspects = self.connections.suspects();
         silent
@@ -102,12 +102,17 @@ impl Heartbeat {
             .min()
     }
 
+    /// Peers whose connection is not closed.
+    fn connected(&self) -> Vec<usize> {
+        let open = |&rank: &usize| rank != self.connections.rank && !self.peers[rank].gone;
+        (0..self.peers.len()).filter(open).collect()
+    }
+
     /// Peers that should be sending heartbeats.
-    fn alive(&self) -> impl Iterator<Item = usize> {
-        let own = self.connections.rank;
-        let all = self.peers.iter().enumerate();
-        all.filter(move |(rank, peer)| *rank != own && !peer.done && !peer.gone)
-            .map(|(rank, _)| rank)
+    fn alive(&self) -> Vec<usize> {
+        let mut alive = self.connected();
+        alive.retain(|&rank| !self.peers[rank].done);
+        alive
     }
 
     /// Waits for a control message, a wake-up, or the deadline.
@@ -117,10 +122,7 @@ impl Heartbeat {
             .map(|(_, stream)| PollFd::new(stream, PollFlags::IN));
         let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
         fds.extend(open);
-        wait(
-            &mut fds,
-            Some(until.saturating_duration_since(Instant::now())),
-        )?;
+        wait(&mut fds, until.saturating_duration_since(Instant::now()))?;
         let mut rung = [0; 64];
         while matches!((&self.bell).read(&mut rung), Ok(read) if read == rung.len()) {}
         Ok(())
@@ -129,10 +131,8 @@ impl Heartbeat {
     /// Reads all control messages, then judges the peers.
     fn judge_peers(&mut self, overslept: bool) -> Option<CommError> {
         let mut found: Vec<(Evidence, CommError)> = Vec::new();
-        for rank in 0..self.peers.len() {
-            if rank != self.connections.rank && !self.peers[rank].gone {
-                found.extend(self.read_peer(rank));
-            }
+        for rank in self.connected() {
+            found.extend(self.read_peer(rank));
         }
         for rank in self.alive() {
             let silence = self.connections.silence(rank);
@@ -154,8 +154,8 @@ impl Heartbeat {
             };
             found.push((Evidence::Silent, CommError::PeerLost { rank, reason }));
         }
-        found.sort_by(|(one, _), (other, _)| one.cmp(other));
-        found.into_iter().next().map(|(_, error)| error)
+        let first = found.into_iter().min_by_key(|(evidence, _)| *evidence);
+        first.map(|(_, error)| error)
     }
 
     /// Reads the control messages of a peer.
@@ -205,25 +205,13 @@ impl Heartbeat {
             let _ = stream.shutdown(Shutdown::Write);
         }
         let until = Instant::now() + LINGER;
-        while self
-            .peers
-            .iter()
-            .enumerate()
-            .any(|(rank, peer)| rank != self.connections.rank && !peer.gone)
+        while !self.connected().is_empty()
             && Instant::now() < until
             && self.sleep_until(until).is_ok()
         {
-            for (rank, mut stream) in peers(&self.connections.mesh.heartbeat) {
-                let mut bytes = [0; 1024];
-                loop {
-                    match stream.read(&mut bytes) {
-                        Ok(0) => self.peers[rank].gone = true,
-                        Ok(_) => continue,
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                        Err(_) => self.peers[rank].gone = true,
-                    }
-                    break;
-                }
+            for rank in self.connected() {
+                // The verdict is final, whatever the peer says.
+                self.read_peer(rank);
             }
         }
     }

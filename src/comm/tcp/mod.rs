@@ -17,14 +17,12 @@ mod control;
 mod greeting;
 mod heartbeat;
 mod message;
-mod poll;
 mod rendezvous;
 mod same_host;
-mod stream;
 mod vector;
 mod wire;
 
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -37,7 +35,6 @@ pub use self::greeting::Greeting;
 use self::heartbeat::Heartbeat;
 use self::message::{MESSAGE_LIMIT, Messages};
 use self::vector::{Scratch, Transfer};
-use self::wire::drive;
 use super::{Collective, CommError, Ended, Notify, Operation, Pending};
 use crate::util::key::Key;
 use crate::util::lock::lock;
@@ -57,9 +54,6 @@ pub struct TcpOptions {
     pub greeting: Greeting,
     /// The secret of the generation's ranks.
     pub key: Key,
-    /// Interface to listen on. By default rank 0 listens on the master address, and every other rank on the
-    /// interface that reaches rank 0.
-    pub bind: Option<IpAddr>,
     /// Time limit of the rendezvous.
     pub timeout: Duration,
     /// Time between two heartbeats.
@@ -90,7 +84,6 @@ impl TcpOptions {
             master_port,
             greeting,
             key,
-            bind: None,
             timeout: Duration::from_secs(60),
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_timeout: Duration::from_secs(3),
@@ -102,23 +95,14 @@ impl TcpOptions {
     }
 }
 
-/// Connects to the other ranks. Rank 0 listens on the master address and port.
+/// Connects to the other ranks. Rank 0 listens on the master address and port, every other rank on the interface
+/// that reaches rank 0.
 pub fn connect(options: &TcpOptions) -> Result<Arc<TcpCollective>, CommError> {
-    options.greeting.validate()?;
-    let hosts = options.greeting.rank == 0 && options.greeting.world > 1;
-    let listener = hosts.then(|| rendezvous::listen(options)).transpose()?;
-    meet(options, listener)
+    meet(options, None)
 }
 
 /// Connects to the other ranks as rank 0, on a listener that is already bound.
 pub fn host(options: &TcpOptions, listener: TcpListener) -> Result<Arc<TcpCollective>, CommError> {
-    options.greeting.validate()?;
-    if options.greeting.rank != 0 {
-        return Err(CommError::Misuse(format!(
-            "rank {} cannot host the rendezvous: only rank 0 does",
-            options.greeting.rank
-        )));
-    }
     meet(options, Some(listener))
 }
 
@@ -148,24 +132,13 @@ struct Job {
     reply: SyncSender<Result<Operation, CommError>>,
 }
 
-struct Started(Receiver<Result<Operation, CommError>>);
-
-impl Pending for Started {
-    fn wait(self: Box<Self>) -> Result<Operation, CommError> {
-        self.0.recv().unwrap_or_else(|_| Err(closed()))
-    }
-}
-
 fn closed() -> CommError {
     CommError::Misuse("the world is closed".into())
 }
 
 impl TcpCollective {
     fn begin(options: &TcpOptions, mesh: rendezvous::Mesh) -> std::io::Result<Self> {
-        for stream in mesh.data.iter().flatten() {
-            stream.set_nonblocking(true)?;
-        }
-        for stream in mesh.exchange.iter().chain(&mesh.heartbeat).flatten() {
+        for stream in mesh.all() {
             stream.set_nonblocking(true)?;
         }
         let (bell, rung) = UnixStream::pair()?;
@@ -215,21 +188,18 @@ impl Collective for TcpCollective {
         self.connections.world
     }
 
-    fn start(&self, operation: Operation) -> Box<dyn Pending> {
-        let (reply, result) = sync_channel(1);
-        let started = Box::new(Started(result));
+    fn start(&self, operation: Operation) -> Pending {
         if let Err(error) = operation.check(self.connections.world) {
-            // The receiver exists and the channel has capacity for one result.
-            let _ = reply.send(Err(error));
-            return started;
+            return Pending::new(|| Err(error));
         }
+        let (reply, result) = sync_channel(1);
         if let Some(jobs) = &*lock(&self.jobs) {
             self.under_way.fetch_add(1, Ordering::AcqRel);
             if jobs.send(Job { operation, reply }).is_err() {
                 self.under_way.fetch_sub(1, Ordering::AcqRel);
             }
         }
-        started
+        Pending::new(move || result.recv().unwrap_or_else(|_| Err(closed())))
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
@@ -250,14 +220,7 @@ impl Collective for TcpCollective {
         let connections = &self.connections;
         *exchanges += 1;
         let mut messages = Messages::new(connections.rank, connections.world, *exchanges, message);
-        let late = |ranks: &[usize], waited| connections.late("an exchange", ranks, waited);
-        drive(
-            &connections.mesh.exchange,
-            &mut messages,
-            connections.patience,
-            &late,
-        )
-        .map_err(|stop| connections.explain(stop))?;
+        connections.run("an exchange", &connections.mesh.exchange, &mut messages)?;
         Ok(messages.into_all())
     }
 
@@ -331,7 +294,7 @@ impl Worker {
             return Err(verdict);
         }
         self.operations += 1;
-        let name = operation.name();
+        let name = operation.kind.name();
         let mut transfer = Transfer::new(
             connections.rank,
             connections.world,
@@ -339,14 +302,7 @@ impl Worker {
             operation,
             &mut self.scratch,
         );
-        let late = |ranks: &[usize], waited| connections.late(name, ranks, waited);
-        drive(
-            &connections.mesh.data,
-            &mut transfer,
-            connections.patience,
-            &late,
-        )
-        .map_err(|stop| connections.explain(stop))
+        connections.run(name, &connections.mesh.data, &mut transfer)
     }
 }
 

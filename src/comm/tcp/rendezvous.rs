@@ -8,38 +8,37 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::TcpOptions;
-use super::acceptor::{Acceptor, Arrival};
+use super::acceptor::{Acceptor, Admitted, Arrival};
 use super::greeting::{
     Hello, Intake, Join, Lane, LaneOf, Nonces, Reply, Side, encode, lane_key, reply_limit,
 };
 use super::same_host::unix_where_shared;
-use super::stream::Stream;
-use super::wire::peers;
+use super::wire::{Streams, peers};
 use crate::comm::CommError;
 use crate::util::key::{Key, nonce};
 
-/// Connections to every peer, indexed by rank (`None` at this rank's index).
+/// The connections of each kind.
 #[derive(Debug)]
 pub(super) struct Mesh {
-    pub data: Vec<Option<Stream>>,
-    pub exchange: Vec<Option<TcpStream>>,
-    pub heartbeat: Vec<Option<TcpStream>>,
+    /// Unix sockets to ranks of this host, as [`unix_where_shared`] makes them.
+    pub data: Streams,
+    pub exchange: Streams,
+    pub heartbeat: Streams,
 }
 
-/// The same during the rendezvous.
-struct PartialMesh {
-    data: Vec<Option<TcpStream>>,
-    exchange: Vec<Option<TcpStream>>,
-    heartbeat: Vec<Option<TcpStream>>,
-}
-
-impl PartialMesh {
-    fn lane(&mut self, lane: Lane) -> &mut Vec<Option<TcpStream>> {
+impl Mesh {
+    fn lane(&mut self, lane: Lane) -> &mut Streams {
         match lane {
             Lane::Data => &mut self.data,
             Lane::Exchange => &mut self.exchange,
             Lane::Heartbeat => &mut self.heartbeat,
         }
+    }
+
+    /// All connections.
+    pub fn all(&self) -> impl Iterator<Item = &TcpStream> {
+        let lanes = [&self.data, &self.exchange, &self.heartbeat];
+        lanes.into_iter().flatten().flatten()
     }
 }
 
@@ -51,17 +50,9 @@ const CHALLENGE_TIMEOUT: Duration = Duration::from_secs(10);
 const LANES: [Lane; 3] = [Lane::Data, Lane::Exchange, Lane::Heartbeat];
 
 /// Binds rank 0's listener; the error says how to free a port in use.
-pub(super) fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
-    let port = options.master_port;
-    let bound = match options.bind {
-        Some(address) => TcpListener::bind((address, port)),
-        None => TcpListener::bind((options.master_address.as_str(), port)),
-    };
-    bound.map_err(|error| {
-        let place = match options.bind {
-            Some(address) => address.to_string(),
-            None => options.master_address.clone(),
-        };
+fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
+    let (place, port) = (options.master_address.as_str(), options.master_port);
+    TcpListener::bind((place, port)).map_err(|error| {
         rendezvous(match error.kind() {
             io::ErrorKind::AddrInUse => format!(
                 "port {port} on {place} is taken: set MASTER_PORT to a free port, or stop the \
@@ -76,13 +67,18 @@ pub(super) fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
     })
 }
 
-/// Connects to the other ranks; rank 0 passes its listener.
+/// Connects to the other ranks. Rank 0 listens, unless it passes its listener.
 pub(super) fn meet(options: &TcpOptions, listener: Option<TcpListener>) -> Result<Mesh, CommError> {
     let deadline = Instant::now() + options.timeout;
-    match listener {
-        Some(listener) => host(options, listener, deadline),
-        None => guest(options, deadline),
+    options.greeting.validate().map_err(CommError::Misuse)?;
+    if options.greeting.rank > 0 {
+        return guest(options, deadline);
     }
+    let listener = match listener {
+        Some(listener) => listener,
+        None => listen(options)?,
+    };
+    host(options, listener, deadline)
 }
 
 /// Rank 0: collects the addresses of all ranks and sends the table to all of them.
@@ -99,7 +95,7 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
             .map(|(&rank, (stream, _))| (rank, stream))
             .collect();
         match acceptor.next(deadline, &watched)? {
-            Arrival::Join(stream, join) => {
+            Arrival::Rank(stream, Admitted::Join(join)) => {
                 let rank = join.greeting.rank;
                 if let Some((_, first)) = joined.get(&rank) {
                     let reason = format!("rank {rank} has already joined from {first}");
@@ -111,7 +107,7 @@ fn host(options: &TcpOptions, listener: TcpListener, deadline: Instant) -> Resul
                 }
             }
             // No rank has the key for lanes yet.
-            Arrival::Lane(..) => {}
+            Arrival::Rank(_, Admitted::Lane(_)) => {}
             Arrival::Ended(rank) => {
                 joined.remove(&rank);
                 (options.notify)(&format!("rank {rank} left before all ranks had joined"));
@@ -248,11 +244,8 @@ fn join(options: &TcpOptions, deadline: Instant) -> Result<Joined, Joining> {
     };
     // The interface that reaches rank 0 also reaches the other ranks.
     let towards_master = master.local_addr()?.ip();
-    let listener = TcpListener::bind((options.bind.unwrap_or(towards_master), 0))?;
-    let mut address = listener.local_addr()?;
-    if address.ip().is_unspecified() {
-        address.set_ip(towards_master);
-    }
+    let listener = TcpListener::bind((towards_master, 0))?;
+    let address = listener.local_addr()?;
     let nonces = challenge(options, &master, deadline)?;
     let join = Join {
         greeting: own.clone(),
@@ -293,10 +286,11 @@ fn challenge(
     match hear(master, options.greeting.world, patience)? {
         Some(Reply::Challenge { nonce: host, proof }) => {
             let nonces = Nonces { guest, host };
-            let proven = nonces.are_of_host(&options.key, &proof);
-            proven
-                .then_some(nonces)
-                .ok_or_else(|| Joining::NotYet(stranger.into()))
+            if options.key.verify(&nonces.of_host(), &proof) {
+                Ok(nonces)
+            } else {
+                Err(Joining::NotYet(stranger.into()))
+            }
         }
         Some(Reply::Refused(reason)) => Err(Joining::NotYet(reason)),
         _ => Err(Joining::NotYet(stranger.into())),
@@ -321,7 +315,7 @@ fn mesh(
     let own = &options.greeting;
     acceptor.admit_lanes(lanes.clone());
     let empty = || (0..own.world).map(|_| None).collect();
-    let mut mesh = PartialMesh {
+    let mut mesh = Mesh {
         data: empty(),
         exchange: empty(),
         heartbeat: empty(),
@@ -352,7 +346,7 @@ fn mesh(
     let mut expected = LANES.len() * (own.world - 1 - own.rank);
     while expected > 0 {
         match acceptor.next(deadline, watched)? {
-            Arrival::Lane(stream, of) => {
+            Arrival::Rank(stream, Admitted::Lane(of)) => {
                 let place = mesh.lane(of.lane).get_mut(of.rank);
                 let Some(place) = place.filter(|place| of.rank > own.rank && place.is_none())
                 else {
@@ -366,7 +360,7 @@ fn mesh(
                 *place = Some(stream);
                 expected -= 1;
             }
-            Arrival::Join(stream, join) => {
+            Arrival::Rank(stream, Admitted::Join(join)) => {
                 let reason = format!("rank {} has already joined", join.greeting.rank);
                 acceptor.refuse(stream, reason);
             }
@@ -397,24 +391,16 @@ fn mesh(
             admitted(stream, &of, lanes, peer, deadline).map_err(|error| left_early(peer, &error))
         })?;
     }
-    for stream in [&mesh.data, &mesh.exchange, &mesh.heartbeat]
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for stream in mesh.all() {
         stream
             .set_nodelay(true)
             .map_err(|error| rendezvous(format!("a connection broke: {error}")))?;
     }
     let patience = left(deadline);
-    let data = unix_where_shared(own.rank, mesh.data, options.unix_sockets, patience)
+    mesh.data = unix_where_shared(own.rank, mesh.data, options.unix_sockets, patience)
         .map_err(|(rank, error)| left_early(rank, &error))?;
     everyone_is_ready(&mesh.heartbeat, deadline)?;
-    Ok(Mesh {
-        data,
-        exchange: mesh.exchange,
-        heartbeat: mesh.heartbeat,
-    })
+    Ok(mesh)
 }
 
 /// Waits until a peer has admitted a lane and proven that it has the key.

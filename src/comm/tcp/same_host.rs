@@ -7,12 +7,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-use super::stream::Stream;
-use super::wire::peers;
+use super::wire::{Streams, peers};
 use crate::util::key::{Nonce, hex, nonce};
 
 /// Bytes of an offer by the lower rank of a pair: the socket's name and the token, or zeros.
@@ -23,10 +23,10 @@ const NO_OFFER: [u8; OFFER] = [0; OFFER];
 /// calls it at the same time; an error names the peer.
 pub(super) fn unix_where_shared(
     rank: usize,
-    lane: Vec<Option<TcpStream>>,
+    lane: Streams,
     wanted: bool,
     patience: Duration,
-) -> Result<Vec<Option<Stream>>, (usize, io::Error)> {
+) -> Result<Streams, (usize, io::Error)> {
     for (peer, stream) in peers(&lane) {
         let blocking = stream.set_nonblocking(false);
         blocking
@@ -56,9 +56,9 @@ pub(super) fn unix_where_shared(
         }
     }
     let lane = lane.into_iter().zip(taken);
-    Ok(lane
-        .map(|(tcp, unix)| unix.map(Stream::Unix).or(tcp.map(Stream::Tcp)))
-        .collect())
+    // The methods of a `TcpStream` that follow are those of every connected socket: `recv`, `send`, `shutdown`.
+    let as_tcp = |unix| TcpStream::from(OwnedFd::from(unix));
+    Ok(lane.map(|(tcp, unix)| unix.map(as_tcp).or(tcp)).collect())
 }
 
 fn on_this_host(stream: &TcpStream) -> bool {

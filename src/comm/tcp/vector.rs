@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::wire::Flow;
-use crate::comm::Operation;
+use crate::comm::{Kind, Operation};
 
 /// Elements that are added up at a time: few enough to stay in a core's cache.
 const CHUNK: usize = 1 << 15;
@@ -59,15 +59,14 @@ impl<'a> Transfer<'a> {
         operation: &'a mut Operation,
         scratch: &'a mut Scratch,
     ) -> Self {
-        let (kind, data, part, reduce, gather) = match operation {
-            Operation::AllReduce(data) => (1, data, OwnPart::InPlace, true, true),
-            Operation::ReduceScatter { data, shard } => {
-                (2, data, OwnPart::Into(shard), true, false)
-            }
-            Operation::AllGather { shard, data } => (3, data, OwnPart::From(shard), false, true),
+        let Operation { kind, data, shard } = operation;
+        let (number_of_kind, part, reduce, gather) = match kind {
+            Kind::AllReduce => (1, OwnPart::InPlace, true, true),
+            Kind::ReduceScatter => (2, OwnPart::Into(shard), true, false),
+            Kind::AllGather => (3, OwnPart::From(shard), false, true),
         };
         let mut header = [0; HEADER];
-        let fields = [kind, number, data.len() as u64];
+        let fields = [number_of_kind, number, data.len() as u64];
         for (place, field) in header.chunks_exact_mut(8).zip(fields) {
             place.copy_from_slice(&u64::to_le_bytes(field));
         }
@@ -260,9 +259,9 @@ fn describe(header: &[u8; HEADER]) -> String {
         u64::from_le_bytes(bytes)
     };
     let name = match field(0) {
-        1 => "all-reduce",
-        2 => "reduce-scatter",
-        3 => "all-gather",
+        1 => Kind::AllReduce.name(),
+        2 => Kind::ReduceScatter.name(),
+        3 => Kind::AllGather.name(),
         _ => "an unknown operation",
     };
     format!("{name} (operation {}) of {} elements", field(1), field(2))

@@ -4,15 +4,16 @@
 //! socket buffers would make all of them wait for each other.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
-
-use super::poll::wait;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Most bytes that move in one direction before the other has its turn.
 const TURN: usize = 1 << 18;
+
+/// Connections of one kind to every peer, indexed by rank (`None` at this rank's index).
+pub(super) type Streams = Vec<Option<TcpStream>>;
 
 /// The content of one operation: a virtual stream to and one from every peer.
 pub(super) trait Flow {
@@ -42,15 +43,12 @@ pub(super) enum Stop {
 
 /// Runs a flow to its end. It calls `late` with the ranks that it waits for, and the time waited, after
 /// `patience`, twice that, four times that, and so on.
-pub(super) fn drive<S: AsFd>(
-    streams: &[Option<S>],
+pub(super) fn drive(
+    streams: &Streams,
     flow: &mut impl Flow,
     patience: Duration,
     late: &dyn Fn(&[usize], Duration),
-) -> Result<(), Stop>
-where
-    for<'a> &'a S: Read + Write,
-{
+) -> Result<(), Stop> {
     let begun = Instant::now();
     let mut report = patience;
     loop {
@@ -75,7 +73,7 @@ where
             })
             .collect();
         let limit = report.saturating_sub(begun.elapsed());
-        if let Err(error) = wait(&mut fds, Some(limit)) {
+        if let Err(error) = wait(&mut fds, limit) {
             let peer = flow.late().first().copied().unwrap_or_default();
             let reason = format!("cannot poll: {error}");
             return Err(Stop::Broken { peer, reason });
@@ -84,6 +82,18 @@ where
             late(&flow.late(), begun.elapsed());
             report *= 2;
         }
+    }
+}
+
+/// Waits until one of `fds` is ready or `limit` has passed; a signal ends the wait early.
+pub(super) fn wait(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<()> {
+    let limit = Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    match poll(fds, Some(&limit)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -8,32 +8,21 @@
 //!
 //! Normed inputs and SwiGLU's product are cheap, so backward recomputes them instead of storing them.
 
-use std::ops::Range;
-
-use super::kernels::rope::Direction;
 use super::kernels::{attention, linear, rmsnorm, rope, swiglu, vector};
 use super::store::Gradient;
 use super::workspace::{Shared, Stash};
-use crate::engine::{ModelConfig, Unit};
+use crate::engine::{BlockTensors, Direction, ModelConfig, Unit};
 
 /// A block's tensors within its unit, and the shapes of this micro-batch.
 pub struct Block<'a> {
     config: &'a ModelConfig,
     shape: attention::Shape,
-    norm_input: Range<usize>,
-    qkv: Range<usize>,
-    output: Range<usize>,
-    norm_middle: Range<usize>,
-    gate_up: Range<usize>,
-    down: Range<usize>,
+    tensors: BlockTensors,
 }
 
 impl<'a> Block<'a> {
     /// `unit` is a block of [`crate::engine::layout`].
     pub fn new(config: &'a ModelConfig, unit: &Unit, batch: usize, seq_len: usize) -> Block<'a> {
-        let span = |first: usize, last: usize| {
-            unit.parameters[first].range().start..unit.parameters[last].range().end
-        };
         Block {
             config,
             shape: attention::Shape {
@@ -43,12 +32,7 @@ impl<'a> Block<'a> {
                 kv_heads: config.num_key_value_heads,
                 head_dim: config.head_dim,
             },
-            norm_input: span(0, 0),
-            qkv: span(1, 3),
-            output: span(4, 4),
-            norm_middle: span(5, 5),
-            gate_up: span(6, 7),
-            down: span(8, 8),
+            tensors: unit.block_tensors(),
         }
     }
 
@@ -60,32 +44,29 @@ impl<'a> Block<'a> {
     pub fn fill_stash(&self, w: &[f32], x: &[f32], stash: &mut Stash, shared: &mut Shared) {
         let (n, config, shape) = (self.tokens(), self.config, self.shape);
         let eps = config.rms_norm_eps;
-        let queries = config.num_attention_heads * config.head_dim;
+        let queries = config.queries();
 
         let normed = &mut shared.narrow[..n * config.hidden_size];
         let inverse = &mut stash.inverse_input[..n];
-        rmsnorm::forward(normed, inverse, x, &w[self.norm_input.clone()], eps);
+        rmsnorm::forward(normed, inverse, x, &w[self.tensors.norm_input.clone()], eps);
         let qkv = &mut stash.qkv[..n * shape.qkv()];
-        linear::forward(qkv, normed, &w[self.qkv.clone()], n);
+        linear::forward(qkv, normed, &w[self.tensors.qkv.clone()], n);
         self.rotate(qkv, &shared.rope, Direction::Forward);
 
         let attended = &mut stash.attended[..n * queries];
         let log_sums = &mut stash.log_sums[..n * shape.heads];
         attention::forward(attended, log_sums, qkv, shape, &shared.attention);
         let projected = &mut shared.narrow[..n * config.hidden_size];
-        linear::forward(projected, attended, &w[self.output.clone()], n);
+        linear::forward(projected, attended, &w[self.tensors.output.clone()], n);
 
         let normed = &mut shared.wide[..n * config.hidden_size];
-        rmsnorm::add_forward(
-            normed,
-            &mut stash.inverse_middle[..n],
-            &mut stash.middle[..n * config.hidden_size],
-            (x, projected),
-            &w[self.norm_middle.clone()],
-            eps,
-        );
+        let middle = &mut stash.middle[..n * config.hidden_size];
+        vector::add(middle, x, projected);
+        let inverse = &mut stash.inverse_middle[..n];
+        let weights = &w[self.tensors.norm_middle.clone()];
+        rmsnorm::forward(normed, inverse, middle, weights, eps);
         let gate_up = &mut stash.gate_up[..n * 2 * config.intermediate_size];
-        linear::forward(gate_up, normed, &w[self.gate_up.clone()], n);
+        linear::forward(gate_up, normed, &w[self.tensors.gate_up.clone()], n);
     }
 
     /// From the stash to the next block's input, `[n, hidden]`.
@@ -98,7 +79,7 @@ impl<'a> Block<'a> {
         let h = &mut shared.wide[..n * inner];
         swiglu::forward(h, &stash.gate_up[..n * 2 * inner], inner);
         let down = &mut shared.narrow[..n * hidden];
-        linear::forward(down, h, &w[self.down.clone()], n);
+        linear::forward(down, h, &w[self.tensors.down.clone()], n);
         vector::add(next, &stash.middle[..n * hidden], down);
     }
 
@@ -114,33 +95,39 @@ impl<'a> Block<'a> {
     ) {
         let (n, config, shape) = (self.tokens(), self.config, self.shape);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let queries = config.num_attention_heads * config.head_dim;
+        let queries = config.queries();
         let Gradient { values: dw, add } = gradient;
         let dx = &mut shared.dx[..n * hidden];
 
         let h = &mut shared.wide[..n * inner];
         let gate_up = &mut stash.gate_up[..n * 2 * inner];
-        linear::backward_input(h, dx, &w[self.down.clone()], n);
+        linear::backward_input(h, dx, &w[self.tensors.down.clone()], n);
         swiglu::backward(h, gate_up, inner);
-        linear::backward_weight(&mut dw[self.down.clone()], dx, h, n, add);
+        linear::backward_weight(&mut dw[self.tensors.down.clone()], dx, h, n, add);
 
         let normed = &mut shared.narrow[..n * hidden];
-        linear::backward_input(normed, gate_up, &w[self.gate_up.clone()], n);
+        linear::backward_input(normed, gate_up, &w[self.tensors.gate_up.clone()], n);
         rmsnorm::backward(
             normed,
             dx,
-            (&mut dw[self.norm_middle.clone()], add),
+            (&mut dw[self.tensors.norm_middle.clone()], add),
             &stash.middle[..n * hidden],
             &stash.inverse_middle[..n],
-            &w[self.norm_middle.clone()],
+            &w[self.tensors.norm_middle.clone()],
             &mut shared.norm_scratch,
         );
-        linear::backward_weight(&mut dw[self.gate_up.clone()], gate_up, normed, n, add);
+        linear::backward_weight(
+            &mut dw[self.tensors.gate_up.clone()],
+            gate_up,
+            normed,
+            n,
+            add,
+        );
 
         let dattended = &mut shared.narrow[..n * queries];
         let attended = &stash.attended[..n * queries];
-        linear::backward_input(dattended, dx, &w[self.output.clone()], n);
-        linear::backward_weight(&mut dw[self.output.clone()], dx, attended, n, add);
+        linear::backward_input(dattended, dx, &w[self.tensors.output.clone()], n);
+        linear::backward_weight(&mut dw[self.tensors.output.clone()], dx, attended, n, add);
         let dqkv = &mut shared.wide[..n * shape.qkv()];
         attention::backward(
             dqkv,
@@ -156,17 +143,17 @@ impl<'a> Block<'a> {
         self.rotate(dqkv, &shared.rope, Direction::Backward);
 
         let normed = &mut shared.narrow[..n * hidden];
-        linear::backward_input(normed, dqkv, &w[self.qkv.clone()], n);
+        linear::backward_input(normed, dqkv, &w[self.tensors.qkv.clone()], n);
         rmsnorm::backward(
             normed,
             dx,
-            (&mut dw[self.norm_input.clone()], add),
+            (&mut dw[self.tensors.norm_input.clone()], add),
             x,
             &stash.inverse_input[..n],
-            &w[self.norm_input.clone()],
+            &w[self.tensors.norm_input.clone()],
             &mut shared.norm_scratch,
         );
-        linear::backward_weight(&mut dw[self.qkv.clone()], dqkv, normed, n, add);
+        linear::backward_weight(&mut dw[self.tensors.qkv.clone()], dqkv, normed, n, add);
     }
 
     /// Rotates the queries and keys.

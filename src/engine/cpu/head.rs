@@ -20,13 +20,13 @@ pub struct Head<'a> {
 
 impl Head<'_> {
     /// Summed loss and targets of the last block's output x `[n, hidden]`.
-    pub fn forward(&self, store: &dyn Store, x: &[f32], shared: &mut Shared) -> (f64, u64) {
+    pub fn forward(&self, store: &Store, x: &[f32], shared: &mut Shared) -> (f64, u64) {
         let rows = self.rows();
         let mut loss = 0.0;
         for rows in rows.chunks(shared.head_rows) {
             let targets = self.logits(store, x, rows, shared);
             let logits = &mut shared.logits[..rows.len() * self.config.vocab_size];
-            loss += cross_entropy::forward(logits, &targets, self.config.vocab_size);
+            loss += cross_entropy::forward_backward(logits, &targets, self.config.vocab_size);
         }
         (loss, rows.len() as u64)
     }
@@ -34,7 +34,7 @@ impl Head<'_> {
     /// As [`Head::forward`], with the gradients: of x in `shared.dx`, of the weights in the store.
     pub fn forward_backward(
         &self,
-        store: &mut dyn Store,
+        store: &mut Store,
         x: &[f32],
         shared: &mut Shared,
     ) -> (f64, u64) {
@@ -94,13 +94,7 @@ impl Head<'_> {
 
     /// Leaves x's rows in `narrow`, the norm's output in `wide`, the inverse rms at the beginning of
     /// `norm_scratch` and the logits; returns the targets of the rows.
-    fn logits(
-        &self,
-        store: &dyn Store,
-        x: &[f32],
-        rows: &[usize],
-        shared: &mut Shared,
-    ) -> Vec<u32> {
+    fn logits(&self, store: &Store, x: &[f32], rows: &[usize], shared: &mut Shared) -> Vec<u32> {
         let (n, hidden) = (rows.len(), self.config.hidden_size);
         let gathered = &mut shared.narrow[..n * hidden];
         for (&row, into) in rows.iter().zip(gathered.chunks_exact_mut(hidden)) {
@@ -121,7 +115,7 @@ impl Head<'_> {
     }
 
     /// Without targets the gradients are zero; places that are to be overwritten must be zeroed.
-    fn no_gradient(&self, store: &mut dyn Store) {
+    fn no_gradient(&self, store: &mut Store) {
         for unit in [self.matrix_unit(), self.unit] {
             let (_, Gradient { values, add }) = store.gradient(unit);
             if !add {

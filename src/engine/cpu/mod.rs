@@ -15,7 +15,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::Arena;
 use self::model::Model;
-use self::store::{Holds, Pass, Replicated, Sharded, Store};
+use self::store::{Pass, Store};
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
@@ -44,7 +44,7 @@ pub struct CpuEngine {
     pool: ThreadPool,
     arena: Arena,
     model: Model,
-    store: Box<dyn Store>,
+    store: Store,
     workspace: Option<Workspace>,
     activation_checkpointing: bool,
 }
@@ -73,30 +73,8 @@ impl CpuEngine {
                 initial::fill(unit, sigma, seed, offset, out);
             }
         };
-        let store = pool.install(|| -> Result<Box<dyn Store>, EngineError> {
-            Ok(match (options.strategy, world) {
-                // Without other ranks the only shard is the whole.
-                (
-                    Strategy::Sharded {
-                        unsharded_accumulation,
-                    },
-                    Some(world),
-                ) if world.world() > 1 => {
-                    let holds = Holds {
-                        unsharded_accumulation,
-                        measure: options.measure,
-                    };
-                    Box::new(Sharded::new(&layout, tied, holds, world, &arena, &fill)?)
-                }
-                (_, world) => {
-                    let fill = |unit: &Unit, out: &mut [f32]| fill(unit, 0, out);
-                    let measure = options.measure;
-                    Box::new(Replicated::new(
-                        &layout, tied, measure, world, &arena, &fill,
-                    )?)
-                }
-            })
-        })?;
+        let held = (options.strategy, options.measure);
+        let store = pool.install(|| Store::new(&layout, tied, held, world, &arena, &fill))?;
         Ok(CpuEngine {
             pool,
             arena,
@@ -110,14 +88,10 @@ impl CpuEngine {
     /// Checks a micro-batch and reserves memory for it.
     fn admit(&mut self, micro_batch: MicroBatch<'_>) -> Result<(), EngineError> {
         micro_batch.check(&self.model.config)?;
-        let needed = Capacity {
-            tokens: micro_batch.tokens.len(),
-            seq_len: micro_batch.seq_len,
-        };
-        match &self.workspace {
-            Some(workspace) if workspace.capacity.covers(needed) => Ok(()),
-            Some(workspace) => self.reserve_workspace(workspace.capacity.with(needed)),
-            None => self.reserve_workspace(needed),
+        let reserved = self.workspace.as_ref().map(|workspace| workspace.capacity);
+        match Capacity::of(micro_batch).beyond(reserved) {
+            Some(capacity) => self.reserve_workspace(capacity),
+            None => Ok(()),
         }
     }
 
@@ -137,9 +111,9 @@ impl CpuEngine {
     /// Runs `f` on this engine's threads with the workspace from [`CpuEngine::admit`].
     fn run<R: Send>(
         &mut self,
-        f: impl FnOnce(&Model, &mut dyn Store, &mut Workspace) -> R + Send,
+        f: impl FnOnce(&Model, &mut Store, &mut Workspace) -> R + Send,
     ) -> Result<R, EngineError> {
-        let (model, store) = (&self.model, self.store.as_mut());
+        let (model, store) = (&self.model, &mut self.store);
         let workspace = self
             .workspace
             .as_mut()
@@ -174,20 +148,16 @@ impl Engine for CpuEngine {
     }
 
     fn join(&mut self, last: bool) -> Result<(), EngineError> {
-        let measure = Measure::default();
-        let store = self.store.as_mut();
-        self.pool.install(|| {
-            store.join(Pass::Training {
-                measure,
-                targets: 0,
-                last,
-            })
-        })
+        let pass = Pass::Training {
+            measure: Measure::default(),
+            targets: 0,
+            last,
+        };
+        self.pool.install(|| self.store.join(pass))
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
-        let store = self.store.as_mut();
-        self.pool.install(|| store.reduce(measure))
+        self.pool.install(|| self.store.reduce(measure))
     }
 
     fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
@@ -195,8 +165,8 @@ impl Engine for CpuEngine {
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
-        let store = self.store.as_mut();
-        self.pool.install(|| store.update(step))
+        self.pool.install(|| self.store.update(step));
+        Ok(())
     }
 
     fn discard(&mut self) {
@@ -209,8 +179,7 @@ impl Engine for CpuEngine {
     }
 
     fn join_evaluation(&mut self) -> Result<(), EngineError> {
-        let store = self.store.as_mut();
-        self.pool.install(|| store.join(Pass::Evaluation))
+        self.pool.install(|| self.store.join(Pass::Evaluation))
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
@@ -220,7 +189,8 @@ impl Engine for CpuEngine {
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
         self.model.layout.unit(unit)?.check_state(state)?;
-        self.store.import(unit, state)
+        self.store.import(unit, state);
+        Ok(())
     }
 
     fn memory(&self) -> (u64, u64) {

@@ -19,7 +19,7 @@ impl Model {
     /// Loss and gradient of a micro-batch; the store receives the gradient.
     pub fn train(
         &self,
-        store: &mut dyn Store,
+        store: &mut Store,
         workspace: &mut Workspace,
         micro_batch: MicroBatch<'_>,
         (measure, last): (Measure, bool),
@@ -29,6 +29,7 @@ impl Model {
             targets: micro_batch.target_tokens(),
             last,
         })?;
+        self.forward(store, workspace, micro_batch)?;
         let Workspace {
             inputs,
             stashes,
@@ -37,32 +38,16 @@ impl Model {
         } = workspace;
         let n = micro_batch.tokens.len();
         let (hidden, head_unit) = (self.config.hidden_size, self.head_unit());
-        let checkpointing = stashes.len() < self.config.num_hidden_layers;
 
-        self.embed(store, micro_batch.tokens, &mut inputs[0])?;
-        for unit in 1..head_unit {
-            store.acquire(unit)?;
-            let (x, next) = inputs.split_at_mut(unit);
-            let stash = &mut stashes[if checkpointing { 0 } else { unit - 1 }];
-            let block = self.block(unit, micro_batch);
-            let w = store.parameters(unit);
-            block.fill_stash(w, &x[unit - 1][..n * hidden], stash, shared);
-            block.finish(w, stash, shared, &mut next[0][..n * hidden]);
-            store.release(unit);
-        }
-
-        store.acquire(head_unit)?;
         let x = &inputs[head_unit - 1][..n * hidden];
         let (loss, targets) = self.head(micro_batch).forward_backward(store, x, shared);
-        store.release(head_unit);
-        if self.config.tie_word_embeddings {
-            store.release(0);
-        }
+        self.release_head(store);
         store.complete(head_unit)?;
 
         for unit in (1..head_unit).rev() {
             store.acquire(unit)?;
             let x = &inputs[unit - 1][..n * hidden];
+            let checkpointing = stashes.len() < self.config.num_hidden_layers;
             let stash = &mut stashes[if checkpointing { 0 } else { unit - 1 }];
             let block = self.block(unit, micro_batch);
             if checkpointing {
@@ -88,66 +73,75 @@ impl Model {
         Ok(Accumulated {
             loss,
             targets,
-            squared_norm: store.end()?,
+            squared_norm: store.end(),
         })
     }
 
     /// Summed loss and targets of a micro-batch.
     pub fn evaluate(
         &self,
-        store: &mut dyn Store,
+        store: &mut Store,
         workspace: &mut Workspace,
         micro_batch: MicroBatch<'_>,
     ) -> Result<(f64, u64), EngineError> {
         store.begin(Pass::Evaluation)?;
+        self.forward(store, workspace, micro_batch)?;
+        let n = micro_batch.tokens.len();
+        let x = &workspace.inputs[self.head_unit() - 1][..n * self.config.hidden_size];
+        let head = self.head(micro_batch);
+        let result = head.forward(store, x, &mut workspace.shared);
+        self.release_head(store);
+        store.end();
+        Ok(result)
+    }
+
+    /// From the tokens to the last block's output, and to the head's weights.
+    fn forward(
+        &self,
+        store: &mut Store,
+        workspace: &mut Workspace,
+        micro_batch: MicroBatch<'_>,
+    ) -> Result<(), EngineError> {
         let Workspace {
             inputs,
             stashes,
             shared,
             ..
         } = workspace;
-        let n = micro_batch.tokens.len();
-        let (hidden, head_unit) = (self.config.hidden_size, self.head_unit());
-        let (first, rest) = inputs.split_at_mut(1);
-        let (mut x, mut next) = (&mut first[0], &mut rest[0]);
-        let stash = &mut stashes[0];
-
-        self.embed(store, micro_batch.tokens, x)?;
-        for unit in 1..head_unit {
-            store.acquire(unit)?;
-            let block = self.block(unit, micro_batch);
-            let w = store.parameters(unit);
-            block.fill_stash(w, &x[..n * hidden], stash, shared);
-            block.finish(w, stash, shared, &mut next[..n * hidden]);
-            store.release(unit);
-            std::mem::swap(&mut x, &mut next);
-        }
-        store.acquire(head_unit)?;
-        let result = self
-            .head(micro_batch)
-            .forward(store, &x[..n * hidden], shared);
-        store.release(head_unit);
-        if self.config.tie_word_embeddings {
-            store.release(0);
-        }
-        store.end()?;
-        Ok(result)
-    }
-
-    fn embed(
-        &self,
-        store: &mut dyn Store,
-        tokens: &[u32],
-        x: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let hidden = self.config.hidden_size;
+        let tokens = micro_batch.tokens;
+        let len = tokens.len() * self.config.hidden_size;
         store.acquire(0)?;
-        let x = &mut x[..tokens.len() * hidden];
-        embedding::forward(x, tokens, store.parameters(0), hidden);
+        let embedded = &mut inputs[0][..len];
+        embedding::forward(
+            embedded,
+            tokens,
+            store.parameters(0),
+            self.config.hidden_size,
+        );
         if !self.config.tie_word_embeddings {
             store.release(0);
         }
-        Ok(())
+        for unit in 1..self.head_unit() {
+            store.acquire(unit)?;
+            let (x, next) = inputs.split_at_mut(unit);
+            // A single stash under activation checkpointing.
+            let stash = (unit - 1) % stashes.len();
+            let stash = &mut stashes[stash];
+            let block = self.block(unit, micro_batch);
+            let w = store.parameters(unit);
+            block.fill_stash(w, &x[unit - 1][..len], stash, shared);
+            block.finish(w, stash, shared, &mut next[0][..len]);
+            store.release(unit);
+        }
+        store.acquire(self.head_unit())
+    }
+
+    /// The head needs no parameters any more.
+    fn release_head(&self, store: &mut Store) {
+        store.release(self.head_unit());
+        if self.config.tie_word_embeddings {
+            store.release(0);
+        }
     }
 
     /// The index of the last unit, which equals the number of blocks plus one.

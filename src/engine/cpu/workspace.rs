@@ -94,10 +94,10 @@ impl Stash {
         what: &str,
     ) -> Result<Stash, EngineError> {
         let buffer = |width: usize| arena.buffer(n * width, what);
-        let queries = config.num_attention_heads * config.head_dim;
+        let queries = config.queries();
         Ok(Stash {
             inverse_input: buffer(1)?,
-            qkv: buffer(qkv(config))?,
+            qkv: buffer(config.qkv())?,
             log_sums: buffer(config.num_attention_heads)?,
             attended: buffer(queries)?,
             middle: buffer(config.hidden_size)?,
@@ -116,11 +116,11 @@ impl Shared {
     ) -> Result<Shared, EngineError> {
         let n = capacity.tokens;
         let hidden = config.hidden_size;
-        let queries = config.num_attention_heads * config.head_dim;
+        let queries = config.queries();
         let head_rows = (LOGITS / config.vocab_size).max(HEAD_ROWS).min(n);
         let mut table = arena.buffer(capacity.seq_len * config.head_dim, "the RoPE table")?;
         rope::fill_table(&mut table, config.head_dim, config.rope_theta);
-        let wide = hidden.max(config.intermediate_size).max(qkv(config));
+        let wide = hidden.max(config.intermediate_size).max(config.qkv());
         Ok(Shared {
             narrow: arena.buffer(n * hidden.max(queries), what)?,
             wide: arena.buffer(n * wide, what)?,
@@ -133,9 +133,4 @@ impl Shared {
             head_rows,
         })
     }
-}
-
-/// Width of a row of queries, keys and values.
-fn qkv(config: &ModelConfig) -> usize {
-    (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
 }

@@ -34,11 +34,11 @@ pub struct Compiler {
 impl Compiler {
     /// A compiler with a folder for its cache; `None` is the user's, `evenkeel/kernels` in `XDG_CACHE_HOME` or
     /// `~/.cache`.
-    pub fn new(cache: Option<PathBuf>) -> Result<Compiler, CudaError> {
-        Ok(Compiler {
+    pub fn new(cache: Option<PathBuf>) -> Compiler {
+        Compiler {
             cache: cache.or_else(users_cache),
             nvrtc: Mutex::new(None),
-        })
+        }
     }
 
     /// The module of a source, compiled for the device unless the cache has it.
@@ -66,8 +66,8 @@ impl Compiler {
         source: &Source,
         options: &[String],
     ) -> Result<Compiled, CudaError> {
-        let driver_major = device.driver().major();
-        let architecture = architecture(device.capability());
+        let driver_major = device.driver.major();
+        let architecture = architecture(device.capability);
         let compiler = self.identity(driver_major)?;
         let file = self.cache.as_ref().map(|folder| {
             let key = key(source, options, &architecture, &compiler);
@@ -105,8 +105,7 @@ impl Compiler {
             let name = path.file_name().unwrap_or_default().display().to_string();
             return Ok(format!("{name} {} {modified:?}", data.len()));
         }
-        let (major, minor) = self.nvrtc(driver_major)?.version();
-        Ok(format!("NVRTC {major}.{minor}"))
+        Ok(format!("NVRTC {}", self.nvrtc(driver_major)?.version))
     }
 }
 

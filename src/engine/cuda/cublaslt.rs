@@ -5,13 +5,15 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Arc;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex};
 
 use super::driver::{Device, Handle, Stream};
 use super::error::CudaError;
 use super::libraries::CUBLAS_LT;
-use super::table::functions;
+use super::options::Precision;
+use super::table::{functions, text};
+use crate::util::lock::lock;
 
 /// `cublasStatus_t`
 type Code = c_int;
@@ -79,36 +81,12 @@ functions! {
     ) -> Code;
 }
 
-/// The type of a matrix's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Element {
-    F32,
-    Bf16,
-}
-
-impl Element {
-    pub fn bytes(self) -> usize {
-        match self {
-            Element::F32 => 4,
-            Element::Bf16 => 2,
-        }
-    }
-
-    /// `cudaDataType_t`
-    fn number(self) -> c_int {
-        match self {
-            Element::F32 => REAL_F32,
-            Element::Bf16 => REAL_BF16,
-        }
-    }
-}
-
 /// A row-major matrix in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
     /// Address of the first element.
     pub address: u64,
-    pub element: Element,
+    pub element: Precision,
     /// Elements from row to row, as they lie in memory.
     pub stride: usize,
     /// The product uses the transpose of what lies in memory.
@@ -124,38 +102,18 @@ pub struct Product {
     pub a: Operand,
     /// Its element is that of `a`.
     pub b: Operand,
-    /// Address of a matrix to add, with the element, stride and order of the result. It may be the result.
+    /// Address of a matrix to add, with the element of the result. It may be the result.
     pub added: Option<u64>,
-    /// Its element is f32 or that of `a`.
-    pub result: Operand,
-}
-
-impl Product {
-    /// The same product with a result that is not transposed: `resultᵀ = bᵀ · aᵀ`.
-    fn straight(self) -> Product {
-        if !self.result.transposed {
-            return self;
-        }
-        let flipped = |operand: Operand| Operand {
-            transposed: !operand.transposed,
-            ..operand
-        };
-        Product {
-            rows: self.columns,
-            columns: self.rows,
-            inner: self.inner,
-            a: flipped(self.b),
-            b: flipped(self.a),
-            added: self.added,
-            result: flipped(self.result),
-        }
-    }
+    /// Address of the result, whose rows are adjacent.
+    pub result: u64,
+    /// The element of the result: f32 or that of `a`.
+    pub element: Precision,
 }
 
 /// cuBLASLt on a device.
 pub struct Blas {
     library: Arc<Library>,
-    plans: HashMap<Shape, Plan>,
+    plans: Mutex<HashMap<Shape, Plan>>,
 }
 
 /// The handle of the library, destroyed when dropped.
@@ -171,9 +129,9 @@ struct Shape {
     /// Rows, columns and inner dimension.
     sizes: [usize; 3],
     /// Of `a`, `b` and the result.
-    elements: [Element; 3],
-    strides: [usize; 3],
+    elements: [Precision; 3],
     /// Of `a` and `b`.
+    strides: [usize; 2],
     transposed: [bool; 2],
     /// Of `a`, `b`, the added matrix and the result, in bytes.
     alignments: [u32; 4],
@@ -205,7 +163,7 @@ impl Blas {
 
     /// Loads cuBLASLt, which is never closed again.
     pub fn new(device: &Arc<Device>) -> Result<Blas, CudaError> {
-        let functions = Functions::open(&CUBLAS_LT, Some(device.driver().major()))?;
+        let (functions, _) = Functions::open(&CUBLAS_LT, Some(device.driver.major()))?;
         device.make_current()?;
         let mut handle = Handle::NULL;
         // SAFETY: the function writes its result; the handle is destroyed when it is dropped.
@@ -217,7 +175,7 @@ impl Blas {
                 device: device.clone(),
                 handle,
             }),
-            plans: HashMap::new(),
+            plans: Mutex::default(),
         })
     }
 
@@ -228,19 +186,19 @@ impl Blas {
     /// The matrices, and the workspace by its address and bytes, are live until the stream has run the
     /// product. The result overlaps neither `a` nor `b`. No other stream uses the workspace meanwhile.
     pub unsafe fn multiply(
-        &mut self,
+        &self,
         stream: &Stream,
         product: &Product,
         workspace: (u64, u64),
     ) -> Result<(), CudaError> {
-        let product = product.straight();
         if product.rows == 0 || product.columns == 0 {
             return Ok(());
         }
-        let shape = Shape::new(&product, workspace);
+        let shape = Shape::new(product, workspace);
         self.library.device.make_current()?;
         let library = &self.library;
-        let plan = plan(&mut self.plans, library, shape)?;
+        let mut plans = lock(&self.plans);
+        let plan = plan(&mut plans, library, shape)?;
         let alpha = 1.0f32;
         let beta = if product.added.is_some() { 1.0f32 } else { 0.0 };
         // SAFETY: the descriptors are live, the scales are f32 as the operation says, and the caller
@@ -255,9 +213,9 @@ impl Blas {
                 product.a.address,
                 plan.second.handle,
                 std::ptr::from_ref(&beta).cast(),
-                product.added.unwrap_or(product.result.address),
+                product.added.unwrap_or(product.result),
                 plan.result.handle,
-                product.result.address,
+                product.result,
                 plan.result.handle,
                 &plan.algorithms[plan.chosen],
                 workspace.0,
@@ -274,21 +232,17 @@ impl Blas {
     /// Uses the algorithm with this index for the product's shape from now on: 0 is cuBLASLt's first, the last is
     /// used for larger indices. Returns the number of algorithms.
     pub fn choose(
-        &mut self,
+        &self,
         product: &Product,
         workspace: (u64, u64),
         index: usize,
     ) -> Result<usize, CudaError> {
-        let shape = Shape::new(&product.straight(), workspace);
+        let shape = Shape::new(product, workspace);
         self.library.device.make_current()?;
-        let plan = plan(&mut self.plans, &self.library, shape)?;
+        let mut plans = lock(&self.plans);
+        let plan = plan(&mut plans, &self.library, shape)?;
         plan.chosen = index.min(plan.algorithms.len() - 1);
         Ok(plan.algorithms.len())
-    }
-
-    /// Shapes with a cached algorithm.
-    pub fn shapes(&self) -> usize {
-        self.plans.len()
     }
 }
 
@@ -306,14 +260,14 @@ fn plan<'a>(
 
 impl Shape {
     fn new(product: &Product, workspace: (u64, u64)) -> Shape {
-        let Product { a, b, result, .. } = product;
-        let added = product.added.unwrap_or(result.address);
+        let Product { a, b, result, .. } = *product;
+        let added = product.added.unwrap_or(result);
         Shape {
             sizes: [product.rows, product.columns, product.inner],
-            elements: [a.element, b.element, result.element],
-            strides: [a.stride, b.stride, result.stride],
+            elements: [a.element, b.element, product.element],
+            strides: [a.stride, b.stride],
             transposed: [a.transposed, b.transposed],
-            alignments: [a.address, b.address, added, result.address].map(alignment),
+            alignments: [a.address, b.address, added, result].map(alignment),
             workspace: workspace.1,
         }
     }
@@ -351,7 +305,7 @@ impl Plan {
         let functions = &library.functions;
         let [rows, columns, inner] = shape.sizes;
         let [a, b, result] = shape.elements;
-        let [a_stride, b_stride, result_stride] = shape.strides;
+        let [a_stride, b_stride] = shape.strides;
         let [a_transposed, b_transposed] = shape.transposed;
 
         let operation = library.descriptor(
@@ -371,7 +325,11 @@ impl Plan {
         }
 
         // A row-major matrix of memory is column-major with its sizes exchanged.
-        let layout = |element: Element, rows: usize, columns: usize, stride: usize| {
+        let layout = |element: Precision, rows: usize, columns: usize, stride: usize| {
+            let element = match element {
+                Precision::F32 => REAL_F32,
+                Precision::Bf16 => REAL_BF16,
+            };
             library.descriptor(
                 "cublasLtMatrixLayoutCreate",
                 functions.cublasLtMatrixLayoutDestroy,
@@ -379,7 +337,7 @@ impl Plan {
                 |handle| unsafe {
                     (functions.cublasLtMatrixLayoutCreate)(
                         handle,
-                        element.number(),
+                        element,
                         columns as u64,
                         rows as u64,
                         i64::try_from(stride).unwrap_or(i64::MAX),
@@ -398,7 +356,7 @@ impl Plan {
         let (a_rows, a_columns) = stored(rows, inner, a_transposed);
         let first = layout(b, b_rows, b_columns, b_stride)?;
         let second = layout(a, a_rows, a_columns, a_stride)?;
-        let result = layout(result, rows, columns, result_stride)?;
+        let result = layout(result, rows, columns, columns)?;
 
         let preference = library.descriptor(
             "cublasLtMatmulPreferenceCreate",
@@ -511,29 +469,22 @@ impl Functions {
     fn check(&self, function: &'static str, code: Code) -> Result<(), CudaError> {
         match code {
             0 => Ok(()),
-            ALLOC_FAILED => Err(CudaError::OutOfMemory {
-                what: format!("cuBLASLt ({function})"),
-                bytes: 0,
-            }),
+            ALLOC_FAILED => Err(CudaError::out_of_memory(format!("cuBLASLt ({function})"))),
             code => Err(self.failed(function, code)),
         }
     }
 
     fn failed(&self, function: &'static str, code: Code) -> CudaError {
-        let text = |of: unsafe extern "C" fn(Code) -> *const c_char| {
-            // SAFETY: the function returns a constant text or null.
-            unsafe {
-                let text = of(code);
-                (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-            }
-        };
+        // SAFETY: the functions return a constant text or null.
+        let [name, words] = [self.cublasLtGetStatusName, self.cublasLtGetStatusString]
+            .map(|of| unsafe { text(of(code)) });
         CudaError::Call {
             function,
-            code: text(self.cublasLtGetStatusName).unwrap_or_else(|| format!("error {code}")),
+            code: name.unwrap_or_else(|| format!("error {code}")),
             words: match code {
                 INVALID_VALUE => "cuBLASLt refuses an argument".to_owned(),
                 NOT_SUPPORTED => "cuBLASLt has no algorithm for it".to_owned(),
-                _ => text(self.cublasLtGetStatusString).unwrap_or_default(),
+                _ => words.unwrap_or_default(),
             },
         }
     }

@@ -10,7 +10,6 @@ use super::driver::{Device, Event, Graph, Pinned};
 use super::error::CudaError;
 use super::launches::Kernels;
 use super::options::CudaOptions;
-use super::parameters::Parameters;
 use super::peers::Peers;
 use super::sharded::{Events, Shards};
 use super::state::{FACTORS, Share, State};
@@ -57,6 +56,8 @@ pub struct CudaEngine {
     walks: u64,
     /// ‖this rank's gradient of the step‖², once its last micro-batch has run.
     squared_norm: Option<f64>,
+    /// Bytes of device memory that the engine may use.
+    limit: u64,
     peak: u64,
     device: Arc<Device>,
 }
@@ -88,30 +89,44 @@ impl CudaEngine {
     ) -> Result<CudaEngine, EngineError> {
         config.validate()?;
         supported(&config)?;
+        let limit = options.memory_limit.unwrap_or(device.total_memory);
+        CudaEngine::create(config, options, device, world, limit)
+            .and_then(|mut engine| {
+                engine.initialise(seed)?;
+                Ok(engine)
+            })
+            .map_err(|error| descends(error, 0, limit))
+    }
+
+    fn create(
+        config: ModelConfig,
+        options: CudaOptions,
+        device: &Arc<Device>,
+        world: Option<World>,
+        limit: u64,
+    ) -> Result<CudaEngine, EngineError> {
         let layout = layout(&config);
         let tied = config.tie_word_embeddings;
         let (precision, measure) = (options.precision, options.measure);
         let share = share(options.strategy, world.as_ref());
         let place = |bump: &mut _| State::place(bump, &layout, tied, precision, measure, share);
-        let limit = options.memory_limit.unwrap_or(device.total_memory());
         within(0, bytes_of(place), limit, "weights and optimiser states")?;
-        let oom = |error| failed(error, 0, limit);
-        let compiler = Compiler::new(options.kernel_cache.clone()).map_err(oom)?;
-        let kernels = Kernels::load(device, &compiler, &config, precision).map_err(oom)?;
+        let compiler = Compiler::new(options.kernel_cache.clone());
+        let kernels = Kernels::load(device, &compiler, &config, precision)?;
         let events = || -> Result<Vec<Event>, CudaError> {
             layout.units.iter().map(|_| device.event()).collect()
         };
         let streams = Streams {
-            compute: device.stream().map_err(oom)?,
-            side: device.stream().map_err(oom)?,
-            complete: events().map_err(oom)?,
-            added: events().map_err(oom)?,
+            compute: device.stream()?,
+            side: device.stream()?,
+            complete: events()?,
+            added: events()?,
         };
-        let state = Slab::allocate(device, "weights and optimiser states", place).map_err(oom)?;
-        let mut engine = CudaEngine {
+        let state = Slab::allocate(device, "weights and optimiser states", place)?;
+        Ok(CudaEngine {
             graphs: HashMap::new(),
             kernels,
-            blas: Blas::new(device).map_err(oom)?,
+            blas: Blas::new(device)?,
             streams,
             peak: state.bytes(),
             state,
@@ -120,28 +135,24 @@ impl CudaEngine {
             sharding: share
                 .is_sharded()
                 .then(|| Events::new(device, layout.units.len()))
-                .transpose()
-                .map_err(oom)?,
-            staging: device.pinned(STAGING, "staging").map_err(oom)?,
-            factors: device.pinned(2 * FACTORS, "factors").map_err(oom)?,
-            results: device.pinned(Scalars::BYTES, "results").map_err(oom)?,
+                .transpose()?,
+            staging: device.pinned(STAGING, "staging")?,
+            factors: device.pinned(2 * FACTORS, "factors")?,
+            results: device.pinned(Scalars::BYTES, "results")?,
             accumulated: 0,
             targets: 0,
             walks: 0,
             squared_norm: None,
+            limit,
             device: device.clone(),
             config,
             layout,
             options,
-        };
-        engine
-            .initialise(seed)
-            .map_err(|error| engine.failed(error))?;
-        Ok(engine)
+        })
     }
 
     /// Weights from the seed, and optimiser states of zero.
-    fn initialise(&mut self, seed: Option<u64>) -> Result<(), CudaError> {
+    fn initialise(&mut self, seed: Option<u64>) -> Result<(), EngineError> {
         let mut weights = Vec::new();
         for unit in 0..self.layout.units.len() {
             let (of, share) = (&self.layout.units[unit], self.state.at.share);
@@ -171,7 +182,7 @@ impl CudaEngine {
     }
 
     /// Uploads this rank's part of a unit's weights and derives their copy for matrix products.
-    fn set_weights(&mut self, unit: usize, weights: &[f32]) -> Result<(), CudaError> {
+    fn set_weights(&mut self, unit: usize, weights: &[f32]) -> Result<(), EngineError> {
         let addresses = &self.state.at.units[unit];
         let (master, copy) = (addresses.weights, addresses.copy);
         self.upload(master, bytemuck::cast_slice(weights))?;
@@ -179,11 +190,11 @@ impl CudaEngine {
             let compute = &self.streams.compute;
             self.kernels.cast(compute, copy, master, weights.len())?;
         }
-        self.streams.compute.synchronize()
+        Ok(self.streams.compute.synchronize()?)
     }
 
     /// Copies bytes to the device; returns when they are there.
-    fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+    fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), EngineError> {
         let mut at = to;
         for part in bytes.chunks(STAGING) {
             self.staging.bytes_mut()[..part.len()].copy_from_slice(part);
@@ -201,7 +212,7 @@ impl CudaEngine {
     }
 
     /// Copies f32 from the device.
-    fn download(&mut self, from: u64, elements: usize) -> Result<Vec<f32>, CudaError> {
+    fn download(&mut self, from: u64, elements: usize) -> Result<Vec<f32>, EngineError> {
         let mut values = vec![0.0f32; elements];
         let mut at = from;
         for part in bytemuck::cast_slice_mut::<f32, u8>(&mut values).chunks_mut(STAGING) {
@@ -224,14 +235,9 @@ impl CudaEngine {
             batch: micro_batch.batch,
             seq_len: micro_batch.seq_len,
         };
-        let needed = Capacity {
-            tokens: shape.tokens(),
-            seq_len: shape.seq_len,
-        };
-        match &self.reserved {
-            Some(reserved) if reserved.capacity.covers(needed) => {}
-            Some(reserved) => self.reserve_workspace(reserved.capacity.with(needed))?,
-            None => self.reserve_workspace(needed)?,
+        let reserved = self.reserved.as_ref().map(|reserved| reserved.capacity);
+        if let Some(capacity) = Capacity::of(micro_batch).beyond(reserved) {
+            self.reserve_workspace(capacity)?;
         }
         Ok(shape)
     }
@@ -250,39 +256,32 @@ impl CudaEngine {
         self.reserved = None;
         let what = format!("activations of {} tokens", capacity.tokens);
         let place = |bump: &mut _| Workspace::place(bump, &self.config, capacity, &self.options);
-        within(self.state.bytes(), bytes_of(place), self.limit(), &what)?;
-        let reserved = self.reserve_on_device(capacity, &what);
-        self.reserved = Some(reserved.map_err(|error| self.failed(error))?);
-        self.peak = self.peak.max(self.used());
-        Ok(())
-    }
-
-    fn reserve_on_device(&mut self, capacity: Capacity, what: &str) -> Result<Reserved, CudaError> {
-        let slab = Slab::allocate(&self.device, what, |bump| {
-            Workspace::place(bump, &self.config, capacity, &self.options)
-        })?;
+        within(self.state.bytes(), bytes_of(place), self.limit, &what)?;
+        let slab = Slab::allocate(&self.device, &what, place)?;
         let head_dim = self.config.head_dim;
         let mut table = vec![0.0; capacity.seq_len * head_dim];
         rope::fill_table(&mut table, head_dim, self.config.rope_theta);
         self.upload(slab.at.rope, bytemuck::cast_slice(&table))?;
         let mut inputs = self.device.pinned(slab.at.inputs.bytes, "micro-batches")?;
         inputs.bytes_mut().fill(0);
-        Ok(Reserved {
+        self.reserved = Some(Reserved {
             capacity,
             slab,
             inputs,
-        })
+        });
+        self.peak = self.peak.max(self.used());
+        Ok(())
     }
 
     /// Sends a micro-batch to the device, runs the pass and returns its results.
     fn run(&mut self, pass: Pass, micro_batch: MicroBatch<'_>) -> Result<Scalars, EngineError> {
         let shape = self.admit(micro_batch)?;
-        self.run_admitted(pass, shape, micro_batch)
-            .map_err(|error| {
-                // A part of the pass may be enqueued, and the next one changes its inputs.
-                self.settle();
-                self.failed(error)
-            })
+        let scalars = self.run_admitted(pass, shape, micro_batch);
+        if scalars.is_err() {
+            // A part of the pass may be enqueued, and the next one changes its inputs.
+            self.settle();
+        }
+        scalars
     }
 
     /// Waits for both streams, whatever their work gives.
@@ -297,10 +296,8 @@ impl CudaEngine {
         pass: Pass,
         shape: Shape,
         micro_batch: MicroBatch<'_>,
-    ) -> Result<Scalars, CudaError> {
-        let Some(reserved) = &mut self.reserved else {
-            return Ok(Scalars::default());
-        };
+    ) -> Result<Scalars, EngineError> {
+        let reserved = self.reserved.as_mut().ok_or_else(nothing_reserved)?;
         let (inputs, scalars) = (reserved.slab.at.inputs, reserved.slab.at.scalars);
         inputs.fill(reserved.inputs.bytes_mut(), micro_batch, self.targets);
         // SAFETY: the pinned memory has the size of the inputs, and changes only after the next
@@ -345,58 +342,52 @@ impl CudaEngine {
         Ok(Scalars::from_bytes(self.results.bytes()))
     }
 
-    fn capture(&mut self, pass: Pass, shape: Shape) -> Result<Graph, CudaError> {
+    fn capture(&self, pass: Pass, shape: Shape) -> Result<Graph, EngineError> {
         self.streams.compute.begin_capture()?;
         let walked = self.walk(pass, shape);
         // A failed capture is ended too, so that the stream is usable again.
         let graph = self.streams.compute.end_capture();
-        walked.and(graph)
+        walked?;
+        Ok(graph?)
     }
 
-    fn walk(&mut self, pass: Pass, shape: Shape) -> Result<(), CudaError> {
-        let Some(reserved) = &self.reserved else {
-            return Ok(());
-        };
-        let shards = Shards::of(
-            &self.layout,
-            &self.kernels,
-            &self.streams.compute,
-            &self.state.at,
-            self.sharding.as_ref(),
-            self.peers.as_ref(),
-        );
-        let parameters = match shards {
-            Some(shards) => Parameters::Sharded(shards),
-            None => Parameters::Replicated(&self.state.at, self.peers.as_ref()),
-        };
-        let mut walk = Walk {
+    fn walk(&self, pass: Pass, shape: Shape) -> Result<(), EngineError> {
+        let walk = Walk {
             config: &self.config,
             layout: &self.layout,
             precision: self.options.precision,
             kernels: &self.kernels,
-            blas: &mut self.blas,
+            blas: &self.blas,
             streams: &self.streams,
             state: &self.state.at,
-            work: &reserved.slab.at,
-            parameters,
+            work: self.work()?,
+            peers: self.peers.as_ref(),
+            shards: self.shards(),
             shape,
         };
         match pass {
-            Pass::Evaluation => walk.evaluate(),
-            Pass::Training(training) => walk.train(training),
+            Pass::Evaluation => walk.evaluate()?,
+            Pass::Training(training) => walk.train(training)?,
         }
+        Ok(())
     }
 
     /// The sharded model; `None` if every rank holds everything.
     fn shards(&self) -> Option<Shards<'_>> {
-        Shards::of(
-            &self.layout,
-            &self.kernels,
-            &self.streams.compute,
-            &self.state.at,
-            self.sharding.as_ref(),
-            self.peers.as_ref(),
-        )
+        Some(Shards {
+            layout: &self.layout,
+            kernels: &self.kernels,
+            compute: &self.streams.compute,
+            state: &self.state.at,
+            places: self.state.at.places.as_ref()?,
+            events: self.sharding.as_ref()?,
+            peers: self.peers.as_ref()?,
+        })
+    }
+
+    fn work(&self) -> Result<&Workspace, EngineError> {
+        let reserved = self.reserved.as_ref().ok_or_else(nothing_reserved)?;
+        Ok(&reserved.slab.at)
     }
 
     /// Device memory that the engine holds, in bytes.
@@ -405,127 +396,76 @@ impl CudaEngine {
         self.state.bytes() + reserved.map_or(0, |reserved| reserved.slab.bytes())
     }
 
-    fn limit(&self) -> u64 {
-        let limit = self.options.memory_limit;
-        limit.unwrap_or_else(|| self.device.total_memory())
-    }
-
-    fn failed(&self, error: CudaError) -> EngineError {
-        match (&self.peers, error) {
-            (Some(peers), error) if error.is_of_nccl() => peers.named(error),
-            (_, error) => failed(error, self.used(), self.limit()),
-        }
+    /// Runs `work`; its errors become those of every engine.
+    fn checked<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        work(self).map_err(|error| match (&self.peers, error) {
+            (Some(peers), EngineError::Cuda(error)) if error.is_of_nccl() => peers.named(error),
+            (_, error) => descends(error, self.used(), self.limit),
+        })
     }
 
     /// ‖the step's gradient‖², computed apart from a micro-batch.
-    fn measure_step(&mut self) -> Result<f64, CudaError> {
-        let Some(reserved) = &self.reserved else {
-            return Ok(0.0);
-        };
-        let (scalars, partials) = (
-            reserved.slab.at.scalars,
-            reserved.slab.at.square_partials[0],
-        );
+    fn measure_step(&mut self) -> Result<f64, EngineError> {
+        let work = self.work()?;
+        let (norm, partials) = (work.scalars, work.square_partials[0]);
         let compute = &self.streams.compute;
         // SAFETY: the scalars have these bytes.
-        unsafe { compute.fill_zero(scalars, Scalars::BYTES)? };
+        unsafe { compute.fill_zero(norm, Scalars::BYTES)? };
         for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
-            let result = (scalars, partials);
+            let result = (norm, partials);
             self.kernels
                 .squared_norm(compute, result, addresses.gradient, unit.len)?;
         }
-        // SAFETY: the scalars have these bytes; the host reads them after the copy.
-        unsafe { compute.download(&mut self.results, 0, scalars, Scalars::BYTES)? };
-        compute.synchronize()?;
-        Ok(Scalars::from_bytes(self.results.bytes()).loss)
+        self.download_f64(norm)
     }
 
     /// Finishes the sum of the step's gradient over the ranks, which the last micro-batch has `started` unless
-    /// this rank had none. Returns ‖the sum‖².
-    fn reduce_over_ranks(&mut self, started: bool, measure: Measure) -> Result<f64, EngineError> {
-        let (Some(peers), Some(reserved)) = (&self.peers, &self.reserved) else {
-            return Err(EngineError::Shape("no memory was reserved".to_owned()));
-        };
-        let work = &reserved.slab.at;
+    /// this rank had none. Returns the address of ‖the sum‖².
+    fn reduce_over_ranks(
+        &self,
+        peers: &Peers,
+        started: bool,
+        measure: Measure,
+    ) -> Result<u64, EngineError> {
+        let work = self.work()?;
         let (norm, partials) = (work.reduced_norm, work.square_partials[2]);
-        let enqueue = || -> Result<(), CudaError> {
-            let units = self.state.at.units.iter().zip(&self.layout.units);
-            if !started {
-                self.streams.compute.synchronize()?;
-                // SAFETY: the norm is an f64.
-                unsafe { peers.stream.fill_zero(norm, size_of::<f64>())? };
-                // In the order in which backward completes the units, as on every other rank.
-                for (addresses, unit) in units.clone().rev() {
-                    let gradient = addresses.gradient;
-                    peers.all_reduce(gradient, unit.len)?;
-                    let result = (norm, partials);
-                    self.kernels
-                        .squared_norm(&peers.stream, result, gradient, unit.len)?;
-                }
+        let units = self.state.at.units.iter().zip(&self.layout.units);
+        if !started {
+            self.streams.compute.synchronize()?;
+            // SAFETY: the norm is an f64.
+            unsafe { peers.stream.fill_zero(norm, size_of::<f64>())? };
+            // In the order in which backward completes the units, as on every other rank.
+            for (addresses, unit) in units.rev() {
+                let gradient = addresses.gradient;
+                peers.all_reduce(gradient, unit.len)?;
+                let result = (norm, partials);
+                self.kernels
+                    .squared_norm(&peers.stream, result, gradient, unit.len)?;
             }
-            if measure.coordinates {
-                for (addresses, unit) in units.rev() {
-                    if let Some(squares) = addresses.squares {
-                        peers.all_reduce(squares, unit.len)?;
-                    }
-                }
-            }
-            Ok(())
-        };
-        enqueue().map_err(|error| self.failed(error))?;
-        peers.synchronize()?;
-        let norm = self.download_f64(norm);
-        norm.map_err(|error| self.failed(error))
-    }
-
-    /// Finishes the reduction of a sharded model's gradient; returns ‖the sum over the ranks‖² and, if it is
-    /// known, ‖this rank's gradient‖².
-    fn reduce_shards(&mut self, measure: Measure) -> Result<(f64, Option<f64>), EngineError> {
-        let scatters = self.state.at.share.scatters();
-        let local = match self.squared_norm {
-            _ if self.accumulated == 0 => Some(0.0),
-            // The gradients of several micro-batches were never whole together.
-            local if scatters => local.filter(|_| self.accumulated == 1),
-            None => Some(self.measure_step().map_err(|error| self.failed(error))?),
-            local => local,
-        };
-        if measure.worker && local.is_none() {
-            return Err(no_worker_gradient());
         }
-        let (Some(peers), Some(shards)) = (&self.peers, self.shards()) else {
-            return Err(EngineError::Shape("the model is not sharded".to_owned()));
-        };
-        shards
-            .reduce(measure.coordinates)
-            .map_err(|error| self.failed(error))?;
-        peers.synchronize()?;
-        let norm = self
-            .state
-            .at
-            .places
-            .as_ref()
-            .map_or(0, |places| places.norm);
-        let own = self.download_f64(norm);
-        let own = own.map_err(|error| self.failed(error))?;
-        let squared_norm = match &self.peers {
-            Some(peers) => sum_over_ranks(peers.world(), own)?,
-            None => 0.0,
-        };
-        Ok((squared_norm, local))
+        if measure.coordinates {
+            for (squares, elements) in self.state.at.squares(&self.layout) {
+                peers.all_reduce(squares, elements)?;
+            }
+        }
+        Ok(norm)
     }
 
     /// Copies an f64 from the device.
-    fn download_f64(&mut self, from: u64) -> Result<f64, CudaError> {
+    fn download_f64(&mut self, from: u64) -> Result<f64, EngineError> {
         let compute = &self.streams.compute;
         // SAFETY: the source is an f64; the host reads it after the copy.
         unsafe { compute.download(&mut self.results, 0, from, size_of::<f64>())? };
         compute.synchronize()?;
-        let bytes = self.results.bytes().first_chunk().copied();
-        Ok(f64::from_le_bytes(bytes.unwrap_or_default()))
+        let bytes = &self.results.bytes()[..size_of::<f64>()];
+        Ok(bytemuck::pod_read_unaligned(bytes))
     }
 
     /// Sets what no micro-batch has written in this step to zero: the gradient, and the coordinate sums.
-    fn zero_gradient(&mut self) -> Result<(), CudaError> {
+    fn zero_gradient(&mut self) -> Result<(), EngineError> {
         let share = self.state.at.share;
         for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
             let elements = match (share.scatters(), self.walks) {
@@ -542,18 +482,16 @@ impl CudaEngine {
     }
 
     /// Sets the coordinate sums to zero.
-    fn zero_squares(&mut self) -> Result<(), CudaError> {
-        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
-            if let Some(squares) = addresses.squares {
-                let bytes = unit.len * size_of::<f32>();
-                // SAFETY: the buffer has the unit's length.
-                unsafe { self.streams.compute.fill_zero(squares, bytes)? };
-            }
+    fn zero_squares(&mut self) -> Result<(), EngineError> {
+        for (squares, elements) in self.state.at.squares(&self.layout) {
+            let bytes = elements * size_of::<f32>();
+            // SAFETY: the buffer has as many elements.
+            unsafe { self.streams.compute.fill_zero(squares, bytes)? };
         }
         Ok(())
     }
 
-    fn update_on_device(&mut self, step: &AdamW) -> Result<(), CudaError> {
+    fn update_on_device(&mut self, step: &AdamW) -> Result<(), EngineError> {
         let compute = &self.streams.compute;
         compute.synchronize()?;
         let both = [false, true].map(|decay| Factors::new(step, decay).values());
@@ -580,64 +518,6 @@ impl CudaEngine {
         Ok(())
     }
 
-    fn export_from_device(&mut self, unit: usize) -> Result<UnitState, CudaError> {
-        let len = self.layout.units[unit].len;
-        let addresses = &self.state.at.units[unit];
-        let [weights, exp_avg, exp_avg_sq] =
-            [addresses.weights, addresses.exp_avg, addresses.exp_avg_sq];
-        Ok(UnitState {
-            parameters: self.download(weights, len)?,
-            exp_avg: self.download(exp_avg, len)?,
-            exp_avg_sq: self.download(exp_avg_sq, len)?,
-        })
-    }
-
-    /// Gathers a unit's state from the shards of all ranks, and copies it if it is wanted.
-    fn export_from_shards(
-        &mut self,
-        unit: usize,
-        wanted: bool,
-    ) -> Result<Option<UnitState>, EngineError> {
-        let len = self.layout.units[unit].len;
-        let addresses = self.state.at.units[unit];
-        let parts = [addresses.weights, addresses.exp_avg, addresses.exp_avg_sq];
-        let mut vectors = [const { Vec::new() }; 3];
-        for (part, vector) in parts.into_iter().zip(&mut vectors) {
-            let (Some(peers), Some(shards)) = (&self.peers, self.shards()) else {
-                return Ok(None);
-            };
-            let whole = shards.gather_vector(unit, part);
-            let whole = whole.map_err(|error| self.failed(error))?;
-            peers.synchronize()?;
-            if wanted {
-                let downloaded = self.download(whole, len);
-                *vector = downloaded.map_err(|error| self.failed(error))?;
-            }
-        }
-        let [parameters, exp_avg, exp_avg_sq] = vectors;
-        Ok(wanted.then_some(UnitState {
-            parameters,
-            exp_avg,
-            exp_avg_sq,
-        }))
-    }
-
-    fn import_to_device(&mut self, unit: usize, state: &UnitState) -> Result<(), CudaError> {
-        let addresses = &self.state.at.units[unit];
-        let (exp_avg, exp_avg_sq) = (addresses.exp_avg, addresses.exp_avg_sq);
-        if let (Some(peers), Some(_)) = (&self.peers, &self.sharding) {
-            // A joined walk may still gather the weights.
-            peers.synchronize_with(&peers.stream)?;
-        }
-        let part = self.state.at.share.part(self.layout.units[unit].len);
-        self.upload(exp_avg, bytemuck::cast_slice(&state.exp_avg[part.clone()]))?;
-        self.upload(
-            exp_avg_sq,
-            bytemuck::cast_slice(&state.exp_avg_sq[part.clone()]),
-        )?;
-        self.set_weights(unit, &state.parameters[part])
-    }
-
     /// Ends the step.
     fn clear(&mut self) {
         self.accumulated = 0;
@@ -656,7 +536,7 @@ impl Engine for CudaEngine {
         let capacity = Capacity::new(&self.config, batch, seq_len)?;
         match &self.reserved {
             Some(reserved) if reserved.capacity == capacity => Ok(()),
-            _ => self.reserve_workspace(capacity),
+            _ => self.checked(|engine| engine.reserve_workspace(capacity)),
         }
     }
 
@@ -686,7 +566,7 @@ impl Engine for CudaEngine {
         } else {
             Training::new(measure, last, self.accumulated, reserved.micro_batches)
         };
-        let scalars = self.run(Pass::Training(training), micro_batch)?;
+        let scalars = self.checked(|engine| engine.run(Pass::Training(training), micro_batch))?;
         self.accumulated += 1;
         self.walks += 1;
         let own = if last && !training.apart {
@@ -709,41 +589,53 @@ impl Engine for CudaEngine {
     /// A rank without micro-batches takes part in the gathers and reductions of a sharded model. If every rank
     /// holds everything, it adds its zeros in `reduce`.
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
-        if self.state.at.share.scatters() && self.walks == 0 {
-            // Later micro-batches of the step add to the sums.
-            self.zero_squares().map_err(|error| self.failed(error))?;
-        }
-        if let Some(shards) = self.shards() {
-            let joined = shards.join(self.walks == 0);
-            joined.map_err(|error| self.failed(error))?;
-        }
-        self.walks += 1;
-        Ok(())
+        self.checked(|engine| {
+            if engine.state.at.share.scatters() && engine.walks == 0 {
+                // Later micro-batches of the step add to the sums.
+                engine.zero_squares()?;
+            }
+            if let Some(shards) = engine.shards() {
+                shards.join(engine.walks == 0)?;
+            }
+            engine.walks += 1;
+            Ok(())
+        })
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
-        if self.accumulated == 0 {
-            self.zero_gradient().map_err(|error| self.failed(error))?;
-        }
-        if self.state.at.share.is_sharded() {
-            let (squared_norm, local) = self.reduce_shards(measure)?;
-            return Ok(Reduced {
+        self.checked(|engine| {
+            if engine.accumulated == 0 {
+                engine.zero_gradient()?;
+            }
+            let started = engine.squared_norm;
+            let local = match engine.accumulated {
+                0 => Some(0.0),
+                // The gradients of several micro-batches were never whole together.
+                micro_batches if engine.state.at.share.scatters() => {
+                    started.filter(|_| micro_batches == 1)
+                }
+                _ if started.is_none() => Some(engine.measure_step()?),
+                _ => started,
+            };
+            if measure.worker && local.is_none() {
+                return Err(no_worker_gradient());
+            }
+            let mut squared_norm = local.unwrap_or(0.0);
+            if let Some(peers) = &engine.peers {
+                let norm = match engine.shards() {
+                    Some(shards) => shards.reduce(measure.coordinates)?,
+                    None => engine.reduce_over_ranks(peers, started.is_some(), measure)?,
+                };
+                peers.synchronize()?;
+                squared_norm = engine.download_f64(norm)?;
+            }
+            if let (Some(peers), Some(_)) = (&engine.peers, &engine.sharding) {
+                squared_norm = sum_over_ranks(peers.world(), squared_norm)?;
+            }
+            Ok(Reduced {
                 squared_norm,
                 local_squared_norm: local.filter(|_| measure.worker),
-            });
-        }
-        let started = self.squared_norm.is_some();
-        let local = match self.squared_norm {
-            Some(squared_norm) => squared_norm,
-            None => self.measure_step().map_err(|error| self.failed(error))?,
-        };
-        let squared_norm = match self.peers {
-            Some(_) => self.reduce_over_ranks(started, measure)?,
-            None => local,
-        };
-        Ok(Reduced {
-            squared_norm,
-            local_squared_norm: measure.worker.then_some(local),
+            })
         })
     }
 
@@ -764,17 +656,17 @@ impl Engine for CudaEngine {
             } else {
                 at(addresses.gradient)
             };
-            let weighted = self.download(at(squares), part.len());
-            let weighted = weighted.map_err(|error| self.failed(error))?;
-            let summed = self.download(gradient, part.len());
-            show(&weighted, &summed.map_err(|error| self.failed(error))?);
+            let (weighted, summed) = self.checked(|engine| {
+                let weighted = engine.download(at(squares), part.len())?;
+                Ok((weighted, engine.download(gradient, part.len())?))
+            })?;
+            show(&weighted, &summed);
         }
         Ok(())
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
-        self.update_on_device(&step)
-            .map_err(|error| self.failed(error))?;
+        self.checked(|engine| engine.update_on_device(&step))?;
         self.clear();
         Ok(())
     }
@@ -789,34 +681,59 @@ impl Engine for CudaEngine {
     }
 
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
-        let scalars = self.run(Pass::Evaluation, micro_batch)?;
+        let scalars = self.checked(|engine| engine.run(Pass::Evaluation, micro_batch))?;
         Ok((scalars.loss, micro_batch.target_tokens()))
     }
 
     fn join_evaluation(&mut self) -> Result<(), EngineError> {
-        let Some(shards) = self.shards() else {
-            return Ok(());
-        };
-        let joined = shards.join_evaluation();
-        joined.map_err(|error| self.failed(error))
+        self.checked(|engine| {
+            if let Some(shards) = engine.shards() {
+                shards.join_evaluation()?;
+            }
+            Ok(())
+        })
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
-        self.layout.unit(unit)?;
-        if self.state.at.share.is_sharded() {
-            return self.export_from_shards(unit, wanted);
-        }
-        if !wanted {
-            return Ok(None);
-        }
-        let state = self.export_from_device(unit);
-        state.map(Some).map_err(|error| self.failed(error))
+        let len = self.layout.unit(unit)?.len;
+        let addresses = self.state.at.units[unit];
+        let mut vector = |part: u64| {
+            self.checked(|engine| {
+                let mut whole = part;
+                if let Some(shards) = engine.shards() {
+                    whole = shards.gather_vector(unit, part)?;
+                    shards.peers.synchronize()?;
+                }
+                let elements = if wanted { len } else { 0 };
+                engine.download(whole, elements)
+            })
+        };
+        let state = UnitState {
+            parameters: vector(addresses.weights)?,
+            exp_avg: vector(addresses.exp_avg)?,
+            exp_avg_sq: vector(addresses.exp_avg_sq)?,
+        };
+        Ok(wanted.then_some(state))
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        self.layout.unit(unit)?.check_state(state)?;
-        self.import_to_device(unit, state)
-            .map_err(|error| self.failed(error))
+        let len = self.layout.unit(unit)?.len;
+        self.layout.units[unit].check_state(state)?;
+        self.checked(|engine| {
+            if let (Some(peers), Some(_)) = (&engine.peers, &engine.sharding) {
+                // A joined walk may still gather the weights.
+                peers.synchronize()?;
+            }
+            let part = engine.state.at.share.part(len);
+            let addresses = engine.state.at.units[unit];
+            for (to, values) in [
+                (addresses.exp_avg, &state.exp_avg),
+                (addresses.exp_avg_sq, &state.exp_avg_sq),
+            ] {
+                engine.upload(to, bytemuck::cast_slice(&values[part.clone()]))?;
+            }
+            engine.set_weights(unit, &state.parameters[part])
+        })
     }
 
     fn memory(&self) -> (u64, u64) {
@@ -896,14 +813,18 @@ fn within(used: u64, bytes: u64, limit: u64, what: &str) -> Result<(), EngineErr
     Ok(())
 }
 
-/// Out-of-memory errors become those of every engine, so that the ranks descend together.
-fn failed(error: CudaError, used: u64, limit: u64) -> EngineError {
+/// Out-of-memory errors of CUDA become those of every engine, so that the ranks descend together.
+fn descends(error: EngineError, used: u64, limit: u64) -> EngineError {
     match error {
-        CudaError::OutOfMemory { what, bytes } => EngineError::OutOfMemory {
+        EngineError::Cuda(CudaError::OutOfMemory { what, bytes }) => EngineError::OutOfMemory {
             needed: used.saturating_add(bytes),
             limit,
             what,
         },
-        error => EngineError::Cuda(error),
+        error => error,
     }
+}
+
+fn nothing_reserved() -> EngineError {
+    EngineError::Shape("no memory was reserved".to_owned())
 }

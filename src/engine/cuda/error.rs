@@ -1,7 +1,5 @@
 //! Errors of CUDA's libraries.
 
-use std::fmt;
-
 use super::libraries::Problem;
 
 /// Why a call to CUDA failed.
@@ -43,15 +41,18 @@ pub enum CudaError {
         log: String,
     },
     /// A call of NCCL failed, or an operation that NCCL runs.
-    #[error("{who}: {function} failed with {code}: {words}; {}", code.remedy())]
+    #[error("{who}: {function} failed with {code}: {words}; {remedy}")]
     Nccl {
         /// The rank, for example `rank 0 of 4`.
         who: String,
         /// The C function.
         function: &'static str,
-        code: NcclCode,
+        /// Name of the `ncclResult_t`, for example `ncclRemoteError`.
+        code: String,
         /// NCCL's description of the code and its last message.
         words: String,
+        /// What to do.
+        remedy: &'static str,
     },
     /// A wait for other ranks reached its limit. The communicator is aborted.
     #[error(
@@ -89,6 +90,12 @@ const OF_A_LOST_DEVICE: [&str; 7] = [
 ];
 
 impl CudaError {
+    /// An allocation of unknown size failed.
+    pub(super) fn out_of_memory(what: impl Into<String>) -> CudaError {
+        let what = what.into();
+        CudaError::OutOfMemory { what, bytes: 0 }
+    }
+
     /// Whether a new process would fail again: a library or a device is unfit.
     pub fn is_deterministic(&self) -> bool {
         matches!(
@@ -108,66 +115,6 @@ impl CudaError {
             self,
             CudaError::Nccl { .. } | CudaError::NcclAborted { .. } | CudaError::NcclTimeout { .. }
         )
-    }
-}
-
-/// `ncclResult_t` of a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NcclCode {
-    UnhandledCuda,
-    System,
-    Internal,
-    InvalidArgument,
-    InvalidUsage,
-    /// A peer is lost.
-    Remote,
-    /// A code of a newer NCCL.
-    Other(i32),
-}
-
-impl NcclCode {
-    pub(super) fn new(number: i32) -> NcclCode {
-        match number {
-            1 => NcclCode::UnhandledCuda,
-            2 => NcclCode::System,
-            3 => NcclCode::Internal,
-            4 => NcclCode::InvalidArgument,
-            5 => NcclCode::InvalidUsage,
-            6 => NcclCode::Remote,
-            number => NcclCode::Other(number),
-        }
-    }
-
-    fn remedy(self) -> &'static str {
-        match self {
-            NcclCode::Remote => "restart the world without the lost rank",
-            NcclCode::System => {
-                "check that all ranks run, that NCCL_SOCKET_IFNAME names a network between them, and that \
-                 /dev/shm has room"
-            }
-            NcclCode::InvalidUsage => {
-                "check that each rank has a GPU for itself (CUDA_VISIBLE_DEVICES) and that all ranks run the \
-                 same program and configuration"
-            }
-            NcclCode::UnhandledCuda => "look for errors of the GPU in the kernel's log (dmesg)",
-            NcclCode::Internal | NcclCode::InvalidArgument | NcclCode::Other(_) => {
-                "report it with the output of NCCL_DEBUG=INFO"
-            }
-        }
-    }
-}
-
-impl fmt::Display for NcclCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NcclCode::UnhandledCuda => "ncclUnhandledCudaError",
-            NcclCode::System => "ncclSystemError",
-            NcclCode::Internal => "ncclInternalError",
-            NcclCode::InvalidArgument => "ncclInvalidArgument",
-            NcclCode::InvalidUsage => "ncclInvalidUsage",
-            NcclCode::Remote => "ncclRemoteError",
-            NcclCode::Other(number) => return write!(f, "error {number}"),
-        })
     }
 }
 

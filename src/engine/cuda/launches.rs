@@ -11,10 +11,10 @@ use super::compiler::Compiler;
 use super::driver::{Argument, Device, Function, Grid, Stream};
 use super::error::CudaError;
 use super::kernels::{self, attention};
-use super::precision::Precision;
+use super::options::Precision;
 use super::state::UnitAddresses;
-use super::workspace::{Inputs, PARTIALS, Shape, norm_blocks, norm_rows};
-use crate::engine::ModelConfig;
+use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, norm_blocks, norm_rows};
+use crate::engine::{Direction, ModelConfig};
 
 use Argument::{Address, Float, Int, Size};
 
@@ -32,52 +32,6 @@ pub struct Kernels {
     vocabulary: usize,
     epsilon: f32,
     attention: attention::Geometry,
-}
-
-/// What the backward pass of attention reads and writes.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionBackward {
-    /// Gradient of queries, keys and values, real `[n, qkv]`.
-    pub dqkv: u64,
-    /// Gradient of attention's output, real `[n, heads × head_dim]`.
-    pub dattended: u64,
-    /// Attention's output, real `[n, heads × head_dim]`.
-    pub attended: u64,
-    /// Rotated queries and keys, and values, real `[n, qkv]`.
-    pub qkv: u64,
-    /// Logarithms of the softmax sums, f32 `[batch, heads, seq_len]`.
-    pub log_sums: u64,
-    /// Scratch, f32 `[batch, heads, seq_len]`.
-    pub delta: u64,
-}
-
-/// What the backward pass of a norm reads and writes, for n rows.
-#[derive(Debug, Clone, Copy)]
-pub struct NormBackward {
-    /// Gradient of the norm's input, f32 `[n, hidden]`; the norm's part is added.
-    pub dx: u64,
-    /// The same, real `[n, hidden]`; equal to `dx` in f32.
-    pub dx_operand: u64,
-    /// The gradient of the norm's output, replaced by the output, real `[n, hidden]`.
-    pub dy_to_y: u64,
-    /// The norm's input, f32 `[n, hidden]`.
-    pub x: u64,
-    /// 1 / rms of the input, f32 `[n]`.
-    pub inverse: u64,
-    /// The norm's weights, f32 `[hidden]`.
-    pub weights: u64,
-    /// Their gradient, f32 `[hidden]`; the norm's part is added.
-    pub gradient: u64,
-    /// Scratch, f32 `[norm_blocks, hidden]`.
-    pub partials: u64,
-}
-
-/// Direction of the rotary embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rotation {
-    Forward,
-    /// The inverse, which is the transpose.
-    Backward,
 }
 
 impl Kernels {
@@ -181,16 +135,26 @@ impl Kernels {
         self.rows(stream, "rmsnorm_forward", n, &arguments)
     }
 
-    pub fn rmsnorm_backward(&self, stream: &Stream, norm: NormBackward, n: usize) -> Launched {
+    /// Adds the norm's part to the gradient of its input in [`Workspace::dx`], and to `gradient`, that of its
+    /// `weights`, both f32 `[hidden]`. [`Workspace::narrow`] holds the gradient of the output, and then the output.
+    /// `x`, f32 `[n, hidden]`, is the input, and `inverse`, f32 `[n]`, 1 / its rms.
+    pub fn rmsnorm_backward(
+        &self,
+        stream: &Stream,
+        work: &Workspace,
+        (x, inverse): (u64, u64),
+        (weights, gradient): (u64, u64),
+        n: usize,
+    ) -> Launched {
         let copied = self.precision == Precision::Bf16;
         let arguments = [
-            Address(norm.dx),
-            Address(if copied { norm.dx_operand } else { 0 }),
-            Address(norm.partials),
-            Address(norm.dy_to_y),
-            Address(norm.x),
-            Address(norm.inverse),
-            Address(norm.weights),
+            Address(work.dx),
+            Address(if copied { work.dx_operand } else { 0 }),
+            Address(work.norm_partials),
+            Address(work.narrow),
+            Address(x),
+            Address(inverse),
+            Address(weights),
             int(n),
             int(self.hidden),
             int(norm_rows(n)),
@@ -201,15 +165,11 @@ impl Kernels {
             2049..=4096 => 512,
             _ => 1024,
         };
-        self.launch(
-            stream,
-            "rmsnorm_backward",
-            grid(blocks, threads),
-            &arguments,
-        )?;
+        let geometry = grid(blocks, threads);
+        self.launch(stream, "rmsnorm_backward", geometry, &arguments)?;
         let arguments = [
-            Address(norm.gradient),
-            Address(norm.partials),
+            Address(gradient),
+            Address(work.norm_partials),
             int(blocks),
             int(self.hidden),
         ];
@@ -223,11 +183,11 @@ impl Kernels {
         qkv: u64,
         table: u64,
         shape: Shape,
-        rotation: Rotation,
+        direction: Direction,
     ) -> Launched {
-        let direction = match rotation {
-            Rotation::Forward => 1.0,
-            Rotation::Backward => -1.0,
+        let direction = match direction {
+            Direction::Forward => 1.0,
+            Direction::Backward => -1.0,
         };
         let attention::Geometry {
             heads,
@@ -247,23 +207,9 @@ impl Kernels {
         self.rows(stream, "rope", shape.tokens(), &arguments)
     }
 
-    /// `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`.
-    pub fn swiglu_forward(&self, stream: &Stream, h: u64, gate_up: u64, n: usize) -> Launched {
-        self.swiglu(stream, "swiglu_forward", h, gate_up, n)
-    }
-
-    /// Replaces the gradient of `h` by `h`, and gates and ups by their gradient.
-    pub fn swiglu_backward(
-        &self,
-        stream: &Stream,
-        dh_to_h: u64,
-        gate_up: u64,
-        n: usize,
-    ) -> Launched {
-        self.swiglu(stream, "swiglu_backward", dh_to_h, gate_up, n)
-    }
-
-    fn swiglu(
+    /// `swiglu_forward` gives `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`.
+    /// `swiglu_backward` replaces the gradient of `h` by `h`, and gates and ups by their gradient.
+    pub fn swiglu(
         &self,
         stream: &Stream,
         kernel: &'static str,
@@ -308,18 +254,12 @@ impl Kernels {
         self.launch(stream, "sum_losses", grid(1, 1024), &arguments)
     }
 
-    /// Attention's output, real `[n, heads × head_dim]`, of `qkv`; keeps the softmax sums' logarithms.
-    pub fn attention_forward(
-        &self,
-        stream: &Stream,
-        (attended, log_sums): (u64, u64),
-        qkv: u64,
-        shape: Shape,
-    ) -> Launched {
+    /// Attention's output of the stash's `qkv`; keeps the softmax sums' logarithms.
+    pub fn attention_forward(&self, stream: &Stream, stash: &Stash, shape: Shape) -> Launched {
         let arguments = [
-            Address(attended),
-            Address(log_sums),
-            Address(qkv),
+            Address(stash.attended),
+            Address(stash.log_sums),
+            Address(stash.qkv),
             int(shape.seq_len),
             int(self.attention.heads),
             int(self.attention.kv_heads),
@@ -327,26 +267,29 @@ impl Kernels {
         self.launch_attention(stream, "attention_forward", shape, &arguments)
     }
 
+    /// From the gradient of attention's output in [`Workspace::narrow`] to that of queries, keys and values in
+    /// [`Workspace::wide`].
     pub fn attention_backward(
         &self,
         stream: &Stream,
-        of: AttentionBackward,
+        work: &Workspace,
+        stash: &Stash,
         shape: Shape,
     ) -> Launched {
         let arguments = [
-            Address(of.delta),
-            Address(of.dattended),
-            Address(of.attended),
+            Address(work.delta),
+            Address(work.narrow),
+            Address(stash.attended),
             int(shape.seq_len),
             int(self.attention.heads),
         ];
         self.launch_attention(stream, "attention_delta", shape, &arguments)?;
         let arguments = [
-            Address(of.dqkv),
-            Address(of.dattended),
-            Address(of.qkv),
-            Address(of.log_sums),
-            Address(of.delta),
+            Address(work.wide),
+            Address(work.narrow),
+            Address(stash.qkv),
+            Address(stash.log_sums),
+            Address(work.delta),
             int(shape.seq_len),
             int(self.attention.heads),
             int(self.attention.kv_heads),

@@ -7,7 +7,6 @@ use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use libloading::Symbol;
 use serde::Serialize;
 
 /// Directories to search first, separated as in `PATH`: they hold the libraries themselves, or Python's
@@ -25,27 +24,27 @@ pub struct Library {
     pub name: &'static str,
     /// File names with their interface versions, the preferred one first.
     pub files: &'static [&'static str],
-    /// The version query and the oldest supported version; `None` where opening the library is the only
-    /// check.
-    needs: Option<(Query, Version)>,
+    /// The function that returns the version, and the oldest supported version; `None` where opening the library
+    /// is the only check.
+    needs: Option<(&'static str, Query, Version)>,
     /// How to install the library.
     install: &'static str,
 }
 
-/// A function that returns a version.
+/// How a function returns a version.
 #[derive(Debug, Clone, Copy)]
 enum Query {
     /// `int f(int *version)`, 0 for success, and the decoding of the number.
-    Number(&'static str, fn(usize) -> Version),
+    Number(fn(usize) -> Version),
     /// `int f(int *major, int *minor)`, 0 for success.
-    Pair(&'static str),
+    Pair,
     /// `size_t f(void)`, and the decoding of the number.
-    Plain(&'static str, fn(usize) -> Version),
+    Plain(fn(usize) -> Version),
 }
 
 /// A version without the patch level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Version(usize, usize);
+pub struct Version(pub usize, pub usize);
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,9 +59,10 @@ fn thousands(number: usize) -> Version {
 
 /// The encoding of cuBLAS and NCCL: 12.9.1 is 120901. Before 2.9, NCCL 2.8.4 was 2804.
 fn ten_thousands(number: usize) -> Version {
-    match number < 10_000 {
-        true => Version(number / 1000, number % 1000 / 100),
-        false => Version(number / 10_000, number % 10_000 / 100),
+    if number < 10_000 {
+        Version(number / 1000, number % 1000 / 100)
+    } else {
+        Version(number / 10_000, number % 10_000 / 100)
     }
 }
 
@@ -72,7 +72,8 @@ pub const CUDA: Library = Library {
     name: "driver",
     files: &["libcuda.so.1"],
     needs: Some((
-        Query::Number("cuDriverGetVersion", thousands),
+        "cuDriverGetVersion",
+        Query::Number(thousands),
         Version(12, 0),
     )),
     install: "install NVIDIA's driver 525 or newer from your distribution, or start the container with \
@@ -93,7 +94,8 @@ pub const CUBLAS_LT: Library = Library {
     name: "cuBLASLt",
     files: &["libcublasLt.so.13", "libcublasLt.so.12"],
     needs: Some((
-        Query::Plain("cublasLtGetVersion", ten_thousands),
+        "cublasLtGetVersion",
+        Query::Plain(ten_thousands),
         Version(12, 8),
     )),
     install: "pip install 'nvidia-cublas-cu12>=12.8'",
@@ -103,7 +105,7 @@ pub const CUBLAS_LT: Library = Library {
 pub const NVRTC: Library = Library {
     name: "NVRTC",
     files: &["libnvrtc.so.13", "libnvrtc.so.12"],
-    needs: Some((Query::Pair("nvrtcVersion"), Version(12, 8))),
+    needs: Some(("nvrtcVersion", Query::Pair, Version(12, 8))),
     install: "pip install 'nvidia-cuda-nvrtc-cu12>=12.8'",
 };
 
@@ -112,7 +114,8 @@ pub const NCCL: Library = Library {
     name: "NCCL",
     files: &["libnccl.so.2"],
     needs: Some((
-        Query::Number("ncclGetVersion", ten_thousands),
+        "ncclGetVersion",
+        Query::Number(ten_thousands),
         Version(2, 14),
     )),
     install: "pip install 'nvidia-nccl-cu12>=2.14'",
@@ -135,48 +138,47 @@ pub struct LibraryCheck {
 
 /// Why a library cannot be used, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error("{fault}: {install}")]
+pub struct Problem {
+    #[serde(flatten)]
+    pub fault: Fault,
+    /// How to install a usable library.
+    pub install: &'static str,
+}
+
+/// What is wrong with a library.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Problem {
+pub enum Fault {
     /// The file does not exist.
-    #[error("missing: {install}")]
-    Missing {
-        /// How to install it.
-        install: &'static str,
-    },
+    #[error("missing")]
+    Missing,
     /// The file exists, but cannot be opened or does not answer.
-    #[error("broken ({words}): {install}")]
+    #[error("broken ({words})")]
     Broken {
         /// The loader's message, or the library's answer.
         words: String,
-        /// How to reinstall it.
-        install: &'static str,
     },
     /// The library is older than required.
-    #[error("{version} is too old, {needed} is needed: {install}")]
+    #[error("{version} is too old, {needed} is needed")]
     TooOld {
         version: String,
         /// The oldest supported version.
         needed: String,
-        /// How to install a newer one.
-        install: &'static str,
     },
     /// Only files of other interface versions exist, or the driver is too old for the only file.
-    #[error("found {found}, but {needed} is needed: {install}")]
+    #[error("found {found}, but {needed} is needed")]
     OtherVersion {
         /// File names of the other versions.
         found: String,
         /// File names of the usable versions.
         needed: String,
-        /// How to install a usable one.
-        install: &'static str,
     },
     /// The library lacks a function that its version should have.
-    #[error("broken (no function {symbol}): {install}")]
+    #[error("broken (no function {symbol})")]
     MissingFunction {
         /// Name of the function.
         symbol: String,
-        /// How to reinstall the library.
-        install: &'static str,
     },
 }
 
@@ -240,18 +242,25 @@ impl Library {
         &self,
         directories: &[PathBuf],
         driver_major: Option<usize>,
-    ) -> Result<libloading::Library, Problem> {
+    ) -> Result<(libloading::Library, Version), Problem> {
         let (library, _) = self.open(&self.usable(driver_major), directories)?;
-        self.check(&library)?;
-        Ok(library)
+        let version = self.check(&library)?;
+        Ok((library, version.unwrap_or(Version(0, 0))))
     }
 
     /// The problem of a library that lacks a function.
     pub fn lacks(&self, symbol: &str) -> Problem {
-        Problem::MissingFunction {
-            symbol: symbol.to_owned(),
-            install: self.install,
-        }
+        let symbol = symbol.to_owned();
+        self.problem(Fault::MissingFunction { symbol })
+    }
+
+    fn problem(&self, fault: Fault) -> Problem {
+        let install = self.install;
+        Problem { fault, install }
+    }
+
+    fn broken(&self, words: String) -> Problem {
+        self.problem(Fault::Broken { words })
     }
 
     /// The path of the file that [`Library::load`] opens, or `None` where only the loader knows it.
@@ -311,16 +320,14 @@ impl Library {
 
     fn missing(&self, files: &[&'static str], directories: &[PathBuf]) -> Problem {
         let found = self.other_versions(files, directories);
-        if found.is_empty() {
-            return Problem::Missing {
-                install: self.install,
-            };
-        }
-        Problem::OtherVersion {
-            found: found.join(", "),
-            needed: files.join(" or "),
-            install: self.install,
-        }
+        self.problem(if found.is_empty() {
+            Fault::Missing
+        } else {
+            Fault::OtherVersion {
+                found: found.join(", "),
+                needed: files.join(" or "),
+            }
+        })
     }
 
     /// Names of files of this library with other interface versions than those of `files`.
@@ -374,25 +381,18 @@ impl Library {
 
     /// The version, if the library reports one; an error if it is too old.
     fn check(&self, library: &libloading::Library) -> Result<Option<Version>, Problem> {
-        let Some((query, needed)) = self.needs else {
+        let Some((function, query, needed)) = self.needs else {
             return Ok(None);
         };
-        let version = query.ask(library).map_err(|words| self.broken(words))?;
-        match version < needed {
-            true => Err(Problem::TooOld {
+        let version = query.ask(library, function);
+        let version = version.map_err(|words| self.broken(words))?;
+        if version < needed {
+            return Err(self.problem(Fault::TooOld {
                 version: version.to_string(),
                 needed: needed.to_string(),
-                install: self.install,
-            }),
-            false => Ok(Some(version)),
+            }));
         }
-    }
-
-    fn broken(&self, words: String) -> Problem {
-        Problem::Broken {
-            words,
-            install: self.install,
-        }
+        Ok(Some(version))
     }
 }
 
@@ -410,44 +410,39 @@ fn says_missing(words: &str, file: &str) -> bool {
 
 impl Query {
     /// The version, or the reason why it is unknown.
-    fn ask(self, library: &libloading::Library) -> Result<Version, String> {
+    fn ask(self, library: &libloading::Library, function: &str) -> Result<Version, String> {
         type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
         type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
         type Plain = unsafe extern "C" fn() -> usize;
+        let symbol = function.as_bytes();
         let (mut first, mut second) = (0, 0);
         // SAFETY: the types are those of NVIDIA's headers. The functions only write to their arguments and
         // may be called before any other.
-        let (function, code) = unsafe {
+        let code = unsafe {
             match self {
-                Query::Number(name, _) => (name, get::<Number>(library, name)?(&mut first)),
-                Query::Pair(name) => {
-                    let function = get::<Pair>(library, name)?;
-                    (name, function(&mut first, &mut second))
+                Query::Number(_) => library.get::<Number>(symbol).map(|get| get(&mut first)),
+                Query::Pair => {
+                    let get = library.get::<Pair>(symbol);
+                    get.map(|get| get(&mut first, &mut second))
                 }
-                Query::Plain(name, meaning) => return Ok(meaning(get::<Plain>(library, name)?())),
+                Query::Plain(meaning) => {
+                    let get = library.get::<Plain>(symbol);
+                    return get
+                        .map(|get| meaning(get()))
+                        .map_err(|error| error.to_string());
+                }
             }
         };
+        let code = code.map_err(|error| error.to_string())?;
         if code != 0 {
             return Err(format!("{function} gives error {code}"));
         }
         let [first, second] = [first, second].map(|n| usize::try_from(n).unwrap_or(0));
         Ok(match self {
-            Query::Number(_, meaning) => meaning(first),
-            _ => Version(first, second),
+            Query::Number(meaning) => meaning(first),
+            Query::Pair | Query::Plain(_) => Version(first, second),
         })
     }
-}
-
-/// A function by its name.
-///
-/// # Safety
-/// The function has the type `T`.
-unsafe fn get<'a, T>(
-    library: &'a libloading::Library,
-    name: &str,
-) -> Result<Symbol<'a, T>, String> {
-    // SAFETY: the caller guarantees the type.
-    unsafe { library.get(name.as_bytes()) }.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
 //! `workspace` place its memory in allocations of an `arena`, `walk` runs the model over the units, and
 //! `launches` has each kernel's parameters and geometry. With other ranks, `peers` adds gradients over them
-//! with `nccl`; `parameters` tells where whole weights are, which `sharded` gathers from shards.
+//! with `nccl`, and `sharded` gathers weights from shards.
 
 mod arena;
 pub mod compiler;
@@ -19,9 +19,7 @@ pub mod libraries;
 pub mod nccl;
 pub mod nvrtc;
 mod options;
-mod parameters;
 mod peers;
-mod precision;
 mod sharded;
 mod state;
 mod table;
@@ -32,5 +30,4 @@ mod workspace;
 
 pub use engine::{CudaEngine, supported};
 pub use error::CudaError;
-pub use options::CudaOptions;
-pub use precision::Precision;
+pub use options::{CudaOptions, Precision};

@@ -1,11 +1,11 @@
 //! NVRTC, NVIDIA's compiler library: CUDA C to machine code and PTX, without a GPU.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 
 use super::driver::Handle;
 use super::error::CudaError;
-use super::libraries::NVRTC;
-use super::table::functions;
+use super::libraries::{NVRTC, Version};
+use super::table::{functions, text};
 
 /// `nvrtcResult`
 type Code = c_int;
@@ -17,7 +17,6 @@ const COMPILATION: Code = 6;
 functions! {
     Functions:
     nvrtcGetErrorString(Code) -> *const c_char;
-    nvrtcVersion(*mut c_int, *mut c_int) -> Code;
     nvrtcCreateProgram(
         *mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
     ) -> Code;
@@ -56,28 +55,15 @@ pub struct Compiled {
 /// The loaded library.
 pub struct Nvrtc {
     functions: Functions,
-    version: (u32, u32),
+    pub version: Version,
 }
 
 impl Nvrtc {
     /// Loads NVRTC, which is never closed again. `driver_major` is the major version of the CUDA that the
     /// driver supports, if the code is meant for a driver.
     pub fn load(driver_major: Option<usize>) -> Result<Nvrtc, CudaError> {
-        let functions = Functions::open(&NVRTC, driver_major)?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: the function writes its results.
-        let code = unsafe { (functions.nvrtcVersion)(&mut major, &mut minor) };
-        functions.check("nvrtcVersion", code)?;
-        let [major, minor] = [major, minor].map(|number| u32::try_from(number).unwrap_or(0));
-        Ok(Nvrtc {
-            functions,
-            version: (major, minor),
-        })
-    }
-
-    /// Major and minor.
-    pub fn version(&self) -> (u32, u32) {
-        self.version
+        let (functions, version) = Functions::open(&NVRTC, driver_major)?;
+        Ok(Nvrtc { functions, version })
     }
 
     /// Compiles a source for an architecture such as `sm_90a`. Options are those of `nvcc`, for example
@@ -159,21 +145,16 @@ impl Nvrtc {
 
 impl Functions {
     fn check(&self, function: &'static str, code: Code) -> Result<(), CudaError> {
-        match code {
-            0 => return Ok(()),
-            OUT_OF_MEMORY => {
-                return Err(CudaError::OutOfMemory {
-                    what: format!("the compiler of kernels ({function})"),
-                    bytes: 0,
-                });
-            }
-            _ => {}
+        if code == 0 {
+            return Ok(());
+        }
+        if code == OUT_OF_MEMORY {
+            return Err(CudaError::out_of_memory(format!(
+                "the compiler of kernels ({function})"
+            )));
         }
         // SAFETY: the function returns a constant text for every code.
-        let name = unsafe {
-            let text = (self.nvrtcGetErrorString)(code);
-            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-        };
+        let name = unsafe { text((self.nvrtcGetErrorString)(code)) };
         Err(CudaError::Call {
             function,
             code: name.unwrap_or_else(|| format!("error {code}")),

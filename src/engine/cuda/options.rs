@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::precision::Precision;
 use crate::engine::{Measure, Strategy};
 
 /// Options of a [`super::CudaEngine`].
@@ -24,4 +23,33 @@ pub struct CudaOptions {
     pub logits_rows: Option<usize>,
     /// Directory of compiled kernels; `None`: the user's cache directory.
     pub kernel_cache: Option<PathBuf>,
+}
+
+/// A type of elements. As the engine's arithmetic: master weights, gradients, the residual stream and all sums are
+/// f32 in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// Activations and operands of matrix products in bf16.
+    #[default]
+    Bf16,
+    /// Everything in f32, without TF32; for comparisons with the CPU engine.
+    F32,
+}
+
+impl Precision {
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        match self {
+            Precision::Bf16 => 2,
+            Precision::F32 => 4,
+        }
+    }
+
+    /// The options that compile a kernel for this precision.
+    pub fn options(self) -> Vec<String> {
+        match self {
+            Precision::Bf16 => vec!["-DREAL_BF16=1".to_owned()],
+            Precision::F32 => Vec::new(),
+        }
+    }
 }

@@ -2,13 +2,14 @@
 //! which rank is lost.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::driver::{Device, Stream};
 use super::error::CudaError;
-use super::nccl::{Communicator, Element, Nccl, Reduction, UniqueId};
+use super::nccl::{Communicator, Nccl, UniqueId};
+use super::options::Precision;
 use crate::comm::{CommError, World};
 use crate::engine::EngineError;
 
@@ -29,32 +30,32 @@ pub struct Peers {
     communicator: Arc<Communicator>,
     /// Runs the collectives.
     pub stream: Stream,
-    watchdog: Watchdog,
+    /// `None` once it is stopped.
+    watchdog: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Peers {
     /// Forms the communicator with all ranks of the world, which call this together.
     pub fn join(device: &Arc<Device>, world: World) -> Result<Peers, EngineError> {
-        let nccl = Nccl::load(device.driver())?;
+        let nccl = Nccl::load(&device.driver)?;
         let own = match world.rank() {
-            0 => nccl.unique_id()?.as_bytes().to_vec(),
+            0 => nccl.unique_id()?.0.to_vec(),
             _ => Vec::new(),
         };
         let everyones = world.exchange(&own)?;
         let id = everyones
             .first()
             .and_then(|id| id.as_slice().try_into().ok());
-        let id = UniqueId::from_bytes(id.ok_or_else(|| {
+        let id = UniqueId(id.ok_or_else(|| {
             CommError::Rendezvous("rank 0 sent no id of NCCL; its version differs".to_owned())
         })?);
         let place = (world.rank(), world.world());
-        let limits = [FORMING, UNLIMITED];
         let wanted = || world.check().is_ok();
-        let communicator = Communicator::form(&nccl, device, &id, place, limits, &wanted);
+        let communicator = Communicator::form(&nccl, device, id, place, FORMING, &wanted);
         let communicator = Arc::new(communicator.map_err(|error| named(&world, error))?);
         Ok(Peers {
             stream: device.stream()?,
-            watchdog: Watchdog::start(&world, &communicator),
+            watchdog: Some(watch(&world, &communicator)),
             communicator,
             world,
         })
@@ -69,13 +70,8 @@ impl Peers {
     pub fn all_reduce(&self, address: u64, elements: usize) -> Result<(), CudaError> {
         // SAFETY: the engine passes buffers of its state, and ends the collectives before it frees them.
         unsafe {
-            self.communicator.all_reduce_in_place(
-                &self.stream,
-                address,
-                elements,
-                Element::F32,
-                Reduction::Sum,
-            )
+            self.communicator
+                .all_reduce(&self.stream, address, elements)
         }
     }
 
@@ -86,7 +82,7 @@ impl Peers {
         own: u64,
         whole: u64,
         elements: usize,
-        element: Element,
+        element: Precision,
     ) -> Result<(), CudaError> {
         // SAFETY: as in [`Peers::all_reduce`].
         unsafe {
@@ -100,24 +96,14 @@ impl Peers {
     pub fn reduce_scatter(&self, whole: u64, own: u64, elements: usize) -> Result<(), CudaError> {
         // SAFETY: as in [`Peers::all_reduce`].
         unsafe {
-            self.communicator.reduce_scatter(
-                &self.stream,
-                whole,
-                own,
-                elements,
-                Element::F32,
-                Reduction::Sum,
-            )
+            self.communicator
+                .reduce_scatter(&self.stream, whole, own, elements)
         }
     }
 
     /// Waits for the collectives so far. It ends when a rank is lost, too.
-    ///
-    /// # Errors
-    /// The lost rank, by the world's connections, or else NCCL's error.
-    pub fn synchronize(&self) -> Result<(), EngineError> {
+    pub fn synchronize(&self) -> Result<(), CudaError> {
         self.synchronize_with(&self.stream)
-            .map_err(|error| self.named(error))
     }
 
     /// Waits for a stream that waits for collectives. It ends when a rank is lost, too.
@@ -137,7 +123,10 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        self.watchdog.stop();
+        if let Some((stop, thread)) = self.watchdog.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
         match self.world.check() {
             Ok(()) => {
                 let _ = self.communicator.synchronize(&self.stream, LEAVING);
@@ -160,35 +149,17 @@ fn named(world: &World, error: CudaError) -> EngineError {
     error.into()
 }
 
-/// Aborts a communicator whose world has ended, so that no wait for a lost rank hangs. It asks the world, which
-/// tells its end to one listener only, the rank's process.
-struct Watchdog {
-    stopped: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watchdog {
-    fn start(world: &World, communicator: &Arc<Communicator>) -> Watchdog {
-        let stopped = Arc::<AtomicBool>::default();
-        let (world, communicator, stop) = (world.clone(), communicator.clone(), stopped.clone());
-        let watch = move || {
-            while !stop.load(Ordering::Acquire) {
-                if world.check().is_err() {
-                    return communicator.abort();
-                }
-                thread::sleep(PAUSE);
+/// Aborts a communicator whose world has ended, so that no wait for a lost rank hangs, until the sender is dropped.
+/// It asks the world, which tells its end to one listener only, the rank's process.
+fn watch(world: &World, communicator: &Arc<Communicator>) -> (Sender<()>, JoinHandle<()>) {
+    let (stop, stopped) = channel();
+    let (world, communicator) = (world.clone(), communicator.clone());
+    let thread = thread::spawn(move || {
+        while stopped.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+            if world.check().is_err() {
+                return communicator.abort();
             }
-        };
-        Watchdog {
-            stopped,
-            thread: Some(thread::spawn(watch)),
         }
-    }
-
-    fn stop(&mut self) {
-        self.stopped.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+    });
+    (stop, thread)
 }

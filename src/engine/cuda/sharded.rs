@@ -22,21 +22,14 @@ use std::sync::Arc;
 use super::driver::{Device, Event, Stream};
 use super::error::CudaError;
 use super::launches::Kernels;
-use super::nccl::Element;
+use super::options::Precision;
 use super::peers::Peers;
 use super::state::{Places, State, Whole, norms};
-use crate::engine::Layout;
+use crate::engine::{Direction, Layout};
 
 type Enqueued = Result<(), CudaError>;
 
 const F32: usize = size_of::<f32>();
-
-/// The direction of a walk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    Forward,
-    Backward,
-}
 
 /// The events that order the streams.
 pub struct Events {
@@ -65,36 +58,16 @@ impl Events {
 /// The sharded model. The methods only enqueue work.
 #[derive(Clone, Copy)]
 pub struct Shards<'a> {
-    layout: &'a Layout,
-    kernels: &'a Kernels,
-    compute: &'a Stream,
-    state: &'a State,
-    places: &'a Places,
-    events: &'a Events,
-    peers: &'a Peers,
+    pub layout: &'a Layout,
+    pub kernels: &'a Kernels,
+    pub compute: &'a Stream,
+    pub state: &'a State,
+    pub places: &'a Places,
+    pub events: &'a Events,
+    pub peers: &'a Peers,
 }
 
 impl<'a> Shards<'a> {
-    /// `None` if every rank holds everything.
-    pub fn of(
-        layout: &'a Layout,
-        kernels: &'a Kernels,
-        compute: &'a Stream,
-        state: &'a State,
-        events: Option<&'a Events>,
-        peers: Option<&'a Peers>,
-    ) -> Option<Shards<'a>> {
-        Some(Shards {
-            layout,
-            kernels,
-            compute,
-            state,
-            places: state.places.as_ref()?,
-            events: events?,
-            peers: peers?,
-        })
-    }
-
     /// Starts a walk and gathers the norms and the first units.
     pub fn begin(&self) -> Enqueued {
         self.after_compute()?;
@@ -184,9 +157,9 @@ impl<'a> Shards<'a> {
         Ok(())
     }
 
-    /// Finishes the reduction of the step's gradient, which may be whole until now, and leaves the squared norm
-    /// of this rank's part in [`Places::norm`].
-    pub fn reduce(&self, coordinates: bool) -> Enqueued {
+    /// Finishes the reduction of the step's gradient, which may be whole until now. Returns the address of the
+    /// squared norm of this rank's part.
+    pub fn reduce(&self, coordinates: bool) -> Result<u64, CudaError> {
         self.after_compute()?;
         let (stream, share) = (&self.peers.stream, self.state.share);
         // SAFETY: the norm is an f64.
@@ -206,13 +179,11 @@ impl<'a> Shards<'a> {
                 .squared_norm(stream, result, part, share.held(len))?;
         }
         if coordinates {
-            for (addresses, unit) in self.state.units.iter().zip(&self.layout.units).rev() {
-                if let Some(squares) = addresses.squares {
-                    self.peers.all_reduce(squares, unit.len)?;
-                }
+            for (squares, elements) in self.state.squares(self.layout) {
+                self.peers.all_reduce(squares, elements)?;
             }
         }
-        Ok(())
+        Ok(self.places.norm)
     }
 
     /// Gathers an f32 vector of a unit's length from every rank's part; returns where it is, whole.
@@ -220,7 +191,7 @@ impl<'a> Shards<'a> {
         self.after_compute()?;
         let whole = self.scratch(unit);
         let held = self.state.share.held(self.layout.units[unit].len);
-        self.peers.all_gather(part, whole, held, Element::F32)?;
+        self.peers.all_gather(part, whole, held, Precision::F32)?;
         Ok(whole)
     }
 
@@ -237,10 +208,11 @@ impl<'a> Shards<'a> {
         let addresses = &self.state.units[unit];
         if let Some(copy) = addresses.copy {
             self.peers
-                .all_gather(copy, whole.operands, held, Element::Bf16)?;
+                .all_gather(copy, whole.operands, held, Precision::Bf16)?;
         } else {
             let (weights, table) = (addresses.weights, whole.table);
-            self.peers.all_gather(weights, table, held, Element::F32)?;
+            self.peers
+                .all_gather(weights, table, held, Precision::F32)?;
             if whole.operands != table {
                 self.kernels.cast(stream, whole.operands, table, len)?;
             }

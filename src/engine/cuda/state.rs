@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::arena::Bump;
-use super::precision::Precision;
+use super::options::Precision;
 use super::workspace::PARTIALS;
 use crate::engine::{Layout, Measure, Parameter, Unit, part};
 
@@ -222,6 +222,12 @@ impl State {
                 }
             }),
         }
+    }
+
+    /// The sums for the coordinate-wise test with their numbers of elements, from the last unit to the first.
+    pub fn squares(&self, layout: &Layout) -> impl Iterator<Item = (u64, usize)> {
+        let units = self.units.iter().zip(&layout.units).rev();
+        units.filter_map(|(addresses, unit)| Some((addresses.squares?, unit.len)))
     }
 
     /// The addresses with which this rank updates its part of a unit of `len` elements.

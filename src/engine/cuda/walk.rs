@@ -15,16 +15,16 @@
 
 use std::ops::Range;
 
-use super::cublaslt::{Blas, Element, Operand, Product};
+use super::cublaslt::{Blas, Operand, Product};
 use super::driver::{Event, Stream};
 use super::error::CudaError;
-use super::launches::{AttentionBackward, Kernels, NormBackward, Rotation};
-use super::parameters::Parameters;
-use super::precision::Precision;
-use super::sharded::Direction;
+use super::launches::Kernels;
+use super::options::Precision;
+use super::peers::Peers;
+use super::sharded::Shards;
 use super::state::{State, Whole};
-use super::workspace::{Scalars, Shape, Stash, Workspace, qkv};
-use crate::engine::{Layout, Measure, ModelConfig};
+use super::workspace::{Scalars, Shape, Stash, Workspace};
+use crate::engine::{BlockTensors, Direction, Layout, Measure, ModelConfig};
 
 type Walked = Result<(), CudaError>;
 
@@ -100,11 +100,14 @@ pub struct Walk<'a> {
     pub layout: &'a Layout,
     pub precision: Precision,
     pub kernels: &'a Kernels,
-    pub blas: &'a mut Blas,
+    pub blas: &'a Blas,
     pub streams: &'a Streams,
     pub state: &'a State,
     pub work: &'a Workspace,
-    pub parameters: Parameters<'a>,
+    /// `None` where this process trains alone.
+    pub peers: Option<&'a Peers>,
+    /// Gathers the weights of a sharded model; `None` if every rank holds everything.
+    pub shards: Option<Shards<'a>>,
     pub shape: Shape,
 }
 
@@ -126,35 +129,33 @@ impl Gradient {
     }
 }
 
-/// A block's tensors within its unit.
-struct Tensors {
-    norm_input: Range<usize>,
-    qkv: Range<usize>,
-    output: Range<usize>,
-    norm_middle: Range<usize>,
-    gate_up: Range<usize>,
-    down: Range<usize>,
+/// The weights `[outputs, inputs]` of a linear layer.
+#[derive(Debug, Clone, Copy)]
+struct Linear {
+    weights: u64,
+    outputs: usize,
+    inputs: usize,
 }
 
 impl<'a> Walk<'a> {
     /// Loss and gradient of a micro-batch.
-    pub fn train(&mut self, training: Training) -> Walked {
+    pub fn train(&self, training: Training) -> Walked {
         let layers = self.config.num_hidden_layers;
         let head = layers + 1;
         self.begin(training)?;
         self.forward()?;
 
         self.head(Some(training))?;
-        self.parameters.release(head, Direction::Backward)?;
+        self.release(head, Direction::Backward)?;
         self.complete(head, training)?;
         for layer in (0..layers).rev() {
-            self.parameters.acquire(layer + 1)?;
+            self.acquire(layer + 1)?;
             if self.checkpointing() {
                 self.fill_stash(layer)?;
             }
             self.await_scratch(layer + 1, training)?;
             self.block_backward(layer, training)?;
-            self.parameters.release(layer + 1, Direction::Backward)?;
+            self.release(layer + 1, Direction::Backward)?;
             self.complete(layer + 1, training)?;
         }
         self.embedding_backward(training)?;
@@ -163,38 +164,62 @@ impl<'a> Walk<'a> {
     }
 
     /// Summed loss of a micro-batch.
-    pub fn evaluate(&mut self) -> Walked {
+    pub fn evaluate(&self) -> Walked {
         self.clear_scalars()?;
         self.forward()?;
         self.head(None)
     }
 
     /// From the tokens to the last block's output, and to the head's weights.
-    fn forward(&mut self) -> Walked {
-        self.parameters.begin()?;
-        self.parameters.acquire(0)?;
+    fn forward(&self) -> Walked {
+        if let Some(shards) = &self.shards {
+            shards.begin()?;
+        }
+        self.acquire(0)?;
         self.embed()?;
         // The head needs tied embeddings, too.
         if !self.config.tie_word_embeddings {
-            self.parameters.release(0, Direction::Forward)?;
+            self.release(0, Direction::Forward)?;
         }
         let layers = self.config.num_hidden_layers;
         for layer in 0..layers {
-            self.parameters.acquire(layer + 1)?;
+            self.acquire(layer + 1)?;
             self.block_forward(layer)?;
-            self.parameters.release(layer + 1, Direction::Forward)?;
+            self.release(layer + 1, Direction::Forward)?;
         }
-        self.parameters.acquire(layers + 1)
+        self.acquire(layers + 1)
     }
 
-    fn begin(&mut self, training: Training) -> Walked {
+    /// The compute stream's next work may read the unit's weights.
+    fn acquire(&self, unit: usize) -> Walked {
+        match &self.shards {
+            Some(shards) => shards.acquire(unit),
+            None => Ok(()),
+        }
+    }
+
+    /// The compute stream has read the unit's weights for now. Tied embeddings are not released.
+    fn release(&self, unit: usize, direction: Direction) -> Walked {
+        match &self.shards {
+            Some(shards) => shards.release(unit, direction),
+            None => Ok(()),
+        }
+    }
+
+    /// An acquired unit's weights.
+    fn whole(&self, unit: usize) -> Whole {
+        match &self.shards {
+            Some(shards) => shards.whole(unit),
+            None => self.state.units[unit].whole(),
+        }
+    }
+
+    fn begin(&self, training: Training) -> Walked {
         self.clear_scalars()?;
         self.zero(self.work.reduced_norm, size_of::<f64>())?;
         if training.first {
-            for (addresses, unit) in self.state.units.iter().zip(&self.layout.units) {
-                if let Some(squares) = addresses.squares {
-                    self.zero(squares, unit.len * F32)?;
-                }
+            for (squares, elements) in self.state.squares(self.layout) {
+                self.zero(squares, elements * F32)?;
             }
         }
         Ok(())
@@ -206,153 +231,103 @@ impl<'a> Walk<'a> {
 
     fn embed(&self) -> Walked {
         let tokens = (self.work.inputs.tokens, self.tokens());
-        let table = self.parameters.whole(0).table;
+        let table = self.whole(0).table;
         let compute = &self.streams.compute;
         self.kernels
             .embedding_forward(compute, self.work.residual[0], table, tokens)
     }
 
-    fn block_forward(&mut self, layer: usize) -> Walked {
+    fn block_forward(&self, layer: usize) -> Walked {
         self.fill_stash(layer)?;
         let (n, work) = (self.tokens(), self.work);
-        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
         let (unit, tensors) = self.block(layer);
         let stash = self.stash(layer);
-        let compute = &self.streams.compute;
-        self.kernels
-            .swiglu_forward(compute, work.wide, stash.gate_up, n)?;
-        let down = self.weights(unit, &tensors.down, inner);
-        let h = self.activation(work.wide, inner);
-        let next = self.residual(work.residual[layer + 1]);
-        self.multiply(
-            (n, hidden, inner),
-            h,
-            transposed(down),
-            next,
-            Some(stash.middle),
-        )
+        let (kernels, compute) = (self.kernels, &self.streams.compute);
+        kernels.swiglu(compute, "swiglu_forward", work.wide, stash.gate_up, n)?;
+        let down = self.linear(unit, &tensors.down, self.config.intermediate_size);
+        let next = (work.residual[layer + 1], Precision::F32);
+        self.linear_forward(down, work.wide, next, Some(stash.middle), n)
     }
 
     /// From the block's input to its stash.
-    fn fill_stash(&mut self, layer: usize) -> Walked {
+    fn fill_stash(&self, layer: usize) -> Walked {
         let (n, work, shape) = (self.tokens(), self.work, self.shape);
-        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
-        let (queries, qkv) = (self.queries(), qkv(self.config));
+        let (hidden, queries) = (self.config.hidden_size, self.config.queries());
         let (unit, tensors) = self.block(layer);
         let (kernels, compute) = (self.kernels, &self.streams.compute);
         let stash = self.stash(layer);
         let x = work.residual[layer];
 
-        let norm = unit.norms[0];
-        kernels.rmsnorm_forward(compute, (work.narrow, stash.inverse_input), x, norm, n)?;
-        let normed = self.activation(work.narrow, hidden);
-        let weights = self.weights(unit, &tensors.qkv, hidden);
-        let result = self.activation(stash.qkv, qkv);
-        self.multiply((n, qkv, hidden), normed, transposed(weights), result, None)?;
-        kernels.rope(compute, stash.qkv, work.rope, shape, Rotation::Forward)?;
+        let normed = (work.narrow, stash.inverse_input);
+        kernels.rmsnorm_forward(compute, normed, x, unit.norms[0], n)?;
+        let qkv = self.linear(unit, &tensors.qkv, hidden);
+        self.linear_forward(qkv, work.narrow, (stash.qkv, self.precision), None, n)?;
+        kernels.rope(compute, stash.qkv, work.rope, shape, Direction::Forward)?;
 
-        let output = (stash.attended, stash.log_sums);
-        kernels.attention_forward(compute, output, stash.qkv, shape)?;
-        let attended = self.activation(stash.attended, queries);
-        let weights = self.weights(unit, &tensors.output, queries);
-        let middle = self.residual(stash.middle);
-        self.multiply(
-            (n, hidden, queries),
-            attended,
-            transposed(weights),
-            middle,
-            Some(x),
-        )?;
+        kernels.attention_forward(compute, stash, shape)?;
+        let output = self.linear(unit, &tensors.output, queries);
+        let middle = (stash.middle, Precision::F32);
+        self.linear_forward(output, stash.attended, middle, Some(x), n)?;
 
-        let norm = unit.norms[1];
         let normed = (work.narrow, stash.inverse_middle);
-        kernels.rmsnorm_forward(compute, normed, stash.middle, norm, n)?;
-        let normed = self.activation(work.narrow, hidden);
-        let weights = self.weights(unit, &tensors.gate_up, hidden);
-        let result = self.activation(stash.gate_up, 2 * inner);
-        self.multiply(
-            (n, 2 * inner, hidden),
-            normed,
-            transposed(weights),
-            result,
+        kernels.rmsnorm_forward(compute, normed, stash.middle, unit.norms[1], n)?;
+        let gate_up = self.linear(unit, &tensors.gate_up, hidden);
+        self.linear_forward(
+            gate_up,
+            work.narrow,
+            (stash.gate_up, self.precision),
             None,
+            n,
         )
     }
 
     /// From the gradient of the block's output in `dx` to that of its input, in place. Overwrites the stash.
-    fn block_backward(&mut self, layer: usize, training: Training) -> Walked {
+    fn block_backward(&self, layer: usize, training: Training) -> Walked {
         let (n, work, shape) = (self.tokens(), self.work, self.shape);
         let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
-        let (queries, qkv) = (self.queries(), qkv(self.config));
         let (unit, tensors) = self.block(layer);
         let (kernels, compute) = (self.kernels, &self.streams.compute);
         let stash = self.stash(layer);
         let gradient = self.gradient(layer + 1, training);
-        for norm in [&tensors.norm_input, &tensors.norm_middle] {
-            self.zero_unless_added(gradient.part(norm), hidden)?;
+        let [dnorm_input, dnorm_middle] =
+            [&tensors.norm_input, &tensors.norm_middle].map(|norm| gradient.part(norm));
+        for norm in [dnorm_input, dnorm_middle] {
+            self.zero_unless_added(norm, hidden)?;
         }
-        let dx = self.activation(work.dx_operand, hidden);
+        let dx = work.dx_operand;
 
-        let weights = self.weights(unit, &tensors.down, inner);
-        let h = self.activation(work.wide, inner);
-        self.multiply((n, inner, hidden), dx, weights, h, None)?;
-        kernels.swiglu_backward(compute, work.wide, stash.gate_up, n)?;
-        let down = gradient.part(&tensors.down);
-        self.accumulate((hidden, inner), dx, h, down)?;
+        let down = self.linear(unit, &tensors.down, inner);
+        self.backward_input(down, dx, work.wide, n)?;
+        kernels.swiglu(compute, "swiglu_backward", work.wide, stash.gate_up, n)?;
+        self.backward_weight(down, dx, work.wide, gradient.part(&tensors.down), n)?;
 
-        let weights = self.weights(unit, &tensors.gate_up, hidden);
-        let dgate_up = self.activation(stash.gate_up, 2 * inner);
-        let normed = self.activation(work.narrow, hidden);
-        self.multiply((n, hidden, 2 * inner), dgate_up, weights, normed, None)?;
-        let norm = NormBackward {
-            dx: work.dx,
-            dx_operand: work.dx_operand,
-            dy_to_y: work.narrow,
-            x: stash.middle,
-            inverse: stash.inverse_middle,
-            weights: unit.norms[1],
-            gradient: gradient.part(&tensors.norm_middle).address,
-            partials: work.norm_partials,
-        };
-        kernels.rmsnorm_backward(compute, norm, n)?;
-        let gate_up = gradient.part(&tensors.gate_up);
-        self.accumulate((2 * inner, hidden), dgate_up, normed, gate_up)?;
+        let gate_up = self.linear(unit, &tensors.gate_up, hidden);
+        self.backward_input(gate_up, stash.gate_up, work.narrow, n)?;
+        let input = (stash.middle, stash.inverse_middle);
+        let weights = (unit.norms[1], dnorm_middle.address);
+        kernels.rmsnorm_backward(compute, work, input, weights, n)?;
+        let dgate_up = gradient.part(&tensors.gate_up);
+        self.backward_weight(gate_up, stash.gate_up, work.narrow, dgate_up, n)?;
 
-        let weights = self.weights(unit, &tensors.output, queries);
-        let dattended = self.activation(work.narrow, queries);
-        self.multiply((n, queries, hidden), dx, weights, dattended, None)?;
-        let attended = self.activation(stash.attended, queries);
-        let output = gradient.part(&tensors.output);
-        self.accumulate((hidden, queries), dx, attended, output)?;
-        let attention = AttentionBackward {
-            dqkv: work.wide,
-            dattended: work.narrow,
-            attended: stash.attended,
-            qkv: stash.qkv,
-            log_sums: stash.log_sums,
-            delta: work.delta,
-        };
-        kernels.attention_backward(compute, attention, shape)?;
-        kernels.rope(compute, work.wide, work.rope, shape, Rotation::Backward)?;
+        let output = self.linear(unit, &tensors.output, self.config.queries());
+        self.backward_input(output, dx, work.narrow, n)?;
+        let doutput = gradient.part(&tensors.output);
+        self.backward_weight(output, dx, stash.attended, doutput, n)?;
+        kernels.attention_backward(compute, work, stash, shape)?;
+        kernels.rope(compute, work.wide, work.rope, shape, Direction::Backward)?;
 
-        let weights = self.weights(unit, &tensors.qkv, hidden);
-        let dqkv = self.activation(work.wide, qkv);
-        self.multiply((n, hidden, qkv), dqkv, weights, normed, None)?;
-        let norm = NormBackward {
-            x: work.residual[layer],
-            inverse: stash.inverse_input,
-            weights: unit.norms[0],
-            gradient: gradient.part(&tensors.norm_input).address,
-            ..norm
-        };
-        kernels.rmsnorm_backward(compute, norm, n)?;
-        self.accumulate((qkv, hidden), dqkv, normed, gradient.part(&tensors.qkv))
+        let qkv = self.linear(unit, &tensors.qkv, hidden);
+        self.backward_input(qkv, work.wide, work.narrow, n)?;
+        let input = (work.residual[layer], stash.inverse_input);
+        let weights = (unit.norms[0], dnorm_input.address);
+        kernels.rmsnorm_backward(compute, work, input, weights, n)?;
+        self.backward_weight(qkv, work.wide, work.narrow, gradient.part(&tensors.qkv), n)
     }
 
     /// Final norm, head and loss; with `training` also their gradients, in `dx` and in the store.
     ///
     /// Rows are processed in chunks, so that only one chunk's logits exist; their gradient overwrites them.
-    fn head(&mut self, training: Option<Training>) -> Walked {
+    fn head(&self, training: Option<Training>) -> Walked {
         let (n, work) = (self.tokens(), self.work);
         let (hidden, vocabulary) = (self.config.hidden_size, self.config.vocab_size);
         let (kernels, compute) = (self.kernels, &self.streams.compute);
@@ -364,18 +339,16 @@ impl<'a> Walk<'a> {
         };
         let len = self.layout.units[matrix_unit].len;
         let matrix = len - vocabulary * hidden..len;
-        let weights = self.weights(self.parameters.whole(matrix_unit), &matrix, hidden);
+        let linear = self.linear(self.whole(matrix_unit), &matrix, hidden);
         let x = work.residual[self.config.num_hidden_layers];
-        let norm_weights = self.parameters.whole(unit).norms[0];
+        let norm_weights = self.whole(unit).norms[0];
 
         let normed = (work.narrow, work.inverse_head);
         kernels.rmsnorm_forward(compute, normed, x, norm_weights, n)?;
         for first in (0..n).step_by(work.logits_rows) {
             let rows = work.logits_rows.min(n - first);
-            let normed = self.activation(self.real_at(work.narrow, first * hidden), hidden);
-            let logits = self.activation(work.logits, vocabulary);
-            let product = (rows, vocabulary, hidden);
-            self.multiply(product, normed, transposed(weights), logits, None)?;
+            let normed = self.real_at(work.narrow, first * hidden);
+            self.linear_forward(linear, normed, (work.logits, self.precision), None, rows)?;
             let losses = work.losses + (first * size_of::<f64>()) as u64;
             let targets = (f32_at(work.inputs.targets, first), rows);
             kernels.cross_entropy(compute, losses, work.logits, targets, training.is_some())?;
@@ -386,8 +359,8 @@ impl<'a> Walk<'a> {
                     add: gradient.add || first > 0,
                     ..gradient
                 };
-                self.accumulate_rows((vocabulary, hidden, rows), logits, normed, gradient)?;
-                self.multiply((rows, hidden, vocabulary), logits, weights, normed, None)?;
+                self.backward_weight(linear, work.logits, normed, gradient, rows)?;
+                self.backward_input(linear, work.logits, normed, rows)?;
             }
         }
         kernels.sum_losses(compute, work.scalars, work.losses, n)?;
@@ -397,20 +370,11 @@ impl<'a> Walk<'a> {
         let gradient = self.gradient(unit, training);
         self.zero_unless_added(gradient, hidden)?;
         self.zero(work.dx, n * hidden * F32)?;
-        let norm = NormBackward {
-            dx: work.dx,
-            dx_operand: work.dx_operand,
-            dy_to_y: work.narrow,
-            x,
-            inverse: work.inverse_head,
-            weights: norm_weights,
-            gradient: gradient.address,
-            partials: work.norm_partials,
-        };
-        kernels.rmsnorm_backward(compute, norm, n)
+        let weights = (norm_weights, gradient.address);
+        kernels.rmsnorm_backward(compute, work, (x, work.inverse_head), weights, n)
     }
 
-    fn embedding_backward(&mut self, training: Training) -> Walked {
+    fn embedding_backward(&self, training: Training) -> Walked {
         let gradient = self.gradient(0, training);
         // Tied embeddings already hold the head's part.
         if !self.config.tie_word_embeddings {
@@ -424,7 +388,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The unit's gradient of this micro-batch is complete: the side stream adds and measures it.
-    fn complete(&mut self, unit: usize, training: Training) -> Walked {
+    fn complete(&self, unit: usize, training: Training) -> Walked {
         let Streams {
             compute,
             side,
@@ -473,17 +437,17 @@ impl<'a> Walk<'a> {
             kernels.add_squares(side, squares, sum, factor, elements)?;
         }
         side.record(&added[unit])?;
-        match &self.parameters {
-            Parameters::Replicated(_, Some(peers)) if training.last => {
+        match (&self.shards, self.peers) {
+            (Some(shards), _) if self.state.share.scatters() => {
+                shards.scatter(unit, &added[unit], training.first)
+            }
+            (None, Some(peers)) if training.last => {
                 peers.stream.wait(&added[unit])?;
                 peers.all_reduce(sum, elements)?;
                 let result = (work.reduced_norm, reduced_partials);
                 kernels.squared_norm(&peers.stream, result, sum, elements)
             }
-            Parameters::Sharded(shards) if self.state.share.scatters() => {
-                shards.scatter(unit, &added[unit], training.first)
-            }
-            Parameters::Replicated(..) | Parameters::Sharded(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -498,10 +462,8 @@ impl<'a> Walk<'a> {
         let last = self.layout.units.len() - 1;
         // Else the compute stream has waited for the walk before: for its end, or for weights gathered since.
         if training.apart && before <= last {
-            let free = match &self.parameters {
-                Parameters::Sharded(shards) if self.state.share.scatters() => {
-                    shards.scattered(before)
-                }
+            let free = match &self.shards {
+                Some(shards) if self.state.share.scatters() => shards.scattered(before),
                 _ => &self.streams.added[before],
             };
             self.streams.compute.wait(free)?;
@@ -533,20 +495,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn block(&self, layer: usize) -> (Whole, Tensors) {
-        let parameters = &self.layout.units[layer + 1].parameters;
-        let span = |first: usize, last: usize| {
-            parameters[first].range().start..parameters[last].range().end
-        };
-        let tensors = Tensors {
-            norm_input: span(0, 0),
-            qkv: span(1, 3),
-            output: span(4, 4),
-            norm_middle: span(5, 5),
-            gate_up: span(6, 7),
-            down: span(8, 8),
-        };
-        (self.parameters.whole(layer + 1), tensors)
+    fn block(&self, layer: usize) -> (Whole, BlockTensors) {
+        let tensors = self.layout.units[layer + 1].block_tensors();
+        (self.whole(layer + 1), tensors)
     }
 
     fn stash(&self, layer: usize) -> &'a Stash {
@@ -562,91 +513,92 @@ impl<'a> Walk<'a> {
         self.shape.tokens()
     }
 
-    fn queries(&self) -> usize {
-        self.config.num_attention_heads * self.config.head_dim
-    }
-
     fn real_at(&self, address: u64, elements: usize) -> u64 {
         address + (elements * self.precision.size()) as u64
     }
 
-    /// Activations of `width` elements a row.
-    fn activation(&self, address: u64, width: usize) -> Operand {
+    /// The layer whose weights are a range of a unit.
+    fn linear(&self, unit: Whole, range: &Range<usize>, inputs: usize) -> Linear {
+        Linear {
+            weights: self.real_at(unit.operands, range.start),
+            outputs: range.len() / inputs,
+            inputs,
+        }
+    }
+
+    /// Activations or weights of `width` elements a row.
+    fn operand(&self, address: u64, width: usize) -> Operand {
         Operand {
             address,
-            element: self.precision.element(),
+            element: self.precision,
             stride: width,
             transposed: false,
         }
     }
 
-    /// The residual stream as a result.
-    fn residual(&self, address: u64) -> Operand {
-        Operand {
-            address,
-            element: Element::F32,
-            stride: self.config.hidden_size,
-            transposed: false,
-        }
-    }
-
-    /// A weight matrix `[out, width]`.
-    fn weights(&self, unit: Whole, range: &Range<usize>, width: usize) -> Operand {
-        self.activation(self.real_at(unit.operands, range.start), width)
-    }
-
-    /// `result[rows, columns] = a[rows, inner] · b[inner, columns]`, plus `added`.
-    fn multiply(
-        &mut self,
-        (rows, columns, inner): (usize, usize, usize),
-        a: Operand,
-        b: Operand,
-        result: Operand,
+    /// y `[n, outputs]` = x `[n, inputs]` · wᵀ, plus `added`. x is real.
+    fn linear_forward(
+        &self,
+        layer: Linear,
+        x: u64,
+        (result, element): (u64, Precision),
         added: Option<u64>,
+        n: usize,
     ) -> Walked {
-        let product = Product {
-            rows,
-            columns,
-            inner,
-            a,
-            b,
+        self.multiply(Product {
+            rows: n,
+            columns: layer.outputs,
+            inner: layer.inputs,
+            a: self.operand(x, layer.inputs),
+            b: transposed(self.operand(layer.weights, layer.inputs)),
             added,
             result,
-        };
+            element,
+        })
+    }
+
+    /// dx `[n, inputs]` = dy `[n, outputs]` · w, both real.
+    fn backward_input(&self, layer: Linear, dy: u64, dx: u64, n: usize) -> Walked {
+        self.multiply(Product {
+            rows: n,
+            columns: layer.inputs,
+            inner: layer.outputs,
+            a: self.operand(dy, layer.outputs),
+            b: self.operand(layer.weights, layer.inputs),
+            added: None,
+            result: dx,
+            element: self.precision,
+        })
+    }
+
+    /// The gradient of the weights, f32 `[outputs, inputs]`: dyᵀ · x, of real dy `[n, outputs]` and x `[n, inputs]`.
+    fn backward_weight(
+        &self,
+        layer: Linear,
+        dy: u64,
+        x: u64,
+        gradient: Gradient,
+        n: usize,
+    ) -> Walked {
+        self.multiply(Product {
+            rows: layer.outputs,
+            columns: layer.inputs,
+            inner: n,
+            a: transposed(self.operand(dy, layer.outputs)),
+            b: self.operand(x, layer.inputs),
+            added: gradient.add.then_some(gradient.address),
+            result: gradient.address,
+            element: Precision::F32,
+        })
+    }
+
+    fn multiply(&self, product: Product) -> Walked {
         let workspace = (self.work.blas, Blas::WORKSPACE);
         // SAFETY: the operands lie in the state and the workspace, which live longer than the stream's work.
         unsafe {
             self.blas
                 .multiply(&self.streams.compute, &product, workspace)
         }
-    }
-
-    /// The gradient of a weight matrix `[out, width]`, dYᵀ · X over all tokens.
-    fn accumulate(
-        &mut self,
-        (out, width): (usize, usize),
-        dy: Operand,
-        x: Operand,
-        gradient: Gradient,
-    ) -> Walked {
-        self.accumulate_rows((out, width, self.tokens()), dy, x, gradient)
-    }
-
-    fn accumulate_rows(
-        &mut self,
-        (out, width, rows): (usize, usize, usize),
-        dy: Operand,
-        x: Operand,
-        gradient: Gradient,
-    ) -> Walked {
-        let result = Operand {
-            address: gradient.address,
-            element: Element::F32,
-            stride: width,
-            transposed: false,
-        };
-        let added = gradient.add.then_some(gradient.address);
-        self.multiply((out, width, rows), transposed(dy), x, result, added)
     }
 
     fn zero_unless_added(&self, gradient: Gradient, elements: usize) -> Walked {
@@ -669,7 +621,7 @@ fn f32_at(address: u64, elements: usize) -> u64 {
 
 fn transposed(operand: Operand) -> Operand {
     Operand {
-        transposed: !operand.transposed,
+        transposed: true,
         ..operand
     }
 }

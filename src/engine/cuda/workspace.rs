@@ -3,7 +3,7 @@
 use super::arena::Bump;
 use super::cublaslt::Blas;
 use super::options::CudaOptions;
-use super::precision::Precision;
+use super::options::Precision;
 use crate::engine::{Capacity, MicroBatch, ModelConfig};
 
 /// Elements of logits that exist at a time; 256 MiB in bf16.
@@ -128,15 +128,8 @@ impl Scalars {
 
     /// The values from their bytes on the device.
     pub fn from_bytes(bytes: &[u8]) -> Scalars {
-        let mut values = bytes
-            .chunks_exact(8)
-            .map(|value| f64::from_le_bytes(value.try_into().unwrap_or_default()));
-        let mut next = || values.next().unwrap_or(f64::NAN);
-        Scalars {
-            loss: next(),
-            own: next(),
-            whole: next(),
-        }
+        let [loss, own, whole] = bytemuck::pod_read_unaligned(&bytes[..Scalars::BYTES]);
+        Scalars { loss, own, whole }
     }
 }
 
@@ -157,7 +150,7 @@ impl Workspace {
         } else {
             layers
         };
-        let queries = config.num_attention_heads * config.head_dim;
+        let queries = config.queries();
         let default_rows = (LOGITS / config.vocab_size).max(1);
         let logits_rows = options.logits_rows.unwrap_or(default_rows).clamp(1, n);
         let dx = bump.f32(n * hidden);
@@ -169,7 +162,7 @@ impl Workspace {
                 .collect(),
             rope: bump.f32(capacity.seq_len * config.head_dim),
             narrow: bump.take(n * hidden.max(queries), real),
-            wide: bump.take(n * config.intermediate_size.max(qkv(config)), real),
+            wide: bump.take(n * config.intermediate_size.max(config.qkv()), real),
             dx,
             dx_operand: match precision {
                 Precision::F32 => dx,
@@ -253,10 +246,10 @@ impl Inputs {
 
 impl Stash {
     fn place(bump: &mut Bump, config: &ModelConfig, n: usize, real: usize) -> Stash {
-        let queries = config.num_attention_heads * config.head_dim;
+        let queries = config.queries();
         Stash {
             inverse_input: bump.f32(n),
-            qkv: bump.take(n * qkv(config), real),
+            qkv: bump.take(n * config.qkv(), real),
             log_sums: bump.f32(n * config.num_attention_heads),
             attended: bump.take(n * queries, real),
             middle: bump.f32(n * config.hidden_size),
@@ -264,11 +257,6 @@ impl Stash {
             gate_up: bump.take(n * 2 * config.intermediate_size, real),
         }
     }
-}
-
-/// Width of a row of queries, keys and values.
-pub fn qkv(config: &ModelConfig) -> usize {
-    (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
 }
 
 /// Rows that each block of a norm's backward pass takes, and the number of blocks.

@@ -43,7 +43,7 @@ fn rank() {
         let done = if rank + 1 == world {
             collective.exchange(b"step").map(|_| ())
         } else {
-            let pending = collective.start(Operation::AllReduce(vec![1.0; 1 << 20]));
+            let pending = collective.start(Operation::all_reduce(vec![1.0; 1 << 20]));
             collective
                 .exchange(b"step")
                 .and_then(|_| pending.wait())

@@ -144,7 +144,7 @@ fn opened(port: u16) -> (TcpStream, Nonces) {
     match ask(&mut stream, &Hello::Open { nonce: guest }) {
         Reply::Challenge { nonce: host, proof } => {
             let nonces = Nonces { guest, host };
-            assert!(nonces.are_of_host(&key(), &proof));
+            assert!(key().verify(&nonces.of_host(), &proof));
             (stream, nonces)
         }
         other => panic!("{other:?}"),
@@ -200,7 +200,9 @@ fn a_rank_says_nothing_to_a_stranger_that_listens_as_rank_0() {
                 panic!("{hello:?}");
             };
             let host = nonce().unwrap();
-            let proof = Nonces { guest, host }.of_host(&Key::random().unwrap());
+            let proof = Key::random()
+                .unwrap()
+                .prove(&Nonces { guest, host }.of_host());
             let challenge = encode(&Reply::Challenge { nonce: host, proof });
             stream.write_all(&challenge.unwrap()).unwrap();
             let mut rest = Vec::new();

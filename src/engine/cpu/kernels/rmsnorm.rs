@@ -32,40 +32,6 @@ pub fn forward(y: &mut [f32], inverse: &mut [f32], x: &[f32], w: &[f32], eps: f3
         });
 }
 
-/// sum = a + b, then y = norm(sum), all `[n, width]`.
-pub fn add_forward(
-    y: &mut [f32],
-    inverse: &mut [f32],
-    sum: &mut [f32],
-    (a, b): (&[f32], &[f32]),
-    w: &[f32],
-    eps: f32,
-) {
-    let width = w.len();
-    y.par_chunks_mut(ROWS * width)
-        .zip(inverse.par_chunks_mut(ROWS))
-        .zip(sum.par_chunks_mut(ROWS * width))
-        .zip(a.par_chunks(ROWS * width))
-        .zip(b.par_chunks(ROWS * width))
-        .for_each(|((((y, inverse), sum), a), b)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let rows = y.chunks_exact_mut(width).zip(inverse);
-                    let sums = sum.chunks_exact_mut(width);
-                    let addends = a.chunks_exact(width).zip(b.chunks_exact(width));
-                    for (((y, inverse), sum), (a, b)) in rows.zip(sums).zip(addends) {
-                        for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
-                            *sum = a + b;
-                        }
-                        *inverse = inverse_rms(sum, eps);
-                        scale(y, sum, w, *inverse);
-                    }
-                },
-            )
-        });
-}
-
 /// Takes dy `[n, width]` and replaces it by y = norm(x), which the weight gradient of the next layer needs;
 /// `dx += ∂/∂x`; `dw = ∂/∂w`, or += when `add`.
 ///

@@ -4,14 +4,7 @@
 use rayon::prelude::*;
 
 use super::{ROWS, vectorised};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// The rotation of the forward pass.
-    Forward,
-    /// The rotation of the backward pass: the inverse, which is the transpose.
-    Backward,
-}
+use crate::engine::Direction;
 
 /// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's head_dim / 2
 /// angles. The angles are rounded to f32, as in transformers.
@@ -30,8 +23,8 @@ pub fn fill_table(table: &mut [f32], head_dim: usize, theta: f32) {
 }
 
 /// Rotates the first `heads` heads of every row of `x` `[n, row]` in place; row r is at position r mod
-/// seq_len.
-pub fn rotate(
+/// seq_len. Backward is the inverse, which is the transpose.
+pub(in crate::engine) fn rotate(
     x: &mut [f32],
     row: usize,
     heads: usize,

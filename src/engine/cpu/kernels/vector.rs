@@ -29,30 +29,35 @@ pub fn add(sum: &mut [f32], a: &[f32], b: &[f32]) {
 
 /// sum += x, elementwise.
 pub fn accumulate(sum: &mut [f32], x: &[f32]) {
-    sum.par_chunks_mut(CHUNK)
-        .zip(x.par_chunks(CHUNK))
-        .for_each(|(sum, x)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (sum, x) in sum.iter_mut().zip(x) {
-                        *sum += x;
-                    }
-                },
-            )
-        });
+    each(
+        sum,
+        x,
+        #[inline(always)]
+        |sum, x| *sum += x,
+    );
 }
 
 /// sum += factor · x², elementwise.
 pub fn add_squares(sum: &mut [f32], x: &[f32], factor: f32) {
-    sum.par_chunks_mut(CHUNK)
+    each(
+        sum,
+        x,
+        #[inline(always)]
+        |sum, x| *sum += factor * (x * x),
+    );
+}
+
+/// Calls `change` with every element of `values` and that of `x`.
+fn each(values: &mut [f32], x: &[f32], change: impl Fn(&mut f32, f32) + Sync) {
+    values
+        .par_chunks_mut(CHUNK)
         .zip(x.par_chunks(CHUNK))
-        .for_each(|(sum, x)| {
+        .for_each(|(values, x)| {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (sum, x) in sum.iter_mut().zip(x) {
-                        *sum += factor * (x * x);
+                    for (value, &x) in values.iter_mut().zip(x) {
+                        change(value, x);
                     }
                 },
             )

@@ -1,8 +1,18 @@
-//! Storage of parameters, gradients and optimiser states.
+//! Parameters, gradients and optimiser states of every unit: whole on every rank (DDP), or a part of everything
+//! (FSDP, ZeRO-3).
 //!
-//! The model walks the units and requests each one's parameters and a place for its gradient from its
-//! [`Store`]. It does not know whether the store holds whole units ([`Replicated`]) or gathers shards of them
-//! ([`Sharded`]). With n units, every walk on every rank has this order:
+//! Every unit is a flat vector. Under sharding it is padded to a multiple of the world size, and rank r holds the
+//! r-th part of its parameters, gradient and optimiser states; the padding is always zero. [`gather`] makes
+//! parameters whole while a unit computes, [`scatter`] reduces gradients to shards; both run beside compute. If every
+//! rank holds everything, its part is the whole: nothing is gathered, and the all-reduce of each unit's gradient starts
+//! in the last micro-batch, when its backward is done, and runs beside the rest of the backward pass.
+//!
+//! A gradient that is whole on this rank until the step is reduced ([`Store::keeps_whole`]) is accumulated in place: the
+//! first micro-batch of a step overwrites it, so nothing is zeroed, and later ones add to it. Where micro-batches may
+//! be measured, they use a separate buffer first.
+//!
+//! The model walks the units and requests each one's parameters and a place for its gradient. With n units, every
+//! walk on every rank has this order:
 //!
 //! ```text
 //! begin(pass)
@@ -18,17 +28,24 @@
 //! embeddings stay acquired until the head is done. The calls alone therefore determine the next unit to
 //! prefetch.
 //!
+//! Under sharding a step reduces once per micro-batch. Ranks with fewer micro-batches join the walks of the others
+//! with a gradient of zero.
+//!
 //! A failed walk is not continued; the caller calls [`Store::discard`] or gives up.
 
-mod replicated;
-mod sharded;
+mod gather;
+mod scatter;
 mod squares;
 
-pub use replicated::Replicated;
-pub use sharded::{Holds, Sharded};
-
-use crate::comm::{CommError, Operation, Pending};
-use crate::engine::{AdamW, EngineError, Measure, Reduced, UnitState};
+use self::gather::Gather;
+use self::scatter::{Scatter, no_gradient};
+use self::squares::{Squares, not_measured};
+use super::arena::{Arena, Buffer};
+use super::kernels::{adamw, vector};
+use crate::comm::{Kind, Operation, Pending, World};
+use crate::engine::{
+    AdamW, EngineError, Layout, Measure, Reduced, Strategy, Unit, UnitState, part, sum_over_ranks,
+};
 
 /// The purpose of a walk over the units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,60 +73,580 @@ pub struct Gradient<'a> {
     pub add: bool,
 }
 
-/// Parameters, gradients and optimiser states of every unit; the module doc states the order of calls.
-pub trait Store: Send {
+/// The state of this rank; the module doc states the order of calls.
+pub struct Store {
+    /// `None` without other ranks.
+    world: Option<World>,
+    tied: bool,
+    parts: Vec<Part>,
+    /// `None` if every rank holds everything.
+    gather: Option<Gather>,
+    scatter: Scatter,
+    /// This rank's gradient of a step is whole until it is reduced.
+    keeps_whole: bool,
+    squares: Option<Squares>,
+    /// Micro-batches may be measured: each gradient is kept separate until then.
+    measures_micro_batches: bool,
+    /// The purpose of the current walk.
+    pass: Pass,
+    /// The measurements of this step.
+    measure: Measure,
+    /// Training walks of this step, including joined ones: the same on every rank of a sharded model.
+    walks: u64,
+    /// This rank's micro-batches in this step.
+    own: u64,
+    /// Their target tokens, including those of the current walk.
+    targets: u64,
+    /// ‖gradient of the latest micro-batch‖², where measured.
+    squared_norm: f64,
+}
+
+/// This rank's part of one unit.
+struct Part {
+    unit: Unit,
+    /// Offset of the part in the unit.
+    offset: usize,
+    /// Length of the part in elements, including padding.
+    len: usize,
+    parameters: Buffer,
+    /// The part of the step's gradient, after its reduction.
+    gradient: Buffer,
+    exp_avg: Buffer,
+    exp_avg_sq: Buffer,
+    /// This rank's gradient of the whole, padded unit before its reduction, if it is not `gradient` itself.
+    unsharded: Option<Buffer>,
+    /// This rank's gradient is final and measured.
+    finished: bool,
+    /// ‖this rank's gradient‖² of the step, where measured.
+    squared_norm: Option<f64>,
+    /// The reduction in progress; it holds the gradient's elements.
+    reduction: Option<Pending>,
+}
+
+impl Part {
+    /// This rank's gradient of the whole unit, if it is kept.
+    fn whole(&mut self) -> &mut [f32] {
+        let whole = self.unsharded.as_mut().unwrap_or(&mut self.gradient);
+        &mut whole[..self.unit.len]
+    }
+
+    /// Waits for the reduction in progress, if any.
+    fn finish_reduction(&mut self) -> Result<(), EngineError> {
+        let Some(reduction) = self.reduction.take() else {
+            return Ok(());
+        };
+        let Operation { data, shard, .. } = reduction.wait()?;
+        match &mut self.unsharded {
+            Some(whole) => {
+                whole.restore(data);
+                // A reduction may use the padding as scratch, but it must stay zero.
+                whole[self.unit.len..].fill(0.0);
+                self.gradient.restore(shard);
+            }
+            None => self.gradient.restore(data),
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Reserves memory for this rank's part of every unit and calls `initial(unit, offset, out)` for its
+    /// weights.
+    ///
+    /// `world` is `None` where this process trains alone; `tied` says that the head uses the first unit;
+    /// `measure` holds the measurements that any step may request.
+    pub fn new(
+        layout: &Layout,
+        tied: bool,
+        (strategy, measure): (Strategy, Measure),
+        world: Option<World>,
+        arena: &Arena,
+        initial: &dyn Fn(&Unit, usize, &mut [f32]),
+    ) -> Result<Store, EngineError> {
+        // Without other ranks the only part is the whole.
+        let world = world.filter(|world| world.world() > 1);
+        let (sharding, unsharded) = match strategy {
+            Strategy::Replicated => (None, false),
+            Strategy::Sharded {
+                unsharded_accumulation,
+            } => (world.as_ref(), unsharded_accumulation),
+        };
+        let (rank, ranks) = sharding.map_or((0, 1), |world| (world.rank(), world.world()));
+        let kind = if sharding.is_some() {
+            "shard of the "
+        } else {
+            ""
+        };
+        let mut parts = Vec::with_capacity(layout.units.len());
+        for unit in &layout.units {
+            let len = unit.len.div_ceil(ranks);
+            let buffer = |what: &str| arena.buffer(len, &format!("{kind}{what} of {}", unit.name));
+            let mut parameters = buffer("weights")?;
+            initial(unit, rank * len, &mut parameters);
+            let mut part = Part {
+                unit: unit.clone(),
+                offset: rank * len,
+                len,
+                parameters,
+                gradient: buffer("gradient")?,
+                exp_avg: buffer("optimiser state")?,
+                exp_avg_sq: buffer("optimiser state")?,
+                unsharded: None,
+                finished: false,
+                squared_norm: None,
+                reduction: None,
+            };
+            if sharding.is_some() && unsharded {
+                let what = format!("unsharded gradient of {}", unit.name);
+                part.unsharded = Some(arena.buffer(len * ranks, &what)?);
+            }
+            parts.push(part);
+        }
+        let keeps_whole = sharding.is_none() || unsharded;
+        let gather = sharding.map(|world| Gather::new(layout, tied, world, arena));
+        Ok(Store {
+            gather: gather.transpose()?,
+            scatter: Scatter::new(layout, tied, keeps_whole, sharding, arena)?,
+            keeps_whole,
+            squares: Squares::new(layout, measure, arena)?,
+            measures_micro_batches: measure.micro_batches,
+            world,
+            tied,
+            parts,
+            pass: Pass::Evaluation,
+            measure: Measure::default(),
+            walks: 0,
+            own: 0,
+            targets: 0,
+            squared_norm: 0.0,
+        })
+    }
+
+    /// Whether the norm of this micro-batch's gradient is computed. With a single micro-batch it is also the
+    /// norm of this rank's gradient.
+    fn measures(&self) -> bool {
+        self.measure.micro_batches || (self.measure.worker && !self.keeps_whole)
+    }
+
     /// Starts a walk over the units.
-    fn begin(&mut self, pass: Pass) -> Result<(), EngineError>;
+    pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
+        if let Pass::Training {
+            measure, targets, ..
+        } = pass
+        {
+            if measure.coordinates && self.squares.is_none() {
+                return Err(not_measured());
+            }
+            if measure.whole_step() && self.own > 0 && !self.keeps_whole {
+                return Err(no_worker_gradient());
+            }
+            self.measure = measure;
+            self.targets += targets;
+            self.squared_norm = 0.0;
+        }
+        self.begin_walk(pass)
+    }
+
+    fn begin_walk(&mut self, pass: Pass) -> Result<(), EngineError> {
+        if pass != Pass::Evaluation {
+            self.scatter.begin(&mut self.parts)?;
+        }
+        self.pass = pass;
+        if let Some(gather) = &mut self.gather {
+            gather.begin(pass, &mut self.parts);
+        }
+        Ok(())
+    }
 
     /// Makes the unit's parameters whole until they are released.
-    fn acquire(&mut self, unit: usize) -> Result<(), EngineError>;
+    pub fn acquire(&mut self, unit: usize) -> Result<(), EngineError> {
+        match &mut self.gather {
+            Some(gather) => gather.acquire(unit, &mut self.parts),
+            None => Ok(()),
+        }
+    }
 
     /// An acquired unit's parameters, `unit.len` elements.
-    fn parameters(&self, unit: usize) -> &[f32];
+    pub fn parameters(&self, unit: usize) -> &[f32] {
+        let part = &self.parts[unit];
+        match &self.gather {
+            Some(gather) => gather.parameters(unit, part.unit.len),
+            None => &part.parameters,
+        }
+    }
 
     /// An acquired unit's parameters and the place for its gradient. In backward the first unit's parameters
     /// may be empty, because it is not acquired there. The place and its values stay the same until the
     /// unit's [`Store::complete`], and so does `add`.
-    fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>);
+    pub fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>) {
+        let add = self.own > 0;
+        let apart = add && (self.measures_micro_batches || self.measures());
+        let Part {
+            unit: of,
+            len,
+            parameters,
+            gradient,
+            unsharded,
+            ..
+        } = &mut self.parts[unit];
+        let parameters = match &self.gather {
+            Some(gather) => gather.parameters(unit, of.len),
+            None => parameters,
+        };
+        let gradient = if !self.keeps_whole || apart {
+            Gradient {
+                values: self.scatter.open(unit, of.len, *len),
+                add: false,
+            }
+        } else {
+            let whole = unsharded.as_mut().unwrap_or(gradient);
+            Gradient {
+                values: &mut whole[..of.len],
+                add,
+            }
+        };
+        (parameters, gradient)
+    }
 
     /// The walk does not need the unit's parameters for now.
-    fn release(&mut self, unit: usize);
+    pub fn release(&mut self, unit: usize) {
+        if let Some(gather) = &mut self.gather {
+            gather.release(unit, &mut self.parts);
+        }
+    }
 
     /// The unit's gradient of this micro-batch is complete: the store may measure, reduce and free it.
-    fn complete(&mut self, unit: usize) -> Result<(), EngineError>;
+    pub fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
+        let Pass::Training {
+            measure,
+            targets,
+            last,
+        } = self.pass
+        else {
+            return Ok(());
+        };
+        let (first, measured) = (self.walks == 0, self.measures());
+        let part = &mut self.parts[unit];
+        let len = part.unit.len;
+        if let Some(squares) = &mut self.squares
+            && measure.coordinates
+            && (measure.micro_batches || !self.keeps_whole)
+        {
+            let gradient = match self.scatter.of(unit) {
+                Some(gradient) => &gradient[..len],
+                None if self.keeps_whole => part.whole(),
+                None => return Err(no_gradient(unit)),
+            };
+            squares.add(unit, gradient, targets);
+        }
+        if !self.keeps_whole {
+            let norm = self
+                .scatter
+                .reduce(unit, &mut self.parts, first, measured)?;
+            self.squared_norm += norm.unwrap_or(0.0);
+            return Ok(());
+        }
+        // ‖this micro-batch's gradient‖² and ‖the sum‖².
+        let norms = match self.scatter.close(unit) {
+            Some(gradient) if measured => {
+                Some(vector::add_measuring(part.whole(), &gradient[..len]))
+            }
+            Some(gradient) => {
+                vector::accumulate(part.whole(), &gradient[..len]);
+                None
+            }
+            None if measured => {
+                let norm = vector::squared_norm(part.whole());
+                Some((norm, norm))
+            }
+            None => None,
+        };
+        self.squared_norm += norms.map_or(0.0, |(own, _)| own);
+        if last {
+            self.finish(unit, measure, norms.map(|(_, sum)| sum));
+            // Shards are reduced at the end of the step: other ranks may gather more often.
+            if self.gather.is_none() {
+                self.start_reduction(unit);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's gradient of a unit is final: measures it, unless ‖·‖² is known.
+    fn finish(&mut self, unit: usize, measure: Measure, known: Option<f64>) {
+        let part = &mut self.parts[unit];
+        part.finished = true;
+        if let Some(squares) = &mut self.squares
+            && measure.coordinates
+            && !measure.micro_batches
+        {
+            squares.add(unit, part.whole(), self.targets);
+        }
+        // Without other ranks this is the global norm; it is computed while the gradient is in the caches.
+        if measure.worker || self.world.is_none() {
+            let norm = known.unwrap_or_else(|| vector::squared_norm(part.whole()));
+            part.squared_norm = Some(norm);
+        }
+    }
+
+    /// Starts to reduce this rank's gradient of a unit.
+    fn start_reduction(&mut self, unit: usize) {
+        let Some(world) = &self.world else {
+            return;
+        };
+        let part = &mut self.parts[unit];
+        part.reduction = Some(world.start(match &mut part.unsharded {
+            Some(whole) => Operation {
+                kind: Kind::ReduceScatter,
+                data: whole.lend(),
+                shard: part.gradient.lend(),
+            },
+            None => Operation::all_reduce(part.gradient.lend()),
+        }));
+    }
 
     /// Ends the walk. Returns ‖gradient of this micro-batch‖² when [`Measure::micro_batches`] requests it.
-    fn end(&mut self) -> Result<Option<f64>, EngineError>;
+    pub fn end(&mut self) -> Option<f64> {
+        let Pass::Training { measure, .. } = self.pass else {
+            return None;
+        };
+        self.walks += 1;
+        self.own += 1;
+        measure.micro_batches.then_some(self.squared_norm)
+    }
 
     /// Takes part in a walk of the other ranks without a micro-batch.
-    fn join(&mut self, pass: Pass) -> Result<(), EngineError>;
+    pub fn join(&mut self, pass: Pass) -> Result<(), EngineError> {
+        if self.gather.is_none() {
+            return Ok(());
+        }
+        let last = self.parts.len() - 1;
+        self.begin_walk(pass)?;
+        for unit in 0..=last {
+            self.acquire(unit)?;
+            if unit > 0 || !self.tied {
+                self.release(unit);
+            }
+        }
+        if self.tied {
+            self.release(0);
+        }
+        if pass == Pass::Evaluation {
+            return Ok(());
+        }
+        for unit in (0..=last).rev() {
+            if unit > 0 && unit < last {
+                self.acquire(unit)?;
+                self.release(unit);
+            }
+            if !self.keeps_whole {
+                let part = &self.parts[unit];
+                self.scatter.open(unit, part.unit.len, part.len).fill(0.0);
+                let first = self.walks == 0;
+                self.scatter.reduce(unit, &mut self.parts, first, false)?;
+            }
+        }
+        self.walks += 1;
+        Ok(())
+    }
 
     /// Finishes the reduction of the step's gradient over the ranks. The gradient of a rank without a
     /// micro-batch in this step is zero.
-    fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError>;
+    pub fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
+        self.scatter.finish(&mut self.parts)?;
+        let units = self.parts.len();
+        if self.keeps_whole {
+            // In the order in which backward completes the units, as on every other rank.
+            for unit in (0..units).rev() {
+                if self.own == 0 {
+                    self.parts[unit].whole().fill(0.0);
+                }
+                if !self.parts[unit].finished {
+                    self.finish(unit, measure, None);
+                }
+                if self.parts[unit].reduction.is_none() {
+                    self.start_reduction(unit);
+                }
+            }
+            for part in self.parts.iter_mut().rev() {
+                part.finish_reduction()?;
+            }
+        } else if self.walks == 0 {
+            for part in &mut self.parts {
+                part.gradient.fill(0.0);
+            }
+        }
+        if let Some(squares) = self.squares.as_mut().filter(|_| measure.coordinates) {
+            squares.reduce(self.world.as_ref())?;
+        }
+        let mut order: Vec<&Part> = self.parts.iter().collect();
+        if self.gather.is_none() {
+            order.reverse();
+        }
+        let norms = order.iter().map(|part| part.squared_norm);
+        let local = match self.own {
+            _ if self.keeps_whole => norms.sum(),
+            0 => Some(0.0),
+            1 if self.measures() => Some(self.squared_norm),
+            _ => None,
+        };
+        if measure.worker && local.is_none() {
+            return Err(EngineError::Shape(
+                "the norm of this rank's gradient was not asked for with its micro-batch, and \
+                 under full sharding the gradient is gone"
+                    .to_owned(),
+            ));
+        }
+        let squared_norm = match (&self.world, local) {
+            (None, Some(local)) => local,
+            _ => order
+                .iter()
+                .map(|part| vector::squared_norm(&part.gradient))
+                .sum(),
+        };
+        Ok(Reduced {
+            squared_norm: match &self.world {
+                Some(world) if self.gather.is_some() => sum_over_ranks(world, squared_norm)?,
+                _ => squared_norm,
+            },
+            local_squared_norm: local.filter(|_| measure.worker),
+        })
+    }
 
     /// Passes this rank's part of the coordinates to `show`; see [`crate::engine::Engine::coordinates`].
-    fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError>;
+    pub fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
+        let (rank, ranks) = self
+            .world
+            .as_ref()
+            .map_or((0, 1), |world| (world.rank(), world.world()));
+        for (index, held) in self.parts.iter().enumerate() {
+            let part = part(held.unit.len, rank, ranks);
+            let gradient = match &self.gather {
+                Some(_) => &held.gradient[..part.len()],
+                None => &held.gradient[part.clone()],
+            };
+            let squares = self.squares.as_ref();
+            let squares = squares.and_then(|squares| squares.part(index, part));
+            show(squares.ok_or_else(not_measured)?, gradient);
+        }
+        Ok(())
+    }
 
     /// The optimiser step on the reduced gradient; clears the step's gradient.
-    fn update(&mut self, step: AdamW) -> Result<(), EngineError>;
+    pub fn update(&mut self, step: AdamW) {
+        for part in &mut self.parts {
+            adamw::update(
+                &part.unit,
+                part.offset,
+                &mut part.parameters,
+                &part.gradient,
+                &mut part.exp_avg,
+                &mut part.exp_avg_sq,
+                &step,
+            );
+        }
+        self.forget();
+        self.clear();
+    }
 
     /// Discards the step's gradient, also during a walk or a reduction.
-    fn discard(&mut self);
+    pub fn discard(&mut self) {
+        if let Some(gather) = &mut self.gather {
+            gather.stop(&mut self.parts);
+        }
+        self.scatter.stop(&mut self.parts);
+        for part in &mut self.parts {
+            let _ = part.finish_reduction();
+            // Elements that a collective did not return are lost with its world; the memory is not.
+            let buffers = [&mut part.gradient, &mut part.parameters];
+            for buffer in buffers.into_iter().chain(&mut part.unsharded) {
+                buffer.replace_lost();
+            }
+        }
+        self.clear();
+    }
+
+    /// Clears the step's gradient.
+    fn clear(&mut self) {
+        self.walks = 0;
+        self.own = 0;
+        self.targets = 0;
+        for part in &mut self.parts {
+            part.finished = false;
+            part.squared_norm = None;
+        }
+        if let Some(squares) = &mut self.squares {
+            squares.clear();
+        }
+    }
 
     /// One unit's state, unsharded. Every rank calls it; only ranks with `wanted` receive the result.
-    fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError>;
+    pub fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
+        let part = &mut self.parts[unit];
+        let len = part.unit.len;
+        let mut vector = |part: &mut Buffer| {
+            let whole = match &mut self.gather {
+                Some(gather) => gather.whole(unit, part)?,
+                None => part,
+            };
+            let wanted = if wanted { len } else { 0 };
+            Ok::<_, EngineError>(whole[..wanted].to_vec())
+        };
+        let state = UnitState {
+            parameters: vector(&mut part.parameters)?,
+            exp_avg: vector(&mut part.exp_avg)?,
+            exp_avg_sq: vector(&mut part.exp_avg_sq)?,
+        };
+        Ok(wanted.then_some(state))
+    }
 
     /// Sets one unit's state; its vectors have the unit's length.
-    fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError>;
-}
+    pub fn import(&mut self, unit: usize, state: &UnitState) {
+        let part = &mut self.parts[unit];
+        let end = (part.offset + part.len).min(part.unit.len);
+        let held = part.offset.min(end)..end;
+        for (part, whole) in [
+            (&mut part.parameters, &state.parameters),
+            (&mut part.exp_avg, &state.exp_avg),
+            (&mut part.exp_avg_sq, &state.exp_avg_sq),
+        ] {
+            part[..held.len()].copy_from_slice(&whole[held.clone()]);
+        }
+        self.forget();
+    }
 
-/// Waits for an all-reduce and returns its elements.
-fn all_reduced(reduction: Box<dyn Pending>) -> Result<Vec<f32>, EngineError> {
-    match reduction.wait()? {
-        Operation::AllReduce(elements) => Ok(elements),
-        other => {
-            Err(CommError::Misuse(format!("{} came back for an all-reduce", other.name())).into())
+    /// The parameters have changed, so every gathered copy is outdated.
+    fn forget(&mut self) {
+        if let Some(gather) = &mut self.gather {
+            gather.forget();
         }
     }
 }
+
+/// The error for a norm of a gradient that never exists.
+fn no_worker_gradient() -> EngineError {
+    EngineError::Shape(
+        "the norm of a rank's accumulated gradient does not exist under full sharding with more than one \
+         micro-batch a step: measure micro-batches, or accumulate unsharded"
+            .to_owned(),
+    )
+}
+
+/// Sizes, including padding, of the buffers for whole units that are in use together: two for any unit, and
+/// one for the first where embeddings are tied (the other units then share the two).
+fn place_sizes(layout: &Layout, tied: bool, world: usize) -> impl Iterator<Item = usize> {
+    let padded = move |len: usize| len.div_ceil(world) * world;
+    let (first, others) = layout
+        .units
+        .split_at(usize::from(tied).min(layout.units.len()));
+    let largest = others
+        .iter()
+        .map(|unit| padded(unit.len))
+        .max()
+        .unwrap_or(0);
+    let first = first.first().map(|unit| padded(unit.len));
+    [largest, largest].into_iter().chain(first)
+}
+
+#[cfg(test)]
+mod tests;

@@ -51,10 +51,10 @@ impl Squares {
         let Some(world) = world else {
             return Ok(());
         };
-        let start = |unit: &mut Buffer| world.start(Operation::AllReduce(unit.lend()));
+        let start = |unit: &mut Buffer| world.start(Operation::all_reduce(unit.lend()));
         let under_way: Vec<_> = self.units.iter_mut().map(start).collect();
         for (unit, reduction) in self.units.iter_mut().zip(under_way) {
-            unit.restore(super::all_reduced(reduction)?);
+            unit.restore(reduction.wait()?.data);
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! The functions of `libcuda.so.1`, with the names to which `cuda.h` of CUDA 12 and 13 maps them.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use super::super::error::CudaError;
-use super::super::table::functions;
+use super::super::table::{functions, text};
 
 /// A pointer to an object of the driver or of a library on top of it.
 #[repr(transparent)]
@@ -31,7 +31,6 @@ functions! {
     /// The driver's functions.
     pub Functions:
     cuInit(c_uint) -> Code;
-    cuDriverGetVersion(*mut c_int) -> Code;
     cuGetErrorName(Code, *mut *const c_char) -> Code;
     cuGetErrorString(Code, *mut *const c_char) -> Code;
     cuDeviceGetCount(*mut c_int) -> Code;
@@ -62,7 +61,6 @@ functions! {
     cuEventCreate(*mut Handle, c_uint) -> Code;
     cuEventDestroy_v2(Handle) -> Code;
     cuEventRecord(Handle, Handle) -> Code;
-    cuEventSynchronize(Handle) -> Code;
     cuGraphInstantiateWithFlags(*mut Handle, Handle, c_ulonglong) -> Code;
     cuGraphLaunch(Handle, Handle) -> Code;
     cuGraphDestroy(Handle) -> Code;
@@ -82,30 +80,27 @@ impl Functions {
     pub fn check(&self, function: &'static str, code: Code) -> Result<(), CudaError> {
         match code {
             0 => Ok(()),
-            OUT_OF_MEMORY => Err(CudaError::OutOfMemory {
-                what: function.to_owned(),
-                bytes: 0,
-            }),
+            OUT_OF_MEMORY => Err(CudaError::out_of_memory(function)),
             code => Err(self.failed(function, code)),
         }
     }
 
     /// The error of a call that failed with this code.
     pub fn failed(&self, function: &'static str, code: Code) -> CudaError {
-        let text = |of: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
-            let mut text = std::ptr::null();
+        let of = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+            let mut found = std::ptr::null();
             // SAFETY: the function stores a pointer to a constant text, or null for an unknown code.
             unsafe {
-                if of(code, &mut text) != 0 || text.is_null() {
-                    return None;
+                match function(code, &mut found) {
+                    0 => text(found),
+                    _ => None,
                 }
-                Some(CStr::from_ptr(text).to_string_lossy().into_owned())
             }
         };
         CudaError::Call {
             function,
-            code: text(self.cuGetErrorName).unwrap_or_else(|| format!("error {code}")),
-            words: text(self.cuGetErrorString).unwrap_or_else(|| "unknown error".to_owned()),
+            code: of(self.cuGetErrorName).unwrap_or_else(|| format!("error {code}")),
+            words: of(self.cuGetErrorString).unwrap_or_else(|| "unknown error".to_owned()),
         }
     }
 }

@@ -75,10 +75,6 @@ impl Memory {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
-
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
 }
 
 impl Drop for Memory {

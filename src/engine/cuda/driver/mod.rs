@@ -13,12 +13,12 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, Mutex};
 
 pub use self::functions::Handle;
-use self::functions::{DEVICE_UNAVAILABLE, Functions, NO_DEVICE, OUT_OF_MEMORY};
+use self::functions::{Code, DEVICE_UNAVAILABLE, Functions, NO_DEVICE, OUT_OF_MEMORY};
 pub use self::memory::{Memory, Pinned};
 pub use self::module::{Argument, Function, Grid, Module};
 pub use self::stream::{Event, Graph, Stream};
 use super::error::CudaError;
-use super::libraries::CUDA;
+use super::libraries::{CUDA, Version};
 use crate::util::lock::lock;
 
 /// The oldest supported compute capability: bf16 matrix units and asynchronous copies.
@@ -37,8 +37,8 @@ const EXCLUSIVE_PROCESS: c_int = 3;
 /// The initialised driver.
 pub struct Driver {
     functions: Functions,
-    /// The newest CUDA that the driver supports, major and minor.
-    version: (u32, u32),
+    /// The newest CUDA that the driver supports.
+    pub version: Version,
 }
 
 impl Driver {
@@ -52,21 +52,13 @@ impl Driver {
         if let Some(driver) = &*loaded {
             return Ok(driver.clone());
         }
-        let functions = Functions::open(&CUDA, None)?;
+        let (functions, version) = Functions::open(&CUDA, None)?;
         // SAFETY: the flags must be 0.
         match unsafe { (functions.cuInit)(0) } {
             NO_DEVICE => return Err(no_device()),
             code => functions.check("cuInit", code)?,
         }
-        let mut version = 0;
-        // SAFETY: the function writes its result.
-        let code = unsafe { (functions.cuDriverGetVersion)(&mut version) };
-        functions.check("cuDriverGetVersion", code)?;
-        let version = u32::try_from(version).unwrap_or(0);
-        let driver = Arc::new(Driver {
-            functions,
-            version: (version / 1000, version % 1000 / 10),
-        });
+        let driver = Arc::new(Driver { functions, version });
         *loaded = Some(driver.clone());
         Ok(driver)
     }
@@ -80,14 +72,9 @@ impl Driver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// The newest CUDA that the driver supports, major and minor.
-    pub fn version(&self) -> (u32, u32) {
-        self.version
-    }
-
     /// The major version, which limits the versions of the other libraries.
     pub(super) fn major(&self) -> usize {
-        self.version.0 as usize
+        self.version.0
     }
 }
 
@@ -138,14 +125,19 @@ fn partitioned() -> Vec<String> {
 
 /// A GPU with its primary context.
 pub struct Device {
-    driver: Arc<Driver>,
-    ordinal: c_int,
+    pub driver: Arc<Driver>,
+    /// The `CUdevice`.
+    number: c_int,
     context: Handle,
-    name: String,
-    uuid: String,
-    capability: (u32, u32),
-    total_memory: u64,
-    multiprocessors: u32,
+    pub name: String,
+    /// The UUID as NVML writes it, for example `GPU-5ca8…`.
+    pub uuid: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Bytes of the device.
+    pub total_memory: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
 }
 
 impl Device {
@@ -222,16 +214,15 @@ impl Device {
                 )));
             }
             OUT_OF_MEMORY => {
-                return Err(CudaError::OutOfMemory {
-                    what: format!("the context of GPU {ordinal} ({name})"),
-                    bytes: 0,
-                });
+                return Err(CudaError::out_of_memory(format!(
+                    "the context of GPU {ordinal} ({name})"
+                )));
             }
             code => functions.check("cuDevicePrimaryCtxRetain", code)?,
         }
         Ok(Arc::new(Device {
             driver: driver.clone(),
-            ordinal: device,
+            number: device,
             context,
             uuid: uuid_text(uuid),
             capability,
@@ -239,34 +230,6 @@ impl Device {
             multiprocessors: number(attribute(MULTIPROCESSOR_COUNT)?),
             name,
         }))
-    }
-
-    pub fn driver(&self) -> &Arc<Driver> {
-        &self.driver
-    }
-
-    /// The index among the visible devices.
-    pub fn ordinal(&self) -> usize {
-        usize::try_from(self.ordinal).unwrap_or(0)
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The UUID as NVML writes it, for example `GPU-5ca8…`.
-    pub fn uuid(&self) -> &str {
-        &self.uuid
-    }
-
-    /// Compute capability, major and minor.
-    pub fn capability(&self) -> (u32, u32) {
-        self.capability
-    }
-
-    /// Bytes of the device.
-    pub fn total_memory(&self) -> u64 {
-        self.total_memory
     }
 
     /// Bytes that no process uses.
@@ -277,11 +240,6 @@ impl Device {
         let code = unsafe { (functions.cuMemGetInfo_v2)(&mut free, &mut total) };
         functions.check("cuMemGetInfo", code)?;
         Ok(free as u64)
-    }
-
-    /// Streaming multiprocessors.
-    pub fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
     }
 
     /// The driver's functions, with the context made current on this thread.
@@ -299,10 +257,45 @@ impl Device {
     }
 }
 
+/// An object of the driver with its device, destroyed when dropped.
+struct Object {
+    device: Arc<Device>,
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> Code,
+}
+
+impl Object {
+    /// The object that `create` writes.
+    fn new(
+        device: &Arc<Device>,
+        function: &'static str,
+        create: impl FnOnce(&Functions, &mut Handle) -> Code,
+        destroy: unsafe extern "C" fn(Handle) -> Code,
+    ) -> Result<Object, CudaError> {
+        let functions = device.current()?;
+        let mut handle = Handle::NULL;
+        functions.check(function, create(functions, &mut handle))?;
+        Ok(Object {
+            device: device.clone(),
+            handle,
+            destroy,
+        })
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if self.device.current().is_ok() {
+            // SAFETY: the object is destroyed once, by the function for its kind.
+            unsafe { (self.destroy)(self.handle) };
+        }
+    }
+}
+
 impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: everything that belongs to the context holds the device, so it is gone.
-        unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+        unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.number) };
     }
 }
 

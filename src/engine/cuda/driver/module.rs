@@ -4,7 +4,7 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::functions::OUT_OF_MEMORY;
-use super::{CudaError, Device, Handle};
+use super::{CudaError, Device, Handle, Object};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 const MAX_DYNAMIC_SHARED: c_int = 8;
@@ -40,17 +40,15 @@ impl Device {
             )
         };
         if code == OUT_OF_MEMORY {
-            return Err(CudaError::OutOfMemory {
-                what: format!("the module {what}"),
-                bytes: 0,
-            });
+            return Err(CudaError::out_of_memory(format!("the module {what}")));
         }
         functions
             .check("cuModuleLoadDataEx", code)
             .map_err(|error| with_log(error, what, &log))?;
-        Ok(Module(Arc::new(Loaded {
+        Ok(Module(Arc::new(Object {
             device: self.clone(),
             handle,
+            destroy: functions.cuModuleUnload,
         })))
     }
 }
@@ -79,13 +77,7 @@ fn with_log(error: CudaError, what: &str, log: &[u8]) -> CudaError {
 }
 
 /// A loaded module, unloaded when it and its functions are dropped.
-#[derive(Clone)]
-pub struct Module(Arc<Loaded>);
-
-struct Loaded {
-    device: Arc<Device>,
-    handle: Handle,
-}
+pub struct Module(Arc<Object>);
 
 impl Module {
     /// A kernel by its name. Kernels that are not `extern "C"` have mangled names.
@@ -106,20 +98,10 @@ impl Module {
     }
 }
 
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.device.current() {
-            // SAFETY: the module is unloaded once. Launches that are not done hold their function.
-            unsafe { (functions.cuModuleUnload)(self.handle) };
-        }
-    }
-}
-
 /// A kernel. It keeps its module loaded. Streams do not: synchronise before the last function of a module is
 /// dropped.
-#[derive(Clone)]
 pub struct Function {
-    module: Arc<Loaded>,
+    module: Arc<Object>,
     pub(super) handle: Handle,
 }
 

@@ -1,7 +1,7 @@
 //! Geometry of the attention kernels, as their sources state it.
 
 use crate::engine::cuda::driver::Grid;
-use crate::engine::cuda::precision::Precision;
+use crate::engine::cuda::options::Precision;
 use crate::engine::cuda::workspace::Shape;
 
 /// Threads of a block.

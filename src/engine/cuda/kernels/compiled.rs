@@ -3,7 +3,7 @@
 use super::super::error::CudaError;
 use super::super::libraries::DIRECTORIES;
 use super::super::nvrtc::{Nvrtc, Source};
-use super::super::precision::Precision;
+use super::super::options::Precision;
 use super::{ATTENTION_BF16, ATTENTION_F32, HEADERS, SOURCES};
 
 /// A100, H100 and B200.

@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::{assert_in_docs, bf16_options, child, device, roofline};
 use crate::engine::cuda::CudaEngine;
 use crate::engine::cuda::kernels::{self, Kernels, attention};
+use crate::engine::cuda::libraries::Version;
 use crate::engine::cuda::nvrtc::Nvrtc;
-use crate::engine::cuda::precision::Precision;
+use crate::engine::cuda::options::Precision;
 use crate::engine::testing::{Batch, EVERYTHING, REVEAL, config};
 use crate::engine::{Engine, ModelConfig};
 
 /// NVRTC that the table is of; others give other registers.
-const NVRTC: (u32, u32) = (13, 5);
+const NVRTC: Version = Version(13, 5);
 /// Head sizes of the table.
 const HEAD_DIMS: [usize; 2] = [64, 128];
 /// Head size of the child process's model, and micro-batches of its step.
@@ -228,16 +229,12 @@ fn the_table_of_kernels_in_the_docs_is_current() {
         return;
     }
     let nvrtc = Nvrtc::load(None).unwrap();
-    if nvrtc.version() != NVRTC {
+    if nvrtc.version != NVRTC {
         // In CI, scripts/test.sh has installed it.
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "NVRTC {:?}",
-            nvrtc.version()
-        );
+        assert!(std::env::var_os("CI").is_none(), "NVRTC {}", nvrtc.version);
         eprintln!(
-            "skipped: the table of kernels is that of NVRTC {NVRTC:?}, not {:?}",
-            nvrtc.version()
+            "skipped: the table of kernels is that of NVRTC {NVRTC}, not {}",
+            nvrtc.version
         );
         return;
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::driver::{Device, Driver};
 use super::libraries;
 use super::nvrtc::Nvrtc;
-use super::precision::Precision;
+use super::options::Precision;
 use super::{CudaEngine, CudaOptions};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::testing::contract;

@@ -4,8 +4,7 @@
 use std::fmt::Write;
 
 use super::assert_in_docs;
-use crate::engine::cuda::precision::Precision;
-use crate::engine::cuda::workspace::qkv;
+use crate::engine::cuda::options::Precision;
 use crate::engine::{ModelConfig, layout};
 
 /// Limits of a GPU.
@@ -84,7 +83,7 @@ pub fn step(config: &ModelConfig, (batch, seq_len): (usize, usize), precision: P
     let queries = (config.num_attention_heads * config.head_dim) as f64;
     let rotated =
         ((config.num_attention_heads + config.num_key_value_heads) * config.head_dim) as f64;
-    let qkv = qkv(config) as f64;
+    let qkv = config.qkv() as f64;
     let layers = config.num_hidden_layers;
     let parameters = layout(config).len() as f64;
     let units = layers + 2;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::comm::tcp::tests::on_all;
-use crate::comm::{Collective, CommError, Operation, Pending};
+use crate::comm::{Collective, CommError};
 use crate::engine::Parameter;
 
 /// Records the operations that start; the length of a vector identifies its unit.
@@ -23,13 +23,14 @@ impl Collective for Recorder {
         self.world.world()
     }
 
-    fn start(&self, operation: Operation) -> Box<dyn Pending> {
-        let (what, data) = match &operation {
-            Operation::AllGather { data, .. } => ("gather", data),
-            Operation::ReduceScatter { data, .. } => ("scatter", data),
-            Operation::AllReduce(data) => ("reduce", data),
+    fn start(&self, operation: Operation) -> Pending {
+        let what = match operation.kind {
+            Kind::AllGather => "gather",
+            Kind::ReduceScatter => "scatter",
+            Kind::AllReduce => "reduce",
         };
-        note(&self.events, format!("{what} {}", data.len() / 10 - 1));
+        let unit = operation.data.len() / 10 - 1;
+        note(&self.events, format!("{what} {unit}"));
         self.world.start(operation)
     }
 
@@ -80,7 +81,7 @@ const TRAINING: Pass = Pass::Training {
 type Compute<'a> = &'a dyn Fn(&str, usize);
 
 /// Walks over the units in the model's order.
-fn walk(store: &mut Sharded, pass: Pass, tied: bool, compute: Compute<'_>) {
+fn walk(store: &mut Store, pass: Pass, tied: bool, compute: Compute<'_>) {
     let head = 4;
     store.begin(pass).unwrap();
     for unit in 0..head {
@@ -116,11 +117,11 @@ fn walk(store: &mut Sharded, pass: Pass, tied: bool, compute: Compute<'_>) {
         store.gradient(0).1.values.fill(1.0);
         store.complete(0).unwrap();
     }
-    store.end().unwrap();
+    store.end();
 }
 
 /// The events of two ranks that run `work`; those of the first rank include compute.
-fn record(tied: bool, work: impl Fn(&mut Sharded, usize, Compute<'_>) + Sync) -> Vec<Vec<String>> {
+fn record(tied: bool, work: impl Fn(&mut Store, usize, Compute<'_>) + Sync) -> Vec<Vec<String>> {
     on_all(2, |world| {
         let rank = world.rank();
         let events = Arc::new(Mutex::new(Vec::new()));
@@ -131,8 +132,11 @@ fn record(tied: bool, work: impl Fn(&mut Sharded, usize, Compute<'_>) + Sync) ->
         let fill = |unit: &Unit, _, out: &mut [f32]| out.fill((unit.len / 10 - 1) as f32);
         let arena = Arena::new(None);
         let world = Arc::new(recorder);
-        let mut store =
-            Sharded::new(&layout(), tied, Holds::default(), world, &arena, &fill).unwrap();
+        let sharded = Strategy::Sharded {
+            unsharded_accumulation: false,
+        };
+        let holds = (sharded, Measure::default());
+        let mut store = Store::new(&layout(), tied, holds, Some(world), &arena, &fill).unwrap();
         let compute = |what: &str, unit| {
             if rank == 0 {
                 note(&events, format!("    {what} {unit}"));
@@ -161,7 +165,7 @@ fn tied_embeddings_stay_whole_until_the_head_is_done() {
 
 #[test]
 fn a_unit_that_is_still_whole_is_not_gathered_again() {
-    let gathers = |work: fn(&mut Sharded, Compute<'_>)| {
+    let gathers = |work: fn(&mut Store, Compute<'_>)| {
         let events = record(false, |store, _, compute| work(store, compute));
         events[1]
             .iter()
@@ -181,7 +185,7 @@ fn a_unit_that_is_still_whole_is_not_gathered_again() {
     let updated = gathers(|store, compute| {
         walk(store, TRAINING, false, compute);
         store.reduce(Measure::default()).unwrap();
-        store.gather.forget();
+        store.forget();
         walk(store, TRAINING, false, compute);
     });
     assert_eq!(updated, 2 * one);

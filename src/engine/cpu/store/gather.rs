@@ -5,12 +5,11 @@
 //! last block, when backward begins) is still available. The calls alone determine all of this, so that every
 //! rank starts the same operations in the same order.
 
-use crate::comm::{CommError, Operation, Pending, World};
+use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
-use crate::engine::cpu::store::Pass;
 use crate::engine::{EngineError, Layout};
 
-use super::Shard;
+use super::{Part, Pass};
 
 /// The buffers and the position of the walk.
 pub(super) struct Gather {
@@ -34,7 +33,7 @@ struct GatherBuffer {
 
 enum State {
     Free,
-    OnTheWay(Box<dyn Pending>),
+    OnTheWay(Pending),
     Taken,
 }
 
@@ -65,38 +64,37 @@ impl Gather {
     }
 
     /// Starts a walk and gathers the first units.
-    pub fn begin(&mut self, pass: Pass, shards: &mut [Shard]) {
+    pub fn begin(&mut self, pass: Pass, parts: &mut [Part]) {
         self.pass = pass;
         self.begun = 0;
-        self.prefetch(shards);
+        self.prefetch(parts);
     }
 
     /// Waits until a unit's parameters are whole.
-    pub fn acquire(&mut self, unit: usize, shards: &mut [Shard]) -> Result<(), EngineError> {
+    pub fn acquire(&mut self, unit: usize, parts: &mut [Part]) -> Result<(), EngineError> {
         let place = self.place_of(unit)?;
         if let State::OnTheWay(pending) = std::mem::replace(&mut place.state, State::Taken) {
-            place.receive(pending, &mut shards[unit].parameters)?;
+            place.receive(pending, &mut parts[unit].parameters)?;
         }
         Ok(())
     }
 
-    /// The parameters of an acquired unit; empty when it is not acquired.
-    pub fn parameters(&self, shard: &Shard) -> &[f32] {
-        let taken = |place: &&GatherBuffer| {
-            place.unit == Some(shard.index) && matches!(place.state, State::Taken)
-        };
+    /// The parameters of an acquired unit of `len` elements; empty when it is not acquired.
+    pub fn parameters(&self, unit: usize, len: usize) -> &[f32] {
+        let taken =
+            |place: &&GatherBuffer| place.unit == Some(unit) && matches!(place.state, State::Taken);
         let place = self.places.iter().find(taken);
-        place.map_or(&[], |place| &place.buffer[..shard.unit.len])
+        place.map_or(&[], |place| &place.buffer[..len])
     }
 
     /// Releases a unit's buffer and starts to gather the next unit.
-    pub fn release(&mut self, unit: usize, shards: &mut [Shard]) {
+    pub fn release(&mut self, unit: usize, parts: &mut [Part]) {
         for place in &mut self.places {
             if place.unit == Some(unit) && matches!(place.state, State::Taken) {
                 place.state = State::Free;
             }
         }
-        self.prefetch(shards);
+        self.prefetch(parts);
     }
 
     /// Gathers one vector of a unit outside of walks.
@@ -120,13 +118,11 @@ impl Gather {
     }
 
     /// Ends the walk at its current position; the next walk gathers again.
-    pub fn stop(&mut self, shards: &mut [Shard]) {
+    pub fn stop(&mut self, parts: &mut [Part]) {
         for place in &mut self.places {
             let state = std::mem::replace(&mut place.state, State::Free);
             if let (State::OnTheWay(pending), Some(unit)) = (state, place.unit)
-                && place
-                    .receive(pending, &mut shards[unit].parameters)
-                    .is_err()
+                && place.receive(pending, &mut parts[unit].parameters).is_err()
             {
                 place.buffer.replace_lost();
             }
@@ -149,7 +145,7 @@ impl Gather {
     }
 
     /// Starts to gather the next units of the walk while there are free buffers.
-    fn prefetch(&mut self, shards: &mut [Shard]) {
+    fn prefetch(&mut self, parts: &mut [Part]) {
         while let Some(unit) = self.wanted(self.begun) {
             let after = self.wanted(self.begun + 1);
             let range = match unit {
@@ -170,7 +166,7 @@ impl Gather {
                 place.state = State::Taken;
             } else {
                 place.unit = Some(unit);
-                let pending = place.send(&self.world, &mut shards[unit].parameters);
+                let pending = place.send(&self.world, &mut parts[unit].parameters);
                 place.state = State::OnTheWay(pending);
             }
             self.begun += 1;
@@ -189,30 +185,22 @@ impl Gather {
 
 impl GatherBuffer {
     /// Starts to gather; the shard is lent until the result arrives.
-    fn send(&mut self, world: &World, shard: &mut Buffer) -> Box<dyn Pending> {
+    fn send(&mut self, world: &World, shard: &mut Buffer) -> Pending {
         let shard = shard.lend();
         let mut data = self.buffer.lend();
         // Never beyond the reservation: the buffer is as large as its largest unit.
         data.resize(shard.len() * world.world(), 0.0);
-        world.start(Operation::AllGather { shard, data })
+        world.start(Operation {
+            kind: Kind::AllGather,
+            data,
+            shard,
+        })
     }
 
-    fn receive(
-        &mut self,
-        pending: Box<dyn Pending>,
-        lender: &mut Buffer,
-    ) -> Result<(), EngineError> {
-        match pending.wait()? {
-            Operation::AllGather { shard, data } => {
-                lender.restore(shard);
-                self.buffer.restore(data);
-                Ok(())
-            }
-            other => Err(CommError::Misuse(format!(
-                "{} came back for an all-gather",
-                other.name()
-            ))
-            .into()),
-        }
+    fn receive(&mut self, pending: Pending, lender: &mut Buffer) -> Result<(), EngineError> {
+        let Operation { data, shard, .. } = pending.wait()?;
+        lender.restore(shard);
+        self.buffer.restore(data);
+        Ok(())
     }
 }

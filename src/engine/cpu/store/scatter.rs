@@ -1,0 +1,211 @@
+//! Reduction of gradients from whole units to shards.
+//!
+//! A micro-batch's gradient of a unit exists whole from its backward until it is reduced. Two buffers
+//! alternate: one is reduced and scattered while the backward pass fills the other. Where a rank's gradient is kept
+//! whole for the whole step, one buffer holds a micro-batch's gradient until it is measured and added.
+
+use crate::comm::{Kind, Operation, Pending, World};
+use crate::engine::cpu::arena::{Arena, Buffer};
+use crate::engine::cpu::kernels::vector;
+use crate::engine::{EngineError, Layout};
+
+use super::Part;
+
+/// The places for gradients of whole units.
+pub(super) struct Scatter {
+    /// `None` if every rank holds everything.
+    world: Option<World>,
+    /// Two alternating buffers, of which the second exists only if gradients are reduced here; and a last one for the
+    /// first unit where embeddings are tied: its gradient is in progress beside every other.
+    places: Vec<ScatterBuffer>,
+    tied: bool,
+}
+
+struct ScatterBuffer {
+    buffer: Buffer,
+    /// Receives the shard of a gradient that is added to the accumulated one.
+    addend: Buffer,
+    state: State,
+}
+
+enum State {
+    Free,
+    Open(usize),
+    Reducing(Reduction),
+}
+
+struct Reduction {
+    unit: usize,
+    /// Whether the reduction writes the accumulated gradient's shard instead of an addend.
+    first: bool,
+    pending: Pending,
+}
+
+impl Scatter {
+    /// `keeps_whole`: gradients are accumulated whole, not reduced here.
+    pub fn new(
+        layout: &Layout,
+        tied: bool,
+        keeps_whole: bool,
+        world: Option<&World>,
+        arena: &Arena,
+    ) -> Result<Self, EngineError> {
+        let ranks = world.map_or(1, |world| world.world());
+        let place = |len| {
+            let addend = if keeps_whole { 0 } else { len / ranks };
+            Ok(ScatterBuffer {
+                buffer: arena.buffer(len, "the gradient of one micro-batch")?,
+                addend: arena.buffer(addend, "the gradient of one micro-batch")?,
+                state: State::Free,
+            })
+        };
+        let sizes = super::place_sizes(layout, tied, ranks).skip(usize::from(keeps_whole));
+        Ok(Scatter {
+            world: world.cloned(),
+            places: sizes.map(place).collect::<Result<_, EngineError>>()?,
+            tied,
+        })
+    }
+
+    /// Starts a walk; the gradient of tied embeddings is needed soon.
+    pub fn begin(&mut self, parts: &mut [Part]) -> Result<(), EngineError> {
+        match self.places.last_mut() {
+            Some(place) if self.tied => place.finish(parts),
+            _ => Ok(()),
+        }
+    }
+
+    /// The place for a unit's gradient of this micro-batch, `len` elements; `part` is the length of a shard.
+    pub fn open(&mut self, unit: usize, len: usize, part: usize) -> &mut [f32] {
+        let held = self.places.iter().position(|place| place.holds(unit));
+        let index = held.unwrap_or_else(|| {
+            if self.tied && unit == 0 {
+                self.places.len() - 1
+            } else {
+                usize::from(!matches!(self.places[0].state, State::Free))
+            }
+        });
+        let place = &mut self.places[index];
+        if held.is_none() {
+            place.state = State::Open(unit);
+            let mut data = place.buffer.lend();
+            data.resize(
+                part * self.world.as_ref().map_or(1, |world| world.world()),
+                0.0,
+            );
+            data[len..].fill(0.0);
+            place.buffer.restore(data);
+        }
+        &mut place.buffer[..len]
+    }
+
+    /// A unit's separate gradient of this micro-batch, with padding.
+    pub fn of(&self, unit: usize) -> Option<&[f32]> {
+        let place = self.places.iter().find(|place| place.holds(unit))?;
+        Some(&place.buffer)
+    }
+
+    /// As [`Scatter::of`]; the place is free afterwards.
+    pub fn close(&mut self, unit: usize) -> Option<&[f32]> {
+        let place = self.places.iter_mut().find(|place| place.holds(unit))?;
+        place.state = State::Free;
+        Some(&place.buffer)
+    }
+
+    /// Starts to reduce a unit's finished gradient. Returns its squared norm when it is `measured`. `first`: no rank
+    /// has reduced another one in this step.
+    pub fn reduce(
+        &mut self,
+        unit: usize,
+        parts: &mut [Part],
+        first: bool,
+        measured: bool,
+    ) -> Result<Option<f64>, EngineError> {
+        let place = self.places.iter_mut().find(|place| place.holds(unit));
+        let (Some(place), Some(world)) = (place, &self.world) else {
+            return Err(no_gradient(unit));
+        };
+        let part = &mut parts[unit];
+        let len = part.unit.len;
+        let squared_norm = measured.then(|| vector::squared_norm(&place.buffer[..len]));
+        let shard = if first {
+            part.gradient.lend()
+        } else {
+            let mut addend = place.addend.lend();
+            addend.resize(part.len, 0.0);
+            addend
+        };
+        let pending = world.start(Operation {
+            kind: Kind::ReduceScatter,
+            data: place.buffer.lend(),
+            shard,
+        });
+        place.state = State::Reducing(Reduction {
+            unit,
+            first,
+            pending,
+        });
+        // The next unit needs the other buffer.
+        for place in &mut self.places[..2] {
+            if !matches!(&place.state, State::Reducing(reduction) if reduction.unit == unit) {
+                place.finish(parts)?;
+            }
+        }
+        Ok(squared_norm)
+    }
+
+    /// Waits for all reductions.
+    pub fn finish(&mut self, parts: &mut [Part]) -> Result<(), EngineError> {
+        for place in &mut self.places {
+            place.finish(parts)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the reductions in progress and discards their results.
+    pub fn stop(&mut self, parts: &mut [Part]) {
+        for place in &mut self.places {
+            if place.finish(parts).is_err() {
+                place.buffer.replace_lost();
+                place.addend.replace_lost();
+            }
+            place.state = State::Free;
+        }
+    }
+}
+
+pub(super) fn no_gradient(unit: usize) -> EngineError {
+    EngineError::Shape(format!("unit {unit} has no gradient to complete"))
+}
+
+impl ScatterBuffer {
+    /// Whether the place holds a unit's gradient of the current micro-batch.
+    fn holds(&self, unit: usize) -> bool {
+        matches!(self.state, State::Open(open) if open == unit)
+    }
+
+    /// Waits for the reduction in progress, if any, and accumulates its result.
+    fn finish(&mut self, parts: &mut [Part]) -> Result<(), EngineError> {
+        let Reduction {
+            unit,
+            first,
+            pending,
+        } = match std::mem::replace(&mut self.state, State::Free) {
+            State::Reducing(reduction) => reduction,
+            other => {
+                self.state = other;
+                return Ok(());
+            }
+        };
+        let Operation { data, shard, .. } = pending.wait()?;
+        self.buffer.restore(data);
+        let sum = &mut parts[unit].gradient;
+        if first {
+            sum.restore(shard);
+        } else {
+            vector::accumulate(sum, &shard);
+            self.addend.restore(shard);
+        }
+        Ok(())
+    }
+}
