@@ -49,8 +49,7 @@ fn main() {
     for round in 0..ROUNDS {
         let disk = place.path().join(format!("restored-{round}"));
         let (seconds, memory) = measured(|| {
-            let fetched = bucket_copy::fetch(&bucket, &disk, &path, committed.checksum).unwrap();
-            assert_eq!(fetched.kept, 0);
+            bucket_copy::fetch(&bucket, &disk, &path, committed.checksum).unwrap();
         });
         restores.push(seconds);
         restore_memory = restore_memory.max(memory);

@@ -26,7 +26,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     ("plan", &["recipe", "util"]),
     ("export", &["recipe"]),
-    ("samples", &[]),
+    ("samples", &["util"]),
     ("bucket", &["util"]),
     ("inventory", &[]),
     ("comm", &["util"]),

@@ -11,7 +11,7 @@ use evenkeel::engine::cpu::{CpuEngine, CpuOptions};
 use evenkeel::engine::{Engine, IGNORE, Measure, MicroBatch, ModelConfig, Strategy};
 use evenkeel::norm::{GroupSums, Sums};
 use evenkeel::recipe::spec::Synthetic;
-use evenkeel::samples::Deal;
+use evenkeel::samples::micro_batches;
 use evenkeel::util::key::Key;
 
 const SEQ_LEN: usize = 16;
@@ -106,7 +106,6 @@ fn step(
     (start, hands): (u64, &[u64]),
     rank: usize,
 ) -> Measured {
-    let deal = Deal::new(start, MICRO, hands);
     let most = hands.iter().max().copied().unwrap_or(0);
     let mut measured = Measured {
         micro_batches: GroupSums::default(),
@@ -114,7 +113,7 @@ fn step(
         squared_norm: 0.0,
     };
     let mut targets_seen = 0;
-    let mine: Vec<_> = deal.micro_batches(rank).collect();
+    let mine: Vec<_> = micro_batches(start, MICRO, hands, rank).collect();
     for i in 0..most as usize {
         let last = i + 1 == most as usize;
         let Some(positions) = mine.get(i).cloned() else {
@@ -204,11 +203,10 @@ fn one_process(data: &Data, hands: &[u64]) -> (Sums, Sums) {
     let all: u64 = hands.iter().sum();
     let mut engine = engine(Strategy::Replicated, None);
     let whole = step(&mut engine, EVERYTHING, data, (0, &[all]), 0);
-    let deal = Deal::new(0, MICRO, hands);
     let mut workers = GroupSums::default();
     for (hand, &count) in hands.iter().enumerate() {
         // A worker's gradient comes from its micro-batches alone, run as a separate step.
-        let first = deal.micro_batches(hand).next().unwrap().start;
+        let first = micro_batches(0, MICRO, hands, hand).next().unwrap().start;
         let alone = step(&mut engine, EVERYTHING, data, (first, &[count]), 0);
         workers.add(alone.squared_norm, alone.micro_batches.units);
     }

@@ -68,14 +68,15 @@ impl BucketRun {
                 .waiting
                 .insert(waiting.unwrap_or((number, Instant::now())));
             let waited = waiting.1.elapsed();
-            let thread = std::thread::spawn(move || match job.command.is_empty() {
-                true => bring(&bucket, &run, &record, mine).map_err(|error| problem(&error)),
-                false => {
+            let thread = std::thread::spawn(move || {
+                let brought = if job.command.is_empty() {
+                    bring(&bucket, &run, &record, mine)
+                } else {
                     let waited = mine.then_some(waited);
                     let place = call::checkpoints(&job.trainer_source(), &run)?;
-                    let brought = bring_external(&bucket, &run, &record, waited, job.drain, &place);
-                    brought.map_err(|error| problem(&error))
-                }
+                    bring_external(&bucket, &run, &record, waited, job.drain, &place)
+                };
+                brought.map_err(problem)
             });
             self.working = Some((number, thread));
             return None;
@@ -253,21 +254,13 @@ fn upload_logs(bucket: &Bucket, run: &Path, generation: u64, ranks: Range<u64>) 
 }
 
 /// The problem of a pod that cannot read or write its run in the bucket.
-pub fn problem(error: &CheckpointError) -> Problem {
-    let reason = match error {
-        CheckpointError::Bucket(error) => reason(error),
-        CheckpointError::File(error) => return Problem::of_volume(error),
-        _ => "BucketDamaged",
+pub fn problem(error: CheckpointError) -> Problem {
+    let cause = match error {
+        CheckpointError::File(error) => return error.into(),
+        CheckpointError::Bucket(ref error) => error.cause,
+        _ => Cause::Damaged,
     };
-    Problem {
-        reason: reason.into(),
-        message: error.to_string(),
-        deterministic: false,
-    }
-}
-
-fn reason(error: &BucketError) -> &'static str {
-    match error.cause {
+    let reason = match cause {
         Cause::NoBucket | Cause::Url | Cause::Settings => "BucketMissing",
         Cause::Region
         | Cause::NoCredentials
@@ -280,5 +273,6 @@ fn reason(error: &BucketError) -> &'static str {
         }
         Cause::Disk => "VolumeFull",
         Cause::Throttled | Cause::Unreachable | Cause::Other => "BucketUnreachable",
-    }
+    };
+    Problem::new(reason, error.to_string())
 }

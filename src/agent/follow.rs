@@ -10,8 +10,7 @@ use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Client, ResourceExt};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::input::Input;
-use super::membership::Membership;
+use super::{Input, Membership};
 use crate::api::TrainingJob;
 
 /// Longest period between two liveness checks of the API server while the watch is silent. A short

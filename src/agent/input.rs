@@ -1,8 +1,42 @@
-//! What an agent's loop reacts to.
+//! What a pod's agent is, and what its loop reacts to.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use super::{Event, Membership};
+use kube::ResourceExt;
+
+use super::Event;
+use crate::api::status::{Current, RecipeSnapshot};
+use crate::api::{RemainderPolicy, TrainingJob};
+use crate::bucket::Bucket;
+use crate::external_trainer::call::Source;
+use crate::lifecycle::stall::{OnStall, ProgressDeadline};
+use crate::lifecycle::{CheckpointRef, DeviceKind};
+use crate::util::key::Key;
+
+/// Identity and resources of this agent.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Path of the `evenkeel` executable.
+    pub program: PathBuf,
+    /// Uid of the TrainingJob.
+    pub job: String,
+    /// The job's key.
+    pub key: Key,
+    /// Uid of the pod.
+    pub pod: String,
+    /// The run directory: on the volume that all pods of the job share, or on this pod's disk if there is a bucket.
+    pub run: PathBuf,
+    /// Where the pods of the job share the run's files without a volume.
+    pub bucket: Option<Bucket>,
+    /// Whether the job has code or a setup command for its pods.
+    pub setup: bool,
+    /// Devices available to ranks.
+    pub devices: u64,
+    /// CPU cores shared by the ranks.
+    pub cores: u64,
+}
 
 /// An input of the loop.
 #[derive(Debug)]
@@ -16,7 +50,7 @@ pub enum Input {
     /// The agent of another pod has answered.
     Peer(Answer),
     /// A rank reported or ended.
-    Rank(Box<Event>),
+    Rank(Event),
     /// SIGTERM: the pod is about to be deleted.
     Terminate,
 }
@@ -28,4 +62,64 @@ pub struct Answer {
     pub host: IpAddr,
     /// The newest generation whose ranks it has started.
     pub generation: u64,
+}
+
+/// A TrainingJob as its pods see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Membership {
+    pub recipe: RecipeSnapshot,
+    /// How to treat a batch that no rank count divides exactly.
+    pub remainder: RemainderPolicy,
+    /// The job's name, used as the run's name.
+    pub name: String,
+    /// Where the built-in trainer computes.
+    pub device: DeviceKind,
+    /// Memory limit of one rank, bytes.
+    pub rank_memory: Option<String>,
+    /// Command of the external trainer; empty for the built-in trainer.
+    pub command: Vec<String>,
+    /// The newest generation; `None` before the first one.
+    pub generation: Option<Current>,
+    /// The newest committed checkpoint of the current lineage.
+    pub checkpoint: Option<CheckpointRef>,
+    /// Time without contact to the API server or peers after which ranks are stopped.
+    pub fence_after: Duration,
+    /// Time in which ranks commit and exit when their pod ends.
+    pub drain: Duration,
+    /// Time that ranks may take without progress; it counts from the next generation on.
+    pub progress_deadline: ProgressDeadline,
+    pub on_stall: OnStall,
+    /// The job succeeded or failed.
+    pub over: bool,
+}
+
+impl Membership {
+    /// The recipe and the command of the external trainer.
+    pub fn trainer_source(&self) -> Source<'_> {
+        Source {
+            recipe: &self.recipe,
+            remainder: self.remainder,
+            command: &self.command,
+        }
+    }
+
+    /// Reads a TrainingJob; `None` before it is planned.
+    pub fn of(job: &TrainingJob) -> Option<Membership> {
+        let status = job.status.as_ref()?;
+        Some(Membership {
+            recipe: status.recipe.clone()?,
+            remainder: job.spec.elasticity.remainder,
+            name: job.name_any(),
+            device: job.spec.trainer.device.kind(),
+            rank_memory: job.spec.trainer.rank_memory.clone(),
+            command: status.command(&job.spec).to_vec(),
+            generation: status.generation.clone(),
+            checkpoint: status.checkpoint.clone(),
+            fence_after: Duration::from_secs(job.spec.elasticity.fence_after_seconds.into()),
+            drain: Duration::from_secs(job.spec.elasticity.drain_seconds.into()),
+            progress_deadline: ProgressDeadline::of(job.spec.progress_deadline_seconds),
+            on_stall: job.spec.on_stall,
+            over: status.is_over(),
+        })
+    }
 }

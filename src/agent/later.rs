@@ -1,12 +1,9 @@
 //! Searches the volume or the bucket for generations and checkpoints that the job's status does not have. They exist
 //! after the API server was restored from an older copy of its data.
 
-use std::ffi::OsStr;
-use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use super::{Identity, bucket_run};
-use crate::bucket::Bucket;
 use crate::checkpoint::{self, CheckpointError, bucket_copy};
 use crate::lifecycle::agent_state::{LaterGeneration, Problem};
 use crate::lifecycle::{CheckpointRef, Generation, files};
@@ -28,12 +25,7 @@ impl Search {
         Search {
             published: published.cloned(),
             working: Some(std::thread::spawn(move || {
-                let place: &dyn Place = match &identity.bucket {
-                    Some(bucket) => bucket,
-                    None => &identity.run,
-                };
-                let found = find(place, &identity.job, newest.as_ref());
-                found.map_err(|error| bucket_run::problem(&error))
+                search(&identity, newest.as_ref()).map_err(bucket_run::problem)
             })),
             found: Ok(None),
         }
@@ -64,73 +56,69 @@ fn is_same(one: &Generation, other: &Generation) -> bool {
     one.number == other.number && published_together && one.members == other.members
 }
 
-/// Where the pods of a job leave what they have done: a volume or a bucket.
-trait Place {
-    /// The numbers of its generations.
-    fn generations(&self) -> Result<Vec<u64>, CheckpointError>;
-    fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError>;
-    /// The newest checkpoint of a generation.
-    fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError>;
-}
-
-/// A run directory on a volume. What cannot be read counts as absent: a start from there would fail too.
-impl Place for PathBuf {
-    fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
-        let entries = std::fs::read_dir(self).into_iter().flatten().flatten();
-        let number = |name: &OsStr| files::parse_generation(name.to_str()?);
-        Ok(entries
-            .filter_map(|entry| number(&entry.file_name()))
-            .collect())
-    }
-
-    fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
-        let path = self.join(files::generation(number)).join(files::RECORD);
-        Ok(read_json(&path).ok())
-    }
-
-    fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
-        let newest = checkpoint::newest(self, number).unwrap_or_default();
-        Ok(newest.and_then(|newest| checkpoint_ref::of(&newest, self).ok()))
-    }
-}
-
-impl Place for Bucket {
-    fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
-        bucket_copy::generations(self)
-    }
-
-    fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
+/// Searches the bucket, or the run directory on a volume. What cannot be read on a volume counts as absent: a start from
+/// there would fail too.
+fn search(
+    identity: &Identity,
+    published: Option<&Generation>,
+) -> Result<Option<LaterGeneration>, CheckpointError> {
+    let run = &identity.run;
+    let Some(bucket) = &identity.bucket else {
+        let entries = std::fs::read_dir(run).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let numbers = names.filter_map(|name| files::parse_generation(&name));
+        let record = |number| {
+            let path = run.join(files::generation(number)).join(files::RECORD);
+            Ok(read_json(&path).ok())
+        };
+        let newest_of = |number| {
+            let newest = checkpoint::newest(run, number).unwrap_or_default();
+            Ok(newest.and_then(|newest| checkpoint_ref::of(&newest, run).ok()))
+        };
+        return find(
+            numbers.collect(),
+            record,
+            newest_of,
+            &identity.job,
+            published,
+        );
+    };
+    let record = |number| {
         let key = format!("{}/{}", files::generation(number), files::RECORD);
-        let bytes = self.get(&key)?;
+        let bytes = bucket.get(&key)?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
-    }
-
-    fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
-        let newest = bucket_copy::newest(self, number)?;
-        let newest = newest.map(|newest| checkpoint_ref::in_bucket(self, &newest));
+    };
+    let newest_of = |number| {
+        let newest = bucket_copy::newest(bucket, number)?;
+        let newest = newest.map(|newest| checkpoint_ref::in_bucket(bucket, &newest));
         newest.transpose()
-    }
+    };
+    let numbers = bucket_copy::generations(bucket)?;
+    find(numbers, record, newest_of, &identity.job, published)
 }
 
 /// The newest generation of this job that has begun, if the published one is older, another one of its number, or starts
-/// before the newest checkpoint. The last happens if no pod could tell the controller what it had committed.
+/// before the newest checkpoint. The last happens if no pod could tell the controller what it had committed. `numbers` are
+/// those of the generations that exist, `newest_of` finds the newest checkpoint of one.
 fn find(
-    place: &dyn Place,
+    mut numbers: Vec<u64>,
+    record: impl Fn(u64) -> Result<Option<Generation>, CheckpointError>,
+    newest_of: impl Fn(u64) -> Result<Option<CheckpointRef>, CheckpointError>,
     job: &str,
     published: Option<&Generation>,
 ) -> Result<Option<LaterGeneration>, CheckpointError> {
-    let mut numbers = place.generations()?;
     numbers.sort_unstable_by(|a, b| b.cmp(a));
     for number in numbers {
-        let record = place.record(number)?;
-        let Some(record) = record.filter(|record| record.job == job && record.number == number)
-        else {
+        let Some(record) = record(number)? else {
             continue;
         };
+        if record.job != job || record.number != number {
+            continue;
+        }
         if published.is_some_and(|published| is_same(published, &record)) {
             return Ok(None);
         }
-        let checkpoint = place.newest_of(number)?.or(record.start);
+        let checkpoint = newest_of(number)?.or(record.start);
         let samples = checkpoint.as_ref().map_or(0, |newest| newest.samples);
         let is_older = published.is_some_and(|published| {
             number < published.number && samples <= published.start_samples()
@@ -153,20 +141,6 @@ mod tests {
     impl Known {
         fn of(&self, number: u64) -> Option<&(Generation, Option<CheckpointRef>)> {
             self.0.iter().find(|(record, _)| record.number == number)
-        }
-    }
-
-    impl Place for Known {
-        fn generations(&self) -> Result<Vec<u64>, CheckpointError> {
-            Ok(self.0.iter().map(|(record, _)| record.number).collect())
-        }
-
-        fn record(&self, number: u64) -> Result<Option<Generation>, CheckpointError> {
-            Ok(self.of(number).map(|(record, _)| record.clone()))
-        }
-
-        fn newest_of(&self, number: u64) -> Result<Option<CheckpointRef>, CheckpointError> {
-            Ok(self.of(number).and_then(|(_, newest)| newest.clone()))
         }
     }
 
@@ -196,7 +170,10 @@ mod tests {
     }
 
     fn found(place: &Known, published: &Generation) -> Option<LaterGeneration> {
-        find(place, "uid", Some(published)).unwrap()
+        let numbers = place.0.iter().map(|(record, _)| record.number).collect();
+        let record = |number| Ok(place.of(number).map(|(record, _)| record.clone()));
+        let newest_of = |number| Ok(place.of(number).and_then(|(_, newest)| newest.clone()));
+        find(numbers, record, newest_of, "uid", Some(published)).unwrap()
     }
 
     #[test]

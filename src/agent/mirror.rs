@@ -25,7 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::bucket::{Bucket, BucketError};
-use crate::checkpoint::{CheckpointError, Checksum, FileEntry, bucket_copy};
+use crate::checkpoint::{CheckpointError, FileEntry, bucket_copy};
 use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::{ExternalCheckpoint, Generation, Reason, files};
 use crate::util::durable::{self, FileError, create_directory};
@@ -52,10 +52,6 @@ const AGENT: Duration = Duration::from_secs(15);
 
 const NO_MORE: &str = "last.json";
 
-/// Content of an object whose existence says everything.
-#[derive(Serialize)]
-struct Marker {}
-
 /// How the ranks of this pod have ended.
 const RUNNING: u8 = 0;
 const ENDED_EARLY: u8 = 1;
@@ -81,11 +77,18 @@ struct Part {
 
 /// Copies the checkpoints of one generation, in a thread.
 pub struct Mirror {
-    end: Arc<AtomicU8>,
-    /// The world lost a rank.
-    lost: Arc<AtomicBool>,
-    warnings: Arc<Mutex<Vec<String>>>,
+    shared: Arc<Shared>,
     thread: JoinHandle<()>,
+}
+
+/// What the agent and the thread tell each other.
+#[derive(Default)]
+struct Shared {
+    /// How the ranks of this pod have ended.
+    end: AtomicU8,
+    /// The world lost a rank.
+    lost: AtomicBool,
+    warnings: Mutex<Vec<String>>,
 }
 
 impl Mirror {
@@ -97,8 +100,7 @@ impl Mirror {
         member: usize,
         external: Arc<ExternalCall>,
     ) -> Mirror {
-        let end = Arc::new(AtomicU8::new(RUNNING));
-        let (lost, warnings) = (Arc::default(), Arc::default());
+        let shared = Arc::<Shared>::default();
         let mut copier = Copier {
             bucket: bucket.clone(),
             run: run.to_path_buf(),
@@ -107,15 +109,11 @@ impl Mirror {
             members: record.members.len(),
             external,
             known: None,
-            end: Arc::clone(&end),
-            lost: Arc::clone(&lost),
-            warnings: Arc::clone(&warnings),
+            shared: Arc::clone(&shared),
         };
         copier.known = copier.newest();
         Mirror {
-            end,
-            lost,
-            warnings,
+            shared,
             thread: std::thread::spawn(move || {
                 priority::lower();
                 copier.copy();
@@ -127,25 +125,25 @@ impl Mirror {
     /// is in the bucket.
     pub fn end(&self, finished: bool) -> bool {
         let end = if finished { FINISHED } else { ENDED_EARLY };
-        self.end.store(end, Ordering::SeqCst);
+        self.shared.end.store(end, Ordering::SeqCst);
         self.thread.is_finished()
     }
 
     /// Tells it that the world lost a rank: the first pod may announce no more.
     pub fn rank_lost(&self) {
-        self.lost.store(true, Ordering::SeqCst);
+        self.shared.lost.store(true, Ordering::SeqCst);
     }
 
     /// What went wrong since the last call.
     pub fn warnings(&self) -> Vec<String> {
-        std::mem::take(&mut *lock(&self.warnings))
+        std::mem::take(&mut *lock(&self.shared.warnings))
     }
 }
 
 impl Drop for Mirror {
     fn drop(&mut self) {
         // After the end of the ranks it completes instead.
-        let (order, end) = (Ordering::SeqCst, &self.end);
+        let (order, end) = (Ordering::SeqCst, &self.shared.end);
         let _ = end.compare_exchange(RUNNING, CANCELLED, order, order);
     }
 }
@@ -159,9 +157,7 @@ struct Copier {
     external: Arc<ExternalCall>,
     /// The newest checkpoint at the start.
     known: Option<Version>,
-    end: Arc<AtomicU8>,
-    lost: Arc<AtomicBool>,
-    warnings: Arc<Mutex<Vec<String>>>,
+    shared: Arc<Shared>,
 }
 
 /// A checkpoint and its last change: a trainer may write another one of the same name.
@@ -184,8 +180,7 @@ impl Copier {
                     if self.member == 0 && self.end() == FINISHED {
                         self.add_output(&lock(&announced))?;
                     }
-                    let ended = ended_key(self.generation, self.member);
-                    Ok(self.bucket.put_json(&ended, &Marker {})?)
+                    self.mark(&ended_key(self.generation, self.member))
                 });
             }
         });
@@ -197,21 +192,18 @@ impl Copier {
         let mut number = 0;
         loop {
             let ended = self.has_ended();
-            let newest = self
-                .newest()
-                .filter(|newest| Some(newest) != known.as_ref());
-            if let Some(newest) = newest
-                && (ended || settled(&newest.0))
+            let newest = self.newest();
+            if newest != known
+                && let Some((path, _)) = &newest
+                && (ended || settled(path))
             {
                 number += 1;
-                lock(announced).insert(number, newest.0.clone());
-                self.repeat(|| self.announce(number, &newest.0));
-                known = Some(newest);
+                lock(announced).insert(number, path.clone());
+                self.repeat(|| self.announce(number, path));
+                known = newest;
             }
             if ended {
-                let no_more = self.key(NO_MORE);
-                self.repeat(|| Ok(self.bucket.put_json(&no_more, &Marker {})?));
-                return;
+                return self.repeat(|| self.mark(&self.key(NO_MORE)));
             }
             std::thread::sleep(LOOK);
         }
@@ -245,11 +237,8 @@ impl Copier {
                 if ended_since.is_some() && last && all {
                     return true;
                 }
-                let patience = if self.lost.load(Ordering::SeqCst) {
-                    LOST
-                } else {
-                    LIVES
-                };
+                let lost = self.shared.lost.load(Ordering::SeqCst);
+                let patience = if lost { LOST } else { LIVES };
                 if ended_since.is_some_and(|since| !last && since.elapsed() > patience) {
                     return true;
                 }
@@ -319,6 +308,11 @@ impl Copier {
         self.add(number, &path, |file| first.files.contains(file))
     }
 
+    /// Writes an object whose existence says everything.
+    fn mark(&self, key: &str) -> Result<(), CheckpointError> {
+        Ok(self.bucket.put_json(key, &serde_json::json!({}))?)
+    }
+
     /// Tells all pods of a finished checkpoint.
     fn announce(&self, number: u64, path: &Path) -> Result<(), CheckpointError> {
         let files = files_below(path)?;
@@ -370,55 +364,42 @@ impl Copier {
         let keep = keep.map_or(usize::MAX, |keep| keep.max(1) as usize);
         let mut there = numbers(&self.bucket, &files::generation(self.generation))?;
         there.retain(|number| copied.contains_key(number));
-        let generations = bucket_copy::generations(&self.bucket)?;
+        let mut generations = bucket_copy::generations(&self.bucket)?;
         if generations.iter().any(|number| *number > self.generation) {
             return Ok(());
         }
-        let mut whole = None;
-        for number in &there {
-            if is_whole(&self.bucket, &self.prefix(*number), self.members)? {
-                whole = Some(*number);
-                break;
+        // Until the newest whole one is found.
+        let mut kept = 0;
+        for number in there {
+            let prefix = self.prefix(number);
+            if kept == 0 {
+                kept += usize::from(is_whole(&self.bucket, &prefix, self.members)?);
+                continue;
             }
-        }
-        let Some(whole) = whole else {
-            return Ok(());
-        };
-        let older: Vec<u64> = there.into_iter().filter(|number| *number < whole).collect();
-        let mut kept = 1;
-        for number in older {
             let path = &copied[&number];
             let is_replaced = copied.range(number + 1..).any(|(_, later)| later == path);
             if kept >= keep || is_replaced || !path.exists() {
-                remove(&self.bucket, &self.prefix(number), self.members)?;
+                remove(&self.bucket, &prefix, self.members)?;
             } else {
                 kept += 1;
             }
         }
-        match keep {
-            usize::MAX => Ok(()),
-            keep => self.remove_earlier(generations, keep - kept.min(keep)),
+        if kept == 0 || keep == usize::MAX {
+            return Ok(());
         }
-    }
-
-    /// Removes the copies of earlier generations except the `keep` newest and the one that this generation resumed from.
-    fn remove_earlier(
-        &self,
-        mut generations: Vec<u64>,
-        keep: usize,
-    ) -> Result<(), CheckpointError> {
+        // Of earlier generations the newest stay, and the one that this generation resumed from.
         let chosen: Option<Chosen> = self.bucket.read_json(&self.key(files::CALL))?;
         let chosen = chosen.and_then(|chosen| chosen.prefix);
         generations.retain(|number| *number < self.generation);
-        let mut kept = 0;
         for generation in generations.into_iter().map(files::generation) {
             for number in numbers(&self.bucket, &generation)? {
                 let prefix = prefix(&generation, number);
-                if chosen.as_ref() != Some(&prefix) {
-                    kept += 1;
-                    if kept > keep {
-                        remove(&self.bucket, &prefix, 0)?;
-                    }
+                if chosen.as_ref() == Some(&prefix) {
+                    continue;
+                }
+                kept += 1;
+                if kept > keep {
+                    remove(&self.bucket, &prefix, 0)?;
                 }
             }
         }
@@ -448,7 +429,7 @@ impl Copier {
     }
 
     fn end(&self) -> u8 {
-        self.end.load(Ordering::SeqCst)
+        self.shared.end.load(Ordering::SeqCst)
     }
 
     fn has_ended(&self) -> bool {
@@ -466,7 +447,7 @@ impl Copier {
     fn warn<T>(&self, result: &Result<T, CheckpointError>) -> bool {
         if let Err(error) = result {
             let warning = format!("a checkpoint is not copied yet: {error}");
-            let mut warnings = lock(&self.warnings);
+            let mut warnings = lock(&self.shared.warnings);
             if warnings.last() != Some(&warning) {
                 warnings.push(warning);
             }
@@ -625,20 +606,15 @@ pub fn choose(
         for number in numbers(bucket, &generation)? {
             let prefix = prefix(&generation, number);
             if is_whole(bucket, &prefix, members)? {
-                return Ok(Some(Chosen {
-                    prefix: Some(prefix),
-                    members,
-                }));
+                let prefix = Some(prefix);
+                return Ok(Some(Chosen { prefix, members }));
             }
         }
         // What older generations have added since then is not of the run's history.
         let resumed = format!("{generation}/{}", files::CALL);
         if let Some(resumed) = bucket.read_json::<Chosen>(&resumed)? {
-            let whole = match &resumed.prefix {
-                Some(prefix) => is_whole(bucket, prefix, resumed.members)?,
-                None => true,
-            };
-            if whole {
+            let prefix = resumed.prefix.as_ref();
+            if prefix.map_or(Ok(true), |prefix| is_whole(bucket, prefix, resumed.members))? {
                 return Ok(Some(resumed));
             }
         }
@@ -655,10 +631,8 @@ fn may_still_add(
     drain: Duration,
 ) -> Result<bool, BucketError> {
     for (number, member) in previous.members.iter().enumerate() {
-        let stays = record
-            .members
-            .iter()
-            .any(|other| other.pod.is_some() && other.pod == member.pod);
+        let mut others = record.members.iter();
+        let stays = others.any(|other| other.pod.is_some() && other.pod == member.pod);
         let limit = match &record.reason {
             _ if stays => LIVES,
             Reason::RankLost { .. } => LOST,
@@ -688,14 +662,13 @@ pub fn fetch(
     chosen: &Chosen,
 ) -> Result<Option<ExternalCheckpoint>, CheckpointError> {
     let mut parts = Vec::new();
-    for member in 0..chosen.prefix.as_ref().map_or(0, |_| chosen.members) {
-        let key = part_key(
-            chosen.prefix.as_deref().unwrap_or_default(),
-            member,
-            chosen.members,
-        );
-        let part = part(bucket, &key)?.ok_or_else(|| BucketError::missing(&bucket.url(&key)))?;
-        parts.push((key, part));
+    if let Some(prefix) = &chosen.prefix {
+        for member in 0..chosen.members {
+            let key = part_key(prefix, member, chosen.members);
+            let part =
+                part(bucket, &key)?.ok_or_else(|| BucketError::missing(&bucket.url(&key)))?;
+            parts.push((key, part));
+        }
     }
     let name = parts.first().map(|(_, first)| first.name.clone());
     let pattern = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
@@ -737,11 +710,9 @@ fn settled(path: &Path) -> bool {
 
 /// The last change of a file below a path.
 fn changed(path: &Path) -> Option<SystemTime> {
-    let files = files_below(path).ok()?;
-    files
-        .iter()
-        .filter_map(|file| file.metadata().ok()?.modified().ok())
-        .max()
+    let files = files_below(path).ok()?.into_iter();
+    let changes = files.filter_map(|file| file.metadata().ok()?.modified().ok());
+    changes.max()
 }
 
 /// Size, time of the last change in seconds and nanoseconds, and number of a file: they tell whether it has changed.
@@ -749,21 +720,19 @@ type FileState = (u64, i64, i64, u64);
 
 /// The states of the files below a path.
 fn states(path: &Path) -> Result<BTreeMap<PathBuf, FileState>, FileError> {
-    let state = |file: PathBuf| {
+    let mut states = BTreeMap::new();
+    for file in files_below(path)? {
         let about = file.metadata();
         let about = about.map_err(|error| FileError::from_io("read", &file, 0, error))?;
-        Ok((
-            file,
-            (about.size(), about.mtime(), about.mtime_nsec(), about.ino()),
-        ))
-    };
-    files_below(path)?.into_iter().map(state).collect()
+        let state = (about.size(), about.mtime(), about.mtime_nsec(), about.ino());
+        states.insert(file, state);
+    }
+    Ok(states)
 }
 
 fn entry(file: &Path) -> Result<FileEntry, FileError> {
-    let opened = input::open(file).and_then(Checksum::of_stream);
-    let (xxh3_128, bytes) = opened.map_err(|error| FileError::from_io("read", file, 0, error))?;
-    Ok(FileEntry { bytes, xxh3_128 })
+    let entry = input::open(file).and_then(FileEntry::of_stream);
+    entry.map_err(|error| FileError::from_io("read", file, 0, error))
 }
 
 #[cfg(test)]
@@ -825,9 +794,7 @@ mod tests {
             members: 2,
             external: Arc::new(external),
             known: None,
-            end: Arc::new(AtomicU8::new(RUNNING)),
-            lost: Arc::default(),
-            warnings: Arc::default(),
+            shared: Arc::default(),
         };
         Pod {
             _disk: disk,
@@ -844,7 +811,7 @@ mod tests {
 
         /// Ends the ranks and copies what is left.
         fn end(&self, how: u8) {
-            self.copier.end.store(how, Ordering::SeqCst);
+            self.copier.shared.end.store(how, Ordering::SeqCst);
             self.copier.copy();
         }
     }

@@ -5,10 +5,8 @@
 mod bucket_run;
 mod event_log;
 mod follow;
-mod identity;
 mod input;
 mod later;
-mod membership;
 mod metrics;
 mod mirror;
 mod oom_killer;
@@ -25,14 +23,12 @@ mod volume;
 
 pub use event_log::EventLog;
 pub use follow::follow;
-pub use identity::Identity;
-pub use input::{Answer, Input};
-pub use membership::Membership;
+pub use input::{Answer, Identity, Input, Membership};
 pub use oom_killer::OomKills;
 pub use peers::Peers;
 pub use pod::PodAgent;
 use preparation::Preparation;
-pub use ranks::{Event, Ranks, last_lines};
+pub use ranks::{Event, News, Ranks, last_lines};
 use retention::Retention;
 pub use serve::{Service, listen, serve, serve_metrics};
 pub use silence::Silence;

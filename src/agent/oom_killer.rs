@@ -6,39 +6,32 @@ use std::path::{Path, PathBuf};
 
 use crate::inventory::cgroup::{self, Version};
 
-/// The counter of kills in this process's cgroup, if it exists.
-pub struct OomKills {
-    file: Option<PathBuf>,
-    before: u64,
-}
+/// The counter of kills in this process's cgroup, if it exists, and its former value.
+pub struct OomKills(Option<(PathBuf, u64)>);
 
 impl OomKills {
     /// Finds the counter (cgroup v2 `memory.events`, v1 `memory.oom_control`) and records its
     /// current value.
     pub fn watch() -> OomKills {
-        let files = cgroup::memory_cgroups().into_iter().map(|level| {
+        OomKills::of(cgroup::memory_cgroups().into_iter().map(|level| {
             level.directory.join(match level.version {
                 Version::V1 => "memory.oom_control",
                 Version::V2 => "memory.events",
             })
-        });
-        OomKills::of(files)
+        }))
     }
 
     fn of(files: impl IntoIterator<Item = PathBuf>) -> OomKills {
-        let found = files
-            .into_iter()
-            .find_map(|file| count(&file).map(|kills| (file, kills)));
-        OomKills {
-            before: found.as_ref().map_or(0, |(_, kills)| *kills),
-            file: found.map(|(file, _)| file),
-        }
+        let mut counts = files.into_iter().map(|file| (count(&file), file));
+        OomKills(counts.find_map(|(kills, file)| Some((file, kills?))))
     }
 
     /// Whether the counter has increased since [`Self::watch`].
     pub fn raised(&self) -> bool {
-        let now = self.file.as_deref().and_then(count);
-        now.is_some_and(|now| now > self.before)
+        let Some((file, before)) = &self.0 else {
+            return false;
+        };
+        count(file).is_some_and(|now| now > *before)
     }
 }
 

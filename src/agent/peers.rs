@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use tokio::sync::watch::Receiver;
 
-use super::input::{Answer, Input};
+use super::{Answer, Input};
 use crate::lifecycle::authentication::{self, Question};
 use crate::lifecycle::generation::Peer;
 use crate::util::http::{Connection, Limits};

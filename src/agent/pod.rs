@@ -28,13 +28,12 @@ use crate::external_trainer::call::ExternalCall;
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::{Generation, Peer};
 use crate::lifecycle::protocol::{Ending, Order, exit};
-use crate::lifecycle::rank_status::{self, RankStatus};
+use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::{Event, Pace};
 
 use super::bucket_run::BucketRun;
 use super::later::Search;
 use super::mirror::Mirror;
-use begin::Backoff;
 use contact::{Contact, ContactSource};
 use waiting::Waiting;
 
@@ -56,10 +55,13 @@ pub struct PodAgent {
     /// Since when the job is known to be gone.
     gone: Option<Instant>,
     preparation: Option<Preparation>,
-    setup: Setup,
+    /// The pod's own preparation, and whether it has ended or there is none.
+    setup: Option<Preparation>,
+    is_set_up: bool,
     bucket_run: BucketRun,
     waiting: Option<Waiting>,
-    pause: Option<Backoff>,
+    /// The generation whose start has failed last, and when.
+    pause: Option<(u64, Instant)>,
     /// Time of the last device check.
     inspected: Option<Instant>,
     current: Option<Current>,
@@ -69,15 +71,6 @@ pub struct PodAgent {
     /// The bucket did not answer, and [`AgentState::problem`] says so.
     search_failed: bool,
     log: EventLog,
-}
-
-/// The pod's own preparation.
-#[derive(Default)]
-enum Setup {
-    #[default]
-    NotStarted,
-    Running(Preparation),
-    Done,
 }
 
 /// The generation whose ranks were started here.
@@ -120,6 +113,7 @@ impl PodAgent {
             ..AgentState::default()
         };
         let mut agent = PodAgent {
+            is_set_up: !identity.setup,
             identity,
             inputs,
             events,
@@ -131,7 +125,7 @@ impl PodAgent {
             terminating: false,
             gone: None,
             preparation: None,
-            setup: Setup::default(),
+            setup: None,
             bucket_run: BucketRun::default(),
             waiting: None,
             pause: None,
@@ -194,7 +188,7 @@ impl PodAgent {
                 }
             }
             Input::Terminate => self.terminate(),
-            Input::Rank(event) => self.take_event(*event),
+            Input::Rank(event) => self.take_event(event),
         }
     }
 
@@ -287,27 +281,19 @@ impl PodAgent {
             return;
         }
         if wanted.drain != std::mem::replace(&mut current.draining, wanted.drain) {
-            current.ranks.order_all(match wanted.drain {
-                true => Order::Drain,
-                false => Order::CancelDrain,
-            });
+            let order = if wanted.drain {
+                Order::Drain
+            } else {
+                Order::CancelDrain
+            };
+            current.ranks.order_all(order);
         }
         if let Some(after) = wanted.after_loss
             && !std::mem::replace(&mut current.settled, true)
         {
-            let ranks = &mut self.state.ranks;
-            for rank in
-                rank_status::give_up_unresponsive(ranks, self.state.first, !job.command.is_empty())
-            {
-                current.ranks.kill_one(rank);
-            }
-            for (rank, _) in (self.state.first..).zip(ranks) {
-                let order = match after.commit == Some(rank) {
-                    true => Order::Commit,
-                    false => Order::Stop,
-                };
-                current.ranks.order(rank, order);
-            }
+            let external = !job.command.is_empty();
+            let statuses = &mut self.state.ranks;
+            (current.ranks).settle(statuses, external, after.commit);
         }
     }
 
@@ -342,8 +328,8 @@ impl PodAgent {
     /// Reports that the bucket does not answer, and searches it again after a while.
     fn search_again(&mut self, problem: Problem) {
         let number = self.state.generation;
-        if !self.pause.is_some_and(|pause| pause.holds(number)) {
-            self.pause = Some(Backoff::after(number));
+        if !self.pauses(number) {
+            self.pause = Some((number, Instant::now()));
             self.later = None;
             self.search_failed = true;
             self.report_problem(problem);
@@ -389,11 +375,8 @@ impl PodAgent {
         let Some(job) = &self.job else { return false };
         let fence_after = job.fence_after;
         self.contact.look(fence_after);
-        let lost_peer = self
-            .state
-            .ranks
-            .iter()
-            .any(|seen| seen.loss_report().is_some());
+        let mut ranks = self.state.ranks.iter();
+        let lost_peer = ranks.any(|seen| seen.held().is_some());
         if !self.contact.is_cut_off(fence_after, lost_peer) {
             return false;
         }

@@ -3,17 +3,16 @@
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::{Identity, Membership, OomKills};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::protocol::exit;
-use crate::train::Setup;
 use crate::util::durable::{self, FileError};
 
 pub struct Preparation {
-    child: Child,
+    pub(super) child: Child,
     log: PathBuf,
     /// Kills by the kernel since the process started.
     oom_kills: OomKills,
@@ -69,13 +68,24 @@ impl Preparation {
         })
     }
 
-    #[cfg(test)]
-    pub(super) fn id(&self) -> u32 {
-        self.child.id()
+    /// Starts a process unless `running` is one; whether it has ended successfully. One that failed is started again, if
+    /// that may help.
+    pub fn run(
+        running: &mut Option<Preparation>,
+        start: impl FnOnce() -> Result<Preparation, FileError>,
+    ) -> Result<bool, Problem> {
+        let mut preparation = match running.take() {
+            Some(preparation) => preparation,
+            None => start()?,
+        };
+        let ended = preparation.ended();
+        if !ended.as_ref().is_err_and(|problem| !problem.deterministic) {
+            *running = Some(preparation);
+        }
+        ended
     }
 
-    /// Whether it has ended successfully; an error if it failed.
-    pub fn ended(&mut self) -> Result<bool, Problem> {
+    fn ended(&mut self) -> Result<bool, Problem> {
         match self.child.try_wait() {
             Ok(None) => Ok(false),
             Ok(Some(status)) if status.success() => Ok(true),
@@ -83,13 +93,15 @@ impl Preparation {
                 let words = super::ranks::last_lines(&self.log);
                 Err(failed(status, &words, self.oom_kills.raised()))
             }
-            Err(error) => Err(problem(
+            Err(error) => Err(Problem::new(
+                REASON,
                 format!("preparing the run cannot be waited for: {error}"),
-                false,
             )),
         }
     }
 }
+
+const REASON: &str = "PreparationFailed";
 
 /// The directory of these processes' files, on the container's own disk.
 fn own_directory() -> Result<PathBuf, FileError> {
@@ -101,54 +113,32 @@ fn own_directory() -> Result<PathBuf, FileError> {
 /// The problem of a failed preparation. Only a refusal is deterministic: a signal or a full or
 /// missing volume may not occur on the next attempt.
 fn failed(status: ExitStatus, words: &str, oom_killed: bool) -> Problem {
-    let detail = match words.is_empty() {
-        true => String::new(),
-        false => format!(": {words}"),
+    let detail = match words {
+        "" => String::new(),
+        words => format!(": {words}"),
     };
-    if let Some(signal) = status.signal() {
-        return problem(
-            match signal == 9 && oom_killed {
-                true => {
-                    "preparing the run was killed by the kernel's out-of-memory killer, and will \
-                         be retried; increase the container's memory (resources.limits in \
-                         podTemplate)"
-                        .into()
-                }
-                false => format!(
-                    "preparing the run was ended by signal {signal} and will be retried{detail}"
-                ),
-            },
-            false,
-        );
-    }
-    match status.code().and_then(|code| u8::try_from(code).ok()) {
-        Some(exit::FAILED | exit::UNUSABLE) if words.is_empty() => {
-            problem(format!("preparing the run ended with {status}"), true)
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    let refused = matches!(code, Some(exit::FAILED | exit::UNUSABLE));
+    let message = match (status.signal(), code) {
+        (Some(9), _) if oom_killed => {
+            "preparing the run was killed by the kernel's out-of-memory killer, and will be \
+             retried; increase the container's memory (resources.limits in podTemplate)"
+                .to_owned()
         }
-        Some(exit::FAILED | exit::UNUSABLE) => problem(words.to_owned(), true),
-        Some(exit::TRY_AGAIN) => problem(
-            format!("preparing the run failed and will be retried{detail}"),
-            false,
-        ),
-        _ => problem(
-            format!("preparing the run ended with {status} and will be retried{detail}"),
-            false,
-        ),
-    }
-}
-
-fn problem(message: String, deterministic: bool) -> Problem {
+        (Some(signal), _) => {
+            format!("preparing the run was ended by signal {signal} and will be retried{detail}")
+        }
+        _ if refused && words.is_empty() => format!("preparing the run ended with {status}"),
+        _ if refused => words.to_owned(),
+        (_, Some(exit::TRY_AGAIN)) => {
+            format!("preparing the run failed and will be retried{detail}")
+        }
+        _ => format!("preparing the run ended with {status} and will be retried{detail}"),
+    };
     Problem {
-        reason: "PreparationFailed".into(),
-        message,
-        deterministic,
+        deterministic: refused,
+        ..Problem::new(REASON, message)
     }
-}
-
-/// The sample budget of the prepared run.
-pub fn budget(setup: &Path) -> Option<u64> {
-    let setup: Setup = durable::read_json(setup).ok()?;
-    setup.budget_samples
 }
 
 #[cfg(test)]

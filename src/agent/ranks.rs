@@ -5,10 +5,10 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ExitStatus};
+use std::process::{Child, ChildStdin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -21,36 +21,48 @@ use crate::external_trainer::oom_messages;
 use crate::external_trainer::program::{self, Program, Start};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
-use crate::lifecycle::rank_status::RankStatus;
+use crate::lifecycle::rank_status::{self, RankStatus};
 use crate::util::input;
 use crate::util::lock::lock;
 
 /// Time in which an aborted program writes its stacks.
 const ABORT: Duration = Duration::from_secs(5);
 
-/// What happened to a rank.
+/// What happened to a rank of a generation.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// The rank sent a report.
-    Report {
-        /// The generation of the rank.
-        generation: u64,
-        rank: u64,
-        report: Box<Report>,
-    },
-    /// The rank's process ended; no more events follow.
-    Exited {
-        /// The generation of the rank.
-        generation: u64,
-        rank: u64,
-        ending: Ending,
-    },
+pub struct Event {
+    pub generation: u64,
+    pub rank: u64,
+    pub news: News,
 }
 
-fn ending(status: ExitStatus) -> Ending {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => Ending::Signal(signal),
-        (None, code) => Ending::Code(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
+#[derive(Debug, Clone, PartialEq)]
+pub enum News {
+    Report(Box<Report>),
+    /// The rank's process ended; no more events follow.
+    Exited(Ending),
+}
+
+/// Sends the events of a rank.
+struct Reporter {
+    generation: u64,
+    rank: u64,
+    events: Sender<Event>,
+}
+
+impl Reporter {
+    /// False if the agent has ended.
+    fn send(&self, news: News) -> bool {
+        let event = Event {
+            generation: self.generation,
+            rank: self.rank,
+            news,
+        };
+        self.events.send(event).is_ok()
+    }
+
+    fn report(&self, report: Report) -> bool {
+        self.send(News::Report(Box::new(report)))
     }
 }
 
@@ -65,21 +77,13 @@ struct Process {
     handle: OwnedFd,
     input: Option<ChildStdin>,
     /// Set for an external trainer, which understands no control messages.
-    external: Option<ExternalProcess>,
-}
-
-/// Drain signal and process group of an external trainer.
-struct ExternalProcess {
-    signal: Signal,
-    /// Whether the drain signal was sent.
-    leaving: Arc<AtomicBool>,
-    group: Arc<Group>,
+    external: Option<Arc<Group>>,
 }
 
 impl Process {
     fn kill(&self) {
         match &self.external {
-            Some(external) => external.group.kill(),
+            Some(group) => group.kill(),
             None => self.signal(Signal::KILL),
         }
     }
@@ -98,10 +102,14 @@ impl Ranks {
             processes: Vec::new(),
         };
         for local in 0..start.count {
-            let rank = start.first + local;
-            let log = start
-                .run
-                .join(files::rank_log(start.generation.number, rank));
+            let reporter = Reporter {
+                generation: start.generation.number,
+                rank: start.first + local,
+                events: events.clone(),
+            };
+            let rank = reporter.rank;
+            let log = files::rank_log(reporter.generation, rank);
+            let log = start.run.join(log);
             if let Some(logs) = log.parent() {
                 fs::create_dir_all(logs)?;
             }
@@ -109,26 +117,16 @@ impl Ranks {
             let mut child = program::command(start, rank, local, written)?.spawn()?;
             let input = child.stdin.take();
             let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-            let events = events.clone();
-            let number = start.generation.number;
             let external = match start.program {
                 Program::BuiltIn => {
-                    thread::spawn(move || watch(child, number, rank, &events));
+                    thread::spawn(move || watch(child, &reporter));
                     None
                 }
                 Program::External { drain, .. } => {
-                    let leaving = Arc::<AtomicBool>::default();
-                    let group = Arc::new(Group::of(&child));
-                    let (drained, process_group) = (Arc::clone(&leaving), Arc::clone(&group));
-                    thread::spawn(move || {
-                        wait(child, &process_group, number, rank, &drained, &log, &events)
-                    });
-                    let signal = program::signal(drain);
-                    Some(ExternalProcess {
-                        signal,
-                        leaving,
-                        group,
-                    })
+                    let group = Arc::new(Group::of(&child, program::signal(drain)));
+                    let waited = Arc::clone(&group);
+                    thread::spawn(move || wait(child, &waited, &log, &reporter));
+                    Some(group)
                 }
             };
             ranks.processes.push(Process {
@@ -145,12 +143,12 @@ impl Ranks {
         let Some(process) = self.process(rank) else {
             return;
         };
-        if let Some(external) = &process.external {
+        if let Some(group) = &process.external {
             match order {
                 // Sent once: many programs exit immediately on a second signal.
                 Order::Drain => {
-                    if !external.leaving.swap(true, Ordering::AcqRel) {
-                        process.signal(external.signal);
+                    if !group.leaving.swap(true, Ordering::AcqRel) {
+                        process.signal(group.drain);
                     }
                 }
                 // A drained trainer cannot be kept.
@@ -185,11 +183,11 @@ impl Ranks {
     pub fn stall(&mut self, statuses: &mut [RankStatus], rank: u64, message: &str) {
         for ((other, process), status) in (self.first..).zip(&self.processes).zip(statuses) {
             match &process.external {
-                Some(external) => {
+                Some(group) => {
                     status.stall(message.to_owned());
-                    external.group.limit_core_dump();
+                    group.limit_core_dump();
                     process.signal(Signal::ABORT);
-                    let group = Arc::clone(&external.group);
+                    let group = Arc::clone(group);
                     thread::spawn(move || {
                         thread::sleep(ABORT);
                         group.kill();
@@ -201,6 +199,21 @@ impl Ranks {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// After a loss: kills the ranks that cannot answer any more, and lets `committer` commit and the others stop.
+    /// `statuses` are those of the ranks here.
+    pub fn settle(&mut self, statuses: &mut [RankStatus], external: bool, committer: Option<u64>) {
+        for rank in rank_status::give_up_unresponsive(statuses, self.first, external) {
+            self.kill_one(rank);
+        }
+        for (rank, _) in (self.first..).zip(statuses) {
+            let order = match committer {
+                Some(chosen) if chosen == rank => Order::Commit,
+                _ => Order::Stop,
+            };
+            self.order(rank, order);
         }
     }
 
@@ -237,52 +250,38 @@ pub fn last_lines(log: &Path) -> String {
         Ok(end)
     };
     let end = read().unwrap_or_default();
-    let text = String::from_utf8_lossy(&end).into_owned();
-    let lines: Vec<&str> = text.lines().rev().take(20).collect();
-    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    let text = String::from_utf8_lossy(&end);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
 /// Forwards a rank's reports until it closes its output, then its exit.
-fn watch(mut child: Child, generation: u64, rank: u64, events: &Sender<Event>) {
+fn watch(mut child: Child, reporter: &Reporter) {
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
             let report = serde_json::from_slice(&line).unwrap_or_else(|_| Report::Warning {
-                message: format!("rank {rank} printed: {}", String::from_utf8_lossy(&line)),
+                message: format!(
+                    "rank {} printed: {}",
+                    reporter.rank,
+                    String::from_utf8_lossy(&line)
+                ),
             });
-            let event = Event::Report {
-                generation,
-                rank,
-                report: Box::new(report),
-            };
-            if events.send(event).is_err() {
+            if !reporter.report(report) {
                 break;
             }
         }
     }
-    send_exit(ended(&mut child), generation, rank, events);
+    reporter.send(News::Exited(ended(&mut child)));
 }
 
 /// Waits for an external trainer. It sends no reports: once started it counts as part of the world,
 /// and every exit after the drain signal counts as drained.
-fn wait(
-    child: Child,
-    group: &Group,
-    generation: u64,
-    rank: u64,
-    leaving: &AtomicBool,
-    log: &Path,
-    events: &Sender<Event>,
-) {
-    let ready = Event::Report {
-        generation,
-        rank,
-        report: Box::new(Report::Ready),
-    };
-    if events.send(ready).is_err() {
+fn wait(child: Child, group: &Group, log: &Path, reporter: &Reporter) {
+    if !reporter.report(Report::Ready) {
         return;
     }
     let id = Pid::from_child(&child);
-    let ending = match (group.end(child), leaving.load(Ordering::Acquire)) {
+    let ending = match (group.end(child), group.leaving.load(Ordering::Acquire)) {
         (Ending::Signal(9), _) => Ending::Signal(9),
         (_, true) => Ending::Code(exit::DRAINED),
         (Ending::Code(exit::DRAINED), false) => Ending::Unrequested,
@@ -296,29 +295,29 @@ fn wait(
         _ => out_of_memory,
     } {
         let message = message.to_owned();
-        let report = Report::OutOfMemory { message };
-        let _ = events.send(Event::Report {
-            generation,
-            rank,
-            report: Box::new(report),
-        });
+        reporter.report(Report::OutOfMemory { message });
     }
-    send_exit(ending, generation, rank, events);
+    reporter.send(News::Exited(ending));
     // As the first process of its container, the agent is the parent of a killed trainer's children.
     while waitid(WaitId::Pgid(Some(id)), WaitIdOptions::EXITED).is_ok() {}
 }
 
-/// Process group of an external trainer, including its child processes. The id is valid until the
-/// process is reaped; after that it is `None`.
-struct Group(Mutex<Option<Pid>>);
+/// Process group of an external trainer, including its child processes.
+struct Group {
+    /// `None` once the process is reaped: its id may be used again.
+    id: Mutex<Option<Pid>>,
+    drain: Signal,
+    /// Whether the drain signal was sent.
+    leaving: AtomicBool,
+}
 
 impl Group {
-    fn of(child: &Child) -> Group {
-        Group(Mutex::new(Some(Pid::from_child(child))))
-    }
-
-    fn number(&self) -> MutexGuard<'_, Option<Pid>> {
-        lock(&self.0)
+    fn of(child: &Child, drain: Signal) -> Group {
+        Group {
+            id: Mutex::new(Some(Pid::from_child(child))),
+            drain,
+            leaving: AtomicBool::new(false),
+        }
     }
 
     /// A core dump of the program could fill the node's disk.
@@ -327,14 +326,14 @@ impl Group {
             current: Some(0),
             maximum: Some(0),
         };
-        if let Some(group) = *self.number() {
+        if let Some(group) = *lock(&self.id) {
             // A program that has ended writes none.
             let _ = prlimit(Some(group), Resource::Core, none);
         }
     }
 
     fn kill(&self) {
-        if let Some(group) = *self.number() {
+        if let Some(group) = *lock(&self.id) {
             // The group may already be empty.
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -347,24 +346,23 @@ impl Group {
         let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), exited) {}
         self.kill();
-        let mut number = self.number();
+        let mut id = lock(&self.id);
         let ending = ended(&mut child);
-        *number = None;
+        *id = None;
         ending
     }
 }
 
-/// A process that cannot be waited for has ended.
+/// Waits for the end of a process. One that cannot be waited for has ended.
 fn ended(child: &mut Child) -> Ending {
-    child.wait().map_or(Ending::Signal(9), ending)
-}
-
-fn send_exit(ending: Ending, generation: u64, rank: u64, events: &Sender<Event>) {
-    let _ = events.send(Event::Exited {
-        generation,
-        rank,
-        ending,
-    });
+    let Ok(status) = child.wait() else {
+        return Ending::Signal(9);
+    };
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    match status.signal() {
+        Some(signal) => Ending::Signal(signal),
+        None => Ending::Code(code.unwrap_or(1)),
+    }
 }
 
 #[cfg(test)]
@@ -389,12 +387,16 @@ mod tests {
         let output = child.stdout.take().unwrap();
         BufReader::new(output).read_line(&mut orphan).unwrap();
         let (events, received) = channel();
-        let (group, log) = (Group::of(&child), Path::new("/nowhere"));
-        wait(child, &group, 1, 0, &AtomicBool::new(false), log, &events);
-        drop(events);
-        let last = received.iter().last();
-        let killed = Ending::Signal(9);
-        assert!(matches!(last, Some(Event::Exited { ending, .. }) if ending == killed));
+        let group = Group::of(&child, Signal::TERM);
+        let reporter = Reporter {
+            generation: 1,
+            rank: 0,
+            events,
+        };
+        wait(child, &group, Path::new("/nowhere"), &reporter);
+        drop(reporter);
+        let last = received.iter().last().map(|event| event.news);
+        assert_eq!(last, Some(News::Exited(Ending::Signal(9))));
         assert!(!Path::new("/proc").join(orphan.trim()).exists());
     }
 }

@@ -30,14 +30,8 @@ impl Retention {
         checkpoint_ref: &CheckpointRef,
         start: Option<&CheckpointRef>,
     ) -> Option<String> {
-        let mut problem = None;
-        if self.working.as_ref().is_some_and(JoinHandle::is_finished) {
-            let ended = self.working.take().map(JoinHandle::join);
-            problem = match ended {
-                Some(Ok(Err(words))) => Some(words),
-                _ => None,
-            };
-        }
+        let ended = (self.working).take_if(|working| working.is_finished());
+        let problem = ended.and_then(|ended| ended.join().ok()?.err());
         if self.working.is_some() || self.done.as_ref() == Some(checkpoint_ref) {
             return problem;
         }
@@ -46,36 +40,32 @@ impl Retention {
         let newest = checkpoint_ref.path.clone();
         let start = start.map(|start| start.path.clone());
         self.working = Some(std::thread::spawn(move || {
-            let removed = match &bucket {
-                Some(bucket) => remove_in_bucket(&run, bucket, first, &newest, start.as_deref()),
-                None => remove_on_volume(&run, &newest, start.as_deref()),
-            };
+            let removed = remove(&run, bucket.as_ref(), first, &newest, start.as_deref());
             removed.map_err(|error| error.to_string())
         }));
         problem
     }
 }
 
-fn remove_on_volume(run: &Path, newest: &str, start: Option<&str>) -> Result<(), TrainError> {
-    let Some(keep) = Setup::read(run)?.spec.checkpoint.keep else {
-        return Ok(());
-    };
-    let start = start.map(|start| run.join(start));
-    checkpoint::retain_in_run(run, keep, &run.join(newest), start.as_deref())?;
-    Ok(())
-}
-
-fn remove_in_bucket(
+fn remove(
     run: &Path,
-    bucket: &Bucket,
+    bucket: Option<&Bucket>,
     first: bool,
     newest: &str,
     start: Option<&str>,
 ) -> Result<(), TrainError> {
-    checkpoint::remove_copies(run, newest, start)?;
-    if first {
-        let keep = Setup::read(run)?.spec.checkpoint.keep;
+    if bucket.is_some() {
+        checkpoint::remove_copies(run, newest, start)?;
+    }
+    if !first {
+        return Ok(());
+    }
+    let keep = Setup::read(run)?.spec.checkpoint.keep;
+    if let Some(bucket) = bucket {
         bucket_copy::retain(bucket, keep, newest, start)?;
+    } else if let Some(keep) = keep {
+        let start = start.map(|start| run.join(start));
+        checkpoint::retain_in_run(run, keep, &run.join(newest), start.as_deref())?;
     }
     Ok(())
 }

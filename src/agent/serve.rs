@@ -3,13 +3,12 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{FromRef, FromRequestParts, Query, State};
+use axum::extract::{FromRequestParts, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
@@ -20,8 +19,7 @@ use serde::Deserialize;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch::Receiver;
 
-use super::input::Input;
-use super::{event_log, metrics};
+use super::{Input, event_log, metrics};
 use crate::lifecycle::agent_state::AgentState;
 use crate::lifecycle::authentication::{ANSWER, QUESTION, Question};
 use crate::lifecycle::event_log::Position;
@@ -70,6 +68,7 @@ fn both_families(port: u16) -> io::Result<TcpListener> {
 }
 
 /// What the server for those who have the key needs.
+#[derive(Clone)]
 pub struct Service {
     /// This agent's key.
     pub key: Key,
@@ -78,20 +77,6 @@ pub struct Service {
     pub inputs: Sender<Input>,
     /// The run directory.
     pub run: PathBuf,
-}
-
-#[derive(Clone)]
-struct Answers {
-    key: Key,
-    state: Receiver<AgentState>,
-    inputs: Sender<Input>,
-    run: Arc<Path>,
-}
-
-impl FromRef<Answers> for Key {
-    fn from_ref(answers: &Answers) -> Key {
-        answers.key.clone()
-    }
 }
 
 /// Serves requests until the process ends, and only those with the proof of [`authentication`]: all others get
@@ -105,17 +90,11 @@ impl FromRef<Answers> for Key {
 ///
 /// [`authentication`]: crate::lifecycle::authentication
 pub async fn serve(listener: TcpListener, service: Service) {
-    let answers = Answers {
-        key: service.key,
-        state: service.state,
-        inputs: service.inputs,
-        run: Arc::from(service.run),
-    };
     let routes = Router::new()
         .route("/state", get(newer_state))
         .route("/generation", get(generation))
         .route("/events", get(events))
-        .with_state(answers);
+        .with_state(service);
     serve::serve(listener, routes).await;
 }
 
@@ -134,19 +113,15 @@ pub async fn serve_metrics(listener: TcpListener, state: Receiver<AgentState>) {
 /// A request whose proof is right.
 struct Proven(Question);
 
-impl<S> FromRequestParts<S> for Proven
-where
-    Key: FromRef<S>,
-    S: Send + Sync,
-{
+impl FromRequestParts<Service> for Proven {
     type Rejection = StatusCode;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Proven, StatusCode> {
+    async fn from_request_parts(parts: &mut Parts, of: &Service) -> Result<Proven, StatusCode> {
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         let header = parts.headers.get(QUESTION);
         let question = header
             .and_then(|header| header.to_str().ok())
-            .and_then(|header| Question::verified(&Key::from_ref(state), path, header));
+            .and_then(|header| Question::verified(&of.key, path, header));
         question.map(Proven).ok_or(StatusCode::UNAUTHORIZED)
     }
 }
@@ -159,39 +134,38 @@ impl Proven {
 
 async fn newer_state(
     question: Proven,
-    State(Answers {
-        mut state, inputs, ..
-    }): State<Answers>,
+    State(mut service): State<Service>,
     Query(After { after }): Query<After>,
 ) -> Response {
     // Without the loop there are no ranks to stop.
-    let _ = inputs.send(Input::Polled);
+    let _ = service.inputs.send(Input::Polled);
     // After the timeout the unchanged state is returned.
-    let newer = state.wait_for(|state| state.version > after);
+    let newer = service.state.wait_for(|state| state.version > after);
     let _ = tokio::time::timeout(LONG_POLL_TIMEOUT, newer).await;
-    let json = serde_json::to_vec(&*state.borrow());
+    let json = serde_json::to_vec(&*service.state.borrow());
     match json {
         Ok(json) => question.answer(json),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-async fn generation(question: Proven, State(Answers { state, .. }): State<Answers>) -> Response {
-    let number = state.borrow().generation;
+async fn generation(question: Proven, State(service): State<Service>) -> Response {
+    let number = service.state.borrow().generation;
     question.answer(format!("{number}\n").into_bytes())
 }
 
 async fn events(
     question: Proven,
-    State(Answers { run, .. }): State<Answers>,
-    Query(From { generation, from }): Query<From>,
+    State(service): State<Service>,
+    Query(from): Query<From>,
 ) -> Response {
     let from = Position {
-        generation,
-        index: from,
+        generation: from.generation,
+        index: from.from,
     };
     // A volume may block.
-    let read = tokio::task::spawn_blocking(move || event_log::read_from(&run, from)).await;
+    let read = move || event_log::read_from(&service.run, from);
+    let read = tokio::task::spawn_blocking(read).await;
     match read {
         Ok(Ok(events)) => question.answer(events.into_bytes()),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {

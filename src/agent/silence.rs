@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Event;
+use super::News;
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::rank_status::SILENCE;
 
@@ -39,13 +39,13 @@ impl Silence {
     }
 
     /// Records an event of a rank, given by its index on this host.
-    pub fn take(&mut self, local: usize, event: &Event) {
+    pub fn take(&mut self, local: usize, news: &News) {
         let Some(quiet) = self.quiet.get_mut(local).filter(|quiet| quiet.is_some()) else {
             return;
         };
-        *quiet = match event {
-            Event::Exited { .. } => None,
-            Event::Report { report, .. } => match **report {
+        *quiet = match news {
+            News::Exited(_) => None,
+            News::Report(report) => match **report {
                 // Only a connected rank sends these, or a trainer without heartbeats.
                 Report::Connected | Report::Ready if !self.alone => None,
                 _ => Some(Duration::ZERO),
@@ -88,12 +88,8 @@ mod tests {
     use super::*;
     use crate::lifecycle::protocol::Ending;
 
-    fn reported(rank: u64, report: Report) -> Event {
-        Event::Report {
-            generation: 1,
-            rank,
-            report: Box::new(report),
-        }
+    fn reported(report: Report) -> News {
+        News::Report(Box::new(report))
     }
 
     #[test]
@@ -101,14 +97,9 @@ mod tests {
         let mut silence = Silence::new(4, 4);
         let nearly = SILENCE - Duration::from_millis(1);
         assert!(silence.after(nearly).is_empty());
-        silence.take(0, &reported(0, Report::Connecting));
-        silence.take(1, &reported(1, Report::Connected));
-        let ending = Ending::Signal(9);
-        let exited = Event::Exited {
-            generation: 1,
-            rank: 2,
-            ending,
-        };
+        silence.take(0, &reported(Report::Connecting));
+        silence.take(1, &reported(Report::Connected));
+        let exited = News::Exited(Ending::Signal(9));
         silence.take(2, &exited);
         // A rank outside this host is ignored.
         silence.take(9, &exited);
@@ -124,14 +115,14 @@ mod tests {
         let reports = [Report::Connected, Report::Ready, Report::Alive];
         let mut silence = Silence::new(1, 1);
         for report in reports.clone() {
-            silence.take(0, &reported(0, report));
+            silence.take(0, &reported(report));
             assert!(silence.after(nearly).is_empty());
         }
         assert_eq!(silence.after(Duration::from_millis(2)), [0]);
         assert_eq!(silence.message(), "no heartbeat for 10 s");
         // An external trainer sends none, and a rank with peers need not.
         for mut silence in [Silence::of_external_trainer(1), Silence::new(1, 2)] {
-            silence.take(0, &reported(0, Report::Ready));
+            silence.take(0, &reported(Report::Ready));
             assert!(silence.after(10 * SILENCE).is_empty());
         }
     }

@@ -18,14 +18,11 @@ pub(super) fn unmounted(run: &Path) -> Option<Problem> {
 
 fn missing(place: &Path) -> Problem {
     let place = place.display();
-    Problem {
-        reason: "VolumeMissing".into(),
-        message: format!(
-            "{place} is on the container's own disk, not on a volume; set \
-             checkpoint.claim to a claim, or mount a volume at {place} in podTemplate"
-        ),
-        deterministic: false,
-    }
+    let message = format!(
+        "{place} is on the container's own disk, not on a volume; set \
+         checkpoint.claim to a claim, or mount a volume at {place} in podTemplate"
+    );
+    Problem::new("VolumeMissing", message)
 }
 
 /// Resolves links in the existing part of the path.
@@ -48,16 +45,8 @@ fn mount_of(mounts: &str, path: &Path) -> Option<PathBuf> {
 
 /// Decodes a mount point; the table writes blanks and backslashes in octal.
 fn unescaped(point: &str) -> String {
-    [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ]
-    .iter()
-    .fold(point.to_owned(), |point, (code, character)| {
-        point.replace(code, character)
-    })
+    let point = point.replace("\\040", " ").replace("\\011", "\t");
+    point.replace("\\012", "\n").replace("\\134", "\\")
 }
 
 #[cfg(test)]
@@ -69,7 +58,7 @@ mod tests {
 
     fn problem(kind: ErrorKind) -> Problem {
         let path = Path::new("/checkpoints/run");
-        Problem::of_volume(&FileError::from_io("create", path, 0, Error::from(kind)))
+        FileError::from_io("create", path, 0, Error::from(kind)).into()
     }
 
     #[test]

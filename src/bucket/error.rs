@@ -108,25 +108,17 @@ impl BucketError {
         BucketError::new("read", url, Cause::Missing, String::new())
     }
 
-    pub(super) fn taken(url: &str) -> BucketError {
-        BucketError::new("write", url, Cause::Taken, String::new())
-    }
-
-    pub(super) fn too_large(url: &str, bytes: u64) -> BucketError {
-        BucketError::new("read", url, Cause::Damaged, format!("it has {bytes} bytes"))
-    }
-
     /// An object without the content that its reader expects.
     pub fn damaged(url: &str, message: String) -> BucketError {
         BucketError::new("read", url, Cause::Damaged, message)
     }
 
-    /// An error of the local file that is sent or received.
-    pub(super) fn of_file(doing: &'static str, url: &str, message: String) -> BucketError {
-        BucketError::new(doing, url, Cause::Disk, message)
-    }
-
-    fn new(doing: &'static str, url: &str, cause: Cause, message: String) -> BucketError {
+    pub(super) fn new(
+        doing: &'static str,
+        url: &str,
+        cause: Cause,
+        message: String,
+    ) -> BucketError {
         BucketError {
             doing,
             url: url.to_owned(),
@@ -192,8 +184,8 @@ const CODES: [(&str, Cause); 25] = [
 ];
 
 fn cause_of(texts: &str) -> Option<Cause> {
-    let known = CODES.iter().find(|(code, _)| texts.contains(code));
-    known.map(|(_, cause)| *cause)
+    let (_, cause) = CODES.iter().find(|(code, _)| texts.contains(code))?;
+    Some(*cause)
 }
 
 fn chain(error: &dyn Error) -> String {
@@ -214,22 +206,15 @@ fn answer(texts: &str) -> String {
     let within = |tag: &str| {
         let (_, rest) = texts.split_once(&format!("<{tag}>"))?;
         let (text, _) = rest.split_once(&format!("</{tag}>"))?;
-        Some(
-            text.replace("&#34;", "\"")
-                .replace("&quot;", "\"")
-                .replace("&amp;", "&"),
-        )
+        let text = text.replace("&#34;", "\"").replace("&quot;", "\"");
+        Some(text.replace("&amp;", "&"))
     };
     match (within("Code"), within("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (Some(code), None) => code,
         _ => {
             let line = texts.split_whitespace().collect::<Vec<_>>().join(" ");
-            let most = line
-                .char_indices()
-                .nth(300)
-                .map_or(line.len(), |(at, _)| at);
-            line[..most].to_owned()
+            line.chars().take(300).collect()
         }
     }
 }

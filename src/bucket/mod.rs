@@ -266,7 +266,10 @@ impl Bucket {
             Ok(_) => Ok(()),
             Err(object_store::Error::AlreadyExists { .. }) => match self.get(key)? {
                 Some(found) if found == bytes => Ok(()),
-                _ => Err(BucketError::taken(&self.url(key))),
+                _ => {
+                    let url = self.url(key);
+                    Err(BucketError::new("write", &url, Cause::Taken, String::new()))
+                }
             },
             Err(error) => Err(self.failed("write", key)(error)),
         }
@@ -278,13 +281,13 @@ impl Bucket {
         let get = async {
             let found = self.store.get(&path).await?;
             if found.meta.size > SMALL {
-                return Ok(Err(found.meta.size));
+                return Ok(Err(format!("it has {} bytes", found.meta.size)));
             }
             found.bytes().await.map(Ok)
         };
         match self.runtime.block_on(get) {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
-            Ok(Err(size)) => Err(BucketError::too_large(&self.url(key), size)),
+            Ok(Err(too_large)) => Err(BucketError::damaged(&self.url(key), too_large)),
             Err(object_store::Error::NotFound { .. }) => {
                 self.missing_key_not_bucket(key)?;
                 Ok(None)
@@ -298,7 +301,6 @@ impl Bucket {
         self.object_at(&self.path(key), key)
     }
 
-    /// [`Self::object`] at this path.
     fn object_at(&self, path: &Path, key: &str) -> Result<Option<Object>, BucketError> {
         match self.runtime.block_on(self.store.head(path)) {
             Ok(found) => Ok(Some(Object::found(key, found))),
@@ -307,14 +309,9 @@ impl Bucket {
         }
     }
 
-    /// The size of an object; `None` if the key has none.
-    pub fn size(&self, key: &str) -> Result<Option<u64>, BucketError> {
-        Ok(self.object(key)?.map(|object| object.bytes))
-    }
-
     /// Whether the key has an object.
     pub fn has(&self, key: &str) -> Result<bool, BucketError> {
-        Ok(self.size(key)?.is_some())
+        Ok(self.object(key)?.is_some())
     }
 
     /// A small object that must exist.
@@ -325,10 +322,10 @@ impl Bucket {
 
     /// A small object as JSON; `None` if the key has none.
     pub fn read_json<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, BucketError> {
-        let found = self.get(key)?;
-        let read = found
-            .map(|bytes| serde_json::from_slice(&bytes))
-            .transpose();
+        let Some(bytes) = self.get(key)? else {
+            return Ok(None);
+        };
+        let read = serde_json::from_slice(&bytes).map(Some);
         read.map_err(|error| BucketError::damaged(&self.url(key), error.to_string()))
     }
 
@@ -384,10 +381,8 @@ impl Bucket {
         let list = self.store.list_with_delimiter(Some(&path));
         let found = self.runtime.block_on(list);
         let found = found.map_err(self.failed("list", prefix))?;
-        let names = found.common_prefixes.into_iter();
-        Ok(names
-            .filter_map(|path| path.filename().map(str::to_owned))
-            .collect())
+        let names = found.common_prefixes.iter().filter_map(Path::filename);
+        Ok(names.map(str::to_owned).collect())
     }
 
     /// Deletes an object; one that does not exist is no error.

@@ -8,7 +8,7 @@ use super::{Bucket, BucketError, Object};
 
 /// A bucket of other programs.
 #[derive(Debug, Clone)]
-pub struct Reader(Bucket);
+pub struct Reader(pub(super) Bucket);
 
 /// Splits `s3://BUCKET/KEY`, `gs://BUCKET/KEY` or `az://CONTAINER/KEY` into the bucket's URL and the key, as it is.
 pub fn split(url: &str) -> Result<(&str, &str), BucketError> {
@@ -28,21 +28,6 @@ impl Reader {
     /// A reader of the bucket with this URL. See [`Bucket::open`] for credentials.
     pub fn open(url: &str) -> Result<Reader, BucketError> {
         Ok(Reader(Bucket::open(url)?))
-    }
-
-    /// A reader of the whole bucket with this prefix.
-    #[cfg(test)]
-    pub fn of(bucket: Bucket) -> Reader {
-        Reader(bucket)
-    }
-
-    /// Writes an object under the key as it is.
-    #[cfg(test)]
-    pub fn put(&self, key: &str, bytes: &[u8]) -> Result<(), BucketError> {
-        use object_store::ObjectStoreExt;
-        let path = self.path(key)?;
-        let put = self.0.store.put(&path, bytes.to_vec().into());
-        (self.0.runtime.block_on(put).map(drop)).map_err(self.0.failed("write", key))
     }
 
     /// The URL of a key.
@@ -91,7 +76,7 @@ impl Reader {
         self.0.read(&self.path(&object.key)?, object, sink)
     }
 
-    fn path(&self, key: &str) -> Result<Path, BucketError> {
+    pub(super) fn path(&self, key: &str) -> Result<Path, BucketError> {
         let parsed = Path::parse(key);
         parsed.map_err(|source| self.0.failed("read", key)(source.into()))
     }

@@ -7,6 +7,20 @@ use object_store::path::Path;
 
 use super::*;
 
+impl Reader {
+    /// A reader of the whole bucket with this prefix.
+    pub fn of(bucket: Bucket) -> Reader {
+        Reader(bucket)
+    }
+
+    /// Writes an object under the key as it is.
+    pub fn put(&self, key: &str, bytes: &[u8]) -> Result<(), BucketError> {
+        let path = self.path(key)?;
+        let put = self.0.store.put(&path, bytes.to_vec().into());
+        (self.0.runtime.block_on(put).map(drop)).map_err(self.0.failed("write", key))
+    }
+}
+
 /// An empty bucket in memory.
 pub fn in_memory() -> Bucket {
     Bucket::with_store(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::{GetOptions, MultipartUpload, ObjectStore, ObjectStoreExt};
 
-use super::{Bucket, BucketError, Object};
+use super::{Bucket, BucketError, Cause, Object};
 
 /// Bytes of a part. S3 takes parts from 5 MiB.
 pub(super) const PART: u64 = 8 << 20;
@@ -23,7 +23,7 @@ impl Bucket {
     pub fn upload(&self, file: &Path, key: &str) -> Result<(), BucketError> {
         let local = |error: io::Error| {
             let message = format!("{}: {error}", file.display());
-            BucketError::of_file("write", &self.url(key), message)
+            BucketError::new("write", &self.url(key), Cause::Disk, message)
         };
         let mut opened = File::open(file).map_err(local)?;
         let size = opened.metadata().map_err(local)?.len();
@@ -63,7 +63,7 @@ impl Bucket {
     /// Reads an object in order. Gives each piece to `sink`, until it returns false.
     ///
     /// # Errors
-    /// [`Cause::Changed`](super::Cause::Changed) if the object has another version.
+    /// [`Cause::Changed`] if the object has another version.
     pub fn download(
         &self,
         object: &Object,

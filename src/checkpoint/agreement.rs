@@ -4,8 +4,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::commit::{Contents, abandon, commit};
-use super::committed::Committed;
-use super::manifest::Part;
+use super::manifest::{Committed, Part};
 use super::names::Target;
 use super::{CheckpointError, Writer};
 use crate::comm::Collective;

@@ -2,38 +2,28 @@
 //!
 //! A pod's disk is a cache of them. [`fetch`] completes a checkpoint there before ranks read it.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 use super::checksum::{FileEntry, Hasher, PIECE};
-use super::committed::Committed;
-use super::manifest::Manifest;
+use super::manifest::{Committed, Manifest};
 use super::names::MANIFEST;
 use super::{CheckpointError, Checksum, verified};
 use crate::bucket::{Bucket, BucketError, Object};
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError};
 
-/// What [`fetch`] did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Fetched {
-    /// Bytes that came from the bucket.
-    pub downloaded: u64,
-    /// Bytes that the disk had.
-    pub kept: u64,
-}
-
 /// Completes the checkpoint `path`, below the run directory, from the bucket: every file is there afterwards and has
-/// the manifest's checksum. Files that the disk has are kept. A file is read once, and hashed meanwhile.
+/// the manifest's checksum. Files that the disk has are kept. A file is read once, and hashed meanwhile. Returns how many
+/// bytes came from the bucket.
 pub fn fetch(
     bucket: &Bucket,
     run: &Path,
     path: &str,
     expected: Checksum,
-) -> Result<Fetched, CheckpointError> {
+) -> Result<u64, CheckpointError> {
     let directory = run.join(path);
     let key = format!("{path}/{MANIFEST}");
     let bytes = bucket.require(&key)?;
@@ -48,22 +38,19 @@ pub fn fetch(
     let manifest = Manifest::parse(&directory, &bytes)?;
     let partial = files::partial(&directory);
     durable::create_directory(&directory)?;
-    let mut fetched = Fetched::default();
+    let mut downloaded = 0;
     for (name, entry) in &manifest.files {
         let (file, partial) = (directory.join(name), partial.join(name));
         if verified::verify(&partial, *entry).is_ok() {
             std::fs::rename(partial, &file)
                 .map_err(|error| FileError::from_io("rename", &file, 0, error))?;
-            fetched.kept += entry.bytes;
         } else if complete(bucket, &format!("{path}/{name}"), &file, *entry)? {
-            fetched.downloaded += entry.bytes;
-        } else {
-            fetched.kept += entry.bytes;
+            downloaded += entry.bytes;
         }
     }
     durable::write_atomically(&directory.join(MANIFEST), &bytes)?;
     durable::remove(&partial)?;
-    Ok(fetched)
+    Ok(downloaded)
 }
 
 /// Downloads a file unless the disk has it; returns whether it was downloaded.
@@ -107,7 +94,7 @@ pub fn download(
     });
     local.map_err(failed)?;
     received?;
-    Ok(hasher.finish().0)
+    Ok(hasher.finish().xxh3_128)
 }
 
 /// The generations that have objects in the bucket, the newest first.
@@ -126,11 +113,10 @@ pub fn newest(bucket: &Bucket, generation: u64) -> Result<Option<Committed>, Che
     let directory = files::generation(generation);
     let names = bucket.directories(&directory)?;
     let paths = names.iter().map(|name| format!("{directory}/{name}"));
-    let mut paths: Vec<String> = paths
-        .filter(|path| files::parse_checkpoint_path(path).is_some())
-        .collect();
-    paths.sort_by_key(|path| Reverse(files::parse_checkpoint_path(path)));
-    for path in &paths {
+    let placed = |path: String| Some((files::parse_checkpoint_path(&path)?, path));
+    let mut paths: Vec<_> = paths.filter_map(placed).collect();
+    paths.sort_unstable();
+    for (_, path) in paths.iter().rev() {
         // One without a manifest is not committed.
         if let Some(bytes) = bucket.get(&format!("{path}/{MANIFEST}"))?
             && let Ok(manifest) = Manifest::parse(Path::new(path), &bytes)
@@ -165,55 +151,43 @@ pub fn retain(
     newest: &str,
     start: Option<&str>,
 ) -> Result<(), CheckpointError> {
-    let objects = bucket.list("")?;
-    let stored = by_checkpoint(&objects);
     let Some(known) = files::parse_checkpoint_path(newest) else {
         return Ok(());
     };
-    let mut committed: Vec<_> = (stored.iter().filter(|(_, stored)| stored.committed))
-        .filter_map(|(path, _)| Some((files::parse_checkpoint_path(path)?, *path)))
-        .filter(|(place, _)| *place <= known)
-        .collect();
-    committed.sort_unstable();
-    let keep = keep.map_or(usize::MAX, |keep| {
-        usize::try_from(keep).unwrap_or(usize::MAX).max(1)
+    let objects = bucket.list("")?;
+    // The oldest first.
+    let mut stored: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    for object in &objects {
+        if let Some((path, _)) = object.key.rsplit_once('/')
+            && let Some(place) = files::parse_checkpoint_path(path)
+        {
+            stored.entry((place, path)).or_default().push(&object.key);
+        }
+    }
+    let manifest = |path: &str| format!("{path}/{MANIFEST}");
+    let is_committed = |path: &str, keys: &[&str]| keys.contains(&manifest(path).as_str());
+    let committed = stored
+        .iter()
+        .filter(|((place, path), keys)| *place <= known && is_committed(path, keys));
+    let mut surplus = keep.map_or(0, |keep| {
+        (committed.count() as u64).saturating_sub(keep.max(1))
     });
-    committed.truncate(committed.len().saturating_sub(keep));
-    let abandoned = stored.iter().filter(|(path, stored)| {
-        !stored.committed
-            && files::parse_checkpoint_path(path)
-                .is_some_and(|(generation, _)| generation < known.0)
-    });
-    let surplus = committed.into_iter().map(|(_, path)| path);
-    for path in surplus.chain(abandoned.map(|(path, _)| *path)) {
-        if start == Some(path) {
+    for ((place, path), keys) in &stored {
+        let is_removed = if is_committed(path, keys) {
+            *place <= known && surplus > 0
+        } else {
+            place.0 < known.0
+        };
+        if !is_removed {
             continue;
         }
-        bucket.delete(&format!("{path}/{MANIFEST}"))?;
-        for key in &stored[path].keys {
-            bucket.delete(key)?;
+        surplus -= u64::from(is_committed(path, keys));
+        if start != Some(*path) {
+            bucket.delete(&manifest(path))?;
+            for key in keys {
+                bucket.delete(key)?;
+            }
         }
     }
     Ok(())
-}
-
-/// The objects of a checkpoint.
-#[derive(Default)]
-struct Stored<'a> {
-    committed: bool,
-    keys: Vec<&'a str>,
-}
-
-fn by_checkpoint(objects: &[Object]) -> BTreeMap<&str, Stored<'_>> {
-    let mut found: BTreeMap<&str, Stored<'_>> = BTreeMap::new();
-    for object in objects {
-        if let Some((path, name)) = object.key.rsplit_once('/')
-            && files::parse_checkpoint_path(path).is_some()
-        {
-            let stored = found.entry(path).or_default();
-            stored.committed |= name == MANIFEST;
-            stored.keys.push(&object.key);
-        }
-    }
-    found
 }

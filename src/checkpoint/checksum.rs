@@ -8,6 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::util::hex128::{self, NoChecksum};
+
 /// Bytes that are read or written and hashed at a time: few enough for the processor's caches. Also, page
 /// caches with large folios have been seen to take writes of 1 MiB and more to new files many times slower
 /// than such pieces (Linux 6.18, ext4: 0.7 s against 0.1 s for 96 MB).
@@ -15,8 +17,8 @@ pub(super) const PIECE: usize = 128 << 10;
 
 /// An XXH3-128 as 32 hexadecimal digits (the format of `xxh128sum`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Checksum(u128);
+#[serde(transparent)]
+pub struct Checksum(#[serde(with = "hex128")] u128);
 
 /// Size and checksum of a file; every read of the file checks them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,9 +35,19 @@ impl Checksum {
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxhash_rust::xxh3::xxh3_128(bytes))
     }
+}
 
-    /// The checksum and length in bytes of a stream, which is read to its end.
-    pub fn of_stream(mut stream: impl Read) -> io::Result<(Self, u64)> {
+impl FileEntry {
+    /// The entry of a file with these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        FileEntry {
+            bytes: bytes.len() as u64,
+            xxh3_128: Checksum::of(bytes),
+        }
+    }
+
+    /// The entry of a file with the content of a stream, which is read to its end.
+    pub fn of_stream(mut stream: impl Read) -> io::Result<Self> {
         let mut hasher = Hasher::default();
         let mut buffer = vec![0; PIECE];
         loop {
@@ -62,9 +74,12 @@ impl Hasher {
         self.bytes += bytes.len() as u64;
     }
 
-    /// The checksum and number of all bytes so far.
-    pub fn finish(self) -> (Checksum, u64) {
-        (Checksum(self.state.digest128()), self.bytes)
+    /// The entry of a file with all bytes so far.
+    pub fn finish(self) -> FileEntry {
+        FileEntry {
+            bytes: self.bytes,
+            xxh3_128: Checksum(self.state.digest128()),
+        }
     }
 }
 
@@ -74,34 +89,11 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// A text that is not a checksum.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a checksum; a checksum has 32 hexadecimal digits")]
-pub struct NoChecksum(String);
-
 impl FromStr for Checksum {
     type Err = NoChecksum;
 
     fn from_str(text: &str) -> Result<Self, NoChecksum> {
-        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
-        match u128::from_str_radix(text, 16) {
-            Ok(value) if digits => Ok(Self(value)),
-            _ => Err(NoChecksum(text.to_string())),
-        }
-    }
-}
-
-impl From<Checksum> for String {
-    fn from(checksum: Checksum) -> Self {
-        checksum.to_string()
-    }
-}
-
-impl TryFrom<String> for Checksum {
-    type Error = NoChecksum;
-
-    fn try_from(text: String) -> Result<Self, NoChecksum> {
-        text.parse()
+        hex128::parse(text).map(Self)
     }
 }
 
@@ -112,11 +104,12 @@ mod tests {
     #[test]
     fn stream_pieces_and_whole_have_the_same_checksum() {
         let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
-        let whole = Checksum::of(&bytes);
-        assert_eq!(Checksum::of_stream(&bytes[..]).unwrap(), (whole, 3_000_000));
+        let whole = FileEntry::of(&bytes);
+        assert_eq!(whole.bytes, 3_000_000);
+        assert_eq!(FileEntry::of_stream(&bytes[..]).unwrap(), whole);
         let mut hasher = Hasher::default();
         bytes.chunks(1013).for_each(|piece| hasher.update(piece));
-        assert_eq!(hasher.finish(), (whole, 3_000_000));
+        assert_eq!(hasher.finish(), whole);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Commits the files of the ranks as a checkpoint; the coordinator's part.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -9,12 +9,10 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::CheckpointError;
-use super::checksum::{Checksum, FileEntry, Hasher};
-use super::committed::Committed;
-use super::history::{self};
-use super::manifest::{FORMAT, Manifest, Part};
+use super::checksum::{Checksum, FileEntry};
+use super::history::not_written;
+use super::manifest::{Committed, FORMAT, Manifest, Part, unit_shapes};
 use super::names::{CONFIG, INDEX, MANIFEST, STATE, Target};
-use super::shape::unit_shapes;
 use super::unit_file::Content;
 use super::verified::check_size;
 use crate::bucket::Bucket;
@@ -47,10 +45,8 @@ pub fn commit(
     parts: &[Part],
     contents: Contents<'_>,
 ) -> Result<Committed, CheckpointError> {
-    let committed = write_and_rename(target, parts, contents).map_err(|error| match error {
-        CheckpointError::File(cause) => history::not_written(target, cause),
-        other => other,
-    });
+    let committed = write_and_rename(target, parts, contents);
+    let committed = committed.map_err(|error| not_written(target, error));
     if committed.is_err() {
         // The first error is the one to report.
         let _ = abandon(target);
@@ -121,19 +117,13 @@ fn write_and_rename(
         files,
         seal: String::new(),
     };
-    let complete = manifest.check_files();
-    complete.map_err(|error| CheckpointError::Misuse(error.to_string()))?;
+    (manifest.check_files()).map_err(|error| CheckpointError::Misuse(error.to_string()))?;
     let bytes = manifest.seal().map_err(not_json)?;
     write(&partial.join(MANIFEST), &bytes)?;
     if let Some(bucket) = &target.bucket {
         let began = Instant::now();
-        let of_ranks = parts.iter().flat_map(|part| part.files.keys());
-        let of_ranks: BTreeSet<&String> = of_ranks.collect();
-        for name in manifest
-            .files
-            .keys()
-            .filter(|name| !of_ranks.contains(name))
-        {
+        let is_of_rank = |name: &&String| parts.iter().any(|part| part.files.contains_key(*name));
+        for name in manifest.files.keys().filter(|name| !is_of_rank(name)) {
             let (file, key) = (partial.join(name), target.key(name));
             Bucket::patiently_since(began, || bucket.upload(&file, &key))?;
         }
@@ -171,11 +161,7 @@ fn collect(
                 part.step
             )));
         }
-        files.extend(
-            part.files
-                .iter()
-                .map(|(name, entry)| (name.clone(), *entry)),
-        );
+        files.extend(part.files.clone());
     }
     Ok((parts.len(), files))
 }
@@ -219,8 +205,5 @@ fn write(path: &Path, bytes: &[u8]) -> Result<FileEntry, FileError> {
         file.sync_all()
     };
     written().map_err(|error| FileError::from_io("write", path, bytes.len() as u64, error))?;
-    let mut hasher = Hasher::default();
-    hasher.update(bytes);
-    let (xxh3_128, bytes) = hasher.finish();
-    Ok(FileEntry { bytes, xxh3_128 })
+    Ok(FileEntry::of(bytes))
 }

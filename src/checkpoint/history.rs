@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::CheckpointError;
-use super::committed::Committed;
-use super::manifest::Manifest;
+use super::manifest::{Committed, Manifest};
 use super::names::Target;
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError, sync_directory};
@@ -124,8 +123,11 @@ pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, Chec
     Ok(removed)
 }
 
-/// The error of a failed write: the cause, and the checkpoint that the run can start from.
-pub(super) fn not_written(target: &Target, cause: FileError) -> CheckpointError {
+/// The error of a failed write: a cause of the file system, with the checkpoint that the run can start from.
+pub(super) fn not_written(target: &Target, error: CheckpointError) -> CheckpointError {
+    let CheckpointError::File(cause) = error else {
+        return error;
+    };
     CheckpointError::NotWritten {
         cause,
         // A second error would only hide the first.

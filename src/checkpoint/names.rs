@@ -31,18 +31,18 @@ pub struct Target {
 impl Target {
     /// The checkpoint's directory after the commit.
     pub fn directory(&self) -> PathBuf {
-        self.run_directory
-            .join(files::generation(self.generation))
-            .join(files::checkpoint(self.step))
+        self.run_directory.join(self.path())
+    }
+
+    /// Its path below the run directory.
+    fn path(&self) -> String {
+        let generation = files::generation(self.generation);
+        format!("{generation}/{}", files::checkpoint(self.step))
     }
 
     /// The key of one of its files in the bucket.
     pub fn key(&self, name: &str) -> String {
-        let (generation, checkpoint) = (
-            files::generation(self.generation),
-            files::checkpoint(self.step),
-        );
-        format!("{generation}/{checkpoint}/{name}")
+        format!("{}/{name}", self.path())
     }
 
     /// The metrics of its generation, below the run directory and in the bucket.

@@ -6,10 +6,8 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::checksum::FileEntry;
-use super::committed::Committed;
-use super::manifest::Manifest;
+use super::manifest::{Committed, Manifest, TensorShape, UnitShape, unit_shapes};
 use super::names::STATE;
-use super::shape::{TensorShape, UnitShape, unit_shapes};
 use super::unit_file::{self, Content};
 use super::verified::{self, Damage, check_size};
 use super::{CheckpointError, Checksum};
@@ -89,12 +87,13 @@ impl Checkpoint {
 
     /// Checks that the checkpoint belongs to a model with this layout.
     pub fn check_layout(&self, layout: &Layout) -> Result<(), CheckpointError> {
-        difference(&self.manifest.units, &unit_shapes(layout)).map_or(Ok(()), |difference| {
-            Err(CheckpointError::Shape {
+        match difference(&self.manifest.units, &unit_shapes(layout)) {
+            None => Ok(()),
+            Some(difference) => Err(CheckpointError::Shape {
                 path: self.path.clone(),
                 difference,
-            })
-        })
+            }),
+        }
     }
 
     /// Reads one of the units of [`Manifest::units`].
@@ -128,10 +127,8 @@ impl Checkpoint {
         let bytes = verified::read(&path, self.entry(STATE)?)
             .map_err(|damage| self.damaged(vec![damage]))?;
         serde_json::from_slice(&bytes).map_err(|error| {
-            self.damaged(vec![Damage {
-                file: path,
-                reason: format!("cannot be parsed: {error}"),
-            }])
+            let reason = format!("cannot be parsed: {error}");
+            self.damaged(vec![verified::damage(&path, reason)])
         })
     }
 
@@ -147,17 +144,16 @@ impl Checkpoint {
 
 /// The first difference between the tensors of a checkpoint and those of a model, with both shapes.
 fn difference(held: &[UnitShape], wanted: &[UnitShape]) -> Option<String> {
-    let tensors = |units: &[UnitShape]| -> Vec<(usize, TensorShape)> {
-        let of_unit = |(index, unit): (usize, &UnitShape)| {
-            let tensors = unit.parameters.clone().into_iter();
-            tensors.map(move |tensor| (index, tensor))
-        };
-        units.iter().enumerate().flat_map(of_unit).collect()
-    };
+    fn tensors(units: &[UnitShape]) -> Vec<(usize, &TensorShape)> {
+        let units = units.iter().enumerate();
+        let tensors =
+            units.flat_map(|(index, unit)| unit.parameters.iter().map(move |t| (index, t)));
+        tensors.collect()
+    }
     let (in_checkpoint, in_model) = (tensors(held), tensors(wanted));
     let longest = in_checkpoint.len().max(in_model.len());
     let first = (0..longest).find(|&i| in_checkpoint.get(i) != in_model.get(i))?;
-    let tensor = |tensors: &[(usize, TensorShape)]| match tensors.get(first) {
+    let tensor = |tensors: &[(usize, &TensorShape)]| match tensors.get(first) {
         Some((unit, TensorShape { name, shape })) => format!("`{name}` {shape:?} in unit {unit}"),
         None => "nothing more".to_string(),
     };

@@ -8,9 +8,9 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::checksum::{FileEntry, Hasher, PIECE};
+use super::manifest::UnitShape;
 use super::names;
-use super::shape::UnitShape;
-use super::verified::{Damage, VerifiedFile};
+use super::verified::{Damage, VerifiedFile, damage};
 use crate::checkpoint::tensor_file;
 use crate::engine::UnitState;
 
@@ -96,8 +96,7 @@ pub fn write(
         hasher.update(piece);
         file.write_all(piece)?;
     }
-    let (xxh3_128, bytes) = hasher.finish();
-    Ok((file, FileEntry { bytes, xxh3_128 }))
+    Ok((file, hasher.finish()))
 }
 
 /// Reads one file into its vectors of `state`. After an error their content is unspecified.
@@ -114,10 +113,11 @@ pub fn read(
     let data = (content.vectors_of_unit() * unit.elements() * size_of::<f32>()) as u64;
     let header_size = u64::from_le_bytes(size);
     if header_size.checked_add(8 + data) != Some(entry.bytes) {
-        return Err(file.damage(format!(
+        let reason = format!(
             "has {} bytes, which are not a header of {header_size} and data of {data}",
             entry.bytes
-        )));
+        );
+        return Err(damage(path, reason));
     }
     let mut header = vec![0; header_size as usize];
     file.fill(&mut header)?;
@@ -125,13 +125,9 @@ pub fn read(
         *vector = vec![0.0; unit.elements()];
         file.fill(bytemuck::cast_slice_mut(vector))?;
     }
-    let damage = |reason| Damage {
-        file: path.to_path_buf(),
-        reason,
-    };
     file.finish()?;
     let metadata: Metadata = serde_json::from_slice(&header)
-        .map_err(|error| damage(format!("has a header that cannot be parsed: {error}")))?;
+        .map_err(|error| damage(path, format!("has a header that cannot be parsed: {error}")))?;
     let mut start = 0;
     for (name, shape) in content.tensors(unit) {
         let end = start + shape.iter().product::<usize>() * size_of::<f32>();
@@ -139,7 +135,8 @@ pub fn read(
             info.dtype == Dtype::F32 && info.shape == shape && info.data_offsets == (start, end)
         });
         if !fits {
-            return Err(damage(format!("does not hold `{name}` where it belongs")));
+            let reason = format!("does not hold `{name}` where it belongs");
+            return Err(damage(path, reason));
         }
         start = end;
     }

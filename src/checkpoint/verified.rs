@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::checksum::{Checksum, FileEntry, Hasher, PIECE};
+use super::checksum::{FileEntry, Hasher, PIECE};
 use crate::util::input;
 
 /// A damaged file of a checkpoint.
@@ -58,13 +58,7 @@ impl VerifiedFile {
 
     /// Checks the bytes read, which must be the whole file.
     pub fn finish(self) -> Result<(), Damage> {
-        let (found, bytes) = self.hasher.finish();
-        check_content(&self.path, self.entry, found, bytes)
-    }
-
-    /// A damage of this file.
-    pub fn damage(&self, reason: String) -> Damage {
-        damage(&self.path, reason)
+        check_content(&self.path, self.entry, self.hasher.finish())
     }
 }
 
@@ -80,49 +74,40 @@ pub(super) fn read(path: &Path, entry: FileEntry) -> Result<Vec<u8>, Damage> {
 /// Reads a whole file only to check it.
 pub(super) fn verify(path: &Path, entry: FileEntry) -> Result<(), Damage> {
     check_size(path, entry)?;
-    let (found, bytes) = input::open(path)
-        .and_then(Checksum::of_stream)
-        .map_err(|error| unreadable(path, &error))?;
-    check_content(path, entry, found, bytes)
+    let found = input::open(path).and_then(FileEntry::of_stream);
+    let found = found.map_err(|error| unreadable(path, &error))?;
+    check_content(path, entry, found)
 }
 
 /// Checks that a file exists and has the right size.
 pub(super) fn check_size(path: &Path, entry: FileEntry) -> Result<(), Damage> {
-    match std::fs::metadata(path) {
-        Ok(found) if found.len() == entry.bytes => Ok(()),
-        Ok(found) => Err(damage(
-            path,
-            format!(
-                "has {} bytes where {} were written",
-                found.len(),
-                entry.bytes
-            ),
-        )),
-        Err(error) => Err(unreadable(path, &error)),
-    }
-}
-
-fn check_content(path: &Path, entry: FileEntry, found: Checksum, bytes: u64) -> Result<(), Damage> {
-    if (found, bytes) == (entry.xxh3_128, entry.bytes) {
+    let found = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
+    let (found, written) = (found.len(), entry.bytes);
+    if found == written {
         return Ok(());
     }
-    Err(damage(
-        path,
-        format!("has checksum {found} where {} was written", entry.xxh3_128),
-    ))
+    let reason = format!("has {found} bytes where {written} were written");
+    Err(damage(path, reason))
+}
+
+fn check_content(path: &Path, entry: FileEntry, found: FileEntry) -> Result<(), Damage> {
+    if found == entry {
+        return Ok(());
+    }
+    let (found, written) = (found.xxh3_128, entry.xxh3_128);
+    let reason = format!("has checksum {found} where {written} was written");
+    Err(damage(path, reason))
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Damage {
-    damage(
-        path,
-        match error.kind() {
-            io::ErrorKind::NotFound => "is missing".to_string(),
-            _ => format!("cannot be read: {error}"),
-        },
-    )
+    let reason = match error.kind() {
+        io::ErrorKind::NotFound => "is missing".to_string(),
+        _ => format!("cannot be read: {error}"),
+    };
+    damage(path, reason)
 }
 
-fn damage(path: &Path, reason: String) -> Damage {
+pub(super) fn damage(path: &Path, reason: String) -> Damage {
     Damage {
         file: path.to_path_buf(),
         reason,

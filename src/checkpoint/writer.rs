@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use super::manifest::Part;
+use super::CheckpointError;
+use super::history::not_written;
+use super::manifest::{Part, UnitShape, unit_shapes};
 use super::names::Target;
-use super::shape::{UnitShape, unit_shapes};
 use super::unit_file::{self, Content};
-use super::{CheckpointError, history};
 use crate::bucket::Bucket;
 use crate::engine::{Layout, UnitState};
 use crate::util::durable::{self, FileError};
@@ -121,10 +121,8 @@ struct Job {
 
 impl Job {
     fn run(self, queue: Receiver<(usize, UnitState)>) -> Result<Part, CheckpointError> {
-        self.write(queue).map_err(|error| match error {
-            CheckpointError::File(cause) => history::not_written(&self.target, cause),
-            other => other,
-        })
+        let written = self.write(queue);
+        written.map_err(|error| not_written(&self.target, error))
     }
 
     fn write(&self, queue: Receiver<(usize, UnitState)>) -> Result<Part, CheckpointError> {

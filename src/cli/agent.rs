@@ -82,7 +82,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let passed_on = inputs.clone();
     std::thread::spawn(move || {
         for event in happened {
-            if passed_on.send(Input::Rank(Box::new(event))).is_err() {
+            if passed_on.send(Input::Rank(event)).is_err() {
                 return;
             }
         }

@@ -1,14 +1,16 @@
 //! The working directory as an archive for a cluster: the files that git tracks or would track, or all files of a folder
 //! without git.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use tar::{Builder, EntryType, Header};
+use tar::{Builder, Header, HeaderMode};
 
 use crate::util::format::{bytes, count};
 use crate::util::key::sha256;
@@ -58,10 +60,6 @@ pub struct Code {
 /// The archive of a directory's files.
 pub fn archive(directory: &Path) -> Result<Code, CodeError> {
     let files = files(directory)?;
-    let failed = |path: &Path| {
-        let path = path.to_path_buf();
-        move |error| CodeError::Unreadable { path, error }
-    };
     let mut sizes = Vec::new();
     for file in &files {
         let path = directory.join(file);
@@ -83,11 +81,7 @@ pub fn archive(directory: &Path) -> Result<Code, CodeError> {
     }
     let mut builder = Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
     for file in &files {
-        let path = directory.join(file);
-        append(&mut builder, &path, file).map_err(|error| match error {
-            Appended::Io(error) => failed(&path)(error),
-            Appended::Outside(target) => CodeError::Outside { path, target },
-        })?;
+        append(&mut builder, directory, file)?;
     }
     let archive = builder.into_inner().and_then(GzEncoder::finish);
     let archive = archive.map_err(failed(directory))?;
@@ -99,42 +93,38 @@ pub fn archive(directory: &Path) -> Result<Code, CodeError> {
     })
 }
 
-enum Appended {
-    Io(io::Error),
-    Outside(PathBuf),
-}
-
-impl From<io::Error> for Appended {
-    fn from(error: io::Error) -> Appended {
-        Appended::Io(error)
-    }
-}
-
 /// Adds a file or a link, without times and owners. Links stay links, so a circle of them is harmless.
 fn append(
     builder: &mut Builder<GzEncoder<Vec<u8>>>,
-    path: &Path,
+    directory: &Path,
     name: &Path,
-) -> Result<(), Appended> {
-    use std::os::unix::fs::PermissionsExt;
-    let about = path.symlink_metadata()?;
+) -> Result<(), CodeError> {
+    let path = directory.join(name);
+    let failed = failed(&path);
+    let about = path.symlink_metadata().map_err(&failed)?;
     let mut header = Header::new_gnu();
-    if about.is_symlink() {
-        let target = fs::read_link(path)?;
+    header.set_metadata_in_mode(&about, HeaderMode::Deterministic);
+    let appended = if about.is_symlink() {
+        let target = fs::read_link(&path).map_err(&failed)?;
         if !stays_inside(name, &target) {
-            return Err(Appended::Outside(target));
+            return Err(CodeError::Outside { path, target });
         }
-        header.set_entry_type(EntryType::Symlink);
         header.set_size(0);
-        header.set_mode(0o777);
-        return Ok(builder.append_link(&mut header, name, target)?);
+        builder.append_link(&mut header, name, target)
+    } else {
+        let content = fs::read(&path).map_err(&failed)?;
+        header.set_size(content.len() as u64);
+        builder.append_data(&mut header, name, content.as_slice())
+    };
+    appended.map_err(&failed)
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> CodeError + use<> {
+    let path = path.to_path_buf();
+    move |error| CodeError::Unreadable {
+        path: path.clone(),
+        error,
     }
-    let content = fs::read(path)?;
-    header.set_entry_type(EntryType::Regular);
-    header.set_size(content.len() as u64);
-    let executable = about.permissions().mode() & 0o100 != 0;
-    header.set_mode(if executable { 0o755 } else { 0o644 });
-    Ok(builder.append_data(&mut header, name, content.as_slice())?)
 }
 
 /// Whether a link at `name` with this target points to a place in the directory.
@@ -169,18 +159,11 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, CodeError> {
             ".",
         ])
         .output();
-    let mut files = match listed {
+    let mut files: Vec<PathBuf> = match listed {
         Ok(output) if output.status.success() => {
-            use std::os::unix::ffi::OsStrExt;
-            let names = output
-                .stdout
-                .split(|byte| *byte == 0)
-                .filter(|name| !name.is_empty());
-            let names = names.map(|name| PathBuf::from(std::ffi::OsStr::from_bytes(name)));
-            // The index still has a deleted file. A submodule is a directory.
-            names
-                .filter(|name| is_sent(&directory.join(name)))
-                .collect()
+            let names = output.stdout.split(|byte| *byte == 0);
+            let names = names.filter(|name| !name.is_empty());
+            names.map(|name| OsStr::from_bytes(name).into()).collect()
         }
         Ok(output)
             if directory
@@ -195,30 +178,27 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>, CodeError> {
         // No repository, or no git.
         _ => below(directory, Path::new(""))?,
     };
+    // The index still has a deleted file. A submodule is a directory.
+    files.retain(|name| {
+        let about = directory.join(name).symlink_metadata();
+        about.is_ok_and(|about| about.is_file() || about.is_symlink())
+    });
     files.sort();
     files.dedup();
     Ok(files)
 }
 
-fn is_sent(path: &Path) -> bool {
-    let about = path.symlink_metadata();
-    about.is_ok_and(|about| about.is_file() || about.is_symlink())
-}
-
 fn below(directory: &Path, relative: &Path) -> Result<Vec<PathBuf>, CodeError> {
     let place = directory.join(relative);
-    let failed = |error| CodeError::Unreadable {
-        path: place.clone(),
-        error,
-    };
+    let failed = failed(&place);
     let mut found = Vec::new();
-    for entry in fs::read_dir(&place).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
+    for entry in fs::read_dir(&place).map_err(&failed)? {
+        let entry = entry.map_err(&failed)?;
         let name = relative.join(entry.file_name());
-        match entry.file_type().map_err(failed)? {
-            kind if kind.is_dir() => found.extend(below(directory, &name)?),
-            kind if kind.is_file() || kind.is_symlink() => found.push(name),
-            _ => {}
+        if entry.file_type().map_err(&failed)?.is_dir() {
+            found.extend(below(directory, &name)?);
+        } else {
+            found.push(name);
         }
     }
     Ok(found)

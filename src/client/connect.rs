@@ -1,12 +1,13 @@
 //! Selects cluster and namespace like kubectl.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use super::{ClientError, root};
+use super::{ClientError, names_an_object, root};
 use crate::api::TrainingJob;
 
 /// Cluster options of the command line.
@@ -43,7 +44,20 @@ impl Cluster {
 
     /// Converts an error of the API; `job` is the requested job, if any.
     pub fn error(&self, job: Option<&str>, error: kube::Error) -> ClientError {
-        ClientError::of(self, job, error)
+        let kube::Error::Api(status) = error else {
+            return ClientError::Unreachable {
+                url: self.url.clone(),
+                message: root(&error),
+            };
+        };
+        match (status.code, job) {
+            (404, _) if !names_an_object(&status) => ClientError::NotInstalled,
+            (404, Some(name)) => ClientError::NoJob {
+                name: name.to_owned(),
+                namespace: self.namespace.clone(),
+            },
+            _ => ClientError::Refused(status.message.clone()),
+        }
     }
 }
 
@@ -53,28 +67,24 @@ pub async fn connect(options: &Options) -> Result<Cluster, ClientError> {
         context: options.context.clone(),
         ..KubeConfigOptions::default()
     };
-    let unusable = |error: &(dyn std::error::Error + 'static)| {
-        ClientError::Configuration(root(error).into_owned())
+    let opened = async {
+        let config = match (&options.kubeconfig, &options.context) {
+            (Some(path), _) => {
+                let file = Kubeconfig::read_from(path)?;
+                Config::from_custom_kubeconfig(file, &chosen).await?
+            }
+            (None, Some(_)) => Config::from_kubeconfig(&chosen).await?,
+            (None, None) => Config::infer().await?,
+        };
+        let namespace = options.namespace.as_ref();
+        let namespace = namespace.unwrap_or(&config.default_namespace).clone();
+        let url = config.cluster_url.to_string();
+        Ok(Cluster {
+            client: Client::try_from(config)?,
+            namespace,
+            url: url.trim_end_matches('/').to_owned(),
+        })
     };
-    let config = match (&options.kubeconfig, &options.context) {
-        (Some(path), _) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
-            let read = Config::from_custom_kubeconfig(file, &chosen).await;
-            read.map_err(|error| unusable(&error))?
-        }
-        (None, Some(_)) => {
-            let read = Config::from_kubeconfig(&chosen).await;
-            read.map_err(|error| unusable(&error))?
-        }
-        (None, None) => Config::infer().await.map_err(|error| unusable(&error))?,
-    };
-    let url = config.cluster_url.to_string();
-    let namespace = options.namespace.clone();
-    let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).map_err(|error| unusable(&error))?;
-    Ok(Cluster {
-        client,
-        namespace,
-        url: url.trim_end_matches('/').to_owned(),
-    })
+    let opened: Result<Cluster, Box<dyn Error + Send + Sync>> = opened.await;
+    opened.map_err(|error| ClientError::Configuration(root(error.as_ref())))
 }

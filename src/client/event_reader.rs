@@ -37,9 +37,6 @@ pub(super) enum Unreadable {
     Failed,
 }
 
-/// Most events kept of a generation of which the follower has not heard yet.
-const AHEAD: usize = 1000;
-
 /// The logs of a cluster.
 pub(super) trait Source: Send + Sync + 'static {
     /// Lines that agents have printed in a pod, from `since` on; with `follow` until the pod or the connection
@@ -103,54 +100,32 @@ pub(super) async fn read_events<S: Source>(
         return;
     };
     let mut reader = Reader::new(source, heard, *world);
-    // The samples of the job's last step, once it is over.
-    let mut over = None;
-    while over.is_none() {
+    while reader.over.is_none() {
         let opened = reader.source.log(&reader.pod, reader.since, true).await;
         let mut log = opened.unwrap_or_else(|_| futures::stream::empty().boxed());
         loop {
             tokio::select! {
-                command = commands.recv(), if over.is_none() => match command {
-                    Some(Command::World(world)) => {
-                        if reader.change(*world).await {
-                            break;
-                        }
+                command = commands.recv(), if reader.over.is_none() => {
+                    if reader.obey(command).await {
+                        break;
                     }
-                    Some(Command::Over { samples }) => over = Some(samples),
-                    None => over = Some(0),
-                },
-                line = next_line(&mut log, over.map(|_| pauses.silence)) => match line {
+                }
+                line = log.next() => match line {
                     Some(line) => reader.line(line).await,
                     None => break,
                 },
+                () = tokio::time::sleep(pauses.silence), if reader.over.is_some() => break,
             }
         }
-        if over.is_none() {
+        if reader.over.is_none() {
             // A new world need not wait for the old pod's log.
             tokio::select! {
                 () = tokio::time::sleep(pauses.retry) => {}
-                command = commands.recv() => match command {
-                    Some(Command::World(world)) => {
-                        reader.change(*world).await;
-                    }
-                    Some(Command::Over { samples }) => over = Some(samples),
-                    None => over = Some(0),
-                },
+                command = commands.recv() => drop(reader.obey(command).await),
             }
         }
     }
-    reader.read_to(over.unwrap_or_default(), pauses).await;
-}
-
-/// The next line; `None` at the end, or after this time without one.
-async fn next_line(
-    log: &mut BoxStream<'static, PodLine>,
-    limit: Option<Duration>,
-) -> Option<PodLine> {
-    match limit {
-        None => log.next().await,
-        Some(limit) => tokio::time::timeout(limit, log.next()).await.ok().flatten(),
-    }
+    reader.read_to_end(pauses).await;
 }
 
 /// The events of a generation so far; `false` if the pod's log cannot be read.
@@ -174,12 +149,10 @@ struct Reader<S> {
     next_seq: u64,
     /// The next event.
     next: Position,
-    /// The newest generation of the commands. Its agent may print events before the follower hears of it.
-    newest: u64,
-    /// Events of newer generations.
-    ahead: Vec<(Position, Event)>,
     /// Samples of the last step that was shown.
     samples: u64,
+    /// The samples of the job's last step, once it is over.
+    over: Option<u64>,
 }
 
 impl<S: Source> Reader<S> {
@@ -190,22 +163,20 @@ impl<S: Source> Reader<S> {
             pod: String::new(),
             since: None,
             next_seq: 0,
-            next: Position {
-                generation: world.generation,
-                index: 0,
-            },
-            newest: world.generation,
-            ahead: Vec::new(),
+            next: Position::first(world.generation),
             samples: 0,
+            over: None,
         };
         reader.attach(world);
         reader
     }
 
     fn attach(&mut self, world: World) {
-        self.pod = world.pod;
-        self.since = world.created;
-        self.next_seq = 0;
+        if world.pod != self.pod {
+            self.pod = world.pod;
+            self.since = world.created;
+            self.next_seq = 0;
+        }
         if let Some(event) = world.announcement {
             self.send(event);
         }
@@ -216,10 +187,20 @@ impl<S: Source> Reader<S> {
         let _ = self.heard.send(event);
     }
 
+    /// Follows a command. Returns whether the next generation is in another pod.
+    async fn obey(&mut self, command: Option<Command>) -> bool {
+        match command {
+            Some(Command::World(world)) => return self.change(*world).await,
+            Some(Command::Over { samples }) => self.over = Some(samples),
+            None => self.over = Some(0),
+        }
+        false
+    }
+
     /// Moves to a newer generation after the rest of the older ones. Returns whether it is in another pod.
     async fn change(&mut self, world: World) -> bool {
         let moves = world.pod != self.pod;
-        if !self.finish_generation(&world.pod).await {
+        if !self.catch_up(&world.pod, u64::MAX).await {
             let from = self.next;
             self.gone(format!(
                 "events of generation {} from position {} on",
@@ -228,7 +209,7 @@ impl<S: Source> Reader<S> {
         }
         // The follower may have missed whole generations.
         for generation in self.next.generation + 1..world.generation {
-            self.begin(generation);
+            self.next = Position::first(generation);
             let mut found = BTreeMap::new();
             let served = self.ask(&world.pod, u64::MAX, &mut found).await;
             self.take_all(found);
@@ -236,24 +217,14 @@ impl<S: Source> Reader<S> {
                 self.gone(format!("events of generation {generation}"));
             }
         }
-        self.begin(world.generation);
-        self.newest = world.generation;
-        if moves {
-            self.attach(world);
-        } else if let Some(event) = world.announcement {
-            self.send(event);
-        }
-        for (position, event) in std::mem::take(&mut self.ahead) {
-            self.event(position, event).await;
+        self.next = Position::first(world.generation);
+        self.attach(world);
+        if !moves {
+            // Its agent may have printed events before the follower heard of the generation.
+            let pod = self.pod.clone();
+            self.catch_up(&pod, u64::MAX).await;
         }
         moves
-    }
-
-    fn begin(&mut self, generation: u64) {
-        self.next = Position {
-            generation,
-            index: 0,
-        };
     }
 
     /// Takes a line of the pod's log.
@@ -264,25 +235,20 @@ impl<S: Source> Reader<S> {
             self.next_seq = self.next_seq.max(seq + 1);
         }
         match line.position {
-            Some(position) => self.event(position, line.event).await,
+            // Read again when the follower hears of this generation.
+            Some(position) if position.generation > self.next.generation => {}
+            Some(position) => {
+                if position > self.next {
+                    // First those that are missing before it.
+                    let pod = self.pod.clone();
+                    self.catch_up(&pod, position.index).await;
+                    self.skip_to(position);
+                }
+                self.take(position, line.event);
+            }
             None if !known => self.send(line.event),
             None => {}
         }
-    }
-
-    /// Takes an event, after those that are missing before it.
-    async fn event(&mut self, position: Position, event: Event) {
-        if position.generation > self.newest {
-            // The others are read again when the follower hears of their generation.
-            if self.ahead.len() < AHEAD {
-                self.ahead.push((position, event));
-            }
-            return;
-        }
-        if position > self.next {
-            self.fill(position).await;
-        }
-        self.take(position, event);
     }
 
     /// Shows an event unless it was shown.
@@ -297,19 +263,6 @@ impl<S: Source> Reader<S> {
             }
             self.send(event);
         }
-    }
-
-    /// Reads the events of the current generation up to a position, and reports those that are gone.
-    async fn fill(&mut self, to: Position) {
-        let pod = self.pod.clone();
-        self.catch_up(&pod, to.index).await;
-        self.skip_to(to);
-    }
-
-    /// Reads the rest of the current generation, which has ended. `asked`: a pod of the next one. Returns
-    /// whether its end is known.
-    async fn finish_generation(&mut self, asked: &str) -> bool {
-        self.catch_up(asked, u64::MAX).await
     }
 
     /// Shows the events of the current generation below an index that the agent of the pod `asked` or the
@@ -410,8 +363,9 @@ impl<S: Source> Reader<S> {
         });
     }
 
-    /// Reads the logs to the step with these samples, again and again: a busy kubelet delivers the end late.
-    async fn read_to(&mut self, samples: u64, pauses: Pauses) {
+    /// Reads the logs to the last step, again and again: a busy kubelet delivers the end late.
+    async fn read_to_end(&mut self, pauses: Pauses) {
+        let samples = self.over.unwrap_or_default();
         let begun = Instant::now();
         loop {
             // From the start: a clock that was set back has made the newest lines older than `since`.

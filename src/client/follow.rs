@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use kube::runtime::watcher::watch_object;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::event_reader::{Command, Pauses, RETRY_PAUSE, World, read_events};
 use super::logs::PodLogs;
@@ -56,18 +57,32 @@ pub async fn follow(
         retry: RETRY_PAUSE,
         silence: LOG_TIMEOUT,
     };
-    let logs = PodLogs::of(cluster);
-    let reader = tokio::spawn(read_events(logs, commanded, heard, pauses));
-    let mut follower = Follower::new(commands, reader);
+    // The task that reads events ends with the follower.
+    let mut reader = JoinSet::new();
+    reader.spawn(read_events(PodLogs::of(cluster), commanded, heard, pauses));
+    let mut follower = Follower {
+        each,
+        commands,
+        begun: Instant::now(),
+        planned: false,
+        generation: 0,
+        draining: false,
+        message: String::new(),
+        rescaled: 0,
+        samples: 0,
+        loss: f64::NAN,
+        evaluated: false,
+    };
     let mut silent: Option<Instant> = None;
     loop {
         tokio::select! {
             job = seen.next() => match job {
                 Some(Ok(Some(job))) => {
                     silent = None;
-                    follower.job(&job, each);
-                    if let Some(end) = end(&job) {
-                        follower.finish(&job, &mut events, each).await;
+                    let Some(status) = &job.status else { continue };
+                    follower.status(&job, status);
+                    if let Some(end) = end(status) {
+                        follower.finish(status, &mut events).await;
                         return Ok(end);
                     }
                 }
@@ -76,22 +91,19 @@ pub async fn follow(
                     let since = *silent.get_or_insert_with(Instant::now);
                     if since.elapsed() > SILENCE {
                         silent = Some(Instant::now());
-                        each(&Event::Warning {
-                            message: format!(
-                                "the cluster does not answer, the job continues: {error}"
-                            ),
-                        });
+                        follower.warn(format!(
+                            "the cluster does not answer, the job continues: {error}"
+                        ));
                     }
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             },
-            Some(event) = events.recv() => follower.event(event, each),
+            Some(event) = events.recv() => follower.event(&event),
         }
     }
 }
 
-fn end(job: &TrainingJob) -> Option<End> {
-    let status = job.status.as_ref()?;
+fn end(status: &TrainingJobStatus) -> Option<End> {
     match status.phase {
         Phase::Complete => Some(End::Complete),
         Phase::Failed => Some(End::Failed {
@@ -103,10 +115,9 @@ fn end(job: &TrainingJob) -> Option<End> {
 }
 
 /// Progress of the report, so that each event is shown once.
-struct Follower {
+struct Follower<'a> {
+    each: &'a mut (dyn FnMut(&Event) + Send),
     commands: UnboundedSender<Command>,
-    /// The task that reads events; it ends with the follower.
-    reader: JoinHandle<()>,
     begun: Instant,
     planned: bool,
     generation: u64,
@@ -121,54 +132,54 @@ struct Follower {
     evaluated: bool,
 }
 
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.reader.abort();
+impl Follower<'_> {
+    fn warn(&mut self, message: String) {
+        (self.each)(&Event::Warning { message });
     }
-}
 
-impl Follower {
-    fn new(commands: UnboundedSender<Command>, reader: JoinHandle<()>) -> Follower {
-        Follower {
-            commands,
-            reader,
-            begun: Instant::now(),
-            planned: false,
-            generation: 0,
-            draining: false,
-            message: String::new(),
-            rescaled: 0,
-            samples: 0,
-            loss: f64::NAN,
-            evaluated: false,
+    /// Shows what has changed in the job's status.
+    fn status(&mut self, job: &TrainingJob, status: &TrainingJobStatus) {
+        self.plan(job, status);
+        self.message(status);
+        let draining = status.phase == Phase::Draining;
+        if std::mem::replace(&mut self.draining, draining) != draining && draining {
+            (self.each)(&Event::Draining {
+                message: status.message.clone(),
+            });
+        }
+        let Some(current) = &status.generation else {
+            return;
+        };
+        if status.phase == Phase::Running {
+            self.generation(&current.record);
+        }
+        if let Some(change) = status.history.last()
+            && let Some(seconds) = change.stages.first_step_seconds
+            && change.from_nodes != 0
+            && change.generation > self.rescaled
+        {
+            self.rescaled = change.generation;
+            let ranks = |nodes: u32| u64::from(nodes) * u64::from(job.spec.gpus_per_node);
+            (self.each)(&Event::Rescaled {
+                from: ranks(change.from_nodes),
+                to: ranks(change.to_nodes),
+                seconds,
+                message: change.message.clone(),
+            });
         }
     }
 
-    fn job(&mut self, job: &TrainingJob, each: &mut (dyn FnMut(&Event) + Send)) {
-        let Some(status) = &job.status else { return };
-        self.plan(job, status, each);
-        self.message(status, each);
-        self.world(job, status, each);
-    }
-
     /// Shows the plan once the sample budget is known, which the progress bar needs.
-    fn plan(
-        &mut self,
-        job: &TrainingJob,
-        status: &TrainingJobStatus,
-        each: &mut (dyn FnMut(&Event) + Send),
-    ) {
-        let budget = status
-            .progress
-            .as_ref()
-            .and_then(|progress| progress.budget);
+    fn plan(&mut self, job: &TrainingJob, status: &TrainingJobStatus) {
+        let progress = status.progress.as_ref();
+        let budget = progress.and_then(|progress| progress.budget);
         let (false, Some(plan), Some(budget)) = (self.planned, &status.plan, budget) else {
             return;
         };
         self.planned = true;
         let spec = &job.spec;
-        each(&Event::Planned {
-            name: job.metadata.name.clone().unwrap_or_default(),
+        (self.each)(&Event::Planned {
+            name: job.name_any(),
             formula: plan.formula.clone(),
             world: plan.world_size,
             global_batch: plan.global_batch_size,
@@ -184,7 +195,7 @@ impl Follower {
     }
 
     /// Shows a changed status message.
-    fn message(&mut self, status: &TrainingJobStatus, each: &mut (dyn FnMut(&Event) + Send)) {
+    fn message(&mut self, status: &TrainingJobStatus) {
         if status.message == self.message {
             return;
         }
@@ -192,57 +203,18 @@ impl Follower {
         if self.message.is_empty() {
             return;
         }
+        let message = self.message.clone();
         match status.phase {
             Phase::Pending | Phase::Placing | Phase::Waiting | Phase::Suspended => {
-                each(&Event::Waiting {
-                    message: self.message.clone(),
-                });
+                (self.each)(&Event::Waiting { message });
             }
-            Phase::Running => each(&Event::Warning {
-                message: self.message.clone(),
-            }),
+            Phase::Running => self.warn(message),
             Phase::Draining | Phase::Complete | Phase::Failed => {}
         }
     }
 
-    /// Shows new generations, drains and rescales.
-    fn world(
-        &mut self,
-        job: &TrainingJob,
-        status: &TrainingJobStatus,
-        each: &mut (dyn FnMut(&Event) + Send),
-    ) {
-        let draining = status.phase == Phase::Draining;
-        if std::mem::replace(&mut self.draining, draining) != draining && draining {
-            each(&Event::Draining {
-                message: status.message.clone(),
-            });
-        }
-        let Some(current) = &status.generation else {
-            return;
-        };
-        let record = &current.record;
-        if status.phase == Phase::Running {
-            self.generation(record, each);
-        }
-        if let Some(change) = status.history.last()
-            && let Some(seconds) = change.stages.first_step_seconds
-            && change.from_nodes != 0
-            && change.generation > self.rescaled
-        {
-            self.rescaled = change.generation;
-            let ranks = |nodes: u32| u64::from(nodes) * u64::from(job.spec.gpus_per_node);
-            each(&Event::Rescaled {
-                from: ranks(change.from_nodes),
-                to: ranks(change.to_nodes),
-                seconds,
-                message: change.message.clone(),
-            });
-        }
-    }
-
     /// Shows and reads a generation that trains or has trained.
-    fn generation(&mut self, record: &Generation, each: &mut (dyn FnMut(&Event) + Send)) {
+    fn generation(&mut self, record: &Generation) {
         if record.number <= self.generation {
             return;
         }
@@ -254,28 +226,22 @@ impl Follower {
             reason: record.reason.to_string(),
             start_samples: record.start_samples(),
         };
-        match logs::pod_of(record, 0) {
-            // Shown after the last event of the generation before it.
-            Some(pod) => self.read(record, pod, started),
-            None => each(&started),
-        }
-    }
-
-    /// Reads the events of a generation.
-    fn read(&self, record: &Generation, pod: &str, started: Event) {
+        let Some(pod) = logs::pod_of(record, 0) else {
+            return (self.each)(&started);
+        };
         let created = record.created - CLOCK_SKEW.as_secs_f64();
-        let world = World {
+        // The task that receives it ends only with the follower.
+        let _ = self.commands.send(Command::World(Box::new(World {
             generation: record.number,
             pod: pod.to_owned(),
             created: Timestamp::from_millisecond((created * 1000.0) as i64).ok(),
+            // Shown after the last event of the generation before it.
             announcement: Some(started),
-        };
-        // The task ends only with the follower.
-        let _ = self.commands.send(Command::World(Box::new(world)));
+        })));
     }
 
-    fn event(&mut self, event: Event, each: &mut (dyn FnMut(&Event) + Send)) {
-        match &event {
+    fn event(&mut self, event: &Event) {
+        match event {
             Event::Step(step) => {
                 self.samples = step.samples;
                 if !self.evaluated {
@@ -290,46 +256,37 @@ impl Follower {
             Event::Output { .. } => return,
             _ => {}
         }
-        each(&event);
+        (self.each)(event);
     }
 
     /// Shows the remaining events of the log and the end.
-    async fn finish(
-        &mut self,
-        job: &TrainingJob,
-        events: &mut UnboundedReceiver<Event>,
-        each: &mut (dyn FnMut(&Event) + Send),
-    ) {
-        let Some(status) = &job.status else { return };
+    async fn finish(&mut self, status: &TrainingJobStatus, events: &mut UnboundedReceiver<Event>) {
         let progress = status.progress.clone().unwrap_or_default();
         if let (Phase::Complete, Some(current)) = (status.phase, &status.generation) {
             // It was too short to be seen running.
-            self.generation(&current.record, each);
+            self.generation(&current.record);
         }
         let samples = progress.samples;
         let _ = self.commands.send(Command::Over { samples });
         // The task ends once it has read the log to its end.
         while let Some(event) = events.recv().await {
-            self.event(event, each);
+            self.event(&event);
         }
-        if self.generation > 0 && self.samples < progress.samples {
-            each(&Event::Warning {
-                message: format!(
-                    "the steps after sample {} cannot be read any more; the checkpoint volume has them in {}",
-                    self.samples,
-                    files::events(self.generation).display()
-                ),
-            });
+        if self.generation > 0 && self.samples < samples {
+            self.warn(format!(
+                "the steps after sample {} cannot be read any more; the checkpoint volume has them in {}",
+                self.samples,
+                files::events(self.generation).display()
+            ));
         }
         if status.phase == Phase::Complete {
-            let loss = match self.loss.is_finite() {
-                true => self.loss,
-                false => progress.loss.parse().unwrap_or(f64::NAN),
-            };
-            each(&Event::Finished {
-                samples: progress.samples,
+            if !self.loss.is_finite() {
+                self.loss = progress.loss.parse().unwrap_or(f64::NAN);
+            }
+            (self.each)(&Event::Finished {
+                samples,
                 steps: progress.step,
-                loss,
+                loss: self.loss,
                 seconds: self.begun.elapsed().as_secs_f64(),
             });
         }

@@ -33,14 +33,11 @@ pub async fn free(
     let nodes = Api::<Node>::all(cluster.client.clone());
     let nodes = nodes.list(&everything).await;
     let nodes = nodes.map_err(|error| cluster.error(None, error))?.items;
-    let per_node = match per_node.or_else(|| usual(&nodes, resource)) {
-        Some(per_node) => per_node,
-        None => {
-            return Err(ClientError::Usage(format!(
-                "no schedulable node offers {resource}; `kubectl describe nodes` shows their resources, \
-                choose another with --resource"
-            )));
-        }
+    let Some(per_node) = per_node.or_else(|| usual(&nodes, resource)) else {
+        return Err(ClientError::Usage(format!(
+            "no schedulable node offers {resource}; `kubectl describe nodes` shows their resources, \
+            choose another with --resource"
+        )));
     };
     let pods = Api::<Pod>::all(cluster.client.clone());
     let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");

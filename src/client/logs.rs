@@ -65,10 +65,8 @@ impl PodLogs {
             .find(|owner| owner.kind == TrainingJob::kind(&()))?;
         let client = self.cluster.client.clone();
         let secrets: Api<Secret> = Api::namespaced(client, &self.cluster.namespace);
-        let secret = secrets
-            .get(&authentication::secret_name(&job.uid))
-            .await
-            .ok()?;
+        let name = authentication::secret_name(&job.uid);
+        let secret = secrets.get(&name).await.ok()?;
         let text = secret.data?.remove(authentication::KEY_FILE)?;
         let job_key: Key = str::from_utf8(&text.0).ok()?.parse().ok()?;
         let key = authentication::agent_key(&job_key, &found.uid()?);
@@ -99,6 +97,31 @@ impl PodLogs {
             .boxed())
     }
 
+    /// Asks through the API server, which is all that a user's machine reaches.
+    async fn answer(&self, pod: &str, from: Position) -> Result<String, Unreadable> {
+        let query = event_log::query(from);
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{pod}:{AGENT_PORT}/proxy{query}",
+            self.cluster.namespace,
+        );
+        let key = self.key(pod).await.ok_or(Unreadable::Failed)?;
+        let question = Question::new(key).map_err(failed)?;
+        let request = hyper::Request::get(path).header(QUESTION, question.header(&query));
+        let request = request.body(Vec::new()).map_err(failed)?;
+        let body = self.cluster.client.request_stream(request).await;
+        let body = body.map_err(|error| match error {
+            // Of the agent, not about the pod.
+            kube::Error::Api(status) if status.code == 404 && !names_an_object(&status) => {
+                Unreadable::Absent
+            }
+            _ => Unreadable::Failed,
+        })?;
+        let mut text = String::new();
+        let mut body = pin!(body.take(ANSWER_BYTES));
+        body.read_to_string(&mut text).await.map_err(failed)?;
+        Ok(text)
+    }
+
     /// Whether a pod's containers have ended, so that its log is complete.
     async fn has_ended(&self, pod: &str) -> bool {
         match self.pods().get_opt(pod).await {
@@ -119,41 +142,18 @@ impl Source for PodLogs {
         since: Option<Timestamp>,
         follow: bool,
     ) -> Result<BoxStream<'static, PodLine>, Unreadable> {
-        let lines = self.lines(pod, since, follow).await;
-        lines.map_err(|_| Unreadable::Failed)
+        self.lines(pod, since, follow).await.map_err(failed)
     }
 
-    /// Through the API server, which is all that a user's machine reaches.
     async fn events(&self, pod: &str, from: Position) -> Result<Vec<LogLine>, Unreadable> {
-        let query = event_log::query(from);
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/{pod}:{AGENT_PORT}/proxy{query}",
-            self.cluster.namespace,
-        );
-        let answer = async {
-            let key = self.key(pod).await.ok_or(Unreadable::Failed)?;
-            let question = Question::new(key).map_err(|_| Unreadable::Failed)?;
-            let request = hyper::Request::get(path)
-                .header(QUESTION, question.header(&query))
-                .body(Vec::new());
-            let request = request.map_err(|_| Unreadable::Failed)?;
-            let body = self.cluster.client.request_stream(request).await;
-            let body = body.map_err(|error| match error {
-                // Of the agent, not about the pod.
-                kube::Error::Api(status) if status.code == 404 && !names_an_object(&status) => {
-                    Unreadable::Absent
-                }
-                _ => Unreadable::Failed,
-            })?;
-            let mut text = String::new();
-            let mut body = pin!(body.take(ANSWER_BYTES));
-            let read = body.read_to_string(&mut text).await;
-            read.map(|_| text).map_err(|_| Unreadable::Failed)
-        };
-        let text = tokio::time::timeout(ANSWER, answer).await;
-        let text = text.unwrap_or(Err(Unreadable::Failed))?;
+        let answer = tokio::time::timeout(ANSWER, self.answer(pod, from)).await;
+        let text = answer.map_err(failed)??;
         Ok(text.lines().filter_map(LogLine::parse).collect())
     }
+}
+
+fn failed<E>(_: E) -> Unreadable {
+    Unreadable::Failed
 }
 
 /// The time without its fraction of a second.
@@ -262,11 +262,9 @@ impl Output {
     /// Takes the lines before `line` from the whole log, and says how many it does not have.
     fn fill(&mut self, whole: impl IntoIterator<Item = LogLine>, line: &LogLine) {
         let Some(to) = line.seq else { return };
-        let whole: BTreeMap<u64, LogLine> = whole
-            .into_iter()
-            .filter_map(|line| Some((line.seq?, line)))
-            .filter(|(seq, _)| (self.next..to).contains(seq))
-            .collect();
+        let numbered = whole.into_iter().filter_map(|line| Some((line.seq?, line)));
+        let lacking = numbered.filter(|(seq, _)| (self.next..to).contains(seq));
+        let whole: BTreeMap<u64, LogLine> = lacking.collect();
         let missing = (to - self.next) - whole.len() as u64;
         if missing > 0 {
             self.lines.push(format!(
@@ -328,15 +326,15 @@ pub async fn training(
 
 fn started<'a>(job: &'a TrainingJob, name: &str) -> Result<&'a Generation, ClientError> {
     generation(job).ok_or_else(|| {
-        let message = job
+        let mut message = format!("{name} has not started ranks yet");
+        if let Some(status) = job
             .status
             .as_ref()
-            .map_or("", |status| status.message.as_str());
-        let message = match message {
-            "" => String::new(),
-            message => format!(": {message}"),
-        };
-        ClientError::Usage(format!("{name} has not started ranks yet{message}"))
+            .filter(|status| !status.message.is_empty())
+        {
+            message = format!("{message}: {}", status.message);
+        }
+        ClientError::Usage(message)
     })
 }
 

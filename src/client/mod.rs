@@ -7,18 +7,16 @@ mod connect;
 mod event_reader;
 mod follow;
 mod free;
-mod job;
 mod logs;
 
 pub use connect::{Cluster, Options, connect};
 pub use follow::{End, follow};
 pub use free::{Free, free};
-pub use job::{LaunchOptions, name_of, training_job};
 pub use logs::{rank, training};
 
-use std::borrow::Cow;
-
 use kube::core::Status;
+
+use crate::api::LONGEST_NAME;
 
 /// Failure of a client command.
 #[derive(Debug, thiserror::Error)]
@@ -56,26 +54,6 @@ pub enum ClientError {
     Usage(String),
 }
 
-impl ClientError {
-    /// Converts an error of the API; `job` is the requested job, if any.
-    fn of(cluster: &Cluster, job: Option<&str>, error: kube::Error) -> ClientError {
-        let kube::Error::Api(status) = error else {
-            return ClientError::Unreachable {
-                url: cluster.url.clone(),
-                message: root(&error).into_owned(),
-            };
-        };
-        match (status.code, job) {
-            (404, _) if !names_an_object(&status) => ClientError::NotInstalled,
-            (404, Some(name)) => ClientError::NoJob {
-                name: name.to_owned(),
-                namespace: cluster.namespace.clone(),
-            },
-            _ => ClientError::Refused(status.message.clone()),
-        }
-    }
-}
-
 /// Whether a 404 is about an object. One for an unknown kind has no details of an object.
 fn names_an_object(status: &Status) -> bool {
     let details = status.details.as_ref();
@@ -83,10 +61,54 @@ fn names_an_object(status: &Status) -> bool {
 }
 
 /// The innermost cause; the wrapping errors only repeat that something failed.
-fn root(error: &(dyn std::error::Error + 'static)) -> Cow<'static, str> {
+fn root(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;
     }
-    cause.to_string().into()
+    cause.to_string()
+}
+
+/// A valid Kubernetes name (RFC 1035 label) derived from a recipe's name; `None` if it has no valid
+/// character.
+pub fn name_of(recipe: &str) -> Option<String> {
+    // A name of this form starts with a letter.
+    let digit = |c: &char| c.is_ascii_digit();
+    let first = recipe.chars().find(char::is_ascii_alphanumeric);
+    let mut name = match first.as_ref().is_some_and(digit) {
+        true => "job-".to_owned(),
+        false => String::new(),
+    };
+    for char in recipe.chars().map(|c| c.to_ascii_lowercase()) {
+        match char {
+            'a'..='z' | '0'..='9' => name.push(char),
+            _ if name.ends_with('-') || name.is_empty() => {}
+            _ => name.push('-'),
+        }
+    }
+    name.truncate(LONGEST_NAME);
+    let name = name.trim_end_matches('-');
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_labels() {
+        let name = |recipe: &str| name_of(recipe);
+        assert_eq!(name("first"), Some("first".into()));
+        assert_eq!(
+            name("Zephyr_7B.beta (SFT)"),
+            Some("zephyr-7b-beta-sft".into())
+        );
+        assert_eq!(name("--x"), Some("x".into()));
+        assert_eq!(name("7b-dpo"), Some("job-7b-dpo".into()));
+        assert_eq!(name("…"), None);
+        assert_eq!(
+            name(&"ab".repeat(60)).map(|name| name.len()),
+            Some(LONGEST_NAME)
+        );
+    }
 }

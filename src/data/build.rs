@@ -154,7 +154,7 @@ fn choose(keys: &[u64], wanted: u64, total: u64) -> impl FnMut() -> bool + use<>
     let order = Order::new(seed, total, true).ok();
     let mut next = 0..total;
     move || match (&order, next.next()) {
-        (Some(order), Some(item)) => order.at(item).index < wanted,
+        (Some(order), Some(item)) => order.at(item) < wanted,
         _ => false,
     }
 }

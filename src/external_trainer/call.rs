@@ -52,7 +52,7 @@ pub(crate) fn choose(
         return Ok(false);
     }
     let checkpoint = external_trainer(&recipe(source)?, run).newest();
-    write_choice(run, record, checkpoint).map_err(|error| Problem::of_volume(&error))?;
+    write_choice(run, record, checkpoint)?;
     Ok(true)
 }
 
@@ -106,12 +106,11 @@ pub(crate) fn external_call(
     record: &Generation,
 ) -> Result<ExternalCall, Problem> {
     let recipe = recipe(source)?;
-    let chosen: Chosen =
-        read_json(&call_file(run, record)).map_err(|error| Problem::of_volume(&error))?;
+    let chosen: Chosen = read_json(&call_file(run, record))?;
     let checkpoint = chosen.checkpoint;
     let call = external_trainer(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
     let call = call.map_err(|error| refused(error.to_string()))?;
-    call.write().map_err(|error| Problem::of_volume(&error))?;
+    call.write()?;
     Ok(ExternalCall {
         recipe,
         call,

@@ -96,7 +96,7 @@ pub fn prove(
     let result = samples::verify(Vec::from(state.ledger), |positions| {
         let mut digest = Digest::default();
         for position in positions {
-            let index = order.at(position).index;
+            let index = order.at(position);
             if let Some(trained) = usize::try_from(index).ok().and_then(|i| trained.get_mut(i)) {
                 *trained = true;
             }
@@ -173,7 +173,6 @@ mod tests {
             result: Ok(Proof {
                 steps: 2,
                 samples: 24,
-                digest: Digest::default(),
             }),
         };
         insta::assert_snapshot!(proof(76), @"2 steps consumed samples 0..24 of the one global order exactly once (0.24 epochs); the forward passes received exactly these data; not covered: 76 samples that the run never trained on");

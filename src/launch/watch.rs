@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::agent::{Event, Ranks, Silence};
+use crate::agent::{Event, News, Ranks, Silence};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::protocol::Order;
 use crate::lifecycle::rank_status::{self, COMMIT, Cause, RankStatus, Stage};
@@ -100,15 +100,14 @@ impl Watch {
 
     /// Handles an event of a rank.
     pub fn take(&mut self, event: &Event) {
-        let (Event::Report { rank, .. } | Event::Exited { rank, .. }) = event;
-        let index = usize::try_from(*rank).unwrap_or(usize::MAX);
-        self.silence.take(index, event);
+        let index = usize::try_from(event.rank).unwrap_or(usize::MAX);
+        self.silence.take(index, &event.news);
         let Some(seen) = self.seen.get_mut(index) else {
             return;
         };
-        match event {
-            Event::Report { report, .. } => seen.take(report),
-            Event::Exited { ending, .. } => {
+        match &event.news {
+            News::Report(report) => seen.take(report),
+            News::Exited(ending) => {
                 seen.end(*ending, self.external.is_some() && self.trouble.is_some());
             }
         }
@@ -167,18 +166,10 @@ impl Watch {
         if !rank_status::is_settled(&self.seen, since.elapsed()) {
             return;
         }
-        for rank in rank_status::give_up_unresponsive(&mut self.seen, 0, self.external.is_some()) {
-            self.ranks.kill_one(rank);
-        }
         self.settled = Some(Instant::now());
         let committer = rank_status::committer(&self.seen, pinned);
-        for rank in 0..self.seen.len() as u64 {
-            let order = match committer {
-                Some(chosen) if chosen == rank => Order::Commit,
-                _ => Order::Stop,
-            };
-            self.ranks.order(rank, order);
-        }
+        let external = self.external.is_some();
+        self.ranks.settle(&mut self.seen, external, committer);
     }
 
     /// Number of ranks whose processes were ended by a signal.

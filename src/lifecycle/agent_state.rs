@@ -81,6 +81,13 @@ pub struct LaterGeneration {
     pub checkpoint: Option<CheckpointRef>,
 }
 
+impl LaterGeneration {
+    /// Samples of its checkpoint.
+    pub fn samples(&self) -> Option<u64> {
+        Some(self.checkpoint.as_ref()?.samples)
+    }
+}
+
 /// Reads at most [`RANKS`] ranks. Each takes a hundred times more memory than the JSON of an empty one.
 fn ranks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RankStatus>, D::Error> {
     struct Ranks;
@@ -176,15 +183,37 @@ pub struct Problem {
 const HARDWARE: &str = "HardwareMismatch";
 
 impl Problem {
+    /// A problem that may pass.
+    pub fn new(reason: &str, message: String) -> Problem {
+        Problem {
+            reason: reason.to_owned(),
+            message,
+            deterministic: false,
+        }
+    }
+
+    /// The pod's devices are not the requested ones.
+    pub fn hardware(message: String) -> Problem {
+        Problem::new(HARDWARE, message)
+    }
+
+    /// Whether the pod's devices are the problem; restarting the ranks does not solve it.
+    pub fn is_hardware(&self) -> bool {
+        self.reason == HARDWARE
+    }
+}
+
+impl From<FileError> for Problem {
     /// An error of the run's volume as a problem of the pod, with the remedy.
-    pub fn of_volume(error: &FileError) -> Problem {
-        use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
-        let kind = match error {
+    fn from(error: FileError) -> Problem {
+        use std::io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem, StorageFull};
+        let kind = match &error {
             FileError::Io { source, .. } => Some(source.kind()),
+            FileError::NoSpace { .. } => Some(StorageFull),
             _ => None,
         };
         let (reason, what) = match kind {
-            _ if matches!(error, FileError::NoSpace { .. }) => (
+            Some(StorageFull) => (
                 "VolumeFull",
                 "the checkpoint volume is full; free space or enlarge the claim",
             ),
@@ -202,37 +231,13 @@ impl Problem {
             ),
             _ => ("StartFailed", "the ranks cannot start"),
         };
-        Problem {
-            reason: reason.into(),
-            message: format!("{error}; {what}"),
-            deterministic: false,
-        }
-    }
-
-    /// The pod's devices are not the requested ones.
-    pub fn hardware(message: String) -> Problem {
-        Problem {
-            reason: HARDWARE.into(),
-            message,
-            deterministic: false,
-        }
-    }
-
-    /// Whether the pod's devices are the problem; restarting the ranks does not solve it.
-    pub fn is_hardware(&self) -> bool {
-        self.reason == HARDWARE
+        Problem::new(reason, format!("{error}; {what}"))
     }
 }
 
 /// The first thing that keeps ranks from starting on these agents; problems take precedence over waits.
 pub fn held_up<'a>(agents: impl Iterator<Item = &'a AgentState> + Clone) -> Option<Problem> {
-    let waits = |agent: &AgentState| {
-        Some(Problem {
-            reason: "Preparing".into(),
-            message: agent.waiting_for.clone()?,
-            deterministic: false,
-        })
-    };
+    let waits = |agent: &AgentState| Some(Problem::new("Preparing", agent.waiting_for.clone()?));
     let problem = agents.clone().find_map(|agent| agent.problem.clone());
     problem.or_else(|| agents.into_iter().find_map(waits))
 }

@@ -23,6 +23,16 @@ pub struct Position {
     pub index: u64,
 }
 
+impl Position {
+    /// The first event of a generation.
+    pub fn first(generation: u64) -> Position {
+        Position {
+            generation,
+            index: 0,
+        }
+    }
+}
+
 /// One line of a pod's log, or of a generation's event log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LogLine {

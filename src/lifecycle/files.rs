@@ -49,21 +49,17 @@ pub fn parse_generation(name: &str) -> Option<u64> {
 
 /// Log file with a rank's output.
 pub fn rank_log(generation: u64, rank: u64) -> PathBuf {
-    Path::new(&self::generation(generation))
-        .join("logs")
-        .join(format!("rank-{rank}.log"))
+    format!("{GENERATION}{generation}/logs/rank-{rank}.log").into()
 }
 
 /// File with the stacks of a rank that made no progress.
 pub fn stacks(generation: u64, rank: u64) -> PathBuf {
-    Path::new(&self::generation(generation))
-        .join("stacks")
-        .join(format!("rank-{rank}.txt"))
+    format!("{GENERATION}{generation}/stacks/rank-{rank}.txt").into()
 }
 
 /// Event log of a generation ([`super::event_log`]).
 pub fn events(generation: u64) -> PathBuf {
-    Path::new(&self::generation(generation)).join("events.jsonl")
+    format!("{GENERATION}{generation}/events.jsonl").into()
 }
 
 /// Directory of a checkpoint, in its generation's directory.
@@ -84,10 +80,9 @@ pub fn parse_checkpoint(name: &str) -> Option<(u64, bool)> {
 /// checkpoints.
 pub fn parse_checkpoint_path(path: &str) -> Option<(u64, u64)> {
     let (generation, checkpoint) = path.split_once('/')?;
-    match parse_checkpoint(checkpoint)? {
-        (step, false) => Some((parse_generation(generation)?, step)),
-        (_, true) => None,
-    }
+    let (step, partial) = parse_checkpoint(checkpoint)?;
+    let generation = parse_generation(generation)?;
+    (!partial).then_some((generation, step))
 }
 
 /// Path under which a checkpoint is written until it is complete.

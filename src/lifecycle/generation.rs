@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::plan::Plan;
 use crate::util::durable::{FileError, create_directory, read_json, write_json};
+use crate::util::time;
 
 /// One fenced incarnation of the world: everything that its ranks need to agree on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,18 +42,13 @@ impl Generation {
 
     /// Samples consumed before its first step.
     pub fn start_samples(&self) -> u64 {
-        self.start
-            .as_ref()
-            .map_or(0, |checkpoint_ref| checkpoint_ref.samples)
+        self.start.as_ref().map_or(0, |start| start.samples)
     }
 
     /// Formula of the global batch that it starts with.
     pub fn formula(&self) -> String {
-        self.plan.formula_at(
-            self.start
-                .as_ref()
-                .map(|checkpoint_ref| checkpoint_ref.batch),
-        )
+        let batch = self.start.as_ref().map(|start| start.batch);
+        self.plan.formula_at(batch)
     }
 
     /// The members, each with its first rank.
@@ -163,6 +160,42 @@ pub struct CheckpointRef {
     /// xxh3-128 of the checkpoint's manifest, in hexadecimal digits.
     #[schemars(length(max = 32))]
     pub checksum: String,
+}
+
+/// A checkpoint of an external trainer. A different one than before counts as progress.
+#[derive(JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExternalCheckpoint {
+    /// Absolute path in the pods.
+    #[schemars(length(max = 4096))]
+    pub path: PathBuf,
+    /// When a checkpoint that is a single file was last modified: a trainer may overwrite one file.
+    #[serde(
+        default,
+        rename = "modifiedTime",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(schema_with = "time::schema")]
+    pub changed: Option<MicroTime>,
+}
+
+/// Where the built-in trainer computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// On a share of the processor's cores.
+    #[default]
+    Cpu,
+    /// On one NVIDIA GPU for each rank.
+    Cuda,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+        })
+    }
 }
 
 /// Why a generation exists.

@@ -6,9 +6,7 @@
 
 pub mod agent_state;
 pub mod authentication;
-mod device;
 pub mod event_log;
-mod external_checkpoint;
 pub mod files;
 pub mod generation;
 pub mod placement;
@@ -17,7 +15,5 @@ pub mod rank_status;
 pub mod stall;
 pub mod transition;
 
-pub use device::DeviceKind;
-pub use external_checkpoint::ExternalCheckpoint;
-pub use generation::{CheckpointRef, Generation, Member, Reason};
+pub use generation::{CheckpointRef, DeviceKind, ExternalCheckpoint, Generation, Member, Reason};
 pub use transition::{End, Outcome, RankAction, Ranks, TransitionInput, decide};

@@ -215,37 +215,29 @@ impl PlacementInput<'_> {
     fn with_generation(&self) -> Placement {
         let members = self.members.to_vec();
         let now = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let more = self
-            .nodes(self.pool)
-            .filter(|target| *target > now && !self.stops())
-            .map(|target| target - now);
-        let scale_up_pending_since = more.map(|_| self.scale_up_pending_since.unwrap_or(self.now));
-        let due =
-            scale_up_pending_since.is_some_and(|since| self.now - since >= self.scale_up_delay);
+        let larger = self.nodes(self.pool);
+        let larger = larger.filter(|target| *target > now && !self.stops());
+        let scale_up_pending_since =
+            larger.map(|_| self.scale_up_pending_since.unwrap_or(self.now));
+        let pending_for =
+            |limit: f64| scale_up_pending_since.is_some_and(|since| self.now - since >= limit);
         let mut attempts = self.attempts;
         let mut slots = members.clone();
-        if let Some(more) = more {
+        if let Some(target) = larger {
             // Pods under way may still become ready; new ones are made only after the delay.
-            self.keep_pods(&mut slots, now + more);
-            if due && self.now >= self.no_pod_before {
-                self.add_pods(&mut slots, now + more, &mut attempts);
+            self.keep_pods(&mut slots, target);
+            if pending_for(self.scale_up_delay) && self.now >= self.no_pod_before {
+                self.add_pods(&mut slots, target, &mut attempts);
             }
         }
-        let extra: Vec<Slot> = slots
-            .iter()
-            .copied()
-            .filter(|s| !members.contains(s))
-            .collect();
-        let staying = members.iter().filter(|slot| self.is_ready(**slot)).count();
-        let arrived = extra.iter().filter(|slot| self.is_ready(**slot)).count();
+        let mut ready = members.iter().filter(|slot| self.is_ready(**slot)).count();
+        let extra = slots.iter().filter(|slot| !members.contains(slot));
+        let arrived = extra.filter(|slot| self.is_ready(**slot)).count();
         // A missing pod delays the others no longer than in the placement of a first world.
-        let late = scale_up_pending_since
-            .is_some_and(|since| self.now - since >= self.scale_up_delay + self.placement);
-        let ready = staying
-            + match arrived == extra.len() || late {
-                true => arrived,
-                false => 0,
-            };
+        let late = pending_for(self.scale_up_delay + self.placement);
+        if arrived == slots.len() - members.len() || late {
+            ready += arrived;
+        }
         // Running pods may hold more devices than the nodes still advertise.
         let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.placeable);
         // An edit takes effect at once: new pods replace the outdated ones.
@@ -293,11 +285,8 @@ impl PlacementInput<'_> {
         if self.now >= self.no_pod_before {
             self.add_pods(&mut slots, target, &mut attempts);
         }
-        let ready: Vec<Slot> = slots
-            .iter()
-            .copied()
-            .filter(|s| self.is_ready(*s))
-            .collect();
+        let mut ready = slots.clone();
+        ready.retain(|slot| self.is_ready(*slot));
         let placement_since = self.placement_since.unwrap_or(self.now);
         // The job does not wait for future nodes; it scales up when they exist.
         let soon = self.nodes(self.placeable).unwrap_or(target);
@@ -319,11 +308,10 @@ impl PlacementInput<'_> {
             per_device_batch_size_limit,
         } = self.decide(u32::try_from(ready.len()).unwrap_or(u32::MAX))
         {
-            let nodes = usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX);
-            let members: Vec<Slot> = ready.into_iter().take(nodes).collect();
+            ready.truncate(usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX));
             decision.placement_since = None;
             decision.action = PlacementAction::Publish {
-                members,
+                members: ready,
                 reason,
                 per_device_batch_size_limit,
             };
@@ -367,12 +355,11 @@ impl PlacementInput<'_> {
     fn keep_pods(&self, slots: &mut Vec<Slot>, target: u32) {
         let target = usize::try_from(target).unwrap_or(usize::MAX);
         for wanted in [PodState::Ready, PodState::Pending] {
-            let more = self.slots.iter().filter(|state| state.pod == wanted);
-            let more: Vec<Slot> = more
-                .map(|state| state.slot)
-                .filter(|s| !slots.contains(s))
-                .collect();
-            slots.extend(more.into_iter().take(target.saturating_sub(slots.len())));
+            for state in self.slots.iter().filter(|state| state.pod == wanted) {
+                if slots.len() < target && !slots.contains(&state.slot) {
+                    slots.push(state.slot);
+                }
+            }
         }
         slots.sort_by_key(|slot| slot.number);
     }
@@ -386,10 +373,8 @@ impl PlacementInput<'_> {
                     .slots
                     .iter()
                     .filter(|state| state.pod != PodState::Lost);
-                slots
-                    .iter()
-                    .chain(held.map(|state| &state.slot))
-                    .any(|s| s.number == *number)
+                let mut taken = held.map(|state| &state.slot).chain(&*slots);
+                taken.any(|slot| slot.number == *number)
             };
             let number = (0..).find(|number| !taken(number)).unwrap_or(0);
             *attempts += 1;

@@ -38,11 +38,21 @@ pub enum Stage {
 
 /// A peer's loss, as a rank noticed it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum PeerLoss {
-    /// The peer, and how its loss was detected. The rank still finishes its current computation.
-    Detected { rank: u64, message: String },
-    /// The rank waits for an order.
-    Reported(LossReport),
+pub struct PeerLoss {
+    /// The lost rank.
+    pub rank: u64,
+    /// How the loss was detected.
+    pub message: String,
+    /// The state of the rank, which waits for an order. `None`: it still finishes its current computation.
+    pub held: Option<HeldState>,
+}
+
+/// What a rank holds that waits for an order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeldState {
+    pub samples: u64,
+    /// Whether the state is complete, so that the rank can commit it alone.
+    pub whole: bool,
 }
 
 /// An error that a rank reports of itself. It ends soon.
@@ -68,18 +78,6 @@ pub enum Cause {
     Collateral,
 }
 
-/// A rank's report of a lost peer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LossReport {
-    pub rank: u64,
-    /// How the loss was detected.
-    pub message: String,
-    /// Samples in the reporting rank's state.
-    pub samples: u64,
-    /// Whether the reporting rank holds the complete state.
-    pub whole: bool,
-}
-
 /// The form in which agents send a status. Agents of other versions send it too.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -96,9 +94,27 @@ struct Flags {
     collateral: bool,
 }
 
+/// A loss of a rank that waits for an order.
+#[derive(Serialize, Deserialize)]
+struct LossReport {
+    rank: u64,
+    message: String,
+    samples: u64,
+    whole: bool,
+}
+
 impl From<Flags> for RankStatus {
     fn from(flags: Flags) -> RankStatus {
-        let detected = |(rank, message)| PeerLoss::Detected { rank, message };
+        let loss = |rank, message, held| PeerLoss {
+            rank,
+            message,
+            held,
+        };
+        let reported = |lost: LossReport| {
+            let LossReport { samples, whole, .. } = lost;
+            loss(lost.rank, lost.message, Some(HeldState { samples, whole }))
+        };
+        let detected = |(rank, message)| loss(rank, message, None);
         let failed = |(message, deterministic)| Fault::Failed {
             message,
             deterministic,
@@ -110,14 +126,8 @@ impl From<Flags> for RankStatus {
                 None if flags.waiting => Stage::Connecting,
                 None => Stage::Starting,
             },
-            loss: flags
-                .lost
-                .map(PeerLoss::Reported)
-                .or(flags.detected_loss.map(detected)),
-            fault: flags
-                .out_of_memory
-                .map(Fault::OutOfMemory)
-                .or(flags.failed.map(failed)),
+            loss: (flags.lost.map(reported)).or(flags.detected_loss.map(detected)),
+            fault: (flags.out_of_memory.map(Fault::OutOfMemory)).or(flags.failed.map(failed)),
             cause: match flags.collateral {
                 true => Some(Cause::Collateral),
                 false if flags.stalled => flags.kill_reason.map(Cause::Stalled),
@@ -137,12 +147,23 @@ impl From<RankStatus> for Flags {
             stalled: status.is_stalled(),
             ..Flags::default()
         };
-        match status.loss {
-            Some(PeerLoss::Detected { rank, message }) => {
-                flags.detected_loss = Some((rank, message));
+        if let Some(PeerLoss {
+            rank,
+            message,
+            held,
+        }) = status.loss
+        {
+            match held {
+                None => flags.detected_loss = Some((rank, message)),
+                Some(HeldState { samples, whole }) => {
+                    flags.lost = Some(LossReport {
+                        rank,
+                        message,
+                        samples,
+                        whole,
+                    });
+                }
             }
-            Some(PeerLoss::Reported(report)) => flags.lost = Some(report),
-            None => {}
         }
         match status.fault {
             Some(Fault::OutOfMemory(message)) => flags.out_of_memory = Some(message),
@@ -156,23 +177,6 @@ impl From<RankStatus> for Flags {
             flags.kill_reason = Some(reason);
         }
         flags
-    }
-}
-
-impl PeerLoss {
-    /// The lost rank.
-    pub fn rank(&self) -> u64 {
-        match self {
-            PeerLoss::Detected { rank, .. } => *rank,
-            PeerLoss::Reported(report) => report.rank,
-        }
-    }
-
-    fn message(&self) -> &str {
-        match self {
-            PeerLoss::Detected { message, .. } => message,
-            PeerLoss::Reported(report) => &report.message,
-        }
     }
 }
 
@@ -197,12 +201,9 @@ impl RankStatus {
         self.ending().is_some()
     }
 
-    /// Its report of a lost peer.
-    pub fn loss_report(&self) -> Option<&LossReport> {
-        match &self.loss {
-            Some(PeerLoss::Reported(report)) => Some(report),
-            Some(PeerLoss::Detected { .. }) | None => None,
-        }
+    /// The state that it holds while it waits for an order after a loss.
+    pub fn held(&self) -> Option<HeldState> {
+        self.loss.as_ref()?.held
     }
 
     /// Whether it was killed for a lack of progress.
@@ -241,25 +242,17 @@ impl RankStatus {
             Report::Connecting => self.stage = Stage::Connecting,
             Report::Connected => self.stage = Stage::Starting,
             Report::Ready => self.stage = Stage::Ready,
-            Report::LossDetected { rank, message } if self.loss_report().is_none() => {
-                self.loss = Some(PeerLoss::Detected {
-                    rank: *rank,
-                    message: message.clone(),
-                });
+            Report::LossDetected { rank, message } => {
+                if self.held().is_none() {
+                    self.lose(*rank, message, None);
+                }
             }
-            Report::Lost {
+            &Report::Lost {
                 rank,
-                message,
+                ref message,
                 samples,
                 whole,
-            } => {
-                self.loss = Some(PeerLoss::Reported(LossReport {
-                    rank: *rank,
-                    message: message.clone(),
-                    samples: *samples,
-                    whole: *whole,
-                }));
-            }
+            } => self.lose(rank, message, Some(HeldState { samples, whole })),
             Report::DeviceLost { message } => {
                 self.kill(|| message.clone());
             }
@@ -267,22 +260,9 @@ impl RankStatus {
             Report::Failed {
                 message,
                 deterministic,
-            } if !self.is_out_of_memory() => {
-                self.fault = Some(Fault::Failed {
-                    message: message.clone(),
-                    deterministic: *deterministic,
-                });
-            }
-            Report::VolumeFailed { message } if !self.is_out_of_memory() => {
-                self.fault = Some(Fault::Failed {
-                    message: message.clone(),
-                    deterministic: true,
-                });
-            }
-            Report::LossDetected { .. }
-            | Report::Failed { .. }
-            | Report::VolumeFailed { .. }
-            | Report::Alive
+            } => self.fail(message, *deterministic),
+            Report::VolumeFailed { message } => self.fail(message, true),
+            Report::Alive
             | Report::Step(_)
             | Report::Evaluation(_)
             | Report::Committed { .. }
@@ -293,15 +273,32 @@ impl RankStatus {
         }
     }
 
+    fn lose(&mut self, rank: u64, message: &str, held: Option<HeldState>) {
+        let message = message.to_owned();
+        self.loss = Some(PeerLoss {
+            rank,
+            message,
+            held,
+        });
+    }
+
+    fn fail(&mut self, message: &str, deterministic: bool) {
+        if !self.is_out_of_memory() {
+            let message = message.to_owned();
+            self.fault = Some(Fault::Failed {
+                message,
+                deterministic,
+            });
+        }
+    }
+
     /// Records the end of its process. `follows`: it belongs to an external trainer and another rank
     /// failed before. An external trainer cannot report that it failed because of a lost peer: it exits
     /// with an error, or NCCL's watchdog aborts it.
     pub fn end(&mut self, ending: Ending, follows: bool) {
         self.stage = Stage::Ended(ending);
-        let killed = match ending {
-            Ending::Signal(signal) => signal != Signal::ABORT.as_raw(),
-            Ending::Code(_) | Ending::Unrequested => false,
-        };
+        let abort = Signal::ABORT.as_raw();
+        let killed = matches!(ending, Ending::Signal(signal) if signal != abort);
         if follows && !killed && !self.is_stalled() {
             self.cause = Some(Cause::Collateral);
         }
@@ -313,11 +310,7 @@ impl RankStatus {
             Some(Fault::OutOfMemory(message) | Fault::Failed { message, .. }) => Some(message),
             None => None,
         };
-        let loss = match &mut self.loss {
-            Some(PeerLoss::Detected { message, .. }) => Some(message),
-            Some(PeerLoss::Reported(report)) => Some(&mut report.message),
-            None => None,
-        };
+        let loss = self.loss.as_mut().map(|loss| &mut loss.message);
         let cause = match &mut self.cause {
             Some(Cause::Killed(reason) | Cause::Stalled(reason)) => Some(reason),
             Some(Cause::Collateral) | None => None,
@@ -327,13 +320,14 @@ impl RankStatus {
 
     /// Whether it failed or noticed a lost peer.
     pub fn in_trouble(&self) -> bool {
-        let well = |ending| match ending {
-            Ending::Code(code) => [exit::FINISHED, exit::DRAINED].contains(&code),
+        let failed = match self.stage {
+            Stage::Ended(Ending::Code(code)) => ![exit::FINISHED, exit::DRAINED].contains(&code),
+            Stage::Ended(Ending::Signal(_)) => true,
             // Its peers may have been ordered to drain and have passed that on.
-            Ending::Unrequested => true,
-            Ending::Signal(_) => false,
+            Stage::Ended(Ending::Unrequested) => false,
+            Stage::Starting | Stage::Connecting | Stage::Ready => false,
         };
-        self.loss.is_some() || self.ending().is_some_and(|ending| !well(ending))
+        self.loss.is_some() || failed
     }
 
     /// Message for a process that a signal killed.
@@ -356,7 +350,7 @@ impl RankStatus {
 
     /// Whether it has neither ended nor reported the state that it holds.
     fn undecided(&self) -> bool {
-        !self.has_ended() && self.loss_report().is_none()
+        !self.has_ended() && self.held().is_none()
     }
 }
 
@@ -415,11 +409,10 @@ pub fn give_up_unresponsive(seen: &mut [RankStatus], first: u64, external: bool)
 
 /// Ranks that peers reported as lost, and how the loss was detected.
 fn named(seen: &[RankStatus]) -> impl Iterator<Item = (u64, &str)> {
-    let is_reported = |loss: &&PeerLoss| matches!(loss, PeerLoss::Reported(_));
     let losses = || seen.iter().filter_map(|s| s.loss.as_ref());
-    let reported = losses().filter(is_reported);
-    let all = reported.chain(losses().filter(move |loss| !is_reported(loss)));
-    all.map(|loss| (loss.rank(), loss.message()))
+    let reported = losses().filter(|loss| loss.held.is_some());
+    let all = reported.chain(losses().filter(|loss| loss.held.is_none()));
+    all.map(|loss| (loss.rank, loss.message.as_str()))
 }
 
 /// How a peer detected the loss of this rank.
@@ -433,9 +426,9 @@ pub fn loss_of(seen: &[RankStatus], rank: u64) -> Option<&str> {
 /// commit alone.
 pub fn committer(seen: &[RankStatus], pinned: u64) -> Option<u64> {
     let holders = seen.iter().zip(0u64..).filter_map(|(seen, rank)| {
-        let lost = seen.loss_report()?;
-        (!seen.has_ended() && lost.whole && lost.samples > pinned)
-            .then_some((lost.samples, std::cmp::Reverse(rank)))
+        let held = seen.held()?;
+        (!seen.has_ended() && held.whole && held.samples > pinned)
+            .then_some((held.samples, std::cmp::Reverse(rank)))
     });
     holders.max().map(|(_, rank)| rank.0)
 }
@@ -462,26 +455,28 @@ pub fn outcome(
         smaller: descent(),
         message,
     };
-    let exhausted = seen.iter().find_map(|s| match &s.fault {
-        Some(Fault::OutOfMemory(message)) => Some(message.clone()),
-        Some(Fault::Failed { .. }) | None => None,
-    });
-    if let Some(message) = exhausted {
-        return Some(out_of_memory(message));
-    }
-    let failed = numbered().find_map(|(s, rank)| match &s.fault {
-        Some(Fault::Failed {
-            message,
-            deterministic,
-        }) => Some((rank, message.clone(), *deterministic)),
-        Some(Fault::OutOfMemory(_)) | None => None,
-    });
-    if let Some((rank, message, deterministic)) = failed {
-        return Some(Outcome::Failed {
+    let failed = |rank: u64, message: &str, deterministic: bool| {
+        let message = message.to_owned();
+        Some(Outcome::Failed {
             rank,
             message,
             deterministic,
-        });
+        })
+    };
+    let faults = || numbered().filter_map(|(s, rank)| Some((rank, s.fault.as_ref()?)));
+    for (_, fault) in faults() {
+        if let Fault::OutOfMemory(message) = fault {
+            return Some(out_of_memory(message.clone()));
+        }
+    }
+    for (rank, fault) in faults() {
+        if let Fault::Failed {
+            message,
+            deterministic,
+        } = fault
+        {
+            return failed(rank, message, *deterministic);
+        }
     }
     let signalled = numbered().find_map(|(s, rank)| Some((rank, s, s.killed_by()?)));
     if let Some((rank, lost, signal)) = signalled {
@@ -493,11 +488,7 @@ pub fn outcome(
         }
         if killed(seen) == seen.len() as u64 {
             // No rank survived, so fewer ranks would not help.
-            return Some(Outcome::Failed {
-                rank,
-                message,
-                deterministic: false,
-            });
+            return failed(rank, &message, false);
         }
         return Some(Outcome::Lost { rank, message });
     }
@@ -514,25 +505,16 @@ pub fn outcome(
     if seen.iter().all(left) {
         return Some(Outcome::Drained);
     }
-    let mut own_fault = numbered().filter(|(s, _)| !left(s));
-    if let Some((rank, message)) =
-        own_fault.find_map(|(s, rank)| Some((rank, s.ending()?.failure()?)))
-    {
-        return Some(Outcome::Failed {
-            rank,
-            message,
-            deterministic: false,
-        });
+    for (s, rank) in numbered().filter(|(s, _)| !left(s)) {
+        if let Some(message) = s.ending().and_then(Ending::failure) {
+            return failed(rank, &message, false);
+        }
     }
     // Ranks only lost each other: the network failed, the processes did not.
     let (rank, message) = named(seen)
         .next()
         .unwrap_or((0, "the ranks lost each other"));
-    Some(Outcome::Failed {
-        rank,
-        message: message.to_owned(),
-        deterministic: false,
-    })
+    failed(rank, message, false)
 }
 
 #[cfg(test)]
@@ -545,19 +527,25 @@ mod tests {
 
     fn survivor(of: u64) -> RankStatus {
         RankStatus {
-            loss: Some(PeerLoss::Reported(LossReport {
+            loss: Some(PeerLoss {
                 rank: of,
                 message: "no heartbeat for 3.0 s".into(),
-                samples: 24,
-                whole: true,
-            })),
+                held: Some(HeldState {
+                    samples: 24,
+                    whole: true,
+                }),
+            }),
             ..RankStatus::ended(Ending::Code(exit::PEER_LOST))
         }
     }
 
     fn detected(rank: u64, message: &str) -> Option<PeerLoss> {
         let message = message.to_owned();
-        Some(PeerLoss::Detected { rank, message })
+        Some(PeerLoss {
+            rank,
+            message,
+            held: None,
+        })
     }
 
     fn failed(message: &str, deterministic: bool) -> Option<Fault> {

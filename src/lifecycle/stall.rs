@@ -132,8 +132,8 @@ impl StallClock {
         let Some(quiet) = self.stalled(times) else {
             return std::mem::take(&mut self.reported).then_some(Report::Progressing);
         };
-        let first = !std::mem::replace(&mut self.reported, true);
-        first.then(|| Report::Stalled {
+        let known = std::mem::replace(&mut self.reported, true);
+        (!known).then(|| Report::Stalled {
             message: format!("no progress for {} s{doing}", quiet.as_secs()),
         })
     }
@@ -148,9 +148,7 @@ impl StallClock {
                 None => self.first,
             },
         };
-        limit
-            .is_some_and(|limit| self.quiet > limit.saturating_mul(times))
-            .then_some(self.quiet)
+        (self.quiet > limit?.saturating_mul(times)).then_some(self.quiet)
     }
 }
 

@@ -180,7 +180,7 @@ impl Published<'_> {
         state.ranks.resize_with(count, Default::default);
         let world = record.world();
         for rank in &mut state.ranks {
-            rank.loss.take_if(|loss| loss.rank() >= world);
+            rank.loss.take_if(|loss| loss.rank >= world);
         }
         // Another member may have committed a newer one.
         let newest = self.checkpoint.map_or(0, |newest| newest.samples);
@@ -209,9 +209,8 @@ impl Published<'_> {
         // Only a search of the volume tells which checkpoint is the newest.
         let mut later = state.later.clone()?;
         // Its ranks may have committed since the search.
-        let samples = |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
         if state.generation == later.number
-            && samples(&state.committed) > samples(&later.checkpoint)
+            && state.committed.as_ref().map(|found| found.samples) > later.samples()
         {
             later.checkpoint.clone_from(&state.committed);
         }
@@ -220,7 +219,7 @@ impl Published<'_> {
         // The volume may have another generation of the published number.
         let numbers = newest.max(1)..=newest.saturating_add(LATER);
         let start = self.record.map(Generation::start_samples);
-        let starts_before = later.number < newest && samples(&later.checkpoint) > start;
+        let starts_before = later.number < newest && later.samples() > start;
         (numbers.contains(&later.number) || starts_before).then_some(later)
     }
 

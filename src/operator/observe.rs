@@ -282,7 +282,7 @@ impl ClusterState {
         let theirs = self.states_of(Some(current.record.number));
         let ranks = theirs.flat_map(|agent| &agent.ranks);
         let lost: BTreeSet<u64> = ranks
-            .filter_map(|rank| Some(rank.loss_report()?.rank))
+            .filter_map(|rank| rank.held().and(rank.loss.as_ref()).map(|loss| loss.rank))
             .collect();
         let shares = current.record.shares();
         let of_lost = shares

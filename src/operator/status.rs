@@ -17,10 +17,10 @@ use crate::api::status::{
 };
 use crate::api::{OnStall, TrainingJob};
 use crate::lifecycle::agent_state::{AgentState, LaterGeneration, Problem};
-use crate::lifecycle::generation::{Address, CheckpointRef, Generation, Member, PodRef, Reason};
+use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus};
-use crate::lifecycle::{End, Outcome, Ranks};
+use crate::lifecycle::{CheckpointRef, End, Outcome, Ranks};
 use crate::plan::Plan;
 use crate::telemetry::human;
 use crate::util::format::count;
@@ -370,8 +370,7 @@ fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
         return;
     }
     let published = status.number().unwrap_or(0);
-    let samples = |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
-    if samples(&later.checkpoint) > samples(&status.checkpoint) {
+    if later.samples() > status.checkpoint.as_ref().map(|newest| newest.samples) {
         status.checkpoint.clone_from(&later.checkpoint);
         status.checkpoint_time = Some(micro_time(now));
     }

@@ -3,16 +3,19 @@
 use std::fmt;
 use std::ops::AddAssign;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
+
+use crate::util::hex128;
 
 /// The sum, modulo 2¹²⁸, of one xxh3-128 hash per sample. A sum does not depend on the deal of the samples or
 /// on the order in which ranks add up. A sample that is dropped, repeated, moved to another position or
 /// changed in one token changes it.
 ///
 /// It guards against mistakes, not against forged digests: xxh3 is not a cryptographic hash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Digest(pub u128);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Digest(#[serde(with = "hex128")] pub u128);
 
 impl Digest {
     /// The digest of one sample: its position in the global order and the row of token ids and targets
@@ -55,27 +58,6 @@ impl std::iter::Sum for Digest {
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
-    }
-}
-
-impl Serialize for Digest {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Digest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(de::Error::invalid_value(
-                de::Unexpected::Str(&text),
-                &"32 hexadecimal digits",
-            ));
-        }
-        u128::from_str_radix(&text, 16)
-            .map(Digest)
-            .map_err(de::Error::custom)
     }
 }
 

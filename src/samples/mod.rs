@@ -2,7 +2,7 @@
 //! proves it. This module does not depend on the number of ranks.
 //!
 //! A *position* counts the samples consumed since the run began, over all epochs. [`Order`] maps a position
-//! to a sample of the data, [`Deal`] maps each micro-batch of a step to positions, and [`ledger`] records the
+//! to a sample of the data, [`micro_batches`] maps each micro-batch of a step to positions, and [`ledger`] records the
 //! samples fed.
 
 pub mod deal;
@@ -10,7 +10,7 @@ pub mod digest;
 pub mod ledger;
 pub mod order;
 
-pub use deal::Deal;
+pub use deal::micro_batches;
 pub use digest::Digest;
 pub use ledger::{Fault, Ledger, Proof, Row, verify};
-pub use order::{At, Order, OrderError};
+pub use order::{Order, OrderError};

@@ -26,15 +26,6 @@ pub enum OrderError {
     },
 }
 
-/// The sample at a position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct At {
-    /// Number of passes over the data before this one.
-    pub epoch: u64,
-    /// Index of the sample in the data.
-    pub index: u64,
-}
-
 /// The global order of a run: maps a position (samples consumed since the start, over all epochs) to a
 /// sample. It does not depend on the batch or the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,16 +68,15 @@ impl Order {
         self.epoch_length
     }
 
-    /// The sample at a position.
-    pub fn at(&self, position: u64) -> At {
+    /// The index in the data of the sample at a position.
+    pub fn at(&self, position: u64) -> u64 {
         let epoch = position / self.epoch_length;
         let place = position % self.epoch_length;
-        let index = if self.shuffle {
+        if self.shuffle {
             Permutation::new(self.seed, epoch, self.samples).apply(place)
         } else {
             place
-        };
-        At { epoch, index }
+        }
     }
 }
 
@@ -157,11 +147,7 @@ mod tests {
     fn epoch(seed: u64, samples: u64, epoch: u64) -> Vec<u64> {
         let order = Order::new(seed, samples, true).unwrap();
         (epoch * samples..(epoch + 1) * samples)
-            .map(|position| {
-                let at = order.at(position);
-                assert_eq!(at.epoch, epoch);
-                at.index
-            })
+            .map(|position| order.at(position))
             .collect()
     }
 
@@ -196,7 +182,7 @@ mod tests {
         ) {
             let samples = u64::MAX - below;
             let order = Order::new(seed, samples, true).unwrap();
-            prop_assert!(order.at(position).index < samples);
+            prop_assert!(order.at(position) < samples);
         }
     }
 
@@ -204,10 +190,8 @@ mod tests {
     fn the_order_never_changes() {
         // Ledgers and resumed runs depend on it, so no version may change it.
         let order = Order::new(42, 1000, true).unwrap();
-        let first: Vec<u64> = (0..8).map(|position| order.at(position).index).collect();
-        let second: Vec<u64> = (1000..1008)
-            .map(|position| order.at(position).index)
-            .collect();
+        let first: Vec<u64> = (0..8).map(|position| order.at(position)).collect();
+        let second: Vec<u64> = (1000..1008).map(|position| order.at(position)).collect();
         insta::assert_debug_snapshot!((first, second));
     }
 
@@ -264,14 +248,8 @@ mod tests {
     #[test]
     fn an_unshuffled_order_follows_the_data_and_wraps() {
         let order = Order::new(9, 3, false).unwrap();
-        let seen: Vec<(u64, u64)> = (0..7)
-            .map(|position| order.at(position))
-            .map(|at| (at.epoch, at.index))
-            .collect();
-        assert_eq!(
-            seen,
-            [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
-        );
+        let seen: Vec<u64> = (0..7).map(|position| order.at(position)).collect();
+        assert_eq!(seen, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
@@ -283,8 +261,6 @@ mod tests {
         let dropped = |epoch: u64| -> Vec<u64> {
             let seen: Vec<u64> = (epoch * 8..epoch * 8 + 8)
                 .map(|position| order.at(position))
-                .inspect(|at| assert_eq!(at.epoch, epoch))
-                .map(|at| at.index)
                 .collect();
             (0..10).filter(|index| !seen.contains(index)).collect()
         };

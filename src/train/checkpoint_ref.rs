@@ -61,10 +61,8 @@ pub fn in_bucket(bucket: &Bucket, committed: &Committed) -> Result<CheckpointRef
 
 /// The checksum that a reference states.
 pub fn checksum(checkpoint_ref: &CheckpointRef) -> Result<Checksum, CheckpointError> {
-    checkpoint_ref
-        .checksum
-        .parse()
-        .map_err(|error: crate::checkpoint::NoChecksum| CheckpointError::Misuse(error.to_string()))
+    let checksum = checkpoint_ref.checksum.parse::<Checksum>();
+    checksum.map_err(|error| CheckpointError::Misuse(error.to_string()))
 }
 
 /// The state of training between two steps.

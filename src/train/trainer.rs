@@ -27,7 +27,7 @@ use crate::lifecycle::protocol::Report;
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
 use crate::recipe::schema::spec::Groups;
-use crate::samples::{Deal, Digest, Order, Row};
+use crate::samples::{self, Digest, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
 use crate::telemetry::{
     CoordinateTestRecord, EvaluationRecord, Metric, NormTestRecord, StepRecord, now,
@@ -246,12 +246,13 @@ impl Trainer<'_> {
         let micro_batch = self.generation.plan.per_device_batch_size;
         let most = dealt.iter().copied().max().unwrap_or(0);
         let count = dealt[self.rank()];
-        let deal = Deal::new(self.state.samples, micro_batch, dealt);
+        let start = self.state.samples;
+        let own = samples::micro_batches(start, micro_batch, &dealt, self.rank());
         let mut local = StepSums::default();
-        for (i, positions) in (1..).zip(deal.micro_batches(self.rank())) {
+        for (i, positions) in (1..).zip(own) {
             // A step without the world is useless.
             self.world.check()?;
-            let indices = positions.clone().map(|at| self.order.at(at).index);
+            let indices = positions.clone().map(|at| self.order.at(at));
             let collated = self.data.collate(indices)?;
             for (row, position) in positions.enumerate() {
                 let (tokens, targets) = collated.row(row);

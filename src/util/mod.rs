@@ -2,6 +2,7 @@
 
 pub mod durable;
 pub mod format;
+pub mod hex128;
 pub mod http;
 pub mod input;
 pub mod key;

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::waiting::{WaitState, Waiting};
-use super::{Current, Membership, PodAgent, Setup};
+use super::waiting::Waiting;
+use super::{Current, Membership, PodAgent};
 use crate::agent::bucket_run::Brought;
 use crate::agent::mirror::Mirror;
-use crate::agent::preparation::{self, Preparation};
+use crate::agent::preparation::Preparation;
 use crate::agent::volume;
 use crate::agent::{ExternalStall, OomKills, Ranks, Silence, Tail};
 use crate::bucket::Bucket;
@@ -21,30 +21,11 @@ use crate::lifecycle::generation::Generation;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::lifecycle::{DeviceKind, Reason, authentication, files};
 use crate::telemetry::{Pace, now};
+use crate::train::Setup;
 use crate::util::durable::FileError;
 
 /// Retry interval of NVML queries, volume checks and a failed preparation.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Backoff after a failed start. It applies to one generation; another one is tried at once.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Backoff {
-    generation: u64,
-    since: Instant,
-}
-
-impl Backoff {
-    pub(super) fn after(generation: u64) -> Backoff {
-        Backoff {
-            generation,
-            since: Instant::now(),
-        }
-    }
-
-    pub(super) fn holds(self, generation: u64) -> bool {
-        self.generation == generation && self.since.elapsed() < RETRY_INTERVAL
-    }
-}
 
 impl PodAgent {
     /// Checks, before a generation counts on this pod, that the pod has the devices of its resource
@@ -84,7 +65,7 @@ impl PodAgent {
             }
             return;
         }
-        if self.pause.is_some_and(|pause| pause.holds(record.number)) {
+        if self.pauses(record.number) {
             return;
         }
         if let (Some(mirror), Reason::RankLost { .. }) = (self.mirror(), &record.reason) {
@@ -98,10 +79,16 @@ impl PodAgent {
             Ok(true) => self.publish(),
             Ok(false) => {}
             Err(problem) => {
-                self.pause = Some(Backoff::after(record.number));
+                self.pause = Some((record.number, Instant::now()));
                 self.report_problem(problem);
             }
         }
+    }
+
+    /// Whether a start of this generation has just failed. Another one is tried at once.
+    pub(super) fn pauses(&self, number: u64) -> bool {
+        let pause = self.pause.filter(|(of, _)| *of == number);
+        pause.is_some_and(|(_, since)| since.elapsed() < RETRY_INTERVAL)
     }
 
     /// Tries to start the ranks; false while a prerequisite is missing. Checks every prerequisite
@@ -136,28 +123,14 @@ impl PodAgent {
 
     /// Whether the pod has the job's code, and its setup command has run.
     fn set_up(&mut self) -> Result<bool, Problem> {
-        match &mut self.setup {
-            Setup::Done => Ok(true),
-            Setup::NotStarted if !self.identity.setup => Ok(true),
-            Setup::NotStarted => {
-                let started = Preparation::start_setup(&self.identity);
-                let started = started.map_err(|error| Problem::of_volume(&error))?;
-                self.setup = Setup::Running(started);
+        if !self.is_set_up {
+            let start = || Preparation::start_setup(&self.identity);
+            self.is_set_up = Preparation::run(&mut self.setup, start)?;
+            if !self.is_set_up {
                 self.report_wait("the setup command runs in this pod".to_owned());
-                Ok(false)
             }
-            Setup::Running(running) => match running.ended() {
-                Ok(false) => Ok(false),
-                Ok(true) => {
-                    self.setup = Setup::Done;
-                    Ok(true)
-                }
-                Err(problem) => {
-                    self.setup = Setup::NotStarted;
-                    Err(problem)
-                }
-            },
         }
+        Ok(self.is_set_up)
     }
 
     /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer, if it computes on GPUs.
@@ -182,8 +155,7 @@ impl PodAgent {
         count: u64,
         gpus: &[String],
     ) -> Result<(), Problem> {
-        let volume = |error: FileError| Problem::of_volume(&error);
-        record.write(&self.identity.run).map_err(volume)?;
+        record.write(&self.identity.run)?;
         let external = self
             .external_job()
             .map(|job| external_call(&job.trainer_source(), &self.identity.run, record));
@@ -224,14 +196,7 @@ impl PodAgent {
             },
             &self.events,
         )
-        .map_err(|error| {
-            volume(FileError::from_io(
-                "start ranks in",
-                &self.identity.run,
-                0,
-                error,
-            ))
-        })?;
+        .map_err(|error| FileError::from_io("start ranks in", &self.identity.run, 0, error))?;
         let mirror = self.identity.bucket.as_ref().zip(external.clone());
         let mirror = mirror.map(|(bucket, external)| {
             let mut shares = record.shares();
@@ -306,7 +271,8 @@ impl PodAgent {
         if ready {
             self.preparation = None;
             if self.state.budget.is_none() {
-                self.state.budget = preparation::budget(&setup);
+                let setup = Setup::read(&self.identity.run);
+                self.state.budget = setup.ok().and_then(|setup| setup.budget_samples);
             }
         }
         Ok(ready)
@@ -334,19 +300,19 @@ impl PodAgent {
                 self.prepare()?;
             }
             Some(Brought::Unprepared) => {
-                self.wait_for_bucket(record, |waiting| waiting.message(&run))
+                self.report_long_wait(record, |waiting| waiting.message(&run))
             }
-            None => self.wait_for_bucket(record, |_| {
+            None => self.report_long_wait(record, |_| {
                 format!("copying the run's files from {} to this pod", bucket.base())
             }),
         }
         Ok(false)
     }
 
-    /// Reports a long wait for the bucket.
-    fn wait_for_bucket(&mut self, record: &Generation, message: impl Fn(&Waiting) -> String) {
+    /// Reports the wait for the first member or the bucket once it is long.
+    fn report_long_wait(&mut self, record: &Generation, message: impl Fn(&Waiting) -> String) {
         let waiting = self.waiting_for(record);
-        if waiting.verdict() != WaitState::TooEarly {
+        if waiting.is_long() {
             let message = message(waiting);
             self.report_wait(message);
         }
@@ -366,44 +332,24 @@ impl PodAgent {
         let Some(job) = &self.job else {
             return Ok(false);
         };
-        let preparation = match &mut self.preparation {
-            Some(preparation) => preparation,
-            none => {
-                let begun = Preparation::start(&self.identity, job);
-                none.insert(begun.map_err(|error| Problem::of_volume(&error))?)
-            }
-        };
-        match preparation.ended() {
-            Ok(ended) => Ok(ended),
-            Err(problem) => {
-                if !problem.deterministic {
-                    self.preparation = None;
-                }
-                Err(problem)
-            }
-        }
+        let start = || Preparation::start(&self.identity, job);
+        Preparation::run(&mut self.preparation, start)
     }
 
     /// Waits for a file of the first member, and reports the wait after a while.
     fn wait_for(&mut self, record: &Generation, file: &Path) -> Result<(), Problem> {
         let run = self.identity.run.clone();
         let waiting = self.waiting_for(record);
-        match waiting.verdict() {
-            WaitState::TooEarly => {}
-            WaitState::Report => {
-                let message = waiting.message(&run);
-                self.report_wait(message);
-            }
-            WaitState::NotShared => {
-                // Listing a directory refreshes a network volume's cache.
-                let listed = file.parent().map(std::fs::read_dir);
-                drop(listed);
-                if !file.exists() {
-                    return Err(waiting.not_shared(file));
-                }
-            }
+        if !waiting.first_runs() {
+            self.report_long_wait(record, |waiting| waiting.message(&run));
+            return Ok(());
         }
-        Ok(())
+        // Listing a directory refreshes a network volume's cache.
+        drop(file.parent().map(std::fs::read_dir));
+        if file.exists() {
+            return Ok(());
+        }
+        Err(waiting.not_shared(file))
     }
 
     fn report_wait(&mut self, message: String) {

@@ -18,9 +18,8 @@ pub enum ContactSource {
 /// Time since the last contact with each source.
 #[derive(Debug)]
 pub struct Contact {
-    api_server: Duration,
-    controller: Duration,
-    peers: Duration,
+    /// In the order of [`ContactSource`].
+    silent: [Duration; 3],
     last_check: Instant,
 }
 
@@ -28,20 +27,14 @@ impl Contact {
     /// Starts all timers at zero.
     pub fn new() -> Contact {
         Contact {
-            api_server: Duration::ZERO,
-            controller: Duration::ZERO,
-            peers: Duration::ZERO,
+            silent: [Duration::ZERO; 3],
             last_check: Instant::now(),
         }
     }
 
     /// Resets the timer of one source.
     pub fn heard(&mut self, whom: ContactSource) {
-        match whom {
-            ContactSource::ApiServer => self.api_server = Duration::ZERO,
-            ContactSource::Controller => self.controller = Duration::ZERO,
-            ContactSource::Peer => self.peers = Duration::ZERO,
-        }
+        self.silent[whom as usize] = Duration::ZERO;
     }
 
     /// Adds the time since the last call. If the agent itself was suspended, that time counts at
@@ -53,7 +46,7 @@ impl Contact {
     }
 
     pub(super) fn after(&mut self, passed: Duration) {
-        for silent in [&mut self.api_server, &mut self.controller, &mut self.peers] {
+        for silent in &mut self.silent {
             *silent = silent.saturating_add(passed);
         }
     }
@@ -61,15 +54,16 @@ impl Contact {
     /// Whether to ask other pods' agents now. Usually false, since a thousand agents asking each
     /// other are a considerable load.
     pub fn misses_the_cluster(&self, fence_after: Duration) -> bool {
-        self.api_server.min(self.controller) > fence_after / 3
+        let [api_server, controller, _] = self.silent;
+        api_server.min(controller) > fence_after / 3
     }
 
     /// Whether the ranks here must stop. An outage of the API server alone is harmless for long.
     /// `lost_peer`: a rank has lost a peer and waits for a decision that only the API server
     /// delivers.
     pub fn is_cut_off(&self, fence_after: Duration, lost_peer: bool) -> bool {
-        let nobody = self.controller > fence_after && self.peers > fence_after;
-        self.api_server > fence_after && (nobody || lost_peer)
+        let [api_server, controller, peers] = self.silent.map(|silent| silent > fence_after);
+        api_server && ((controller && peers) || lost_peer)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Handles rank events in a pod: reports, exits and missed heartbeats.
 
 use super::PodAgent;
-use crate::agent::{Event as RankEvent, last_lines, new_output};
+use crate::agent::{Event as RankEvent, News, last_lines, new_output};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::rank_status::{RankStatus, Stage};
@@ -10,32 +10,24 @@ use crate::telemetry::{Event, now};
 
 impl PodAgent {
     pub(super) fn take_event(&mut self, event: RankEvent) {
-        let (RankEvent::Report {
-            generation, rank, ..
-        }
-        | RankEvent::Exited {
-            generation, rank, ..
-        }) = &event;
-        if self.state.generation != *generation {
-            return;
-        }
-        let rank = *rank;
-        let local = rank
-            .checked_sub(self.state.first)
-            .and_then(|r| usize::try_from(r).ok());
-        let Some(local) = local.filter(|local| *local < self.state.ranks.len()) else {
+        let rank = event.rank;
+        let mut ranks = self.state.first..self.state.first + self.state.ranks.len() as u64;
+        let Some(local) = ranks.position(|own| own == rank) else {
             return;
         };
-        if let Some(current) = &mut self.current {
-            current.silence.take(local, &event);
+        if self.state.generation != event.generation {
+            return;
         }
-        let urgent = match event {
-            RankEvent::Report { report, .. } => {
+        if let Some(current) = &mut self.current {
+            current.silence.take(local, &event.news);
+        }
+        let urgent = match event.news {
+            News::Report(report) => {
                 let report = retried(*report);
                 self.state.ranks[local].take(&report);
                 self.take_report(rank, report)
             }
-            RankEvent::Exited { ending, .. } => {
+            News::Exited(ending) => {
                 self.take_ending(rank, local, ending);
                 true
             }
@@ -86,20 +78,25 @@ impl PodAgent {
         if let Some(event) = report.event(rank) {
             self.log.of_training(event);
         }
+        // A controller that believes a rank is waiting would not wait for its report after a loss: it must hear of
+        // connected ranks.
+        let mut urgent = !matches!(
+            report,
+            Report::Connecting
+                | Report::Alive
+                | Report::Evaluation(_)
+                | Report::Straggler { .. }
+                | Report::Warning { .. }
+        );
         match report {
             Report::Ready => {
-                if self
-                    .state
-                    .ranks
-                    .iter()
-                    .all(|seen| seen.stage == Stage::Ready)
-                {
+                let mut ranks = self.state.ranks.iter();
+                if ranks.all(|seen| seen.stage == Stage::Ready) {
                     self.state.ready = Some(now());
                 }
-                true
             }
             Report::Step(record) => {
-                let first = self.state.first_step.is_none();
+                urgent = self.state.first_step.is_none();
                 self.state.first_step.get_or_insert(record.time);
                 if let Some(current) = &mut self.current {
                     current.pace.step(&record);
@@ -108,35 +105,16 @@ impl PodAgent {
                         budget.and_then(|budget| current.pace.seconds_left(budget));
                 }
                 self.state.step = Some(record);
-                first
             }
             Report::Committed { checkpoint_ref, .. } => {
                 self.state.committed = Some(checkpoint_ref);
-                true
             }
-            Report::Stalled { message } => {
-                self.take_stall(rank, &message);
-                true
-            }
-            Report::Progressing => {
-                self.state.stalled = None;
-                true
-            }
-            // A controller that believes a rank is waiting would not wait for its report after a
-            // loss.
-            Report::Connected => true,
-            Report::Connecting
-            | Report::Alive
-            | Report::Evaluation(_)
-            | Report::Straggler { .. }
-            | Report::Warning { .. } => false,
-            Report::LossDetected { .. }
-            | Report::Lost { .. }
-            | Report::OutOfMemory { .. }
-            | Report::DeviceLost { .. }
-            | Report::Failed { .. }
-            | Report::VolumeFailed { .. } => true,
+            Report::Stalled { message } => self.take_stall(rank, &message),
+            Report::Progressing => self.state.stalled = None,
+            // The status of the rank has all that the others say.
+            _ => {}
         }
+        urgent
     }
 
     /// Handles a rank without progress.

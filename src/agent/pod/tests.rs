@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::agent::News;
 use crate::api::RemainderPolicy;
 use crate::api::status::{Current as Published, RecipeSnapshot};
 use crate::lifecycle::DeviceKind;
@@ -117,19 +118,19 @@ impl Pod {
 
     /// The pod's rank reports.
     fn report(&mut self, report: Report) {
-        let report = RankEvent::Report {
+        let report = RankEvent {
             generation: self.agent.state.generation,
             rank: 0,
-            report: Box::new(report),
+            news: News::Report(Box::new(report)),
         };
-        self.agent.take(Input::Rank(Box::new(report)));
+        self.agent.take(Input::Rank(report));
     }
 
     /// How the pod's rank ended.
     fn ended(&mut self) -> Ending {
         loop {
             let event = self.happened.recv_timeout(Duration::from_secs(60)).unwrap();
-            self.agent.take(Input::Rank(Box::new(event)));
+            self.agent.take(Input::Rank(event));
             if let Some(ending) = self.agent.state.ranks[0].ending() {
                 return ending;
             }
@@ -329,7 +330,7 @@ fn kill(process: u32) {
 fn a_killed_preparation_is_retried() {
     let mut pod = Pod::new(0);
     pod.receive_job(1);
-    let first = pod.agent.preparation.as_ref().unwrap().id();
+    let first = pod.agent.preparation.as_ref().unwrap().child.id();
     assert_eq!(pod.agent.state.problem, None);
     kill(first);
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -343,8 +344,8 @@ fn a_killed_preparation_is_retried() {
     pod.agent.pause = None;
     pod.act();
     let second = pod.agent.preparation.take().unwrap();
-    assert_ne!(second.id(), first);
-    kill(second.id());
+    assert_ne!(second.child.id(), first);
+    kill(second.child.id());
 }
 
 #[test]

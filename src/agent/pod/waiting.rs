@@ -26,17 +26,6 @@ pub struct Waiting {
     pub(super) first_started: Option<Instant>,
 }
 
-/// The result of a wait so far.
-#[derive(Debug, PartialEq, Eq)]
-pub enum WaitState {
-    /// Too early to report.
-    TooEarly,
-    /// Report what the pod waits for.
-    Report,
-    /// The first member has started, and its files are missing here.
-    NotShared,
-}
-
 impl Waiting {
     pub fn begin(record: &Generation) -> Waiting {
         let first = record.members.first().and_then(|first| first.pod.as_ref());
@@ -62,11 +51,15 @@ impl Waiting {
         }
     }
 
-    pub fn verdict(&self) -> WaitState {
-        verdict(
-            self.begun.elapsed(),
-            self.first_started.map(|since| since.elapsed()),
-        )
+    /// Whether the wait is long enough to be reported.
+    pub fn is_long(&self) -> bool {
+        self.begun.elapsed() > REPORT_AFTER
+    }
+
+    /// Whether the first member has started so long ago that its files must be here.
+    pub fn first_runs(&self) -> bool {
+        let since = self.first_started;
+        since.is_some_and(|since| since.elapsed() > CACHE_DELAY)
     }
 
     /// Message that names the pod and the directory waited for.
@@ -77,25 +70,14 @@ impl Waiting {
 
     /// The problem of a `file` that is missing here although the first member has started.
     pub fn not_shared(&self, file: &Path) -> Problem {
-        Problem {
-            reason: "VolumeNotShared".into(),
-            message: format!(
-                "{} has started its ranks, and this pod has no {}: the pods do not share a \
-                 volume; set checkpoint.claim to a claim that all nodes may write \
-                 (ReadWriteMany), or mount such a volume at checkpoint.path",
-                self.name,
-                file.display()
-            ),
-            deterministic: false,
-        }
-    }
-}
-
-fn verdict(waited: Duration, first_started: Option<Duration>) -> WaitState {
-    match first_started {
-        Some(first_started) if first_started > CACHE_DELAY => WaitState::NotShared,
-        _ if waited > REPORT_AFTER => WaitState::Report,
-        _ => WaitState::TooEarly,
+        let message = format!(
+            "{} has started its ranks, and this pod has no {}: the pods do not share a \
+             volume; set checkpoint.claim to a claim that all nodes may write \
+             (ReadWriteMany), or mount such a volume at checkpoint.path",
+            self.name,
+            file.display()
+        );
+        Problem::new("VolumeNotShared", message)
     }
 }
 
@@ -105,19 +87,26 @@ mod tests {
 
     #[test]
     fn a_late_file_is_not_reported_as_missing_at_once() {
+        let waiting = |waited: Duration, first_started: Option<Duration>| {
+            let ago = |time| Instant::now().checked_sub(time).unwrap();
+            let waiting = Waiting {
+                generation: 1,
+                first: None,
+                name: String::new(),
+                begun: ago(waited),
+                first_started: first_started.map(ago),
+            };
+            (waiting.is_long(), waiting.first_runs())
+        };
         let second = Duration::from_secs(1);
-        assert_eq!(verdict(REPORT_AFTER, None), WaitState::TooEarly);
-        assert_eq!(verdict(REPORT_AFTER + second, None), WaitState::Report);
-        let hours = Duration::from_secs(7200);
+        assert_eq!(waiting(REPORT_AFTER - second, None), (false, false));
+        assert_eq!(waiting(REPORT_AFTER + second, None), (true, false));
+        let late = REPORT_AFTER + 2 * CACHE_DELAY;
         assert_eq!(
-            verdict(hours, None),
-            WaitState::Report,
+            waiting(late, Some(CACHE_DELAY - second)),
+            (true, false),
             "preparation may take hours"
         );
-        assert_eq!(verdict(hours, Some(CACHE_DELAY)), WaitState::Report);
-        assert_eq!(
-            verdict(second, Some(CACHE_DELAY + second)),
-            WaitState::NotShared
-        );
+        assert_eq!(waiting(late, Some(CACHE_DELAY + second)), (true, true));
     }
 }

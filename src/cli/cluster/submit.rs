@@ -9,12 +9,15 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::{ClusterArgs, recipe_source};
-use crate::api::{CheckpointVolume, EnvVar, OnStall, RemainderPolicy, TrainerDevice};
+use crate::api::{
+    Budgets, CheckpointVolume, Elasticity, EnvVar, OnStall, RemainderPolicy, Trainer,
+    TrainerDevice, TrainingJob, TrainingJobSpec,
+};
 use crate::bucket::Bucket;
 use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
-use crate::client::{self, End, LaunchOptions, change, code};
+use crate::client::{self, End, change, code};
 use crate::launch::check_external_trainer;
 use crate::plan::{self, PlanRequest};
 use crate::recipe::Recipe;
@@ -170,9 +173,8 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     for note in notes {
         say(format_args!("warning: {note}\n"));
     }
-    let mut options = submitted_job(launch, nodes, per_node)?;
-    let code = code_of(launch, &mut options)?;
-    let job = client::training_job(options);
+    let mut job = submitted_job(launch, nodes, per_node)?;
+    let code = code_of(launch, &mut job)?;
     if args.dry_run {
         Format::Yaml.print(&job)?;
         return Ok(ExitCode::SUCCESS);
@@ -182,7 +184,7 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
         args.resource(),
         plan.formula
     ));
-    let name = job.metadata.name.clone().unwrap_or_default();
+    let name = job.name_any();
     let options = args.cluster.options();
     if let Some(Code {
         archive,
@@ -230,11 +232,11 @@ struct Code {
 }
 
 /// Archives the code of a launch and says so; the job then names its place.
-fn code_of(launch: &Launch<'_>, options: &mut LaunchOptions) -> anyhow::Result<Option<Code>> {
+fn code_of(launch: &Launch<'_>, job: &mut TrainingJob) -> anyhow::Result<Option<Code>> {
     let args = launch.args;
     let directory = match &args.code {
         Some(directory) => directory.as_path(),
-        None if args.no_code || options.command.is_empty() => return Ok(None),
+        None if args.no_code || job.spec.trainer.command.is_empty() => return Ok(None),
         None => Path::new("."),
     };
     let code = code::archive(directory)?;
@@ -250,7 +252,7 @@ fn code_of(launch: &Launch<'_>, options: &mut LaunchOptions) -> anyhow::Result<O
         _ if is_small => {
             // The ConfigMap of a deleted job may still wait for its own deletion.
             let suffix = hex(&nonce()?[..4]);
-            (Some(format!("{}-code-{suffix}", options.name)), None)
+            (Some(format!("{}-code-{suffix}", job.name_any())), None)
         }
         Some(bucket) => {
             let bucket = bucket.trim_end_matches('/');
@@ -271,7 +273,7 @@ fn code_of(launch: &Launch<'_>, options: &mut LaunchOptions) -> anyhow::Result<O
             return Ok(None);
         }
     };
-    options.code = Some(crate::api::Code {
+    job.spec.code = Some(crate::api::Code {
         config_map: config_map.clone(),
         url: url.clone(),
         sha256: code.sha256,
@@ -287,7 +289,7 @@ fn code_of(launch: &Launch<'_>, options: &mut LaunchOptions) -> anyhow::Result<O
 fn upload(url: &str, archive: &[u8]) -> anyhow::Result<()> {
     let (place, name) = url.rsplit_once('/').unwrap_or_default();
     let bucket = Bucket::open(place)?;
-    if bucket.size(name)?.is_none() {
+    if !bucket.has(name)? {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), archive)?;
         bucket.upload(file.path(), name)?;
@@ -357,7 +359,7 @@ fn submitted_job(
     launch: &Launch<'_>,
     nodes: u32,
     gpus_per_node: u32,
-) -> anyhow::Result<LaunchOptions> {
+) -> anyhow::Result<TrainingJob> {
     let &Launch {
         args,
         from,
@@ -397,12 +399,35 @@ fn submitted_job(
         Some("uneven") => RemainderPolicy::Uneven,
         _ => RemainderPolicy::Exact,
     };
-    Ok(LaunchOptions {
-        name,
+    let spec = TrainingJobSpec {
+        recipe: recipe_source::source(from, recipe, &overrides, remainder)?,
+        overrides,
         nodes,
         gpus_per_node,
-        resource: args.resource().to_owned(),
+        resource_name: args.resource().to_owned(),
+        elasticity: Elasticity {
+            min_nodes: args.min_nodes.unwrap_or(1),
+            remainder,
+            ..Elasticity::default()
+        },
         image: args.image(),
+        trainer: Trainer {
+            command: trainer.command.clone(),
+            device,
+            rank_memory: rank_memory.map(|bytes| bytes.to_string()),
+            setup: args.setup.clone(),
+            env: args
+                .env
+                .iter()
+                .map(|text| variable(text))
+                .collect::<Result<_, _>>()?,
+            env_from: args
+                .env_from
+                .iter()
+                .map(|text| source(text))
+                .collect::<Result<_, _>>()?,
+        },
+        code: None,
         checkpoint: match &args.bucket {
             Some(url) => CheckpointVolume {
                 claim: None,
@@ -413,34 +438,20 @@ fn submitted_job(
                 path: None,
             },
         },
-        code: None,
-        setup: args.setup.clone(),
-        env: args
-            .env
-            .iter()
-            .map(|text| variable(text))
-            .collect::<Result<_, _>>()?,
-        env_from: args
-            .env_from
-            .iter()
-            .map(|text| source(text))
-            .collect::<Result<_, _>>()?,
         pod_template: args.pod_template.as_deref().map(pod_template).transpose()?,
         service_account_annotations: args
             .service_account_annotation
             .iter()
             .map(|text| annotation(text))
             .collect::<Result<_, _>>()?,
-        recipe: recipe_source::source(from, recipe, &overrides, remainder)?,
-        overrides,
-        remainder,
-        min_nodes: args.min_nodes,
-        rank_memory,
+        budgets: Budgets::default(),
+        active_deadline_seconds: None,
         progress_deadline_seconds,
         on_stall,
-        device,
-        command: recipe.spec.trainer.command.clone(),
-    })
+        suspend: false,
+        ttl_seconds_after_finished: None,
+    };
+    Ok(TrainingJob::new(&name, spec))
 }
 
 /// A job to follow.

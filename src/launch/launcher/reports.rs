@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{Launcher, RESTARTS};
-use crate::agent::Event as RankEvent;
+use crate::agent::{Event as RankEvent, News};
 use crate::checkpoint;
 use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
@@ -18,23 +18,20 @@ impl Launcher<'_> {
         let Some(current) = &mut self.current else {
             return Ok(());
         };
-        let (RankEvent::Report { generation, .. } | RankEvent::Exited { generation, .. }) = event;
-        if *generation != current.generation.number {
+        let rank = event.rank;
+        if event.generation != current.generation.number {
             return Ok(());
         }
         current.watch.take(event);
-        match event {
-            RankEvent::Report { report, rank, .. } => self.take_report(*rank, report),
-            RankEvent::Exited { ending, rank, .. } => {
-                if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(*rank))
+        match &event.news {
+            News::Report(report) => self.take_report(rank, report),
+            News::Exited(ending) => {
+                if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(rank))
                     && !seen.is_collateral()
                 {
                     let reason = seen.signal_message(*signal);
                     self.in_trouble();
-                    self.display.event(&Event::RankLost {
-                        rank: *rank,
-                        reason,
-                    });
+                    self.display.event(&Event::RankLost { rank, reason });
                 }
                 Ok(())
             }
