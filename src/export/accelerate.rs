@@ -1,7 +1,6 @@
 //! Writes a plan as an accelerate config: the job's own config with the world changed, or a new
 //! one.
 
-use super::launcher::{lists_devices, refuse_cpu};
 use super::{BatchNumbers, EmitError, Emitted, edit, refuse, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::too_few_devices;
@@ -196,4 +195,19 @@ pub(super) fn shards(
         (None, Some(shards)) if shards > 1 || !split => [shards, ranks / shards],
         _ => [ranks, 1],
     })
+}
+
+/// The refusal to replace a list of devices by a number.
+pub(super) fn lists_devices(text: &str) -> String {
+    format!("`{text}` lists devices one by one (use `--num_gpus` instead)")
+}
+
+/// `--cpu` starts one process.
+pub(super) fn refuse_cpu(world: u64) -> Result<(), EmitError> {
+    if world == 1 {
+        return Ok(());
+    }
+    refuse(format!(
+        "`--cpu` starts one process, and the plan has {world} (remove `--cpu`)"
+    ))
 }

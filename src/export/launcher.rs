@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::accelerate::shards;
+use super::accelerate::{lists_devices, refuse_cpu, shards};
 use super::{BatchNumbers, EmitError, edit, refuse, standing, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::{fixes_accumulation, too_few_devices};
@@ -374,21 +374,6 @@ impl Rewrite<'_> {
         self.set("parallelism_config_dp_replicate_size", replicas, 1);
         Ok(())
     }
-}
-
-/// The refusal to replace a list of devices by a number.
-pub(super) fn lists_devices(text: &str) -> String {
-    format!("`{text}` lists devices one by one (use `--num_gpus` instead)")
-}
-
-/// `--cpu` starts one process.
-pub(super) fn refuse_cpu(world: u64) -> Result<(), EmitError> {
-    if world == 1 {
-        return Ok(());
-    }
-    refuse(format!(
-        "`--cpu` starts one process, and the plan has {world} (remove `--cpu`)"
-    ))
 }
 
 #[cfg(test)]

@@ -25,11 +25,38 @@ pub struct Controller {
 /// A schedule with the state of its test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub(super) enum Policy {
+enum Policy {
     Constant,
     NormTest(Box<Tester>),
     Stages { stages: Vec<Stage> },
     Replay { runs: Vec<ReplayRun> },
+}
+
+impl Policy {
+    /// Checks the schedule against the conditions, and these against each other.
+    fn check(&self, conditions: &Conditions) -> Result<(), ScheduleError> {
+        conditions.check()?;
+        let quantum = conditions.quantum;
+        match self {
+            Policy::Constant => Ok(()),
+            Policy::NormTest(tester) => settings::check_norm_test(&tester.settings, conditions),
+            Policy::Stages { stages } => {
+                let batches: Vec<u64> = stages.iter().map(|stage| stage.batch).collect();
+                settings::check_batches("schedule.stages", &batches, quantum)?;
+                let sum: f64 = stages.iter().map(|stage| stage.share).sum();
+                if (sum - 1.0).abs() > 1e-6 {
+                    return Err(ScheduleError(format!(
+                        "the shares of schedule.stages add up to {sum}; they must add up to 1"
+                    )));
+                }
+                Ok(())
+            }
+            Policy::Replay { runs } => {
+                let batches: Vec<u64> = runs.iter().map(|run| run.batch).collect();
+                settings::check_batches("schedule.runs", &batches, quantum)
+            }
+        }
+    }
 }
 
 impl Controller {
@@ -41,7 +68,7 @@ impl Controller {
             BatchSchedule::Stages { stages } => Policy::Stages { stages },
             BatchSchedule::Replay { runs } => Policy::Replay { runs },
         };
-        settings::check(&policy, &conditions)?;
+        policy.check(&conditions)?;
         let mut controller = Controller {
             conditions,
             policy,
@@ -61,7 +88,7 @@ impl Controller {
                 "the checkpoint's base batch is {was}, the plan's is {now}; resume with batch.global: {was}"
             )));
         }
-        settings::check(&self.policy, &conditions)?;
+        self.policy.check(&conditions)?;
         let key = "the checkpoint's current batch";
         settings::multiple(key, self.batch, conditions.quantum)?;
         let change = self.change(&conditions);

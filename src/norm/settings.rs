@@ -5,7 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::controller::Policy;
 use crate::recipe::schema::spec::{Estimator, Groups, NormTest};
 
 /// Conditions that a generation's plan sets for the schedule.
@@ -30,42 +29,23 @@ pub struct Conditions {
 #[error("{0}")]
 pub struct ScheduleError(pub(super) String);
 
-/// Checks a schedule against the conditions, and these against each other.
-pub(super) fn check(policy: &Policy, conditions: &Conditions) -> Result<(), ScheduleError> {
-    let (quantum, micro_batch, base) = (
-        conditions.quantum,
-        conditions.micro_batch,
-        conditions.base_batch,
-    );
-    let positive = quantum > 0 && micro_batch > 0 && base > 0 && conditions.workers > 0;
-    if !positive || !quantum.is_multiple_of(micro_batch) || !base.is_multiple_of(quantum) {
-        return Err(ScheduleError(format!(
-            "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro_batch} and divide \
-             base batch {base}; plan again"
-        )));
-    }
-    match policy {
-        Policy::Constant => Ok(()),
-        Policy::NormTest(tester) => check_norm_test(&tester.settings, conditions),
-        Policy::Stages { stages } => {
-            let batches: Vec<u64> = stages.iter().map(|stage| stage.batch).collect();
-            check_batches("schedule.stages", &batches, quantum)?;
-            let sum: f64 = stages.iter().map(|stage| stage.share).sum();
-            if (sum - 1.0).abs() > 1e-6 {
-                return Err(ScheduleError(format!(
-                    "the shares of schedule.stages add up to {sum}; they must add up to 1"
-                )));
-            }
-            Ok(())
+impl Conditions {
+    /// Checks that the plan's numbers fit together.
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        let (quantum, micro_batch, base) = (self.quantum, self.micro_batch, self.base_batch);
+        let positive = quantum > 0 && micro_batch > 0 && base > 0 && self.workers > 0;
+        if !positive || !quantum.is_multiple_of(micro_batch) || !base.is_multiple_of(quantum) {
+            return Err(ScheduleError(format!(
+                "quantum {quantum} does not fit: it must be a multiple of micro-batch {micro_batch} and divide \
+                 base batch {base}; plan again"
+            )));
         }
-        Policy::Replay { runs } => {
-            let batches: Vec<u64> = runs.iter().map(|run| run.batch).collect();
-            check_batches("schedule.runs", &batches, quantum)
-        }
+        Ok(())
     }
 }
 
-fn check_batches(key: &str, batches: &[u64], quantum: u64) -> Result<(), ScheduleError> {
+/// Checks the batches of a fixed schedule.
+pub(super) fn check_batches(key: &str, batches: &[u64], quantum: u64) -> Result<(), ScheduleError> {
     if batches.is_empty() {
         return Err(ScheduleError(format!(
             "{key} is empty; name at least one, or use `kind: constant`"
@@ -90,7 +70,10 @@ pub(super) fn multiple(key: &str, batch: u64, quantum: u64) -> Result<(), Schedu
     )))
 }
 
-fn check_norm_test(settings: &NormTest, conditions: &Conditions) -> Result<(), ScheduleError> {
+pub(super) fn check_norm_test(
+    settings: &NormTest,
+    conditions: &Conditions,
+) -> Result<(), ScheduleError> {
     let (max, base) = (settings.max_batch, conditions.base_batch);
     if max < base {
         return Err(ScheduleError(format!(

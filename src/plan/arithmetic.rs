@@ -47,9 +47,8 @@ pub fn lcm(a: u64, b: u64) -> u64 {
 
 /// The product, or `None` beyond 64 bits.
 pub fn product(factors: &[u64]) -> Option<u64> {
-    factors
-        .iter()
-        .try_fold(1_u64, |all, &factor| all.checked_mul(factor))
+    let mut factors = factors.iter();
+    factors.try_fold(1_u64, |all, &factor| all.checked_mul(factor))
 }
 
 #[cfg(test)]

@@ -112,13 +112,9 @@ impl Plan {
 
     /// The numbers that a recipe must state to run this plan.
     pub fn numbers(&self, recipe: &Recipe) -> BatchNumbers {
-        let path = "generation.steps_per_generation";
-        let key = recipe.key(path);
-        let adjusted = self
-            .outline
-            .adjusted
-            .iter()
-            .find(|adjustment| adjustment.key == key);
+        let key = recipe.key("generation.steps_per_generation");
+        let mut adjusted = self.outline.adjusted.iter();
+        let adjusted = adjusted.find(|adjustment| adjustment.key == key);
         let stated = recipe.spec.generation.steps_per_generation;
         BatchNumbers {
             steps_per_generation: adjusted.and_then(|a| a.to.parse().ok()).or(stated),

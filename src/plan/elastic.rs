@@ -47,17 +47,16 @@ pub fn make(elastic: &Elastic, ranks: u64) -> Result<Made, String> {
         )?,
         ElasticVersion::V02 => whole_nodes(elastic, ranks)?,
     };
-    let per_device_batch_size = valid.contains(&ranks).then(|| {
-        let share = batch / ranks;
-        let fitting = elastic.micro_batches.iter().copied();
-        fitting
-            .filter(|per_device_batch_size| share.is_multiple_of(*per_device_batch_size))
-            .max()
-    });
+    let mut per_device_batch_size = None;
+    if valid.contains(&ranks) {
+        let sizes = elastic.micro_batches.iter().copied();
+        let fitting = sizes.filter(|size| (batch / ranks).is_multiple_of(*size));
+        per_device_batch_size = fitting.max();
+    }
     Ok(Made {
         batch,
         valid,
-        per_device_batch_size: per_device_batch_size.flatten(),
+        per_device_batch_size,
     })
 }
 
@@ -70,12 +69,9 @@ fn search(
 ) -> Result<(u64, Vec<u64>), String> {
     let sizes = &elastic.micro_batches;
     let smallest = sizes.iter().copied().min().unwrap_or(1);
-    if let Some(&per_device_batch_size) = sizes
-        .iter()
-        .find(|&&per_device_batch_size| per_device_batch_size > max_batch)
-    {
+    if let Some(size) = sizes.iter().find(|size| **size > max_batch) {
         return Err(format!(
-            "the micro-batch {per_device_batch_size} is larger than the batch may be, {max_batch}"
+            "the micro-batch {size} is larger than the batch may be, {max_batch}"
         ));
     }
     // Upstream treats zero as unset, whatever its source.

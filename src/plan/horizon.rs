@@ -48,10 +48,11 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
         budget.steps.map(in_samples),
         budget.epochs.and_then(epochs),
     ];
-    let limits = limits.into_iter().flatten();
-    let budget_samples = match budget.shortest {
-        true => limits.min(),
-        false => limits.into_iter().next(),
+    let mut limits = limits.into_iter().flatten();
+    let budget_samples = if budget.shortest {
+        limits.min()
+    } else {
+        limits.next()
     };
     let of_budget = |part: Option<f64>| Some(share(budget_samples?, part?));
     let warmup = &spec.learning_rate;

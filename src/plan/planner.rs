@@ -31,8 +31,8 @@ pub struct Refused {
 impl Refused {
     fn summary(&self) -> String {
         let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
-        diagnostic::first_error(&self.diagnostics, line)
-            .unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
+        let first = diagnostic::first_error(&self.diagnostics, line);
+        first.unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
     }
 }
 
@@ -78,22 +78,20 @@ pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
 impl Examined {
     /// Whether a rule or the reader reports an error.
     pub fn has_errors(&self) -> bool {
-        self.diagnostics
-            .iter()
-            .any(|d| d.severity == Severity::Error)
+        let mut found = self.diagnostics.iter();
+        found.any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 
     /// The plan, unless there is an error or a gap.
     pub fn finish(self) -> Result<Plan, Refused> {
         let refused = self.has_errors();
         let Examined { draft, diagnostics } = self;
-        if refused {
-            let draft = Box::new(draft);
-            return Err(Refused { draft, diagnostics });
-        }
-        draft
-            .complete()
-            .map_err(|draft| Refused { draft, diagnostics })
+        let plan = if refused {
+            Err(Box::new(draft))
+        } else {
+            draft.complete()
+        };
+        plan.map_err(|draft| Refused { draft, diagnostics })
     }
 }
 

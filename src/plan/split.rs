@@ -43,8 +43,8 @@ impl Split {
     pub fn formula(&self) -> String {
         let total = self.batch();
         if self.remainder == Remainder::Exact {
-            let (ranks, per_device_batch_size, accumulation) =
-                (self.ranks, self.per_device_batch_size, self.accumulation());
+            let (ranks, accumulation) = (self.ranks, self.accumulation());
+            let per_device_batch_size = self.per_device_batch_size;
             return format!("{ranks} × {per_device_batch_size} × {accumulation} = {total}");
         }
         let more = self.micro_batches % self.ranks;
@@ -124,10 +124,8 @@ impl<'a> Splitter<'a> {
             return None;
         }
         let share = self.divisors[self.divisors.len() - 1] / ranks;
-        let per_device_batch_size = self.largest(ranks, |per_device_batch_size| {
-            share.is_multiple_of(per_device_batch_size)
-        });
-        Some(self.split(ranks, per_device_batch_size, Remainder::Exact))
+        let size = self.largest(ranks, |size| share.is_multiple_of(size));
+        Some(self.split(ranks, size, Remainder::Exact))
     }
 
     /// Whole micro-batches dealt as evenly as possible, at least one to every rank.
@@ -135,10 +133,8 @@ impl<'a> Splitter<'a> {
         if ranks == 0 || ranks > self.smallest {
             return None;
         }
-        let per_device_batch_size = self.largest(ranks, |per_device_batch_size| {
-            self.smallest / per_device_batch_size >= ranks
-        });
-        Some(self.split(ranks, per_device_batch_size, Remainder::Uneven))
+        let size = self.largest(ranks, |size| self.smallest / size >= ranks);
+        Some(self.split(ranks, size, Remainder::Uneven))
     }
 
     /// An exact split, or if there is none and the user allows it, an uneven one.
@@ -174,14 +170,13 @@ impl<'a> Splitter<'a> {
     /// The largest divisor within the cap that `suits` and fits. The smallest, 1, always suits.
     fn largest(&self, ranks: u64, suits: impl Fn(u64) -> bool) -> u64 {
         let suitable = |most: u64| {
-            let within = self.divisors.partition_point(|&divisor| divisor <= most);
+            let within = self.divisors.partition_point(|&size| size <= most);
             let descending = self.divisors[..within].iter().rev().copied();
-            descending.filter(|&divisor| suits(divisor))
+            descending.filter(|&size| suits(size))
         };
-        suitable(self.cap.most)
-            .find(|&per_device_batch_size| (self.fits)(ranks, per_device_batch_size))
-            .or_else(|| suitable(self.cap.otherwise.min(self.cap.most)).next())
-            .unwrap_or(1)
+        let fitting = suitable(self.cap.most).find(|&size| (self.fits)(ranks, size));
+        let otherwise = || suitable(self.cap.otherwise.min(self.cap.most)).next();
+        fitting.or_else(otherwise).unwrap_or(1)
     }
 
     fn split(&self, ranks: u64, per_device_batch_size: u64, remainder: Remainder) -> Split {

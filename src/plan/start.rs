@@ -80,15 +80,9 @@ pub fn starter(model: &str) -> Option<String> {
 
 /// The parameters that a size states: `7B`, `1.5b`, `350M`.
 fn size(text: &str) -> Option<f64> {
-    let split = text
-        .len()
-        .checked_sub(1)
-        .filter(|at| text.is_char_boundary(*at))?;
-    let (number, unit) = text.split_at(split);
-    let unit = match unit {
-        "B" | "b" => 1e9,
-        "M" | "m" => 1e6,
-        _ => return None,
+    let (number, unit) = match text.strip_suffix(['B', 'b']) {
+        Some(number) => (number, 1e9),
+        None => (text.strip_suffix(['M', 'm'])?, 1e6),
     };
     let number: f64 = number.parse().ok()?;
     (number.is_finite() && number > 0.0).then_some(number * unit)

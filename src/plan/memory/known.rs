@@ -1,16 +1,22 @@
-//! Shapes of well-known hub models, from the `config.json` of each.
+//! The shape of a recipe's model: the recipe's keys override those of a `config.json`, which override those of
+//! a well-known hub model, from the `config.json` of each.
 //!
-//! A test compares every shape with the parameter count that its hub page states.
+//! A test compares every known shape with the parameter count that its hub page states.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 
 use super::shape::{Biases, LLAMA, Shape};
+use crate::recipe::schema::spec::Model;
 
 /// A hub model whose shape is known.
 #[derive(Debug)]
-pub(super) struct Known {
-    pub(super) id: &'static str,
+struct Known {
+    id: &'static str,
     /// Ids that contain one of these, in lower case, have this shape.
     patterns: &'static [&'static str],
-    pub(super) shape: Shape,
+    shape: Shape,
     /// The parameter count of its hub page.
     #[cfg(test)]
     stated: u64,
@@ -84,7 +90,7 @@ macro_rules! known {
 
 /// Searched in order: the name of a fine-tune comes before a part of it that is another
 /// model's name.
-pub(super) const KNOWN: &[Known] = known! {
+const KNOWN: &[Known] = known! {
     "google/gemma-7b" ["gemma-7b", "7b-gemma"] 8_537_680_896
         tied(head_dim(256, llama([28, 3072, 24576, 16, 16, 256_000])));
     "google/gemma-2b" ["gemma-2b"] 2_506_172_416
@@ -151,11 +157,47 @@ pub(super) const KNOWN: &[Known] = known! {
 };
 
 /// The model that a hub id (or the name of a local copy) names, or its base model.
-pub(super) fn find(path: &str) -> Option<&'static Known> {
+fn find(path: &str) -> Option<&'static Known> {
     let path = path.to_lowercase();
     KNOWN
         .iter()
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
+}
+
+impl Shape {
+    /// Keys that a model of unknown architecture must state: a vocabulary or a width alone does not
+    /// determine a shape.
+    pub const REQUIRED: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
+
+    /// The shape of a recipe's model, and one line on its source: the recipe's
+    /// keys, over those of the `config.json` at its path (if the caller has read one), over
+    /// those of a well-known hub id. `None` if too little is known.
+    pub fn of(
+        model: &Model,
+        config_at_path: Option<&BTreeMap<String, Value>>,
+    ) -> Option<(Shape, String)> {
+        let known = model.path.as_deref().and_then(find);
+        let stated = |key: &str| {
+            let own = model.config.get(key);
+            own.or_else(|| config_at_path.and_then(|config| config.get(key)))
+        };
+        if known.is_none() && Shape::REQUIRED.iter().any(|key| stated(key).is_none()) {
+            return None;
+        }
+        let base = known.map_or(&LLAMA, |known| &known.shape);
+        let shape = base.with(&stated)?;
+        let source = match (known, &model.path) {
+            _ if config_at_path.is_some() => "config.json".to_owned(),
+            (Some(known), Some(path)) if known.id != path => {
+                format!("{path} has the shape of {}", known.id)
+            }
+            (Some(known), _) => known.id.to_owned(),
+            (None, _) => "model.config".to_owned(),
+        };
+        let changed = known.is_some() && shape != *base && config_at_path.is_none();
+        let suffix = if changed { ", with keys changed" } else { "" };
+        Some((shape, source + suffix))
+    }
 }
 
 /// Models that are typical for their size.
@@ -197,6 +239,8 @@ pub fn typical_sizes() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -230,5 +274,50 @@ mod tests {
             Some("mistralai/Mistral-7B-v0.1")
         );
         assert_eq!(found("acme/new-model"), None);
+    }
+
+    fn model(path: Option<&str>, config: Value) -> Model {
+        Model {
+            path: path.map(str::to_owned),
+            config: serde_json::from_value(config).unwrap(),
+            ..Model::default()
+        }
+    }
+
+    #[test]
+    fn keys_of_the_recipe_win_over_the_known_shape() {
+        let shrunk = model(
+            Some("mistralai/Mistral-7B-v0.1"),
+            json!({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "intermediate_size": 128, "vocab_size": 260}),
+        );
+        let (shape, source) = Shape::of(&shrunk, None).unwrap();
+        assert_eq!((shape.layers, shape.hidden, shape.head_dim), (2, 64, 16));
+        assert_eq!(shape.key_value_heads, 4);
+        assert_eq!(source, "mistralai/Mistral-7B-v0.1, with keys changed");
+    }
+
+    #[test]
+    fn a_config_alone_is_enough_if_it_states_the_sizes() {
+        let sizes = json!({"hidden_size": 256, "num_hidden_layers": 8, "vocab_size": 4096,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 688});
+        let (shape, _) = Shape::of(&model(None, sizes), None).unwrap();
+        assert_eq!(shape.parameters(), 8_425_728.0);
+        assert_eq!(
+            Shape::of(&model(None, json!({"hidden_size": 256})), None),
+            None
+        );
+        assert_eq!(Shape::of(&model(Some("acme/own"), json!({})), None), None);
+    }
+
+    #[test]
+    fn absurd_sizes_count_as_unknown() {
+        for value in [json!(0), json!(-1), json!(1_u64 << 40), json!("wide")] {
+            let model = model(
+                Some("mistralai/Mistral-7B-v0.1"),
+                json!({"hidden_size": value}),
+            );
+            assert_eq!(Shape::of(&model, None), None);
+        }
     }
 }
