@@ -539,6 +539,29 @@ mod tests {
     }
 
     #[test]
+    fn names_without_room_for_the_names_of_objects_are_refused() {
+        let crd = serde_json::to_value(crd()).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let rules = schema["x-kubernetes-validations"].as_array().unwrap();
+        let rule = |start: &str| {
+            let mut rules = rules.iter().filter_map(|rule| rule["rule"].as_str());
+            rules.find_map(|rule| rule.strip_prefix(start)).unwrap()
+        };
+        assert_eq!(
+            rule("size(self.metadata.name) <= "),
+            LONGEST_NAME.to_string()
+        );
+        let pattern = rule("self.metadata.name.matches('");
+        let pattern = regex::Regex::new(pattern.strip_suffix("')").unwrap()).unwrap();
+        for valid in ["a", "a-1", "train-llama-3"] {
+            assert!(pattern.is_match(valid), "{valid}");
+        }
+        for invalid in ["", "a.b", "1a", "A", "a-", "a_b"] {
+            assert!(!pattern.is_match(invalid), "{invalid}");
+        }
+    }
+
+    #[test]
     fn reference_page_matches_the_types() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/trainingjob.md");
         is_kept(path, &fields::page().unwrap());

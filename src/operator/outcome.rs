@@ -2,6 +2,7 @@
 //! lost nodes and pods never count.
 
 use super::observe::ClusterState;
+use super::pace::back_off;
 use crate::api::TrainingJob;
 use crate::api::status::{Current, PodFailures, TrainingJobStatus};
 use crate::lifecycle::Outcome;
@@ -132,14 +133,6 @@ fn pause_restarts(status: &mut TrainingJobStatus, now: f64) {
 /// Seconds to wait after a failure that follows `before` others.
 fn pause(before: u32, now: f64) -> f64 {
     back_off(BACK_OFF, LONGEST_BACK_OFF, before, now)
-}
-
-/// Seconds to wait after a failure that follows `before` others: `first`, doubled with each of them up to `longest`.
-/// The fraction of the current millisecond is a random factor between 0.5 and 1, so that jobs that failed together
-/// are not retried together.
-pub fn back_off(first: f64, longest: f64, before: u32, now: f64) -> f64 {
-    let pause = first * f64::from(2u32.saturating_pow(before.min(16)));
-    pause.min(longest) * (0.5 + 0.5 * (now * 1000.0).fract())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Limits how often agents are polled, and how often their answers and the changes of pods reconcile a job. An agent
+//! Limits how soon failures are retried, how often agents are polled, and how often their answers and the changes of pods reconcile a job. An agent
 //! answers at once as long as its version changes, so a faulty or hostile one could keep the controller busy.
 
 use std::collections::HashMap;
@@ -76,6 +76,14 @@ impl Pace {
     fn is_full(&self, now: Instant) -> bool {
         self.full <= now
     }
+}
+
+/// Seconds to wait after a failure that follows `before` others: `first`, doubled with each of them up to `longest`.
+/// The fraction of the current millisecond is a random factor between 0.5 and 1, so that jobs that failed together
+/// are not retried together.
+pub fn back_off(first: f64, longest: f64, before: u32, now: f64) -> f64 {
+    let pause = first * f64::from(2u32.saturating_pow(before.min(16)));
+    pause.min(longest) * (0.5 + 0.5 * (now * 1000.0).fract())
 }
 
 /// Passes the keys in `news` on to `wake`, each at this rate: repeated keys that wait become one.
