@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{conversion, resume};
+use super::{checkpoints, conversion, resume};
 use crate::export::{self, EmitError, Form};
 use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::plan::Plan;
@@ -113,7 +113,7 @@ impl ExternalTrainer<'_> {
     pub fn newest(&self) -> Option<ExternalCheckpoint> {
         let directory = self.checkpoint_dir();
         let called = resume::checkpoints(self.recipe.dialect);
-        let newest = resume::newest(&directory, &called);
+        let newest = checkpoints::newest(&directory, &called);
         // A recipe that sets its own resume arguments may start any trainer.
         if newest.is_some() || self.recipe.spec.trainer.resume.is_empty() {
             return newest;
@@ -122,7 +122,7 @@ impl ExternalTrainer<'_> {
             unless: called.unless,
             ..Checkpoints::ANY
         };
-        resume::newest(&directory, &any)
+        checkpoints::newest(&directory, &any)
     }
 
     /// The command of a generation with this plan, resumed from `checkpoint`. Writes no files.
@@ -163,7 +163,7 @@ impl ExternalTrainer<'_> {
         let checkpoint = call.checkpoint.as_deref();
         call.convert = checkpoint.and_then(|path| conversion::needed(path, sharding));
         let batch = numbers.per_device_batch_size;
-        let state = checkpoint.and_then(|path| resume::state_with_batch(path, batch));
+        let state = checkpoint.and_then(|path| checkpoints::with_batch(path, batch));
         call.texts.extend(state);
         let universal = call.convert.is_some();
         if universal && call.convert == call.checkpoint {
@@ -476,7 +476,7 @@ mod tests {
          --resume_from_checkpoint RUN/checkpoints/checkpoint-10 --out=RUN/checkpoints"
         );
         let call = case.call(2, 4).unwrap();
-        let given: Vec<&str> = call.variables().into_iter().map(|(name, _)| name).collect();
+        let given: Vec<&str> = call.variables().map(|(name, _)| name).collect();
         let expected = ["CHECKPOINT_DIR", "CHECKPOINT", "RUN_DIR"];
         assert_eq!(given, expected.map(|name| format!("EVENKEEL_{name}")));
     }

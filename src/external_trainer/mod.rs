@@ -1,6 +1,7 @@
 //! The external trainer: the user's own program, started in place of the built-in trainer.
 
 pub mod call;
+mod checkpoints;
 mod command;
 pub mod conversion;
 pub mod launcher;

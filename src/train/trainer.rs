@@ -536,8 +536,8 @@ fn norm_test_record(decision: &Decision) -> Option<NormTestRecord> {
     })
 }
 
-/// Counts the coordinate-wise test on all ranks together: the share of coordinates that pass in a step with these groups, which are the same on every rank.
-/// Collective; called between the engine's reduction and its update.
+/// Counts the coordinate-wise test on all ranks together: the share of coordinates that pass in a step with these
+/// groups, which are the same on every rank. Collective; called between the engine's reduction and its update.
 fn count_coordinates(
     test: CoordinateTest,
     groups: &GroupSums,

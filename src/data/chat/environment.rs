@@ -81,7 +81,7 @@ fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
     }
     let ascii: Option<bool> = arguments.get("ensure_ascii")?;
     if ascii == Some(true) {
-        return refused("text is not escaped, remove ensure_ascii=true".to_owned());
+        return refused("ensure_ascii=true is not supported; remove it".to_owned());
     }
     let sorted: Option<bool> = arguments.get("sort_keys")?;
     arguments.assert_all_used()?;

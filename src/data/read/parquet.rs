@@ -51,7 +51,7 @@ pub(super) fn open(name: &Path, file: File, listed: &[String]) -> Result<Documen
         })
         .map_err(failed)?;
     let name = name.to_path_buf();
-    let mut numbers = 1..=total;
+    let mut numbers = 1..total + 1;
     Ok(Box::new(std::iter::from_fn(move || {
         let number = numbers.next()?;
         let document = match guarded(|| rows.next().transpose()) {
@@ -68,7 +68,7 @@ pub(super) fn open(name: &Path, file: File, listed: &[String]) -> Result<Documen
         };
         if document.is_err() {
             // Nothing follows an error.
-            numbers = 1..=0;
+            numbers = 0..0;
         }
         Some(document)
     })))
