@@ -333,10 +333,9 @@ fn huge_recipes_are_refused_before_they_take_memory_or_time() {
     let numbers = words(490_000, "1,");
     let levels = |line: &dyn Fn(usize) -> String| (1..60).map(line).collect::<String>();
     for (name, text) in [
-        // JSON with comments is Hjson.
         (
             "wide.json",
-            format!("// c\n{{train_batch_size: 8\nx: [{numbers}]}}"),
+            format!("// c\n{{\"train_batch_size\": 8,\n\"x\": [{numbers}1]}}"),
         ),
         (
             "wide-words.json",
@@ -345,9 +344,13 @@ fn huge_recipes_are_refused_before_they_take_memory_or_time() {
                 words(490_000, "1}")
             ),
         ),
+        ("comments.json", {
+            let comments = words(240_000, "/**/");
+            format!("{{\"train_batch_size\": 8, {comments}\"x\": [1,]}}")
+        }),
         ("keys.json", {
-            let keys: String = (0..60_000).map(|n| format!("k{n}: 1\n")).collect();
-            format!("// c\n{{train_batch_size: 8\n{keys}}}")
+            let keys: String = (0..60_000).map(|n| format!("\"k{n}\": 1,\n")).collect();
+            format!("// c\n{{{keys}\"train_batch_size\": 8}}")
         }),
         (
             "deep.json",
@@ -437,7 +440,7 @@ fn huge_trees_are_refused_before_they_take_memory_or_time() {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        let included: String = (0..60).map(|n| format!("- more@p{n}\n")).collect();
+        let included = "- more\n".repeat(60);
         let included = match more {
             "" => "",
             text if text.starts_with('#') => "- more\n",

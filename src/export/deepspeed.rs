@@ -19,8 +19,8 @@ pub(super) fn emit(recipe: &Recipe, numbers: &BatchNumbers) -> Result<String, Em
             "the job names no DeepSpeed config (`--emit args` writes the trainer's arguments)",
         );
     };
-    let syntax = if recipe.files.hjson.contains(&file) {
-        Syntax::Hjson
+    let syntax = if recipe.files.commented.contains(&file) {
+        Syntax::Commented
     } else {
         Syntax::Yaml
     };

@@ -149,7 +149,7 @@ pub(super) static RULES: &[&Rule] = &[
         summary "an interpolation cannot be resolved"
         why "`${a.b}` takes another key's value, `${.b}` the value of a sibling key, `${name:…}` the result of a \
     resolver. It is an error if the key does not exist, if interpolations form a \
-    cycle, or if the resolver is unknown. Known are `oc.env`, `oc.select`, and the resolvers that the tree's \
+    cycle, or if the resolver is unknown. Known are `oc.env`, `oc.decode`, and the resolvers that the tree's \
     program registers. A value for the key on the command line replaces the interpolation."
         upstream "OmegaConf 2.3: `InterpolationKeyError`, \"Recursive interpolation detected\", \
     `UnsupportedInterpolationType`."
@@ -327,8 +327,8 @@ pub(super) static RULES: &[&Rule] = &[
         summary "the file is not well-formed YAML"
         why "Evenkeel cannot check a file that does not parse. Usual causes are truncated files, tabs as \
     indentation and unclosed quotes; the message shows the position. The quotes of a command must be closed as \
-    well."
-        upstream "Every YAML loader refuses it."
+    well. Aliases (`*name`), merges (`<<`) and tags (`!!float`) are refused too: write the values out."
+        upstream "Every YAML loader refuses a file that does not parse."
         wrong native("--gpus 8", "  batch: {global: 128, per_device_batch_size: 16\n");
         right native("--gpus 8", "  batch: {global: 128, per_device_batch_size: 16}\n");
     },

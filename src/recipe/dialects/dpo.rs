@@ -13,7 +13,7 @@ use std::path::Path;
 
 use super::hydra::Type::{self, Float, Int, Text};
 use super::hydra::{Program, Registered, Values};
-use super::preference::{self, DTYPES, Kind, Known, known};
+use super::preference::{self, DTYPES, DataSet, Kind};
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
@@ -41,10 +41,10 @@ const TRAINERS: &[&str] = &["BasicTrainer", "FSDPTrainer", "TensorParallelTraine
 const LOSSES: &[(&str, &str)] = &[("sft", "sft"), ("dpo", "dpo"), ("ipo", "dpo")];
 
 /// Data sets that upstream knows by name.
-const DATA_SETS: &[Known] = &[
-    known("hh", "Anthropic/hh-rlhf", ["train", "test"]),
-    known("shp", "stanfordnlp/SHP", ["train", "test"]),
-    known(
+const DATA_SETS: &[DataSet] = &[
+    ("hh", "Anthropic/hh-rlhf", ["train", "test"]),
+    ("shp", "stanfordnlp/SHP", ["train", "test"]),
+    (
         "se",
         "HuggingFaceH4/stack-exchange-preferences",
         ["train", "test"],

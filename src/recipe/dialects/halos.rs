@@ -6,14 +6,13 @@
 //! `train/dataloader.py`; the same files at 2f70d00^; 61b9ee6 `train.py`, `trainers.py`,
 //! `dataloader.py`, `utils.py` (`slice_and_move_batch_for_device`).
 
-mod loss;
 mod version;
 
 use std::path::Path;
 
 use super::hydra::Type::{self, Bool, Float, Int, Text};
 use super::hydra::{Program, Values};
-use super::preference::{self, DTYPES, Kind, Known, known};
+use super::preference::{self, DTYPES, DataSet, Kind};
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
@@ -38,39 +37,62 @@ const PROGRAM: Program = Program {
 };
 
 /// Data sets that upstream knows by name.
-const DATA_SETS: &[Known] = &[
-    known("shp", "stanfordnlp/SHP", ["train", "test"]),
-    known("hh", "Anthropic/hh-rlhf", ["train", "test"]),
-    known("hh_helpful", "Anthropic/hh-rlhf", ["train", "test"]),
-    known("hh_harmless", "Anthropic/hh-rlhf", ["train", "test"]),
-    known("oasst", "OpenAssistant/oasst1", ["train", "validation"]),
-    known(
+const DATA_SETS: &[DataSet] = &[
+    ("shp", "stanfordnlp/SHP", ["train", "test"]),
+    ("hh", "Anthropic/hh-rlhf", ["train", "test"]),
+    ("hh_helpful", "Anthropic/hh-rlhf", ["train", "test"]),
+    ("hh_harmless", "Anthropic/hh-rlhf", ["train", "test"]),
+    ("oasst", "OpenAssistant/oasst1", ["train", "validation"]),
+    (
         "ultrabin",
         "HuggingFaceH4/ultrafeedback_binarized",
         ["train_prefs", "test_prefs"],
     ),
-    known(
+    (
         "ultrachat",
         "HuggingFaceH4/ultrachat_200k",
         ["train_sft", "test_sft"],
     ),
-    known(
+    (
         "ultrafeedback_armorm",
         "princeton-nlp/llama3-ultrafeedback-armorm",
         ["train", "test"],
     ),
-    known(
+    (
         "ultrafeedback_armorm_gemma",
         "princeton-nlp/gemma2-ultrafeedback-armorm",
         ["train", "test"],
     ),
-    known("s1k_11", "simplescaling/s1K-1.1", ["train", "train"]),
-    known(
+    ("s1k_11", "simplescaling/s1K-1.1", ["train", "train"]),
+    (
         "safe_rlhf",
         "PKU-Alignment/PKU-SafeRLHF-single-dimension",
         ["train", "test"],
     ),
-    known("alpacaeval", "tatsu-lab/alpaca_eval", ["eval", "eval"]),
+    ("alpacaeval", "tatsu-lab/alpaca_eval", ["eval", "eval"]),
+];
+
+/// Upstream's trainers, with the objective that each is planned as.
+const TRAINERS: &[(&str, &str)] = &[
+    ("SFTTrainer", "sft"),
+    ("DPOTrainer", "dpo"),
+    ("SimPOTrainer", "simpo"),
+    ("ORPOTrainer", "orpo"),
+    ("KTOTrainer", "kto"),
+    ("GRPOTrainer", "grpo"),
+    ("PPOTrainer", "ppo"),
+    ("BradleyTerryTrainer", "reward"),
+];
+
+/// Data loaders, with an objective whose batches they make.
+const LOADERS: &[(&str, &str)] = &[
+    ("SFTDataLoader", "sft"),
+    ("ConditionalSFTDataLoader", "sft"),
+    ("PairedPreferenceDataLoader", "dpo"),
+    ("UnpairedPreferenceDataLoader", "kto"),
+    ("ScoreDataLoader", "kto"),
+    ("HalfPrefDataLoader", "kto"),
+    ("GroupUnpairedPreferenceDataLoader", "grpo"),
 ];
 
 /// Keys that become native ones unchanged.
@@ -121,7 +143,7 @@ impl Reader for Halos {
         let (version, why) = version::detect(&values, roots, asked.version, reading);
         let mut tree = Tree::new(composed.config.span);
         preference::name(&values, asked.path, &mut tree, reading);
-        let supervised = loss::objective(&values, &mut tree, reading);
+        let supervised = objective(&values, &mut tree, reading);
         batch(&values, version, &mut tree, reading);
         evaluation(&values, version, &mut tree, reading);
         model(&values, version, &mut tree, reading);
@@ -166,6 +188,47 @@ impl Reader for Halos {
     fn argument(&self, key: &str, value: &str) -> Vec<String> {
         vec![format!("++{key}={value}")]
     }
+}
+
+/// Sets the objective. Returns whether it is plain supervised fine-tuning, which has a different learning
+/// rate schedule.
+fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) -> bool {
+    let trainer = values.text("loss.trainer", reading);
+    let loader = values.text("loss.dataloader", reading);
+    let of = |table: &[(&str, &'static str)], given: &Option<Given<String>>| {
+        let word = &given.as_ref()?.value;
+        let found = table.iter().find(|(known, _)| known == word);
+        found.map(|(_, objective)| *objective)
+    };
+    let (by_trainer, by_loader) = (of(TRAINERS, &trainer), of(LOADERS, &loader));
+    let is_loader = |name: &str| loader.as_ref().filter(|loader| loader.value == name);
+    if let Some(loader) = is_loader("ConditionalSFTDataLoader") {
+        preference::taken_as(loader, "sft", reading);
+    }
+    let supervised = is_loader("SFTDataLoader").is_some();
+    let Some(trainer) = trainer else {
+        // No loss is chosen yet, which is reported elsewhere.
+        tree.default("objective", by_loader.unwrap_or("dpo"));
+        return supervised;
+    };
+    if let Some(objective) = by_trainer.or(by_loader) {
+        if by_trainer.is_none() {
+            preference::taken_as(&trainer, objective, reading);
+        }
+        tree.text("objective", &trainer.with(objective.to_owned()));
+    } else {
+        reading.warning(
+            "objective-assumed",
+            Some(trainer.span),
+            format!(
+                "`loss.trainer` is `{}`, which upstream does not have: assumed to be dpo",
+                trainer.value
+            ),
+            "give `evenkeel.objective=…`, or a `loss.dataloader` of upstream",
+        );
+        tree.default("objective", "dpo");
+    }
+    supervised
 }
 
 fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {

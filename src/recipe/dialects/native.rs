@@ -7,7 +7,6 @@
 
 mod de;
 mod limits;
-mod value;
 
 use std::path::Path;
 
@@ -64,33 +63,25 @@ fn override_path(key: &str) -> String {
 
 /// The file's `spec`, with a name from the metadata or the file.
 fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
-    let diagnostics = &mut reading.diagnostics;
-    expect(root, "apiVersion", API_VERSION, diagnostics);
-    expect(root, "kind", KIND, diagnostics);
+    expect(root, "apiVersion", API_VERSION, reading);
+    expect(root, "kind", KIND, reading);
     for entry in root.entries().unwrap_or_default() {
         let known = ["apiVersion", "kind", "metadata", "spec"];
         if !known.contains(&entry.name.as_str()) {
-            let help = format!(
-                "{}; the recipe's keys belong under `spec:`",
-                did_you_mean(&entry.name, known)
-            );
-            diagnostics.push(unknown_key(&entry.name, entry.name_span, help));
+            let help = did_you_mean(&entry.name, known);
+            let help = format!("{help}; the recipe's keys belong under `spec:`");
+            let message = format!("there is no key `{}`", entry.name);
+            reading.error("unknown-key", Some(entry.name_span), message, help);
         }
     }
-    let mut native = match root.get("spec") {
-        Some(spec) => spec.clone(),
-        None => {
-            diagnostics.push(Diagnostic::error(
-                "mandatory-missing",
-                Some(root.span),
-                "the recipe has no `spec`",
-                "put the recipe's keys under `spec:`",
-            ));
-            Node::mapping(root.span)
-        }
-    };
+    let mut native = root.get("spec").cloned().unwrap_or_else(|| {
+        let help = "put the recipe's keys under `spec:`";
+        let message = "the recipe has no `spec`";
+        reading.error("mandatory-missing", Some(root.span), message, help);
+        Node::mapping(root.span)
+    });
     native.name_entries("");
-    let named = root.get("metadata").and_then(|m| metadata(m, diagnostics));
+    let named = root.get("metadata").and_then(|m| metadata(m, reading));
     if native.get("name").is_none() {
         let name = named.unwrap_or_else(|| Node::string(run_name::of_file(path), root.span));
         native.set("name", name.span, name);
@@ -99,23 +90,17 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
 }
 
 /// The name in the metadata. Other keys are ignored, because cluster tools add them.
-fn metadata(metadata: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> {
+fn metadata(metadata: &Node, reading: &mut Reading) -> Option<Node> {
     const KNOWN: [&str; 4] = ["name", "labels", "annotations", "namespace"];
     if metadata.entries().is_none() && !metadata.is_null(Schema::Core) {
-        diagnostics.push(Diagnostic::error(
-            "wrong-type",
-            Some(metadata.span),
-            format!("`metadata` takes a mapping, this is {}", metadata.kind()),
-            "write `metadata: {name: my-run}`",
-        ));
+        let message = format!("`metadata` takes a mapping, this is {}", metadata.kind());
+        let help = "write `metadata: {name: my-run}`";
+        reading.error("wrong-type", Some(metadata.span), message, help);
     }
     for entry in metadata.entries().unwrap_or_default() {
         if !KNOWN.contains(&entry.name.as_str()) {
-            diagnostics.push(unknown_key(
-                &format!("metadata.{}", entry.name),
-                entry.name_span,
-                did_you_mean(&entry.name, KNOWN),
-            ));
+            let message = format!("there is no key `metadata.{}`", entry.name);
+            reading.unknown_key(entry, message, KNOWN);
         }
     }
     let mut name = metadata.get("name")?.clone();
@@ -123,30 +108,16 @@ fn metadata(metadata: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Node> 
     Some(name)
 }
 
-fn unknown_key(name: &str, span: crate::recipe::syntax::source::Span, help: String) -> Diagnostic {
-    Diagnostic::error(
-        "unknown-key",
-        Some(span),
-        format!("there is no key `{name}`"),
-        help,
-    )
-}
-
-fn expect(root: &Node, key: &str, value: &str, diagnostics: &mut Vec<Diagnostic>) {
-    match root.get(key) {
-        Some(node) if node.resolve(Schema::Core) == Some(Resolved::Str(value.to_owned())) => {}
-        Some(node) => diagnostics.push(Diagnostic::error(
-            "out-of-range",
-            Some(node.span),
-            format!("`{key}` is `{}`", node.shown()),
-            format!("this version of evenkeel reads `{key}: {value}`"),
-        )),
-        None => diagnostics.push(Diagnostic::error(
-            "mandatory-missing",
-            Some(root.span),
-            format!("the recipe has no `{key}`"),
-            format!("write `{key}: {value}`"),
-        )),
+fn expect(root: &Node, key: &str, value: &str, reading: &mut Reading) {
+    let Some(node) = root.get(key) else {
+        let help = format!("write `{key}: {value}`");
+        let message = format!("the recipe has no `{key}`");
+        return reading.error("mandatory-missing", Some(root.span), message, help);
+    };
+    if node.resolve(Schema::Core) != Some(Resolved::Str(value.to_owned())) {
+        let message = format!("`{key}` is `{}`", node.shown());
+        let help = format!("this version of evenkeel reads `{key}: {value}`");
+        reading.error("out-of-range", Some(node.span), message, help);
     }
 }
 
@@ -157,63 +128,43 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
     let before = diagnostics.len();
     let (spec, value_sources) = de::spec(tree, diagnostics);
     let spec = spec?;
-    check_name_and_output(&spec, &value_sources, diagnostics);
+    let mut flaws = Vec::new();
+    if let Some(flaw) = run_name::flaw(&spec.name) {
+        let problem = format!("is `{}`: {flaw}", short(&spec.name));
+        let help = format!(
+            "use a DNS label, at most 63 lower-case letters, digits and `-`, such as `{}`",
+            run_name::label(&spec.name)
+        );
+        flaws.push(("run-name", "name", problem, help));
+    }
+    if spec.output.as_deref() == Some("") {
+        let help = "name a directory, or remove it for `runs/NAME`";
+        flaws.push(("run-name", "output", "is empty".to_owned(), help.to_owned()));
+    }
+    if let Some((path, problem)) = placeholder::flaw(&spec.trainer) {
+        let help = placeholder::LISTED.to_owned();
+        flaws.push(("trainer-command", path, problem, help));
+    }
     let pattern = spec.trainer.progress_pattern.as_deref();
-    let pattern = pattern.and_then(|pattern| progress_pattern::compile(pattern).err());
-    let flaws = [
-        placeholder::flaw(&spec.trainer)
-            .map(|(path, problem)| (path, problem, placeholder::LISTED)),
-        pattern.map(|error| {
-            (
-                "trainer.progress_pattern",
-                error.to_string(),
-                "docs/external-trainer.md has an example",
-            )
-        }),
-    ];
-    for (path, problem, help) in flaws.into_iter().flatten() {
+    if let Some(Err(error)) = pattern.map(progress_pattern::compile) {
+        let path = "trainer.progress_pattern";
+        let help = "docs/external-trainer.md has an example".to_owned();
+        flaws.push(("trainer-command", path, error.to_string(), help));
+    }
+    for (rule, path, problem, help) in flaws {
         let place = value_sources.get(path);
-        let key = place.map_or(path, |place| &place.key);
-        diagnostics.push(Diagnostic::error(
-            "trainer-command",
-            place.map(|place| place.span),
-            format!("`{key}` {problem}"),
-            help,
-        ));
+        let span = place.map(|place| place.span);
+        // A refused value is a stand-in by now and is not reported again.
+        let refused = |d: &Diagnostic| d.severity == Severity::Error && d.span == span;
+        if span.is_none() || !diagnostics.iter().any(refused) {
+            let message = format!("`{}` {problem}", place.map_or(path, |place| &place.key));
+            diagnostics.push(Diagnostic::error(rule, span, message, help));
+        }
     }
     let refused = diagnostics[before..]
         .iter()
         .any(|d| d.severity == Severity::Error);
     (!refused).then_some((spec, value_sources))
-}
-
-/// Checks the run's name and directory. A refused value is a stand-in by now and is not reported
-/// again.
-fn check_name_and_output(
-    spec: &Spec,
-    value_sources: &ValueSources,
-    diagnostics: &mut Vec<Diagnostic>,
-) {
-    let mut refuse = |path: &str, problem: String, help: String| {
-        let place = value_sources.get(path);
-        let span = place.map(|place| place.span);
-        if span.is_none() || diagnostics.iter().all(|d| d.span != span) {
-            let key = place.map_or(path, |place| &place.key);
-            let message = format!("`{key}` is {problem}");
-            diagnostics.push(Diagnostic::error("run-name", span, message, help));
-        }
-    };
-    if let Some(flaw) = run_name::flaw(&spec.name) {
-        let help = format!(
-            "use a DNS label, at most 63 lower-case letters, digits and `-`, such as `{}`",
-            run_name::label(&spec.name)
-        );
-        refuse("name", format!("`{}`: {flaw}", short(&spec.name)), help);
-    }
-    if spec.output.as_deref() == Some("") {
-        let help = "name a directory, or remove it for `runs/NAME`".to_owned();
-        refuse("output", "empty".to_owned(), help);
-    }
 }
 
 #[cfg(test)]

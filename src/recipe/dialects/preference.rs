@@ -170,34 +170,19 @@ pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
     tree.plain_if("budget.samples", examples);
 }
 
-/// A data set that upstream refers to by a short name.
-pub(crate) struct Known {
-    /// Upstream's short name.
-    pub word: &'static str,
-    /// The id of the data set on the hub.
-    pub id: &'static str,
-    /// The splits for training and for evaluation.
-    pub splits: [&'static str; 2],
-}
-
-/// A data set with its short name, its id and its splits.
-pub(crate) const fn known(
-    word: &'static str,
-    id: &'static str,
-    splits: [&'static str; 2],
-) -> Known {
-    Known { word, id, splits }
-}
+/// A data set that upstream knows by name: the name, its id on the hub, and its splits for training and for
+/// evaluation.
+pub(crate) type DataSet = (&'static str, &'static str, [&'static str; 2]);
 
 /// Writes the sources of `data.train` (0) or `data.evaluation` (1).
-pub(crate) fn sources(names: &[Given<String>], part: usize, known: &[Known], tree: &mut Tree) {
+pub(crate) fn sources(names: &[Given<String>], part: usize, known: &[DataSet], tree: &mut Tree) {
     let path = ["data.train", "data.evaluation"][part];
     for name in names {
         let mut source = Tree::new(name.span);
-        match known.iter().find(|known| known.word == name.value) {
-            Some(known) => {
-                source.text("path", &name.with(known.id.to_owned()));
-                source.text("split", &name.with(known.splits[part].to_owned()));
+        match known.iter().find(|(word, ..)| *word == name.value) {
+            Some((_, id, splits)) => {
+                source.text("path", &name.with((*id).to_owned()));
+                source.text("split", &name.with(splits[part].to_owned()));
             }
             None => source.text("path", name),
         }

@@ -1,10 +1,9 @@
 //! What the schema layer knows of DeepSpeed: how its config is recognised, and the plugin with which
 //! accelerate starts a program.
 
-use crate::recipe::syntax::diagnostic::Severity;
-use crate::recipe::syntax::hjson;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::source::{Sources, Span};
+use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::{json, yaml};
 
 /// Whether a file is a DeepSpeed config.
 pub fn is_config(root: &Node) -> bool {
@@ -13,11 +12,13 @@ pub fn is_config(root: &Node) -> bool {
 
 /// The mapping in the text of a DeepSpeed config. `None`: the text is not one, or repeats a key.
 pub fn parse(text: &str) -> Option<Node> {
-    let file = Sources::default().add("", "");
+    let plain = json::without_comments(text);
+    if json::problem(&plain).is_some() {
+        return None;
+    }
     let mut problems = Vec::new();
-    let root = hjson::parse(text, file, &mut problems)?;
-    let sound = problems.iter().all(|p| p.severity != Severity::Error);
-    (sound && root.entries().is_some()).then_some(root)
+    let root = yaml::parse(&plain, FileId(0), &mut problems)?;
+    (problems.is_empty() && root.entries().is_some()).then_some(root)
 }
 
 /// A top-level key that only DeepSpeed configs have. Other dialects hold whole DeepSpeed configs

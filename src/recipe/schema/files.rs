@@ -14,8 +14,8 @@ pub struct Files {
     pub accelerate: Option<FileId>,
     /// The DeepSpeed config, if it is a separate file.
     pub deepspeed: Option<FileId>,
-    /// Files that are read as Hjson.
-    pub hjson: Vec<FileId>,
+    /// Files that are JSON with comments.
+    pub commented: Vec<FileId>,
     /// The virtual file with the command line's overrides and flags.
     pub command_line: Option<FileId>,
     /// The batch of a Hydra tree.

@@ -189,7 +189,12 @@ fn shift(span: &mut Span, at: Position) {
 }
 
 /// Puts a value at a path. Keys may contain dots: the longest matching key wins.
-fn put(root: &mut Node, path: &str, span: Span, value: Node) -> Result<(), (String, String)> {
+pub(crate) fn put(
+    root: &mut Node,
+    path: &str,
+    span: Span,
+    value: Node,
+) -> Result<(), (String, String)> {
     if root.is_null(Schema::Core) {
         root.value = Value::Mapping(Vec::new());
     }

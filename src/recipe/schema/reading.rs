@@ -12,7 +12,7 @@ use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
-use crate::recipe::syntax::{hjson, yaml};
+use crate::recipe::syntax::{json, yaml};
 use crate::util::suggest::{did_you_mean, short};
 
 /// The rule of a file that cannot be read at all.
@@ -165,60 +165,63 @@ impl Reading {
     pub(crate) fn tree(&mut self, file: FileId) -> Option<Node> {
         let source = self.sources.get(file)?;
         let extension = source.path.extension();
-        let json = extension.is_some_and(|e| e == "json" || e == "hjson");
-        // A TrainingJob does not store the recipe's file name, so comments that are not YAML's tell Hjson.
+        let is_json = extension.is_some_and(|e| e == "json" || e == "hjson");
+        // A TrainingJob does not store the recipe's file name, so comments that are not YAML's tell JSON.
         let begins = |mark: &str| source.text.trim_start().starts_with(mark);
         let commented = ["//", "/*"].iter().any(|mark| source.text.contains(mark))
             && ["{", "//", "/*"].into_iter().any(begins);
-        if json {
+        if is_json {
             self.converted.push(file);
         }
-        if (json || commented)
-            && let Some(root) = self.hjson(file)
-        {
-            return Some(root);
+        let more_than_json = json::problem(&source.text).is_some();
+        if (is_json || commented) && more_than_json {
+            let plain = json::without_comments(&source.text);
+            let mut problems = Vec::new();
+            let root = yaml::parse(&plain, file, &mut problems).filter(deepspeed::is_config);
+            if let (Some(_), Some(problem)) = (&root, json::problem(&plain)) {
+                let help = "put names and texts into double quotes, with commas between them; comments may stay";
+                let message = format!("of Hjson only JSON with comments is supported: {problem}");
+                self.refuse_line(file, problem.line(), message, help);
+                return None;
+            }
+            if root.is_some() {
+                self.diagnostics.extend(problems);
+                self.files.commented.push(file);
+                return root;
+            }
         }
-        let source = self.sources.get(file)?;
         // Python's `json` reads JSON, and Evenkeel alone reads native recipes.
         let native = source.text.lines().any(|line| line.starts_with(NATIVE));
-        let json = json || json_problem(&source.text).is_none();
-        match json || native {
-            true => yaml::parse(&source.text, file, &mut self.diagnostics),
-            false => yaml::parse_as_pyyaml(&source.text, file, &mut self.diagnostics),
+        if is_json || native || !more_than_json {
+            yaml::parse(&source.text, file, &mut self.diagnostics)
+        } else {
+            yaml::parse_as_pyyaml(&source.text, file, &mut self.diagnostics)
         }
-    }
-
-    /// Parses a DeepSpeed config in Hjson. `None`: plain JSON or another file.
-    fn hjson(&mut self, file: FileId) -> Option<Node> {
-        let text = &self.sources.get(file)?.text;
-        json_problem(text)?;
-        let mut problems = Vec::new();
-        let root = hjson::parse(text, file, &mut problems).filter(deepspeed::is_config)?;
-        self.diagnostics.extend(problems);
-        self.files.hjson.push(file);
-        Some(root)
     }
 
     /// Refuses a file that Python's `json` cannot parse, for an upstream reader that uses it.
     pub(crate) fn refuse_more_than_json(&mut self, file: FileId, reader: &str) {
+        let source = self.sources.get(file);
+        if let Some(problem) = source.and_then(|source| json::problem(&source.text)) {
+            let message =
+                format!("{reader} reads this file as plain JSON and fails here: {problem}");
+            let help = "remove comments and trailing commas: only DeepSpeed itself, with `--deepspeed_config`, reads comments";
+            self.refuse_line(file, problem.line(), message, help);
+        }
+    }
+
+    /// An error at a line of a file that is not JSON.
+    fn refuse_line(&mut self, file: FileId, line: usize, message: String, help: &str) {
         let Some(source) = self.sources.get(file) else {
             return;
         };
-        let Some(problem) = json_problem(&source.text) else {
-            return;
-        };
-        let before = source.text.lines().take(problem.line().saturating_sub(1));
+        let before = source.text.lines().take(line.saturating_sub(1));
         let start: usize = before.map(|line| line.len() + 1).sum();
         let text = source.text.get(start..).unwrap_or_default();
         let text = text.lines().next().unwrap_or_default();
         let start = start.min(source.text.len());
         let span = Span::of(&source.text, start..start + text.len(), file);
-        self.error(
-            "yaml-syntax",
-            Some(span),
-            format!("{reader} reads this file as plain JSON and fails here: {problem}"),
-            "remove comments, trailing commas and other Hjson: only DeepSpeed itself, with `--deepspeed_config`, reads Hjson",
-        );
+        self.error("yaml-syntax", Some(span), message, help);
     }
 
     /// Whether the reader of a file converts values to the types of their keys, whatever YAML's types are.
@@ -295,9 +298,4 @@ pub(crate) fn wrong_type(key: &str, node: &Node, schema: Schema, expected: &str)
         format!("`{key}` takes {expected}, this is {found}"),
         format!("give {expected}"),
     )
-}
-
-/// The error with which JSON parsing fails, if any.
-fn json_problem(text: &str) -> Option<serde_json::Error> {
-    serde_json::from_str::<serde::de::IgnoredAny>(text).err()
 }

@@ -1,7 +1,7 @@
-//! Text to trees with source positions: YAML, Hjson, scalars and shell commands.
+//! Text to trees with source positions: YAML, JSON, scalars and shell commands.
 
 pub mod diagnostic;
-pub mod hjson;
+pub mod json;
 pub mod node;
 pub mod scalar;
 pub mod shell;

@@ -58,14 +58,10 @@ impl Node {
         Node::scalar(text, false, span)
     }
 
-    fn scalar(text: impl Into<String>, plain: bool, span: Span) -> Node {
+    pub(super) fn scalar(text: impl Into<String>, plain: bool, span: Span) -> Node {
         let text = text.into();
         Node {
-            value: Value::Scalar(Scalar {
-                text,
-                plain,
-                tag: None,
-            }),
+            value: Value::Scalar(Scalar { text, plain }),
             span,
             key: None,
         }
@@ -105,12 +101,13 @@ impl Node {
         }
     }
 
-    /// The value under a key, if this is a mapping that has it.
+    /// The value under a key of a mapping, or at a position of a list.
     pub fn get(&self, name: &str) -> Option<&Node> {
-        self.entries()?
-            .iter()
-            .find(|e| e.name == name)
-            .map(|e| &e.value)
+        match &self.value {
+            Value::Scalar(_) => None,
+            Value::Sequence(items) => items.get(name.parse::<usize>().ok()?),
+            Value::Mapping(entries) => Some(&entries.iter().find(|e| e.name == name)?.value),
+        }
     }
 
     /// As [`Node::get`], to change the value.
@@ -122,7 +119,7 @@ impl Node {
         Some(&mut entries.find(|e| e.name == name)?.value)
     }
 
-    /// The value at a dotted path of keys.
+    /// The value at a dotted path of keys and positions in lists.
     pub fn get_path(&self, path: &str) -> Option<&Node> {
         path.split('.').try_fold(self, Node::get)
     }
@@ -254,16 +251,16 @@ impl Node {
                     return;
                 };
                 let names = present.iter().enumerate();
-                let mut value_sources: HashMap<String, usize> =
+                let mut positions: HashMap<String, usize> =
                     names.map(|(at, e)| (e.name.clone(), at)).collect();
                 for entry in entries {
-                    match value_sources.get(&entry.name) {
+                    match positions.get(&entry.name) {
                         Some(&at) => {
                             present[at].name_span = entry.name_span;
                             present[at].value.overlay(entry.value);
                         }
                         None => {
-                            value_sources.insert(entry.name.clone(), present.len());
+                            positions.insert(entry.name.clone(), present.len());
                             present.push(entry);
                         }
                     }
@@ -319,6 +316,16 @@ impl Node {
     /// Gives every node of the tree one place, for JSON within a text, whose offsets are meaningless.
     pub fn put_at(&mut self, span: Span) {
         self.each_span(&|place| *place = span);
+    }
+
+    /// The number of values in this tree.
+    pub fn count(&self) -> usize {
+        let below: usize = match &self.value {
+            Value::Scalar(_) => 0,
+            Value::Sequence(items) => items.iter().map(Node::count).sum(),
+            Value::Mapping(entries) => entries.iter().map(|e| e.value.count()).sum(),
+        };
+        1 + below
     }
 
     /// The kind of this node, for messages.

@@ -18,23 +18,6 @@ pub struct Scalar {
     pub text: String,
     /// Whether it is unquoted, so that a schema may read a number or a boolean.
     pub plain: bool,
-    /// An explicit core tag such as `!!str`.
-    pub tag: Option<Tag>,
-}
-
-/// The core tags of a scalar.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tag {
-    /// `!!str`, or the non-specific `!`.
-    Str,
-    /// `!!int`.
-    Int,
-    /// `!!float`.
-    Float,
-    /// `!!bool`.
-    Bool,
-    /// `!!null`.
-    Null,
 }
 
 /// The rules that turn a scalar's text into a value.
@@ -117,26 +100,11 @@ impl Schema {
     /// The value of a scalar under this schema.
     pub fn resolve(self, scalar: &Scalar) -> Resolved {
         let text = scalar.text.as_str();
-        match scalar.tag {
-            Some(tag) => self.tagged(tag, text),
-            None if self == Schema::OmegaConf && text == "???" => Resolved::Missing,
-            None if !scalar.plain => Resolved::Str(text.to_owned()),
-            None => self
-                .implicit(text)
-                .unwrap_or_else(|| Resolved::Str(text.to_owned())),
+        if self == Schema::OmegaConf && text == "???" {
+            return Resolved::Missing;
         }
-    }
-
-    /// An explicit tag overrides the form of the text. Text that does not fit the tag stays a string,
-    /// which the key's type check then refuses.
-    fn tagged(self, tag: Tag, text: &str) -> Resolved {
-        let resolved = match tag {
-            Tag::Str => None,
-            Tag::Null => Some(Resolved::Null),
-            Tag::Float => text.replace('_', "").parse().ok().map(Resolved::Float),
-            Tag::Int | Tag::Bool => self.implicit(text),
-        };
-        resolved.unwrap_or_else(|| Resolved::Str(text.to_owned()))
+        let implicit = self.implicit(text).filter(|_| scalar.plain);
+        implicit.unwrap_or_else(|| Resolved::Str(text.to_owned()))
     }
 
     fn implicit(self, text: &str) -> Option<Resolved> {

@@ -1,33 +1,26 @@
-//! YAML (and its subset JSON) to a [`Node`] tree with positions, within budgets.
+//! YAML (and its subset JSON) to a [`Node`] tree with positions.
 //!
 //! Only this module uses the parser: `granit-parser` gives events with byte offsets. This module
-//! builds a tree from them, expands aliases, merges `<<` and reports duplicate keys.
-//! Hostile input ends in a diagnostic: size, depth and the tree after alias expansion are bounded.
-
-mod budget;
-mod keys;
-mod problem;
-mod tabs;
-mod tags;
+//! builds a tree from them and reports duplicate keys. Aliases, merges (`<<`) and tags are refused.
+//! Hostile input ends in a diagnostic: size, depth and the number of values are bounded.
 
 use std::collections::HashMap;
+use std::collections::hash_map;
 
-use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, StrInput};
 
 use super::diagnostic::Diagnostic;
 use super::node::{Entry, Node, Value};
-use super::scalar::Scalar;
 use super::source::{FileId, Span};
-
-use keys::{duplicate, merge};
-use problem::{Problem, over_budget, problem, too_deep};
-use tags::{collection_tag, scalar_tag};
-
-pub use budget::{MAX_DEPTH, MAX_NODES, MAX_TEXT};
-pub(crate) use budget::{Weight, weigh};
 
 /// The largest accepted file, bytes.
 pub const MAX_BYTES: usize = 1 << 20;
+/// The deepest nesting of lists and mappings.
+pub const MAX_DEPTH: usize = 64;
+/// The most values and keys of a file.
+pub const MAX_NODES: usize = 100_000;
+/// The most bytes of all files of a recipe.
+pub const MAX_TEXT: usize = 8 << 20;
 
 /// As [`parse`], and refuses tabs where PyYAML does.
 pub fn parse_as_pyyaml(
@@ -36,7 +29,7 @@ pub fn parse_as_pyyaml(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Node> {
     let (root, quoted) = parse_with_quotes(text, file, diagnostics)?;
-    if let Some(problem) = tabs::find(text, file, &quoted) {
+    if let Some(problem) = refused_tab(text, file, &quoted) {
         diagnostics.push(*problem);
         return None;
     }
@@ -54,83 +47,92 @@ fn parse_with_quotes(
     file: FileId,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<(Node, Vec<(usize, usize)>)> {
-    if text.len() > MAX_BYTES {
-        diagnostics.push(Diagnostic::error(
-            "yaml-syntax",
-            None,
-            format!(
-                "the file has {} bytes, the limit is {MAX_BYTES}",
-                text.len()
-            ),
-            "check that this is the right file",
-        ));
-        return None;
-    }
-    let options = granit_parser::options! {
-        emit_comments: false,
-        block_nesting_limit: MAX_DEPTH,
-        flow_nesting_limit: MAX_DEPTH,
-    };
-    let mut builder = Builder::new(file, diagnostics);
-    for next in Parser::new_from_str_with_options(text, options) {
-        let step = match next {
-            Ok((event, span)) => builder.event(event, builder.span(span)),
-            Err(error) => Err(builder.syntax(&error, text)),
+    let message = if text.len() > MAX_BYTES {
+        let bytes = text.len();
+        format!("the file has {bytes} bytes, the limit is {MAX_BYTES}")
+    } else {
+        let options = granit_parser::options! {
+            emit_comments: false,
+            block_nesting_limit: MAX_DEPTH,
+            flow_nesting_limit: MAX_DEPTH,
         };
-        if let Err(problem) = step {
-            builder.diagnostics.push(*problem);
-            return None;
+        let mut builder = Builder {
+            text,
+            file,
+            parser: Parser::new_from_str_with_options(text, options),
+            nodes: 0,
+            quoted: Vec::new(),
+            diagnostics,
+        };
+        match builder.document() {
+            Ok(Some(root)) => return Some((root, builder.quoted)),
+            Ok(None) => "the file is empty".to_owned(),
+            Err(problem) => {
+                diagnostics.push(*problem);
+                return None;
+            }
         }
-    }
-    let quoted = std::mem::take(&mut builder.quoted);
-    builder.finish().map(|root| (root, quoted))
+    };
+    let help = "check that this is the right file";
+    diagnostics.push(Diagnostic::error("yaml-syntax", None, message, help));
+    None
 }
 
-/// A collection that is still open.
-struct Open {
-    span: Span,
-    anchor: usize,
-    /// The totals at its start, from which its own weight follows at its end.
-    before: Weight,
-    content: Content,
+/// An error of `yaml-syntax`; boxed, because the results that carry it are many and small.
+type Problem = Box<Diagnostic>;
+
+fn problem(span: Span, message: impl Into<String>, help: &str) -> Problem {
+    Box::new(Diagnostic::error("yaml-syntax", Some(span), message, help))
 }
 
-enum Content {
-    Sequence(Vec<Node>),
-    Mapping {
-        entries: Vec<Entry>,
-        /// Positions of the keys in `entries`.
-        index: HashMap<String, usize>,
-        /// Values of `<<` keys.
-        merges: Vec<Node>,
-        /// A key that has no value yet.
-        key: Option<(String, bool, Span)>,
-    },
+fn too_deep(span: Span) -> Problem {
+    problem(
+        span,
+        format!("values are nested more than {MAX_DEPTH} deep"),
+        "check the brackets and the indentation",
+    )
 }
 
-struct Builder<'d> {
+/// Builds the tree from the parser's events.
+struct Builder<'t, 'd> {
+    text: &'t str,
     file: FileId,
-    diagnostics: &'d mut Vec<Diagnostic>,
-    open: Vec<Open>,
-    anchors: HashMap<usize, (Node, Weight)>,
-    total: Weight,
-    root: Option<Node>,
-    documents: usize,
+    parser: Parser<'t, StrInput<'t>>,
+    nodes: usize,
     /// The byte ranges of scalars that are quoted or blocks.
     quoted: Vec<(usize, usize)>,
+    diagnostics: &'d mut Vec<Diagnostic>,
 }
 
-impl<'d> Builder<'d> {
-    fn new(file: FileId, diagnostics: &'d mut Vec<Diagnostic>) -> Self {
-        Builder {
-            file,
-            diagnostics,
-            open: Vec::new(),
-            anchors: HashMap::new(),
-            total: Weight::default(),
-            root: None,
-            documents: 0,
-            quoted: Vec::new(),
+impl<'t> Builder<'t, '_> {
+    /// The root of the only document; `None` if there is none.
+    fn document(&mut self) -> Result<Option<Node>, Problem> {
+        let mut root = None;
+        loop {
+            let (event, span) = self.next()?;
+            match event {
+                Event::StreamEnd => return Ok(root),
+                Event::DocumentStart(..) if root.is_some() => {
+                    return Err(problem(
+                        span,
+                        "the file holds more than one document",
+                        "keep one recipe in a file: remove everything after `---`",
+                    ));
+                }
+                Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd => {}
+                event => root = Some(self.node(event, span, 0)?),
+            }
+        }
+    }
+
+    fn next(&mut self) -> Result<(Event<'t>, Span), Problem> {
+        match self.parser.next() {
+            Some(Ok((event, span))) => Ok((event, self.span(span))),
+            Some(Err(error)) => Err(self.syntax(&error)),
+            None => {
+                let end = Span::of(self.text, self.text.len()..self.text.len(), self.file);
+                Err(problem(end, "the file is not complete", "check its end"))
+            }
         }
     }
 
@@ -145,219 +147,178 @@ impl<'d> Builder<'d> {
         }
     }
 
-    fn syntax(&self, error: &ScanError, text: &str) -> Problem {
+    fn syntax(&self, error: &ScanError) -> Problem {
         let span = self.span(granit_parser::Span::empty(*error.marker()));
-        if *error.kind() == ErrorKind::RecursionLimitExceeded {
-            return too_deep(span);
+        match error.kind() {
+            ErrorKind::RecursionLimitExceeded => return too_deep(span),
+            ErrorKind::UnknownAnchor => return self.alias(span),
+            _ => {}
         }
-        let line = text
-            .lines()
-            .nth(span.line.saturating_sub(1) as usize)
-            .unwrap_or("");
-        let help = if line.trim_start_matches(' ').starts_with('\t') {
+        let line = self.text.lines().nth(span.line.saturating_sub(1) as usize);
+        let indented = line.map(|line| line.trim_start_matches(' '));
+        let help = if indented.is_some_and(|line| line.starts_with('\t')) {
             "indent YAML with spaces, not with tabs"
-        } else if *error.kind() == ErrorKind::UnknownAnchor {
-            "an alias `*name` needs an anchor `&name` before it"
         } else {
             "check the indentation, the quotes and the brackets before this position"
         };
         problem(span, error.kind().to_string(), help)
     }
 
-    fn event(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
-        match event {
-            Event::DocumentStart(..) => {
-                self.documents += 1;
-                if self.documents > 1 {
-                    return Err(problem(
-                        span,
-                        "the file holds more than one document",
-                        "keep one recipe in a file: remove everything after `---`",
-                    ));
-                }
-                Ok(())
-            }
-            Event::Scalar(text, style, anchor, tag) => {
-                if style != ScalarStyle::Plain {
-                    self.quoted.push((span.start, span.end));
-                }
-                let tag = tag.map(|t| scalar_tag(&t, span)).transpose()?;
-                let plain = style == ScalarStyle::Plain;
-                let text = text.into_owned();
-                self.scalar(Scalar { text, plain, tag }, anchor, span)
-            }
-            Event::SequenceStart(_, anchor, tag) => {
-                collection_tag(tag.as_deref(), "seq", span)?;
-                self.start(anchor, span, Content::Sequence(Vec::new()))
-            }
-            Event::MappingStart(_, anchor, tag) => {
-                collection_tag(tag.as_deref(), "map", span)?;
-                let content = Content::Mapping {
-                    entries: Vec::new(),
-                    index: HashMap::new(),
-                    merges: Vec::new(),
-                    key: None,
-                };
-                self.start(anchor, span, content)
-            }
-            Event::SequenceEnd | Event::MappingEnd => self.end(span),
-            Event::Alias(id) => self.alias(id, span),
-            Event::UnresolvedAlias(name) => Err(problem(
-                span,
-                format!("the alias `*{name}` has no anchor"),
-                "an alias `*name` needs an anchor `&name` before it",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn scalar(&mut self, scalar: Scalar, anchor: usize, span: Span) -> Result<(), Problem> {
-        let weight = Weight::leaf(scalar.text.len());
-        self.spend(weight, span)?;
-        let node = Node {
-            value: Value::Scalar(scalar),
+    fn alias(&self, span: Span) -> Problem {
+        let rest = self.text.get(span.start..).unwrap_or_default();
+        let inside = |c: &char| !c.is_whitespace() && !",]}".contains(*c);
+        let name: String = rest.chars().take(40).take_while(inside).collect();
+        problem(
             span,
-            key: None,
-        };
-        if anchor != 0 {
-            self.anchors.insert(anchor, (node.clone(), weight));
-        }
-        self.place(node)
+            format!("the alias `{name}` is not supported"),
+            "write the value out; put text that begins with `*` in quotes",
+        )
     }
 
-    fn alias(&mut self, id: usize, span: Span) -> Result<(), Problem> {
-        let Some((node, weight)) = self.anchors.get(&id) else {
+    /// The value that begins with an event, inside `depth` collections.
+    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node, Problem> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES {
             return Err(problem(
                 span,
-                "the alias is inside the value that it names",
-                "write the value out, or name another anchor",
-            ));
-        };
-        if self.open.len() + weight.height > MAX_DEPTH {
-            return Err(too_deep(span));
-        }
-        // Counted before the copy, so that a bomb never allocates its memory.
-        let total = self.total.with(*weight);
-        self.total = total.ok_or_else(|| over_budget(span))?;
-        let node = node.clone();
-        self.place(node)
-    }
-
-    fn spend(&mut self, weight: Weight, span: Span) -> Result<(), Problem> {
-        let total = self.total.with(weight);
-        self.total = total.ok_or_else(|| over_budget(span))?;
-        Ok(())
-    }
-
-    fn start(&mut self, anchor: usize, span: Span, content: Content) -> Result<(), Problem> {
-        if self.open.len() >= MAX_DEPTH {
-            return Err(too_deep(span));
-        }
-        let before = self.total;
-        self.spend(Weight::leaf(0), span)?;
-        self.open.push(Open {
-            span,
-            anchor,
-            before,
-            content,
-        });
-        Ok(())
-    }
-
-    fn end(&mut self, end: Span) -> Result<(), Problem> {
-        let Some(open) = self.open.pop() else {
-            return Ok(());
-        };
-        let mut span = open.span;
-        span.end = end.end.max(span.end);
-        let (value, merged) = match open.content {
-            Content::Sequence(items) => (Value::Sequence(items), false),
-            Content::Mapping {
-                entries, merges, ..
-            } => {
-                let merged = !merges.is_empty();
-                (Value::Mapping(merge(entries, merges)?), merged)
-            }
-        };
-        let node = Node {
-            value,
-            span,
-            key: None,
-        };
-        if merged || open.anchor != 0 {
-            let weight = weigh(&node);
-            if merged {
-                // Values that the merge dropped do not count.
-                self.total = open.before;
-                self.spend(weight, span)?;
-            }
-            if open.anchor != 0 {
-                // The copy for the anchor costs memory as well.
-                self.spend(weight, span)?;
-                self.anchors.insert(open.anchor, (node.clone(), weight));
-            }
-        }
-        self.place(node)
-    }
-
-    /// Adds a finished node to the innermost open collection.
-    fn place(&mut self, node: Node) -> Result<(), Problem> {
-        let Some(open) = self.open.last_mut() else {
-            self.root = Some(node);
-            return Ok(());
-        };
-        match &mut open.content {
-            Content::Sequence(items) => items.push(node),
-            Content::Mapping {
-                entries,
-                index,
-                merges,
-                key,
-            } => match key.take() {
-                None => {
-                    let Value::Scalar(scalar) = node.value else {
-                        return Err(problem(
-                            node.span,
-                            format!("a key must be a single value, this is {}", node.kind()),
-                            "quote the key if its brackets are part of it",
-                        ));
-                    };
-                    *key = Some((scalar.text, scalar.plain, node.span));
-                }
-                Some((name, true, _)) if name == "<<" => merges.push(node),
-                Some((name, _, name_span)) => {
-                    let entry = Entry {
-                        name: name.clone(),
-                        name_span,
-                        value: node,
-                    };
-                    match index.get(&name) {
-                        None => {
-                            index.insert(name, entries.len());
-                            entries.push(entry);
-                        }
-                        Some(&at) => {
-                            self.diagnostics.push(duplicate(&entries[at], &entry));
-                            entries[at] = entry;
-                        }
-                    }
-                }
-            },
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Option<Node> {
-        if self.root.is_none() {
-            self.diagnostics.push(Diagnostic::error(
-                "yaml-syntax",
-                None,
-                "the file is empty",
+                format!("the file has more than {MAX_NODES} values"),
                 "check that this is the right file",
             ));
         }
-        self.root
+        let tag = match &event {
+            Event::Scalar(.., tag)
+            | Event::SequenceStart(.., tag)
+            | Event::MappingStart(.., tag) => tag,
+            Event::Alias(_) | Event::UnresolvedAlias(_) => return Err(self.alias(span)),
+            _ => return Err(problem(span, "a value is missing", "write one, or `null`")),
+        };
+        if let Some(tag) = tag {
+            return Err(problem(
+                span,
+                format!("the tag `{}` is not supported", tag.original()),
+                "remove the tag, and write the value so that it needs none",
+            ));
+        }
+        if let Event::Scalar(text, style, ..) = event {
+            let plain = style == ScalarStyle::Plain;
+            if !plain {
+                self.quoted.push((span.start, span.end));
+            }
+            return Ok(Node::scalar(text, plain, span));
+        }
+        if depth >= MAX_DEPTH {
+            return Err(too_deep(span));
+        }
+        if matches!(event, Event::MappingStart(..)) {
+            return self.mapping(span, depth);
+        }
+        let mut items = Vec::new();
+        loop {
+            let (event, at) = self.next()?;
+            if event == Event::SequenceEnd {
+                let end = at.end.max(span.end);
+                return Ok(Node::sequence(items, Span { end, ..span }));
+            }
+            items.push(self.node(event, at, depth + 1)?);
+        }
     }
+
+    fn mapping(&mut self, span: Span, depth: usize) -> Result<Node, Problem> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut positions = HashMap::new();
+        loop {
+            let (event, at) = self.next()?;
+            if event == Event::MappingEnd {
+                let mut mapping = Node::mapping(span);
+                mapping.span.end = at.end.max(span.end);
+                mapping.value = Value::Mapping(entries);
+                return Ok(mapping);
+            }
+            let key = self.node(event, at, depth + 1)?;
+            let kind = key.kind();
+            let Value::Scalar(name) = key.value else {
+                return Err(problem(
+                    key.span,
+                    format!("a key must be a single value, this is {kind}"),
+                    "quote the key if its brackets are part of it",
+                ));
+            };
+            if name.plain && name.text == "<<" {
+                return Err(problem(
+                    key.span,
+                    "a merge (`<<`) is not supported",
+                    "write the merged keys out",
+                ));
+            }
+            let (event, at) = self.next()?;
+            let entry = Entry {
+                name: name.text,
+                name_span: key.span,
+                value: self.node(event, at, depth + 1)?,
+            };
+            match positions.entry(entry.name.clone()) {
+                hash_map::Entry::Vacant(position) => {
+                    position.insert(entries.len());
+                    entries.push(entry);
+                }
+                hash_map::Entry::Occupied(position) => {
+                    let first = &mut entries[*position.get()];
+                    self.diagnostics.push(duplicate(first, &entry));
+                    *first = entry;
+                }
+            }
+        }
+    }
+}
+
+/// A duplicate key: upstream loaders silently take the last, so a contradiction is refused.
+fn duplicate(first: &Entry, second: &Entry) -> Diagnostic {
+    let (name, line) = (&second.name, first.name_span.line);
+    let message = format!("`{name}` is given twice, first on line {line}");
+    let help = "remove one of them: loaders silently take the last";
+    let span = Some(second.name_span);
+    if first.value.same_value(&second.value) {
+        let message = format!("{message}, with the same value");
+        Diagnostic::warning("duplicate-key", span, message, help)
+    } else {
+        Diagnostic::error("duplicate-key", span, message, help)
+    }
+}
+
+/// The first tab that PyYAML refuses: outside quotes, block scalars and comments. YAML 1.2 allows some of them.
+/// `quoted`: the byte ranges of scalars that are quoted or blocks.
+///
+/// Source: PyYAML 6.0.3 `scanner.py` (`scan_to_next_token`, `fetch_more_tokens`, `scan_plain`).
+fn refused_tab(text: &str, file: FileId, quoted: &[(usize, usize)]) -> Option<Problem> {
+    if !text.contains('\t') {
+        return None;
+    }
+    let mut quoted = quoted.iter().copied().peekable();
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        let mut blank = true;
+        for (at, c) in line.char_indices() {
+            let here = start + at;
+            while quoted.next_if(|(_, end)| *end <= here).is_some() {}
+            if quoted.peek().is_some_and(|(begin, _)| *begin <= here) {
+                blank = false;
+                continue;
+            }
+            match c {
+                '#' if blank => break,
+                '\t' => {
+                    return Some(problem(
+                        Span::of(text, here..here + 1, file),
+                        "a tab separates tokens here, and PyYAML, upstream's parser, refuses it",
+                        "write a space instead of the tab",
+                    ));
+                }
+                _ => blank = c.is_whitespace(),
+            }
+        }
+        start += line.len();
+    }
+    None
 }
 
 #[cfg(test)]

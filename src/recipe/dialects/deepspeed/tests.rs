@@ -122,9 +122,9 @@ fn the_config_of_a_custom_program_is_found_in_its_command() {
 }
 
 #[test]
-fn hjson_is_read_where_deepspeed_reads_the_file() {
-    let text = "{\n  // global\n  train_batch_size: 64 /* 8 × 8 */\n  \
-                \"train_micro_batch_size_per_gpu\": 4, # one\n  zero_optimization: {stage: 2,}\n}\n";
+fn comments_are_read_where_deepspeed_reads_the_file() {
+    let text = "{\n  // global\n  \"train_batch_size\": 64, /* 8 × 8 */\n  \
+                \"train_micro_batch_size_per_gpu\": 4, # one\n  \"zero_optimization\": {\"stage\": 2}\n}\n";
     let recipe = config(text).unwrap();
     assert_eq!(recipe.dialect, Dialect::Deepspeed);
     assert_eq!(
@@ -154,7 +154,7 @@ fn hjson_is_read_where_deepspeed_reads_the_file() {
         "{}",
         problems(twice)
     );
-    let twice = "{train_batch_size: 8 # a\n train_batch_size: 8\n}";
+    let twice = "{\"train_batch_size\": 8, # a\n \"train_batch_size\": 8\n}";
     assert!(
         problems(twice).starts_with("error[duplicate-key]"),
         "{}",
@@ -194,14 +194,21 @@ fn a_trainer_reads_plain_json_only() {
 }
 
 #[test]
-fn text_between_triple_quotes_is_refused_with_its_reason() {
-    let mut reading = crate::recipe::schema::reading::Reading::default();
-    let text = "{train_batch_size: 8 # samples\n note: '''\n one\n '''\n}";
-    reading.parse("ds.json", text.to_owned());
-    let messages: Vec<&str> = reading
-        .diagnostics
-        .iter()
-        .map(|d| d.message.as_str())
-        .collect();
-    assert_eq!(messages, ["text between `'''` is not supported"]);
+fn hjson_that_is_not_json_with_comments_is_refused_with_its_line() {
+    for text in [
+        "{\n  train_batch_size: 8 // samples\n}",
+        "{\n  \"train_batch_size\": 8,,\n}",
+        "{\n  \"train_batch_size\": 8 # samples\n  \"zero_optimization\": {}\n}",
+        "train_batch_size: 8\n",
+        "{\"train_batch_size\": 8, \"note\": 'x'}",
+        "{\"train_batch_size\": 8, \"note\": \'\'\'\n one\n \'\'\'}",
+    ] {
+        let found = problems(text);
+        assert!(found.starts_with("error[yaml-syntax]"), "{text}: {found}");
+    }
+    let text = "{\n  \"train_batch_size\": 8, // samples\n  zero_optimization: {}\n}";
+    insta::assert_snapshot!(
+        problems(text),
+        @"error[yaml-syntax] of Hjson only JSON with comments is supported: key must be a string at line 3 column 3 (put names and texts into double quotes, with commas between them; comments may stay)"
+    );
 }

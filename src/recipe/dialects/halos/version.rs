@@ -41,17 +41,17 @@ impl Version {
     /// The version with this name, or of this day.
     fn named(text: &str) -> Option<Version> {
         let mut all = Version::ALL.into_iter();
-        all.find(|v| v.name() == text).or_else(|| {
-            let shape = |(at, c): (usize, char)| match at {
-                4 | 7 => c == '-',
-                _ => c.is_ascii_digit(),
-            };
-            let is_day = text.len() == 10 && text.chars().enumerate().all(shape);
-            is_day.then(|| match text {
-                day if day < ACCELERATE_SINCE => Version::Legacy,
-                day if day < HEAD_SINCE => Version::PerStep,
-                _ => Version::Head,
-            })
+        if let Some(version) = all.find(|version| version.name() == text) {
+            return Some(version);
+        }
+        let day = |c: char| c.is_ascii_digit() || c == '-';
+        let is_day = text.len() == HEAD_SINCE.len() && text.chars().all(day);
+        is_day.then_some(if text < ACCELERATE_SINCE {
+            Version::Legacy
+        } else if text < HEAD_SINCE {
+            Version::PerStep
+        } else {
+            Version::Head
         })
     }
 }
@@ -76,44 +76,33 @@ pub(super) fn detect(
     asked: Option<&str>,
     reading: &mut Reading,
 ) -> (Version, String) {
-    if let Some(text) = asked {
-        if let Some(version) = Version::named(text) {
-            return (
-                version,
-                format!("version {}: `--dialect-version`", version.name()),
-            );
-        }
-        let help = format!(
-            "{}, or a day such as `2025-04-30`",
-            did_you_mean(text, Version::NAMES.iter().copied())
-        );
-        reading.error(
-            "unknown-value",
-            None,
-            format!("`--dialect-version` is `{text}`"),
-            help,
-        );
+    let named = asked.and_then(Version::named);
+    if let (Some(text), None) = (asked, named) {
+        let names = did_you_mean(text, Version::NAMES.iter().copied());
+        let message = format!("`--dialect-version` is `{text}`");
+        let help = format!("{names}, or a day such as `2025-04-30`");
+        reading.error("unknown-value", None, message, help);
     }
-    let root_key = |keys: &[&'static str]| {
+    let key_of = |keys: &[&'static str]| {
         let has = |key: &str| roots.iter().flatten().any(|root| root.get(key).is_some());
-        keys.iter().copied().find(|key| has(key))
+        let found = keys.iter().find(|key| has(key))?;
+        Some(format!("it has the key `{found}`"))
     };
-    let found =
-        |version: Version, why: String| (version, format!("version {}: {why}", version.name()));
-    if let Some(key) = root_key(LEGACY) {
-        return found(Version::Legacy, format!("it has the key `{key}`"));
-    }
-    if let Some((version, file)) = by_comment(&reading.sources) {
-        return found(version, format!("the comment on `batch_size` in {file}"));
-    }
-    if let Some(key) = root_key(HEAD) {
-        return found(Version::Head, format!("it has the key `{key}`"));
-    }
-    if let Some(key) = root_key(EARLIER) {
-        return found(Version::PerStep, format!("it has the key `{key}`"));
-    }
-    warn(values, reading);
-    found(Version::Head, "the default".to_owned())
+    let (version, why) = if let Some(version) = named {
+        (version, "`--dialect-version`".to_owned())
+    } else if let Some(why) = key_of(LEGACY) {
+        (Version::Legacy, why)
+    } else if let Some((version, file)) = by_comment(&reading.sources) {
+        (version, format!("the comment on `batch_size` in {file}"))
+    } else if let Some(why) = key_of(HEAD) {
+        (Version::Head, why)
+    } else if let Some(why) = key_of(EARLIER) {
+        (Version::PerStep, why)
+    } else {
+        warn(values, reading);
+        (Version::Head, "the default".to_owned())
+    };
+    (version, format!("version {}: {why}", version.name()))
 }
 
 /// Warns which batch is assumed, if it makes a difference.

@@ -6,39 +6,40 @@
 //!
 //! Source: Hydra 1.3, `_internal/config_loader_impl.py` (`_apply_overrides_to_config`).
 
+use crate::recipe::schema::overrides::put;
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::Span;
-use crate::recipe::syntax::words::cut;
+use crate::util::suggest::nearest;
 
 use super::Program;
 use super::grammar::{Kind, Override};
-use super::known::{find, meant};
-use super::layer::merge;
 
 /// Applies an override of a value.
 pub(super) fn assign(config: &mut Node, line: Override, program: &Program, reading: &mut Reading) {
     let Override {
         kind,
         key,
-        package,
         value,
         span,
     } = line;
-    let present = find(config, &key);
-    let nothing = present.is_none_or(is_nothing);
+    let present = config.get_path(&key);
+    // `+` may replace null and `???`.
+    let nothing = present.is_none_or(|present| {
+        let resolved = present.resolve(Schema::OmegaConf);
+        matches!(resolved, Some(Resolved::Null | Resolved::Missing))
+    });
     let did_you_mean = |or: &str| match meant(config, &key) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => or.to_owned(),
     };
-    let value = value.as_ref();
-    let (message, help) = match kind {
-        _ if package.is_some() || key.contains('/') => (
+    let is_text = value.as_ref().is_some_and(|value| value.text().is_some());
+    let (message, help) = match (kind, value) {
+        _ if key.contains('/') => (
             format!("there is no config group `{key}`"),
-            "only config groups take a package `@…` and `/`".to_owned(),
+            "only config groups have a `/`".to_owned(),
         ),
-        Kind::Change if present.is_none() => {
+        (Kind::Change, _) if present.is_none() => {
             let adds = format!("`+{key}=…` would add a new key");
             let help = match meant(config, &key) {
                 Some(meant) => format!("did you mean `{meant}`? {adds}"),
@@ -46,64 +47,32 @@ pub(super) fn assign(config: &mut Node, line: Override, program: &Program, readi
             };
             (format!("there is no key `{key}` to change"), help)
         }
-        Kind::Add if !nothing && value.is_some_and(|v| v.text().is_some()) => (
+        (Kind::Add, _) if !nothing && is_text => (
             format!("`+{key}` adds a new key, but `{key}` exists already"),
             format!("write `{key}=…` to change it"),
         ),
-        Kind::Delete if nothing => (
+        (Kind::Delete, _) if nothing => (
             format!("there is no key `{key}` to remove"),
             did_you_mean("remove the override"),
         ),
-        Kind::Delete if value.is_some_and(|v| !present.is_some_and(|p| same(p, v))) => (
-            format!("`{key}` has another value than the one to remove"),
-            format!("write `~{key}` to remove any value"),
-        ),
-        Kind::Delete => return config.remove_path(&key),
-        Kind::Change | Kind::Add | Kind::Force => {
-            let Some(value) = value else { return };
-            if present.is_none() && !is_optional(&key, program) {
-                let help = did_you_mean("remove it, or check its spelling");
-                let message =
-                    format!("`{key}` is a new key, which nothing upstream reads: it has no effect");
-                reading.warning("unknown-override", Some(span), message, help);
-            }
-            if put(config, &key, span, value.clone()) {
+        (_, None) => return config.remove_path(&key),
+        (_, Some(value)) => {
+            let is_new = present.is_none() && !is_optional(&key, program);
+            let help = is_new.then(|| did_you_mean("remove it, or check its spelling"));
+            if let Err(problem) = put(config, &key, span, value) {
+                problem
+            } else {
+                if let Some(help) = help {
+                    let message = format!(
+                        "`{key}` is a new key, which nothing upstream reads: it has no effect"
+                    );
+                    reading.warning("unknown-override", Some(span), message, help);
+                }
                 return;
             }
-            (
-                format!("`{key}` is outside of a list"),
-                "set the whole list, `KEY=[…]`".to_owned(),
-            )
         }
     };
     reading.error("unknown-override", Some(span), message, help);
-}
-
-/// Applies an override without findings, to a config that lacks whole groups.
-pub(super) fn quietly(config: &mut Node, line: Override) {
-    match (line.kind, line.value) {
-        (Kind::Delete, _) => config.remove_path(&line.key),
-        (_, Some(value)) => {
-            put(config, &line.key, line.span, value);
-        }
-        (_, None) => {}
-    }
-}
-
-/// Null and `???`, which `+` may replace.
-fn is_nothing(node: &Node) -> bool {
-    matches!(
-        node.resolve(Schema::OmegaConf),
-        Some(Resolved::Null | Resolved::Missing)
-    )
-}
-
-fn same(a: &Node, b: &Node) -> bool {
-    match (a.resolve(Schema::OmegaConf), b.resolve(Schema::OmegaConf)) {
-        (Some(a), Some(b)) => a == b,
-        (None, None) => a.same_value(b),
-        _ => false,
-    }
 }
 
 fn is_optional(key: &str, program: &Program) -> bool {
@@ -113,47 +82,32 @@ fn is_optional(key: &str, program: &Program) -> bool {
     })
 }
 
-/// Sets a key and creates its parent mappings. Returns false if the
-/// key cannot exist.
-fn put(config: &mut Node, key: &str, span: Span, value: Node) -> bool {
-    // Like upstream, a mapping replaces a value that is not one.
-    if config.text().is_some() {
-        config.value = Value::Mapping(Vec::new());
+/// The existing key that `key` most likely means.
+fn meant(root: &Node, key: &str) -> Option<String> {
+    let mut known = Vec::new();
+    list(root, "", &mut known);
+    // Upstream's README writes `config.` before keys of the config.
+    if let Some(rest) = key.strip_prefix("config.")
+        && known.iter().any(|known| known == rest)
+    {
+        return Some(rest.to_owned());
     }
-    let (head, rest) = cut(key, '.');
-    let below = match &mut config.value {
-        Value::Scalar(_) => return false,
-        Value::Sequence(items) => {
-            let index = head.parse::<usize>().ok();
-            match index.and_then(|index| items.get_mut(index)) {
-                Some(item) => item,
-                None => return false,
-            }
-        }
-        Value::Mapping(entries) => match entries.iter().position(|e| e.name == head) {
-            Some(at) => {
-                entries[at].name_span = span;
-                &mut entries[at].value
-            }
-            None if rest.is_none() => {
-                config.set(head, span, value);
-                return true;
-            }
-            None => {
-                config.set(head, span, Node::mapping(value.span));
-                return put(config, key, span, value);
-            }
-        },
-    };
-    match rest {
-        Some(rest) => put(below, rest, span, value),
-        None if value.resolve(Schema::OmegaConf) == Some(Resolved::Missing) => {
-            *below = value;
-            true
-        }
-        None => {
-            merge(below, value);
-            true
-        }
+    let words: Vec<&str> = known.iter().map(String::as_str).collect();
+    let near = nearest(key, &words).map(str::to_owned);
+    near.or_else(|| {
+        let last = key.rsplit('.').next()?;
+        let mut same = words
+            .iter()
+            .filter(|known| known.rsplit('.').next() == Some(last));
+        let first = same.next()?;
+        same.next().is_none().then(|| (*first).to_owned())
+    })
+}
+
+fn list(node: &Node, path: &str, found: &mut Vec<String>) {
+    for entry in node.entries().unwrap_or_default() {
+        let key = joined(path, &entry.name);
+        list(&entry.value, &key, found);
+        found.push(key);
     }
 }

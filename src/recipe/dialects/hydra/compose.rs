@@ -1,101 +1,154 @@
-//! Layers of a config in the order of its defaults lists.
+//! The files of a config, merged in the order of its defaults lists.
 //!
-//! Hydra processes a list from its last entry to its first. So an override in an entry applies to
-//! all earlier entries, and an interpolation sees the options of groups in later
-//! entries. Entries whose option is an interpolation are processed last.
+//! Hydra processes a list from its last entry to its first, so an override in an entry applies to all
+//! earlier entries.
 //!
-//! Source: Hydra 1.3, `_internal/defaults_list.py` (`_create_defaults_tree_impl`),
-//! `_internal/config_loader_impl.py`; for files `_internal/config_repository.py` (`load_config`) and
+//! Source: Hydra 1.3, `_internal/defaults_list.py` (`_create_defaults_tree_impl`, `Overrides`),
+//! `_internal/config_loader_impl.py`, `core/default_element.py` (`get_config_path`,
+//! `get_final_package`); for files `_internal/config_repository.py` (`load_config`) and
 //! `plugins/config_source.py` (`_get_header_dict`: the `@package` header of a file).
 
 use std::collections::BTreeMap;
 
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::Schema;
+use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
-use crate::recipe::syntax::yaml::{MAX_DEPTH, Weight, weigh};
-use crate::util::suggest::{did_you_mean, nearest};
+use crate::recipe::syntax::yaml::MAX_DEPTH;
+use crate::util::suggest::{did_you_mean, nearest, short};
 
-use super::Program;
 use super::defaults::{self, Choice, Default, What};
-use super::interpolation;
-use super::layer::Layer;
-use super::names::{List, dotted, folder_of};
-use super::place::TreeLocation;
-use super::place::is_inside;
-use super::selection::{Chosen, Selection};
-use super::sweep;
+use super::grammar::{self, Kind, Override};
+use super::place::{TreeLocation, is_inside};
 
 /// The most files of one config.
 const MAX_FILES: usize = 64;
-/// The longest chain of files that include each other.
-const MAX_CHAIN: usize = 16;
-/// The most nodes of all files.
-const MAX_NODES: usize = 20_000;
+/// The most values of all files.
+const MAX_VALUES: usize = 20_000;
 
-/// The options that an interpolation in a list can refer to, by group; `None` for `null`. It has every
-/// group processed so far.
-pub(super) type Choices = BTreeMap<String, Option<String>>;
-
-pub(super) struct Composer<'r> {
-    pub place: &'r TreeLocation,
-    pub program: &'r Program,
-    pub selection: Selection,
-    pub reading: &'r mut Reading,
-    pub choices: Choices,
-    pub weight: Weight,
-    pub files: usize,
-    /// The files that include the current one, the outermost first.
-    pub chain: Vec<String>,
-    /// Composition has found everything so far.
-    pub complete: bool,
+/// The option chosen for a group.
+struct Chosen {
+    choice: Choice,
+    span: Span,
+    /// Whether a list has the group.
+    used: bool,
+    /// From the command line, not from an `override` entry.
+    typed: bool,
 }
 
-impl Composer<'_> {
-    /// Composes the config whose own file is `root`.
-    pub fn run(&mut self, root: Node) -> Node {
-        let mut config = Node::mapping(root.span);
-        let place = self.place;
-        let list = List {
-            name: &place.name,
-            package: &dotted(place.group().unwrap_or_default()),
-            interpolated: false,
-        };
-        for layer in self.file(list, root) {
-            layer.lay(&mut config);
+pub(super) struct Composer<'r> {
+    place: &'r TreeLocation,
+    pub reading: &'r mut Reading,
+    /// Options for groups that are in a list, by group: from the command line, else from the first
+    /// `override` entry.
+    chosen: BTreeMap<String, Chosen>,
+    /// Groups of `+GROUP=OPTION`, which no list has.
+    added: Vec<Default>,
+    /// Groups in the lists so far, with their options.
+    known: BTreeMap<String, Option<String>>,
+    values: usize,
+    files: usize,
+    /// The files that include the current one, the outermost first.
+    chain: Vec<String>,
+    /// The keys of every file below its package, the last to merge first.
+    layers: Vec<Node>,
+    /// Composition has found everything so far.
+    complete: bool,
+}
+
+impl<'r> Composer<'r> {
+    pub fn new(place: &'r TreeLocation, reading: &'r mut Reading) -> Composer<'r> {
+        Composer {
+            place,
+            reading,
+            chosen: BTreeMap::new(),
+            added: Vec::new(),
+            known: BTreeMap::new(),
+            values: 0,
+            files: 0,
+            chain: Vec::new(),
+            layers: Vec::new(),
+            complete: true,
         }
-        config
     }
 
-    /// Reports unused choices of the command line. Returns whether composition found everything.
-    pub fn finish(mut self) -> bool {
-        let chosen = std::mem::take(&mut self.selection.chosen);
-        for (group, chosen) in chosen.into_iter().filter(|(_, c)| !c.used) {
-            let (message, help) = match chosen.typed {
-                true => (
-                    format!("no defaults list has the config group `{group}`"),
-                    format!("write `+{group}=OPTION` to add the group"),
-                ),
-                false => (
+    /// Records an override of a group.
+    pub fn choose(&mut self, line: Override) {
+        let Override {
+            kind, key, span, ..
+        } = line;
+        let choice = line.value.as_ref().and_then(Choice::of);
+        let choice = choice.filter(|choice| *choice != Choice::Nothing);
+        let (message, help) = match (kind, choice) {
+            (Kind::Force, _) => (
+                format!("`++` cannot choose an option of the config group `{key}`"),
+                "write `GROUP=OPTION`, or `+GROUP=OPTION` for a group that the defaults lack",
+            ),
+            (Kind::Add, Some(choice)) => {
+                self.added.push(Default {
+                    what: What::Group { group: key, choice },
+                    optional: false,
+                    span,
+                });
+                return;
+            }
+            (Kind::Delete, choice) | (Kind::Change, choice @ Some(_)) => {
+                let chosen = Chosen {
+                    choice: choice.unwrap_or(Choice::Nothing),
+                    span,
+                    used: false,
+                    typed: true,
+                };
+                // A removed group stays removed, whatever its option.
+                let earlier = self.chosen.get(&key).map(|chosen| &chosen.choice);
+                if earlier != Some(&Choice::Nothing) {
+                    self.chosen.insert(key, chosen);
+                }
+                return;
+            }
+            (Kind::Add | Kind::Change, None) => (
+                format!("the config group `{key}` takes the name of an option"),
+                "write `GROUP=OPTION`",
+            ),
+        };
+        self.reading
+            .error("override-syntax", Some(span), message, help);
+    }
+
+    /// Composes the config whose own file is `root`. Returns whether composition found everything.
+    pub fn run(mut self, root: Node) -> (Node, bool) {
+        let mut config = Node::mapping(root.span);
+        let place = self.place;
+        let package = place.group().unwrap_or_default().replace('/', ".");
+        self.file(&place.name, &package, root);
+        for mut layer in std::mem::take(&mut self.layers).into_iter().rev() {
+            drop_missing(&mut layer, &config);
+            config.overlay(layer);
+        }
+        for (group, chosen) in std::mem::take(&mut self.chosen) {
+            if chosen.used {
+                continue;
+            }
+            let (message, help) = if !chosen.typed {
+                (
                     format!("no earlier entry has the config group `{group}` to override"),
                     "move the entry after the one that it overrides".to_owned(),
-                ),
+                )
+            } else if chosen.choice == Choice::Nothing {
+                (
+                    format!("no defaults list has the config group `{group}` to remove"),
+                    "remove the override".to_owned(),
+                )
+            } else {
+                (
+                    format!("no defaults list has the config group `{group}`"),
+                    format!("write `+{group}=OPTION` to add the group"),
+                )
             };
             self.refuse("unknown-override", chosen.span, message, help);
         }
-        let deleted = std::mem::take(&mut self.selection.deleted);
-        for (group, deleted) in deleted.into_iter().filter(|(_, d)| !d.used) {
-            let message = format!("no defaults list has the config group `{group}` to remove");
-            self.refuse(
-                "unknown-override",
-                deleted.span,
-                message,
-                "remove the override",
-            );
-        }
-        self.complete
+        (config, self.complete)
     }
 
     fn refuse(&mut self, rule: &str, span: Span, message: String, help: impl Into<String>) {
@@ -103,19 +156,17 @@ impl Composer<'_> {
         self.reading.error(rule, Some(span), message, help);
     }
 
-    /// The layers of a file and of its defaults list, in merge order.
-    fn file(&mut self, list: List<'_>, mut node: Node) -> Vec<Layer> {
-        if let Err((message, help)) = self.count(list.name, &node) {
-            self.refuse("defaults-list", node.span, message, help);
-            return Vec::new();
+    /// Adds the layers of a file and of its defaults list.
+    fn file(&mut self, name: &str, package: &str, mut node: Node) {
+        if let Err((message, help)) = self.count(name, &node) {
+            return self.refuse("defaults-list", node.span, message, help);
         }
         if node.is_null(Schema::OmegaConf) {
-            return Vec::new();
+            return;
         }
         if node.entries().is_none() {
-            let message = format!("a config is a mapping, `{}` is {}", list.name, node.kind());
-            self.refuse("wrong-type", node.span, message, "write `key: value` lines");
-            return Vec::new();
+            let message = format!("a config is a mapping, `{name}` is {}", node.kind());
+            return self.refuse("wrong-type", node.span, message, "write `key: value` lines");
         }
         let mut entries = match node.get("defaults").map(defaults::parse) {
             None => Vec::new(),
@@ -129,68 +180,73 @@ impl Composer<'_> {
         node.remove_path("defaults");
         // A file whose list lacks `_self_` comes after its defaults.
         if entries.iter().all(|entry| entry.what != What::This) {
-            entries.push(Default::this(node.span));
+            entries.push(Default {
+                what: What::This,
+                optional: false,
+                span: node.span,
+            });
         }
         if self.chain.is_empty() {
-            if let Some((span, (message, help))) = sweep::in_root(&node) {
-                self.refuse("unsupported-value", span, message, help);
-            }
-            // Hydra's own settings do not concern training.
-            node.remove_path("hydra");
-            node.remove_path(RESERVED);
-            let added = std::mem::take(&mut self.selection.added);
-            self.add(added, &mut entries);
+            self.hydras_own(&mut node);
+            self.add(&mut entries);
         }
-        self.note_overrides(list, &entries);
-        self.chain.push(list.name.to_owned());
-        let layers = self.layers(list, &entries, node);
+        self.note_overrides(name, package, &entries);
+        self.chain.push(name.to_owned());
+        let folder = folder_of(name);
+        for entry in entries.iter().rev() {
+            match &entry.what {
+                What::This if package.is_empty() => self.layers.push(node.clone()),
+                What::This => {
+                    let mut layer = Node::mapping(node.span);
+                    layer.set_path(package, node.clone());
+                    self.layers.push(layer);
+                }
+                What::Override { .. } => {}
+                What::File(file) => {
+                    let below = below(package, folder_of(file));
+                    self.load(&full(folder, file), &below, entry.optional, entry.span);
+                }
+                What::Group { group, choice } => {
+                    let (full, below) = (full(folder, group), below(package, group));
+                    self.group(&full, &below, entry, choice);
+                }
+            }
+        }
         self.chain.pop();
-        layers
     }
 
-    /// The layers of every entry of a list; `own` has the keys of the file that contains the list.
-    fn layers(&mut self, list: List<'_>, entries: &[Default], own: Node) -> Vec<Layer> {
-        let mut own = Some(own);
-        let mut layers: Vec<Vec<Layer>> = entries.iter().map(|_| Vec::new()).collect();
-        let mut interpolated = Vec::new();
-        for (at, entry) in entries.iter().enumerate().rev() {
-            if entry.what == What::This {
-                layers[at].extend(own.take().map(|node| Layer {
-                    package: list.package.to_owned(),
-                    node,
-                }));
-            } else if let Some(found) = self.entry(list, entry, None) {
-                layers[at] = found;
-            } else {
-                interpolated.push(at);
-            }
+    /// Removes Hydra's settings from the root, and refuses those that change the config.
+    fn hydras_own(&mut self, root: &mut Node) {
+        if let Some(mode) = root.get_path("hydra.mode")
+            && mode.text() == Some("MULTIRUN")
+        {
+            let (message, help) = grammar::sweep("hydra.mode: MULTIRUN");
+            self.refuse("unsupported-value", mode.span, message, help);
         }
-        // Entries of one list do not see each other's options.
-        let choices = self.choices.clone();
-        for at in interpolated {
-            let found = self.entry(list, &entries[at], Some(&choices));
-            layers[at] = found.unwrap_or_default();
+        if let Some(list) = root.get_path("hydra.searchpath")
+            && !list.is_null(Schema::OmegaConf)
+        {
+            let (message, help) = SEARCH_PATH;
+            self.refuse("unsupported-value", list.span, message.to_owned(), help);
         }
-        layers.into_iter().flatten().collect()
+        root.remove_path("hydra");
+        root.remove_path(RESERVED);
     }
 
     /// Adds the groups of the command line to the root's list, which must not have them already.
-    fn add(&mut self, added: Vec<Default>, entries: &mut Vec<Default>) {
-        for new in added {
-            let same = |own: &Default| match (&own.what, &new.what) {
-                (What::Group { group, .. }, What::Group { group: other, .. }) => {
-                    group == other && own.package == new.package
-                }
-                _ => false,
+    fn add(&mut self, entries: &mut Vec<Default>) {
+        for new in std::mem::take(&mut self.added) {
+            let What::Group { group, .. } = &new.what else {
+                continue;
             };
-            match (entries.iter().any(same), &new.what) {
-                (true, What::Group { group, .. }) => {
-                    let message =
-                        format!("`+{group}` adds a config group that the list already has");
-                    let help = format!("write `{group}=OPTION`");
-                    self.refuse("unknown-override", new.span, message, help);
-                }
-                _ => entries.push(new),
+            let same =
+                |own: &Default| matches!(&own.what, What::Group { group: own, .. } if own == group);
+            if entries.iter().any(same) {
+                let message = format!("`+{group}` adds a config group that the list already has");
+                let help = format!("write `{group}=OPTION`");
+                self.refuse("unknown-override", new.span, message, help);
+            } else {
+                entries.push(new);
             }
         }
     }
@@ -203,259 +259,115 @@ impl Composer<'_> {
             return Err((message, "remove one of them from its list"));
         }
         self.files += 1;
-        if self.files > MAX_FILES || self.chain.len() >= MAX_CHAIN {
-            let message = format!(
-                "the config includes more than {MAX_FILES} files, or more than {MAX_CHAIN} in a chain"
-            );
-            return Err((message, "is this the right tree?"));
-        }
-        let total = self.weight.with(weigh(node));
-        match total.filter(|total| total.nodes <= MAX_NODES) {
-            Some(total) => self.weight = total,
-            None => {
-                let message = format!("the config has more than {MAX_NODES} values");
-                return Err((message, "is this the right tree?"));
-            }
-        }
-        Ok(())
+        self.values += node.count();
+        let message = if self.files > MAX_FILES {
+            format!("the config includes more than {MAX_FILES} files")
+        } else if self.values > MAX_VALUES {
+            format!("the config has more than {MAX_VALUES} values")
+        } else {
+            return Ok(());
+        };
+        Err((message, "is this the right tree?"))
     }
 
     /// Records `override GROUP: OPTION` entries, which apply to every list processed later; the
     /// first one wins.
-    fn note_overrides(&mut self, list: List<'_>, entries: &[Default]) {
+    fn note_overrides(&mut self, name: &str, package: &str, entries: &[Default]) {
         for entry in entries {
-            let What::Override { group, options } = &entry.what else {
+            let What::Override { group, choice } = &entry.what else {
                 continue;
             };
-            let key = list.key(group, entry.package.as_deref());
-            if key.starts_with("hydra/") {
-                continue;
-            }
-            if list.interpolated {
-                let message =
-                    format!("`override {group}` is in a file that an interpolation chose");
-                let help = "Hydra forbids that: choose the file by its name";
-                self.refuse("defaults-list", entry.span, message, help);
-                continue;
-            }
-            self.selection.chosen.entry(key).or_insert(Chosen {
-                options: options.clone(),
-                span: entry.span,
-                used: false,
-                typed: false,
-            });
-        }
-    }
-
-    /// The layers of an entry of a list. `None` if its interpolations refer to choices that are not
-    /// given.
-    fn entry(
-        &mut self,
-        list: List<'_>,
-        entry: &Default,
-        choices: Option<&Choices>,
-    ) -> Option<Vec<Layer>> {
-        match &entry.what {
-            What::This | What::Override { .. } => Some(Vec::new()),
-            What::File(file) => {
-                let file = self.written(file, entry.span, choices)?;
-                let Some(file) = file else {
-                    return Some(Vec::new());
-                };
-                let group = folder_of(file.trim_start_matches('/'));
-                let package = list.inner(group, entry.package.as_deref());
-                let target = Target {
-                    name: list.full(&file),
-                    package,
-                    interpolated: list.interpolated || choices.is_some(),
+            let key = key(&full(folder_of(name), group), &below(package, group));
+            if !key.starts_with("hydra/") {
+                self.chosen.entry(key).or_insert(Chosen {
+                    choice: choice.clone(),
                     span: entry.span,
-                };
-                Some(self.load(target, entry))
+                    used: false,
+                    typed: false,
+                });
             }
-            What::Group { group, options } => self.group(list, entry, group, options, choices),
         }
     }
 
-    /// The layers of a group's options; `None` as in [`Composer::entry`].
-    fn group(
-        &mut self,
-        list: List<'_>,
-        entry: &Default,
-        group: &str,
-        options: &Choice,
-        choices: Option<&Choices>,
-    ) -> Option<Vec<Layer>> {
-        let stated = entry.package.as_deref();
-        let (full, key) = (list.full(group), list.key(group, stated));
-        let (mut options, mut span) = (options.clone(), entry.span);
-        if let Some(chosen) = self.selection.chosen.get_mut(&key) {
+    /// Adds the layers of a group's option.
+    fn group(&mut self, full: &str, package: &str, entry: &Default, choice: &Choice) {
+        let key = key(full, package);
+        let (mut choice, mut span) = (choice.clone(), entry.span);
+        if let Some(chosen) = self.chosen.get_mut(&key) {
             chosen.used = true;
-            span = chosen.span;
-            options.clone_from(&chosen.options);
+            (choice, span) = (chosen.choice.clone(), chosen.span);
         }
-        if self.selection.deletes(&key, None) {
-            return Some(Vec::new());
-        }
-        let mut names = match options {
-            Choice::Options(names) => names,
+        let option = match choice {
+            Choice::Option(option) => Some(option),
+            Choice::Nothing => None,
             Choice::Missing => {
-                let help = self.how_to_choose(&full);
+                let help = self.how_to_choose(full);
                 let message = format!("an option of the config group `{key}` must be chosen");
-                self.refuse("mandatory-missing", span, message, help);
-                return Some(Vec::new());
+                return self.refuse("mandatory-missing", span, message, help);
             }
         };
-        if let [name] = names.as_mut_slice() {
-            match self.written(name, span, choices)? {
-                Some(written) => *name = written,
-                None => return Some(Vec::new()),
-            }
-        } else if let Some(name) = names.iter().find(|name| name.contains("${")) {
-            let message = format!("`{name}` is an interpolation in a list of options");
-            let help = "Hydra does not resolve it there: write the option's name";
+        let known = self.known.insert(key.clone(), option.clone());
+        if known.is_some_and(|known| known.is_some() || option.is_some()) {
+            let message = format!("the config group `{key}` is in the lists twice");
+            let help = format!("remove one of them, or write `override {key}: …` instead");
             self.refuse("defaults-list", span, message, help);
-            return Some(Vec::new());
         }
-        if self.selection.deletes(&key, Some(&names)) {
-            return Some(Vec::new());
+        if let Some(option) = option {
+            self.load(&format!("{full}/{option}"), package, entry.optional, span);
         }
-        if names.len() < 2 {
-            self.note_choice(key, names.first().cloned(), span);
-        }
-        let package = list.inner(group, stated);
-        let mut layers = Vec::new();
-        for option in names.iter().rev() {
-            let target = Target {
-                name: format!("{full}/{option}"),
-                package: package.clone(),
-                interpolated: list.interpolated || choices.is_some(),
-                span,
-            };
-            layers.push(self.load(target, entry));
-        }
-        Some(layers.into_iter().rev().flatten().collect())
-    }
-
-    /// Records the option of a group; a group has only one.
-    fn note_choice(&mut self, key: String, option: Option<String>, span: Span) {
-        let Some(known) = self.choices.insert(key.clone(), option.clone()) else {
-            return;
-        };
-        let same = known == option;
-        let name = |option: Option<String>| option.unwrap_or_else(|| "null".to_owned());
-        let message = match same {
-            true if option.is_none() => return,
-            true => format!("the config group `{key}` is in the lists twice"),
-            false => format!(
-                "the config group `{key}` is in the lists as `{}` and as `{}`",
-                name(option),
-                name(known)
-            ),
-        };
-        let help = format!("remove one of them, or write `override {key}: …` instead");
-        self.refuse("defaults-list", span, message, help);
-    }
-
-    /// A name after its interpolations. `None` if the choices for one are not
-    /// given; `Some(None)` after an error, which is reported.
-    fn written(
-        &mut self,
-        name: &str,
-        span: Span,
-        choices: Option<&Choices>,
-    ) -> Option<Option<String>> {
-        if !name.contains("${") {
-            return Some(Some(name.to_owned()));
-        }
-        let mut known = Node::mapping(span);
-        for (key, option) in choices? {
-            let option = match option {
-                Some(option) => Node::string(option, span),
-                None => Node::plain("null", span),
-            };
-            known.set(key, span, option);
-        }
-        let environment = &self.reading.environment;
-        let resolved = interpolation::name(name, &known, self.program.resolvers, environment, span);
-        Some(match resolved {
-            Ok(text) => Some(text),
-            Err((message, help)) => {
-                self.refuse("interpolation", span, message, help);
-                None
-            }
-        })
     }
 
     fn how_to_choose(&self, group: &str) -> String {
         let options = self.place.options(group);
-        match options.is_empty() {
-            true => format!("there is no directory `{group}` next to the config"),
-            false => format!("write `{group}=OPTION`: one of {}", options.join(", ")),
+        if options.is_empty() {
+            format!("there is no directory `{group}` next to the config")
+        } else {
+            format!("write `{group}=OPTION`: one of {}", options.join(", "))
         }
     }
-}
 
-/// A file that a list names.
-struct Target {
-    /// The name from the root of the tree.
-    pub name: String,
-    /// The package that the list gives it.
-    pub package: String,
-    /// An interpolation chose the file, or the list that names it.
-    pub interpolated: bool,
-    /// The position of the choice.
-    pub span: Span,
-}
-
-impl Composer<'_> {
-    /// The layers of a file of the tree.
-    fn load(&mut self, target: Target, entry: &Default) -> Vec<Layer> {
-        let name = target.name.as_str();
+    /// Adds the layers of a file of the tree. `span`: the position that names it.
+    fn load(&mut self, name: &str, package: &str, optional: bool, span: Span) {
+        if name.contains("${") {
+            let message = format!("`{}` is an interpolation in a defaults list", short(name));
+            let help = "it is not supported there: write the option's name";
+            return self.refuse("defaults-list", span, message, help);
+        }
         let path = self.place.file(name);
         if !is_inside(name) || !self.reading.origin.is_file(&path) {
-            if !entry.optional {
-                self.refuse_missing(name, target.span);
+            if !optional {
+                self.refuse_missing(name, span);
             }
-            return Vec::new();
+            return;
         }
-        let Some(text) = self.reading.text(&path, Some(target.span)) else {
+        let Some(text) = self.reading.text(&path, Some(span)) else {
             self.complete = false;
-            return Vec::new();
+            return;
         };
-        let header = defaults::package_header(&text);
-        let package = match header.as_deref() {
-            None => target.package,
-            // The list's package overrides the file's header.
-            Some(_) if entry.package.is_some() => target.package,
+        let package = match defaults::package_header(&text) {
+            None => package.to_owned(),
             Some("_global_") => String::new(),
-            Some(header) => header
-                .strip_prefix("_global_.")
-                .unwrap_or(header)
-                .to_owned(),
+            Some(header) => {
+                let header = short(header);
+                let message = format!("the package `{header}` of `{name}` is not supported");
+                let help = "remove the line, or write `# @package _global_`";
+                return self.refuse("defaults-list", span, message, help);
+            }
         };
         if package.split('.').count() > MAX_DEPTH {
-            let message = format!("the package of `{name}` has more than {MAX_DEPTH} parts");
+            let message = format!("`{name}` is more than {MAX_DEPTH} groups deep");
             let help = "no recipe key is nested this deeply";
-            self.refuse("defaults-list", target.span, message, help);
-            return Vec::new();
+            return self.refuse("defaults-list", span, message, help);
         }
         // A file of comments alone is an empty config, not an error.
         let only_comments = |line: &str| line.trim().is_empty() || line.trim().starts_with('#');
         if text.lines().all(only_comments) {
             self.reading.sources.add(path, text);
-            return Vec::new();
+            return;
         }
-        let list = List {
-            name,
-            package: &package,
-            interpolated: target.interpolated,
-        };
         match self.reading.parse(&path, text) {
-            Some(node) => self.file(list, node),
-            None => {
-                self.complete = false;
-                Vec::new()
-            }
+            Some(node) => self.file(name, &package, node),
+            None => self.complete = false,
         }
     }
 
@@ -463,23 +375,76 @@ impl Composer<'_> {
         let (group, option) = (folder_of(name), name.rsplit('/').next().unwrap_or(name));
         let options = self.place.options(group);
         let words: Vec<&str> = options.iter().map(String::as_str).collect();
-        let choose = self.how_to_choose(group);
-        let (message, help) = match group {
-            "" => (
-                format!(
-                    "there is no config `{name}` in {}",
-                    self.place.folder.display()
-                ),
+        let (message, help) = if group.is_empty() {
+            let folder = self.place.folder.display();
+            (
+                format!("there is no config `{name}` in {folder}"),
                 did_you_mean(option, words),
-            ),
-            group => (
+            )
+        } else {
+            let choose = self.how_to_choose(group);
+            (
                 format!("the config group `{group}` has no option `{option}`"),
                 match nearest(option, &words) {
                     Some(near) => format!("did you mean `{near}`? {choose}"),
                     None => choose,
                 },
-            ),
+            )
         };
         self.refuse("config-missing", span, message, help);
+    }
+}
+
+/// The message and the help for a tree with more folders, in its root or on the command line.
+pub(super) const SEARCH_PATH: (&str, &str) = (
+    "`hydra.searchpath` is not supported",
+    "put the files into the folders of the tree",
+);
+
+/// Removes every `???` of a layer for which the config has a value: it replaces nothing (OmegaConf 2.3,
+/// `basecontainer.py`, `_map_merge`).
+fn drop_missing(layer: &mut Node, config: &Node) {
+    let Value::Mapping(entries) = &mut layer.value else {
+        return;
+    };
+    entries.retain_mut(|entry| {
+        let Some(present) = config.get(&entry.name) else {
+            return true;
+        };
+        drop_missing(&mut entry.value, present);
+        entry.value.resolve(Schema::OmegaConf) != Some(Resolved::Missing)
+    });
+}
+
+/// The directory of a config's name.
+fn folder_of(name: &str) -> &str {
+    name.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+/// The path of an entry's file or group, from the root of the tree. `folder`: of the file with the list.
+fn full(folder: &str, name: &str) -> String {
+    match name.strip_prefix('/') {
+        Some(absolute) => absolute.to_owned(),
+        None if folder.is_empty() => name.to_owned(),
+        None => format!("{folder}/{name}"),
+    }
+}
+
+/// The package of a group's files in the list of a file with this package.
+fn below(package: &str, group: &str) -> String {
+    let own = group.trim_start_matches('/').replace('/', ".");
+    [package, &own]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(".")
+}
+
+/// The key by which an override chooses a group: its path, and `@PACKAGE` if the package differs from the path.
+fn key(full: &str, package: &str) -> String {
+    if package == full.replace('/', ".") {
+        full.to_owned()
+    } else {
+        format!("{full}@{package}")
     }
 }

@@ -1,6 +1,6 @@
 //! Hydra's composition, to the extent that training configs use it: defaults lists at any position in a
-//! file, `_self_`, config groups, packages, overrides of groups and of values on the
-//! command line, `???`, interpolations, and scalars as OmegaConf reads them.
+//! file, `_self_`, config groups, overrides of groups and of values on the command line, `???`,
+//! interpolations, and scalars as OmegaConf reads them.
 //!
 //! The result is one tree whose values keep the positions in their files and overrides. This module does
 //! not interpret the values; `super::halos` and `super::dpo` do.
@@ -8,22 +8,12 @@
 //! Source: Hydra 1.3 (`version_base=None`, which selects the behaviour of the newest version), OmegaConf 2.3.
 
 mod assign;
-mod cast;
 mod compose;
 mod defaults;
 mod grammar;
 mod interpolation;
-mod known;
-mod layer;
-mod names;
 mod place;
-mod primitive;
-mod searchpath;
-mod selection;
-mod sweep;
 mod values;
-
-use std::path::PathBuf;
 
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::overrides::{Position, apply_one};
@@ -31,11 +21,10 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Span};
-use crate::recipe::syntax::yaml::Weight;
 
-use compose::{Choices, Composer};
+use assign::assign;
+use compose::{Composer, SEARCH_PATH};
 use grammar::Override;
-use selection::Selection;
 
 pub use interpolation::Registered;
 pub use place::{TreeLocation, root_of};
@@ -56,8 +45,6 @@ pub struct Config {
     pub root: Node,
     /// Mandatory values (`???`) without a value, with their keys.
     pub missing: Vec<(String, Span)>,
-    /// Whether composition found everything in the defaults list.
-    pub complete: bool,
 }
 
 /// Composes the config whose file is `root`, with the overrides of the command line.
@@ -69,61 +56,31 @@ pub fn compose(
     command_line: Option<FileId>,
     reading: &mut Reading,
 ) -> Config {
-    let reserved = root.get(RESERVED).cloned();
-    let lines = read(overrides, command_line, reading);
-    let mut selection = Selection::default();
+    let mut reserved = Node::mapping(root.span);
+    if let Some(own) = root.get(RESERVED) {
+        reserved.set(RESERVED, own.span, own.clone());
+    }
+    let lines = read(overrides, command_line, &mut reserved, reading);
+    let mut composer = Composer::new(place, reading);
     let mut values = Vec::new();
-    let place = &TreeLocation {
-        also: also(&root, &lines, program, reading),
-        ..place.clone()
-    };
     for line in lines {
-        match line {
-            Line::Upstream(line) if sweep::is_mode(&line.key, line.value.as_ref()) => {
-                let (message, help) = sweep::mode("hydra.mode=MULTIRUN");
-                reading.error("override-syntax", Some(line.span), message, help);
-            }
-            Line::Upstream(line) if line.key.starts_with("hydra.") => {}
-            Line::Upstream(line) if line.key.starts_with("hydra/") => {}
-            Line::Upstream(line) if place.has_group(&line.key) => {
-                selection.take(line, reading);
-            }
-            line => values.push(line),
+        if place.has_group(&line.key) {
+            composer.choose(line);
+        } else {
+            values.push(line);
         }
     }
-    let mut composer = Composer {
-        place,
-        program,
-        selection,
-        reading,
-        choices: Choices::new(),
-        weight: Weight::default(),
-        files: 0,
-        chain: Vec::new(),
-        complete: true,
-    };
-    let mut config = composer.run(root);
-    let complete = composer.finish();
-    if let Some(reserved) = reserved {
-        config.set(RESERVED, reserved.span, reserved);
-    }
+    let (mut config, complete) = composer.run(root);
     for line in values {
-        match line {
-            Line::Reserved { text, at, file } => {
-                let path_of = |key: &str| key.trim_start_matches(['+', '~']).to_owned();
-                apply_one(
-                    &mut config,
-                    text,
-                    at,
-                    file,
-                    &path_of,
-                    &mut reading.diagnostics,
-                );
-            }
+        if complete {
+            assign(&mut config, line, program, reading);
+        } else {
             // Without its groups the config lacks most keys, so unknown keys are not reported.
-            Line::Upstream(line) if !complete => assign::quietly(&mut config, line),
-            Line::Upstream(line) => assign::assign(&mut config, line, program, reading),
+            assign(&mut config, line, program, &mut Reading::default());
         }
+    }
+    if let Some(own) = reserved.get(RESERVED) {
+        config.set(RESERVED, own.span, own.clone());
     }
     let mut missing = Vec::new();
     collect_missing(&config, "", &mut missing);
@@ -133,37 +90,16 @@ pub fn compose(
     Config {
         root: config,
         missing,
-        complete,
     }
 }
 
-/// More directories with files of the tree: those from the command line, else those of its root.
-fn also(root: &Node, lines: &[Line<'_>], program: &Program, reading: &mut Reading) -> Vec<PathBuf> {
-    let typed = lines.iter().find_map(|line| match line {
-        Line::Upstream(line) if line.key == searchpath::KEY => line.value.as_ref(),
-        _ => None,
-    });
-    match typed.or_else(|| root.get_path(searchpath::KEY)) {
-        Some(list) => searchpath::folders(list, program, reading),
-        None => Vec::new(),
-    }
-}
-
-/// An override: of upstream's config, or below the reserved key.
-enum Line<'o> {
-    Upstream(Override),
-    Reserved {
-        text: &'o str,
-        at: Position,
-        file: FileId,
-    },
-}
-
-fn read<'o>(
-    overrides: &'o [String],
+/// The overrides of upstream's config. Those below the reserved key apply to `reserved`.
+fn read(
+    overrides: &[String],
     command_line: Option<FileId>,
+    reserved: &mut Node,
     reading: &mut Reading,
-) -> Vec<Line<'o>> {
+) -> Vec<Override> {
     let Some(file) = command_line else {
         return Vec::new();
     };
@@ -173,14 +109,24 @@ fn read<'o>(
         let key = text.trim_start_matches(['+', '~']);
         let below = key.strip_prefix(RESERVED);
         if below.is_some_and(|rest| rest.starts_with(['.', '='])) {
-            lines.push(Line::Reserved { text, at, file });
-        } else if sweep::is_flag(text) {
-            let (message, help) = sweep::mode(text);
+            let path_of = |key: &str| key.trim_start_matches(['+', '~']).to_owned();
+            let diagnostics = &mut reading.diagnostics;
+            apply_one(reserved, text, at, file, &path_of, diagnostics);
+        } else if ["-m", "--multirun"].contains(&text.as_str())
+            || (key.starts_with("hydra.mode=") && key.contains("MULTIRUN"))
+        {
+            let (message, help) = grammar::sweep(text);
             let span = Some(at.span(file, text));
             reading.error("override-syntax", span, message, help);
+        } else if key.starts_with("hydra.searchpath=") {
+            let (message, help) = SEARCH_PATH;
+            let span = Some(at.span(file, text));
+            reading.error("unsupported-value", span, message, help);
         } else {
             match grammar::parse(text, at, file) {
-                Ok(line) => lines.push(Line::Upstream(line)),
+                // Hydra's other settings do not concern training.
+                Ok(line) if line.key.starts_with("hydra.") || line.key.starts_with("hydra/") => {}
+                Ok(line) => lines.push(line),
                 Err(problem) => reading.diagnostics.push(problem),
             }
         }

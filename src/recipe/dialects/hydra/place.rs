@@ -1,6 +1,5 @@
 //! The place of a config in its tree: the root, or a config group.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::schema::origin::Origin;
@@ -18,8 +17,6 @@ pub struct TreeLocation {
     pub folder: PathBuf,
     /// The config's path from there, without its extension: `config`, `model/llama`.
     pub name: String,
-    /// Directories searched after the tree's own.
-    pub also: Vec<PathBuf>,
     /// The origin of these paths.
     pub origin: Origin,
 }
@@ -32,7 +29,6 @@ impl TreeLocation {
         let root = TreeLocation {
             folder: parent.to_owned(),
             name: stem.into_owned(),
-            also: Vec::new(),
             origin: origin.clone(),
         };
         if path.file_name().is_some_and(|name| name == ROOT) {
@@ -67,34 +63,24 @@ impl TreeLocation {
         self.folder.join(ROOT)
     }
 
-    /// The path of a config file of the tree.
+    /// The path of a config file of the tree. A name with its extension is the same file.
     pub(super) fn file(&self, name: &str) -> PathBuf {
-        // A name with its extension is the same file.
-        let name = format!("{}.yaml", name.strip_suffix(".yaml").unwrap_or(name));
-        let mut files = self.folders().map(|folder| folder.join(&name));
-        let found = files.find(|file| self.origin.is_file(file));
-        found.unwrap_or_else(|| self.folder.join(&name))
+        let name = name.strip_suffix(".yaml").unwrap_or(name);
+        self.folder.join(format!("{name}.yaml"))
     }
 
     /// Whether the tree has this group.
     pub(super) fn has_group(&self, group: &str) -> bool {
-        is_inside(group)
-            && self
-                .folders()
-                .any(|folder| self.origin.is_dir(&folder.join(group)))
+        is_inside(group) && self.origin.is_dir(&self.folder.join(group))
     }
 
     /// The options of a group, sorted by name.
     pub(super) fn options(&self, group: &str) -> Vec<String> {
-        let files = self
-            .folders()
-            .flat_map(|folder| self.origin.names(&folder.join(group)));
+        let files = self.origin.names(&self.folder.join(group)).into_iter();
         let options = files.filter_map(|name| Some(name.strip_suffix(".yaml")?.to_owned()));
-        BTreeSet::from_iter(options).into_iter().collect()
-    }
-
-    fn folders(&self) -> impl Iterator<Item = &PathBuf> {
-        std::iter::once(&self.folder).chain(&self.also)
+        let mut options: Vec<String> = options.collect();
+        options.sort();
+        options
     }
 }
 

@@ -121,29 +121,19 @@ impl<'n> Values<'n> {
 
     /// The items of a list of texts; a single text counts as a list of one.
     pub fn texts(&self, key: &str, reading: &mut Reading) -> Vec<Given<String>> {
-        let Some(items) = self
-            .node(key)
-            .map(|node| node.items().unwrap_or_else(|| std::slice::from_ref(node)))
-        else {
-            return Vec::new();
-        };
         let mut texts = Vec::new();
+        let Some(node) = self.node(key) else {
+            return texts;
+        };
+        let items = node.items().unwrap_or(std::slice::from_ref(node));
         for (index, item) in items.iter().enumerate() {
-            match item.text() {
-                Some(text) => texts.push(Given::new(
-                    format!("{key}.{index}"),
-                    text.to_owned(),
-                    item.span,
-                )),
-                None => {
-                    let message = format!("`{key}` takes a list of texts, this is {}", item.kind());
-                    reading.error(
-                        "wrong-type",
-                        Some(item.span),
-                        message,
-                        "give one name an item",
-                    );
-                }
+            if let Some(text) = item.text() {
+                let key = format!("{key}.{index}");
+                texts.push(Given::new(key, text.to_owned(), item.span));
+            } else {
+                let message = format!("`{key}` takes a list of texts, this is {}", item.kind());
+                let help = "give one name an item";
+                reading.error("wrong-type", Some(item.span), message, help);
             }
         }
         texts

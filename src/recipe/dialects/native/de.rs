@@ -5,18 +5,20 @@
 //! error the whole spec is dropped.
 
 use std::cell::RefCell;
+use std::fmt;
 
 use serde::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
 use serde::de::{self, Deserialize, DeserializeSeed, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
-use super::value::{Failure, NodeDeserializer, Record, shown};
+use super::limits;
+use crate::recipe::schema::reading::wrong_type;
 use crate::recipe::schema::spec::Spec;
-use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::node::{Entry, Node, Value};
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::ValueSources;
-use crate::util::suggest::did_you_mean;
+use crate::recipe::syntax::source::{ValueSource, ValueSources};
+use crate::util::suggest::{did_you_mean, short};
 
 /// The key that names the variant of an enum with settings.
 const KIND: &str = "kind";
@@ -25,7 +27,7 @@ const KIND: &str = "kind";
 pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, ValueSources) {
     let record = RefCell::new(Record {
         value_sources: ValueSources::new(),
-        diagnostics,
+        diagnostics: std::mem::take(diagnostics),
     });
     let spec = Spec::deserialize(NodeDeserializer {
         node: tree,
@@ -33,22 +35,179 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
         variant: false,
         record: &record,
     });
-    let spec = match spec {
-        Ok(spec) => Some(spec),
-        Err(failure) => {
-            let mut record = record.borrow_mut();
-            if !record.has_error() {
-                record.report(tree, "wrong-type", failure.0, "see the recipe reference");
-            }
-            None
-        }
-    };
-    (spec, record.into_inner().value_sources)
+    let record = record.into_inner();
+    let unexplained = !record.has_error();
+    *diagnostics = record.diagnostics;
+    if let Err(failure) = &spec
+        && unexplained
+    {
+        let (message, help) = (failure.to_string(), "see the recipe reference");
+        diagnostics.push(Diagnostic::error(
+            "wrong-type",
+            Some(tree.span),
+            message,
+            help,
+        ));
+    }
+    (spec.ok(), record.value_sources)
 }
 
-impl<'n> NodeDeserializer<'n, '_, '_> {
+/// What deserialization has found so far.
+struct Record {
+    value_sources: ValueSources,
+    diagnostics: Vec<Diagnostic>,
+}
+
+impl Record {
+    fn has_error(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
+    }
+}
+
+/// A message of serde's code, which becomes a diagnostic at its node.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Failure(String);
+
+impl de::Error for Failure {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Failure(message.to_string())
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Failure(format!("`{field}` is missing"))
+    }
+}
+
+struct NodeDeserializer<'n, 'r> {
+    node: &'n Node,
+    /// The native path of `node`.
+    path: String,
+    /// The node is the content of an enum's variant, whose `kind` has been read.
+    variant: bool,
+    record: &'r RefCell<Record>,
+}
+
+impl<'n, 'r> NodeDeserializer<'n, 'r> {
+    /// The key, as the user's file spells it.
+    fn name(&self) -> &str {
+        self.node.key.as_deref().unwrap_or(if self.path.is_empty() {
+            "spec"
+        } else {
+            &self.path
+        })
+    }
+
+    fn child(&self, name: &str, node: &'n Node) -> Self {
+        NodeDeserializer {
+            node,
+            path: joined(&self.path, name),
+            variant: false,
+            record: self.record,
+        }
+    }
+
+    /// Records the place of a value that a file states. The content of a variant shares the place
+    /// of its enum.
+    fn record_place(&self) {
+        let Some(key) = self.node.key.as_ref().filter(|_| !self.variant) else {
+            return;
+        };
+        let place = ValueSource {
+            key: key.clone(),
+            span: self.node.span,
+        };
+        self.record
+            .borrow_mut()
+            .value_sources
+            .insert(self.path.clone(), place);
+    }
+
+    fn push(&self, problem: Diagnostic) {
+        self.record.borrow_mut().diagnostics.push(problem);
+    }
+
+    fn wrong_type(&self, expected: &str) {
+        self.push(wrong_type(self.name(), self.node, Schema::Core, expected));
+    }
+
+    /// A whole number within bounds, or 0 after a report.
+    fn integer(&self, min: i128, max: i128) -> i128 {
+        self.record_place();
+        let Some(value) = self.node.int(Schema::Core) else {
+            self.wrong_type("a whole number");
+            return 0;
+        };
+        let help = if (min..=max).contains(&value) {
+            limits::of_int(&self.path, value)
+        } else {
+            let range = || format!("give a whole number from {min} to {max}");
+            Some(limits::help(&self.path).unwrap_or_else(range))
+        };
+        let Some(help) = help else { return value };
+        self.out_of_range(&shown(self.node), help);
+        0
+    }
+
+    fn float(&self) -> f64 {
+        self.record_place();
+        let value = match self.node.resolve(Schema::Core) {
+            Some(Resolved::Float(value)) => value,
+            Some(Resolved::Int(value)) => value as f64,
+            _ => {
+                self.wrong_type("a number");
+                return 0.0;
+            }
+        };
+        let found = if value.is_finite() {
+            limits::of_float(&self.path, value).map(|help| (value.to_string(), help))
+        } else {
+            let odd = if value.is_nan() {
+                "not a number"
+            } else {
+                "infinite"
+            };
+            let range = || "give a finite number".to_owned();
+            let help = limits::help(&self.path).unwrap_or_else(range);
+            Some((format!("{}, {odd}", shown(self.node)), help))
+        };
+        let Some((found, help)) = found else {
+            return value;
+        };
+        self.out_of_range(&found, help);
+        0.0
+    }
+
+    fn out_of_range(&self, found: &str, help: String) {
+        // A default of the dialect has no place.
+        let span = self.node.key.as_ref().map(|_| self.node.span);
+        let message = format!("`{}` is {found}", self.name());
+        let diagnostics = &mut self.record.borrow_mut().diagnostics;
+        // The reader may have refused the value.
+        if span.is_none() || diagnostics.iter().all(|d| d.span != span) {
+            diagnostics.push(Diagnostic::error("out-of-range", span, message, help));
+        }
+    }
+
+    /// The entries of a mapping; an empty value counts as an empty mapping.
+    fn entries(&self) -> &'n [Entry] {
+        self.record_place();
+        match &self.node.value {
+            Value::Mapping(entries) => entries,
+            // `schedule: norm-test` is the kind alone, with default settings.
+            Value::Scalar(_) if self.variant => &[],
+            _ if self.node.is_null(Schema::Core) => &[],
+            _ => {
+                self.wrong_type("a mapping");
+                &[]
+            }
+        }
+    }
+
     /// A struct. Unknown keys are reported here, where the known keys are available.
-    pub fn visit_fields<V: Visitor<'n>>(
+    fn visit_fields<V: Visitor<'n>>(
         self,
         fields: &'static [&'static str],
         visitor: V,
@@ -60,7 +219,7 @@ impl<'n> NodeDeserializer<'n, '_, '_> {
                 known.push(entry);
             } else if !(self.variant && entry.name == KIND) {
                 let name = self.child(&entry.name, &entry.value).name().to_owned();
-                self.record.borrow_mut().diagnostics.push(Diagnostic::error(
+                self.push(Diagnostic::error(
                     "unknown-key",
                     Some(entry.name_span),
                     format!("there is no key `{name}`"),
@@ -88,18 +247,18 @@ impl<'n> NodeDeserializer<'n, '_, '_> {
     /// Reports a failure of serde's code at this node, unless a diagnostic below it explains it.
     fn locate(&self, failure: Failure) -> Failure {
         if !self.record.borrow().has_error() {
-            let help = "add every key that has no default";
-            self.report(
+            self.push(Diagnostic::error(
                 "mandatory-missing",
+                Some(self.node.span),
                 format!("in `{}`: {failure}", self.name()),
-                help,
-            );
+                "add every key that has no default",
+            ));
         }
         failure
     }
 }
 
-impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
+impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_> {
     type Error = Failure;
 
     /// Values of any type (keys of a model's `config.json`).
@@ -147,7 +306,11 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     }
 
     fn deserialize_string<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
-        visitor.visit_string(self.text())
+        self.record_place();
+        if self.node.text().is_none() || self.node.is_null(Schema::Core) {
+            self.wrong_type("text");
+        }
+        visitor.visit_str(self.node.text().unwrap_or_default())
     }
 
     fn deserialize_option<V: Visitor<'n>>(self, visitor: V) -> Result<V::Value, Failure> {
@@ -205,20 +368,22 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
             self.child(KIND, tag).record_place();
         }
         let Some(word) = tag.text() else {
-            self.report(
+            let all: Vec<String> = variants.iter().map(|word| format!("`{word}`")).collect();
+            self.push(Diagnostic::error(
                 "mandatory-missing",
+                Some(self.node.span),
                 format!("`{}` does not state its `kind`", self.name()),
-                format!("write `kind: {first}`, or another of {}", list(variants)),
-            );
+                format!("write `kind: {first}`, or another of {}", all.join(", ")),
+            ));
             return visitor.visit_enum(stand_in);
         };
         if !variants.contains(&word) {
-            self.record.borrow_mut().report(
-                tag,
+            self.push(Diagnostic::error(
                 "unknown-value",
+                Some(tag.span),
                 format!("`{}` is `{}`", self.name(), shown(tag)),
                 did_you_mean(word, variants.iter().copied()),
-            );
+            ));
             return visitor.visit_enum(stand_in);
         }
         visitor.visit_enum(Tagged {
@@ -237,7 +402,7 @@ impl<'n> de::Deserializer<'n> for NodeDeserializer<'n, '_, '_> {
     }
 }
 
-impl<'n> IntoDeserializer<'n, Failure> for NodeDeserializer<'n, '_, '_> {
+impl<'n> IntoDeserializer<'n, Failure> for NodeDeserializer<'n, '_> {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -246,14 +411,14 @@ impl<'n> IntoDeserializer<'n, Failure> for NodeDeserializer<'n, '_, '_> {
 }
 
 /// The name of a variant and its settings.
-struct Tagged<'n, 'r, 'd> {
+struct Tagged<'n, 'r> {
     word: &'n str,
-    content: NodeDeserializer<'n, 'r, 'd>,
+    content: NodeDeserializer<'n, 'r>,
 }
 
-impl<'n, 'r, 'd> de::EnumAccess<'n> for Tagged<'n, 'r, 'd> {
+impl<'n, 'r> de::EnumAccess<'n> for Tagged<'n, 'r> {
     type Error = Failure;
-    type Variant = NodeDeserializer<'n, 'r, 'd>;
+    type Variant = NodeDeserializer<'n, 'r>;
 
     fn variant_seed<V: DeserializeSeed<'n>>(
         self,
@@ -264,7 +429,7 @@ impl<'n, 'r, 'd> de::EnumAccess<'n> for Tagged<'n, 'r, 'd> {
     }
 }
 
-impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
+impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_> {
     type Error = Failure;
 
     /// A variant without settings: keys beside `kind` are unknown.
@@ -292,7 +457,7 @@ impl<'n> de::VariantAccess<'n> for NodeDeserializer<'n, '_, '_> {
     }
 }
 
-fn list(words: &[&str]) -> String {
-    let quoted: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
-    quoted.join(", ")
+/// The scalar as written, truncated if it is long.
+fn shown(node: &Node) -> String {
+    short(node.text().unwrap_or_default())
 }
