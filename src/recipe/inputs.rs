@@ -428,6 +428,7 @@ fn launcher(
         options.extend(typed.into_iter().flatten());
         reading.launch = Some(launch::Launch {
             options,
+            kind: "MULTI_GPU".to_owned(),
             ..Default::default()
         });
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::batch_arguments::argument_keys;
-use super::dialects::accelerate::{environment, plugin};
+use super::dialects::accelerate::environment;
 use super::dialects::command::alone;
 use super::schema::dialect::Dialect;
 use super::{Diagnostic, ReadError, Recipe, Request};
 
-pub use super::dialects::accelerate::plugin::deepspeed_config;
+pub use super::dialects::accelerate::environment::deepspeed_config;
 pub use super::dialects::command::alone::{LauncherError, Split, assigned, split};
 
 /// Reads a recipe with `read`. A launcher at the start of the external trainer's command is replaced: the recipe
@@ -116,7 +116,7 @@ pub fn environment(recipe: &Recipe) -> Result<BTreeMap<String, String>, ReadErro
 pub fn use_deepspeed_file(environment: &mut BTreeMap<String, String>) -> bool {
     let starts = deepspeed_config(environment).is_some();
     if starts {
-        let variables = plugin::FILE_VARIABLES;
+        let variables = environment::FILE_VARIABLES;
         environment.extend(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
     starts

@@ -16,9 +16,8 @@ pub mod trainer_command;
 
 use std::borrow::Cow;
 
-use dialects::accelerate;
-use dialects::native;
 use dialects::readers::{self, READERS};
+use dialects::{accelerate, deepspeed, native};
 use inputs::Job;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
@@ -211,15 +210,9 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<ReadValues
     if let Some(version) = version {
         detected = format!("{detected}; {version}");
     }
-    if let Some(mut launched) = job.launched {
-        if reading
-            .deepspeed_plugin
-            .as_ref()
-            .is_some_and(|plugin| plugin.overruled)
-        {
-            accelerate::leave_to_trainer(&mut launched);
-        }
-        accelerate::conflicts(&launched, &native, reading);
+    if let Some(launched) = job.launched {
+        let mut launched = accelerate::with_deepspeed(launched, reading);
+        deepspeed::refuse_another_batch(&launched, |path| native.get_path(path), reading);
         accelerate::overruled_by_flag(&launched, settings, reading);
         // The recipe wins over the launcher.
         launched.overlay(native);

@@ -1,22 +1,18 @@
 //! Configs of `accelerate launch`: the number of processes and machines, and the sharding.
 //!
 //! Source: accelerate 16cb6eb, `commands/config/config_args.py` (keys, and the refusal of unknown
-//! ones), `commands/launch.py`.
+//! ones), `commands/launch.py`, `utils/dataclasses.py` (`FullyShardedDataParallelPlugin`, `MegatronLMPlugin`).
 
 pub(crate) mod environment;
 pub(crate) mod options;
 pub(crate) mod parallelism;
-pub(crate) mod plugin;
 pub(crate) mod shipped;
-pub(crate) mod strategy;
-pub(crate) mod typed;
 pub(crate) mod world;
 pub(crate) mod zero;
 
 use std::path::{Path, PathBuf};
 
-use crate::recipe::schema::deepspeed::ConfigKey;
-use crate::recipe::schema::dialect::Dialect;
+use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::overrides::Setting;
 use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, Translated};
@@ -24,26 +20,26 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
+use crate::util::suggest::short;
 
 pub(crate) use shipped::fixes_accumulation;
-pub(crate) use typed::is_switch;
-pub(crate) use world::too_few_devices;
-pub(crate) use zero::{leave_to_trainer, overrule};
+pub(crate) use world::{is_switch, too_few_devices};
+pub(crate) use zero::{overrule, with_deepspeed};
 
 /// Reads an accelerate config as a recipe: it has a world, but no batch.
 pub struct Accelerate;
 
-/// Fields of `ClusterConfig`, and the two old ones that accelerate converts.
+/// Fields of `ClusterConfig`, and an old one that accelerate converts.
 const KEYS: Words = Words(
     "compute_environment distributed_type mixed_precision use_cpu debug num_processes \
      machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend \
      same_network main_training_function enable_cpu_affinity fp8_config deepspeed_config \
      fsdp_config parallelism_config megatron_lm_config mpirun_config downcast_bf16 tpu_name \
      tpu_zone tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env dynamo_config \
-     fp16 dynamo_backend",
+     dynamo_backend",
 );
 
 impl Reader for Accelerate {
@@ -58,9 +54,8 @@ impl Reader for Accelerate {
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        world::warn_about_unset_processes(&root, reading);
-        let config_keys = zero::config_keys(&root);
-        let mut native = translate(&root, asked.path, config_keys, reading);
+        let native = translate(&root, Some(asked.path), reading);
+        let mut native = with_deepspeed(native, reading);
         let name = Node::string(run_name::of_file(asked.path), root.span);
         native.set("name", root.span, name);
         Translated {
@@ -114,40 +109,45 @@ pub(crate) fn load(
         None => Node::mapping(options?.span),
     };
     if config.is_some() {
-        let launch = reading.launch.get_or_insert_default();
-        launch.config = Some(root.clone());
-        launch.json = path
-            .extension()
-            .is_some_and(|extension| extension == "json");
+        reading.launch.get_or_insert_default().config = Some(root.clone());
     }
-    let config_keys = zero::config_keys(&root);
     if let Some(options) = options {
         // A shipped config is not written for this job, so an option contradicts nothing.
-        match shipped {
-            true => root.overlay(options.clone()),
-            false => lay_options(&mut root, options, reading),
+        if shipped {
+            root.overlay(options.clone());
+        } else {
+            lay_options(&mut root, options, reading);
         }
         // Without a config the number of processes determines the type.
         if config.is_none() {
-            let processes = root.get("num_processes").and_then(Node::text);
-            let kind = if processes == Some("1") {
-                "NO"
-            } else {
-                "MULTI_GPU"
-            };
-            let kind = Node::string(kind, options.span);
+            let one = root.get("num_processes").and_then(Node::text) == Some("1");
+            let kind = Node::string(if one { "NO" } else { "MULTI_GPU" }, options.span);
             root.set("distributed_type", options.span, kind);
         }
     }
-    if config.is_some() {
-        world::warn_about_unset_processes(&root, reading);
-    }
-    Some(translate(&root, path, config_keys, reading))
+    let path = config.map(|_| path);
+    Some(translate(&root, path, reading))
 }
 
-/// Merges the options of `accelerate launch` over a config.
+/// Merges the options of `accelerate launch` over a config. Warns about `--num_processes 4` over a config of 8: the
+/// option counts, and a batch computed from the config is wrong.
 pub(crate) fn lay_options(config: &mut Node, options: &Node, reading: &mut Reading) {
-    overruled(config, options, reading);
+    let processes = |of: &Node| {
+        let node = of.get("num_processes")?;
+        Some((node.shown().to_owned(), node.span))
+    };
+    // -1 leaves the number to the command.
+    if let (Some((stated, span)), Some((typed, _))) = (processes(config), processes(options))
+        && stated != typed
+        && stated != "-1"
+    {
+        reading.warning(
+            "gpu-count-conflict",
+            Some(span),
+            format!("the config states {stated} processes, the command {typed}"),
+            format!("{typed} counts, because the command overrides the config; make them agree"),
+        );
+    }
     config.overlay(options.clone());
 }
 
@@ -155,10 +155,7 @@ pub(crate) fn lay_options(config: &mut Node, options: &Node, reading: &mut Readi
 fn read_config(path: &Path, named: Option<Span>, reading: &mut Reading) -> Option<Node> {
     let (file, root) = reading.open(path, named)?;
     reading.files.accelerate = Some(file);
-    if path
-        .extension()
-        .is_some_and(|extension| extension == "json")
-    {
+    if path.extension().is_some_and(|e| e == "json") {
         reading.refuse_more_than_json(file, "accelerate");
     }
     if !looks_like_one(&root) {
@@ -173,44 +170,18 @@ fn read_config(path: &Path, named: Option<Span>, reading: &mut Reading) -> Optio
     Some(root)
 }
 
-/// Warns about `accelerate launch --num_processes 4` with a config of 8: the option counts, and a
-/// batch computed from the config is wrong.
-fn overruled(config: &Node, options: &Node, reading: &mut Reading) {
-    let key = "num_processes";
-    let (Some(stated), Some(typed)) = (config.get(key), options.get(key)) else {
-        return;
-    };
-    // -1 leaves the number to the command.
-    if stated.text() != typed.text() && stated.text() != Some("-1") {
-        let (stated_text, typed_text) = (
-            stated.text().unwrap_or_default(),
-            typed.text().unwrap_or_default(),
-        );
-        reading.warning(
-            "gpu-count-conflict",
-            Some(stated.span),
-            format!("the config states {stated_text} processes, the command {typed_text}"),
-            format!(
-                "{typed_text} counts, because the command overrides the config; make them agree"
-            ),
-        );
-    }
-}
-
 /// Warns about `--recipe-gpus 4` with a launcher of 8 processes: the flag counts.
 pub(crate) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: &mut Reading) {
     let path = "batch.gpus";
-    let (Some(started), Some(asked)) = (
-        launched.get_path(path),
-        settings.iter().find(|setting| setting.path == path),
-    ) else {
+    let asked = settings.iter().find(|setting| setting.path == path);
+    let (Some(started), Some(Setting { flag, value, .. })) = (launched.get_path(path), asked)
+    else {
         return;
     };
     let (Some(key), Some(text)) = (&started.key, started.text()) else {
         return;
     };
-    if text != asked.value {
-        let Setting { flag, value, .. } = asked;
+    if text != value {
         reading.warning(
             "gpu-count-conflict",
             Some(started.span),
@@ -220,115 +191,137 @@ pub(crate) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: 
     }
 }
 
-/// Refuses a batch of the recipe that differs from DeepSpeed's: the trainer compares them.
-pub(crate) fn conflicts(launched: &Node, recipe: &Node, reading: &mut Reading) {
-    for (path, rule) in [
-        ("batch.accumulation", "accumulation-conflict"),
-        ("batch.per_device_batch_size", "deepspeed-batch-triple"),
-    ] {
-        let (Some(launched_value), Some(recipe_value)) =
-            (launched.get_path(path), recipe.get_path(path))
-        else {
-            continue;
-        };
-        if launched_value.text() != recipe_value.text() {
-            let key = |node: &Node| node.key.clone().unwrap_or_else(|| path.to_owned());
-            reading.error(
-                rule,
-                Some(launched_value.span),
-                format!(
-                    "`{}` is {} here, but {} in the recipe (`{}`)",
-                    key(launched_value),
-                    launched_value.text().unwrap_or_default(),
-                    recipe_value.text().unwrap_or_default(),
-                    key(recipe_value),
-                ),
-                "write \"auto\" or remove it here, so that the recipe decides",
-            );
-        }
-    }
-}
-
-/// Translates the config. `config_keys` has the DeepSpeed keys of the config's file.
-fn translate(root: &Node, path: &Path, config_keys: Vec<ConfigKey>, reading: &mut Reading) -> Node {
+/// Translates the settings. `config` is the path of their config, which may be TRL's.
+fn translate(root: &Node, config: Option<&Path>, reading: &mut Reading) -> Node {
     let mut tree = Tree::new(root.span);
-    if sagemaker(root, reading) {
-        world::warn_about_unquoted_no(root, reading);
+    let environment = root.get("compute_environment");
+    if let Some(node) = environment.filter(|node| node.text() != Some("LOCAL_MACHINE")) {
+        let message = format!(
+            "`compute_environment` is `{}`, whose machines evenkeel cannot plan",
+            short(node.shown())
+        );
+        let help =
+            "use a config with `compute_environment: LOCAL_MACHINE`, or give `--recipe-gpus`";
+        reading.error("unsupported-value", Some(node.span), message, help);
         return tree.into_node();
     }
     for entry in root.entries().unwrap_or_default() {
-        let known = KEYS.has(&entry.name) || entry.name == crate::recipe::schema::dialect::RESERVED;
-        if !known && !typed::is_entry(entry) {
-            let message = format!(
-                "accelerate has no key `{}` and refuses the file",
-                entry.name
-            );
+        let known = KEYS.has(&entry.name) || entry.name == RESERVED;
+        let switch = entry.name.starts_with("--") && world::is_typed(&entry.value);
+        if !known && !switch {
+            let message = match entry.name.as_str() {
+                "fp16" => {
+                    "`fp16` is a former key of accelerate: write `mixed_precision: fp16`".to_owned()
+                }
+                name => format!("accelerate has no key `{name}` and refuses the file"),
+            };
             reading.unknown_key(entry, message, KEYS.iter());
         }
     }
-    typed::refuse(root, reading);
-    let kind = world::distributed_type(root, reading);
-    world::world(root, kind.as_deref(), &mut tree, reading);
-    match kind.as_deref() {
-        Some("FSDP") => strategy::fsdp(root.get("fsdp_config"), &mut tree, reading),
-        Some("DEEPSPEED") if typed::switch(root, typed::CPU).is_none() => {
-            zero::read(root, path, config_keys, &mut tree, reading);
+    world::refuse_switches(root, reading);
+    let kind = world::distributed_type(root, reading).unwrap_or_default();
+    let kind = kind.as_str();
+    let passes_sizes = parallelism::passes_sizes(root, kind);
+    if let Some(launch) = &mut reading.launch {
+        launch.kind = kind.to_owned();
+        launch.passes_sizes = passes_sizes.is_ok();
+    }
+    world::world(root, kind, config.is_some(), &mut tree, reading);
+    match kind {
+        "FSDP" => fsdp(root.get("fsdp_config"), &mut tree, reading),
+        "DEEPSPEED" if world::switch(root, world::CPU).is_none() => {
+            let path = config.unwrap_or(Path::new(""));
+            zero::read(root, path, reading);
         }
-        Some("MEGATRON_LM") => {
-            strategy::megatron(root.get("megatron_lm_config"), &mut tree, reading);
+        "MEGATRON_LM" => {
+            megatron(root.get("megatron_lm_config"), &mut tree, reading);
         }
         _ => {}
     }
-    parallelism::sizes(root, kind.as_deref(), &mut tree, reading);
+    parallelism::sizes(root, kind, passes_sizes, &mut tree, reading);
     precision(root, &mut tree, reading);
     tree.into_node()
 }
 
-/// Refuses SageMaker jobs: it starts its own machines, so there is no world to plan for.
-fn sagemaker(root: &Node, reading: &mut Reading) -> bool {
-    let Some(node) = root.get("compute_environment") else {
-        return false;
+/// The sharding strategies of FSDP, their numbers, and the native ones.
+const SHARDINGS: [(&str, &str, &str); 5] = [
+    ("FULL_SHARD", "1", "fsdp"),
+    ("SHARD_GRAD_OP", "2", "zero2"),
+    ("NO_SHARD", "3", "ddp"),
+    ("HYBRID_SHARD", "4", "fsdp"),
+    ("HYBRID_SHARD_ZERO2", "5", "zero2"),
+];
+
+/// The sharding of FSDP. Keys may lack the prefix `fsdp_`. `reshard_after_forward` frees parameters after
+/// the forward pass: a boolean in version 2; version 1 also accepts the strategy's name.
+fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
+    let find = |name: &str| {
+        let mut keys = [format!("fsdp_{name}"), name.to_owned()].into_iter();
+        let (key, node) = keys.find_map(|key| Some((key.clone(), config?.get(&key)?)))?;
+        Some(Given::new(format!("fsdp_config.{key}"), node, node.span))
     };
-    let environment = node.text().unwrap_or_default();
-    match environment {
-        "LOCAL_MACHINE" => return false,
-        "AMAZON_SAGEMAKER" => reading.error(
-            "unsupported-value",
-            Some(node.span),
-            "SageMaker starts jobs on its own machines, which evenkeel cannot plan",
-            "use a config with `compute_environment: LOCAL_MACHINE`, or give `--recipe-gpus`",
-        ),
-        other => {
-            let words = ["LOCAL_MACHINE", "AMAZON_SAGEMAKER"];
-            reading.unknown_value("compute_environment", other, node.span, words);
+    tree.default("parallel.strategy", "fsdp");
+    let sharding = find("sharding_strategy");
+    let reshards = sharding.is_none();
+    if let Some(given) = sharding.or_else(|| find("reshard_after_forward")) {
+        let text = given.value.shown().to_uppercase();
+        let mut shardings = SHARDINGS.iter();
+        let strategy = match text.as_str() {
+            "TRUE" | "YES" | "ON" if reshards => Some("fsdp"),
+            "FALSE" | "NO" | "OFF" if reshards => Some("zero2"),
+            text => shardings
+                .find(|(name, number, _)| [*name, *number].contains(&text))
+                .map(|(.., strategy)| *strategy),
+        };
+        match strategy {
+            Some(strategy) => tree.plain("parallel.strategy", &given.with(strategy)),
+            None => {
+                let known = SHARDINGS.iter().map(|(name, ..)| *name);
+                reading.unknown_value(&given.key, &text, given.span, known);
+            }
         }
     }
-    true
+    let checkpointing = find("activation_checkpointing");
+    let on = checkpointing.filter(|given| given.value.is_bool(true, Schema::PyYaml));
+    tree.plain_if(
+        "model.activation_checkpointing",
+        on.map(|given| given.with(true)),
+    );
+}
+
+/// The sizes of Megatron-LM's axes.
+fn megatron(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
+    let Some(config) = config else { return };
+    for (key, path) in [
+        ("megatron_lm_tp_degree", "parallel.tensor"),
+        ("megatron_lm_pp_degree", "parallel.pipeline"),
+        ("megatron_lm_context_parallel_size", "parallel.context"),
+    ] {
+        let named = format!("megatron_lm_config.{key}");
+        if let Some(size) = config.get(key).and_then(|node| reading.int(named, node)) {
+            tree.plain(path, &size);
+        }
+    }
 }
 
 /// The precision, which a recipe's own `bf16` or `fp16` overrides.
 fn precision(root: &Node, tree: &mut Tree, reading: &mut Reading) {
-    let Some(node) = root.get("mixed_precision") else {
+    let key = "mixed_precision";
+    let Some(node) = root.get(key).filter(|node| !node.is_null(Schema::PyYaml)) else {
         return;
     };
-    let text = node.text().unwrap_or_default();
-    let lower = text.to_lowercase();
-    let value = match (lower.as_str(), node.resolve(Schema::PyYaml)) {
-        (_, Some(Resolved::Null)) => return,
-        ("no", _) | (_, Some(Resolved::Bool(false))) => "f32",
-        ("bf16" | "fp8", _) => "bf16",
-        ("fp16", _) => "f16",
+    let value = match node.shown().to_lowercase().as_str() {
+        _ if node.is_bool(false, Schema::PyYaml) => "f32",
+        "no" => "f32",
+        "bf16" | "fp8" => "bf16",
+        "fp16" => "f16",
         _ => {
             let words = ["no", "fp16", "bf16", "fp8"];
-            reading.unknown_value("mixed_precision", text, node.span, words);
+            reading.unknown_value(key, node.shown(), node.span, words);
             return;
         }
     };
-    let key = "mixed_precision";
-    tree.text(
-        "model.precision",
-        &Given::new(key, value.to_owned(), node.span),
-    );
+    tree.plain("model.precision", &Given::new(key, value, node.span));
 }
 
 #[cfg(test)]

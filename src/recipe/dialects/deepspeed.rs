@@ -25,7 +25,6 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::Span;
 use crate::util::suggest;
 
 /// Reads a DeepSpeed config that is the recipe itself.
@@ -65,46 +64,39 @@ impl Reader for Deepspeed {
 /// Translates a config that is the whole recipe.
 fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     refuse_duplicates(root, reading);
-    refuse_wrong_numbers(root, reading);
     warn_unknown(root, reading);
     let mut tree = Tree::new(root.span);
     tree.default("name", run_name::of_file(path));
-    tree.lay(translate(root, ""));
+    tree.lay(translate(root, "", reading));
     refuse_no_batch(root, reading);
-    implied_world(root, &mut tree, reading);
+    implied_world(&mut tree, reading);
     elasticity::check(root, reading);
     training(root, &mut tree);
     tree.into_node()
 }
 
-/// Opens the config that a recipe or an accelerate config names. Trainers read it with Python's
-/// `json` (transformers 5.23.0 `integrations/deepspeed.py`, accelerate 16cb6eb
-/// `utils/deepspeed.py`) and pass the values to DeepSpeed, whose more lenient reader never sees the
-/// file.
-pub(crate) fn open(path: &Path, named: Span, reading: &mut Reading) -> Option<Node> {
-    let (file, root) = reading.open(path, Some(named))?;
-    reading.files.deepspeed = Some(file);
-    reading.refuse_more_than_json(file, "the trainer");
-    require_zero_optimization(&root, reading);
-    Some(root)
-}
-
-/// As [`open`], for a file that `from` names. A missing one is a warning.
+/// Opens the config that `from`, a recipe or an accelerate config, names. A missing one is a warning. Trainers read it
+/// with Python's `json` (transformers 5.23.0 `integrations/deepspeed.py`, accelerate 16cb6eb `utils/deepspeed.py`) and
+/// pass the values to DeepSpeed, whose more lenient reader never sees the file.
 pub(crate) fn open_named(
     node: &Node,
     from: &Path,
     put: &str,
     reading: &mut Reading,
 ) -> Option<Node> {
-    let name = node.text().unwrap_or_default();
-    if let Some(file) = reading.beside(from, name) {
-        return open(&file, node.span, reading);
-    }
-    let message =
-        format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown");
-    let help = format!("{put}, or set `evenkeel.parallel.strategy`");
-    reading.warning("deepspeed-unread", Some(node.span), message, help);
-    None
+    let name = node.shown();
+    let Some(path) = reading.beside(from, name) else {
+        let message =
+            format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown");
+        let help = format!("{put}, or set `evenkeel.parallel.strategy`");
+        reading.warning("deepspeed-unread", Some(node.span), message, help);
+        return None;
+    };
+    let (file, root) = reading.open(&path, Some(node.span))?;
+    reading.files.deepspeed = Some(file);
+    reading.refuse_more_than_json(file, "the trainer");
+    require_zero_optimization(&root, reading);
+    Some(root)
 }
 
 /// A trainer passes the config to accelerate's `DeepSpeedPlugin`, which requires this key.
@@ -121,39 +113,68 @@ pub(crate) fn require_zero_optimization(root: &Node, reading: &mut Reading) {
 
 /// The native strategy of a ZeRO stage.
 pub(crate) fn strategy(stage: i128) -> Option<&'static str> {
-    match stage {
-        0 => Some("ddp"),
-        1 => Some("zero1"),
-        2 => Some("zero2"),
-        3 => Some("fsdp"),
-        _ => None,
-    }
+    let strategies = ["ddp", "zero1", "zero2", "fsdp"];
+    strategies.get(usize::try_from(stage).ok()?).copied()
 }
 
-/// The batch and the parallelism of a config, as a native tree whose keys are named `prefix.KEY`.
-pub(crate) fn translate(root: &Node, prefix: &str) -> Node {
+/// A finite number. JSON's `1e-5` has no point, so it is a string to YAML.
+pub(crate) fn number(node: &Node) -> Option<f64> {
+    let value = match node.resolve(Schema::PyYaml)? {
+        Resolved::Int(value) => value as f64,
+        Resolved::Float(value) => value,
+        Resolved::Str(text) => text.parse().ok()?,
+        _ => return None,
+    };
+    value.is_finite().then_some(value)
+}
+
+/// The batch and the parallelism of a config, as a native tree whose keys are named `prefix.KEY`. The native reader
+/// checks the numbers.
+pub(crate) fn translate(root: &Node, prefix: &str, reading: &mut Reading) -> Node {
     let mut tree = Tree::new(root.span);
     let key = |key: &str| joined(prefix, key);
-    let int = |path: &str| {
-        let node = root.get_path(path)?;
-        let value = node.int(Schema::PyYaml)?;
-        Some(Given::new(key(path), value, node.span))
-    };
+    let numbers = [
+        ("tensor_parallel.autotp_size", "parallel.tensor"),
+        ("sequence_parallel_size", "parallel.sequence"),
+    ];
     // Elasticity computes the triple; DeepSpeed ignores or refuses the triple beside it.
-    if !elasticity::is_enabled(root) {
-        for (path, native) in TRIPLE {
-            tree.plain_if(native, int(path));
+    let block = elasticity::enabled(root);
+    let triple = TRIPLE.into_iter().filter(|_| block.is_none());
+    for (path, native) in triple.chain(numbers) {
+        if let Some(node) = root.get_path(path).filter(|node| is_stated(node)) {
+            tree.put(native, &key(path), node.clone());
         }
     }
-    if let Some(stage) = int("zero_optimization.stage")
-        && let Some(strategy) = strategy(stage.value)
-    {
-        tree.plain("parallel.strategy", &stage.with(strategy));
+    let stage = "zero_optimization.stage";
+    if let Some(node) = root.get_path(stage).filter(|node| is_stated(node)) {
+        match node.int(Schema::PyYaml).and_then(strategy) {
+            Some(strategy) => {
+                let given = Given::new(key(stage), strategy, node.span);
+                tree.plain("parallel.strategy", &given);
+            }
+            None => refuse_stage(&key(stage), node, reading),
+        }
     }
-    tree.plain_if("parallel.tensor", int("tensor_parallel.autotp_size"));
-    tree.plain_if("parallel.sequence", int("sequence_parallel_size"));
-    elasticity::translate(root, &key, &mut tree);
+    if let Some(block) = block {
+        elasticity::translate(block, &key, &mut tree);
+    }
     tree.into_node()
+}
+
+/// Whether a value is neither empty nor the trainer's.
+fn is_stated(node: &Node) -> bool {
+    node.text() != Some("auto") && !node.is_null(Schema::PyYaml)
+}
+
+/// Refuses a ZeRO stage that does not exist.
+pub(crate) fn refuse_stage(key: &str, node: &Node, reading: &mut Reading) {
+    let message = format!("`{key}` is `{}`", suggest::short(node.shown()));
+    reading.error(
+        "out-of-range",
+        Some(node.span),
+        message,
+        "give 0, 1, 2 or 3",
+    );
 }
 
 /// Refuses `elasticity` beside a trainer with its own batch, which DeepSpeed would override.
@@ -171,6 +192,36 @@ pub(crate) fn refuse_elasticity(native: &mut Node, reading: &mut Reading) {
     native.remove_path(path);
 }
 
+/// How a number of the config follows the recipe.
+pub(crate) const AUTO: &str = "write \"auto\" or remove it here, so that the recipe decides";
+
+/// Refuses a batch of the recipe that differs from the config's: the trainer compares them. `of_recipe` has the
+/// recipe's values by their native paths.
+pub(crate) fn refuse_another_batch<'n>(
+    config: &Node,
+    of_recipe: impl Fn(&str) -> Option<&'n Node>,
+    reading: &mut Reading,
+) {
+    for (path, rule) in [
+        ("batch.accumulation", "accumulation-conflict"),
+        ("batch.per_device_batch_size", "deepspeed-batch-triple"),
+    ] {
+        let (Some(here), Some(there)) = (config.get_path(path), of_recipe(path)) else {
+            continue;
+        };
+        if here.text() != there.text() {
+            let key = here.key.as_deref().unwrap_or(path);
+            let of = there.key.as_ref().map(|key| format!("`{key}`"));
+            let (value, of) = (there.shown(), of.unwrap_or("a default".to_owned()));
+            let message = format!(
+                "`{key}` is {} here, but {value} in the recipe ({of})",
+                here.shown()
+            );
+            reading.error(rule, Some(here.span), message, AUTO);
+        }
+    }
+}
+
 /// DeepSpeed refuses duplicate keys, even with equal values.
 fn refuse_duplicates(root: &Node, reading: &mut Reading) {
     for problem in &mut reading.diagnostics {
@@ -182,49 +233,10 @@ fn refuse_duplicates(root: &Node, reading: &mut Reading) {
     }
 }
 
-/// The triple holds whole numbers of at least 1, or `"auto"`; the stage is one of four.
-fn refuse_wrong_numbers(root: &Node, reading: &mut Reading) {
-    for (key, _) in TRIPLE {
-        let Some(node) = root.get(key) else { continue };
-        match node.resolve(Schema::PyYaml) {
-            Some(Resolved::Int(1..) | Resolved::Null) => {}
-            Some(Resolved::Str(text)) if text == "auto" => {}
-            Some(Resolved::Int(value)) => reading.error(
-                "deepspeed-batch-triple",
-                Some(node.span),
-                format!("`{key}` is {value}, and DeepSpeed requires more than 0"),
-                "give a whole number of at least 1, or \"auto\" to take the trainer's",
-            ),
-            _ => reading.error(
-                "wrong-type",
-                Some(node.span),
-                format!(
-                    "`{key}` takes a whole number or \"auto\", this is `{}`",
-                    suggest::short(node.shown())
-                ),
-                "give a whole number without quotes",
-            ),
-        }
-    }
-    if let Some(node) = root.get_path("zero_optimization.stage")
-        && !matches!(node.resolve(Schema::PyYaml), Some(Resolved::Int(0..=3)))
-    {
-        reading.error(
-            "out-of-range",
-            Some(node.span),
-            format!(
-                "`zero_optimization.stage` is `{}`",
-                suggest::short(node.shown())
-            ),
-            "give 0, 1, 2 or 3",
-        );
-    }
-}
-
 /// Without a batch number DeepSpeed has nothing to derive from.
 fn refuse_no_batch(root: &Node, reading: &mut Reading) {
-    let stated = |key: &&(&str, &str)| root.get(key.0).is_some();
-    if TRIPLE[..2].iter().any(|key| stated(&key)) || elasticity::is_enabled(root) {
+    let stated = TRIPLE[..2].iter().any(|(key, _)| root.get(key).is_some());
+    if stated || elasticity::enabled(root).is_some() {
         return;
     }
     reading.error(
@@ -252,29 +264,23 @@ fn warn_unknown(root: &Node, reading: &mut Reading) {
 }
 
 /// A whole triple implies the data-parallel size that it was written for.
-fn implied_world(root: &Node, tree: &mut Tree, reading: &mut Reading) {
-    let number = |(_, path): (&str, &str)| tree.get(path)?.text()?.parse::<i128>().ok();
-    let [Some(global), Some(size), Some(accumulation)] = TRIPLE.map(number) else {
-        return;
-    };
-    let pass = size.checked_mul(accumulation).filter(|pass| *pass > 0);
-    let (Some(pass), Some(node)) = (pass, tree.get("batch.global")) else {
+fn implied_world(tree: &mut Tree, reading: &mut Reading) {
+    let number = |path: &str| tree.get(path)?.text()?.parse::<i128>().ok();
+    let numbers = TRIPLE.map(|(_, path)| number(path));
+    let (Some(node), [Some(global), Some(size), Some(accumulation)]) =
+        (tree.get("batch.global"), numbers)
+    else {
         return;
     };
     let at = node.span;
+    let Some(pass) = size.checked_mul(accumulation).filter(|pass| *pass > 0) else {
+        return;
+    };
     if global % pass == 0 && global > 0 {
-        let key = "train_batch_size";
-        let axes = |path: &str| {
-            let size = root.get_path(path).and_then(Node::text)?;
-            size.parse::<i128>().ok()
-        };
-        let others = ["tensor_parallel.autotp_size", "sequence_parallel_size"];
-        let ranks = global / pass;
-        let devices = others
-            .iter()
-            .filter_map(|path| axes(path))
-            .fold(ranks, i128::saturating_mul);
-        tree.plain("batch.gpus", &Given::new(key, devices, at));
+        let axes = ["parallel.tensor", "parallel.sequence"];
+        let axes = axes.into_iter().filter_map(number);
+        let devices = axes.fold(global / pass, i128::saturating_mul);
+        tree.plain("batch.gpus", &Given::new("train_batch_size", devices, at));
     } else {
         reading.error(
             "deepspeed-batch-triple",
@@ -297,21 +303,16 @@ fn training(root: &Node, tree: &mut Tree) {
             tree.text("model.precision", &given);
         }
     }
-    let float = |path: &str| {
-        let node = root.get_path(path)?;
-        // JSON's numbers, some of which YAML reads as strings (`1e-5`).
-        let value: f64 = node.text()?.parse().ok()?;
-        value
-            .is_finite()
-            .then(|| Given::new(path, value, node.span))
-    };
-    tree.plain_if("optimizer.gradient_clip", float("gradient_clipping"));
-    tree.plain_if("learning_rate.peak", float("optimizer.params.lr"));
-    tree.plain_if("optimizer.epsilon", float("optimizer.params.eps"));
-    tree.plain_if(
-        "optimizer.weight_decay",
-        float("optimizer.params.weight_decay"),
-    );
+    for (path, native) in [
+        ("gradient_clipping", "optimizer.gradient_clip"),
+        ("optimizer.params.lr", "learning_rate.peak"),
+        ("optimizer.params.eps", "optimizer.epsilon"),
+        ("optimizer.params.weight_decay", "optimizer.weight_decay"),
+    ] {
+        let node = root.get_path(path);
+        let given = node.and_then(|node| Some(Given::new(path, number(node)?, node.span)));
+        tree.plain_if(native, given);
+    }
     if let Some(node) = root.get_path("optimizer.type")
         && let Some(name) = node.text()
     {

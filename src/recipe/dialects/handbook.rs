@@ -5,12 +5,10 @@
 
 pub(crate) mod abbreviation;
 pub(crate) mod accelerator;
-pub(crate) mod axes;
 mod data;
 pub(crate) mod deepspeed;
 pub(crate) mod keys;
 pub(crate) mod objective;
-mod older_ppo;
 mod schedule;
 pub(crate) mod settings;
 pub(crate) mod values;
@@ -26,10 +24,11 @@ use crate::recipe::schema::reader::{
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
-use crate::util::suggest::{nearest, within};
+use crate::util::suggest::{nearest, short, within};
 
 use values::Values;
 
@@ -102,18 +101,13 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     };
     abbreviation::expand(root, &keys::known(objective), reading);
     let root = &*root;
-    let older = match objective {
-        Objective::Ppo => older_ppo::refuse(root, path, reading),
-        Objective::Rloo => refuse_older_rloo(root, reading),
-        _ => false,
-    };
-    if !older {
+    if !refuse_older(root, objective, path, reading) {
         refuse_unknown(root, objective, reading);
     }
     let kind_of = |key: &str| keys::kind(key, objective);
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
-    tree.default("objective", native_name(objective));
+    tree.default("objective", objective);
     settings::name(&values, path, &mut tree, reading);
     settings::objective_defaults(objective, &mut tree);
     let evaluates = training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
@@ -132,7 +126,7 @@ pub(crate) fn training_arguments(
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
-    axes::refuse_unread(root, reading);
+    refuse_unread_axes(root, reading);
     settings::batch(values, path, tree, reading);
     settings::parallel(values, path, tree, reading);
     settings::model(values, path, tree, reading);
@@ -147,7 +141,7 @@ pub(crate) fn training_arguments(
 /// The native name of the trainer in a program's name: `trl/scripts/dpo.py`, or `sft` of TRL's own
 /// command line.
 pub(crate) fn trainer_of(script: &Path) -> Option<String> {
-    objective::by_name(script).map(native_name)
+    Some(objective::by_name(script)?.to_string())
 }
 
 /// Refuses TRL trainers whose batch is not known here, by the name of the program or recipe. Returns whether
@@ -168,9 +162,8 @@ pub(crate) fn refuse_unsupported(path: &Path, span: Option<Span>, reading: &mut 
 /// Whether a key belongs to one of TRL's trainers or to the handbook, and to none of transformers'
 /// own scripts.
 pub(crate) fn only_trl_has(key: &str) -> bool {
-    keys::kind_in_training(key).is_none()
-        && keys::example(key).is_none()
-        && (keys::shared(key).is_some() || !keys::owners(key).is_empty())
+    let of_transformers = keys::kind_in_training(key).or_else(|| keys::example(key));
+    of_transformers.is_none() && keys::is_known(key)
 }
 
 /// Whether a program with these arguments is one of TRL's: TRL alone has one of them, and TRL knows
@@ -191,14 +184,14 @@ pub(crate) fn trl_argument(arguments: &Node) -> Option<&str> {
 
 /// Whether an argument is a boolean, which may come without a value.
 pub(crate) fn is_switch(key: &str) -> bool {
-    keys::is_bool(key)
+    keys::agreed(key) == Some(keys::Kind::Bool)
 }
 
 /// Whether an argument is known and takes a value that is more than a boolean.
 pub(crate) fn takes_value(key: &str) -> bool {
     let example = keys::example(key);
-    let known = keys::shared(key).is_some() || !keys::owners(key).is_empty() || example.is_some();
-    known && !keys::is_bool(key) && example != Some(keys::Kind::Bool)
+    let known = keys::is_known(key) || example.is_some();
+    known && !is_switch(key) && example != Some(keys::Kind::Bool)
 }
 
 /// Checks keys that the trainer does not have. The script may define them itself. TRL's own scripts refuse
@@ -206,7 +199,6 @@ pub(crate) fn takes_value(key: &str) -> bool {
 /// which refuses them (TRL 1.16.0 `scripts/sft.py`, `cli/commands/training.py`). A misspelled batch key and a
 /// batch key of another trainer are errors: the batch would be another than the written one.
 fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
-    const RULE: &str = "unknown-key";
     let this = keys::name(objective);
     let known = keys::known(objective);
     let command = reading.files.command.map(|(file, _)| file);
@@ -215,99 +207,130 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         if name == RESERVED || keys::kind(name, objective).is_some() {
             continue;
         }
-        let at = Some(entry.name_span);
         let file = Some(entry.name_span.file);
         let (typed, overridden) = (file == command, file == reading.files.command_line);
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
-        if !owners.is_empty() {
-            let message = format!(
-                "`{name}` is a key of {} recipes, and this recipe is for {this}",
-                owners.join(", ")
-            );
-            if reading.by_trl || typed || overridden || keys::sets_batch(name) {
-                let help = format!(
-                    "remove it, or set `evenkeel.objective` if this recipe is not for {this}: upstream refuses the file"
-                );
-                reading.error(RULE, at, message, help);
-            } else {
-                let help = format!(
-                    "remove it if the script does not define it, or set `evenkeel.objective` if this recipe is not for {this}"
-                );
-                reading.warning(RULE, at, message, help);
-            }
-            continue;
-        }
-        if keys::is_launcher_key(name) && !typed {
-            reading.warning(
-                RULE,
-                at,
-                format!("only TRL's own command line reads `{name}` from a recipe"),
-                "start the job with `trl`, or pass the option to the launcher",
-            );
-            continue;
-        }
-        let message = format!("there is no key `{name}` in {this} recipes");
         let near = nearest(name, &known);
-        let typo = |near: &&str| {
+        let typo = near.filter(|near| {
             let similar = || within(name, [*near], 2).is_some();
             overridden || keys::sets_batch(near) || (typed && similar())
-        };
-        if let Some(near) = near.filter(typo) {
-            reading.error(RULE, at, message, format!("did you mean `{near}`?"));
+        });
+        let message = format!("there is no key `{name}` in {this} recipes");
+        let (severity, message, help) = if !owners.is_empty() {
+            let owners = owners.join(", ");
+            let message =
+                format!("`{name}` is a key of {owners} recipes, and this recipe is for {this}");
+            let other = format!("set `evenkeel.objective` if this recipe is not for {this}");
+            if reading.by_trl || typed || overridden || keys::sets_batch(name) {
+                let help = format!("remove it, or {other}: upstream refuses the file");
+                (Severity::Error, message, help)
+            } else {
+                let help = format!("remove it if the script does not define it, or {other}");
+                (Severity::Warning, message, help)
+            }
+        } else if keys::is_launcher_key(name) && !typed {
+            let message = format!("only TRL's own command line reads `{name}` from a recipe");
+            let help = "start the job with `trl`, or pass the option to the launcher";
+            (Severity::Warning, message, help.to_owned())
+        } else if let Some(near) = typo {
+            (Severity::Error, message, format!("did you mean `{near}`?"))
         } else if overridden {
-            reading.error(RULE, at, message, "remove it, or check its spelling");
+            let help = "remove it, or check its spelling";
+            (Severity::Error, message, help.to_owned())
         } else if typed && reading.of_trl {
             let help = "remove it: TRL's own scripts refuse the command";
-            reading.error(RULE, at, message, help);
+            (Severity::Error, message, help.to_owned())
         } else if reading.by_trl {
             let help =
                 "remove it: TRL's command line passes it to `accelerate launch`, which refuses it";
-            reading.error(RULE, at, message, help);
+            (Severity::Error, message, help.to_owned())
         } else {
-            let similar = near.map(|near| format!("; a similar key is `{near}`"));
-            reading.warning(
-                RULE,
-                at,
-                format!("{message}: read as a key of the script itself"),
-                format!(
-                    "remove it if it is not one: TRL's own command line refuses it{}",
-                    similar.unwrap_or_default()
-                ),
-            );
-        }
+            let similar = near.map_or(String::new(), |near| format!("; a similar key is `{near}`"));
+            let message = format!("{message}: read as a key of the script itself");
+            let help = "remove it if it is not one: TRL's own command line refuses it";
+            (Severity::Warning, message, format!("{help}{similar}"))
+        };
+        let mut problem = Diagnostic::error("unknown-key", Some(entry.name_span), message, help);
+        problem.severity = severity;
+        reading.diagnostics.push(problem);
     }
 }
 
-/// Refuses a recipe for TRL's RLOO before 0.22, which counted its batch in prompts of an episode (0.21.0
-/// `trainer/rloo_trainer.py`, `__init__`). Returns whether it did.
-fn refuse_older_rloo(root: &Node, reading: &mut Reading) -> bool {
-    const FIELDS: [&str; 4] = [
-        "local_rollout_forward_batch_size",
-        "num_mini_batches",
-        "rloo_k",
-        "total_episodes",
-    ];
-    let entries = root.entries().unwrap_or_default();
-    let Some(entry) = entries.iter().find(|e| FIELDS.contains(&e.name.as_str())) else {
-        return false;
+/// Fields of the configs of TRL's older trainers that the newer ones lack, and batch fields, which the newer PPO
+/// trainer computes and ignores as arguments.
+///
+/// Sources: TRL 0.3.0 to 0.11.4 `trainer/ppo_config.py`, 0.9.6 `trainer/ppo_trainer.py` (`__init__`, `step`: a step
+/// takes `mini_batch_size` × `gradient_accumulation_steps` × processes), `examples/scripts/ppo.py`; 0.21.0
+/// `trainer/rloo_trainer.py` (`__init__`: the batch counts prompts of an episode).
+const OLDER_PPO: Words = Words(
+    "accelerator_kwargs adap_kl_ctrl backward_batch_size compare_steps early_stopping \
+     forward_batch_size horizon init_kl_coef kl_penalty log_with model_name optimize_cuda_cache \
+     optimize_device_cache ppo_epochs project_kwargs push_to_hub_if_best_kwargs query_dataset \
+     ratio_threshold reward_model score_clip steps target target_kl task_name tracker_kwargs \
+     tracker_project_name use_score_norm use_score_scaling use_seq2seq batch_size \
+     mini_batch_size",
+);
+/// See [`OLDER_PPO`].
+const OLDER_RLOO: Words =
+    Words("local_rollout_forward_batch_size num_mini_batches rloo_k total_episodes");
+
+/// The older PPO trainer's scripts, by names that the newer trainer's scripts do not have.
+const OLDER_SCRIPTS: [&str; 2] = ["examples/scripts/ppo.py", "ppo_multi_adapter.py"];
+
+/// Refuses a recipe for TRL's PPO before 0.12 or RLOO before 0.22, whose defaults differ between versions. Returns
+/// whether it did.
+fn refuse_older(root: &Node, objective: Objective, path: &Path, reading: &mut Reading) -> bool {
+    let (fields, trainer, scripts) = match objective {
+        Objective::Ppo if BATCH[..2].iter().any(|key| root.get(key).is_some()) => return false,
+        Objective::Ppo => (OLDER_PPO, "PPO before 0.12", &OLDER_SCRIPTS[..]),
+        Objective::Rloo => (OLDER_RLOO, "RLOO before 0.22", &[][..]),
+        _ => return false,
+    };
+    let mut entries = root.entries().unwrap_or_default().iter();
+    let (evidence, span) = match entries.find(|entry| fields.has(&entry.name)) {
+        Some(entry) => (entry.name.clone(), entry.name_span),
+        None if scripts.iter().any(|script| path.ends_with(script)) => {
+            (path.display().to_string(), root.span)
+        }
+        None => return false,
     };
     reading.error(
         "unsupported-value",
-        Some(entry.name_span),
-        format!(
-            "`{}` belongs to TRL's RLOO before 0.22, whose batch rules are not known here",
-            entry.name
-        ),
+        Some(span),
+        format!("`{evidence}` belongs to TRL's {trainer}, whose batch rules are not known here"),
         "state the global batch with `--dialect transformers --global-batch-size B`",
     );
     true
 }
 
-/// The native name of an objective.
-fn native_name(objective: Objective) -> String {
-    match serde_json::to_value(objective) {
-        Ok(serde_json::Value::String(name)) => name,
-        _ => String::new(),
+/// Whether a key is the size of an axis of the trainer. The sizes of inference engines do not divide its
+/// ranks.
+pub(crate) fn is_size(key: &str) -> bool {
+    const ENGINES: [&str; 3] = ["rollout", "sglang", "vllm"];
+    // Names without `parallel` that several projects give to such a size.
+    const SHORT: [&str; 4] = ["cp_degree", "cp_size", "pp_size", "sp_size"];
+    let named = key.contains("parallel") && (key.ends_with("size") || key.ends_with("degree"));
+    (named || SHORT.contains(&key)) && !ENGINES.iter().any(|engine| key.starts_with(engine))
+}
+
+/// Refuses a size above 1 of an axis that is not read: it divides the data-parallel ranks, so the batch depends on it.
+/// The user may state the axes with native keys.
+fn refuse_unread_axes(root: &Node, reading: &mut Reading) {
+    if root.get_path(&format!("{RESERVED}.parallel")).is_some() {
+        return;
+    }
+    for entry in root.entries().unwrap_or_default() {
+        let text = entry.value.shown();
+        if !is_size(&entry.name) || ["1", "", "null", "None"].contains(&text) {
+            continue;
+        }
+        let message = format!(
+            "`{}` is {}: it divides the data-parallel ranks and is not read",
+            entry.name,
+            short(text)
+        );
+        let help = "state the axes as `evenkeel.parallel.sequence=N` (`tensor`, `pipeline`, `context`); the batch follows";
+        reading.error("unsupported-value", Some(entry.value.span), message, help);
     }
 }
 

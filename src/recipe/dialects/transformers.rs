@@ -60,22 +60,17 @@ impl Reader for Transformers {
         if let Some(detected) = llama_factory::detect(root) {
             return Some(detected);
         }
+        let mut entries = root.entries().unwrap_or_default().iter();
         if others(root).is_some()
             || is_config(root)
-            || root.get(RESERVED).is_some()
+            || has(&RESERVED)
             || !COMMON.iter().any(has)
-        {
-            return None;
-        }
-        let entries = root.entries().unwrap_or_default();
-        if entries
-            .iter()
-            .any(|entry| handbook::only_trl_has(&entry.name))
+            || entries.any(|entry| handbook::only_trl_has(&entry.name))
         {
             return None;
         }
         let json = path.extension().is_some_and(|e| e == "json");
-        let reason = match DISTINCTIVE.iter().find(|key| has(key)) {
+        let reason = match DISTINCTIVE.iter().find(has) {
             Some(key) => format!("it has the key `{key}` and none of TRL's"),
             None if json => {
                 "it is JSON with `TrainingArguments`' keys and none of TRL's".to_owned()
@@ -137,17 +132,15 @@ pub(crate) fn is_for_a_trainer(root: &Node) -> bool {
 fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
     let stated = |key: &str| {
         let node = root.get(key)?;
-        let text = node.text()?.to_lowercase();
-        Some((["true", "1", "yes"].contains(&text.as_str()), node.span))
+        let on = ["true", "1", "yes"].contains(&node.text()?.to_lowercase().as_str());
+        Some((on, node.span))
     };
-    let (message, span) = match (stated("do_train"), stated("do_predict")) {
-        (Some((false, span)), _) => ("`do_train` is false: this command trains nothing", span),
-        (None, Some((true, span))) => (
-            "`do_predict` without `do_train`: this command trains nothing",
-            span,
-        ),
+    let (cause, span) = match (stated("do_train"), stated("do_predict")) {
+        (Some((false, span)), _) => ("`do_train` is false", span),
+        (None, Some((true, span))) => ("`do_predict` without `do_train`", span),
         _ => return false,
     };
+    let message = format!("{cause}: this command trains nothing");
     let help = "give the command or the file that trains";
     reading.error("unsupported-value", Some(span), message, help);
     true
@@ -165,11 +158,9 @@ fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     let evaluates =
         handbook::training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
     tree.text_if("tokenizer.path", values.text("tokenizer_name"));
-    let length = ["block_size", "max_seq_length", "max_length", "cutoff_len"];
-    tree.plain_if(
-        "data.sequence_length",
-        length.iter().find_map(|key| values.int(key)),
-    );
+    for key in ["cutoff_len", "max_length", "max_seq_length", "block_size"] {
+        tree.plain_if("data.sequence_length", values.int(key));
+    }
     data(&values, evaluates, &mut tree);
     tree.into_node()
 }
@@ -186,18 +177,16 @@ fn take_switch(root: &mut Node, reading: &mut Reading) {
     };
     let span = switch.span;
     root.remove_path("deepspeed");
-    for key in MUST_BE_TYPED
-        .into_iter()
-        .filter(|key| root.get(key).is_none())
-    {
-        reading.error(
-            "mandatory-missing",
-            Some(span),
-            format!(
+    for key in MUST_BE_TYPED {
+        if root.get(key).is_none() {
+            let message = format!(
                 "`--deepspeed` without a value is DeepSpeed's switch, not the field of `TrainingArguments`: the program's default of `{key}` is unknown"
-            ),
-            format!("add `--{key} N`, or name a DeepSpeed config that states the batch with `--deepspeed_config FILE`"),
-        );
+            );
+            let help = format!(
+                "add `--{key} N`, or name a DeepSpeed config that states the batch with `--deepspeed_config FILE`"
+            );
+            reading.error("mandatory-missing", Some(span), message, help);
+        }
     }
 }
 
@@ -209,35 +198,34 @@ fn warn_unknown(root: &Node, reading: &mut Reading) {
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
         let known = keys::kind_in_training(name).is_some() || keys::example(name).is_some();
-        let other = llama_factory::is_no_typo(name) || handbook::axes::is_size(name);
+        let other = llama_factory::is_no_typo(name) || handbook::is_size(name);
         if known || other || name == RESERVED || name.len() < 6 || name.len() > 80 {
             continue;
         }
         let typed = Some(entry.name_span.file) == command;
-        if let (true, Meant::One(field)) = (typed, meant(name, keys::training())) {
-            reading.warning(
-                "unknown-key",
-                Some(entry.name_span),
-                format!("`--{name}` is ignored: argparse reads it as `--{field}` only if the script has no option with this prefix"),
+        let (message, help) = match meant(name, keys::training()) {
+            Meant::One(field) if typed => (
+                format!(
+                    "`--{name}` is ignored: argparse reads it as `--{field}` only if the script has no option with this prefix"
+                ),
                 format!("write `--{field}` in full if you mean it"),
-            );
-            continue;
-        }
-        if let Some(field) = suggest::within(name, keys::training(), 2) {
-            reading.warning(
-                "unknown-key",
-                Some(entry.name_span),
-                format!("`TrainingArguments` has no field `{name}`"),
-                format!("did you mean `{field}`? Keep it if the script defines it"),
-            );
-        }
+            ),
+            _ => match suggest::within(name, keys::training(), 2) {
+                Some(field) => (
+                    format!("`TrainingArguments` has no field `{name}`"),
+                    format!("did you mean `{field}`? Keep it if the script defines it"),
+                ),
+                None => continue,
+            },
+        };
+        reading.warning("unknown-key", Some(entry.name_span), message, help);
     }
 }
 
 /// `train_file` and `validation_file`, or a data set's name.
 fn data(values: &Values, evaluates: bool, tree: &mut Tree) {
     let named = values.text("dataset_name");
-    for (file, path, split, wanted) in [
+    for (key, path, split, wanted) in [
         ("train_file", "data.train", "train", true),
         (
             "validation_file",
@@ -246,20 +234,17 @@ fn data(values: &Values, evaluates: bool, tree: &mut Tree) {
             evaluates,
         ),
     ] {
-        if !wanted {
+        let file = values.text(key);
+        let Some(given) = file.as_ref().or(named.as_ref()).filter(|_| wanted) else {
             continue;
-        }
-        if let Some(given) = values.text(file) {
-            let mut source = Tree::new(given.span);
-            source.text("path", &given);
-            tree.push(path, source);
-        } else if let Some(name) = &named {
-            let mut source = Tree::new(name.span);
-            source.text("path", name);
+        };
+        let mut source = Tree::new(given.span);
+        source.text("path", given);
+        if file.is_none() {
             source.text_if("config", values.text("dataset_config_name"));
             source.default("split", split);
-            tree.push(path, source);
         }
+        tree.push(path, source);
     }
 }
 

@@ -52,12 +52,12 @@ pub fn distinctive_key(root: &Node) -> Option<&'static str> {
 pub type ConfigKey = (String, Span);
 
 /// DeepSpeed as accelerate starts a program with it (accelerate's `DeepSpeedPlugin`).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DeepSpeedPlugin {
     /// Keys of the accelerate config that accelerate refuses beside a DeepSpeed file.
     pub config_keys: Vec<ConfigKey>,
     /// The DeepSpeed file that the config names. The trainer compares it with its own numbers.
     pub file: Option<Node>,
-    /// The trainer has a DeepSpeed config of its own, which replaces this one.
-    pub overruled: bool,
+    /// The values of its config, with native keys.
+    pub native: Node,
 }

@@ -10,6 +10,8 @@ pub struct Launch {
     pub options: Vec<Given<Option<String>>>,
     /// The config's file.
     pub config: Option<Node>,
-    /// The config is JSON; else it is YAML as PyYAML reads it.
-    pub json: bool,
+    /// The distributed type that the options and the config choose.
+    pub kind: String,
+    /// accelerate passes the sizes of the parallelism axes on.
+    pub passes_sizes: bool,
 }

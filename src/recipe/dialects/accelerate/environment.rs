@@ -1,14 +1,16 @@
-//! The environment that `accelerate launch` gives to every rank. What its options and its config merge into
-//! decides the variables. A setting that reaches no variable is an error, because accelerate drops it.
+//! The environment that `accelerate launch` gives to every rank, and the DeepSpeed config that accelerate makes
+//! there. What the options and the config merge into decides the variables. A setting that reaches no variable is an
+//! error, because accelerate drops it.
 //!
 //! Source: accelerate 1.15.0 `commands/launch.py` (`_validate_launch_command`, `launch_command`),
-//! `commands/config/config_args.py`, `utils/launch.py` (`prepare_*_env`).
+//! `commands/config/config_args.py`, `utils/launch.py` (`prepare_*_env`), `utils/dataclasses.py`
+//! (`DeepSpeedPlugin.__post_init__`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::options::{
-    KEYS_ONLY, Kind, Known, LINEAR_PRECISION, OPTIONS, Pass, SWITCHES_GONE, VALUED_GONE,
-};
+use serde_json::json;
+
+use super::options::{KEYS_ONLY, Kind, Known, OPTIONS, Pass, SWITCHES, VALUED};
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::launch::Launch;
 use crate::recipe::schema::tree::Given;
@@ -16,7 +18,6 @@ use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
-use crate::recipe::syntax::words::Words;
 use crate::util::suggest::{did_you_mean, short};
 
 /// Environment variables by their names.
@@ -38,29 +39,25 @@ const SECTIONS: [(&str, &str, &[&str]); 7] = [
     ("dynamo_config", "dynamo_", &["dynamo_"]),
 ];
 
-/// A list of three truth values.
-const TRUTHS: &str = "fp8_override_linear_precision";
-
-/// The variable that selects devices, by distributed type; CUDA's for all others.
-const VISIBLE: [(&str, &str); 7] = [
-    ("MULTI_XPU", "ZE_AFFINITY_MASK"),
-    ("MULTI_MLU", "MLU_VISIBLE_DEVICES"),
-    ("MULTI_SDAA", "SDAA_VISIBLE_DEVICES"),
-    ("MULTI_MUSA", "MUSA_VISIBLE_DEVICES"),
-    ("MULTI_NPU", "ASCEND_RT_VISIBLE_DEVICES"),
-    ("MULTI_HPU", "HABANA_VISIBLE_MODULES"),
-    ("MULTI_NEURON", "NEURON_RT_VISIBLE_CORES"),
+/// Top-level keys of the config that accelerate reads. Others are Evenkeel's to decide, or count only for TPUs.
+const FIELDS: [&str; 5] = [
+    "debug",
+    "dynamo_backend",
+    "gpu_ids",
+    "mixed_precision",
+    "use_cpu",
 ];
-
-/// The backends of `torch.compile` that accelerate knows.
-const DYNAMO: Words = Words(
-    "NO EAGER AOT_EAGER INDUCTOR AOT_TS_NVFUSER NVPRIMS_NVFUSER CUDAGRAPHS OFI FX2TRT ONNXRT TENSORRT \
-     AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE TVM HPU_BACKEND NEURON",
-);
 
 /// The former name of `fsdp_backward_prefetch`. HALOs' configs have it, and accelerate 0.33, which HALOs installs,
 /// reads it. accelerate 1.15 drops it.
 const OLD_PREFETCH: &str = "fsdp_backward_prefetch_policy";
+
+/// Variables of a rank that uses a DeepSpeed config instead of what the launcher states: accelerate refuses a file
+/// beside keys of the accelerate config, and the first variable lists these keys.
+pub(crate) const FILE_VARIABLES: [(&str, &str); 2] = [
+    ("ACCELERATE_CONFIG_DS_FIELDS", "deepspeed_config_file"),
+    ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "{deepspeed_config}"),
+];
 
 /// The variables of a launch with the numbers that its settings state. The reader has accepted its config.
 pub(crate) fn environment(launch: &Launch, diagnostics: &mut Vec<Diagnostic>) -> Variables {
@@ -73,94 +70,92 @@ pub(crate) fn environment(launch: &Launch, diagnostics: &mut Vec<Diagnostic>) ->
 
 /// Replaces the numbers of a world by placeholders, which every generation fills in.
 pub(crate) fn with_placeholders(mut variables: Variables) -> Variables {
-    for (name, placeholder) in [
-        (
-            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-            "{gradient_accumulation_steps}",
-        ),
-        (
-            "MEGATRON_LM_NUM_MICRO_BATCHES",
-            "{gradient_accumulation_steps}",
-        ),
-        ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "{deepspeed_config}"),
-    ] {
+    const ACCUMULATION: &str = "{gradient_accumulation_steps}";
+    let above_1 = |axis: &str| {
+        let size = variables.get(&format!("PARALLELISM_CONFIG_{axis}_SIZE"));
+        size.is_some_and(|size| size != "1")
+    };
+    let sized = ["TP", "CP", "DP_SHARD", "DP_REPLICATE"]
+        .into_iter()
+        .any(above_1);
+    // Sizes of 1 are no parallelism, and DeepSpeed makes the groups of its sequence parallelism itself.
+    let sized = sized && !above_1("SP");
+    let mut replace = |name: &str, placeholder: &str| {
         if let Some(value) = variables.get_mut(name) {
             *value = placeholder.to_owned();
         }
-    }
-    let sizes = ["TP", "CP", "SP", "DP_SHARD", "DP_REPLICATE"];
-    let size = |axis: &str| variables.get(&format!("PARALLELISM_CONFIG_{axis}_SIZE"));
-    let above_1 = |axis: &&str| size(axis).is_some_and(|size| size != "1");
-    // Sizes of 1 are no parallelism, and DeepSpeed makes the groups of its sequence parallelism itself.
-    if sizes.iter().any(above_1) && !above_1(&"SP") {
-        for axis in ["data_shard", "data_replicate"] {
-            let name = axis.replace("data", "dp").to_uppercase();
-            let value = format!("{{{axis}_size}}");
-            variables.insert(format!("PARALLELISM_CONFIG_{name}_SIZE"), value);
-        }
+    };
+    replace("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", ACCUMULATION);
+    replace("MEGATRON_LM_NUM_MICRO_BATCHES", ACCUMULATION);
+    replace("ACCELERATE_DEEPSPEED_CONFIG_FILE", "{deepspeed_config}");
+    if sized {
+        replace("PARALLELISM_CONFIG_DP_SHARD_SIZE", "{data_shard_size}");
+        replace(
+            "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+            "{data_replicate_size}",
+        );
     }
     variables
 }
 
-/// One setting after the merge of options and config.
-struct Setting {
-    value: Resolved,
-    /// The option or key as written, and its place; `None`: a default.
-    given: Option<(String, Span)>,
-    /// A variable depends on it.
-    read: bool,
+/// The DeepSpeed config that accelerate makes from these variables of a launch: JSON, with an accumulation of 1 in place
+/// of the plan's. `None`: the launch does not use DeepSpeed, or names a file.
+pub fn deepspeed_config(variables: &Variables) -> Option<String> {
+    let is = |name: &str| variables.get(name).map(String::as_str);
+    let [_, (file, _)] = FILE_VARIABLES;
+    if is("ACCELERATE_USE_DEEPSPEED") != Some("true") || is(file).is_some() {
+        return None;
+    }
+    let of = |name: &str| is(&format!("ACCELERATE_DEEPSPEED_{name}"));
+    // accelerate's launcher passes no paths for NVMe.
+    let offload = |name: &str| json!({"device": of(name).unwrap_or("none"), "nvme_path": null});
+    let mut config = json!({
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {
+            "stage": of("ZERO_STAGE").unwrap_or("2").parse::<u64>().ok()?,
+            "offload_optimizer": offload("OFFLOAD_OPTIMIZER_DEVICE"),
+            "offload_param": offload("OFFLOAD_PARAM_DEVICE"),
+            "stage3_gather_16bit_weights_on_model_save": of("ZERO3_SAVE_16BIT_MODEL") == Some("true"),
+        },
+    });
+    match is("ACCELERATE_GRADIENT_CLIPPING").unwrap_or("auto") {
+        "auto" => config["gradient_clipping"] = json!("auto"),
+        // accelerate sets no clipping of 0.
+        text => match text.parse::<f64>().ok()? {
+            0.0 => {}
+            value => config["gradient_clipping"] = json!(value),
+        },
+    }
+    serde_json::to_string_pretty(&config).ok()
 }
 
 /// The settings of a launch: options over the config.
-#[derive(Default)]
-struct Merged {
-    settings: BTreeMap<String, Setting>,
-    /// Names on the command line.
-    typed: BTreeSet<String>,
-    /// The distributed type, and the setting that decides it, for messages.
-    kind: String,
-    decided_by: String,
-    cpu: bool,
-    parallelism: bool,
-    /// Keys that the config states for DeepSpeed.
-    deepspeed_keys: Vec<String>,
+struct Merged<'l> {
+    launch: &'l Launch,
+    /// The settings that are no defaults, under the option or key as written.
+    given: BTreeMap<&'static str, Given<Resolved>>,
     variables: Variables,
     problems: Vec<Diagnostic>,
 }
 
-impl Merged {
-    fn of(launch: &Launch) -> Merged {
-        let mut merged = Merged::default();
-        for (name, kind, default, _) in settings() {
-            let value = match (kind, *default) {
-                (_, "") => Resolved::Null,
-                (Kind::Switch | Kind::Bool, text) => Resolved::Bool(text == "true"),
-                (kind, text) => convert(*kind, text).unwrap_or(Resolved::Null),
-            };
-            merged.put(name, value, None);
-        }
+impl Merged<'_> {
+    fn of(launch: &Launch) -> Merged<'_> {
+        let mut merged = Merged {
+            launch,
+            given: BTreeMap::new(),
+            variables: Variables::new(),
+            problems: Vec::new(),
+        };
         for option in &launch.options {
             merged.option(option);
         }
-        merged.choose(launch);
-        if let Some(config) = &launch.config {
-            let schema = if launch.json {
-                Schema::Core
-            } else {
-                Schema::PyYaml
-            };
-            merged.config(config, schema);
+        let config = launch.config.as_ref().and_then(Node::entries);
+        for entry in config.unwrap_or_default() {
+            merged.field(entry);
         }
         merged
-    }
-
-    fn put(&mut self, name: &str, value: Resolved, given: Option<(String, Span)>) {
-        let setting = Setting {
-            value,
-            given,
-            read: false,
-        };
-        self.settings.insert(name.to_owned(), setting);
     }
 
     fn refuse(&mut self, rule: &str, span: Option<Span>, message: String, help: impl Into<String>) {
@@ -169,296 +164,174 @@ impl Merged {
     }
 
     fn option(&mut self, option: &Given<Option<String>>) {
-        let name = option.key.as_str();
-        let span = Some(option.span);
-        if SWITCHES_GONE.has(name) || VALUED_GONE.has(name) {
-            let message =
-                format!("accelerate 1.15 has no option `--{name}`, only older versions do");
-            self.refuse("unknown-key", span, message, "remove it");
-            return;
-        }
-        let Some((_, kind, ..)) = OPTIONS.iter().find(|(known, ..)| *known == name) else {
+        let known = OPTIONS.iter().find(|(name, ..)| *name == option.key);
+        let Some((name, kind, ..)) = known else {
             return;
         };
         let text = option.value.as_deref().unwrap_or_default();
-        let parts: Option<Vec<_>> = match kind {
-            Kind::Switch => Some(vec![Resolved::Bool(true)]),
-            Kind::Truths => text
-                .split(',')
-                .map(|text| convert(Kind::Truth, text))
-                .collect(),
-            kind => convert(*kind, text).map(|value| vec![value]),
-        };
-        let count = if matches!(kind, Kind::Truths) { 3 } else { 1 };
-        let Some(parts) = parts.filter(|parts| parts.len() == count) else {
+        let Some(value) = convert(*kind, text) else {
             let message = format!("`--{name}` is `{}`", short(text));
-            self.refuse("unknown-value", span, message, takes(*kind, text));
+            let help = takes(*kind, text);
+            return self.refuse("unknown-value", Some(option.span), message, help);
+        };
+        let written = format!("--{name} {text}");
+        self.given
+            .insert(name, Given::new(written.trim_end(), value, option.span));
+    }
+
+    /// Whether an option sets a setting.
+    fn is_typed(&self, name: &str) -> bool {
+        self.launch.options.iter().any(|option| option.key == name)
+    }
+
+    /// Lays a top-level key of the config below the options.
+    fn field(&mut self, entry: &Entry) {
+        let name = entry.name.as_str();
+        let own = ["compute_environment", "distributed_type", RESERVED];
+        if own.contains(&name) || is_replaced(name) {
             return;
-        };
-        self.typed.insert(name.to_owned());
-        let written = format!("--{name} {text}").trim_end().to_owned();
-        self.put_parts(name, parts, (written, option.span));
-    }
-
-    /// Puts one value, or three truth values.
-    fn put_parts(&mut self, name: &str, parts: Vec<Resolved>, given: (String, Span)) {
-        let mut given = Some(given);
-        let truths = LINEAR_PRECISION.iter().map(|(part, ..)| *part);
-        let names: Vec<&str> = if name == TRUTHS {
-            truths.collect()
-        } else {
-            vec![name]
-        };
-        for (name, value) in names.into_iter().zip(parts) {
-            self.put(name, value, given.take());
         }
-    }
-
-    /// Chooses the distributed type: the command's switch, else the config's type.
-    fn choose(&mut self, launch: &Launch) {
-        self.cpu = self.typed.contains("cpu");
-        let mut found = super::typed::KINDS.iter();
-        let typed = found.find(|(name, _)| self.typed.contains(*name));
-        if let (Some((first, _)), Some((second, _))) =
-            (typed, found.find(|(name, _)| self.typed.contains(*name)))
+        if let Some(section) = SECTIONS.iter().find(|(section, ..)| *section == name) {
+            self.section(section, &entry.value);
+            return;
+        }
+        if let Some(known) = settings().find(|(known, ..)| *known == name && FIELDS.contains(known))
         {
-            let message = format!("`--{first}` and `--{second}` choose different types");
-            self.refuse(
-                "unsupported-value",
-                self.span(second),
-                message,
-                "remove one of them",
-            );
+            self.key(known, entry);
+            return;
         }
-        let config = launch.config.as_ref();
-        let section = config.and_then(|config| config.get("parallelism_config"));
-        let has_sizes = section
-            .and_then(Node::entries)
-            .is_some_and(|e| !e.is_empty());
-        (self.kind, self.decided_by) = match (typed, config) {
-            (Some((switch, kind)), _) => ((*kind).to_owned(), format!("`--{switch}`")),
-            (None, Some(config)) => {
-                let node = config.get("distributed_type");
-                // An unquoted `NO` is false.
-                let text = node.and_then(Node::text).unwrap_or("NO");
-                let known = super::world::TYPES.has(text);
-                let kind = if known { text } else { "NO" };
-                (kind.to_owned(), format!("`distributed_type: {kind}`"))
-            }
-            (None, None) => match self.settings.get("num_processes").map(|s| &s.value) {
-                Some(Resolved::Int(..=1)) => ("NO".to_owned(), "one process".to_owned()),
-                _ => (
-                    "MULTI_GPU".to_owned(),
-                    "a command without a type".to_owned(),
-                ),
-            },
+        let requests = match entry.value.resolve(Schema::PyYaml) {
+            Some(value) => !is_neutral(&value) && value != Resolved::Str("main".to_owned()),
+            None => !entry.value.items().is_some_and(<[_]>::is_empty),
         };
-        if self.cpu {
-            self.decided_by = "`--cpu`".to_owned();
-        }
-        self.parallelism = match (typed, config) {
-            (None, Some(_)) => has_sizes,
-            _ => self.typed.contains("use_parallelism_config"),
-        };
-    }
-
-    /// Lays the config below the options.
-    fn config(&mut self, config: &Node, schema: Schema) {
-        let entries = config.entries().unwrap_or_default();
-        let legacy = config.get("dynamo_backend");
-        for Entry {
-            name,
-            value,
-            name_span,
-        } in entries
-        {
-            let section = SECTIONS.iter().find(|(section, ..)| section == name);
-            let own = ["compute_environment", "distributed_type", RESERVED];
-            if own.contains(&name.as_str()) || is_replaced(name) {
-                continue;
-            }
-            if let Some((section, prefix, begins)) = section {
-                // The old key replaces the section.
-                if *section != "dynamo_config" || legacy.is_none() {
-                    self.section((section, prefix, begins), value, schema);
-                }
-                continue;
-            }
-            let Some(found) = value.resolve(schema) else {
-                // An empty list of a field that accelerate does not read requests nothing.
-                let read = [
-                    "debug",
-                    "dynamo_backend",
-                    "fp16",
-                    "gpu_ids",
-                    "mixed_precision",
-                    "use_cpu",
-                ];
-                let nothing = value.items().is_some_and(<[_]>::is_empty);
-                if read.contains(&name.as_str()) || !nothing {
-                    self.refuse_mapping(name, value);
-                }
-                continue;
+        if requests {
+            let text = short(entry.value.shown());
+            let message = format!("accelerate reads `{name}: {text}` only for TPUs or not at all");
+            let help = match name {
+                "enable_cpu_affinity" => "give it as the option `--enable_cpu_affinity`",
+                _ => "remove it",
             };
-            let given = Some((name.clone(), *name_span));
-            match name.as_str() {
-                "fp16" => {
-                    if found.is_true() && config.get("mixed_precision").is_none() {
-                        self.precision(Resolved::Str("fp16".to_owned()), given);
-                    }
-                }
-                "mixed_precision" => self.precision(found, given),
-                "dynamo_backend" if found == Resolved::Str("NO".to_owned()) => {}
-                "dynamo_backend" | "gpu_ids" if self.typed.contains(name) => {}
-                "debug" if self.typed.contains(name) => {}
-                "debug" | "dynamo_backend" | "gpu_ids" | "use_cpu" => self.put(name, found, given),
-                _ => self.unread_field(name, &found, *name_span),
-            }
+            self.refuse("unsupported-value", Some(entry.name_span), message, help);
         }
     }
 
-    fn precision(&mut self, value: Resolved, given: Option<(String, Span)>) {
-        if self.typed.contains("mixed_precision") || value == Resolved::Null {
-            return;
-        }
-        if let (Resolved::Bool(_), Some((_, span))) = (&value, &given) {
-            let message = format!("`mixed_precision` is the boolean {value}, and accelerate fails");
-            self.refuse("wrong-type", Some(*span), message, "quote it, `\"no\"`");
-            return;
-        }
-        self.deepspeed_keys.push("mixed_precision".to_owned());
-        self.put("mixed_precision", value, given);
-    }
-
-    fn section(&mut self, of: (&str, &str, &[&str]), node: &Node, schema: Schema) {
-        let (section, prefix, begins) = of;
+    fn section(&mut self, (section, prefix, begins): &(&str, &str, &[&str]), node: &Node) {
         let Some(entries) = node.entries() else {
-            if node.resolve(schema) != Some(Resolved::Null) {
+            if !node.is_null(Schema::PyYaml) {
                 let message = format!("`{section}` takes a mapping, this is {}", node.kind());
                 self.refuse("wrong-type", Some(node.span), message, "remove it");
             }
             return;
         };
-        let mut keys = Vec::new();
-        for Entry {
-            name,
-            value,
-            name_span,
-        } in entries
-        {
-            let dest = match name.starts_with(prefix.trim_end_matches('_')) {
-                true if name == OLD_PREFETCH => "fsdp_backward_prefetch".to_owned(),
-                true => name.clone(),
-                false => format!("{prefix}{name}"),
+        for entry in entries {
+            let key = entry.name.as_str();
+            let name = if key == OLD_PREFETCH {
+                "fsdp_backward_prefetch".to_owned()
+            } else if key.starts_with(prefix.trim_end_matches('_')) {
+                key.to_owned()
+            } else {
+                format!("{prefix}{key}")
             };
-            keys.push(name.to_lowercase());
-            let belongs = |known: &&str| begins.iter().any(|begin| known.starts_with(begin));
-            let known = OPTIONS.iter().chain(KEYS_ONLY).map(|(known, ..)| *known);
-            if !known.filter(belongs).any(|known| known == dest) {
-                let message = format!("accelerate drops `{name}`: `{section}` has no such key");
-                let of_section = OPTIONS.iter().map(|(known, ..)| *known).filter(belongs);
-                let help = did_you_mean(&dest, of_section);
-                self.refuse("unknown-key", Some(*name_span), message, help);
+            let belongs = |name: &str| begins.iter().any(|begin| name.starts_with(begin));
+            if is_replaced(&name) && belongs(&name) {
                 continue;
             }
-            let (takes, help, count) = match dest.as_str() {
-                TRUTHS => ("three truth values", "give `[false, false, false]`", 3),
-                _ => ("one value", "write one value", 1),
-            };
-            let parts: Option<Vec<_>> = match (value.items(), value.resolve(schema)) {
-                (Some(items), _) if count == 3 => {
-                    items.iter().map(|item| item.resolve(schema)).collect()
-                }
-                (None, Some(Resolved::Null)) => Some(vec![Resolved::Null; count]),
-                (_, value) => value.map(|value| vec![value]),
-            };
-            let Some(parts) = parts.filter(|parts| parts.len() == count) else {
-                let message = format!("`{name}` takes {takes}, this is {}", node_text(value));
-                self.refuse("wrong-type", Some(value.span), message, help);
+            let known = settings().filter(|row| belongs(row.0));
+            if let Some(known) = known.clone().find(|row| row.0 == name) {
+                self.key(known, entry);
                 continue;
-            };
-            if !self.typed.contains(&dest) {
-                self.put_parts(&dest, parts, (name.clone(), *name_span));
             }
-        }
-        if section == "deepspeed_config" {
-            // The precision comes last.
-            self.deepspeed_keys.splice(0..0, keys);
+            let message = format!("accelerate drops `{key}`: `{section}` has no such key");
+            let help = did_you_mean(&name, known.map(|row| row.0));
+            self.refuse("unknown-key", Some(entry.name_span), message, help);
         }
     }
 
-    fn refuse_mapping(&mut self, name: &str, node: &Node) {
-        let message = format!("`{name}` takes one value, this is {}", node.kind());
-        self.refuse("wrong-type", Some(node.span), message, "write one value");
-    }
-
-    /// Refuses a field that accelerate reads only from the command line or only for TPUs.
-    fn unread_field(&mut self, name: &str, value: &Resolved, span: Span) {
-        if is_neutral(value) || *value == Resolved::Str("main".to_owned()) {
+    /// Lays the value of a key below the option of the same name.
+    fn key(&mut self, known: &'static Known, entry: &Entry) {
+        let (name, kind, default, _) = *known;
+        let (key, span) = (&entry.name, Some(entry.value.span));
+        let Some(value) = entry.value.resolve(Schema::PyYaml) else {
+            let message = format!("`{key}` takes one value, this is {}", entry.value.kind());
+            return self.refuse("wrong-type", span, message, "write one value");
+        };
+        if value == Resolved::Null {
+            if !default.is_empty() {
+                let message = format!("`{key}` is empty: accelerate reads `None`, not its default");
+                self.refuse("wrong-type", span, message, "remove it, or give a value");
+            }
             return;
         }
-        let message = format!("accelerate reads `{name}: {value}` only for TPUs or not at all");
-        let help = match name {
-            "enable_cpu_affinity" => "give it as the option `--enable_cpu_affinity`",
-            _ => "remove it",
-        };
-        self.refuse("unsupported-value", Some(span), message, help);
+        let text = value.to_string();
+        if let Kind::OneOf(choices) = kind
+            && !choices
+                .iter()
+                .any(|choice| choice.eq_ignore_ascii_case(&text))
+        {
+            let message = format!("`{key}` is `{}`", short(&text));
+            return self.refuse("unknown-value", span, message, takes(kind, &text));
+        }
+        if !self.is_typed(name) {
+            self.given
+                .insert(name, Given::new(key, value, entry.name_span));
+        }
     }
 
-    /// The value of a setting, which then counts as read.
-    fn take(&mut self, name: &str) -> Resolved {
-        let Some(setting) = self.settings.get_mut(name) else {
-            return Resolved::Null;
-        };
-        setting.read = true;
-        setting.value.clone()
+    fn value(&self, row: &Known) -> Resolved {
+        let given = self.given.get(row.0);
+        given.map_or_else(|| default(row), |given| given.value.clone())
+    }
+
+    /// The value of a setting by its name.
+    fn named(&self, name: &str) -> Resolved {
+        let row = settings().find(|row| row.0 == name);
+        row.map_or(Resolved::Null, |row| self.value(row))
     }
 
     fn span(&self, name: &str) -> Option<Span> {
-        let (_, span) = self.settings.get(name)?.given.as_ref()?;
-        Some(*span)
+        self.given.get(name).map(|given| given.span)
     }
 
     fn set(&mut self, variable: &str, text: impl Into<String>) {
         self.variables.insert(variable.to_owned(), text.into());
     }
 
-    /// Sets the variables of the settings that `chosen` accepts.
+    /// Sets the variables of the settings that have a value, and that `chosen` accepts.
     fn pass(&mut self, chosen: impl Fn(&str) -> bool) {
-        for (name, _, _, pass) in settings() {
-            let (Pass::Set(variable)
-            | Pass::Lower(variable)
-            | Pass::IfSet(variable)
-            | Pass::IfSetLower(variable)) = *pass
-            else {
-                continue;
+        for row in settings() {
+            let (variable, lower) = match row.3 {
+                Pass::Set(variable) => (variable, false),
+                Pass::Lower(variable) => (variable, true),
+                _ => continue,
             };
-            let always = matches!(pass, Pass::Set(_) | Pass::Lower(_));
-            let value = self.settings.get(*name).map(|setting| &setting.value);
-            if !chosen(variable) || (!always && value.is_none_or(|v| *v == Resolved::Null)) {
-                continue;
-            }
-            let text = self.take(name).to_string();
-            match pass {
-                Pass::Lower(_) | Pass::IfSetLower(_) => self.set(variable, text.to_lowercase()),
-                _ => self.set(variable, text),
+            match self.value(row) {
+                _ if !chosen(variable) => {}
+                Resolved::Null => {}
+                value if lower => self.set(variable, value.to_string().to_lowercase()),
+                value => self.set(variable, value.to_string()),
             }
         }
     }
 
     fn build(&mut self) {
-        let simple = self.cpu || ["NO", "MULTI_CPU"].contains(&self.kind.as_str());
-        let kind = if simple { "" } else { self.kind.as_str() }.to_owned();
+        let kind = self.launch.kind.as_str();
         self.common();
-        if kind != "DEEPSPEED" {
-            self.dynamo();
+        if kind != "DEEPSPEED" || self.is_typed("cpu") {
+            let backend = match self.named("dynamo_backend") {
+                Resolved::Null => "NO".to_owned(),
+                value => value.to_string().to_uppercase(),
+            };
+            self.set("ACCELERATE_DYNAMO_BACKEND", backend);
+            self.pass(|name| name.starts_with("ACCELERATE_DYNAMO_") || name == "OMP_NUM_THREADS");
         }
-        if simple {
+        if self.is_typed("cpu") || ["NO", "MULTI_CPU"].contains(&kind) {
             self.one_process();
-        } else if self.parallelism {
+            return;
+        }
+        if self.launch.passes_sizes {
             self.sizes();
         }
-        match kind.as_str() {
+        match kind {
             "FSDP" => self.fsdp(),
             "MEGATRON_LM" => {
                 self.set("ACCELERATE_USE_MEGATRON_LM", "true");
@@ -466,7 +339,7 @@ impl Merged {
             }
             "DEEPSPEED" => {
                 self.set("ACCELERATE_USE_DEEPSPEED", "true");
-                self.set("ACCELERATE_CONFIG_DS_FIELDS", self.deepspeed_keys.join(","));
+                self.set("ACCELERATE_CONFIG_DS_FIELDS", self.deepspeed_fields());
                 // The launcher adds it after the paths of the surrounding environment.
                 self.set("PYTHONPATH", "{working_directory}");
                 let begins = ["ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_"];
@@ -477,73 +350,52 @@ impl Merged {
     }
 
     fn common(&mut self) {
-        if self.take("debug").is_true() {
+        if self.named("debug").is_true() {
             self.set("ACCELERATE_DEBUG_MODE", "true");
         }
-        match self.take("gpu_ids") {
-            Resolved::Null => {}
-            Resolved::Str(ids) if ids == "all" => {}
-            Resolved::Str(ids) => {
-                let visible = VISIBLE.iter().find(|(kind, _)| *kind == self.kind);
-                let name = visible.map_or("CUDA_VISIBLE_DEVICES", |(_, name)| *name);
-                self.set(name, ids);
-            }
-            other => {
-                let message = format!("`gpu_ids` is `{other}`, and accelerate fails");
-                let help = format!("quote it, `\"{other}\"`");
-                self.refuse("wrong-type", self.span("gpu_ids"), message, help);
+        let kind = self.launch.kind.as_str();
+        let other = kind.starts_with("MULTI_") && !["MULTI_GPU", "MULTI_CPU"].contains(&kind);
+        if let Some(Given { value, span, .. }) = self.given.remove("gpu_ids") {
+            match value {
+                Resolved::Str(ids) if ids == "all" => {}
+                Resolved::Str(ids) if !other => self.set("CUDA_VISIBLE_DEVICES", ids),
+                Resolved::Str(_) => {
+                    let message = format!("`gpu_ids` is not read for `distributed_type: {kind}`");
+                    let help = "remove it: evenkeel gives each rank its device";
+                    self.refuse("unsupported-value", Some(span), message, help);
+                }
+                value => {
+                    let message = format!("`gpu_ids` is `{value}`, and accelerate fails");
+                    let help = format!("quote it, `\"{value}\"`");
+                    self.refuse("wrong-type", Some(span), message, help);
+                }
             }
         }
-        let precision = match self.take("mixed_precision") {
+        let precision = match self.named("mixed_precision") {
             Resolved::Null => "no".to_owned(),
             value => value.to_string().to_lowercase(),
         };
-        self.require("mixed_precision", &precision, Words("no fp8 fp16 bf16"));
         if precision == "fp8" {
             self.pass(|variable| variable.starts_with("ACCELERATE_FP8_"));
+            for part in ["FPROP", "DGRAD", "WGRAD"] {
+                self.set(&format!("ACCELERATE_FP8_OVERRIDE_{part}"), "False");
+            }
         }
         self.set("ACCELERATE_MIXED_PRECISION", precision);
-        if self.take("enable_cpu_affinity").is_true() {
+        if self.named("enable_cpu_affinity").is_true() {
             self.set("ACCELERATE_CPU_AFFINITY", "1");
         }
     }
 
-    /// Refuses a value that accelerate does not know.
-    fn require(&mut self, name: &str, value: &str, known: Words) {
-        if !known.has(value) {
-            let message = format!("`{name}` is `{}`", short(value));
-            let help = did_you_mean(value, known.iter());
-            self.refuse("unknown-value", self.span(name), message, help);
-        }
-    }
-
-    fn dynamo(&mut self) {
-        let backend = match self.take("dynamo_backend") {
-            Resolved::Null => "NO".to_owned(),
-            value => value.to_string().to_uppercase(),
-        };
-        self.require("dynamo_backend", &backend, DYNAMO);
-        self.set("ACCELERATE_DYNAMO_BACKEND", backend);
-        let mode = self.take("dynamo_mode");
-        if !matches!(mode, Resolved::Str(_)) {
-            let message = format!("`dynamo_mode` is `{mode}`");
-            let help = "give `default`, `reduce-overhead` or `max-autotune`";
-            self.refuse("wrong-type", self.span("dynamo_mode"), message, help);
-        }
-        self.pass(|variable| {
-            variable.starts_with("ACCELERATE_DYNAMO_") || variable == "OMP_NUM_THREADS"
-        });
-    }
-
     /// The variables of a script that accelerate starts as one process.
     fn one_process(&mut self) {
-        let stated = self.take("use_cpu");
+        let stated = self.named("use_cpu");
         if !matches!(stated, Resolved::Null | Resolved::Bool(_)) {
             let message = format!("`use_cpu` is `{stated}`");
             let help = "write `true` or `false`";
             self.refuse("wrong-type", self.span("use_cpu"), message, help);
         }
-        let cpu = self.cpu || stated.is_true();
+        let cpu = self.is_typed("cpu") || stated.is_true();
         self.set("ACCELERATE_USE_CPU", Resolved::Bool(cpu).to_string());
         if cpu {
             self.set("KMP_AFFINITY", "granularity=fine,compact,1,0");
@@ -553,8 +405,8 @@ impl Merged {
 
     fn fsdp(&mut self) {
         self.set("ACCELERATE_USE_FSDP", "true");
-        let efficient = self.take("fsdp_cpu_ram_efficient_loading").is_true();
-        if efficient && !self.take("fsdp_sync_module_states").is_true() {
+        let efficient = self.named("fsdp_cpu_ram_efficient_loading").is_true();
+        if efficient && !self.named("fsdp_sync_module_states").is_true() {
             self.refuse(
                 "unsupported-value",
                 self.span("fsdp_sync_module_states"),
@@ -565,16 +417,27 @@ impl Merged {
         self.pass(|variable| variable.starts_with("FSDP_"));
     }
 
+    /// The keys of the config's file for DeepSpeed. The precision comes last; an option replaces it.
+    fn deepspeed_fields(&self) -> String {
+        let config = self.launch.config.as_ref();
+        let stated = |name: &str| config.and_then(|config| config.get(name));
+        let section = stated("deepspeed_config").and_then(Node::entries);
+        let keys = section.unwrap_or_default().iter();
+        let mut fields: Vec<String> = keys.map(|entry| entry.name.to_lowercase()).collect();
+        let precision = stated("mixed_precision").is_some_and(|node| !node.is_null(Schema::PyYaml));
+        if precision && !self.is_typed("mixed_precision") {
+            fields.push("mixed_precision".to_owned());
+        }
+        fields.join(",")
+    }
+
     /// The sizes of the parallelism config. Some settings of an axis count only above size 1.
     fn sizes(&mut self) {
         self.set("ACCELERATE_USE_PARALLELISM_CONFIG", "true");
-        let above_1 = |axis: &str| {
-            let setting = self
-                .settings
-                .get(&format!("parallelism_config_{axis}_size"));
-            setting.is_some_and(|s| !matches!(s.value, Resolved::Int(..=1)))
-        };
-        let (context, sequence) = (above_1("cp"), above_1("sp"));
+        let [context, sequence] = ["cp", "sp"].map(|axis| {
+            let size = self.named(&format!("parallelism_config_{axis}_size"));
+            !matches!(size, Resolved::Int(..=1))
+        });
         self.pass(
             |variable| match variable.strip_prefix("PARALLELISM_CONFIG_") {
                 Some("CP_COMM_STRATEGY") => context,
@@ -586,67 +449,53 @@ impl Merged {
 
     /// Refuses the settings that reached no variable.
     fn refuse_unread(&mut self) {
-        let decided_by = self.decided_by.clone();
-        let mut refused = Vec::new();
-        for (name, setting) in &self.settings {
-            let Some((written, span)) = &setting.given else {
+        let decided_by = if self.is_typed("cpu") {
+            "`--cpu`".to_owned()
+        } else {
+            format!("`distributed_type: {}`", self.launch.kind)
+        };
+        for row in settings() {
+            let Some(given) = self.given.get(row.0) else {
                 continue;
             };
-            let own = is_replaced(name);
-            let default = OPTIONS.iter().find(|(known, ..)| known == name);
-            let is_default = default.is_some_and(|(_, kind, text, _)| {
-                !text.is_empty() && convert(*kind, text).as_ref() == Some(&setting.value)
-            });
-            // Three truth values request something even if all are false.
-            let truths = name.starts_with("fp8_override_") && setting.value != Resolved::Null;
-            let neutral = is_neutral(&setting.value) && !truths;
-            if setting.read || own || is_default || neutral {
-                continue;
-            }
-            let (message, help) = match name.as_str() {
-                "mpirun_hostfile" => (
-                    format!(
-                        "`{written}` starts the processes with mpirun, but evenkeel starts them"
-                    ),
-                    "remove it",
-                ),
-                "deepspeed_inclusion_filter" | "deepspeed_exclusion_filter" => (
-                    format!(
-                        "`{written}` selects devices, but evenkeel starts a rank for each device of the plan"
-                    ),
-                    "remove it, and set CUDA_VISIBLE_DEVICES or `--gpus`",
-                ),
+            let (message, help) = match row.3 {
+                _ if is_neutral(&given.value) || given.value == default(row) => continue,
+                Pass::Set(variable) | Pass::Lower(variable) | Pass::Decides(variable)
+                    if self.variables.contains_key(variable) =>
+                {
+                    continue;
+                }
+                Pass::Refused(why, help) => (format!("`{}` {why}", given.key), help),
                 _ => (
-                    format!("`{written}` has no effect with {decided_by}: accelerate drops it"),
+                    format!(
+                        "`{}` has no effect with {decided_by}: accelerate drops it",
+                        given.key
+                    ),
                     "remove it",
                 ),
             };
-            refused.push(Diagnostic::error(
-                "unsupported-value",
-                Some(*span),
-                message,
-                help,
-            ));
+            let problem = Diagnostic::error("unsupported-value", Some(given.span), message, help);
+            self.problems.push(problem);
         }
-        self.problems.append(&mut refused);
     }
 }
 
 /// Every setting of a launch.
-fn settings() -> impl Iterator<Item = &'static Known> {
-    OPTIONS.iter().chain(KEYS_ONLY).chain(&LINEAR_PRECISION)
+fn settings() -> impl Iterator<Item = &'static Known> + Clone {
+    OPTIONS.iter().chain(KEYS_ONLY)
 }
 
 /// Whether Evenkeel replaces a setting.
 fn is_replaced(name: &str) -> bool {
-    let mut options = OPTIONS.iter();
-    options.any(|(known, _, _, pass)| *known == name && *pass == Pass::Replaced)
+    SWITCHES.has(name) || VALUED.has(name)
 }
 
-/// A scalar as written, or the kind of another node.
-fn node_text(node: &Node) -> String {
-    let text = node.text().map(|text| format!("`{}`", short(text)));
-    text.unwrap_or_else(|| node.kind().to_owned())
+fn default((_, kind, text, _): &Known) -> Resolved {
+    match kind {
+        _ if text.is_empty() => Resolved::Null,
+        Kind::Switch | Kind::Bool => Resolved::Bool(*text == "true"),
+        kind => convert(*kind, text).unwrap_or(Resolved::Null),
+    }
 }
 
 /// Whether a value requests nothing.
@@ -661,10 +510,9 @@ fn is_neutral(value: &Resolved) -> bool {
 fn convert(kind: Kind, text: &str) -> Option<Resolved> {
     let number = text.trim().replace('_', "");
     match kind {
-        Kind::Switch | Kind::Text => Some(Resolved::Str(text.to_owned())),
-        Kind::OneOf(choices) => choices
-            .contains(&text)
-            .then(|| Resolved::Str(text.to_owned())),
+        Kind::Switch => Some(Resolved::Bool(true)),
+        Kind::OneOf(choices) if !choices.contains(&text) => None,
+        Kind::Text | Kind::OneOf(_) => Some(Resolved::Str(text.to_owned())),
         Kind::Int => number.parse().ok().map(Resolved::Int),
         Kind::Float => number.parse().ok().map(Resolved::Float),
         Kind::Bool => Some(Resolved::Bool(!text.is_empty())),
@@ -673,7 +521,6 @@ fn convert(kind: Kind, text: &str) -> Option<Resolved> {
             "n" | "no" | "f" | "false" | "off" | "0" => Some(Resolved::Int(0)),
             _ => None,
         },
-        Kind::Truths => None,
     }
 }
 
@@ -683,7 +530,6 @@ fn takes(kind: Kind, text: &str) -> String {
         Kind::OneOf(choices) => did_you_mean(text, choices.iter().copied()),
         Kind::Int => "give a whole number".to_owned(),
         Kind::Float => "give a number".to_owned(),
-        Kind::Truths => "give three truth values, `false,false,false`".to_owned(),
         _ => "give `true` or `false`".to_owned(),
     }
 }
@@ -816,7 +662,7 @@ mod tests {
             ),
             (
                 "enable_cpu_affinity: true",
-                "accelerate reads `enable_cpu_affinity: True` only for TPUs or not at all",
+                "accelerate reads `enable_cpu_affinity: true` only for TPUs or not at all",
             ),
             ("gpu_ids: 0", "`gpu_ids` is `0`, and accelerate fails"),
             (
@@ -825,7 +671,7 @@ mod tests {
             ),
             (
                 "dynamo_config: {dynamo_backend: nonsense}",
-                "`dynamo_backend` is `NONSENSE`",
+                "`dynamo_backend` is `nonsense`",
             ),
         ] {
             let text = format!("distributed_type: FSDP\nnum_processes: 1\n{config}\n");
@@ -844,10 +690,6 @@ mod tests {
                 "`--zero_stage 3` has no effect with `distributed_type: FSDP`: accelerate drops it",
             ),
             ("--fsdp_version 3", "`--fsdp_version` is `3`"),
-            (
-                "--use_xpu",
-                "accelerate 1.15 has no option `--use_xpu`, only older versions do",
-            ),
         ] {
             let launcher = format!("{LAUNCH} {option}");
             assert_eq!(

@@ -1,12 +1,13 @@
-//! The number of processes that `accelerate launch` starts.
+//! The number of processes that `accelerate launch` starts, and the switches that choose their type. Switches exist in
+//! no config. They are part of the tree of a config and its options under their own names (`--cpu`), with the key that
+//! [`Tree`] gives to command-line values.
 //!
-//! Source: accelerate 16cb6eb, `commands/launch.py` (`launch_command`: the choice of a launcher),
-//! `utils/launch.py` (`prepare_simple_launcher_cmd_env`: one process, or the number given to mpirun;
+//! Source: accelerate 16cb6eb, `commands/launch.py` (`_validate_launch_command`, `launch_command`: the choice of a
+//! launcher), `utils/launch.py` (`prepare_simple_launcher_cmd_env`: one process, or the number given to mpirun;
 //! `prepare_multi_gpu_env`: `num_processes // num_machines` on each machine;
 //! `prepare_deepspeed_cmd_env`: on several machines DeepSpeed's launcher, whose filter may name the
 //! devices), `commands/launch.py` (`tpu_launcher`: all cores), `utils/constants.py` (`DEEPSPEED_MULTINODE_LAUNCHERS`).
 
-use super::typed;
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
@@ -15,107 +16,168 @@ use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::words::Words;
 
 /// Values of `distributed_type`.
-pub(super) const TYPES: Words = Words(
+const TYPES: Words = Words(
     "NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_XPU MULTI_HPU \
      MULTI_NEURON DEEPSPEED FSDP XLA MEGATRON_LM",
 );
+
+/// Switches that choose the distributed type, in the order in which `launch_command` checks them.
+const KINDS: [(&str, &str); 5] = [
+    ("use_deepspeed", "DEEPSPEED"),
+    ("use_fsdp", "FSDP"),
+    ("use_megatron_lm", "MEGATRON_LM"),
+    ("multi_gpu", "MULTI_GPU"),
+    ("tpu", "XLA"),
+];
+
+/// The switch that starts a single process.
+pub(super) const CPU: &str = "cpu";
+/// The switch without which accelerate passes no sizes of axes on.
+pub(super) const PARALLELISM: &str = "use_parallelism_config";
+
+/// Whether an option of `accelerate launch` is a switch that affects the world.
+pub(crate) fn is_switch(name: &str) -> bool {
+    [CPU, PARALLELISM].contains(&name) || KINDS.iter().any(|(switch, _)| *switch == name)
+}
+
+/// Whether a value comes from the command line, not from the config's file.
+pub(super) fn is_typed(node: &Node) -> bool {
+    node.key.is_some()
+}
+
+/// A switch on the command line.
+pub(super) fn switch<'n>(root: &'n Node, name: &str) -> Option<&'n Node> {
+    let node = root.get(&format!("--{name}"))?;
+    is_typed(node).then_some(node)
+}
+
+/// The distributed type of the command line, which overrides every config.
+pub(super) fn typed_kind(root: &Node) -> Option<(&'static str, &Node)> {
+    KINDS
+        .iter()
+        .find_map(|(name, kind)| Some((*kind, switch(root, name)?)))
+}
+
+/// Refuses switches that exclude each other, most of which accelerate refuses too.
+pub(super) fn refuse_switches(root: &Node, reading: &mut Reading) {
+    let kinds = KINDS.iter().map(|(name, _)| *name);
+    let mut typed = [CPU]
+        .into_iter()
+        .chain(kinds)
+        .filter_map(|name| switch(root, name));
+    let name = |node: &Node| node.key.clone().unwrap_or_default();
+    if let (Some(first), Some(second)) = (typed.next(), typed.next()) {
+        let message = format!(
+            "`{}` and `{}` choose different types",
+            name(first),
+            name(second)
+        );
+        let help = "remove one of them";
+        reading.error("unsupported-value", Some(second.span), message, help);
+    }
+    let processes = root.get("num_processes").filter(|node| is_typed(node));
+    let processes = processes.and_then(|node| node.text()?.parse::<i128>().ok());
+    if let (Some(multi), Some(processes @ ..2)) = (switch(root, "multi_gpu"), processes) {
+        reading.error(
+            "unsupported-value",
+            Some(multi.span),
+            format!("`--multi_gpu` needs at least 2 processes, but the command has {processes}"),
+            "remove `--multi_gpu`",
+        );
+    }
+    if let (Some(asked), None) = (switch(root, PARALLELISM), switch(root, "use_fsdp")) {
+        reading.error(
+            "parallelism-product",
+            Some(asked.span),
+            "`--use_parallelism_config` needs `--use_fsdp`",
+            "add `--use_fsdp --fsdp_version 2`, or set the type and the sizes in a config file",
+        );
+    }
+}
 
 /// The distributed type: that of the command line, else the config's. An unquoted `NO` is false to PyYAML,
 /// and accelerate then finds no type. It refuses a config without a type, whatever the command line has.
 pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<String> {
     let Some(node) = root.get("distributed_type") else {
+        let types: Vec<&str> = TYPES.iter().collect();
         reading.error(
             "mandatory-missing",
             Some(root.span),
             "accelerate refuses a config without `distributed_type`",
-            format!(
-                "give one of {}",
-                TYPES.iter().collect::<Vec<_>>().join(", ")
-            ),
+            format!("give one of {}", types.join(", ")),
         );
         return None;
     };
-    let own = match node.resolve(Schema::PyYaml) {
+    let stated = match node.resolve(Schema::PyYaml) {
         Some(Resolved::Bool(false)) => {
-            warn_about_unquoted_no(root, reading);
-            Some("NO".to_owned())
+            reading.warning(
+                "scalar-type",
+                Some(node.span),
+                "`distributed_type` is the boolean false to PyYAML, taken as \"NO\"",
+                "quote it, `\"NO\"`: accelerate finds no type in false",
+            );
+            "NO".to_owned()
         }
-        Some(Resolved::Str(text)) if TYPES.has(&text) => Some(text),
+        Some(Resolved::Str(text)) if TYPES.has(&text) => text,
         _ => {
             let text = node.shown();
             reading.unknown_value("distributed_type", text, node.span, TYPES.iter());
-            None
+            return None;
         }
     };
-    match typed::kind(root) {
-        Some((kind, _)) => Some(kind.to_owned()),
-        None => own,
-    }
-}
-
-/// Warns about an unquoted `NO`, also in SageMaker's configs, which are not read otherwise.
-pub(super) fn warn_about_unquoted_no(root: &Node, reading: &mut Reading) {
-    let is_false = |node: &&Node| node.is_bool(false, Schema::PyYaml);
-    if let Some(node) = root.get("distributed_type").filter(is_false) {
-        reading.warning(
-            "scalar-type",
-            Some(node.span),
-            "`distributed_type` is the boolean false to PyYAML, taken as \"NO\"",
-            "quote it, `\"NO\"`: accelerate finds no type in false",
+    let (kind, says, span) = match typed_kind(root) {
+        Some((kind, switch)) => (kind.to_owned(), "--tpu", switch.span),
+        None => (stated, "distributed_type: XLA", node.span),
+    };
+    if kind == "XLA" {
+        let message = format!(
+            "`{says}` starts a process for every TPU core that it finds, independent of `num_processes`: evenkeel cannot plan TPUs"
         );
+        let help = "use `MULTI_GPU` for GPUs; for a recipe written for TPUs, remove the config and give `--recipe-gpus`";
+        reading.error("unsupported-value", Some(span), message, help);
     }
+    Some(kind)
 }
 
 /// The default of `num_processes`, which leaves the number to the command line.
 const UNSET: i128 = -1;
 
-/// Warns about a config without processes if the command line has none either: accelerate exits.
-/// Only for the type `"NO"` it assumes 1 (`commands/config/config_args.py`, `process_config`; an unquoted one
+/// The processes of all machines, if known. `has_config`: accelerate exits if neither its config nor the command states
+/// them. Only for the type `"NO"` it assumes 1 (`commands/config/config_args.py`, `process_config`; an unquoted one
 /// is another value). Without a config accelerate counts the devices.
-pub(super) fn warn_about_unset_processes(root: &Node, reading: &mut Reading) {
+pub(super) fn world(
+    root: &Node,
+    kind: &str,
+    has_config: bool,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     let stated = root.get("num_processes");
-    let unset = |node: &Node| node.resolve(Schema::PyYaml) == Some(Resolved::Int(UNSET));
-    let kind = root.get("distributed_type");
-    let kind = kind.and_then(|node| node.resolve(Schema::PyYaml));
-    let elsewhere = root.get("compute_environment").and_then(Node::text);
-    if elsewhere.is_some_and(|environment| environment != "LOCAL_MACHINE") {
-        return;
-    }
-    let one = stated.is_none() && kind == Some(Resolved::Str("NO".to_owned()));
-    if one || !stated.is_none_or(unset) || kind.is_none() {
-        return;
-    }
-    reading.warning(
-        "mandatory-missing",
-        Some(stated.map_or(root.span, |node| node.span)),
-        "neither the config nor the command sets `num_processes`, and accelerate exits without it",
-        "give it as `accelerate launch --num_processes N …`, or set it here",
-    );
-}
-
-/// The processes of all machines, if known.
-pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &mut Reading) {
-    if kind == Some("XLA") {
-        refuse_tpus(root, reading);
-        return;
+    let unset = stated.is_none_or(|node| node.int(Schema::PyYaml) == Some(UNSET));
+    let written = root.get("distributed_type");
+    let written = written.and_then(|node| node.resolve(Schema::PyYaml));
+    let one = stated.is_none() && written == Some(Resolved::Str("NO".to_owned()));
+    if has_config && written.is_some() && unset && !one {
+        reading.warning(
+            "mandatory-missing",
+            Some(stated.map_or(root.span, |node| node.span)),
+            "neither the config nor the command sets `num_processes`, and accelerate exits without it",
+            "give it as `accelerate launch --num_processes N …`, or set it here",
+        );
     }
     let mut int = |key: &str| root.get(key).and_then(|node| reading.int(key, node));
-    let processes = int("num_processes").filter(|given| given.value != UNSET);
+    let processes = int("num_processes").filter(|_| !unset);
     let machines = int("num_machines");
     let by_mpirun = non_empty(root, "mpirun_config.mpirun_hostfile").is_some();
-    if let Some(alone) = one_process(root, kind).filter(|_| !by_mpirun) {
+    if let Some((cause, help)) = one_process(root, kind).filter(|_| !by_mpirun) {
         if let Some(given) = processes.filter(|given| given.value > 1) {
-            reading.warning(
-                "unsupported-value",
-                Some(given.span),
-                format!(
-                    "`num_processes: {}` has no effect: {} starts one process",
-                    given.value, alone.says
-                ),
-                alone.help,
+            let message = format!(
+                "`num_processes: {}` has no effect: `{}` starts one process",
+                given.value, cause.value
             );
+            reading.warning("unsupported-value", Some(given.span), message, help);
         }
-        tree.plain("batch.gpus", &Given::new(alone.key, 1, alone.node.span));
+        tree.plain("batch.gpus", &cause.with(1));
         return;
     }
     if let Some(machines) = machines.as_ref().filter(|given| given.value < 1) {
@@ -127,65 +189,32 @@ pub(super) fn world(root: &Node, kind: Option<&str>, tree: &mut Tree, reading: &
         );
         return;
     }
-    let on = machines.as_ref().map_or(1, |machines| machines.value);
-    if kind == Some("DEEPSPEED") && on > 1 && filtered(root, tree, reading) {
+    let machines = machines.map_or(1, |machines| machines.value);
+    if kind == "DEEPSPEED" && machines > 1 && filtered(root, tree, reading) {
         return;
     }
     if let (Some(processes), false) = (&processes, by_mpirun) {
-        divided(processes, on, reading);
-        named_devices(root, processes.value / on, reading);
+        divided(processes, machines, reading);
+        named_devices(root, processes.value / machines, reading);
     }
     tree.plain_if("batch.gpus", processes);
 }
 
-/// Refuses TPUs: their launcher starts a process for every core that it finds, whatever the number.
-fn refuse_tpus(root: &Node, reading: &mut Reading) {
-    let typed = typed::kind(root).map(|(_, node)| ("--tpu", node));
-    let stated = root.get("distributed_type");
-    let stated = stated.map(|node| ("distributed_type: XLA", node));
-    let Some((says, node)) = typed.or(stated) else {
-        return;
-    };
-    reading.error(
-        "unsupported-value",
-        Some(node.span),
-        format!(
-            "`{says}` starts a process for every TPU core that it finds, independent of `num_processes`: evenkeel cannot plan TPUs"
-        ),
-        "use `MULTI_GPU` for GPUs; for a recipe written for TPUs, remove the config and give `--recipe-gpus`",
-    );
-}
-
-/// The setting that makes accelerate start one process.
-struct Alone<'n> {
-    key: &'static str,
-    node: &'n Node,
-    says: String,
-    help: &'static str,
-}
-
-fn one_process<'n>(root: &'n Node, kind: Option<&str>) -> Option<Alone<'n>> {
-    if let Some(node) = typed::switch(root, typed::CPU) {
-        return Some(Alone {
-            key: "--cpu",
-            node,
-            says: "`--cpu`".to_owned(),
-            help: "remove `--cpu`",
-        });
+/// The setting that makes accelerate start one process, and the way out.
+fn one_process(root: &Node, kind: &str) -> Option<(Given<String>, &'static str)> {
+    if let Some(node) = switch(root, CPU) {
+        let cause = Given::new("--cpu", "--cpu".to_owned(), node.span);
+        return Some((cause, "remove `--cpu`"));
     }
-    let help = match kind? {
+    let help = match kind {
         "NO" => "use `distributed_type: MULTI_GPU`",
         "MULTI_CPU" => {
             "set `mpirun_config`, or give the number of processes of your mpirun by `--recipe-gpus`"
         }
         _ => return None,
     };
-    Some(Alone {
-        key: "distributed_type",
-        node: root.get("distributed_type")?,
-        says: format!("`distributed_type: {}`", kind?),
-        help,
-    })
+    let (key, span) = ("distributed_type", root.get("distributed_type")?.span);
+    Some((Given::new(key, format!("{key}: {kind}"), span), help))
 }
 
 /// A value that is present and not empty.
@@ -240,28 +269,27 @@ fn named_devices(root: &Node, each: i128, reading: &mut Reading) {
 /// On several machines DeepSpeed's own launcher starts the processes that its filter names, independent of
 /// `num_processes`. False: no filter counts.
 fn filtered(root: &Node, tree: &mut Tree, reading: &mut Reading) -> bool {
-    let key = |name: &str| format!("deepspeed_config.deepspeed_{name}");
-    let launcher = non_empty(root, &key("multinode_launcher")).and_then(Node::text);
-    if launcher == Some("standard") {
-        return false;
-    }
-    let excluded = non_empty(root, &key("exclusion_filter"));
-    let Some(node) = excluded.or_else(|| non_empty(root, &key("inclusion_filter"))) else {
+    let value = |name: &str| non_empty(root, &format!("deepspeed_config.deepspeed_{name}"));
+    let standard = value("multinode_launcher").and_then(Node::text) == Some("standard");
+    let excluded = value("exclusion_filter");
+    let Some(node) = excluded
+        .or_else(|| value("inclusion_filter"))
+        .filter(|_| !standard)
+    else {
         return false;
     };
     let text = node.shown();
-    match hosts::device_count(text).filter(|_| excluded.is_none()) {
-        Some(devices) => {
-            let given = Given::new(key("inclusion_filter"), devices, node.span);
-            tree.plain("batch.gpus", &given);
-        }
-        None => reading.warning(
-            "unsupported-value",
-            Some(node.span),
-            format!("the number of devices that `{text}` leaves is in the hostfile, which evenkeel does not read"),
-            "name them (`host:0,1@other:0,1`), or give their number by `--recipe-gpus`",
-        ),
+    if let (None, Some(devices)) = (excluded, hosts::device_count(text)) {
+        let key = "deepspeed_config.deepspeed_inclusion_filter";
+        tree.plain("batch.gpus", &Given::new(key, devices, node.span));
+        return true;
     }
+    reading.warning(
+        "unsupported-value",
+        Some(node.span),
+        format!("the number of devices that `{text}` leaves is in the hostfile, which evenkeel does not read"),
+        "name them (`host:0,1@other:0,1`), or give their number by `--recipe-gpus`",
+    );
     true
 }
 

@@ -9,13 +9,13 @@
 
 use std::path::Path;
 
-use super::typed::is_typed;
+use super::world::is_typed;
 use crate::recipe::dialects::deepspeed;
 use crate::recipe::schema::deepspeed::{ConfigKey, DeepSpeedPlugin};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::words::Words;
 
 /// Keys of `deepspeed_config` that belong in the DeepSpeed file, if there is one.
@@ -25,142 +25,111 @@ const IN_THE_FILE: Words = Words(
      zero3_save_16bit_model",
 );
 
-const PRECISION: &str = "mixed_precision";
-
-/// The keys in a config's file, before the command line overrides them: accelerate checks these,
-/// independent of the command line.
-pub(super) fn config_keys(root: &Node) -> Vec<ConfigKey> {
-    let below = root.get("deepspeed_config").and_then(Node::entries);
-    let below = below.unwrap_or_default().iter();
-    let below = below.filter(|entry| IN_THE_FILE.has(&entry.name));
-    let precision = root.entries().unwrap_or_default().iter();
-    let precision =
-        precision.filter(|entry| entry.name == PRECISION && !entry.value.is_null(Schema::PyYaml));
-    let found = below.chain(precision).filter(|e| !is_typed(&e.value));
-    found.map(|e| (e.name.clone(), e.name_span)).collect()
-}
-
 /// The ZeRO stage (default 2) and accumulation, from the config itself or the DeepSpeed
 /// file that it names.
-pub(super) fn read(
-    root: &Node,
-    path: &Path,
-    mut config_keys: Vec<ConfigKey>,
-    tree: &mut Tree,
-    reading: &mut Reading,
-) {
+pub(super) fn read(root: &Node, path: &Path, reading: &mut Reading) {
+    let mut tree = Tree::new(root.span);
+    // accelerate checks the keys for DeepSpeed in a config's file, which the command line does not override.
+    let launch = reading.launch.as_ref();
+    let config = launch
+        .and_then(|launch| launch.config.as_ref())
+        .unwrap_or(root);
+    let section = config.get("deepspeed_config").and_then(Node::entries);
+    let keys = section
+        .unwrap_or_default()
+        .iter()
+        .filter(|e| IN_THE_FILE.has(&e.name));
     // A precision of the command line is not the config's.
-    let typed = root.get(PRECISION).is_some_and(is_typed);
-    config_keys.retain(|(name, _)| !(typed && name == PRECISION));
+    let precision = root.entries().unwrap_or_default().iter();
+    let precision =
+        precision.filter(|e| e.name == "mixed_precision" && !e.value.is_null(Schema::PyYaml));
+    let keys = keys.chain(precision).filter(|e| !is_typed(&e.value));
+    let config_keys: Vec<ConfigKey> = keys.map(|e| (e.name.clone(), e.name_span)).collect();
     tree.default("parallel.strategy", "zero2");
-    let config = root.get("deepspeed_config");
-    let file = config.and_then(|config| config.get("deepspeed_config_file"));
-    let file = file.filter(|node| !node.is_null(Schema::PyYaml) && node.text() != Some("none"));
-    let file = match (config, file) {
-        (Some(config), Some(node)) => {
-            refuse_both(&config_keys, reading);
-            in_file(config, node, path, tree, reading)
+    let mut file = None;
+    if let Some(config) = root.get("deepspeed_config") {
+        let named = config.get("deepspeed_config_file");
+        match named.filter(|node| !node.is_null(Schema::PyYaml) && node.text() != Some("none")) {
+            Some(named) => {
+                refuse_both(&config_keys, reading);
+                file = in_file(config, named, path, &mut tree, reading);
+            }
+            None => {
+                for (key, _) in REPLACES_AUTO {
+                    value(config, key, &mut tree, reading);
+                }
+            }
         }
-        (Some(config), None) => {
-            stage(config, tree, reading);
-            accumulation(config, tree);
-            None
-        }
-        (None, _) => None,
-    };
+    }
     reading.deepspeed_plugin = Some(DeepSpeedPlugin {
         config_keys,
         file,
-        overruled: false,
+        native: tree.into_node(),
     });
 }
+
+/// The keys whose values count without a file. On the command line they also replace an "auto" at a path of the file.
+const REPLACES_AUTO: [(&str, &str); 2] = [
+    ("zero_stage", "zero_optimization.stage"),
+    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+];
 
 /// The file that the config names. Without an accumulation it means 1, which the trainer compares.
 fn in_file(
     config: &Node,
-    node: &Node,
+    named: &Node,
     path: &Path,
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> Option<Node> {
-    let file = deepspeed::open_named(node, path, "create it next to this file", reading)?;
-    let mut native = deepspeed::translate(&file, "deepspeed_config_file");
+    let file = deepspeed::open_named(named, path, "create it next to this file", reading)?;
+    let mut native = deepspeed::translate(&file, "deepspeed_config_file", reading);
     deepspeed::refuse_elasticity(&mut native, reading);
     tree.lay(native);
     if file.get("gradient_accumulation_steps").is_none() {
-        let given = Given::new("deepspeed_config_file", 1, node.span);
+        let given = Given::new("deepspeed_config_file", 1, named.span);
         tree.plain("batch.accumulation", &given);
     }
-    if fills(
-        "zero_stage",
-        "zero_optimization.stage",
-        config,
-        &file,
-        reading,
-    ) {
-        stage(config, tree, reading);
-    }
-    let key = "gradient_accumulation_steps";
-    if fills(key, key, config, &file, reading) {
-        accumulation(config, tree);
+    for (key, path) in REPLACES_AUTO {
+        let Some(typed) = config.get(key).filter(|node| is_typed(node)) else {
+            continue;
+        };
+        let stated = file.get_path(path).and_then(Node::text);
+        if stated == Some("auto") {
+            value(config, key, tree, reading);
+        } else if stated != typed.text() {
+            let option = format!("{} {}", typed.key.as_deref().unwrap_or(key), typed.shown());
+            let why = match stated {
+                Some(stated) => {
+                    format!("`{path}` is {stated} in the DeepSpeed file, which counts")
+                }
+                None => format!("the DeepSpeed file counts, and has no `{path}`"),
+            };
+            reading.warning(
+                "unsupported-value",
+                Some(typed.span),
+                format!("`{option}` has no effect: {why}"),
+                format!("set it in the file, or write \"auto\" for `{path}` there"),
+            );
+        }
     }
     Some(file)
 }
 
-/// Whether a command-line value replaces an "auto" in the file. It has no other effect.
-fn fills(key: &str, path: &str, config: &Node, file: &Node, reading: &mut Reading) -> bool {
-    let Some(typed) = config.get(key).filter(|node| is_typed(node)) else {
-        return false;
-    };
-    let stated = file.get_path(path).and_then(Node::text);
-    if stated == Some("auto") {
-        return true;
-    }
-    if stated != typed.text() {
-        let option = typed.key.as_deref().unwrap_or(key);
-        let value = typed.text().unwrap_or_default();
-        reading.warning(
-            "unsupported-value",
-            Some(typed.span),
-            match stated {
-                Some(stated) => format!(
-                    "`{option} {value}` has no effect: `{path}` is {stated} in the DeepSpeed file, which counts"
-                ),
-                None => format!(
-                    "`{option} {value}` has no effect: the DeepSpeed file counts, and has no `{path}`"
-                ),
-            },
-            format!("set it in the file, or write \"auto\" for `{path}` there"),
-        );
-    }
-    false
-}
-
-fn stage(config: &Node, tree: &mut Tree, reading: &mut Reading) {
-    let Some(node) = config.get("zero_stage") else {
+/// Reads the stage or the accumulation of the config itself.
+fn value(config: &Node, key: &str, tree: &mut Tree, reading: &mut Reading) {
+    let Some(node) = config.get(key) else {
         return;
     };
-    match node.resolve(Schema::PyYaml) {
-        Some(Resolved::Int(stage)) if deepspeed::strategy(stage).is_some() => {
-            let value = deepspeed::strategy(stage).unwrap_or_default().to_owned();
-            let key = "deepspeed_config.zero_stage";
-            tree.text("parallel.strategy", &Given::new(key, value, node.span));
-        }
-        _ => reading.error(
-            "out-of-range",
-            Some(node.span),
-            format!("`zero_stage` is `{}`", node.shown()),
-            "give 0, 1, 2 or 3",
-        ),
-    }
-}
-
-fn accumulation(config: &Node, tree: &mut Tree) {
-    if let Some(node) = config.get("gradient_accumulation_steps")
-        && let Some(value) = node.int(Schema::PyYaml)
-    {
-        let key = "deepspeed_config.gradient_accumulation_steps";
-        tree.plain("batch.accumulation", &Given::new(key, value, node.span));
+    let number = node.int(Schema::PyYaml);
+    let name = format!("deepspeed_config.{key}");
+    if key == "gradient_accumulation_steps" {
+        let given = number.map(|number| Given::new(name, number, node.span));
+        tree.plain_if("batch.accumulation", given);
+    } else if let Some(strategy) = number.and_then(deepspeed::strategy) {
+        tree.plain("parallel.strategy", &Given::new(name, strategy, node.span));
+    } else {
+        deepspeed::refuse_stage(key, node, reading);
     }
 }
 
@@ -180,19 +149,18 @@ fn refuse_both(config_keys: &[ConfigKey], reading: &mut Reading) {
 /// A trainer's own DeepSpeed config counts, and accelerate refuses it with a
 /// config that states the same values.
 pub(crate) fn overrule(reading: &mut Reading) {
-    let Some(zero) = &mut reading.deepspeed_plugin else {
+    let Some(plugin) = reading.deepspeed_plugin.take() else {
         return;
     };
-    zero.overruled = true;
-    let names: Vec<String> = zero
+    let names = plugin
         .config_keys
         .iter()
-        .map(|(name, _)| format!("`{name}`"))
-        .collect();
-    if let Some((_, at)) = zero.config_keys.first().cloned() {
+        .map(|(name, _)| format!("`{name}`"));
+    let names: Vec<String> = names.collect();
+    if let Some((_, at)) = plugin.config_keys.first() {
         reading.error(
             "deepspeed-conflict",
-            Some(at),
+            Some(*at),
             format!(
                 "accelerate refuses {} together with the trainer's own DeepSpeed config",
                 names.join(", ")
@@ -202,20 +170,14 @@ pub(crate) fn overrule(reading: &mut Reading) {
     }
 }
 
-/// Removes the values for DeepSpeed from the launcher's tree.
-pub(crate) fn leave_to_trainer(launched: &mut Node) {
-    for path in [
-        "batch.global",
-        "batch.per_device_batch_size",
-        "batch.accumulation",
-        "parallel.strategy",
-        "parallel.tensor",
-        "parallel.sequence",
-    ] {
-        let key = launched.get_path(path).and_then(|node| node.key.as_deref());
-        if key.is_some_and(|key| key.starts_with("deepspeed_config")) {
-            launched.remove_path(path);
+/// Lays the launcher's values over those of its DeepSpeed config, which count unless the trainer has its own.
+pub(crate) fn with_deepspeed(launched: Node, reading: &mut Reading) -> Node {
+    match reading.deepspeed_plugin.take() {
+        Some(mut plugin) => {
+            plugin.native.overlay(launched);
+            plugin.native
         }
+        None => launched,
     }
 }
 

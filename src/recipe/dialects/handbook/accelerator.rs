@@ -11,7 +11,7 @@
 
 use std::path::Path;
 
-use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::reading::{Reading, wrong_type};
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -54,29 +54,21 @@ pub(super) fn read(
             reading.unknown_key(entry, message, KNOWN.iter());
         }
     }
-    if let Some(steps) = config
-        .get("gradient_accumulation_kwargs")
-        .and_then(|kwargs| kwargs.get("num_steps"))
-    {
+    if let Some(steps) = config.get_path("gradient_accumulation_kwargs.num_steps") {
         accumulation(steps, values, tree, reading);
     }
     let Some(split) = config.get("split_batches") else {
         return old;
     };
     match split.resolve(Schema::PyYaml) {
-        Some(Resolved::Bool(true)) => Some(split.span),
-        Some(Resolved::Bool(false) | Resolved::Null) => old,
+        Some(Resolved::Bool(true)) => return Some(split.span),
+        Some(Resolved::Bool(false) | Resolved::Null) => {}
         _ => {
-            let found = short(split.shown());
-            reading.error(
-                "wrong-type",
-                Some(split.span),
-                format!("`{SPLIT_BATCHES}` takes true or false, this is `{found}`"),
-                "give true or false",
-            );
-            None
+            let problem = wrong_type(SPLIT_BATCHES, split, Schema::PyYaml, "true or false");
+            reading.diagnostics.push(problem);
         }
     }
+    old
 }
 
 /// The mapping itself, the JSON of a text, or the file that the text names.
@@ -114,60 +106,41 @@ pub(super) fn inline(node: &Node, reading: &mut Reading) -> Option<Node> {
     Some(config)
 }
 
-/// Reads `num_steps`, which the trainer takes for its accumulation.
+/// Reads `num_steps`, which the trainer takes for its accumulation. DeepSpeed's config takes the trainer's 1 before
+/// the trainer reads this key.
 fn accumulation(steps: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
-    let count = match steps.resolve(Schema::PyYaml) {
-        Some(Resolved::Int(count @ 1..)) => count,
-        _ => {
-            let found = short(steps.shown());
-            reading.error(
-                "wrong-type",
-                Some(steps.span),
-                format!("`{NUM_STEPS}` takes a whole number of at least 1, this is `{found}`"),
-                "give a whole number of at least 1, or set `gradient_accumulation_steps` instead",
-            );
+    let Some(Resolved::Int(count @ 1..)) = steps.resolve(Schema::PyYaml) else {
+        let expected = "a whole number of at least 1";
+        let problem = wrong_type(NUM_STEPS, steps, Schema::PyYaml, expected);
+        reading.diagnostics.push(problem);
+        return;
+    };
+    let stated = values
+        .int("gradient_accumulation_steps")
+        .filter(|stated| stated.value > 1);
+    let beside = match (stated, values.node("deepspeed")) {
+        (Some(stated), _) => format!("a `gradient_accumulation_steps` of {}", stated.value),
+        (None, Some(_)) => "`deepspeed`".to_owned(),
+        (None, None) => {
+            let given = Given::new(NUM_STEPS, count, steps.span);
+            tree.plain("batch.accumulation", &given);
+            // The trainer counts the passes of a generation with the accumulation of the arguments.
+            let generates = tree.get("generation.num_generations").is_some();
+            let keys = ["steps_per_generation", "generation_batch_size"];
+            if generates && keys.iter().all(|key| values.int(key).is_none()) {
+                tree.default("generation.steps_per_generation", 1);
+            }
             return;
         }
     };
-    let stated = values.int("gradient_accumulation_steps");
-    if let Some(stated) = stated.filter(|stated| stated.value > 1) {
-        reading.error(
-            "accumulation-conflict",
-            Some(steps.span),
-            format!(
-                "`{NUM_STEPS}` is {count} beside a `gradient_accumulation_steps` of {}: the trainer refuses both",
-                stated.value
-            ),
-            "remove one of the two",
-        );
-        return;
-    }
-    if values.node("deepspeed").is_some() {
-        reading.error(
-            "accumulation-conflict",
-            Some(steps.span),
-            format!(
-                "`{NUM_STEPS}` is {count}, but the DeepSpeed config takes the trainer's 1 before the trainer reads this key"
-            ),
-            format!("write `gradient_accumulation_steps: {count}` instead"),
-        );
-        return;
-    }
-    tree.plain(
-        "batch.accumulation",
-        &Given::new(NUM_STEPS, count, steps.span),
-    );
-    // The trainer counts the passes of a generation with the accumulation of the arguments.
-    let generates = tree.get("generation.num_generations").is_some();
-    let keys = ["steps_per_generation", "generation_batch_size"];
-    if generates && keys.iter().all(|key| values.int(key).is_none()) {
-        tree.default("generation.steps_per_generation", 1);
-    }
+    let message = format!("`{NUM_STEPS}` is {count} beside {beside}: the trainer cannot take both");
+    let help = "remove it, and write `gradient_accumulation_steps`";
+    reading.error("accumulation-conflict", Some(steps.span), message, help);
 }
 
 /// The key of the per-device batch holds the samples of all devices: accelerate splits it over the
 /// processes.
-pub(super) fn split_batches(size: Option<&Given<i128>>, split: Span, tree: &mut Tree) {
+pub(super) fn split_batches(size: Option<Given<i128>>, split: Span, tree: &mut Tree) {
     let size = size.map_or(8, |size| size.value);
     let passes = tree.get("batch.accumulation").and_then(Node::text);
     let passes = passes.and_then(|text| text.parse().ok()).unwrap_or(1);
@@ -277,7 +250,11 @@ mod tests {
         let one = format!("\"gradient_accumulation_steps\": 1, {STEPS}");
         assert_eq!(args(&one, "").unwrap().spec.batch.accumulation, Some(4));
         let deepspeed = format!("\"deepspeed\": {{\"zero_optimization\": {{}}}}, {STEPS}");
-        refused(args(&deepspeed, ""), "accumulation-conflict", "DeepSpeed");
+        refused(
+            args(&deepspeed, ""),
+            "accumulation-conflict",
+            "beside `deepspeed`",
+        );
         let none = STEPS.replace('4', "0");
         refused(args(&none, ""), "wrong-type", "num_steps");
     }

@@ -24,25 +24,24 @@ const TRL_SOURCE: &str = "\
 const MIXTURE: &str = "datasets:list seed:int test_split_size:float";
 
 /// Loaders of the `datasets` library that read local files, with the native format.
-const FILE_LOADERS: &[(&str, &str)] =
-    &[("json", "jsonl"), ("parquet", "parquet"), ("text", "text")];
+const FILE_LOADERS: [(&str, &str); 3] =
+    [("json", "jsonl"), ("parquet", "parquet"), ("text", "text")];
 
 /// Translates the data keys to `data`.
 pub(super) fn translate(values: &Values, evaluates: bool, tree: &mut Tree, reading: &mut Reading) {
-    let text_field = values
-        .text("dataset_text_field")
-        .or_else(|| values.text("text_column"));
+    let name = || {
+        values
+            .text("dataset_name")
+            .or_else(|| values.text("dataset"))
+    };
     if let Some(mixture) = values.node("dataset_mixture") {
         handbook(mixture, tree, reading);
     } else if let Some(sources) = values.node("datasets") {
         trl(sources, values, tree, reading);
     } else if let Some(mixer) = values.node("dataset_mixer") {
         dataset_mixer(mixer, values, tree, reading);
-    } else if let Some(name) = values
-        .text("dataset_name")
-        .or_else(|| values.text("dataset"))
-    {
-        plain(&name, values, evaluates, text_field.as_ref(), tree);
+    } else if let Some(name) = name() {
+        plain(&name, values, evaluates, tree);
     }
 }
 
@@ -50,7 +49,7 @@ pub(super) fn translate(values: &Values, evaluates: bool, tree: &mut Tree, readi
 /// out `test_split_size`. It therefore trains on sources of test splits too, and so does this.
 fn handbook(mixture: &Node, tree: &mut Tree, reading: &mut Reading) {
     let mixture_values = checked(mixture, "dataset_mixture.", MIXTURE, reading);
-    let Some(sources) = mixture_values.node("datasets").and_then(Node::items) else {
+    let Some(list) = mixture_values.node("datasets").and_then(Node::items) else {
         reading.error(
             "mandatory-missing",
             Some(mixture.span),
@@ -59,84 +58,98 @@ fn handbook(mixture: &Node, tree: &mut Tree, reading: &mut Reading) {
         );
         return;
     };
-    for (index, source) in sources.iter().enumerate() {
+    for (index, source) in list.iter().enumerate() {
         let prefix = format!("dataset_mixture.datasets.{index}.");
-        let values = checked(source, &prefix, HANDBOOK_SOURCE, reading);
-        let Some(id) = values.text("id") else {
-            missing(source, &prefix, "id", reading);
-            continue;
-        };
-        let mut data = Tree::new(source.span);
-        data.text("path", &id);
-        data.text_if("config", values.text("config"));
-        data.text_if("split", values.text("split"));
-        data.plain_if("weight", values.float("weight"));
-        columns(values.node("columns"), &prefix, &mut data);
-        tree.push("data.train", data);
+        let fields = checked(source, &prefix, HANDBOOK_SOURCE, reading);
+        push(source, &fields, ["id", "config"], tree, reading);
     }
     tree.plain_if("data.held_out", mixture_values.float("test_split_size"));
 }
 
 /// TRL's `datasets`. `fraction` is a share of the mixture. Only the sizes of all sets could turn it
 /// into a share of each set.
-fn trl(sources: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
-    for (index, source) in sources.items().unwrap_or_default().iter().enumerate() {
-        let prefix = format!("datasets.{index}.");
-        let fields = checked(source, &prefix, TRL_SOURCE, reading);
-        let Some(path) = fields.text("path") else {
-            missing(source, &prefix, "path", reading);
-            continue;
-        };
+fn trl(list: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    for (index, source) in list.items().unwrap_or_default().iter().enumerate() {
+        let fields = checked(source, &format!("datasets.{index}."), TRL_SOURCE, reading);
         if let Some(fraction) = fields.float("fraction") {
-            reading.warning(
-                "unsupported-value",
-                Some(fraction.span),
-                format!(
-                    "`{}` is a share of the mixture, which is not supported: the whole set is used",
-                    fraction.key
-                ),
-                "set `weight`, a share of the set, in `evenkeel.data.train`",
+            let message = format!(
+                "`{}` is a share of the mixture, which is not supported: the whole set is used",
+                fraction.key
             );
+            let help = "set `weight`, a share of the set, in `evenkeel.data.train`";
+            reading.warning("unsupported-value", Some(fraction.span), message, help);
         }
-        let loader = FILE_LOADERS.iter().find(|(name, _)| *name == path.value);
-        let files = fields.node("data_files").map(files).unwrap_or_default();
-        for (value, span) in files.iter().cloned() {
-            let mut data = Tree::new(source.span);
-            let key = format!("{prefix}data_files");
-            data.text("path", &Given::new(key, value, span));
-            if let Some((_, format)) = loader {
-                data.text("format", &path.with((*format).to_owned()));
-            }
-            columns(fields.node("columns"), &prefix, &mut data);
-            tree.push("data.train", data);
-        }
-        if files.is_empty() {
-            let mut data = Tree::new(source.span);
-            data.text("path", &path);
-            data.text_if("config", fields.text("name"));
-            data.text_if("split", fields.text("split"));
-            columns(fields.node("columns"), &prefix, &mut data);
-            tree.push("data.train", data);
-        }
+        push(source, &fields, ["path", "name"], tree, reading);
     }
     tree.plain_if("data.held_out", values.float("test_split_size"));
+}
+
+/// Adds a source, whose set and config have these keys, or each of its files.
+fn push(source: &Node, fields: &Values, keys: [&str; 2], tree: &mut Tree, reading: &mut Reading) {
+    let [path, config] = keys;
+    let Some(path) = fields.text(path) else {
+        let message = format!("`{}{path}` is missing", fields.prefix);
+        let help = "name a data set of the hub, or a file";
+        reading.error("mandatory-missing", Some(source.span), message, help);
+        return;
+    };
+    let mut whole = Tree::new(source.span);
+    whole.text("path", &path);
+    whole.text_if("config", fields.text(config));
+    whole.text_if("split", fields.text("split"));
+    whole.plain_if("weight", fields.float("weight"));
+    let mut sources = vec![whole];
+    if let Some(files) = fields
+        .node("data_files")
+        .map(files)
+        .filter(|files| !files.is_empty())
+    {
+        let format = FILE_LOADERS
+            .iter()
+            .find(|(loader, _)| *loader == path.value);
+        sources = files
+            .into_iter()
+            .map(|file| {
+                let mut data = Tree::new(source.span);
+                data.put(
+                    "path",
+                    &format!("{}data_files", fields.prefix),
+                    file.clone(),
+                );
+                data.plain_if("format", format.map(|(_, format)| path.with(format)));
+                data
+            })
+            .collect();
+    }
+    for mut data in sources {
+        for column in words(fields.node("columns"), &format!("{}columns", fields.prefix)) {
+            data.push("columns", Tree::of(&column));
+        }
+        tree.push("data.train", data);
+    }
 }
 
 /// `dataset_mixer: {set: share}` with `dataset_splits`: takes the share of every train split, and
 /// whole test splits.
 fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
-    let splits = words(values.node("dataset_splits"));
-    let configs = words(values.node("dataset_configs"));
-    let mut all = splits.iter().map(|s| s.value.as_str());
-    if let Some(odd) = all.find(|s| !s.contains("train") && !s.contains("test")) {
-        let span = values.node("dataset_splits").map(|n| n.span);
-        reading.error(
-            "unknown-value",
-            span,
-            format!("the split `{odd}` is neither a train nor a test split"),
-            "use splits with `train` or `test` in their names",
+    let configs = words(values.node("dataset_configs"), "dataset_configs");
+    let splits = words(values.node("dataset_splits"), "dataset_splits");
+    let is = |split: &Given<String>, word: &str| split.value.contains(word);
+    if let Some(odd) = splits
+        .iter()
+        .find(|split| !is(split, "train") && !is(split, "test"))
+    {
+        let message = format!(
+            "the split `{}` is neither a train nor a test split",
+            odd.value
         );
+        let help = "use splits with `train` or `test` in their names";
+        reading.error("unknown-value", Some(odd.span), message, help);
     }
+    let splits: Vec<Option<Given<String>>> = match splits.len() {
+        0 => vec![None],
+        _ => splits.into_iter().map(Some).collect(),
+    };
     for (index, entry) in mixer.entries().unwrap_or_default().iter().enumerate() {
         let key = format!("dataset_mixer.{}", entry.name);
         let share = match entry.value.resolve(Schema::PyYaml) {
@@ -149,51 +162,49 @@ fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut R
                 continue;
             }
         };
-        let every: Vec<Option<&Given<String>>> = match splits.as_slice() {
-            [] => vec![None],
-            splits => splits.iter().map(Some).collect(),
-        };
-        for split in every {
-            let has = |word: &str| split.is_none_or(|split| split.value.contains(word));
-            let (trains, tests) = (has("train"), has("test"));
+        for split in &splits {
+            let trains = split.as_ref().is_none_or(|split| is(split, "train"));
             let mut data = Tree::new(entry.name_span);
-            let name = Given::new(&key, entry.name.clone(), entry.name_span);
-            data.text("path", &name);
+            data.text(
+                "path",
+                &Given::new(&key, entry.name.clone(), entry.name_span),
+            );
             data.text_if("config", configs.get(index).cloned());
-            data.text_if("split", split.cloned());
+            data.text_if("split", split.clone());
             if trains {
-                let share = Given::new(&key, share, entry.value.span);
-                data.plain("weight", &share);
-                tree.push("data.train", data);
-            } else if tests {
-                tree.push("data.evaluation", data);
+                data.plain("weight", &Given::new(&key, share, entry.value.span));
             }
+            tree.push(
+                if trains {
+                    "data.train"
+                } else {
+                    "data.evaluation"
+                },
+                data,
+            );
         }
     }
 }
 
 /// `dataset_name` with its splits.
-fn plain(
-    name: &Given<String>,
-    values: &Values,
-    evaluates: bool,
-    text_field: Option<&Given<String>>,
-    tree: &mut Tree,
-) {
-    let source = |split_key: &str, default: &str| {
+fn plain(name: &Given<String>, values: &Values, evaluates: bool, tree: &mut Tree) {
+    for (path, key, split, wanted) in [
+        ("data.train", "dataset_train_split", "train", true),
+        ("data.evaluation", "dataset_test_split", "test", evaluates),
+    ] {
+        if !wanted {
+            continue;
+        }
         let mut data = Tree::new(name.span);
         data.text("path", name);
         data.text_if("config", values.text("dataset_config"));
-        data.default("split", default);
-        data.text_if("split", values.text(split_key));
-        if let Some(field) = text_field {
-            data.push("columns", Tree::of(field));
+        data.default("split", split);
+        data.text_if("split", values.text(key));
+        let field = values.text("dataset_text_field");
+        if let Some(field) = field.or_else(|| values.text("text_column")) {
+            data.push("columns", Tree::of(&field));
         }
-        data
-    };
-    tree.push("data.train", source("dataset_train_split", "train"));
-    if evaluates {
-        tree.push("data.evaluation", source("dataset_test_split", "test"));
+        tree.push(path, data);
     }
 }
 
@@ -222,45 +233,22 @@ fn checked<'n>(
     Values::check(node, prefix, |key| keys::kind_in(known, key), reading)
 }
 
-fn missing(source: &Node, prefix: &str, key: &str, reading: &mut Reading) {
-    reading.error(
-        "mandatory-missing",
-        Some(source.span),
-        format!("`{prefix}{key}` is missing"),
-        "name a data set of the hub, or a file",
-    );
-}
-
-/// A list's texts with their spans.
-fn words(node: Option<&Node>) -> Vec<Given<String>> {
-    let items = node.and_then(Node::items).unwrap_or_default();
-    let word = |item: &Node| {
-        Some(Given::new(
-            String::new(),
-            item.text()?.to_owned(),
-            item.span,
-        ))
-    };
-    items.iter().filter_map(word).collect()
-}
-
-fn columns(node: Option<&Node>, prefix: &str, data: &mut Tree) {
-    for mut column in words(node) {
-        column.key = format!("{prefix}columns");
-        data.push("columns", Tree::of(&column));
-    }
+/// A list's texts with their spans, under a key.
+fn words(node: Option<&Node>, key: &str) -> Vec<Given<String>> {
+    let items = node.and_then(Node::items).unwrap_or_default().iter();
+    let word = |item: &Node| Some(Given::new(key, item.text()?.to_owned(), item.span));
+    items.filter_map(word).collect()
 }
 
 /// The files of `data_files`: one, a list, or lists by split, of which only the training splits
 /// count.
-fn files(node: &Node) -> Vec<(String, crate::recipe::syntax::source::Span)> {
+fn files(node: &Node) -> Vec<&Node> {
     match &node.value {
-        Value::Scalar(scalar) => vec![(scalar.text.clone(), node.span)],
+        Value::Scalar(_) => vec![node],
         Value::Sequence(items) => items.iter().flat_map(files).collect(),
-        Value::Mapping(entries) => entries
-            .iter()
-            .filter(|e| e.name.contains("train"))
-            .flat_map(|e| files(&e.value))
-            .collect(),
+        Value::Mapping(entries) => {
+            let train = entries.iter().filter(|entry| entry.name.contains("train"));
+            train.flat_map(|entry| files(&entry.value)).collect()
+        }
     }
 }

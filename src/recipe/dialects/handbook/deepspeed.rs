@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use crate::recipe::dialects::accelerate;
-use crate::recipe::dialects::deepspeed as config;
+use crate::recipe::dialects::deepspeed::{self as config, AUTO, number};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
@@ -18,37 +18,29 @@ use crate::util::suggest::short;
 
 use super::values::Values;
 
-/// Numbers of the config that must equal those of `TrainingArguments`: path in the config,
-/// argument, default.
-const NUMBERS: [(&str, &str, f64); 3] = [
-    ("gradient_clipping", "max_grad_norm", 1.0),
-    ("optimizer.params.eps", "adam_epsilon", 1e-8),
-    ("optimizer.params.weight_decay", "weight_decay", 0.0),
-];
-
-/// The default of `learning_rate` outside TRL's trainers.
-const LEARNING_RATE: f64 = 5e-5;
-
 /// Reads the config of the key `deepspeed`. Without that key, compares the file that the launcher's
 /// config names.
 pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("deepspeed") else {
         // The launcher's reader has compared the batch of its config.
-        if let Some(launched) = reading
-            .deepspeed_plugin
-            .as_mut()
-            .and_then(|plugin| plugin.file.take())
-        {
+        let plugin = reading.deepspeed_plugin.as_mut();
+        if let Some(launched) = plugin.and_then(|plugin| plugin.file.take()) {
             compare(&launched, values, tree, reading);
         }
         return;
     };
     accelerate::overrule(reading);
-    let Some(config) = load(node, path, reading) else {
+    let config = if node.text().is_none() {
+        config::require_zero_optimization(node, reading);
+        Some(node.clone())
+    } else {
+        config::open_named(node, path, "put it beside the recipe", reading)
+    };
+    let Some(config) = config else {
         return;
     };
-    let mut native = config::translate(&config, "deepspeed");
-    compare_batch(&native, tree, reading);
+    let mut native = config::translate(&config, "deepspeed", reading);
+    config::refuse_another_batch(&native, |path| tree.get(path), reading);
     compare(&config, values, tree, reading);
     for key in ["per_device_batch_size", "accumulation"] {
         native.remove_path(&format!("batch.{key}"));
@@ -57,94 +49,102 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
     tree.lay(native);
 }
 
-fn load(node: &Node, path: &Path, reading: &mut Reading) -> Option<Node> {
-    if node.text().is_none() {
-        config::require_zero_optimization(node, reading);
-        return Some(node.clone());
-    }
-    config::open_named(node, path, "put it beside the recipe", reading)
-}
-
-const AUTO: &str = "write \"auto\" there, so that the recipe decides";
-
-/// The trainer compares its batch with the file's and refuses a difference.
-fn compare_batch(native: &Node, tree: &Tree, reading: &mut Reading) {
-    for (path, rule, key) in [
-        (
-            "batch.accumulation",
-            "accumulation-conflict",
-            "gradient_accumulation_steps",
-        ),
-        (
-            "batch.per_device_batch_size",
-            "deepspeed-batch-triple",
-            "per_device_train_batch_size",
-        ),
-    ] {
-        let (Some(in_config), Some(in_trainer)) = (native.get_path(path), tree.get(path)) else {
-            continue;
-        };
-        let (config_text, trainer_text) = (in_config.text(), in_trainer.text());
-        if config_text != trainer_text {
-            reading.error(
-                rule,
-                Some(in_config.span),
-                format!(
-                    "the DeepSpeed config has {}, the recipe's `{key}` is {}",
-                    config_text.unwrap_or_default(),
-                    trainer_text.unwrap_or_default()
-                ),
-                AUTO,
-            );
-        }
-    }
-}
-
-/// Compares the other values that the trainer compares.
+/// Refuses values other than the batch that differ from the trainer's, as the trainer does. Truth values count as 0
+/// and 1.
 fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
-    let mut differs = |path: &str, key: &str, in_trainer: f64| {
-        let Some(node) = config.get_path(path) else {
-            return;
-        };
-        if let Some(in_config) = config_number(node)
-            && in_config != in_trainer
-        {
-            report_conflict(node, path, key, &format!("{in_trainer:?}"), reading);
-        }
-    };
-    for (path, key, default) in NUMBERS {
-        let in_trainer = values.float(key).map_or(default, |given| given.value);
-        differs(path, key, in_trainer);
-    }
+    let given = |key: &str, default: f64| values.float(key).map_or(default, |given| given.value);
     // TRL's trainers have their own defaults, which are in the tree.
-    let default = tree.get("learning_rate.peak").and_then(Node::text);
-    let default = default.and_then(|text| text.parse().ok());
-    let rate = values.float("learning_rate").map(|given| given.value);
-    let rate = rate.or(default).unwrap_or(LEARNING_RATE);
-    for path in ["optimizer.params.lr", "scheduler.params.warmup_max_lr"] {
-        differs(path, "learning_rate", rate);
-    }
+    let rate = tree.get("learning_rate.peak").and_then(number);
+    let rate = given("learning_rate", rate.unwrap_or(5e-5));
+    let betas = [given("adam_beta1", 0.9), given("adam_beta2", 0.999)];
+    let fp16 = values.is_true("fp16");
+    // TRL switches bf16 on where the recipe sets neither.
+    let of_trl = tree.get("model.precision").and_then(Node::text) == Some("bf16");
+    let bf16 = values
+        .bool("bf16")
+        .map_or(of_trl && !fp16, |given| given.value);
     let steps = values.int("max_steps").filter(|steps| steps.value > 0);
     let steps = steps.map(|steps| steps.value as f64);
-    if let Some(steps) = steps {
-        differs("scheduler.params.total_num_steps", "max_steps", steps);
-    }
     // No warm-up is 0 steps in transformers 4 and 1 in 5.23.0, so both pass.
-    if let Some(warmup) = warmup(values, steps).filter(|steps| *steps > 0.0) {
-        differs("scheduler.params.warmup_num_steps", "warmup_steps", warmup);
+    let warmup = warmup(values, steps).filter(|steps| *steps > 0.0);
+    let float = |value: f64| (vec![value], format!("{value:?}"));
+    // The arguments, or those of evaluation, switch the precision on.
+    let switch = |key: &str, on: bool| {
+        let on = on || values.is_true(&format!("{key}_full_eval"));
+        (vec![f64::from(u8::from(on))], on.to_string())
+    };
+    let pair = (betas.to_vec(), format!("[{}, {}]", betas[0], betas[1]));
+    let clip = given("max_grad_norm", 1.0);
+    let decay = given("weight_decay", 0.0);
+    // Path in the config, argument, and the trainer's numbers with their text.
+    for (path, key, in_trainer) in [
+        ("gradient_clipping", "max_grad_norm", Some(float(clip))),
+        ("optimizer.params.lr", "learning_rate", Some(float(rate))),
+        (
+            "optimizer.params.eps",
+            "adam_epsilon",
+            Some(float(given("adam_epsilon", 1e-8))),
+        ),
+        (
+            "optimizer.params.betas",
+            "adam_beta1` and `adam_beta2",
+            Some(pair),
+        ),
+        (
+            "optimizer.params.weight_decay",
+            "weight_decay",
+            Some(float(decay)),
+        ),
+        (
+            "scheduler.params.warmup_max_lr",
+            "learning_rate",
+            Some(float(rate)),
+        ),
+        (
+            "scheduler.params.total_num_steps",
+            "max_steps",
+            steps.map(float),
+        ),
+        (
+            "scheduler.params.warmup_num_steps",
+            "warmup_steps",
+            warmup.map(float),
+        ),
+        ("fp16.enabled", "fp16", Some(switch("fp16", fp16))),
+        ("bf16.enabled", "bf16", Some(switch("bf16", bf16))),
+    ] {
+        let (Some(node), Some((in_trainer, text))) = (config.get_path(path), in_trainer) else {
+            continue;
+        };
+        let parts = node.items().unwrap_or(std::slice::from_ref(node)).iter();
+        let in_config: Vec<Option<f64>> = parts.clone().map(number_or_truth).collect();
+        // "auto" and the like take the trainer's.
+        if in_config == [None]
+            || in_config
+                .iter()
+                .copied()
+                .eq(in_trainer.into_iter().map(Some))
+        {
+            continue;
+        }
+        let shown: Vec<&str> = parts.map(Node::shown).collect();
+        let shown = match node.items() {
+            Some(_) => format!("[{}]", shown.join(", ")),
+            None => short(&shown.concat()),
+        };
+        reading.error(
+            "deepspeed-conflict",
+            Some(node.span),
+            format!("the DeepSpeed config's `{path}` is {shown}, the trainer's `{key}` is {text}"),
+            AUTO,
+        );
     }
-    compare_betas(config, values, reading);
-    compare_precision(config, values, tree, reading);
 }
 
-/// A number of the config; `None` for "auto", an absent value and other types.
-pub(super) fn config_number(node: &Node) -> Option<f64> {
-    match node.resolve(Schema::PyYaml)? {
-        Resolved::Int(value) => Some(value as f64),
-        Resolved::Float(value) => Some(value),
-        // JSON's `1e-5` has no point.
-        Resolved::Str(text) => text.parse().ok(),
-        _ => None,
+fn number_or_truth(node: &Node) -> Option<f64> {
+    match node.resolve(Schema::PyYaml) {
+        Some(Resolved::Bool(value)) => Some(f64::from(u8::from(value))),
+        _ => number(node),
     }
 }
 
@@ -152,77 +152,10 @@ pub(super) fn config_number(node: &Node) -> Option<f64> {
 fn warmup(values: &Values, steps: Option<f64>) -> Option<f64> {
     let given = |key| values.float(key).map(|given| given.value);
     let given = |key| given(key).filter(|value| *value != 0.0);
-    match given("warmup_steps").or_else(|| given("warmup_ratio")) {
-        None => Some(0.0),
-        Some(count) if count >= 1.0 => Some(count.trunc()),
-        Some(share) => steps.map(|steps| (steps * share).ceil()),
+    match given("warmup_steps").or_else(|| given("warmup_ratio"))? {
+        count if count >= 1.0 => Some(count.trunc()),
+        share => steps.map(|steps| (steps * share).ceil()),
     }
-}
-
-fn compare_betas(config: &Node, values: &Values, reading: &mut Reading) {
-    let path = "optimizer.params.betas";
-    let Some(node) = config.get_path(path) else {
-        return;
-    };
-    let Some(in_config) = node.items() else {
-        return;
-    };
-    let in_trainer = [("adam_beta1", 0.9), ("adam_beta2", 0.999)];
-    let in_trainer =
-        in_trainer.map(|(key, default)| values.float(key).map_or(default, |given| given.value));
-    let in_config: Vec<Option<f64>> = in_config.iter().map(config_number).collect();
-    if in_config != in_trainer.map(Some) {
-        let in_trainer = format!("[{}, {}]", in_trainer[0], in_trainer[1]);
-        report_conflict(
-            node,
-            path,
-            "adam_beta1` and `adam_beta2",
-            &in_trainer,
-            reading,
-        );
-    }
-}
-
-/// The arguments, or those of evaluation, switch `fp16` and `bf16` on.
-fn compare_precision(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
-    let fp16 = values.is_true("fp16");
-    // TRL switches bf16 on where the recipe sets neither.
-    let of_trl = tree.get("model.precision").and_then(Node::text) == Some("bf16");
-    let bf16 = values.bool("bf16").map(|given| given.value);
-    let bf16 = bf16.unwrap_or(of_trl && !fp16);
-    for (key, in_trainer) in [("fp16", fp16), ("bf16", bf16)] {
-        let in_trainer = in_trainer || values.is_true(&format!("{key}_full_eval"));
-        let path = format!("{key}.enabled");
-        let Some(node) = config.get_path(&path) else {
-            continue;
-        };
-        let in_config = match node.resolve(Schema::PyYaml) {
-            Some(Resolved::Bool(value)) => value,
-            Some(Resolved::Int(value @ (0 | 1))) => value == 1,
-            _ => continue,
-        };
-        if in_config != in_trainer {
-            report_conflict(node, &path, key, &in_trainer.to_string(), reading);
-        }
-    }
-}
-
-fn report_conflict(node: &Node, path: &str, key: &str, in_trainer: &str, reading: &mut Reading) {
-    let in_config = match node.items() {
-        Some(items) => {
-            let items: Vec<&str> = items.iter().filter_map(Node::text).collect();
-            format!("[{}]", items.join(", "))
-        }
-        None => short(node.text().unwrap_or_default()),
-    };
-    reading.error(
-        "deepspeed-conflict",
-        Some(node.span),
-        format!(
-            "the DeepSpeed config's `{path}` is {in_config}, the trainer's `{key}` is {in_trainer}"
-        ),
-        AUTO,
-    );
 }
 
 /// Finds a `--deepspeed` without a value: the switch of `deepspeed.add_config_arguments` (DeepSpeed

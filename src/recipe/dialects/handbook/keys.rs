@@ -6,10 +6,12 @@
 //! (`configs.py`), open-r1 1416fa0 (`configs.py`, over its history). The reader accepts recipes of all
 //! these versions: `use_liger` (TRL until 0.17) beside `use_liger_kernel`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
-use crate::recipe::schema::spec::Objective;
+use crate::recipe::schema::spec::Objective::{
+    self, Dpo, Grpo, Kto, LanguageModelling, Orpo, Ppo, Reward, Rloo, Sft, Simpo,
+};
 use crate::recipe::syntax::words::Words;
 
 /// The type of an upstream field.
@@ -84,32 +86,37 @@ const MODEL: &str = "\
     trust_remote_code:bool use_bnb_nested_quant:bool use_dora:bool use_peft:bool \
     use_rslora:bool";
 
-/// TRL `ScriptArguments` and `DatasetMixtureConfig`, and the key that `TrlParser` itself reads
-/// (`env`).
-const SCRIPT: &str = "\
-    dataset:str dataset_config:str dataset_name:str dataset_streaming:bool \
-    dataset_test_split:str dataset_train_split:str datasets:list env:dict \
-    gradient_checkpointing_use_reentrant:bool ignore_bias_buffers:bool reward_funcs:list \
-    reward_model_name_or_path:str sanity_check:bool streaming:bool test_split_size:float";
-
-/// The handbook's own arguments, including those of its old `DataArguments` and `ModelArguments`.
-const HANDBOOK: &str = "\
+/// TRL `ScriptArguments` and `DatasetMixtureConfig`, and the key that `TrlParser` itself reads (`env`); the handbook's
+/// own arguments, including those of its old `DataArguments` and `ModelArguments`.
+const SCRIPTS: &str = "\
     auto_insert_empty_system_msg:bool base_model_revision:str benchmarks:list callbacks:list \
-    chat_template:str dataset_configs:list dataset_mixer:dict dataset_mixture:dict \
-    dataset_splits:list hub_model_revision:str max_eval_samples:int max_train_samples:int \
-    model_code_revision:str overwrite_hub_revision:bool preprocessing_num_workers:int \
-    push_to_hub_revision:bool system_prompt:str text_column:str tokenizer_name_or_path:str \
+    chat_template:str dataset:str dataset_config:str dataset_configs:list dataset_mixer:dict \
+    dataset_mixture:dict dataset_name:str dataset_splits:list dataset_streaming:bool \
+    dataset_test_split:str dataset_train_split:str datasets:list env:dict \
+    gradient_checkpointing_use_reentrant:bool hub_model_revision:str ignore_bias_buffers:bool \
+    max_eval_samples:int max_train_samples:int model_code_revision:str \
+    overwrite_hub_revision:bool preprocessing_num_workers:int push_to_hub_revision:bool \
+    reward_funcs:list reward_model_name_or_path:str sanity_check:bool streaming:bool \
+    system_prompt:str test_split_size:float text_column:str tokenizer_name_or_path:str \
     truncation_side:str use_flash_attention_2:bool wandb_entity:str wandb_project:str \
     wandb_run_group:str";
 
-/// open-r1's `GRPOScriptArguments`, the arguments of its rewards.
-const REWARDS: &str = "\
-    code_eval_partial_grading:bool code_eval_scoring_mode:str code_eval_test_batch_size:int \
-    code_language:str code_provider:str cosine_max_len:int cosine_max_value_correct:float \
-    cosine_max_value_wrong:float cosine_min_value_correct:float cosine_min_value_wrong:float \
-    dataset_prompt_column:str e2b_router_url:str ioi_provider:str max_completion_len:int \
-    morph_router_url:str parallel_code_exec_per_proc:int repetition_max_penalty:float \
-    repetition_n_grams:int soft_punish_cache:int";
+/// The tables that every trainer shares.
+const SHARED: [&str; 3] = [TRAINING, MODEL, SCRIPTS];
+
+/// The trainers with their common names, and the words of folder and file names that name them.
+pub(super) const TRAINERS: [(Objective, &str, Words); 10] = [
+    (Sft, "SFT", Words("sft")),
+    (LanguageModelling, "continued pre-training", Words("cpt")),
+    (Dpo, "DPO", Words("dpo")),
+    (Kto, "KTO", Words("kto")),
+    (Orpo, "ORPO", Words("orpo")),
+    (Simpo, "CPO/SimPO", Words("simpo cpo")),
+    (Grpo, "GRPO", Words("grpo")),
+    (Rloo, "RLOO", Words("rloo")),
+    (Ppo, "PPO", Words("ppo")),
+    (Reward, "reward", Words("reward rm")),
+];
 
 /// TRL `SFTConfig`.
 const SFT: &str = "\
@@ -120,128 +127,108 @@ const SFT: &str = "\
     packing_strategy:str pad_to_multiple_of:int pad_token:str padding_free:bool \
     router_aux_loss_coef:float shuffle_dataset:bool truncation_mode:str use_liger:bool";
 
-/// TRL `DPOConfig`.
-const DPO: &str = "\
-    activation_offloading:bool base_model_attribute_name:str beta:float dataset_num_proc:int \
-    disable_dropout:bool discopop_tau:float f_alpha_divergence_coef:float f_divergence_type:str \
-    force_use_ref_model:bool generate_during_eval:bool is_encoder_decoder:bool \
-    label_pad_token_id:int label_smoothing:float ld_alpha:float loss_type:list loss_weights:list \
-    max_completion_length:int max_length:int max_prompt_length:int max_target_length:int \
-    model_adapter_name:str model_init_kwargs:dict pad_to_multiple_of:int pad_token:str \
-    padding_free:bool padding_value:int precompute_ref_batch_size:int \
-    precompute_ref_log_probs:bool ref_adapter_name:str ref_model_init_kwargs:dict \
-    ref_model_mixup_alpha:float ref_model_sync_steps:int reference_free:bool \
-    router_aux_loss_coef:float rpo_alpha:float sync_ref_model:bool tools:any truncation_mode:str \
-    use_liger_loss:bool use_logits_to_keep:bool use_num_logits_to_keep:bool use_weighting:bool";
-
-/// TRL `KTOConfig`.
-const KTO: &str = "\
-    activation_offloading:bool base_model_attribute_name:str beta:float dataset_num_proc:int \
-    desirable_weight:float disable_dropout:bool generate_during_eval:bool \
-    is_encoder_decoder:bool label_pad_token_id:int loss_type:str max_completion_length:int \
-    max_density_ratio:float max_length:int max_prompt_length:int min_density_ratio:float \
-    model_init_kwargs:dict pad_to_multiple_of:int padding_value:int \
-    precompute_ref_batch_size:int precompute_ref_log_probs:bool prompt_sample_size:int \
-    ref_model_init_kwargs:dict ref_model_mixup_alpha:float ref_model_sync_steps:int \
-    router_aux_loss_coef:float sync_ref_model:bool truncation_mode:str \
-    undesirable_weight:float use_liger_loss:bool";
-
-/// TRL `ORPOConfig`.
-const ORPO: &str = "\
+/// TRL `DPOConfig`, `KTOConfig`, `ORPOConfig` and `CPOConfig`.
+const PREFERENCE: &str = "\
     beta:float dataset_num_proc:int disable_dropout:bool generate_during_eval:bool \
     is_encoder_decoder:bool label_pad_token_id:int max_completion_length:int max_length:int \
     max_prompt_length:int model_init_kwargs:dict padding_value:int truncation_mode:str";
 
+/// TRL `DPOConfig` and `KTOConfig`.
+const REFERENCE: &str = "\
+    activation_offloading:bool base_model_attribute_name:str pad_to_multiple_of:int \
+    precompute_ref_batch_size:int precompute_ref_log_probs:bool ref_model_init_kwargs:dict \
+    ref_model_mixup_alpha:float ref_model_sync_steps:int router_aux_loss_coef:float \
+    sync_ref_model:bool use_liger_loss:bool";
+
+/// TRL `DPOConfig`.
+const DPO: &str = "\
+    discopop_tau:float f_alpha_divergence_coef:float f_divergence_type:str \
+    force_use_ref_model:bool label_smoothing:float ld_alpha:float loss_type:list loss_weights:list \
+    max_target_length:int model_adapter_name:str pad_token:str padding_free:bool \
+    ref_adapter_name:str reference_free:bool rpo_alpha:float tools:any use_logits_to_keep:bool \
+    use_num_logits_to_keep:bool use_weighting:bool";
+
+/// TRL `KTOConfig`.
+const KTO: &str = "\
+    desirable_weight:float loss_type:str max_density_ratio:float min_density_ratio:float \
+    prompt_sample_size:int undesirable_weight:float";
+
 /// TRL `CPOConfig`, and SimPO's own `SimPOConfig` (1b3e8f3; `gamma` until 2024-07).
 const SIMPO: &str = "\
-    alpha:float beta:float cpo_alpha:float dataset_num_proc:int disable_dropout:bool gamma:float \
-    gamma_beta_ratio:float generate_during_eval:bool is_encoder_decoder:bool \
-    label_pad_token_id:int label_smoothing:float loss_type:str max_completion_length:int \
-    max_length:int max_prompt_length:int max_target_length:int model_init_kwargs:dict \
-    padding_value:int sft_weight:float simpo_gamma:float truncation_mode:str";
+    alpha:float cpo_alpha:float gamma:float gamma_beta_ratio:float label_smoothing:float \
+    loss_type:str max_target_length:int sft_weight:float simpo_gamma:float";
 
-/// TRL `GRPOConfig`.
-const GRPO: &str = "\
-    beta:float cache_implementation:str cast_lm_head_to_fp32:bool chat_template_kwargs:dict \
-    delta:float disable_dropout:bool ds3_gather_for_generation:bool entropy_coef:float \
-    entropy_coef_delta:float entropy_coef_max:float entropy_coef_min:float entropy_target:float \
-    epsilon:float epsilon_high:float generation_batch_size:int generation_kwargs:dict \
-    importance_sampling_level:str log_completions:bool log_completions_hub_repo:str \
-    log_multimodal:bool log_unique_prompts:bool loss_type:str mask_truncated_completions:bool \
-    max_completion_length:int max_prompt_length:int max_tool_calling_iterations:int min_p:float \
-    model_init_kwargs:dict multi_objective_aggregation:str num_completions_to_print:int \
-    num_generations:int num_generations_eval:int num_iterations:int \
-    off_policy_mask_threshold:float pad_to_multiple_of:int ref_model_mixup_alpha:float \
-    ref_model_sync_steps:int repetition_penalty:float reward_weights:list \
-    router_aux_loss_coef:float sapo_temperature_neg:float sapo_temperature_pos:float \
-    scale_rewards:any shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool \
-    temperature:float top_entropy_quantile:float top_k:int top_p:float \
-    transformers_continuous_batching_config:dict use_adaptive_entropy:bool \
-    use_bias_correction_kl:bool use_liger_loss:bool use_transformers_continuous_batching:bool \
-    use_transformers_paged:bool use_vllm:bool vespo_k_neg:float vespo_k_pos:float \
-    vespo_lambda_neg:float vespo_lambda_pos:float vllm_device:str vllm_dtype:str \
-    vllm_enable_prefix_caching:bool vllm_enable_sleep_mode:bool \
-    vllm_gpu_memory_utilization:float vllm_group_port:int vllm_guided_decoding_regex:str \
-    vllm_importance_sampling_cap:float vllm_importance_sampling_clip_max:float \
-    vllm_importance_sampling_clip_min:float vllm_importance_sampling_correction:bool \
-    vllm_importance_sampling_mode:str vllm_max_model_len:int vllm_max_model_length:int \
-    vllm_mode:str vllm_model_impl:str vllm_server_base_url:str vllm_server_host:str \
-    vllm_server_port:int vllm_server_timeout:float vllm_structured_outputs_regex:str \
-    vllm_tensor_parallel_size:int wandb_log_unique_prompts:bool";
-
-/// TRL `RLOOConfig` since 0.22.
-const RLOO: &str = "\
+/// TRL `GRPOConfig`, and `RLOOConfig` since 0.22.
+const GENERATION: &str = "\
     beta:float cache_implementation:str chat_template_kwargs:dict disable_dropout:bool \
     ds3_gather_for_generation:bool epsilon:float epsilon_high:float generation_batch_size:int \
     generation_kwargs:dict log_completions:bool log_multimodal:bool log_unique_prompts:bool \
     mask_truncated_completions:bool max_completion_length:int max_prompt_length:int min_p:float \
-    model_init_kwargs:dict normalize_advantages:bool num_completions_to_print:int \
-    num_generations:int num_generations_eval:int num_iterations:int pad_to_multiple_of:int \
-    ref_model_mixup_alpha:float ref_model_sync_steps:int repetition_penalty:float \
-    reward_clip_range:list reward_weights:list router_aux_loss_coef:float shuffle_dataset:bool \
-    steps_per_generation:int sync_ref_model:bool temperature:float top_k:int top_p:float \
-    transformers_continuous_batching_config:dict use_transformers_continuous_batching:bool \
-    use_transformers_paged:bool use_vllm:bool vllm_enable_sleep_mode:bool \
-    vllm_gpu_memory_utilization:float vllm_group_port:int vllm_guided_decoding_regex:str \
-    vllm_max_model_length:int vllm_mode:str vllm_model_impl:str vllm_server_base_url:str \
-    vllm_server_host:str vllm_server_port:int vllm_server_timeout:float \
-    vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int \
-    wandb_log_unique_prompts:bool";
+    model_init_kwargs:dict num_completions_to_print:int num_generations:int \
+    num_generations_eval:int num_iterations:int pad_to_multiple_of:int ref_model_mixup_alpha:float \
+    ref_model_sync_steps:int repetition_penalty:float reward_weights:list \
+    router_aux_loss_coef:float shuffle_dataset:bool steps_per_generation:int sync_ref_model:bool \
+    temperature:float top_k:int top_p:float transformers_continuous_batching_config:dict \
+    use_transformers_continuous_batching:bool use_transformers_paged:bool use_vllm:bool \
+    vllm_enable_sleep_mode:bool vllm_gpu_memory_utilization:float vllm_group_port:int \
+    vllm_guided_decoding_regex:str vllm_max_model_length:int vllm_mode:str vllm_model_impl:str \
+    vllm_server_base_url:str vllm_server_host:str vllm_server_port:int vllm_server_timeout:float \
+    vllm_structured_outputs_regex:str vllm_tensor_parallel_size:int wandb_log_unique_prompts:bool";
+
+/// TRL `GRPOConfig`, and open-r1's `GRPOScriptArguments`, the arguments of its rewards.
+const GRPO: &str = "\
+    cast_lm_head_to_fp32:bool code_eval_partial_grading:bool code_eval_scoring_mode:str \
+    code_eval_test_batch_size:int code_language:str code_provider:str cosine_max_len:int \
+    cosine_max_value_correct:float cosine_max_value_wrong:float cosine_min_value_correct:float \
+    cosine_min_value_wrong:float dataset_prompt_column:str delta:float e2b_router_url:str \
+    entropy_coef:float entropy_coef_delta:float entropy_coef_max:float entropy_coef_min:float \
+    entropy_target:float importance_sampling_level:str ioi_provider:str \
+    log_completions_hub_repo:str loss_type:str max_completion_len:int \
+    max_tool_calling_iterations:int morph_router_url:str multi_objective_aggregation:str \
+    off_policy_mask_threshold:float parallel_code_exec_per_proc:int repetition_max_penalty:float \
+    repetition_n_grams:int sapo_temperature_neg:float sapo_temperature_pos:float scale_rewards:any \
+    soft_punish_cache:int top_entropy_quantile:float use_adaptive_entropy:bool \
+    use_bias_correction_kl:bool use_liger_loss:bool vespo_k_neg:float vespo_k_pos:float \
+    vespo_lambda_neg:float vespo_lambda_pos:float vllm_device:str vllm_dtype:str \
+    vllm_enable_prefix_caching:bool vllm_importance_sampling_cap:float \
+    vllm_importance_sampling_clip_max:float vllm_importance_sampling_clip_min:float \
+    vllm_importance_sampling_correction:bool vllm_importance_sampling_mode:str \
+    vllm_max_model_len:int";
+
+/// TRL `RLOOConfig` since 0.22.
+const RLOO: &str = "\
+    normalize_advantages:bool reward_clip_range:list";
 
 /// TRL `PPOConfig`.
 const PPO: &str = "\
     base_model:str batch_size:int cliprange:float cliprange_value:float dataset_num_proc:int \
     ds3_gather_for_generation:bool exp_name:str gamma:float kl_coef:float kl_estimator:str \
-    lam:float local_batch_size:int local_mini_batch_size:int \
-    local_rollout_forward_batch_size:int micro_batch_size:int mini_batch_size:int \
-    missing_eos_penalty:float model_adapter_name:str non_eos_penalty:bool num_mini_batches:int \
-    num_ppo_epochs:int num_sample_generations:int num_total_batches:int num_updates:int \
-    penalty_reward_value:int ref_adapter_name:str response_length:int reward_model_path:str \
-    sft_model_path:str stop_token:str stop_token_id:int temperature:float total_episodes:int \
-    vf_coef:float whiten_rewards:bool world_size:int";
+    lam:float local_batch_size:int local_mini_batch_size:int local_rollout_forward_batch_size:int \
+    micro_batch_size:int mini_batch_size:int missing_eos_penalty:float model_adapter_name:str \
+    non_eos_penalty:bool num_mini_batches:int num_ppo_epochs:int num_sample_generations:int \
+    num_total_batches:int num_updates:int penalty_reward_value:int ref_adapter_name:str \
+    response_length:int reward_model_path:str sft_model_path:str stop_token:str stop_token_id:int \
+    temperature:float total_episodes:int vf_coef:float whiten_rewards:bool world_size:int";
 
 /// TRL `RewardConfig`.
 const REWARD: &str = "\
     activation_offloading:bool center_rewards_coefficient:float chat_template_path:str \
-    dataset_num_proc:int disable_dropout:bool eos_token:str max_length:int \
-    model_init_kwargs:dict pad_to_multiple_of:int pad_token:str";
+    dataset_num_proc:int disable_dropout:bool eos_token:str max_length:int model_init_kwargs:dict \
+    pad_to_multiple_of:int pad_token:str";
 
-/// The tables that every trainer shares.
-const SHARED: &[&str] = &[TRAINING, MODEL, SCRIPT, HANDBOOK];
-
-/// A trainer, its common name and its own tables.
-const TRAINERS: &[(Objective, &str, &str)] = &[
-    (Objective::Sft, "SFT", SFT),
-    (Objective::LanguageModelling, "continued pre-training", SFT),
-    (Objective::Dpo, "DPO", DPO),
-    (Objective::Kto, "KTO", KTO),
-    (Objective::Orpo, "ORPO", ORPO),
-    (Objective::Simpo, "CPO/SimPO", SIMPO),
-    (Objective::Grpo, "GRPO", GRPO),
-    (Objective::Grpo, "GRPO", REWARDS),
-    (Objective::Rloo, "RLOO", RLOO),
-    (Objective::Ppo, "PPO", PPO),
-    (Objective::Reward, "reward", REWARD),
+/// The fields of trainers' own dataclasses, for all trainers that have them.
+const OWN: [(&[Objective], &str); 11] = [
+    (&[Sft, LanguageModelling], SFT),
+    (&[Dpo, Kto, Orpo, Simpo], PREFERENCE),
+    (&[Dpo, Kto], REFERENCE),
+    (&[Dpo], DPO),
+    (&[Kto], KTO),
+    (&[Simpo], SIMPO),
+    (&[Grpo, Rloo], GENERATION),
+    (&[Grpo], GRPO),
+    (&[Rloo], RLOO),
+    (&[Ppo], PPO),
+    (&[Reward], REWARD),
 ];
 
 /// Trainers that know a key, with its type; `None` means every trainer.
@@ -249,16 +236,26 @@ type Uses = Vec<(Option<Objective>, Kind)>;
 
 /// Every key, built from the tables once.
 static INDEX: LazyLock<HashMap<&'static str, Uses>> = LazyLock::new(|| {
-    let shared = SHARED.iter().map(|table| (None, *table));
-    let by_trainer = TRAINERS.iter().map(|(o, _, table)| (Some(*o), *table));
+    let shared = SHARED.map(|table| (None, table));
+    let mut tables = shared.to_vec();
+    for (trainer, ..) in TRAINERS {
+        let own = OWN
+            .iter()
+            .filter(|(trainers, _)| trainers.contains(&trainer));
+        tables.extend(own.map(|(_, table)| (Some(trainer), *table)));
+    }
     let mut index: HashMap<&str, Uses> = HashMap::new();
-    for (objective, table) in shared.chain(by_trainer) {
+    for (trainer, table) in tables {
         for (name, kind) in fields(table) {
-            index.entry(name).or_default().push((objective, kind));
+            index.entry(name).or_default().push((trainer, kind));
         }
     }
     index
 });
+
+/// The fields of `TrainingArguments` with their types.
+static TRAINING_KINDS: LazyLock<BTreeMap<&'static str, Kind>> =
+    LazyLock::new(|| fields(TRAINING).collect());
 
 /// The type of a key of a table.
 pub(crate) fn kind_in(table: &'static str, key: &str) -> Option<Kind> {
@@ -267,24 +264,19 @@ pub(crate) fn kind_in(table: &'static str, key: &str) -> Option<Kind> {
 
 /// The names and types of a table, `name:type`.
 pub(crate) fn fields(table: &'static str) -> impl Iterator<Item = (&'static str, Kind)> {
-    let fields = table.split_whitespace();
-    fields.filter_map(|field| {
-        field
-            .split_once(':')
-            .map(|(name, kind)| (name, parse(kind.trim_end_matches('!'))))
+    table.split_whitespace().filter_map(|field| {
+        let (name, kind) = field.trim_end_matches('!').split_once(':')?;
+        let kind = match kind {
+            "bool" => Kind::Bool,
+            "int" => Kind::Int,
+            "float" => Kind::Float,
+            "str" => Kind::Str,
+            "list" => Kind::List,
+            "dict" => Kind::Dict,
+            _ => Kind::Any,
+        };
+        Some((name, kind))
     })
-}
-
-fn parse(kind: &str) -> Kind {
-    match kind {
-        "bool" => Kind::Bool,
-        "int" => Kind::Int,
-        "float" => Kind::Float,
-        "str" => Kind::Str,
-        "list" => Kind::List,
-        "dict" => Kind::Dict,
-        _ => Kind::Any,
-    }
 }
 
 fn uses(key: &str) -> &'static [(Option<Objective>, Kind)] {
@@ -309,9 +301,7 @@ pub(crate) fn shared(key: &str) -> Option<Kind> {
 
 /// The type of a field of `TrainingArguments`.
 pub(crate) fn kind_in_training(key: &str) -> Option<Kind> {
-    static TYPES: LazyLock<HashMap<&'static str, Kind>> =
-        LazyLock::new(|| fields(TRAINING).collect());
-    TYPES.get(key).copied()
+    TRAINING_KINDS.get(key).copied()
 }
 
 /// Whether only programs with `TrainingArguments` commonly have a field.
@@ -362,15 +352,7 @@ pub(crate) fn is_common(key: &str) -> bool {
 
 /// Every field of `TrainingArguments`.
 pub(crate) fn training() -> impl Iterator<Item = &'static str> {
-    static NAMES: LazyLock<Vec<&'static str>> =
-        LazyLock::new(|| fields(TRAINING).map(|(name, _)| name).collect());
-    NAMES.iter().copied()
-}
-
-/// Whether a key is a boolean for every trainer that has it.
-pub(crate) fn is_bool(key: &str) -> bool {
-    let uses = uses(key);
-    !uses.is_empty() && uses.iter().all(|(_, kind)| *kind == Kind::Bool)
+    TRAINING_KINDS.keys().copied()
 }
 
 /// Every key that a recipe for a trainer may hold, in alphabetical order.
@@ -388,7 +370,7 @@ pub(crate) fn owners(key: &str) -> Vec<Objective> {
 
 /// A trainer's common name.
 pub(crate) fn name(objective: Objective) -> &'static str {
-    let found = TRAINERS.iter().find(|(o, ..)| *o == objective);
+    let found = TRAINERS.iter().find(|(trainer, ..)| *trainer == objective);
     found.map_or("", |(_, name, _)| name)
 }
 

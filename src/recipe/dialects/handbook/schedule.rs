@@ -1,26 +1,26 @@
 //! Schedules: learning rate, evaluation and checkpoints.
 
+use crate::recipe::dialects::deepspeed::number;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 
-use super::deepspeed::config_number;
 use super::values::Values;
 
-/// `lr_scheduler_type` and the native shape; `None` without a counterpart.
-const SCHEDULERS: &[(&str, Option<&str>)] = &[
-    ("linear", Some("linear")),
-    ("cosine", Some("cosine")),
-    ("constant", Some("constant")),
-    ("constant_with_warmup", Some("constant")),
-    ("inverse_sqrt", Some("inverse-sqrt")),
-    ("polynomial", Some("linear")),
-    ("cosine_with_min_lr", Some("cosine")),
-    ("cosine_warmup_with_min_lr", Some("cosine")),
-    ("cosine_with_restarts", None),
-    ("reduce_lr_on_plateau", None),
-    ("warmup_stable_decay", None),
-    ("greedy", None),
+/// `lr_scheduler_type` and the native shape; empty without a counterpart.
+const SCHEDULERS: [(&str, &str); 12] = [
+    ("linear", "linear"),
+    ("cosine", "cosine"),
+    ("constant", "constant"),
+    ("constant_with_warmup", "constant"),
+    ("inverse_sqrt", "inverse-sqrt"),
+    ("polynomial", "linear"),
+    ("cosine_with_min_lr", "cosine"),
+    ("cosine_warmup_with_min_lr", "cosine"),
+    ("cosine_with_restarts", ""),
+    ("reduce_lr_on_plateau", ""),
+    ("warmup_stable_decay", ""),
+    ("greedy", ""),
 ];
 
 /// Translates the learning rate. `polynomial` ends at 1e-7 and is linear with its default power.
@@ -28,59 +28,54 @@ pub(crate) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Read
     let peak = values.float("learning_rate");
     tree.plain_if("learning_rate.peak", peak.clone());
     let scheduler = values.text("lr_scheduler_type");
-    if let Some(name) = &scheduler {
+    if let Some(given) = &scheduler {
         // The enum's values are lower case and its lookup is case-sensitive, and so is this one.
-        let known = SCHEDULERS.iter().find(|(known, _)| *known == name.value);
-        match known {
-            Some((_, Some(shape))) => {
-                tree.text("learning_rate.shape", &name.with((*shape).to_owned()));
-            }
-            Some((_, None)) => {
-                reading.warning(
-                    "unsupported-value",
-                    Some(name.span),
-                    format!("the built-in trainer has no `{}` schedule, it uses `linear`", name.value),
-                    "set `lr_scheduler_type` to `cosine`, `linear`, `constant_with_warmup` or `inverse_sqrt`",
-                );
-            }
+        let name = given.value.as_str();
+        match SCHEDULERS.iter().find(|(known, _)| *known == name) {
+            Some((_, "")) => reading.warning(
+                "unsupported-value",
+                Some(given.span),
+                format!("the built-in trainer has no `{name}` schedule, it uses `linear`"),
+                "set `lr_scheduler_type` to `cosine`, `linear`, `constant_with_warmup` or `inverse_sqrt`",
+            ),
+            Some((_, shape)) => tree.plain("learning_rate.shape", &given.with(shape)),
             None => {
                 let words = SCHEDULERS.iter().map(|(known, _)| *known);
-                reading.unknown_value("lr_scheduler_type", &name.value, name.span, words);
+                reading.unknown_value("lr_scheduler_type", name, given.span, words);
             }
         }
     }
     let name = scheduler.as_ref().map_or("linear", |s| s.value.as_str());
     let kwargs = values.node("lr_scheduler_kwargs");
-    if let Some(floor) = floor(name, kwargs, peak.as_ref().map(|p| p.value)) {
-        tree.plain("learning_rate.floor", &floor);
-    }
+    let floor = kwargs.and_then(|kwargs| floor(name, kwargs, peak.map(|p| p.value)));
+    tree.plain_if("learning_rate.floor", floor);
     warmup(values, name, tree, reading);
 }
 
 /// The minimum learning rate as a share of the peak.
-fn floor(scheduler: &str, kwargs: Option<&Node>, peak: Option<f64>) -> Option<Given<f64>> {
-    let kwargs = kwargs?;
-    let number = |key: &str| {
+fn floor(scheduler: &str, kwargs: &Node, peak: Option<f64>) -> Option<Given<f64>> {
+    let given = |key: &str| {
         let node = kwargs.get(key)?;
-        let value = config_number(node)?;
         let key = format!("lr_scheduler_kwargs.{key}");
-        Some(Given::new(key, value, node.span))
+        Some(Given::new(key, number(node)?, node.span))
     };
     let share = |given: Given<f64>| peak.map(|peak| given.with(given.value / peak));
     match scheduler {
         "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => {
-            number("min_lr_rate").or_else(|| share(number("min_lr")?))
+            given("min_lr_rate").or_else(|| share(given("min_lr")?))
         }
-        "polynomial" => share(number("lr_end")?),
+        "polynomial" => share(given("lr_end")?),
         _ => None,
     }
 }
 
 /// Steps take precedence over the ratio. Since transformers 5 a number of steps below 1 is a ratio.
 fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Reading) {
-    let steps = values.float("warmup_steps").filter(|s| s.value != 0.0);
-    let ratio = values.float("warmup_ratio").filter(|r| r.value != 0.0);
-    if let ("constant", Some(given)) = (scheduler, steps.as_ref().or(ratio.as_ref())) {
+    let given = |key| values.float(key).filter(|given| given.value != 0.0);
+    let Some(given) = given("warmup_steps").or_else(|| given("warmup_ratio")) else {
+        return;
+    };
+    if scheduler == "constant" {
         reading.warning(
             "unsupported-value",
             Some(given.span),
@@ -90,15 +85,10 @@ fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Readi
             ),
             "use `lr_scheduler_type: constant_with_warmup`",
         );
-        return;
-    }
-    match (steps, ratio) {
-        (Some(steps), _) if steps.value.abs() < 1.0 => {
-            tree.plain("learning_rate.warmup_ratio", &steps);
-        }
-        (Some(steps), _) => tree.plain("learning_rate.warmup_steps", &steps),
-        (None, Some(ratio)) => tree.plain("learning_rate.warmup_ratio", &ratio),
-        (None, None) => {}
+    } else if given.key == "warmup_ratio" || given.value.abs() < 1.0 {
+        tree.plain("learning_rate.warmup_ratio", &given);
+    } else {
+        tree.plain("learning_rate.warmup_steps", &given);
     }
 }
 
@@ -109,23 +99,13 @@ enum When {
     Epoch,
 }
 
-/// `eval_strategy` or `save_strategy`; only the latter has `best`.
-fn when(
-    values: &Values,
-    keys: &[&str],
-    default: When,
-    words: &[&str],
-    reading: &mut Reading,
-) -> When {
-    let Some(given) = keys.iter().find_map(|key| values.text(key)) else {
-        return default;
-    };
+/// The interval in `eval_strategy` or `save_strategy`; only the latter has `best`.
+fn when(given: &Given<String>, words: &[&'static str], reading: &mut Reading) -> When {
     match given.value.to_lowercase().as_str() {
-        "no" => When::Never,
+        // PyYAML has read a boolean; the warning about it names the word.
+        "no" | "off" | "false" => When::Never,
         "steps" => When::Steps,
         "epoch" | "best" => When::Epoch,
-        // PyYAML has read a boolean; the warning about it names the word.
-        "off" | "false" => When::Never,
         _ => {
             let words = words.iter().copied();
             reading.unknown_value(&given.key, &given.value, given.span, words);
@@ -142,35 +122,33 @@ pub(crate) fn evaluation(
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
-    let keys = ["eval_strategy", "evaluation_strategy"];
+    let strategy = values.text("eval_strategy");
+    let strategy = strategy.or_else(|| values.text("evaluation_strategy"));
     let words = ["no", "steps", "epoch"];
-    let when = when(values, &keys, When::Never, &words, reading);
-    let per_device_batch_size = values
-        .int("per_device_eval_batch_size")
-        .or_else(|| values.int("per_gpu_eval_batch_size"));
+    let when = strategy
+        .as_ref()
+        .map_or(When::Never, |given| when(given, &words, reading));
     if !matches!(when, When::Never) {
         tree.default("evaluation.per_device_batch_size", 8);
     }
-    tree.plain_if("evaluation.per_device_batch_size", per_device_batch_size);
-    match when {
-        When::Never => return false,
-        When::Epoch => {
-            let given = keys.iter().find_map(|key| values.text(key));
-            tree.plain_if("evaluation.every_epoch", given.map(|g| g.with(true)));
+    for key in ["per_gpu_eval_batch_size", "per_device_eval_batch_size"] {
+        tree.plain_if("evaluation.per_device_batch_size", values.int(key));
+    }
+    // Without `eval_steps`, evaluation follows `logging_steps`.
+    let positive = |key| values.float(key).filter(|given| given.value != 0.0);
+    match (
+        when,
+        positive("eval_steps").or_else(|| positive("logging_steps")),
+    ) {
+        (When::Never, _) => return false,
+        (When::Epoch, _) => {
+            let on = strategy.map(|given| given.with(true));
+            tree.plain_if("evaluation.every_epoch", on);
         }
-        When::Steps => {
-            // Without `eval_steps`, evaluation follows `logging_steps`.
-            let steps = ["eval_steps", "logging_steps"]
-                .iter()
-                .find_map(|key| values.float(key).filter(|g| g.value != 0.0));
-            let asked = || keys.iter().find_map(|key| values.text(key));
-            match steps {
-                Some(steps) => interval("evaluation", &steps, tree, reading),
-                None => tree.plain_if(
-                    "evaluation.every_steps",
-                    asked().map(|g| g.with(logging_steps)),
-                ),
-            }
+        (When::Steps, Some(steps)) => interval("evaluation", &steps, tree, reading),
+        (When::Steps, None) => {
+            let steps = strategy.map(|given| given.with(logging_steps));
+            tree.plain_if("evaluation.every_steps", steps);
         }
     }
     true
@@ -178,13 +156,16 @@ pub(crate) fn evaluation(
 
 /// Checkpoints: every 500 steps by default.
 pub(crate) fn checkpoint(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+    let strategy = values.text("save_strategy");
     let words = ["no", "steps", "epoch", "best"];
-    let when = when(values, &["save_strategy"], When::Steps, &words, reading);
-    match when {
+    match strategy
+        .as_ref()
+        .map_or(When::Steps, |given| when(given, &words, reading))
+    {
         When::Never => {}
         When::Epoch => {
-            let given = values.text("save_strategy");
-            tree.plain_if("checkpoint.every_epoch", given.map(|g| g.with(true)));
+            let on = strategy.map(|given| given.with(true));
+            tree.plain_if("checkpoint.every_epoch", on);
         }
         When::Steps => match values.float("save_steps") {
             Some(steps) => interval("checkpoint", &steps, tree, reading),

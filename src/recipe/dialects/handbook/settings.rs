@@ -12,7 +12,7 @@ use crate::recipe::schema::run_name;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::util::suggest::did_you_mean;
 
 use super::accelerator;
@@ -21,19 +21,16 @@ use super::values::Values;
 
 /// Translates `gradient_accumulation_steps`, `per_device_train_batch_size` and related keys.
 pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
-    let per_device_batch_size = values
-        .int("per_gpu_train_batch_size")
-        .or_else(|| values.int("per_device_train_batch_size"));
+    let size = values.int("per_gpu_train_batch_size");
+    let size = size.or_else(|| values.int("per_device_train_batch_size"));
     tree.default("batch.accumulation", 1);
-    tree.plain_if(
-        "batch.accumulation",
-        values.int("gradient_accumulation_steps"),
-    );
+    let accumulation = values.int("gradient_accumulation_steps");
+    tree.plain_if("batch.accumulation", accumulation);
     match accelerator::read(values, path, tree, reading) {
-        Some(split) => accelerator::split_batches(per_device_batch_size.as_ref(), split, tree),
+        Some(split) => accelerator::split_batches(size, split, tree),
         None => {
             tree.default("batch.per_device_batch_size", 8);
-            tree.plain_if("batch.per_device_batch_size", per_device_batch_size);
+            tree.plain_if("batch.per_device_batch_size", size);
         }
     }
     if let Some(drop) = values.bool("dataloader_drop_last") {
@@ -106,7 +103,7 @@ pub(crate) fn parallel(values: &Values, path: &Path, tree: &mut Tree, reading: &
 }
 
 /// The words of `fsdp` with their native strategies. Some have none.
-const FSDP: [(&str, &str); 7] = [
+const FSDP: [(&str, &str); 11] = [
     ("full_shard", "fsdp"),
     ("shard_grad_op", "zero2"),
     ("hybrid_shard", "fsdp"),
@@ -114,9 +111,16 @@ const FSDP: [(&str, &str); 7] = [
     ("no_shard", "ddp"),
     ("auto_wrap", ""),
     ("offload", ""),
+    ("true", "fsdp"),
+    ("True", "fsdp"),
+    ("false", "ddp"),
+    ("False", "ddp"),
 ];
 
-/// `full_shard auto_wrap`, a list of the same words, or `true` with the options in `fsdp_config`.
+/// `full_shard auto_wrap`, a list of the same words, or `true` with the options in `fsdp_config`. transformers shards
+/// with FSDP 2 by default since 5.10.
+///
+/// Source: transformers 5.24.0 `training_args.py` (`_process_fsdp_args`, `_apply_legacy_fsdp_to_config`).
 fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let Some(node) = values.node("fsdp") else {
         return;
@@ -125,58 +129,41 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
         Some(items) => items.iter().filter_map(Node::text).collect(),
         None => node.text().unwrap_or_default().split_whitespace().collect(),
     };
-    let chosen = Given::new("fsdp", chooses_fsdp_2(values, &words, reading), node.span);
-    tree.plain("trainer.chooses_fsdp_2", &chosen);
-    for word in words {
-        let known = FSDP.iter().find(|(known, _)| *known == word);
-        let strategy = match (word, known) {
-            ("true" | "True", _) => match values.node("fsdp_config").and_then(reshards) {
-                Some(false) => "zero2",
-                _ => "fsdp",
-            },
-            ("false" | "False", _) => "ddp",
-            (_, Some((_, strategy))) => strategy,
-            (other, None) => {
-                let message = format!("`fsdp` holds `{other}`");
-                let help = did_you_mean(other, FSDP.iter().map(|(known, _)| *known));
-                reading.error("unknown-value", Some(node.span), message, help);
-                continue;
-            }
-        };
-        if !strategy.is_empty() {
-            let given = Given::new("fsdp", strategy, node.span);
-            tree.plain("parallel.strategy", &given);
-        }
-    }
-}
-
-/// Whether transformers shards with FSDP 2, its default since 5.10.
-///
-/// Source: transformers 5.24.0 `training_args.py` (`_process_fsdp_args`, `_apply_legacy_fsdp_to_config`).
-fn chooses_fsdp_2(values: &Values, words: &[&str], reading: &mut Reading) -> bool {
-    let config = match values.node("fsdp_config") {
-        // The file may hold a version, and is not read.
-        Some(config) if accelerator::named(config).is_some() => return false,
-        Some(config) => accelerator::inline(config, reading),
-        None => None,
+    let config = values.node("fsdp_config");
+    // A file may hold a version, and is not read.
+    let (named, config) = match config {
+        Some(config) if accelerator::named(config).is_some() => (true, None),
+        Some(config) => (false, accelerator::inline(config, reading)),
+        None => (false, None),
     };
-    let config = config.as_ref();
-    let version = |key| config.and_then(|config| config.get(key));
-    match version("version").or_else(|| version("fsdp_version")) {
+    let option = |key: &str| {
+        let config = config.as_ref()?;
+        config
+            .get(key)
+            .or_else(|| config.get(&format!("fsdp_{key}")))
+    };
+    let second = match option("version") {
         Some(version) => version.text() == Some("2"),
         // Only FSDP 1 takes these words.
-        None => !words.iter().any(|word| word.starts_with("hybrid_shard")),
-    }
-}
-
-/// Whether FSDP 2 frees the gathered parameters after the forward pass.
-fn reshards(config: &Node) -> Option<bool> {
-    let node = config
-        .get("reshard_after_forward")
-        .or_else(|| config.get("fsdp_reshard_after_forward"))?;
-    match node.resolve(Schema::PyYaml)? {
-        Resolved::Bool(value) => Some(value),
-        _ => None,
+        None => !named && !words.iter().any(|word| word.starts_with("hybrid_shard")),
+    };
+    let second = Given::new("fsdp", second, node.span);
+    tree.plain("trainer.chooses_fsdp_2", &second);
+    // FSDP 2 may keep the gathered parameters after the forward pass.
+    let keeps = option("reshard_after_forward").is_some_and(|on| on.is_bool(false, Schema::PyYaml));
+    for word in words {
+        match FSDP.iter().find(|(known, _)| *known == word) {
+            Some((_, "")) => {}
+            Some(("true" | "True", _)) if keeps => {
+                tree.plain("parallel.strategy", &second.with("zero2"));
+            }
+            Some((_, strategy)) => tree.plain("parallel.strategy", &second.with(strategy)),
+            None => {
+                let message = format!("`fsdp` holds `{word}`");
+                let help = did_you_mean(word, FSDP[..7].iter().map(|(known, _)| *known));
+                reading.error("unknown-value", Some(node.span), message, help);
+            }
+        }
     }
 }
 
@@ -184,35 +171,26 @@ fn reshards(config: &Node) -> Option<bool> {
 pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     tree.text_if("model.path", values.text("model_name_or_path"));
     let (bf16, fp16) = (values.bool("bf16"), values.bool("fp16"));
-    let both = |g: &Option<Given<bool>>| g.as_ref().is_some_and(|g| g.value);
-    if both(&bf16) && both(&fp16) {
-        reading.error(
-            "out-of-range",
-            fp16.as_ref().map(|g| g.span),
-            "`fp16` and `bf16` are both true",
-            "set one of them to false",
-        );
-    }
-    match (&bf16, &fp16) {
-        (Some(bf16), _) if bf16.value => tree.plain("model.precision", &bf16.with("bf16")),
-        (_, Some(fp16)) if fp16.value => tree.plain("model.precision", &fp16.with("f16")),
-        (Some(off), _) => tree.plain("model.precision", &off.with("f32")),
-        _ => {}
-    }
+    let on = |given: &Option<Given<bool>>| given.clone().filter(|given| given.value);
+    let precision = match (on(&bf16), on(&fp16)) {
+        (Some(_), Some(fp16)) => {
+            let message = "`fp16` and `bf16` are both true";
+            let help = "set one of them to false";
+            reading.error("out-of-range", Some(fp16.span), message, help);
+            None
+        }
+        (Some(bf16), None) => Some(bf16.with("bf16")),
+        (None, Some(fp16)) => Some(fp16.with("f16")),
+        (None, None) => bf16.map(|off| off.with("f32")),
+    };
+    tree.plain_if("model.precision", precision);
     tree.plain_if("model.tf32", values.bool("tf32"));
     tree.text_if("model.attention", values.text("attn_implementation"));
-    let flash = values
-        .bool("use_flash_attention_2")
-        .filter(|given| given.value);
-    if let Some(given) = flash {
-        tree.text(
-            "model.attention",
-            &given.with("flash_attention_2".to_owned()),
-        );
+    if let Some(flash) = on(&values.bool("use_flash_attention_2")) {
+        tree.plain("model.attention", &flash.with("flash_attention_2"));
     }
-    let checkpointing = values
-        .bool("activation_checkpointing")
-        .or_else(|| values.bool("gradient_checkpointing"));
+    let checkpointing = values.bool("activation_checkpointing");
+    let checkpointing = checkpointing.or_else(|| values.bool("gradient_checkpointing"));
     tree.plain_if("model.activation_checkpointing", checkpointing);
     tree.plain_if("model.adapters", values.bool("use_peft"));
     tree.plain_if("model.load_in_4bit", values.bool("load_in_4bit"));
@@ -226,47 +204,38 @@ pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
 
 /// A Jinja file, or a tokenizer with a template.
 fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
-    let file = reading.beside(path, &given.value);
-    match file.and_then(|file| Some((file.clone(), reading.text(&file, Some(given.span))?))) {
-        Some((file, text)) => {
-            reading.sources.add(file, text.as_str());
-            tree.text("tokenizer.chat_template", &given.with(text));
-        }
-        None => reading.warning(
-            "unsupported-value",
-            Some(given.span),
-            format!("the chat template `{}` does not exist", given.value),
-            "put the Jinja file beside the recipe, or write its text in `chat_template`",
-        ),
+    let Some(file) = reading.beside(path, &given.value) else {
+        let message = format!("the chat template `{}` does not exist", given.value);
+        let help = "put the Jinja file beside the recipe, or write its text in `chat_template`";
+        reading.warning("unsupported-value", Some(given.span), message, help);
+        return;
+    };
+    if let Some(text) = reading.text(&file, Some(given.span)) {
+        reading.sources.add(file, text.as_str());
+        tree.text("tokenizer.chat_template", &given.with(text));
     }
 }
 
 /// Lengths, packing and the order of the data.
 pub(crate) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
-    let length = values
-        .int("max_seq_length")
-        .or_else(|| values.int("max_length"));
     if objective.default_generations().is_some() {
         // Prompts without a limit have TRL's last default, 512.
-        let (prompt, completion) = (
-            values.int("max_prompt_length"),
-            values.int("max_completion_length"),
-        );
-        let place = completion.as_ref().or(prompt.as_ref());
-        let value = |g: &Option<Given<i128>>| g.as_ref().map_or(512, |g| g.value);
+        let prompt = values.int("max_prompt_length");
+        let completion = values.int("max_completion_length");
+        let value = |given: &Option<Given<i128>>| given.as_ref().map_or(512, |given| given.value);
         let sum = value(&prompt).saturating_add(value(&completion));
-        match place {
-            Some(place) => tree.plain("data.sequence_length", &place.with(sum)),
-            None => tree.default("data.sequence_length", sum),
-        }
+        tree.default("data.sequence_length", sum);
+        let place = completion.or(prompt);
+        tree.plain_if("data.sequence_length", place.map(|place| place.with(sum)));
     } else {
-        tree.plain_if("data.sequence_length", length);
+        for key in ["max_length", "max_seq_length"] {
+            tree.plain_if("data.sequence_length", values.int(key));
+        }
     }
     tree.plain_if("data.packing", values.bool("packing"));
-    let answers = values
-        .bool("assistant_only_loss")
-        .or_else(|| values.bool("completion_only_loss"));
-    tree.plain_if("data.answers_only", answers);
+    for key in ["completion_only_loss", "assistant_only_loss"] {
+        tree.plain_if("data.answers_only", values.bool(key));
+    }
     if let Some(order) = values.text("train_sampling_strategy") {
         let shuffle = order.value != "sequential";
         tree.plain("data.shuffle", &order.with(shuffle));
@@ -293,9 +262,7 @@ pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
     tree.plain_if("optimizer.weight_decay", values.float("weight_decay"));
     tree.plain_if("optimizer.gradient_clip", values.float("max_grad_norm"));
     tree.text_if("optimizer.name", values.text("optim"));
-    if values.is_true("adafactor")
-        && let Some(adafactor) = values.bool("adafactor")
-    {
+    if let Some(adafactor) = values.bool("adafactor").filter(|given| given.value) {
         tree.plain("optimizer.name", &adafactor.with("adafactor"));
     }
 }
@@ -312,12 +279,12 @@ pub(crate) const BATCH_KEYS: &[(&str, &str)] = &[
 /// The run's name: its name in reports, else the last part of the output directory, else the file's
 /// name. Upstream accepts any text.
 pub(crate) fn name(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
-    let last = || {
+    let given = values.text("run_name").or_else(|| {
         let given = values.text("output_dir")?;
         let last = Path::new(&given.value).file_name()?.to_str()?;
         Some(given.with(last.to_owned()))
-    };
-    let Some(given) = values.text("run_name").or_else(last) else {
+    });
+    let Some(given) = given else {
         tree.default("name", run_name::of_file(path));
         return;
     };

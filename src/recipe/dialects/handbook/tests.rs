@@ -1,8 +1,10 @@
+use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::request::Request;
 use crate::recipe::schema::spec::{
     BatchSchedule, DataFormat, LastBatch, LearningRateShape, Objective, Precision, Spec, Strategy,
 };
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::tests::{messages, read_command};
 use crate::recipe::{ReadError, Recipe, read};
 
 /// Reads a text as the file `folder/config.yaml`, with overrides.
@@ -586,4 +588,89 @@ fn an_empty_number_that_the_trainer_needs_is_refused() {
         assert!(found.starts_with("3: error[wrong-type]"), "{found}");
     }
     assert_eq!(problems("sft", "run_name:\nwarmup_ratio: ~\n", &[]), "");
+}
+
+/// Reduced from `examples/train/sequence_parallel/` of ms-swift and from LLaMA-Factory.
+#[test]
+fn an_unread_size_of_an_axis_is_refused() {
+    let line = "torchrun --nproc_per_node 8 t.py --per_device_train_batch_size 1";
+    for option in [
+        "--sequence_parallel_size 4",
+        "--context-parallel-size=2",
+        "--pipeline_model_parallel_size 2",
+        "--hyper_parallel_cp_size 2",
+        "--sp_size 2",
+    ] {
+        let problems = messages(read_command(&format!("{line} {option}")));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].ends_with("it divides the data-parallel ranks and is not read"));
+    }
+    for option in [
+        "--sequence_parallel_size 1",
+        "--vllm_tensor_parallel_size 4",
+    ] {
+        let batch = read_command(&format!("{line} {option}"))
+            .unwrap()
+            .spec
+            .batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.gpus),
+            (Some(1), Some(8)),
+            "{option}"
+        );
+    }
+}
+
+fn command_as(line: &str, dialect: Option<Dialect>) -> Result<Recipe, ReadError> {
+    read(&Request {
+        command: line.split(' ').map(str::to_owned).collect(),
+        dialect,
+        ..Request::default()
+    })
+}
+
+/// Commands from `examples/scripts/ppo.py` and `docs/source/ppo_trainer.mdx` of 0.9.6, and from
+/// scripts derived from them.
+#[test]
+fn a_recipe_for_the_older_trainer_is_refused() {
+    for arguments in [
+        "examples/scripts/ppo.py --log_with=wandb",
+        "examples/scripts/ppo.py",
+        "ppo.py --mini_batch_size 4 --batch_size 128 --log_with wandb",
+        "my/ppo.py --batch_size 128 --gradient_accumulation_steps 4",
+        "ppo.py --ppo_epochs 4 --num_train_epochs 1",
+        "ppo_multi_adapter.py --use_peft",
+    ] {
+        let line = format!("accelerate launch --num_processes 4 {arguments}");
+        let error = command_as(&line, None).expect_err(arguments);
+        let [problem] = error.diagnostics.as_slice() else {
+            panic!("{arguments}: {:?}", error.diagnostics);
+        };
+        assert_eq!(problem.rule, "unsupported-value", "{arguments}");
+        assert!(problem.message.contains("PPO before 0.12"), "{arguments}");
+        // The way out that the message names: state the global batch.
+        let recipe = command_as(&line, Some(Dialect::Transformers)).unwrap();
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.gpus),
+            (None, Some(4)),
+            "{arguments}"
+        );
+    }
+}
+
+#[test]
+fn a_recipe_for_the_newer_trainer_states_its_batch_per_device() {
+    for (arguments, per_device_batch_size) in [
+        ("examples/scripts/ppo/ppo.py --num_ppo_epochs 1", 8),
+        ("ppo.py --per_device_train_batch_size 4 --log_with x", 4),
+    ] {
+        let line = format!("accelerate launch --num_processes 4 {arguments}");
+        let batch = command_as(&line, None).unwrap().spec.batch;
+        assert_eq!(
+            batch.per_device_batch_size,
+            Some(per_device_batch_size),
+            "{arguments}"
+        );
+    }
 }

@@ -7,19 +7,11 @@
 
 use crate::recipe::schema::reading::{Reading, wrong_type};
 use crate::recipe::schema::tree::Given;
+use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 
 use super::keys::Kind;
-
-/// A scalar with its upstream type.
-#[derive(Debug, Clone, PartialEq)]
-enum Typed {
-    Bool(bool),
-    Int(i128),
-    Float(f64),
-    Text(String),
-}
 
 /// Fields of `TrainingArguments` that the trainer computes with. Upstream's parsers turn an empty
 /// value into None, and the trainer fails on it, whatever the default is.
@@ -32,8 +24,10 @@ const NEVER_EMPTY: [&str; 4] = [
 
 /// The typed values of one mapping.
 pub(crate) struct Values<'n> {
-    scalars: Vec<Given<Typed>>,
-    nodes: Vec<(String, &'n Node)>,
+    /// Goes before the keys in messages.
+    pub prefix: String,
+    /// Names, values, and the scalars among them with their upstream types.
+    values: Vec<(&'n str, &'n Node, Option<Resolved>)>,
 }
 
 impl<'n> Values<'n> {
@@ -46,18 +40,13 @@ impl<'n> Values<'n> {
         kind_of: impl Fn(&str) -> Option<Kind>,
         reading: &mut Reading,
     ) -> Values<'n> {
-        let mut values = Values {
-            scalars: Vec::new(),
-            nodes: Vec::new(),
-        };
-        // An argument parser and JSON have already converted the values.
+        let mut values = Vec::new();
         for entry in mapping.entries().unwrap_or_default() {
             let Some(kind) = kind_of(&entry.name) else {
                 continue;
             };
-            let node = &entry.value;
             let key = format!("{prefix}{}", entry.name);
-            if node.is_null(Schema::PyYaml) {
+            if entry.value.is_null(Schema::PyYaml) {
                 if NEVER_EMPTY.contains(&key.as_str()) {
                     reading.error(
                         "wrong-type",
@@ -68,34 +57,30 @@ impl<'n> Values<'n> {
                 }
                 continue;
             }
-            match typed(node, kind, &key, reading) {
-                Checked::Refused => continue,
-                Checked::Collection => {}
-                Checked::Scalar(value) => values.scalars.push(Given {
-                    key,
-                    value,
-                    span: node.span,
-                }),
+            match typed(&entry.value, kind, &key, reading) {
+                Ok(scalar) => values.push((entry.name.as_str(), &entry.value, scalar)),
+                Err(problem) => reading.diagnostics.push(problem),
             }
-            values.nodes.push((entry.name.clone(), node));
         }
-        values
+        let prefix = prefix.to_owned();
+        Values { prefix, values }
     }
 
-    fn scalar(&self, key: &str) -> Option<&Given<Typed>> {
-        let named = |given: &&Given<Typed>| {
-            let name = given.key.as_str();
-            name == key || name.strip_suffix(key).is_some_and(|p| p.ends_with('.'))
-        };
-        self.scalars.iter().find(named)
+    fn scalar<T>(&self, key: &str, convert: impl Fn(&Resolved) -> Option<T>) -> Option<Given<T>> {
+        let (_, node, scalar) = self.values.iter().find(|(name, ..)| *name == key)?;
+        let value = convert(scalar.as_ref()?)?;
+        Some(Given::new(
+            format!("{}{key}", self.prefix),
+            value,
+            node.span,
+        ))
     }
 
     pub fn bool(&self, key: &str) -> Option<Given<bool>> {
-        let given = self.scalar(key)?;
-        match given.value {
-            Typed::Bool(value) => Some(given.with(value)),
+        self.scalar(key, |value| match value {
+            Resolved::Bool(value) => Some(*value),
             _ => None,
-        }
+        })
     }
 
     /// Whether a boolean is given and true.
@@ -104,48 +89,41 @@ impl<'n> Values<'n> {
     }
 
     pub fn int(&self, key: &str) -> Option<Given<i128>> {
-        let given = self.scalar(key)?;
-        match given.value {
-            Typed::Int(value) => Some(given.with(value)),
+        self.scalar(key, |value| match value {
+            Resolved::Int(value) => Some(*value),
             _ => None,
-        }
+        })
     }
 
     pub fn float(&self, key: &str) -> Option<Given<f64>> {
-        let given = self.scalar(key)?;
-        match given.value {
-            Typed::Float(value) => Some(given.with(value)),
-            Typed::Int(value) => Some(given.with(value as f64)),
+        self.scalar(key, |value| match value {
+            Resolved::Float(value) => Some(*value),
+            Resolved::Int(value) => Some(*value as f64),
             _ => None,
-        }
+        })
     }
 
     pub fn text(&self, key: &str) -> Option<Given<String>> {
-        let given = self.scalar(key)?;
-        match &given.value {
-            Typed::Text(value) => Some(given.with(value.clone())),
+        self.scalar(key, |value| match value {
+            Resolved::Str(value) => Some(value.clone()),
             _ => None,
-        }
+        })
     }
 
     /// The node of a value; `None` for an empty value.
     pub fn node(&self, key: &str) -> Option<&'n Node> {
-        let found = self.nodes.iter().find(|(name, _)| name == key);
-        found.map(|(_, node)| *node)
+        let found = self.values.iter().find(|(name, ..)| *name == key);
+        found.map(|(_, node, _)| *node)
     }
 }
 
-/// The result of checking a value.
-enum Checked {
-    Scalar(Typed),
-    /// A list or mapping, where the type allows one.
-    Collection,
-    /// The value is wrong, and an error is in the diagnostics.
-    Refused,
-}
-
-/// Converts a value to its upstream type.
-fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
+/// Converts a value to its upstream type. `None`: it is a list or a mapping, and its type allows one.
+fn typed(
+    node: &Node,
+    kind: Kind,
+    key: &str,
+    reading: &mut Reading,
+) -> Result<Option<Resolved>, Diagnostic> {
     let expected = match kind {
         Kind::Bool => "true or false",
         Kind::Int => "a whole number",
@@ -155,42 +133,29 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
         Kind::Dict => "a mapping",
         Kind::Any => "a value",
     };
-    let refuse = |reading: &mut Reading| {
-        let problem = wrong_type(key, node, Schema::PyYaml, expected);
-        reading.diagnostics.push(problem);
-        Checked::Refused
-    };
+    let wrong = || wrong_type(key, node, Schema::PyYaml, expected);
     let Some(resolved) = node.resolve(Schema::PyYaml) else {
-        let fits = match (&node.value, kind) {
-            (_, Kind::Any) => true,
-            (Value::Sequence(_), kind) => kind == Kind::List,
-            (_, kind) => kind == Kind::Dict,
+        let fits = match &node.value {
+            _ if kind == Kind::Any => true,
+            Value::Sequence(_) => kind == Kind::List,
+            _ => kind == Kind::Dict,
         };
-        return if fits {
-            Checked::Collection
-        } else {
-            refuse(reading)
-        };
+        return if fits { Ok(None) } else { Err(wrong()) };
     };
     let text = node.text().unwrap_or_default();
     // The value; for one of the wrong type that has one possible meaning, its correct spelling.
-    let found = match (kind, &resolved) {
-        (Kind::Bool | Kind::Any, Resolved::Bool(value)) => Some((Typed::Bool(*value), None)),
-        (Kind::Bool, Resolved::Int(value @ (0 | 1))) => {
-            let value = *value == 1;
-            Some((Typed::Bool(value), Some(value.to_string())))
+    let (value, write) = match (kind, &resolved) {
+        (Kind::Bool | Kind::Any, Resolved::Bool(_))
+        | (Kind::Int | Kind::Float | Kind::Any, Resolved::Int(_))
+        | (Kind::Float | Kind::Any, Resolved::Float(_)) => (resolved.clone(), None),
+        (Kind::Bool, Resolved::Int(0 | 1) | Resolved::Str(_)) => {
+            let value = truth(&resolved.to_string()).ok_or_else(wrong)?;
+            (Resolved::Bool(value), Some(value.to_string()))
         }
-        (Kind::Bool, Resolved::Str(text)) => {
-            truth(text).map(|value| (Typed::Bool(value), Some(value.to_string())))
-        }
-        (Kind::Int | Kind::Float | Kind::Any, Resolved::Int(value)) => {
-            Some((Typed::Int(*value), None))
-        }
-        (Kind::Float | Kind::Any, Resolved::Float(value)) => Some((Typed::Float(*value), None)),
         // Python's `int` of a string, for decimal digits, and its `float`, for finite numbers.
         (Kind::Int, Resolved::Str(text)) => {
-            let value = text.trim().parse::<i128>().ok();
-            value.map(|value| (Typed::Int(value), Some(value.to_string())))
+            let value: i128 = text.trim().parse().map_err(|_| wrong())?;
+            (Resolved::Int(value), Some(value.to_string()))
         }
         (Kind::Float, Resolved::Str(text)) => {
             let value = text
@@ -198,19 +163,18 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
                 .parse()
                 .ok()
                 .filter(|value: &f64| value.is_finite());
-            value.map(|value| (Typed::Float(value), Some(yaml_float(value))))
+            let value = value.ok_or_else(wrong)?;
+            (Resolved::Float(value), Some(yaml_float(value)))
         }
         (Kind::Str, Resolved::Bool(_)) => {
-            Some((Typed::Text(text.to_owned()), Some(format!("\"{text}\""))))
+            (Resolved::Str(text.to_owned()), Some(format!("\"{text}\"")))
         }
         (Kind::Str, Resolved::Str(_) | Resolved::Int(_) | Resolved::Float(_))
         | (Kind::List | Kind::Dict, Resolved::Str(_))
-        | (Kind::Any, _) => Some((Typed::Text(text.to_owned()), None)),
-        _ => None,
+        | (Kind::Any, _) => (Resolved::Str(text.to_owned()), None),
+        _ => return Err(wrong()),
     };
-    let Some((value, write)) = found else {
-        return refuse(reading);
-    };
+    // An argument parser and JSON have already converted the values.
     if let Some(write) = write.filter(|_| !reading.converts(node.span.file)) {
         let found = match &resolved {
             Resolved::Str(_) => format!("the string `{text}`"),
@@ -221,7 +185,7 @@ fn typed(node: &Node, kind: Kind, key: &str, reading: &mut Reading) -> Checked {
         let help = format!("write `{write}`: upstream's readers disagree on this value");
         reading.warning("scalar-type", Some(node.span), message, help);
     }
-    Checked::Scalar(value)
+    Ok(Some(value))
 }
 
 /// transformers' `string_to_bool`.

@@ -3,9 +3,7 @@
 //! Sources: torch 2.9 `distributed/run.py`, `distributed/launch.py`; DeepSpeed edaa722
 //! `launcher/runner.py`. `accelerate/options.rs` has those of `accelerate launch`.
 
-use crate::recipe::dialects::accelerate::options::{
-    Kind, Known, OPTIONS, SWITCHES_GONE, VALUED_GONE,
-};
+use crate::recipe::dialects::accelerate::options::{self, Kind, Known, OPTIONS};
 use crate::recipe::syntax::words::Words;
 
 /// The options of a program that starts another one.
@@ -76,8 +74,8 @@ pub(super) const DEEPSPEED: Options = Options {
 
 pub(super) const ACCELERATE: Options = Options {
     who: Some("accelerate launch"),
-    switches: SWITCHES_GONE,
-    valued: VALUED_GONE,
+    switches: options::SWITCHES,
+    valued: options::VALUED,
     typed: OPTIONS,
     dashes: true,
     cut_short: false,
