@@ -90,7 +90,6 @@ pub(super) fn relaunch(
         Launcher::Python => {}
         Launcher::Torchrun => rewrite.torchrun()?,
         Launcher::Deepspeed => rewrite.deepspeed()?,
-        Launcher::Spawn => rewrite.spawn()?,
         Launcher::Accelerate | Launcher::Trl => rewrite.accelerate()?,
     }
     let mut new = rewrite.new;
@@ -237,23 +236,6 @@ impl Rewrite<'_> {
             self.new.remarks.push(format!(
                 "DeepSpeed reads {nodes} nodes from a hostfile: add `--hostfile FILE`, unless it is /job/hostfile"
             ));
-        }
-        Ok(())
-    }
-
-    /// A script of the examples that starts the processes of one machine.
-    fn spawn(&mut self) -> Result<(), EmitError> {
-        if let Some(nodes) = self.numbers.nodes.filter(|nodes| *nodes > 1) {
-            return refuse(format!(
-                "the command's launcher starts processes of one machine, and the plan has {nodes} nodes (start the program with torchrun)"
-            ));
-        }
-        let world = self.numbers.world;
-        for count in ["world_size", "num_cores"] {
-            // A number that only the shell knows (`$N`) stays.
-            if self.stated(count).is_ok() {
-                self.set(count, world, world);
-            }
         }
         Ok(())
     }
@@ -727,28 +709,6 @@ mod tests {
             }
             prop_assert_eq!(&emit(&again, &plan, Form::Recipe).unwrap().text, &emitted.text);
         }
-    }
-
-    #[test]
-    fn spawn_scripts_get_the_processes_of_the_plan() {
-        for (launcher, expected) in [
-            (
-                "gaudi_spawn.py --use_mpi --world_size 8",
-                "gaudi_spawn.py --use_mpi --world_size 4",
-            ),
-            ("xla_spawn.py --num_cores=8", "xla_spawn.py --num_cores=4"),
-            ("xla_spawn.py", "xla_spawn.py"),
-        ] {
-            let launcher = format!("python {launcher}");
-            let expected = format!("python {expected}");
-            assert_eq!(written(&launcher, &numbers(4, 4, 2)), expected);
-        }
-        let two = on(2, numbers(16, 4, 1));
-        let refused = written("python gaudi_spawn.py --world_size 8", &two);
-        assert!(
-            refused.starts_with("the command's launcher starts processes of one machine"),
-            "{refused}"
-        );
     }
 
     #[test]

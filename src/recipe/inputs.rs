@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::recipe::dialects::command::{self, Command, Launch};
+use crate::recipe::dialects::command::{self, Command, Launch, slurm};
 use crate::recipe::dialects::{
     accelerate, handbook, hydra, llama_factory, programs, projects, readers, transformers,
 };
@@ -32,92 +32,106 @@ pub(crate) struct Job {
     pub launched: Option<Node>,
 }
 
+/// The recipe's tree and its file.
+type Recipe = (PathBuf, Node);
+
 /// Reads every file of a job. `text`: the recipe's text, if the caller has it.
 pub(crate) fn gather(
     request: &Request,
     text: Option<String>,
     reading: &mut Reading,
 ) -> Option<Job> {
-    let mut recipe = None;
-    let mut command = None;
-    if text.is_some() || !request.path.as_os_str().is_empty() {
-        // A Hydra tree is read from its root file.
-        let path = match hydra::root_of(&request.path, &request.origin) {
-            Some(root) if request.origin.is_dir(&request.path) => root,
-            _ => request.path.clone(),
-        };
-        let text = match text {
-            Some(text) => text,
-            None => reading.text(&path, None)?,
-        };
-        let file = reading.sources.add(&path, text.as_str());
-        reading.files.recipe = Some(file);
-        if command::is_one(&path, &text) {
-            let read = read_command(&path, &text, file, reading)?;
-            reading.files.command = Some((file, read.end));
-            command = Some(read);
-        } else {
-            recipe = Some((path, reading.tree(file)?));
-        }
-    }
+    let (recipe, mut command) = given_file(request, text, reading)?;
     if !request.command.is_empty() {
-        let (read, file) = read_words(&request.command, reading)?;
-        reading.files.command = Some((file, read.end));
-        command = Some(read);
+        command = Some(read_words(&request.command, reading)?);
     }
-    let Some(mut command) = command else {
-        let (path, mut root) = recipe?;
-        if take_unread_config(&mut root, request, reading)? {
-            return Some(Job::without_batch(path, root, None));
-        }
-        let by_launcher = match request.launcher.is_empty() {
-            true => None,
-            false => Some(read_words(&request.launcher, reading)?.0),
-        };
-        if by_launcher.as_ref().is_some_and(|command| command.by_trl) {
-            command::refuse_switches(&root, reading);
-        }
-        // LLaMA-Factory has keys with the names of accelerate's options.
-        let by_recipe = match llama_factory::detect(&root) {
-            Some(_) => Launch::default(),
-            None => launch_of_recipe(&mut root),
-        };
-        let launched = launcher(request, by_launcher.as_ref(), by_recipe, reading)?;
-        return Some(Job::of(path, root, launched));
+    match command {
+        None => without_command(recipe?, request, reading),
+        Some(command) if command.project.is_some() => of_project(&command, request, reading),
+        Some(command) => with_command(recipe, command, request, reading),
+    }
+}
+
+/// The given file, which holds a recipe or a command. `None`: it is unreadable.
+fn given_file(
+    request: &Request,
+    text: Option<String>,
+    reading: &mut Reading,
+) -> Option<(Option<Recipe>, Option<Command>)> {
+    if text.is_none() && request.path.as_os_str().is_empty() {
+        return Some((None, None));
+    }
+    // A Hydra tree is read from its root file.
+    let path = match hydra::root_of(&request.path, &request.origin) {
+        Some(root) if request.origin.is_dir(&request.path) => root,
+        _ => request.path.clone(),
     };
-    if let Some(project) = &command.project {
-        let stated = request.states_batch();
-        if !project
-            .value
-            .refuse("this command", project.span, stated, reading)
-        {
-            return None;
-        }
-        let launched = launcher(request, Some(&command), Launch::default(), reading)?;
-        let root = Node::mapping(command.arguments.span);
-        return Some(Job::without_batch(request.path.clone(), root, launched));
+    let text = match text {
+        Some(text) => text,
+        None => reading.text(&path, None)?,
+    };
+    let file = reading.sources.add(&path, text.as_str());
+    reading.files.recipe = Some(file);
+    if command::is_one(&path, &text) {
+        let command = read_command(&path, &text, file, reading)?;
+        return Some((None, Some(command)));
     }
-    let arguments_file = take_arguments_file(&mut command, request, reading);
-    refuse_tied_config(&command, reading);
-    if let (None, Some(call)) = (&recipe, &command.hydra)
-        && !request.origin.is_file(&call.root)
+    Some((Some((path, reading.tree(file)?)), None))
+}
+
+/// The job of a recipe alone, or of one that a launcher starts.
+fn without_command(
+    (path, mut root): Recipe,
+    request: &Request,
+    reading: &mut Reading,
+) -> Option<Job> {
+    if take_unread_config(&mut root, request, reading)? {
+        return Some(Job::without_batch(path, root, None));
+    }
+    let mut typed = None;
+    if !request.launcher.is_empty() {
+        typed = Some(read_words(&request.launcher, reading)?);
+        reading.files.command = None;
+    }
+    if typed.as_ref().is_some_and(|command| command.by_trl) {
+        command::refuse_switches(&root, reading);
+    }
+    // LLaMA-Factory has keys with the names of accelerate's options.
+    let mut by_recipe = Launch::default();
+    if llama_factory::detect(&root).is_none() {
+        by_recipe = command::take_launch(&mut root);
+    }
+    let launched = launcher(request, typed.as_ref(), by_recipe, reading)?;
+    Some(Job::of(path, root, launched))
+}
+
+/// The job of a command whose program belongs to a project that is not read.
+fn of_project(command: &Command, request: &Request, reading: &mut Reading) -> Option<Job> {
+    let project = command.project.as_ref()?;
+    let stated = request.states_batch();
+    if !project
+        .value
+        .refuse("this command", project.span, stated, reading)
     {
-        let root = call.root.display();
-        reading.error(
-            "config-missing",
-            Some(call.span),
-            format!("the Hydra config tree has no root file `{root}`"),
-            "run evenkeel in the directory from which you train, or give the tree before `--`",
-        );
         return None;
     }
-    let tree = command.hydra.as_ref().map(|call| (&call.root, call.span));
-    let config = command.config.as_ref();
-    let named = tree.or(config.map(|config| (&config.value, config.span)));
-    if let (None, Some((path, named))) = (&recipe, named) {
-        let (file, root) = reading.open(path, Some(named))?;
-        reading.files.recipe = Some(file);
-        recipe = Some((path.clone(), root));
+    let launched = launcher(request, Some(command), Launch::default(), reading)?;
+    let root = Node::mapping(command.arguments.span);
+    Some(Job::without_batch(request.path.clone(), root, launched))
+}
+
+/// The job of a command, and of the recipe that is given beside it or that it names.
+fn with_command(
+    mut recipe: Option<Recipe>,
+    mut command: Command,
+    request: &Request,
+    reading: &mut Reading,
+) -> Option<Job> {
+    if refuse_arguments_file(&command, request, reading) {
+        return None;
+    }
+    if recipe.is_none() {
+        recipe = named_recipe(&command, request, reading)?;
     }
     if let Some((path, root)) = &mut recipe
         && take_unread_config(root, request, reading)?
@@ -125,70 +139,107 @@ pub(crate) fn gather(
         let launched = launcher(request, Some(&command), Launch::default(), reading)?;
         return Some(Job::without_batch(path.clone(), root.clone(), launched));
     }
-    // An accelerate config given as the recipe is the launcher's config.
-    if let (Some((_, root)), Some(options)) = (&mut recipe, &command.launch)
-        && accelerate::looks_like_one(root)
-    {
-        accelerate::lay_options(root, options, reading);
-        command.launch = None;
-    }
-    let by_recipe = match &mut recipe {
-        Some((_, root)) if command.by_trl => {
-            command::refuse_switches(root, reading);
-            launch_of_recipe(root)
+    let mut by_recipe = Launch::default();
+    if let Some((_, root)) = &mut recipe {
+        // An accelerate config given as the recipe is the launcher's config.
+        if accelerate::looks_like_one(root)
+            && let Some(options) = command.launch.options.take()
+        {
+            accelerate::lay_options(root, &options, reading);
         }
-        _ => Launch::default(),
-    };
+        if command.by_trl {
+            command::refuse_switches(root, reading);
+            by_recipe = command::take_launch(root);
+        }
+    }
     let launched = launcher(request, Some(&command), by_recipe, reading)?;
-    compare_with_slurm(launched.as_ref(), reading);
-    let alone = recipe.is_none();
+    slurm::compare(launched.as_ref(), reading);
     let script = command.script.as_ref();
     // Upstream scripts named `*no_trainer` have a custom loop, which does not compare the two configs.
     let stem = script.and_then(|script| script.value.file_stem()?.to_str());
-    if let (Some(true), Some(plugin)) = (
-        stem.map(|s| s.ends_with("no_trainer")),
-        &mut reading.deepspeed_plugin,
-    ) {
+    if stem.is_some_and(|stem| stem.ends_with("no_trainer"))
+        && let Some(plugin) = &mut reading.deepspeed_plugin
+    {
         plugin.file = None;
     }
-    let (path, mut root) = recipe.unwrap_or_else(|| {
+    reading.by_trl = command.by_trl;
+    reading.of_trl = command.by_trl || script.is_some_and(|script| is_of_trl(&script.value));
+    let alone = recipe.is_none();
+    let (path, root) = recipe.unwrap_or_else(|| {
         let path = script.map_or_else(|| request.path.clone(), |script| script.value.clone());
         (path, Node::mapping(command.arguments.span))
     });
-    reading.by_trl = command.by_trl;
-    reading.of_trl = command.by_trl || script.is_some_and(|script| is_of_trl(&script.value));
-    let mut dialect = None;
-    let overrides = command.hydra.take().map(|call| call.overrides);
+    let mut job = Job::of(path, root, launched);
     if command.deepspeed {
         let reason = "the command names it with `--deepspeed_config`".to_owned();
-        dialect = Some((Dialect::Deepspeed, reason));
-    } else if overrides.is_none() {
-        if let (None, Some(script)) = (request.dialect, script)
-            && handbook::refuse_unsupported(&script.value, Some(script.span), reading)
-        {
-            return None;
-        }
-        // The command's arguments do not make another project's file a trainer's: its own keys decide.
-        let known = alone || reading.of_trl || request.dialect.is_some();
-        if !known && !readers::detects(&root, &path, &request.origin) {
-            return Some(Job::of(path, root, launched));
-        }
-        let judged = !alone && readers::is_trainers(&root, &path, &request.origin);
-        dialect = dialect_of(&mut root, &command, judged, alone, reading);
-        root.overlay(command.arguments);
-        if let (None, Some(script)) = (request.dialect, script) {
-            programs::refuse(&script.value, script.span, &root, reading);
-        }
+        job.dialect = Some((Dialect::Deepspeed, reason));
+    } else if command.hydra.is_some() {
+        job.overrides = command.overrides;
+    } else {
+        add_arguments(&mut job, command, alone, request, reading)?;
     }
-    if let (Some((_, reason)), Some(file)) = (&mut dialect, arguments_file) {
-        let file = file.display();
-        *reason = format!("{reason}; `{file}` is read before its arguments, as upstream");
+    Some(job)
+}
+
+/// The recipe that a command names, or the root of its Hydra tree. The outer `None`: it is unreadable.
+fn named_recipe(
+    command: &Command,
+    request: &Request,
+    reading: &mut Reading,
+) -> Option<Option<Recipe>> {
+    if let Some(root) = &command.hydra
+        && !request.origin.is_file(&root.value)
+    {
+        reading.error(
+            "config-missing",
+            Some(root.span),
+            format!(
+                "the Hydra config tree has no root file `{}`",
+                root.value.display()
+            ),
+            "run evenkeel in the directory from which you train, or give the tree before `--`",
+        );
+        return None;
     }
-    Some(Job {
-        dialect,
-        overrides: overrides.unwrap_or_default(),
-        ..Job::of(path, root, launched)
-    })
+    let Some(named) = command.hydra.as_ref().or(command.config.as_ref()) else {
+        return Some(None);
+    };
+    let (file, root) = reading.open(&named.value, Some(named.span))?;
+    reading.files.recipe = Some(file);
+    Some(Some((named.value.clone(), root)))
+}
+
+/// Lays a command's arguments over its job's keys, and sets the dialect that they imply. `alone`: there is no
+/// recipe. `None`: the program is refused.
+fn add_arguments(
+    job: &mut Job,
+    command: Command,
+    alone: bool,
+    request: &Request,
+    reading: &mut Reading,
+) -> Option<()> {
+    let script = command
+        .script
+        .as_ref()
+        .filter(|_| request.dialect.is_none());
+    if let Some(script) = script
+        && handbook::refuse_unsupported(&script.value, Some(script.span), reading)
+    {
+        return None;
+    }
+    // The command's arguments do not make another project's file a trainer's: its own keys decide.
+    let known = alone || reading.of_trl || request.dialect.is_some();
+    let Job { root, path, .. } = job;
+    if !known && !readers::detects(root, path, &request.origin) {
+        return Some(());
+    }
+    let judged = !alone && readers::is_trainers(root, path, &request.origin);
+    job.dialect = dialect_of(root, &command, judged, alone, reading);
+    root.overlay(command.arguments);
+    if let Some(script) = script {
+        programs::refuse(&script.value, script.span, root, reading);
+    }
+    Some(())
 }
 
 impl Job {
@@ -231,17 +282,17 @@ fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading)
 
 fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) -> Option<Command> {
     reading.converted.push(file);
-    let diagnostics = &mut reading.diagnostics;
-    command::parse(path, text, file, handbook::is_switch, diagnostics)
+    let command = command::parse(path, text, file, &mut reading.diagnostics)?;
+    reading.files.command = Some((file, command.end));
+    Some(command)
 }
 
 /// Reads the words of a command, which become a virtual file.
-fn read_words(words: &[String], reading: &mut Reading) -> Option<(Command, FileId)> {
+fn read_words(words: &[String], reading: &mut Reading) -> Option<Command> {
     let text = shell::join(words);
     let path = Path::new(shell::COMMAND);
     let file = reading.sources.add(path, format!("{text}\n"));
-    let command = read_command(path, &text, file, reading)?;
-    Some((command, file))
+    read_command(path, &text, file, reading)
 }
 
 /// Whether a program is one of TRL's scripts, by its folder.
@@ -250,100 +301,40 @@ fn is_of_trl(script: &Path) -> bool {
     folder.is_some_and(|folder| folder.ends_with("trl/scripts"))
 }
 
-/// Lays a command's arguments over those of `train.args` beside `train.py`. `HfArgumentParser` reads this file
-/// by default, beside `sys.argv[0]` (transformers 5.23.0 `hf_argparser.py`,
-/// `parse_args_into_dataclasses`). Returns the file's path if there is one.
-fn take_arguments_file(
-    command: &mut Command,
-    request: &Request,
-    reading: &mut Reading,
-) -> Option<PathBuf> {
+/// Refuses `train.args` beside `train.py`. `HfArgumentParser` reads this file before the command's arguments, beside
+/// `sys.argv[0]` (transformers 5.23.0 `hf_argparser.py`, `parse_args_into_dataclasses`). Returns whether it did.
+fn refuse_arguments_file(command: &Command, request: &Request, reading: &mut Reading) -> bool {
     // TRL's command line looks for the file beside its installed script.
     let others = command.by_trl || command.deepspeed || command.hydra.is_some();
-    if others || command.only_config {
-        return None;
-    }
-    let script = &command.script.as_ref()?.value;
-    let file = match command.module {
-        true => module_file(script.to_str()?, |path| {
-            reading.beside(&request.path, path.to_str()?)
-        })?,
-        false => script.clone(),
-    };
-    if file.extension().is_some_and(|extension| extension != "py") {
-        return None;
-    }
-    let name = file.with_extension("args");
-    let path = reading.beside(&request.path, name.to_str()?)?;
-    let text = reading.text(&path, None)?;
-    let file = reading.sources.add(&path, text.as_str());
-    reading.converted.push(file);
-    let diagnostics = &mut reading.diagnostics;
-    let mut under = command::arguments_of(&text, file, handbook::is_switch, diagnostics)?;
-    let typed = Node::mapping(command.arguments.span);
-    under.overlay(std::mem::replace(&mut command.arguments, typed));
-    command.arguments = under;
-    Some(path)
-}
-
-/// The file of a module, the `sys.argv[0]` of `python -m`. `__main__.py` of a package comes before the module
-/// file, which comes before `__main__.py` of a folder without `__init__.py`. `beside` finds a file. Installed
-/// modules are not searched.
-fn module_file(name: &str, beside: impl Fn(&Path) -> Option<PathBuf>) -> Option<PathBuf> {
-    let folder = PathBuf::from(name.replace('.', "/"));
-    let (main, module) = (folder.join("__main__.py"), folder.with_extension("py"));
-    let order = match beside(&folder.join("__init__.py")) {
-        Some(_) => [main, module],
-        None => [module, main],
-    };
-    order.iter().find_map(|path| beside(path))
-}
-
-/// Warns if a script requests another number of GPUs from Slurm than it starts processes.
-fn compare_with_slurm(launched: Option<&Node>, reading: &mut Reading) {
-    let world = launched.and_then(|launched| launched.get_path("batch.gpus"));
-    let (Some(world), Some((file, _))) = (world, reading.files.command) else {
-        return;
-    };
-    let Some(processes) = world.text().and_then(|text| text.parse::<u64>().ok()) else {
-        return;
-    };
-    let source = reading.sources.get(file);
-    let asked = source.map(|source| command::slurm_gpu_requests(&source.text, file));
-    for asked in asked.unwrap_or_default() {
-        if asked.gpus == processes {
-            continue;
-        }
-        let on = match asked.nodes {
-            1 => String::new(),
-            nodes => format!(" on each of {nodes} nodes"),
-        };
-        reading.warning(
-            "gpu-count-conflict",
-            Some(asked.span),
-            format!(
-                "the script requests {} GPUs from Slurm (`{}`{on}), but its launcher starts {processes} processes",
-                asked.gpus, asked.option
-            ),
-            format!("the plan uses {processes}: change the launcher's config or the Slurm request so that they agree"),
-        );
-    }
-}
-
-/// Refuses `--config=FILE` for TRL. Its parser expects `--config` as a separate word (f2cd577,
-/// `scripts/utils.py`, `parse_args_and_config`) and treats `--config=FILE` as an unknown argument.
-fn refuse_tied_config(command: &Command, reading: &mut Reading) {
     let script = command.script.as_ref();
-    let trainer = script.and_then(|script| handbook::trainer_of(&script.value));
-    if let (Some(config), Some(_)) = (&command.tied_config, trainer) {
-        let file = &config.value;
-        reading.error(
-            "unknown-key",
-            Some(config.span),
-            format!("TRL refuses `--config={file}` as an unknown argument"),
-            format!("write it as two words, `--config {file}`"),
-        );
+    let Some(script) = script.filter(|_| !others && !command.only_config) else {
+        return false;
+    };
+    let mut names = Vec::new();
+    if command.module {
+        let folder = PathBuf::from(script.value.to_string_lossy().replace('.', "/"));
+        names.extend([folder.with_extension("args"), folder.join("__main__.args")]);
+    } else if script
+        .value
+        .extension()
+        .is_none_or(|extension| extension == "py")
+    {
+        names.push(script.value.with_extension("args"));
     }
+    let beside = |name: &PathBuf| reading.beside(&request.path, name.to_str()?);
+    let Some(path) = names.iter().find_map(beside) else {
+        return false;
+    };
+    reading.error(
+        "unsupported-value",
+        Some(script.span),
+        format!(
+            "upstream reads `{}` before the command's arguments, which evenkeel does not",
+            path.display()
+        ),
+        "write its arguments into the command, and remove the file",
+    );
+    true
 }
 
 /// The dialect that the command implies: the program has the name of one of TRL's trainers, or arguments that
@@ -396,15 +387,6 @@ fn dialect_of(
     Some((Dialect::Transformers, reason))
 }
 
-/// Removes from the recipe the settings for TRL's launcher and returns them. A launcher's config has the same
-/// keys and stays unchanged.
-fn launch_of_recipe(root: &mut Node) -> Launch {
-    match accelerate::looks_like_one(root) {
-        true => Launch::default(),
-        false => command::take_launch(root),
-    }
-}
-
 /// The launcher's settings: an accelerate config (from `--accelerate` or the command), the options of
 /// `accelerate launch` over it, or the number of processes of another launcher. The command's settings
 /// override the recipe's. `None`: a file is unreadable.
@@ -414,46 +396,50 @@ fn launcher(
     by_recipe: Launch,
     reading: &mut Reading,
 ) -> Option<Option<Node>> {
-    refuse_two_configs(command, &by_recipe, reading);
-    let requested = request
-        .accelerate
-        .clone()
-        .map(|path| accelerate::Config::File(path, None));
-    let named = command.and_then(|command| command.accelerate.clone());
-    let typed = command.and_then(|command| command.options.clone());
-    let config = requested.or(named).or(by_recipe.config);
-    let config = config.or_else(|| default_config(typed.as_deref()?, reading));
-    if typed.is_some() || !by_recipe.words.is_empty() {
-        let mut options = by_recipe.words;
-        options.extend(typed.into_iter().flatten());
+    let typed = command
+        .map(|command| command.launch.clone())
+        .unwrap_or_default();
+    refuse_two_configs(&typed, &by_recipe, reading);
+    let requested = request.accelerate.clone();
+    let mut config = requested
+        .map(|path| accelerate::Config::File(path, None))
+        .or(typed.config)
+        .or(by_recipe.config);
+    if config.is_none()
+        && let Some(words) = &typed.words
+    {
+        config = default_config(words, reading);
+    }
+    if typed.words.is_some() || by_recipe.words.is_some() {
+        let words = [by_recipe.words, typed.words].into_iter().flatten();
         reading.launch = Some(launch::Launch {
-            options,
+            options: words.flatten().collect(),
             kind: "MULTI_GPU".to_owned(),
             ..Default::default()
         });
     }
-    let mut options = by_recipe.options;
-    if let Some(typed) = command.and_then(|command| command.launch.clone()) {
-        match &mut options {
-            Some(options) => options.overlay(typed),
-            None => options = Some(typed),
-        }
-    }
-    let mut launched = match (config, options) {
-        (None, None) => None,
-        (config, options) => Some(accelerate::load(
+    let options = overlaid(by_recipe.options, typed.options);
+    let mut launched = None;
+    if config.is_some() || options.is_some() {
+        launched = Some(accelerate::load(
             config.as_ref(),
             options.as_ref(),
             reading,
-        )?),
-    };
-    if let Some(world) = command.and_then(|command| command.world.clone()) {
-        match &mut launched {
-            Some(launched) => launched.overlay(world),
-            None => launched = Some(world),
-        }
+        )?);
     }
-    Some(launched)
+    let world = command.and_then(|command| command.world.clone());
+    Some(overlaid(launched, world))
+}
+
+/// A tree with the values of another one over its own.
+fn overlaid(under: Option<Node>, over: Option<Node>) -> Option<Node> {
+    match (under, over) {
+        (Some(mut under), Some(over)) => {
+            under.overlay(over);
+            Some(under)
+        }
+        (under, over) => over.or(under),
+    }
 }
 
 /// The config that `accelerate launch` reads by default, unless its options have `--cpu`.
@@ -467,19 +453,18 @@ fn default_config(
         return None;
     }
     let variable = |name: &str| {
-        reading
-            .environment
-            .get(name)
-            .filter(|value| !value.is_empty())
+        let value = reading.environment.get(name);
+        value.filter(|value| !value.is_empty()).map(PathBuf::from)
     };
-    let cache = || match variable("XDG_CACHE_HOME") {
-        Some(cache) => Some(PathBuf::from(cache)),
-        None => Some(Path::new(variable("HOME")?).join(".cache")),
+    let cache = || Some(variable("HOME")?.join(".cache"));
+    let in_cache = || {
+        Some(
+            variable("XDG_CACHE_HOME")
+                .or_else(cache)?
+                .join("huggingface"),
+        )
     };
-    let home = match variable("HF_HOME") {
-        Some(home) => PathBuf::from(home),
-        None => cache()?.join("huggingface"),
-    };
+    let home = variable("HF_HOME").or_else(in_cache)?;
     let path = home.join("accelerate/default_config.yaml");
     let exists = reading.origin.is_file(&path);
     exists.then_some(accelerate::Config::File(path, None))
@@ -487,10 +472,11 @@ fn default_config(
 
 /// Refuses an `accelerate_config` in both recipe and command. TRL's command line takes the recipe's, and
 /// accelerate fails on the second one (TRL f2cd577, `cli/accelerate_config.py`).
-fn refuse_two_configs(command: Option<&Command>, by_recipe: &Launch, reading: &mut Reading) {
+fn refuse_two_configs(typed: &Launch, by_recipe: &Launch, reading: &mut Reading) {
     use accelerate::Config::FileOrShipped;
-    let named = command.and_then(|command| command.accelerate.as_ref());
-    if let (Some(FileOrShipped(typed)), Some(FileOrShipped(first))) = (named, &by_recipe.config) {
+    if let (Some(FileOrShipped(typed)), Some(FileOrShipped(first))) =
+        (&typed.config, &by_recipe.config)
+    {
         reading.error(
             "unsupported-value",
             Some(typed.span),

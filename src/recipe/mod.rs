@@ -150,40 +150,24 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
     reading.environment = request.environment.clone();
     let job = inputs::gather(request, text, &mut reading);
     let found = job.and_then(|job| find(request, job, &mut reading));
-    let pending = std::mem::take(&mut reading.pending);
-    reading.diagnostics.extend(pending);
-    diagnostic::in_file_order(&mut reading.diagnostics);
-    diagnostic::keep_most_severe(&mut reading.diagnostics);
+    let mut diagnostics = [reading.diagnostics, reading.pending].concat();
+    diagnostic::in_file_order(&mut diagnostics);
+    diagnostic::keep_most_severe(&mut diagnostics);
     match found {
-        Some(found) => Ok(Recipe {
-            dialect: found.reader.dialect(),
-            detected: found.detected,
-            part: found.part,
-            spec: found.spec,
-            value_sources: found.value_sources,
+        Some(recipe) => Ok(Recipe {
             sources: reading.sources,
-            files: reading.files,
-            launch: reading.launch,
-            launcher_replaced: false,
-            diagnostics: reading.diagnostics,
+            diagnostics,
+            ..recipe
         }),
         None => Err(ReadError {
             sources: reading.sources,
-            diagnostics: reading.diagnostics,
+            diagnostics,
         }),
     }
 }
 
-/// The chosen reader, the reason, and the recipe's values.
-struct ReadValues {
-    reader: &'static dyn Reader,
-    detected: String,
-    part: bool,
-    spec: Spec,
-    value_sources: ValueSources,
-}
-
-fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<ReadValues> {
+/// The recipe of a job, without its sources and diagnostics.
+fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
     let (reader, mut detected) = choose(&job, request, reading)?;
     let overrides = [job.overrides.as_slice(), &request.overrides].concat();
     let settings = &request.settings;
@@ -218,11 +202,9 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<ReadValues
         launched.overlay(native);
         native = launched;
     }
-    if let Some(over) = root
-        .get(RESERVED)
-        .filter(|_| reader.dialect() != Dialect::Native)
+    if reader.dialect() != Dialect::Native
+        && let Some(mut over) = root.get(RESERVED).cloned()
     {
-        let mut over = over.clone();
         over.name_keys(RESERVED);
         native.overlay(over);
     }
@@ -232,12 +214,17 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<ReadValues
     }
     let built = native::build(&native, &mut reading.diagnostics);
     let (spec, value_sources) = built.filter(|_| !reading.has_error())?;
-    Some(ReadValues {
-        reader,
+    Some(Recipe {
+        dialect: reader.dialect(),
         detected,
-        part,
         spec,
+        part,
         value_sources,
+        sources: Sources::default(),
+        files: std::mem::take(&mut reading.files),
+        launch: reading.launch.take(),
+        launcher_replaced: false,
+        diagnostics: Vec::new(),
     })
 }
 

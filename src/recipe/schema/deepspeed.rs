@@ -3,6 +3,7 @@
 
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::words::Words;
 use crate::recipe::syntax::{json, yaml};
 
 /// Whether a file is a DeepSpeed config.
@@ -24,28 +25,15 @@ pub fn parse(text: &str) -> Option<Node> {
 /// A top-level key that only DeepSpeed configs have. Other dialects hold whole DeepSpeed configs
 /// under one of their keys.
 pub fn distinctive_key(root: &Node) -> Option<&'static str> {
-    let distinctive = [
-        "zero_optimization",
-        "train_micro_batch_size_per_gpu",
-        "train_batch_size",
-        "elasticity",
-    ];
-    let others = [
-        "per_device_train_batch_size",
-        "model_name_or_path",
-        "output_dir",
-        "distributed_type",
-        "defaults",
-    ];
-    let has = |key: &&str| root.get(key).is_some();
+    const DISTINCTIVE: Words =
+        Words("zero_optimization train_micro_batch_size_per_gpu train_batch_size elasticity");
     // verl's data config has a `train_batch_size` too.
-    if has(&"train_files") {
-        return None;
-    }
-    distinctive
-        .into_iter()
-        .find(has)
-        .filter(|_| !others.iter().any(has))
+    const OTHERS: Words = Words(
+        "per_device_train_batch_size model_name_or_path output_dir distributed_type defaults train_files",
+    );
+    let has = |key: &&str| root.get(key).is_some();
+    let found = DISTINCTIVE.iter().find(has);
+    found.filter(|_| !OTHERS.iter().any(|key| has(&key)))
 }
 
 /// A key of an accelerate config, and where it is written.

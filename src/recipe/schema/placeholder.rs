@@ -3,6 +3,7 @@
 
 use super::spec::Trainer;
 use crate::recipe::syntax::shell;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::nearest;
 
 /// The rescaled recipe, a file.
@@ -32,28 +33,11 @@ pub const LEFT_BRACE: &str = "left_brace";
 pub const OF_A_RANK: [&str; 4] = ["local_rank", "local_world_size", "node_rank", "nodes"];
 
 /// The placeholders of `trainer.command` and `trainer.environment`.
-const IN_COMMAND: [&str; 20] = [
-    LEFT_BRACE,
-    DEEPSPEED_CONFIG,
-    WORKING_DIRECTORY,
-    SHARDS[0],
-    SHARDS[1],
-    OF_A_RANK[0],
-    OF_A_RANK[1],
-    OF_A_RANK[2],
-    OF_A_RANK[3],
-    RECIPE,
-    ARGS,
-    RESUME_ARGS,
-    CHECKPOINT_DIR,
-    RUN_DIR,
-    GENERATION,
-    "global_batch_size",
-    "per_device_batch_size",
-    "gradient_accumulation_steps",
-    "data_parallel_size",
-    "world_size",
-];
+const IN_COMMAND: Words = Words(
+    "args checkpoint_dir data_parallel_size data_replicate_size data_shard_size deepspeed_config generation \
+     global_batch_size gradient_accumulation_steps left_brace local_rank local_world_size node_rank nodes \
+     per_device_batch_size recipe resume_args run_dir working_directory world_size",
+);
 
 /// A piece of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,13 +130,8 @@ pub fn is_plain(word: &str) -> bool {
 
 /// Whether a command uses a placeholder for the plan's numbers.
 pub fn takes_numbers(command: &[String]) -> bool {
-    let numbers = [
-        RECIPE,
-        ARGS,
-        DEEPSPEED_CONFIG,
-        "per_device_batch_size",
-        "gradient_accumulation_steps",
-    ];
+    let numbers =
+        Words("recipe args deepspeed_config per_device_batch_size gradient_accumulation_steps");
     numbers.iter().any(|name| is_used(command, name))
 }
 
@@ -161,24 +140,25 @@ pub const LISTED: &str = "docs/external-trainer.md lists the placeholders";
 
 /// The key with a wrong placeholder, and the problem.
 pub fn flaw(trainer: &Trainer) -> Option<(&'static str, String)> {
-    let typo = |words: &[String], known: &[&'static str]| {
+    let typo = |words: &[String], known: Words| {
+        let all: Vec<&str> = known.iter().collect();
         let mut names = words.iter().flat_map(|word| pieces(word));
         names.find_map(|piece| match piece {
-            Piece::Name(name) if !known.contains(&name) => {
-                let meant = nearest(name, known)?;
+            Piece::Name(name) if !known.has(name) => {
+                let meant = nearest(name, &all)?;
                 Some(format!("has `{{{name}}}`; did you mean `{{{meant}}}`?"))
             }
             _ => None,
         })
     };
-    if let Some(problem) = typo(&trainer.command, &IN_COMMAND) {
+    if let Some(problem) = typo(&trainer.command, IN_COMMAND) {
         return Some(("trainer.command", problem));
     }
     let values: Vec<String> = trainer.environment.values().cloned().collect();
-    if let Some(problem) = typo(&values, &IN_COMMAND) {
+    if let Some(problem) = typo(&values, IN_COMMAND) {
         return Some(("trainer.environment", problem));
     }
-    if let Some(problem) = typo(&trainer.resume, &[CHECKPOINT]) {
+    if let Some(problem) = typo(&trainer.resume, Words(CHECKPOINT)) {
         return Some(("trainer.resume", problem));
     }
     let lacks = !trainer.resume.is_empty() && !is_used(&trainer.resume, CHECKPOINT);

@@ -215,11 +215,10 @@ impl Reading {
         let Some(source) = self.sources.get(file) else {
             return;
         };
-        let before = source.text.lines().take(line.saturating_sub(1));
-        let start: usize = before.map(|line| line.len() + 1).sum();
-        let text = source.text.get(start..).unwrap_or_default();
-        let text = text.lines().next().unwrap_or_default();
-        let start = start.min(source.text.len());
+        let mut lines = source.text.split_inclusive('\n');
+        let before = lines.by_ref().take(line.saturating_sub(1));
+        let start: usize = before.map(str::len).sum();
+        let text = lines.next().unwrap_or_default().trim_end();
         let span = Span::of(&source.text, start..start + text.len(), file);
         self.error("yaml-syntax", Some(span), message, help);
     }

@@ -82,27 +82,17 @@ pub fn first_error(
 /// The most diagnostics of one reading.
 const MAX: usize = 100;
 
-/// Drops the last and least severe diagnostics beyond a limit. The last one kept says how many.
+/// Drops the last and least severe diagnostics beyond a limit, and sorts the others by place. The last one says how
+/// many are missing.
 pub(crate) fn keep_most_severe(diagnostics: &mut Vec<Diagnostic>) {
-    if diagnostics.len() <= MAX {
+    let more = diagnostics.len().saturating_sub(MAX);
+    if more == 0 {
         return;
     }
-    let before = diagnostics.len();
-    let is_error = |diagnostic: &Diagnostic| diagnostic.severity == Severity::Error;
-    let errors = diagnostics.iter().filter(|d| is_error(d)).count();
-    let mut room = (errors.min(MAX), MAX.saturating_sub(errors));
-    diagnostics.retain(|diagnostic| {
-        let room = if is_error(diagnostic) {
-            &mut room.0
-        } else {
-            &mut room.1
-        };
-        let keep = *room > 0;
-        *room = room.saturating_sub(1);
-        keep
-    });
+    diagnostics.sort_by_key(|diagnostic| diagnostic.severity);
+    diagnostics.truncate(MAX);
+    in_file_order(diagnostics);
     if let Some(last) = diagnostics.last_mut() {
-        let more = before - MAX;
         last.help = format!("{}; {more} more problems are not listed", last.help);
     }
 }

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::launcher::{self, Launched, Launcher, srun};
+use super::launcher::options::{Given, SRUN, options};
+use super::launcher::{self, Launched, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::word::{self, Word};
-use crate::recipe::syntax::shell::{self, Form, Script, Shell};
+use crate::recipe::syntax::shell::{self, Form, Shell};
 use crate::recipe::syntax::source::FileId;
 use crate::recipe::syntax::words::Words;
 
@@ -18,33 +19,15 @@ pub enum LauncherError {
         "the command does not begin with a launcher that evenkeel replaces (torchrun, `accelerate launch`, deepspeed, trl, srun before one of them) or with Python; give the trainer's command, as in `evenkeel launch recipe.yaml -- python train.py {{args}} {{resume_args}}`"
     )]
     Unknown,
-    #[error(
-        "the options of `{launcher}` name no program that evenkeel can start; check their spelling, and write them out: `{launcher} OPTIONS train.py …`"
-    )]
-    NoProgram { launcher: String },
-    #[error(
-        "`{option}` of srun starts the launcher more than once, but evenkeel starts every rank itself; remove `srun` \
-         with its options, and give the nodes of a cluster with `evenkeel launch --nodes`"
-    )]
-    Tasks { option: String },
-    #[error(
-        "`--include {filter}` of deepspeed names {hosts} hosts, but evenkeel starts the ranks of this machine; remove \
-         it, and give the nodes of a cluster with `evenkeel launch --nodes`"
-    )]
-    Hosts { filter: String, hosts: usize },
-    #[error(
-        "`--include {filter}` of deepspeed lists no devices, and deepspeed refuses it; write it as `localhost:0,1`"
-    )]
-    Filter { filter: String },
-    #[error("the launcher has both `--module` and `--no_python`; remove one of them")]
-    ModuleWithoutPython,
-    #[error(
+    /// The launcher's options cannot be replaced: the problem, and what to do.
+    #[error("{0}")]
+    Options(String),
+}
+
+fn no_counterpart(launcher: &str, option: &str) -> LauncherError {
+    LauncherError::Options(format!(
         "`{option}` of {launcher} has no counterpart in evenkeel, which starts the ranks itself; remove it"
-    )]
-    Option {
-        launcher: &'static str,
-        option: String,
-    },
+    ))
 }
 
 /// A command, split into its launcher and its program.
@@ -121,28 +104,21 @@ fn for_ranks(assigned: &[(&str, &str)]) -> BTreeMap<String, String> {
 pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let (assigned, program) = assignments(command);
     let text = word::join(program);
-    let script = shell::read(&text, FileId(0), Form::Typed).map_err(|_| LauncherError::Unknown)?;
-    let Script { lines, exports } = script;
+    let lines = shell::read(&text, FileId(0), Form::Typed).map_err(|_| LauncherError::Unknown)?;
     // A command in an inline script is refused: the shell may do more than start it.
     let line = lines.first().filter(|line| line.shell == Shell::Own);
-    let words = &line.ok_or(LauncherError::Unknown)?.words;
-    let words = srun::without(words).map_err(|refused| match refused {
-        srun::Refused::Count(option) => LauncherError::Tasks { option },
-        srun::Refused::Unknown(option) => LauncherError::Option {
-            launcher: "srun",
-            option,
-        },
-    })?;
+    let words = without_srun(&line.ok_or(LauncherError::Unknown)?.words)?;
     let first = words.first().map_or("", |first| first.text.as_str());
     let name = first.rsplit('/').next().unwrap_or_default();
     let named = Words("torchrun accelerate accelerate-launch deepspeed deepspeed.pt trl");
     let unknown = || match named.has(name) {
-        true => LauncherError::NoProgram {
-            launcher: name.to_owned(),
-        },
+        true => LauncherError::Options(format!(
+            "the options of `{name}` name no program that evenkeel can start; check their spelling, and write them \
+             out: `{name} OPTIONS train.py …`"
+        )),
         false => LauncherError::Unknown,
     };
-    let found = launcher::find(words, &exports).ok_or_else(unknown)?;
+    let found = launcher::find(words).ok_or_else(unknown)?;
     let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {
         return Err(unknown());
     };
@@ -151,113 +127,148 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     if !is_script && !named.has(name) && !name.starts_with("python") {
         return Err(LauncherError::Unknown);
     }
-    let launcher = match found.launcher {
-        Launcher::Torchrun => "torchrun",
-        Launcher::Deepspeed => "deepspeed",
-        _ => "",
-    };
-    let unknown = |option: &&launcher::Opt| !REPLACED.has(&option.name);
-    if let Some(option) = found
-        .options
-        .iter()
-        .find(unknown)
-        .filter(|_| !launcher.is_empty())
-    {
-        let option = format!("--{}", option.name);
-        return Err(LauncherError::Option { launcher, option });
+    let ignored = refuse_options(&found)?;
+    let is_of_launcher =
+        |word: &&Word| found.launcher == Launcher::Trl && is_of_trls_launcher(&found, word);
+    let (of_launcher, mut arguments): (Vec<&Word>, Vec<&Word>) =
+        found.arguments.iter().partition(is_of_launcher);
+    // A launcher's parser drops `--` after the program.
+    let by_parser = ![Launcher::Python, Launcher::Trl].contains(&found.launcher);
+    if by_parser && arguments.first().is_some_and(|word| word.text == "--") {
+        arguments.remove(0);
     }
-    let ignored = found.options.iter().filter_map(|option| {
-        let name = option.name.as_str();
-        let dashes = if name.len() == 1 { "-" } else { "--" };
-        IGNORED.has(name).then(|| format!("{dashes}{name}"))
+    program.push(match found.launcher {
+        Launcher::Trl => format!("trl.scripts.{}", script.text),
+        _ => script.text.clone(),
     });
-    let ignored = ignored.collect();
-    let given = |names: &[&str]| launcher::option(&found.options, names).is_some();
-    if given(&["no_python"]) && given(&["module", "m"]) {
-        return Err(LauncherError::ModuleWithoutPython);
-    }
-    let mut environment = BTreeMap::new();
-    if found.launcher == Launcher::Deepspeed {
-        for (name, value) in [
-            ("LOCAL_SIZE", "{local_world_size}"),
-            ("CROSS_RANK", "{node_rank}"),
-            ("CROSS_SIZE", "{nodes}"),
-        ] {
-            environment.insert(name.to_owned(), value.to_owned());
-        }
-        if let Some(filter) = launcher::value(&found.options, &["include", "i"]) {
-            environment.extend(visible_devices(&filter.text)?);
-        }
-    }
-    if let Some(role) = launcher::value(&found.options, &["role"]) {
-        environment.insert("ROLE_NAME".to_owned(), placeholder::literal(&role.text));
-    }
-    let text = |word: &Word| word.text.clone();
-    let (of_launcher, arguments): (Vec<&Word>, Vec<&Word>) = match found.mixed {
-        true => (found.arguments.iter()).partition(|word| is_of_launcher(&found, word)),
-        false => {
-            // A launcher's parser drops `--` after the program.
-            let dashes = found
-                .arguments
-                .first()
-                .is_some_and(|word| word.text == "--");
-            let drops = usize::from(dashes && found.launcher != Launcher::Python);
-            (Vec::new(), found.arguments.iter().skip(drops).collect())
-        }
-    };
-    program.push(match found.mixed {
-        true => format!("trl.scripts.{}", script.text),
-        false => script.text.clone(),
-    });
-    program.extend(
-        found
-            .local_rank
-            .map(|option| format!("{option}={{local_rank}}")),
-    );
-    program.extend(arguments.into_iter().map(text));
-    let before = &words[..words.len() - found.arguments.len()];
-    let launcher = match found.launcher {
-        Launcher::Python => Vec::new(),
-        _ => {
-            let of_torchrun = assigned
+    let local_rank = found.local_rank;
+    program.extend(local_rank.map(|option| format!("{option}={{local_rank}}")));
+    program.extend(arguments.into_iter().map(|word| word.text.clone()));
+    let mut launcher = Vec::new();
+    if found.launcher != Launcher::Python {
+        let of_torchrun = assigned
+            .iter()
+            .filter(|(name, _)| name.starts_with(OF_TORCHRUN));
+        launcher.extend(of_torchrun.map(|(name, value)| format!("{name}={value}")));
+        let before = &words[..words.len() - found.arguments.len()];
+        launcher.extend(
+            before
                 .iter()
-                .filter(|(name, _)| name.starts_with(OF_TORCHRUN))
-                .map(|(name, value)| format!("{name}={value}"));
-            let words = before.iter().chain(of_launcher).map(text);
-            of_torchrun.chain(words).collect()
-        }
-    };
+                .chain(of_launcher)
+                .map(|word| word.text.clone()),
+        );
+    }
     Ok(Split {
         launcher,
         program,
-        environment,
+        environment: environment(&found)?,
         assigned: for_ranks(&assigned),
         ignored,
     })
 }
 
-/// The devices that DeepSpeed's `--include` lists on its only host, as the variable that shows them to the ranks.
+/// The words after `srun` and its options. Evenkeel starts one launcher on one machine, so only the counts matter.
+fn without_srun(words: &[Word]) -> Result<&[Word], LauncherError> {
+    let after = match words.split_first() {
+        Some((first, after)) if first.text.rsplit('/').next() == Some("srun") => after,
+        _ => return Ok(words),
+    };
+    let Given {
+        options,
+        rest,
+        refused,
+        ..
+    } = options(after, &SRUN);
+    if refused.is_some() {
+        let option = rest.first().map_or("", |word| word.text.as_str());
+        return Err(no_counterpart("srun", option));
+    }
+    const COUNTS: Words = Words("N nodes n ntasks ntasks_per_node");
+    for option in options.iter().filter(|option| COUNTS.has(&option.name)) {
+        let count = option
+            .value
+            .as_ref()
+            .map_or("", |value| value.text.as_str());
+        if count != "1" {
+            let option = option.written().replace('_', "-");
+            return Err(LauncherError::Options(format!(
+                "`{option} {count}` of srun starts the launcher more than once, but evenkeel starts every rank itself; \
+                 remove `srun` with its options, and give the nodes of a cluster with `evenkeel launch --nodes`"
+            )));
+        }
+    }
+    Ok(rest)
+}
+
+/// Refuses options without counterpart. Returns those without effect.
+fn refuse_options(found: &Launched<'_>) -> Result<Vec<String>, LauncherError> {
+    let given = |names: &[&str]| launcher::option(&found.options, names).is_some();
+    if given(&["no_python"]) && given(&["module", "m"]) {
+        let problem = "the launcher has both `--module` and `--no_python`; remove one of them";
+        return Err(LauncherError::Options(problem.to_owned()));
+    }
+    let launcher = match found.launcher {
+        Launcher::Torchrun => "torchrun",
+        Launcher::Deepspeed => "deepspeed",
+        _ => "",
+    };
+    let mut ignored = Vec::new();
+    for option in &found.options {
+        if !launcher.is_empty() && !REPLACED.has(&option.name) {
+            return Err(no_counterpart(launcher, &format!("--{}", option.name)));
+        }
+        if IGNORED.has(&option.name) {
+            ignored.push(option.written());
+        }
+    }
+    Ok(ignored)
+}
+
+/// The environment variables that a launcher gives to the ranks besides torchrun's.
+fn environment(found: &Launched<'_>) -> Result<BTreeMap<String, String>, LauncherError> {
+    let mut environment = BTreeMap::new();
+    let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
+    if let Some(role) = launcher::value(&found.options, &["role"]) {
+        set("ROLE_NAME", placeholder::literal(&role.text));
+    }
+    if found.launcher == Launcher::Deepspeed {
+        set("LOCAL_SIZE", "{local_world_size}".to_owned());
+        set("CROSS_RANK", "{node_rank}".to_owned());
+        set("CROSS_SIZE", "{nodes}".to_owned());
+        let filter = launcher::value(&found.options, &["include", "i"]);
+        let devices = filter
+            .map(|filter| visible_devices(&filter.text))
+            .transpose()?;
+        if let Some(devices) = devices.filter(|devices| !devices.is_empty()) {
+            set("CUDA_VISIBLE_DEVICES", devices);
+        }
+    }
+    Ok(environment)
+}
+
+/// The devices that DeepSpeed's `--include` lists on its only host, as the value of `CUDA_VISIBLE_DEVICES`.
 ///
 /// Source: DeepSpeed 0.19.8 `launcher/runner.py` (`parse_resource_filter`), `launcher/launch.py` (`main`).
-fn visible_devices(filter: &str) -> Result<Option<(String, String)>, LauncherError> {
-    let refused = || LauncherError::Filter {
-        filter: filter.to_owned(),
-    };
-    let by_host = hosts::devices(filter).ok_or_else(refused)?;
+fn visible_devices(filter: &str) -> Result<String, LauncherError> {
+    let by_host = hosts::devices(filter).ok_or_else(|| {
+        LauncherError::Options(format!(
+            "`--include {filter}` of deepspeed lists no devices, and deepspeed refuses it; write it as `localhost:0,1`"
+        ))
+    })?;
     let mut hosts = by_host.values();
     let (Some(devices), None) = (hosts.next(), hosts.next()) else {
-        return Err(LauncherError::Hosts {
-            filter: filter.to_owned(),
-            hosts: by_host.len(),
-        });
+        let hosts = by_host.len();
+        return Err(LauncherError::Options(format!(
+            "`--include {filter}` of deepspeed names {hosts} hosts, but evenkeel starts the ranks of this machine; \
+             remove it, and give the nodes of a cluster with `evenkeel launch --nodes`"
+        )));
     };
     let listed: Vec<String> = devices.iter().map(u64::to_string).collect();
-    let variable = ("CUDA_VISIBLE_DEVICES".to_owned(), listed.join(","));
-    Ok((!listed.is_empty()).then_some(variable))
+    Ok(listed.join(","))
 }
 
 /// Whether a word is an option of TRL's launcher, or its value.
-fn is_of_launcher(launched: &Launched<'_>, word: &Word) -> bool {
+fn is_of_trls_launcher(launched: &Launched<'_>, word: &Word) -> bool {
     launched.options.iter().any(|option| {
         let value = option.value.as_ref().map(|value| value.span.start);
         option.at.start == word.span.start || value == Some(word.span.start)

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::recipe::dialects::handbook::keys;
+use crate::recipe::dialects::handbook::{is_switch, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -23,12 +23,7 @@ pub(crate) struct Arguments {
 }
 
 /// Parses the words of a command's arguments.
-pub(crate) fn tree(
-    words: &[Word],
-    span: Span,
-    is_switch: impl Fn(&str) -> bool,
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Arguments {
+pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>) -> Arguments {
     // A map finds repeated keys in constant time, since a command may have thousands of arguments.
     let mut entries: Vec<Entry> = Vec::new();
     let mut value_sources: HashMap<String, usize> = HashMap::new();
@@ -97,23 +92,12 @@ pub(crate) fn tree(
     }
 }
 
-/// Converts a value as `argparse` does: Python's `int` accepts leading zeros, but no octal, hexadecimal or
-/// base-60 numbers.
+/// A value as `argparse` reads it: no octal, hexadecimal or base-60 numbers. The other spellings of Python's `int`
+/// (`016`, `+8`, `1_6`) are text as well.
 pub(crate) fn typed(text: &str, span: Span) -> Node {
-    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let groups = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    if unsigned.split('_').all(groups) {
-        let digits = unsigned.replace('_', "");
-        let digits = match digits.trim_start_matches('0') {
-            "" => "0",
-            digits => digits,
-        };
-        let sign = if text.starts_with('-') { "-" } else { "" };
-        return Node::plain(format!("{sign}{digits}"), span);
-    }
     let node = Node::plain(text, span);
     match node.resolve(Schema::PyYaml) {
-        Some(Resolved::Int(_)) => Node::string(text, span),
+        Some(Resolved::Int(value)) if value.to_string() != text => Node::string(text, span),
         _ => node,
     }
 }

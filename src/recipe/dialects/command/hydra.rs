@@ -8,20 +8,16 @@ use std::path::{Path, PathBuf};
 use crate::recipe::dialects::command::unresolved::{self, AS_EXPANDED};
 use crate::recipe::schema::placeholder;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
-use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::shell::word::Word;
 
 /// The arguments of a Hydra program.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Call {
+pub(crate) struct Call<'w> {
     /// `key=value`, `+key=value`, `++key=value`, `~key`, and `--multirun`, which a later check refuses.
-    pub overrides: Vec<String>,
+    pub overrides: Vec<&'w Word>,
     /// The root file of the config tree, relative to the program's directory.
     pub root: PathBuf,
-    /// The place of the first argument.
-    pub span: Span,
     /// An unresolved word that may hold further overrides, batch numbers among them.
-    pub(crate) hidden: Option<Word>,
+    pub hidden: Option<&'w Word>,
 }
 
 /// The overrides that fix the batch, by the last part of their keys.
@@ -29,12 +25,11 @@ const SETTLING: [&str; 2] = ["batch_size", "gradient_accumulation_steps"];
 
 /// Parses the arguments of a Hydra program. `None`: there are no overrides, or some word shows that the
 /// program does not use Hydra.
-pub(crate) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
+pub(crate) fn call<'w>(script: Option<&Word>, words: &'w [Word]) -> Option<Call<'w>> {
     let (mut folder, mut name) = ("config", "config");
     let mut overrides = Vec::new();
     let (mut hidden, mut settled) = (None, [false; 2]);
     let mut words = words.iter();
-    let span = words.as_slice().first()?.span;
     while let Some(word) = words.next() {
         let text = word.text.as_str();
         let (flag, tied) = match text.split_once('=').filter(|_| text.starts_with('-')) {
@@ -46,33 +41,27 @@ pub(crate) fn call(script: Option<&Word>, words: &[Word]) -> Option<Call> {
             "--config-path" | "-cp" => folder = value()?,
             "--config-name" | "-cn" => name = value()?,
             "--run" | "-r" => {}
-            "--multirun" | "-m" => overrides.push("--multirun".to_owned()),
+            "--multirun" | "-m" => overrides.push(word),
             text if is_override(text) => {
                 for (settled, key) in settled.iter_mut().zip(SETTLING) {
                     *settled |= last_part(text) == key && word.unresolved.is_empty();
                 }
-                overrides.push(as_text(text));
+                overrides.push(word);
             }
             // The word may expand to overrides, which then win over the earlier ones.
-            _ if matches!(
-                word.unresolved_extent(),
-                Some(UnresolvedExtent::Whole | UnresolvedExtent::Number)
-            ) =>
-            {
-                (hidden, settled) = (Some(word.clone()), [false; 2]);
-            }
+            _ if word.is_unresolved() => (hidden, settled) = (Some(word), [false; 2]),
             _ => return None,
         }
     }
-    let has_overrides = overrides.iter().any(|text| is_override(text));
-    let beside = script.map_or(Path::new(""), |script| {
-        Path::new(&script.text).parent().unwrap_or(Path::new(""))
-    });
+    let has_overrides = overrides.iter().any(|word| is_override(&word.text));
+    let beside = script.and_then(|script| Path::new(&script.text).parent());
     let name = name.strip_suffix(".yaml").unwrap_or(name);
     has_overrides.then(|| Call {
         overrides,
-        root: beside.join(folder).join(format!("{name}.yaml")),
-        span,
+        root: beside
+            .unwrap_or(Path::new(""))
+            .join(folder)
+            .join(format!("{name}.yaml")),
         hidden: hidden.filter(|_| settled.contains(&false)),
     })
 }
@@ -84,16 +73,6 @@ fn last_part(text: &str) -> &str {
         .rsplit('.')
         .next()
         .unwrap_or_default()
-}
-
-/// The keys with which the words set the batch; HALOs' keys if they set none.
-pub(crate) fn settling(words: &[Word]) -> [String; 2] {
-    SETTLING.map(|part| {
-        let keys = words.iter().filter(|word| is_override(&word.text));
-        let mut keys = keys.map(|word| word.text.split('=').next().unwrap_or_default());
-        let found = keys.find(|key| last_part(key) == part);
-        found.map_or_else(|| format!("++model.{part}"), str::to_owned)
-    })
 }
 
 /// Quotes an override whose value holds a placeholder (`{run_dir}`), which Hydra would otherwise parse as a
@@ -112,45 +91,36 @@ fn as_text(word: &str) -> String {
 /// The key for the run's name in both trees. It is mandatory, and may keep the name of a variable.
 const RUN: &str = "exp_name";
 
-/// The resolved words. An unresolved variable within a value is replaced by its name (`exp_name=run-${LR}`
+/// An override for Hydra. An unresolved variable within a value is replaced by its name (`exp_name=run-${LR}`
 /// becomes `run-LR`), so that Hydra's interpolation does not apply. A value that is entirely unresolved is
 /// removed with a warning, or refused if it is a batch number or chooses a config group.
-pub(crate) fn resolved(words: &[Word], diagnostics: &mut Vec<Diagnostic>) -> Vec<Word> {
-    let mut resolved = Vec::new();
-    for word in words {
-        let at = word.text.find('=').filter(|_| is_override(&word.text));
-        let Some(at) = at.filter(|_| !word.unresolved.is_empty()) else {
-            resolved.push(word.clone());
-            continue;
-        };
-        let key = word.text[..at].trim_start_matches('+');
-        let value = word.after(at + 1);
-        let last = key.rsplit('.').next().unwrap_or_default();
-        let all = value
-            .unresolved
-            .iter()
-            .map(|part| part.end - part.start)
-            .sum::<usize>();
-        let all = all == value.text.len();
-        let group = !key.contains('.') && !word.text.starts_with('+');
-        let named = key == RUN;
-        if unresolved::is_counted(last) || (all && group && !named) {
-            diagnostics.push(unresolved::unknown(key, &value.text, word.span));
-        } else if all && !named {
-            diagnostics.push(unresolved::left_out(key, &value.text, word.span));
-        } else {
-            let mut plain = word.clone();
-            for part in plain.unresolved.drain(..).rev() {
-                let name: String = plain.text[part.start..part.end]
-                    .chars()
-                    .filter(|c| c.is_alphanumeric() || *c == '_')
-                    .collect();
-                plain.text.replace_range(part.start..part.end, &name);
-            }
-            resolved.push(plain);
-        }
+pub(crate) fn resolved(word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Option<String> {
+    if word.text.starts_with('-') {
+        return Some("--multirun".to_owned());
     }
-    resolved
+    let Some(at) = word.text.find('=').filter(|_| !word.unresolved.is_empty()) else {
+        return Some(as_text(&word.text));
+    };
+    let key = word.text[..at].trim_start_matches('+');
+    let value = word.after(at + 1);
+    let all = value.is_unresolved();
+    let group = !key.contains('.') && !word.text.starts_with('+');
+    let named = key == RUN;
+    if unresolved::is_counted(last_part(key)) || (all && group && !named) {
+        diagnostics.push(unresolved::unknown(key, &value.text, word.span));
+        return None;
+    }
+    if all && !named {
+        diagnostics.push(unresolved::left_out(key, &value.text, word.span));
+        return None;
+    }
+    let mut text = word.text.clone();
+    for part in word.unresolved.iter().rev() {
+        let mut name = text[part.start..part.end].to_owned();
+        name.retain(|c| c.is_alphanumeric() || c == '_');
+        text.replace_range(part.start..part.end, &name);
+    }
+    Some(as_text(&text))
 }
 
 /// Whether a word changes a value or a group of a Hydra config.
@@ -169,8 +139,7 @@ pub(crate) fn is_override(text: &str) -> bool {
 }
 
 /// The error for an unresolved word that may hold further overrides of a Hydra program.
-pub(crate) fn hidden_overrides(word: &Word, arguments: &[Word]) -> Diagnostic {
-    let [size, accumulation] = settling(arguments);
+pub(crate) fn hidden_overrides(word: &Word) -> Diagnostic {
     Diagnostic::error(
         "global-batch-unknown",
         Some(word.span),
@@ -179,7 +148,8 @@ pub(crate) fn hidden_overrides(word: &Word, arguments: &[Word]) -> Diagnostic {
             unresolved::shown(word)
         ),
         format!(
-            "{AS_EXPANDED}, or write `{size}=N {accumulation}=N` after it: the last value counts"
+            "{AS_EXPANDED}, or write the overrides of `batch_size` and `gradient_accumulation_steps` after it: \
+             the last value counts"
         ),
     )
 }

@@ -3,29 +3,23 @@
 //! Sources: torch 2.9 `distributed/run.py`, `distributed/argparse_util.py`; accelerate 16cb6eb `commands/launch.py`; DeepSpeed
 //! edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
 
-mod before;
-mod known;
-mod options;
-mod spawn;
-pub(super) mod srun;
+pub(super) mod options;
 mod trl;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::wrapper;
 use crate::recipe::dialects::accelerate::Config;
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::tree::{self, Tree};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::shell::Line;
 use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
 
-pub(crate) use before::value_sources;
-use known::{ACCELERATE, DEEPSPEED, Options, PYTHON, TORCH_LAUNCH, TORCHRUN};
-use options::{Given, options};
+use options::{ACCELERATE, DEEPSPEED, Given, Options, PYTHON, TORCH_LAUNCH, TORCHRUN, options};
 pub(crate) use options::{Opt, option, value};
 use trl::trl;
 pub(crate) use trl::{is_for_trls_launcher, refuse_switches};
@@ -44,8 +38,6 @@ pub(crate) enum Launcher {
     Accelerate,
     /// TRL's command line, which starts `accelerate launch`.
     Trl,
-    /// A script that starts another script in several processes (`xla_spawn.py`).
-    Spawn,
 }
 
 /// A command, split into its launcher and its program.
@@ -68,13 +60,10 @@ pub(crate) struct Launched<'w> {
     pub config: Option<Config>,
     /// Why the launcher refuses its options.
     pub refused: Option<Diagnostic>,
-    /// The launcher's options are mixed with the program's (`trl`).
-    pub mixed: bool,
     /// A launcher starts the program in several processes.
     pub many: bool,
-    /// An unresolved word that may hold launcher options.
-    pub unresolved: Option<&'w Word>,
-    /// An unresolved word among the options, which may hold further ones. The user then gives the world.
+    /// An unresolved word among the options, which may hold further ones. The user then gives the world; with
+    /// `accelerate launch` the command is refused.
     pub hidden: Option<&'w Word>,
     /// The words before the program that start it without the launcher. `None`: evenkeel cannot replace it.
     pub alone: Option<Vec<String>>,
@@ -85,44 +74,38 @@ pub(crate) struct Launched<'w> {
 /// torchrun's option for the number of processes on a node.
 const PER_NODE: &str = "--nproc_per_node";
 
+/// Words that separate forwarded commands. A script escapes them for the shell that the program starts.
+const ENDS: [&str; 5] = ["--", "&&", "||", ";", "|"];
+
 /// Splits a command into launcher and program. A command without a launcher begins at its script or its first
-/// option. `None`: the command starts no training.
-pub(crate) fn find<'w>(words: &'w [Word], exports: &HashMap<String, Word>) -> Option<Launched<'w>> {
-    let found = launcher(words, exports).or_else(|| without_launcher(words))?;
-    if found.launcher != Launcher::Python || found.script.is_none() {
+/// option. A program may forward the command after `--` (`python mason.py --gpus 8 -- torchrun … train.py …`;
+/// allenai/open-instruct e6c3044 `mason.py`, `parse_commands`). `None`: the command starts no training.
+pub(crate) fn find(words: &[Word]) -> Option<Launched<'_>> {
+    let found = launcher(words).or_else(|| without_launcher(words))?;
+    let (Launcher::Python, Some(script)) = (found.launcher, found.script) else {
         return Some(found);
-    }
-    let inner = wrapper::handed_on(found.arguments);
-    let mut inner = inner.filter_map(|words| launcher(words, exports));
-    let Some(first) = inner.next() else {
+    };
+    let at = found.arguments.iter().position(|word| word.text == "--");
+    let forwarded = at.map_or(&[][..], |at| &found.arguments[at + 1..]);
+    let commands = forwarded.split(|word| ENDS.contains(&word.text.as_str()));
+    let mut inner = commands.filter_map(launcher);
+    let Some(mut launched) = inner.next() else {
         return Some(found);
     };
     // A program that forwards commands does more than start processes.
-    let first = Launched {
-        alone: None,
-        ..first
-    };
-    Some(match inner.next() {
-        None => first,
-        Some(second) => Launched {
-            refused: several_handed_on(found.script, &second),
-            ..first
-        },
-    })
-}
-
-/// The error for a program that forwards several commands, each of which may be the training.
-fn several_handed_on(script: Option<&Word>, second: &Launched<'_>) -> Option<Diagnostic> {
-    let script = script?;
-    Some(Diagnostic::error(
-        "global-batch-unknown",
-        second.script.map(|word| word.span),
-        format!(
-            "`{}` forwards several commands, and more than one may be the training",
-            short(&script.text)
-        ),
-        "pass the training command after `--`, without the program that forwards it",
-    ))
+    launched.alone = None;
+    if let Some(second) = inner.next() {
+        launched.refused = Some(Diagnostic::error(
+            "global-batch-unknown",
+            second.script.map(|word| word.span),
+            format!(
+                "`{}` forwards several commands, and more than one may be the training",
+                short(&script.text)
+            ),
+            "pass the training command after `--`, without the program that forwards it",
+        ));
+    }
+    Some(launched)
 }
 
 /// A script with its arguments, or arguments alone. Options before a script belong to its wrapper (`srun`).
@@ -132,31 +115,69 @@ fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
     Some(program(&words[script.or(option)?..]))
 }
 
-fn launcher<'w>(words: &'w [Word], exports: &HashMap<String, Word>) -> Option<Launched<'w>> {
+/// Programs that start a launcher, such as `uv run --with trl torchrun …`, and their options with a value as a
+/// separate word. Such a value may equal a launcher's name.
+///
+/// Sources: uv 0.9 `uv run --help`; conda 25 `conda run --help`; Slurm 25.05 `srun(1)`.
+const STARTERS: [(Words, Words); 3] = [
+    (
+        Words("uv uvx"),
+        Words(
+            "--with -w --with-editable --with-requirements --from --extra --no-extra --group --no-group \
+             --only-group --package --env-file --python -p --python-platform --index --default-index \
+             --index-url -i --extra-index-url --find-links -f --directory --project --cache-dir \
+             --config-file --refresh-package --upgrade-package -P --reinstall-package --no-build-package \
+             --no-binary-package --no-build-isolation-package --config-setting -C",
+        ),
+    ),
+    (
+        Words("conda mamba micromamba"),
+        Words("-n --name -p --prefix --cwd"),
+    ),
+    (
+        Words("srun sbatch salloc"),
+        Words("-J --job-name -A --account --comment -p --partition -q --qos -D --chdir"),
+    ),
+];
+
+/// The positions of words that are not option values of a program before the launcher.
+pub(crate) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
+    let mut valued = Words("");
+    (0..words.len()).filter(move |at| {
+        let option = at.checked_sub(1).map(|at| words[at].text.as_str());
+        if option.is_some_and(|option| valued.has(option)) {
+            return false;
+        }
+        let name = words[*at].text.rsplit('/').next().unwrap_or_default();
+        let starter = STARTERS.iter().find(|(names, _)| names.has(name));
+        valued = starter.map_or(valued, |(_, options)| *options);
+        true
+    })
+}
+
+fn launcher(words: &[Word]) -> Option<Launched<'_>> {
     value_sources(words).find_map(|at| {
-        let environment = Environment {
-            before: &words[..at],
-            exports,
-        };
-        let (word, rest) = words[at..].split_first()?;
+        let (before, from) = words.split_at(at);
+        let (word, rest) = from.split_first()?;
         let name = word.text.rsplit('/').next().unwrap_or_default();
         match is_python(name) {
-            true => Some(python(word, rest, &environment)),
-            false => by_name(word, rest, beside(word), &environment),
+            true => Some(python(word, rest, before)),
+            false => by_name(word, rest, beside(word), before),
         }
     })
 }
 
 /// A launcher that is started by its program's name. `python`: the interpreter of torchrun's installation.
+/// `before`: the words before the command.
 fn by_name<'w>(
     word: &'w Word,
     rest: &'w [Word],
     python: String,
-    environment: &Environment<'_>,
+    before: &[Word],
 ) -> Option<Launched<'w>> {
     let name = word.text.rsplit('/').next().unwrap_or_default();
     match name {
-        "torchrun" => Some(torchrun(word, rest, python, environment, &TORCHRUN)),
+        "torchrun" => Some(torchrun(word, rest, python, before, &TORCHRUN)),
         "accelerate-launch" => Some(accelerate(word, rest, python)),
         "accelerate" if rest.first().is_some_and(|w| w.text == "launch") => {
             Some(accelerate(&rest[0], &rest[1..], python))
@@ -167,6 +188,19 @@ fn by_name<'w>(
         "swift" | "llamafactory-cli" | "lmf" if !rest.is_empty() => Some(Launched {
             script: Some(word),
             arguments: &rest[1..],
+            many: true,
+            ..Launched::default()
+        }),
+        // Scripts among the examples of transformers and optimum-habana that start another script.
+        "xla_spawn.py" | "gaudi_spawn.py" => Some(Launched {
+            refused: Some(Diagnostic::error(
+                "unsupported-value",
+                Some(word.span),
+                format!(
+                    "`{name}` starts the program in several processes, and its options are not read"
+                ),
+                "give the program's own command with the number of processes, `torchrun --nproc_per_node N PROGRAM …`",
+            )),
             many: true,
             alone: None,
             ..program(rest)
@@ -183,11 +217,10 @@ fn is_python(name: &str) -> bool {
 
 /// The Python interpreter beside a launcher.
 fn beside(launcher: &Word) -> String {
-    let (folder, _) = launcher.text.rsplit_once('/').unzip();
-    folder.map_or_else(
-        || "python3".to_owned(),
-        |folder: &str| format!("{folder}/python3"),
-    )
+    match launcher.text.rsplit_once('/') {
+        Some((folder, _)) => format!("{folder}/python3"),
+        None => "python3".to_owned(),
+    }
 }
 
 /// The words before a program that start it as the launcher does.
@@ -234,22 +267,19 @@ fn world(key: &str, processes: u64, span: Span) -> Node {
     tree.into_node()
 }
 
-/// The environment of torchrun, which holds the default of `--name` as `PET_NAME`.
-struct Environment<'w> {
-    /// The words before `torchrun`: `PET_NNODES=2 torchrun`.
-    before: &'w [Word],
-    exports: &'w HashMap<String, Word>,
+/// The default that torchrun's environment holds for an option: `PET_NNODES=2 torchrun`.
+fn default(option: &str, before: &[Word]) -> Option<Word> {
+    let name = format!("PET_{}", option.to_uppercase());
+    let mut assigned = before.iter().rev().filter_map(Word::assignment);
+    let found = assigned.find(|assignment| assignment.name == name)?;
+    Some(found.value)
 }
 
-impl Environment<'_> {
-    fn default(&self, option: &str) -> Option<Word> {
-        let name = format!("PET_{}", option.to_uppercase());
-        let mut before = self.before.iter().rev().filter_map(Word::assignment);
-        match before.find(|assignment| assignment.name == name) {
-            Some(assignment) => Some(assignment.value),
-            None => self.exports.get(&name).cloned(),
-        }
-    }
+/// Whether a script sets such a default for a later command, where the environment is not followed.
+pub(super) fn sets_defaults(line: &Line) -> bool {
+    let names = ["PET_NNODES", "PET_NPROC_PER_NODE"];
+    let sets = |word: &Word| names.iter().any(|name| word.text.contains(name));
+    line.words.iter().any(sets)
 }
 
 /// Parses torchrun. Its world size is `--nnodes` × `--nproc_per_node`, both 1 by default.
@@ -257,13 +287,13 @@ fn torchrun<'w>(
     launcher: &Word,
     words: &'w [Word],
     python: String,
-    environment: &Environment<'_>,
+    before: &[Word],
     known: &Options,
 ) -> Launched<'w> {
     let mut launched = launched(Launcher::Torchrun, launcher, options(words, known), python);
     for name in ["nnodes", "nproc_per_node"] {
         if value(&launched.options, &[name]).is_none()
-            && let Some(default) = environment.default(name)
+            && let Some(default) = default(name, before)
         {
             launched.options.push(Opt {
                 name: name.to_owned(),
@@ -331,11 +361,7 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched
 fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
     let counts = option(options, &["num_gpus", "num_nodes"])?;
     let names = option(options, &["include", "i", "exclude", "e"])?;
-    let written = |option: &Opt| {
-        let dashes = if option.name.len() == 1 { "-" } else { "--" };
-        format!("{dashes}{}", option.name)
-    };
-    let (counts, named) = (written(counts), written(names));
+    let (counts, named) = (counts.written(), names.written());
     Some(Diagnostic::error(
         "unsupported-value",
         Some(names.at),
@@ -349,8 +375,6 @@ fn accelerate<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launche
     let launched = launched(Launcher::Accelerate, launcher, given, python);
     Launched {
         config: file(&launched.options),
-        unresolved: launched.hidden,
-        hidden: None,
         ..launched
     }
 }
@@ -366,58 +390,63 @@ fn file(options: &[Opt]) -> Option<Config> {
 }
 
 /// Parses `python [options] SCRIPT`, or a launcher that is started as a module.
-fn python<'w>(python: &Word, words: &'w [Word], environment: &Environment<'_>) -> Launched<'w> {
+fn python<'w>(python: &Word, words: &'w [Word], before: &[Word]) -> Launched<'w> {
     let Given { options, rest, .. } = options(words, &PYTHON);
-    let flags = &words[..words.len() - rest.len()];
-    let mut alone = vec![python.text.clone()];
-    let Some(module) = value(&options, &["m"]) else {
-        if let Some(launched) = spawn::spawn(rest) {
-            return launched;
-        }
-        let (script, arguments) = rest.split_first().unzip();
-        if let (Some(script), Some(arguments)) = (script, arguments)
-            && let Some(launched) = by_name(script, arguments, python.text.clone(), environment)
-        {
-            return launched;
-        }
-        let mut launched = program(rest);
-        alone.extend(flags.iter().map(|word| word.text.clone()));
-        launched.alone = Some(alone);
-        return launched;
+    let by = python.text.clone();
+    let found = match value(&options, &["m"]) {
+        Some(module) => by_module_name(module, rest, by.clone(), before),
+        None => rest
+            .split_first()
+            .and_then(|(script, rest)| by_name(script, rest, by.clone(), before)),
     };
-    match module.text.as_str() {
-        "torch.distributed.run" => {
-            torchrun(module, rest, python.text.clone(), environment, &TORCHRUN)
-        }
+    if let Some(launched) = found {
+        return launched;
+    }
+    let module = value(&options, &["m"]);
+    // The module's name may be a part of its option (`-mpkg.train`).
+    let program_at = match module {
+        Some(module) => words
+            .iter()
+            .position(|word| word.span.end == module.span.end),
+        None => Some(words.len() - rest.len()),
+    };
+    let (flags, from) = words.split_at(program_at.unwrap_or(0));
+    let flags = flags.iter().map(|word| word.text.clone());
+    Launched {
+        module: module.is_some(),
+        alone: Some(std::iter::once(by).chain(flags).collect()),
+        ..program(from)
+    }
+}
+
+/// A launcher that Python starts as a module.
+fn by_module_name<'w>(
+    module: &Word,
+    rest: &'w [Word],
+    python: String,
+    before: &[Word],
+) -> Option<Launched<'w>> {
+    let launched = match module.text.as_str() {
+        "torch.distributed.run" => torchrun(module, rest, python, before, &TORCHRUN),
         "torch.distributed.launch" => {
-            let python = python.text.clone();
-            let launched = torchrun(module, rest, python, environment, &TORCH_LAUNCH);
+            let launched = torchrun(module, rest, python, before, &TORCH_LAUNCH);
             let by_variable = option(&launched.options, &["use_env"]).is_some();
             Launched {
                 local_rank: (!by_variable).then_some("--local-rank"),
                 ..launched
             }
         }
-        "accelerate.commands.launch" => accelerate(module, rest, python.text.clone()),
+        "accelerate.commands.launch" => accelerate(module, rest, python),
         "accelerate.commands.accelerate_cli"
             if rest.first().is_some_and(|w| w.text == "launch") =>
         {
-            accelerate(&rest[0], &rest[1..], python.text.clone())
+            accelerate(&rest[0], &rest[1..], python)
         }
-        "deepspeed.launcher.runner" => deepspeed(module, rest, python.text.clone()),
-        "trl" | "trl.cli" if !rest.is_empty() => trl(rest, python.text.clone()),
-        _ => {
-            let at = words
-                .iter()
-                .position(|word| word.span.end == module.span.end);
-            let at = at.unwrap_or(0);
-            let mut launched = program(&words[at..]);
-            launched.module = true;
-            alone.extend(words[..at].iter().map(|word| word.text.clone()));
-            launched.alone = Some(alone);
-            launched
-        }
-    }
+        "deepspeed.launcher.runner" => deepspeed(module, rest, python),
+        "trl" | "trl.cli" if !rest.is_empty() => trl(rest, python),
+        _ => return None,
+    };
+    Some(launched)
 }
 
 #[cfg(test)]

@@ -4,37 +4,31 @@
 
 pub(crate) mod alone;
 pub(crate) mod arguments;
-pub(crate) mod blanks;
 pub(crate) mod hydra;
 pub(crate) mod launcher;
-pub(crate) mod rewritten;
 pub(crate) mod script;
 pub(crate) mod slurm;
 pub(crate) mod unresolved;
-pub(crate) mod wrapper;
 
 use std::path::{Path, PathBuf};
 
 use super::accelerate::{self, Config};
-use super::handbook::keys;
+use super::handbook::{self, keys};
 use super::projects::{self, Project};
 use crate::recipe::schema::tree::{Given, Tree};
-use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::shell::word::{self, Word};
+use crate::recipe::syntax::shell::{self, Form};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::util::suggest::short;
 
-use crate::recipe::syntax::shell::word::{self, Word};
-use crate::recipe::syntax::shell::{self, Form};
 use arguments::Arguments;
 use launcher::{Launched, Opt};
 use script::Candidate;
 use unresolved::AS_EXPANDED;
 
-pub(crate) use hydra::Call as HydraCall;
 pub(crate) use launcher::{Launcher, nodes, refuse_switches};
-pub(crate) use rewritten::only_numbers_changed;
-pub(crate) use slurm::gpu_requests as slurm_gpu_requests;
 
 /// The longest script or command line, bytes. Some steps of the parser take the square of its length.
 const MAX_SCRIPT: usize = 64 << 10;
@@ -42,8 +36,8 @@ const MAX_SCRIPT: usize = 64 << 10;
 /// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
 /// value.
 pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
-    let script = shell::read(text, span.file, Form::of(path)).ok()?;
-    let words = script.lines.iter().flat_map(|line| &line.words);
+    let lines = shell::read(text, span.file, Form::of(path)).ok()?;
+    let words = lines.iter().flat_map(|line| &line.words);
     let mut covering =
         words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
     let word = covering.next()?;
@@ -62,38 +56,45 @@ pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
 /// A parsed command line.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Command {
-    /// The trainer's arguments, `--key value`, as a mapping.
+    /// The trainer's arguments, `--key value`, as a mapping. Empty for a Hydra program and for a project whose
+    /// arguments are not read.
     pub arguments: Node,
     /// The program, or the trainer's name in TRL's command line.
     pub script: Option<Given<PathBuf>>,
     /// The program is a module, called by its name (`python -m pkg.train`).
     pub module: bool,
-    /// The overrides of a Hydra program. `arguments` is empty then.
-    pub hydra: Option<HydraCall>,
-    /// The project whose program the command starts, if its arguments are not read. `arguments` is empty
-    /// then.
+    /// The root file of a Hydra program's configs.
+    pub hydra: Option<Given<PathBuf>>,
+    /// The overrides of a Hydra program.
+    pub overrides: Vec<String>,
+    /// The project whose program the command starts, if its arguments are not read.
     pub project: Option<Given<&'static Project>>,
     /// The recipe that the command names.
     pub config: Option<Given<PathBuf>>,
     /// The recipe is the only argument, without `--config`. Upstream then reads nothing else.
     pub only_config: bool,
-    /// `--config=FILE`, one word.
-    pub tied_config: Option<Given<String>>,
     /// The recipe is a DeepSpeed config (`--deepspeed_config`): the program uses DeepSpeed without a
     /// known trainer, and its arguments are not interpreted.
     pub deepspeed: bool,
-    /// The accelerate config of the launcher.
-    pub accelerate: Option<Config>,
+    /// The settings of `accelerate launch`.
+    pub launch: Launch,
     /// The command is TRL's command line, which also reads launcher options from the recipe.
     pub by_trl: bool,
-    /// Options of `accelerate launch`, as keys of its config.
-    pub launch: Option<Node>,
-    /// All options of `accelerate launch` in their order; `None`: it does not start the program.
-    pub options: Option<Vec<Given<Option<String>>>>,
     /// Processes that torchrun or DeepSpeed's launcher starts, as a native tree.
     pub world: Option<Node>,
     /// Byte offset at which arguments may be added, after the last one.
     pub end: usize,
+}
+
+/// What a command, or a recipe for TRL's launcher, gives to `accelerate launch`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Launch {
+    /// The config, also as TRL's `accelerate_config`.
+    pub config: Option<Config>,
+    /// The options as keys of the config.
+    pub options: Option<Node>,
+    /// All options in their order; `None`: it does not start the program.
+    pub words: Option<Vec<Given<Option<String>>>>,
 }
 
 /// Whether a file holds a command line rather than YAML or JSON.
@@ -119,22 +120,6 @@ pub(crate) fn is_one(path: &Path, text: &str) -> bool {
     first.is_some_and(|line| word::is_long_option(line) || launches(line))
 }
 
-/// The arguments in a file that `HfArgumentParser` reads before the command's arguments.
-pub(crate) fn arguments_of(
-    text: &str,
-    file: FileId,
-    is_switch: impl Fn(&str) -> bool,
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Option<Node> {
-    if refuse_long(text, file, diagnostics) {
-        return None;
-    }
-    let script = shell::read(text, file, Form::ArgumentsFile).ok()?;
-    let line = script.lines.into_iter().next()?;
-    let start = line.words.first()?.span;
-    Some(arguments::tree(&line.words, start, is_switch, diagnostics).root)
-}
-
 /// Refuses a text with commands that is longer than any script that starts a training.
 fn refuse_long(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> bool {
     let long = text.len() > MAX_SCRIPT;
@@ -158,20 +143,18 @@ pub(crate) fn parse(
     path: &Path,
     text: &str,
     file: FileId,
-    is_switch: impl Fn(&str) -> bool,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Command> {
-    if refuse_long(text, file, diagnostics) {
-        return None;
-    }
     let form = Form::of(path);
-    if blanks::refuse_line_ends(text, form, file, diagnostics) {
+    if refuse_long(text, file, diagnostics)
+        || script::refuse_line_ends(text, form, file, diagnostics)
+    {
         return None;
     }
-    let script = match shell::read(text, file, form) {
-        Ok(script) => script,
+    let lines = match shell::read(text, file, form) {
+        Ok(lines) => lines,
         Err(at) => {
-            let blank = blanks::blank(&text[at.start..at.end], at);
+            let blank = script::blank(&text[at.start..at.end], at);
             diagnostics.push(blank.unwrap_or_else(|| {
                 Diagnostic::error(
                     "yaml-syntax",
@@ -183,7 +166,7 @@ pub(crate) fn parse(
             return None;
         }
     };
-    if let [first, second, ..] = script.lines.as_slice()
+    if let [first, second, ..] = lines.as_slice()
         && word::is_long_option(&first.words[0].text)
     {
         diagnostics.push(Diagnostic::error(
@@ -194,44 +177,37 @@ pub(crate) fn parse(
         ));
         return None;
     }
-    let mut candidates = script::candidates(&script);
+    let mut candidates = script::candidates(&lines);
     if let Some(project) = projects::of_script(text)
         && let Some(first) = candidates.first_mut()
         && first.project.is_none()
     {
         first.project = Some(Given::new("command", project, first.words[0].span));
     }
-    if script::refuse_unread(&script.lines, &candidates, diagnostics) {
+    if script::refuse_unread(&lines, &candidates, diagnostics) {
         return None;
     }
     let Some(found) = candidates.first() else {
-        if let Some(problem) = unresolved::program(&script.lines) {
-            diagnostics.push(problem);
-            return None;
-        }
-        let first = script.lines.first().and_then(|line| line.words.first());
-        let span = first.map(|word| word.span);
-        diagnostics.push(Diagnostic::error(
-            "unknown-dialect",
-            span,
-            "no command here starts a training",
-            "give the whole command, such as `torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8`, or its arguments",
-        ));
+        diagnostics.push(unresolved::program(&lines).unwrap_or_else(|| {
+            let first = lines.first().and_then(|line| line.words.first());
+            Diagnostic::error(
+                "unknown-dialect",
+                first.map(|word| word.span),
+                "no command here starts a training",
+                "give the whole command, such as `torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8`, or its arguments",
+            )
+        }));
         return None;
     };
     if found.project.is_none() {
         script::refuse_others(&candidates, diagnostics);
     }
-    blanks::refuse(form, found, diagnostics);
+    script::refuse_blanks(form, found, diagnostics);
     unresolved::warn_of_defaults(found.words, diagnostics);
-    Some(understand(found, is_switch, diagnostics))
+    Some(understand(found, diagnostics))
 }
 
-fn understand(
-    found: &Candidate<'_>,
-    is_switch: impl Fn(&str) -> bool,
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Command {
+fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Command {
     let Candidate {
         launched,
         last,
@@ -240,93 +216,79 @@ fn understand(
     } = found;
     let start = launched.arguments.first().unwrap_or(last).span;
     let hydra = hydra::call(launched.script, launched.arguments).filter(|_| project.is_none());
-    let hydra = hydra.map(|call| {
-        let resolved = hydra::resolved(launched.arguments, diagnostics);
-        let resolved = hydra::call(launched.script, &resolved);
-        if let Some(word) = &call.hidden {
-            diagnostics.push(hydra::hidden_overrides(word, launched.arguments));
+    let mut overrides = Vec::new();
+    if let Some(call) = &hydra {
+        for word in &call.overrides {
+            overrides.extend(hydra::resolved(word, diagnostics));
         }
-        HydraCall {
-            overrides: resolved.map_or_else(Vec::new, |call| call.overrides),
-            ..call
-        }
-    });
+        diagnostics.extend(call.hidden.map(hydra::hidden_overrides));
+    }
     let words = match (&hydra, project) {
         (None, None) => launched.arguments,
         _ => &[],
     };
-    unresolved::refuse(words, launched.unresolved, diagnostics);
+    unresolved::refuse(launched, words, diagnostics);
     let Arguments {
         root: mut arguments,
         loose,
         unresolved,
-    } = arguments::tree(words, start, is_switch, diagnostics);
+    } = arguments::tree(words, start, diagnostics);
     unresolved::take_values(&mut arguments, &unresolved, diagnostics);
     refuse_hydra(&loose, diagnostics);
     refuse_after_config(&arguments, diagnostics);
-    if launched.mixed
-        && let Value::Mapping(entries) = &mut arguments.value
-    {
+    refuse_tied_config(launched.script, words, diagnostics);
+    let by_trl = launched.launcher == Launcher::Trl;
+    if by_trl && let Value::Mapping(entries) = &mut arguments.value {
         entries.retain(|entry| !launcher::is_for_trls_launcher(&entry.name));
     }
-    let script = launched.script.map(|word| {
-        let path = PathBuf::from(&word.text);
-        Given::new("script", path, word.span)
-    });
     // TRL and the handbook take `--config recipe.yaml`; transformers' scripts take a JSON or YAML file
     // as their only argument.
-    let file = |arguments: &Node, key| {
+    let file = |key| {
         let node = arguments.get(key)?;
         Some(Given::new(key, PathBuf::from(node.text()?), node.span))
     };
-    let raw = file(&arguments, "deepspeed_config");
+    let raw = file("deepspeed_config");
     let deepspeed = raw.is_some();
-    let named = raw.or_else(|| file(&arguments, "config"));
+    let named = raw.or_else(|| file("config"));
     arguments.remove_path("config");
-    let only_config = named.is_none();
-    let mut tied = words
-        .iter()
-        .filter(|word| word.text.starts_with("--config="));
-    let tied_config = tied.next_back().map(|word| {
-        let value = word.after("--config=".len()).text;
-        Given::new("config", value, word.span)
+    let only = loose.iter().find(|word| {
+        let extension = Path::new(&word.text).extension().and_then(|e| e.to_str());
+        matches!(extension, Some("json" | "yaml" | "yml"))
     });
-    let config = named.or_else(|| {
-        let file = loose.iter().find(|word| {
-            let extension = Path::new(&word.text).extension().and_then(|e| e.to_str());
-            matches!(extension, Some("json" | "yaml" | "yml"))
-        });
-        file.map(|word| Given::new("config", PathBuf::from(&word.text), word.span))
-    });
-    let by_accelerate = [Launcher::Accelerate, Launcher::Trl].contains(&launched.launcher);
-    let without = launched.launcher == Launcher::Trl && launched.options.is_empty();
-    let launch = by_accelerate && !without;
-    let launch = launch.then(|| launch_keys(&launched.options, start));
-    let options = by_accelerate.then(|| {
-        let options = launched.options.iter().map(|option| {
-            let value = option.value.as_ref().map(|word| word.text.clone());
-            Given::new(&option.name, value, option.at)
-        });
-        options.collect()
-    });
+    let only = only.filter(|_| named.is_none());
     diagnostics.extend(launched.refused.clone());
     Command {
         arguments,
-        script,
+        script: launched.script.map(|word| file_of("script", word)),
         module: launched.module,
-        hydra,
+        hydra: hydra.map(|call| Given::new("config", call.root, start)),
+        overrides,
         project: project.clone(),
-        only_config: only_config && config.is_some(),
-        config,
-        tied_config,
+        only_config: only.is_some(),
+        config: named.or(only.map(|word| file_of("config", word))),
         deepspeed,
-        accelerate: launched.config.clone(),
-        by_trl: launched.mixed,
-        launch,
-        options,
+        launch: launch(launched, start),
+        by_trl,
         world: launched.world.clone(),
         end: end_of_options(launched, last),
     }
+}
+
+/// The file that a word names.
+fn file_of(key: &str, word: &Word) -> Given<PathBuf> {
+    Given::new(key, PathBuf::from(&word.text), word.span)
+}
+
+/// What a command gives to `accelerate launch`.
+fn launch(launched: &Launched<'_>, start: Span) -> Launch {
+    if ![Launcher::Accelerate, Launcher::Trl].contains(&launched.launcher) {
+        return Launch::default();
+    }
+    let mut launch = Launch::of(launched.config.clone(), &launched.options, "--", start);
+    if launched.launcher == Launcher::Trl && launched.options.is_empty() {
+        launch.options = None;
+    }
+    launch
 }
 
 /// Byte offset at which arguments may be added: after the last word, but before `--`, which ends the
@@ -357,6 +319,22 @@ fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
+/// Refuses `--config=FILE` for TRL. Its parser expects `--config` as a separate word (f2cd577,
+/// `scripts/utils.py`, `parse_args_and_config`) and treats `--config=FILE` as an unknown argument.
+fn refuse_tied_config(script: Option<&Word>, words: &[Word], diagnostics: &mut Vec<Diagnostic>) {
+    let trainer = script.and_then(|word| handbook::trainer_of(Path::new(&word.text)));
+    let tied = |word: &&Word| word.text.starts_with("--config=");
+    if let (Some(_), Some(word)) = (trainer, words.iter().rev().find(tied)) {
+        let file = word.after("--config=".len()).text;
+        diagnostics.push(Diagnostic::error(
+            "unknown-key",
+            Some(word.span),
+            format!("TRL refuses `--config={file}` as an unknown argument"),
+            format!("write it as two words, `--config {file}`"),
+        ));
+    }
+}
+
 /// Refuses words after `--config FILE`. The option takes one value, and upstream's parsers refuse the rest
 /// (transformers 5.23.0 `hf_argparser.py`, `parse_args_into_dataclasses`).
 fn refuse_after_config(arguments: &Node, diagnostics: &mut Vec<Diagnostic>) {
@@ -378,22 +356,32 @@ fn refuse_after_config(arguments: &Node, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Options of `accelerate launch` as the config keys that they override, and its switches as `--NAME`.
-fn launch_keys(options: &[Opt], span: Span) -> Node {
-    let mut tree = Tree::new(span);
-    for Opt { name, at, value } in options {
-        let key = format!("--{name}");
-        if accelerate::is_switch(name) {
-            tree.plain(&key, &Given::new(&key, true, *at));
-        } else if let (Some(value), Some(path)) = (value, config_key(name)) {
-            // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
-            if COUNTS.contains(&name.as_str()) && !value.unresolved.is_empty() {
-                continue;
+impl Launch {
+    /// A config, and options over it: with a value as the config keys that they override, switches as `--NAME`.
+    /// `dashes`: what precedes an option's name in messages.
+    fn of(config: Option<Config>, options: &[Opt], dashes: &str, span: Span) -> Launch {
+        let mut tree = Tree::new(span);
+        let mut words = Vec::new();
+        for Opt { name, at, value } in options {
+            let text = value.as_ref().map(|value| value.text.clone());
+            words.push(Given::new(name, text, *at));
+            let key = format!("{dashes}{name}");
+            if accelerate::is_switch(name) {
+                tree.plain(&key, &Given::new(&key, true, *at));
+            } else if let (Some(value), Some(path)) = (value, config_key(name)) {
+                // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
+                if COUNTS.contains(&name.as_str()) && !value.unresolved.is_empty() {
+                    continue;
+                }
+                tree.put(&path, &key, arguments::typed(&value.text, value.span));
             }
-            tree.put(&path, &key, arguments::typed(&value.text, value.span));
+        }
+        Launch {
+            config,
+            options: Some(tree.into_node()),
+            words: Some(words),
         }
     }
-    tree.into_node()
 }
 
 /// Options of `accelerate launch` for the world size and this machine's rank.
@@ -437,8 +425,8 @@ pub(crate) struct Call {
 impl Call {
     /// The launcher of the training command in a text.
     pub fn of(path: &Path, text: &str, file: FileId) -> Option<Call> {
-        let script = shell::read(text, file, Form::of(path)).ok()?;
-        let candidates = script::candidates(&script);
+        let lines = shell::read(text, file, Form::of(path)).ok()?;
+        let candidates = script::candidates(&lines);
         let launched = candidates.into_iter().next()?.launched;
         Some(Call {
             launcher: launched.launcher,
@@ -466,57 +454,82 @@ impl Call {
 
     /// The value of an option and its place.
     pub fn value(&self, names: &[&str]) -> Option<(&str, Span)> {
-        let option = launcher::option(&self.options, names)?;
-        let word = option.value.as_ref()?;
+        let word = launcher::value(&self.options, names)?;
         Some((&word.text, word.span))
     }
 }
 
-/// The accelerate config and the launcher options that a recipe gives to TRL's launcher.
-#[derive(Debug, Default)]
-pub(crate) struct Launch {
-    /// `accelerate_config`.
-    pub config: Option<Config>,
-    /// Options of `accelerate launch`, as keys of its config.
-    pub options: Option<Node>,
-    /// The same options as words.
-    pub words: Vec<Given<Option<String>>>,
-}
-
 /// Removes from a recipe the keys that TRL's command line passes to its launcher (`num_processes: 4`). TRL
-/// passes on every key that the trainer does not know.
+/// passes on every key that the trainer does not know. A launcher's config has the same keys and stays unchanged.
 pub(crate) fn take_launch(root: &mut Node) -> Launch {
-    let mut launch = Launch::default();
+    let (mut config, mut options) = (None, Vec::new());
+    let span = root.span;
+    if accelerate::looks_like_one(root) {
+        return Launch::default();
+    }
     let Value::Mapping(entries) = &mut root.value else {
-        return launch;
+        return Launch::default();
     };
-    let mut options = Tree::new(root.span);
-    let mut any = false;
     entries.retain(|entry| {
         let name = entry.name.as_str();
-        let text = entry.value.text();
-        let (Some(text), true) = (text, keys::is_launcher_key(name)) else {
+        let text = entry.value.text().filter(|_| keys::is_launcher_key(name));
+        let Some(text) = text else {
             return true;
         };
-        let span = entry.value.span;
+        let at = entry.value.span;
         match name {
-            keys::TRL_CONFIG => launch.config = Some(Config::of_trl(text.to_owned(), span)),
-            "config_file" => {
-                launch.config = Some(Config::File(PathBuf::from(text), Some(span)));
-            }
-            name => {
-                let word = Given::new(name, Some(text.to_owned()), span);
-                launch.words.push(word);
-                if let Some(path) = config_key(name) {
-                    options.plain(&path, &Given::new(name, text, span));
-                    any = true;
-                }
-            }
+            keys::TRL_CONFIG => config = Some(Config::of_trl(text.to_owned(), at)),
+            "config_file" => config = Some(Config::File(PathBuf::from(text), Some(at))),
+            name => options.push(Opt {
+                name: name.to_owned(),
+                at,
+                value: Some(Word::new(text, at, 0)),
+            }),
         }
         false
     });
-    launch.options = any.then(|| options.into_node());
-    launch
+    match options.is_empty() {
+        true => Launch {
+            config,
+            ..Launch::default()
+        },
+        false => Launch::of(config, &options, "", span),
+    }
+}
+
+/// Whether `after` starts the same program as `before` with the same arguments, except that the keys in
+/// `numbers` have the given values. An added word may become another option's value or an option of the launcher.
+pub(crate) fn only_numbers_changed(
+    path: &Path,
+    before: &str,
+    after: &str,
+    numbers: &[(String, u64)],
+) -> bool {
+    let read = |text: &str| {
+        let mut diagnostics = Vec::new();
+        let command = parse(path, text, FileId(0), &mut diagnostics)?;
+        let errors = diagnostics.iter().filter(|d| d.severity == Severity::Error);
+        (errors.count() == 0).then_some(command)
+    };
+    let (Some(before), Some(after)) = (read(before), read(after)) else {
+        return false;
+    };
+    let has = |(key, number): &(String, u64)| {
+        let text = after.arguments.get(key).and_then(Node::text);
+        text.and_then(|text| text.parse().ok()) == Some(*number)
+    };
+    let rest = |command: &Command| {
+        let mut arguments = command.arguments.clone();
+        if let Value::Mapping(entries) = &mut arguments.value {
+            entries.retain(|entry| !numbers.iter().any(|(key, _)| *key == entry.name));
+        }
+        arguments
+    };
+    let path = |file: &Option<Given<PathBuf>>| file.as_ref().map(|file| file.value.clone());
+    numbers.iter().all(has)
+        && rest(&before).same_value(&rest(&after))
+        && path(&before.script) == path(&after.script)
+        && path(&before.config) == path(&after.config)
 }
 
 #[cfg(test)]

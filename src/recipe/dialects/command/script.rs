@@ -1,23 +1,21 @@
 //! Finds the command of a script that starts the training.
 
-use super::launcher::{self, Launched};
+use super::launcher::{self, Launched, Launcher};
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::dialects::programs;
 use crate::recipe::dialects::projects::{self, Project};
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::shell::word::Word;
-use crate::recipe::syntax::shell::{Line, Script, Shell, inner};
+use crate::recipe::syntax::shell::{Form, Line, Shell, inner};
+use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::words::Words;
 
 /// Arguments that set the batch, or name a file that may.
-const BATCH: [&str; 6] = [
-    "per_device_train_batch_size",
-    "per_gpu_train_batch_size",
-    "gradient_accumulation_steps",
-    "config",
-    "deepspeed",
-    "deepspeed_config",
-];
+const BATCH: Words = Words(
+    "per_device_train_batch_size per_gpu_train_batch_size gradient_accumulation_steps config deepspeed \
+     deepspeed_config",
+);
 
 /// A command that may be a training.
 pub(crate) struct Candidate<'w> {
@@ -43,32 +41,32 @@ enum Likely {
 impl Candidate<'_> {
     fn likely(&self) -> Likely {
         let launched = &self.launched;
-        let options = launched.arguments.iter().filter_map(|word| {
-            let option = word.option().filter(|_| word.text.starts_with("--"));
-            option.map(|(name, _)| name)
-        });
-        let options: Vec<String> = options.collect();
-        let any = |test: &dyn Fn(&str) -> bool| options.iter().any(|name| test(name));
-        let file = |word: &Word| {
+        let mut names = Vec::new();
+        for word in launched.arguments {
+            if let Some((name, _)) = word.option().filter(|_| word.text.starts_with("--")) {
+                names.push(name);
+            }
+        }
+        let is_file = |word: &Word| {
             let ends = [".yaml", ".yml", ".json"];
             ends.iter().any(|end| word.text.ends_with(end))
         };
-        let hydra = super::hydra::call(launched.script, launched.arguments).is_some();
-        let unresolved = launched
-            .arguments
-            .iter()
-            .any(|word| word.unresolved_extent().is_some());
-        let named = launched.script.map(|word| word.text.as_ref());
+        let trainer = launched.script.map(|word| word.text.as_ref());
         if self.project.is_some()
-            || any(&|name| BATCH.contains(&name))
-            || hydra
-            || launched.arguments.iter().any(file)
+            || names.iter().any(|name| BATCH.has(name))
+            || super::hydra::call(launched.script, launched.arguments).is_some()
+            || launched.arguments.iter().any(is_file)
         {
             Likely::Batch
         } else if launched.many
-            || any(&|name| keys::kind_in_training(name).is_some())
-            || unresolved
-            || named.is_some_and(|name| handbook::trainer_of(name).is_some())
+            || names
+                .iter()
+                .any(|name| keys::kind_in_training(name).is_some())
+            || launched
+                .arguments
+                .iter()
+                .any(|word| !word.unresolved.is_empty())
+            || trainer.is_some_and(|name| handbook::trainer_of(name).is_some())
         {
             Likely::Training
         } else {
@@ -78,37 +76,42 @@ impl Candidate<'_> {
 }
 
 /// The commands that are most likely a training.
-pub(crate) fn candidates(script: &Script) -> Vec<Candidate<'_>> {
+pub(crate) fn candidates(lines: &[Line]) -> Vec<Candidate<'_>> {
+    let candidate = |line| candidate(line, lines);
+    let mut found: Vec<Candidate<'_>> = lines.iter().filter_map(candidate).collect();
+    let most = found.iter().map(Candidate::likely).max();
+    found.retain(|candidate| Some(candidate.likely()) == most);
+    found
+}
+
+/// The command of one of the lines, if it may be a training.
+fn candidate<'w>(line: &'w Line, lines: &[Line]) -> Option<Candidate<'w>> {
+    let words = line.words.as_slice();
     // An inline script whose quoting is not supported is no command.
-    let read = |line: &&Line| line.shell != Shell::Unread && !inner::is_harmless(&line.words);
-    let mut found: Vec<(Likely, Candidate<'_>)> = script
-        .lines
-        .iter()
-        .filter(read)
-        .filter_map(|line| {
-            let words = line.words.as_slice();
-            if projects::trains_nothing(words) {
-                return None;
-            }
-            let project = projects::of_command(words);
-            let launched = launcher::find(words, &script.exports)
-                .or_else(|| project.is_some().then(|| launcher::program(words)))?;
-            let program = launched.script.map(|word| word.text.as_str());
-            if program.is_some_and(programs::trains_nothing) {
-                return None;
-            }
-            let candidate = Candidate {
-                last: launched.arguments.last().or(words.last())?,
-                launched,
-                words,
-                project,
-            };
-            Some((candidate.likely(), candidate))
-        })
-        .collect();
-    let most = found.iter().map(|(likely, _)| *likely).max();
-    found.retain(|(likely, _)| Some(*likely) == most);
-    found.into_iter().map(|(_, candidate)| candidate).collect()
+    if line.shell == Shell::Unread || inner::is_harmless(words) || projects::trains_nothing(words) {
+        return None;
+    }
+    let project = projects::of_command(words);
+    let found = launcher::find(words);
+    let mut launched = found.or_else(|| project.is_some().then(|| launcher::program(words)))?;
+    let program = launched.script.map(|word| word.text.as_str());
+    if program.is_some_and(programs::trains_nothing) {
+        return None;
+    }
+    let mut others = lines.iter().filter(|other| !std::ptr::eq(*other, line));
+    let given = |name| launcher::option(&launched.options, &[name]).is_some();
+    if launched.launcher == Launcher::Torchrun
+        && !(given("nnodes") && given("nproc_per_node"))
+        && others.any(launcher::sets_defaults)
+    {
+        launched.world = None;
+    }
+    Some(Candidate {
+        last: launched.arguments.last().or(words.last())?,
+        launched,
+        words,
+        project,
+    })
 }
 
 /// Refuses a script with several trainings: one plan cannot fit all of them.
@@ -149,7 +152,7 @@ pub(crate) fn refuse_unread(
     let trains = |line: &&Line| candidates.is_empty() || line.words.iter().any(mentions);
     let Some(word) = unread
         .filter(trains)
-        .find_map(|line| Some(&line.words[inner::script(&line.words)?.at]))
+        .find_map(|line| Some(&line.words[inner::script(&line.words)?]))
     else {
         return false;
     };
@@ -160,4 +163,54 @@ pub(crate) fn refuse_unread(
         "give the inner command itself: `evenkeel plan … -- COMMAND`",
     ));
     true
+}
+
+// White space that does not separate words: a shell treats a carriage return as an ordinary character, and so every
+// blank except space and tab (POSIX.1-2024, Shell Command Language, 2.3; bash 5.2 `shell_blank`).
+
+/// Refuses a script with CRLF line ends.
+pub(crate) fn refuse_line_ends(
+    text: &str,
+    form: Form,
+    file: FileId,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> bool {
+    let Some(at) = text.find("\r\n").filter(|_| form == Form::Script) else {
+        return false;
+    };
+    diagnostics.push(Diagnostic::error(
+            "yaml-syntax",
+            Some(Span::of(text, at..at + 1, file)),
+            "the lines of this script end in CRLF: the shell treats the carriage return as part of a word, and a `\\` before it does not continue the line",
+            "save it with LF line ends (`dos2unix`, `sed -i 's/\\r$//'`)",
+        ));
+    true
+}
+
+/// Refuses a training command with a word that holds white space outside quotes.
+pub(crate) fn refuse_blanks(
+    form: Form,
+    training: &Candidate<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    // White space within quotes is intended.
+    let joined = |word: &&Word| word.text[..word.literal].chars().any(char::is_whitespace);
+    if form == Form::Script
+        && let Some(word) = training.words.iter().find(joined)
+    {
+        diagnostics.extend(blank(&word.text, word.span));
+    }
+}
+
+/// The error for white space in a text that does not separate words. `None`: there is none.
+pub(crate) fn blank(text: &str, at: Span) -> Option<Diagnostic> {
+    let separates = |c: char| matches!(c, ' ' | '\t' | '\n');
+    let blank = text.chars().find(|c| c.is_whitespace() && !separates(*c))?;
+    let blank = u32::from(blank);
+    Some(Diagnostic::error(
+        "yaml-syntax",
+        Some(at),
+        format!("U+{blank:04X} looks like a space, but the shell does not split words at it"),
+        "replace it with a space, or quote it if it is intended",
+    ))
 }

@@ -5,20 +5,10 @@
 
 use std::ops::Range;
 
-use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::cut;
-
-/// A request for GPUs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GpuRequest {
-    /// GPUs on all nodes.
-    pub gpus: u64,
-    /// The option as written.
-    pub option: String,
-    pub nodes: u64,
-    /// Place of the option.
-    pub span: Span,
-}
 
 /// An option with a number. `at`: the bytes of its first word.
 struct Counted {
@@ -26,9 +16,6 @@ struct Counted {
     text: String,
     at: Range<usize>,
 }
-
-/// A word and its bytes.
-type Word<'t> = (&'t str, Range<usize>);
 
 /// The options of one request. The last value of each counts.
 #[derive(Default)]
@@ -38,53 +25,67 @@ struct Request {
     all: Option<Counted>,
 }
 
-/// Every GPU request in a script with a resolved number.
-pub(crate) fn gpu_requests(text: &str, file: FileId) -> Vec<GpuRequest> {
+/// Warns if the command's script requests another number of GPUs from Slurm than it starts processes.
+pub(crate) fn compare(launched: Option<&Node>, reading: &mut Reading) {
+    let world = launched.and_then(|launched| launched.get_path("batch.gpus")?.text());
+    let Some(processes) = world.and_then(|text| text.parse::<u64>().ok()) else {
+        return;
+    };
+    let Some((file, _)) = reading.files.command else {
+        return;
+    };
+    let text = reading
+        .sources
+        .get(file)
+        .map_or("", |source| &source.text)
+        .to_owned();
+    for (gpus, nodes, option) in gpu_requests(&text) {
+        if gpus == processes {
+            continue;
+        }
+        let on = match nodes {
+            1 => String::new(),
+            nodes => format!(" on each of {nodes} nodes"),
+        };
+        reading.warning(
+            "gpu-count-conflict",
+            Some(Span::of(&text, option.at, file)),
+            format!(
+                "the script requests {gpus} GPUs from Slurm (`{}`{on}), but its launcher starts {processes} processes",
+                option.text
+            ),
+            format!("the plan uses {processes}: change the launcher's config or the Slurm request so that they agree"),
+        );
+    }
+}
+
+/// Every GPU request in a script with a resolved number: the GPUs on all nodes, the nodes, and the option.
+fn gpu_requests(text: &str) -> Vec<(u64, u64, Counted)> {
     let mut directives = Request::default();
-    let mut found = Vec::new();
+    let mut calls = Vec::new();
     let mut start = 0;
     for line in text.split_inclusive('\n') {
-        let comment = line.trim_start().strip_prefix('#');
-        let words = words(line, start);
-        match comment.map(|_| words.as_slice()) {
-            Some([first, options @ ..]) if first.0 == "#SBATCH" => directives.take(options),
-            Some([hash, first, options @ ..])
-                if hash.0 == "#" && ["salloc", "sbatch"].contains(&first.0) =>
-            {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("#SBATCH") => directives.take(words, line, start),
+            Some("#") if matches!(words.next(), Some("salloc" | "sbatch")) => {
                 let mut call = Request::default();
-                call.take(options);
-                found.extend(call.total(text, file));
+                call.take(words, line, start);
+                calls.push(call);
             }
             _ => {}
         }
         start += line.len();
     }
-    directives
-        .total(text, file)
-        .into_iter()
-        .chain(found)
-        .collect()
-}
-
-/// The words of a line that begins at a byte offset, up to a comment.
-fn words(line: &str, start: usize) -> Vec<Word<'_>> {
-    let mut words = Vec::new();
-    let mut at = 0;
-    for text in line.split_whitespace() {
-        at += line[at..].find(text).unwrap_or(0);
-        if at > 0 && text.starts_with('#') && !words.is_empty() {
-            break;
-        }
-        words.push((text, start + at..start + at + text.len()));
-        at += text.len();
-    }
-    words
+    let requests = std::iter::once(directives).chain(calls);
+    requests.filter_map(Request::total).collect()
 }
 
 impl Request {
-    fn take(&mut self, options: &[Word<'_>]) {
-        let mut options = options.iter();
-        while let Some((text, at)) = options.next() {
+    /// Adds the options of a line, which begins at a byte offset, up to a comment.
+    fn take<'t>(&mut self, words: impl Iterator<Item = &'t str>, line: &str, start: usize) {
+        let mut options = words.take_while(|word| !word.starts_with('#'));
+        while let Some(text) = options.next() {
             let (name, tied) = cut(text, '=');
             let place = match name {
                 "--nodes" | "-N" => &mut self.nodes,
@@ -92,39 +93,35 @@ impl Request {
                 "--gpus" | "-G" => &mut self.all,
                 _ => continue,
             };
-            let value = tied.or_else(|| options.next().map(|(text, _)| *text));
-            let count = value.and_then(|value| match name {
+            let value = tied.or_else(|| options.next()).unwrap_or_default();
+            let count = match name {
                 "--nodes" | "-N" => value.parse().ok(),
                 "--gres" => value
                     .split(',')
                     .find_map(|part| devices(part.strip_prefix("gpu")?)),
                 _ => devices(&format!(":{value}")),
-            });
+            };
+            let at = start + line.find(text).unwrap_or(0);
             // An unresolved number or a range (`$N`, `2-4`) leaves the number unset.
             *place = count.map(|count| Counted {
                 count,
                 text: match tied {
-                    Some(_) => (*text).to_owned(),
-                    None => format!("{text} {}", value.unwrap_or_default()),
+                    Some(_) => text.to_owned(),
+                    None => format!("{text} {value}"),
                 },
-                at: at.clone(),
+                at: at..at + text.len(),
             });
         }
     }
 
-    fn total(self, text: &str, file: FileId) -> Option<GpuRequest> {
+    fn total(self) -> Option<(u64, u64, Counted)> {
         let nodes = self.nodes.map_or(1, |option| option.count);
-        let (count, gpus) = match (self.all, self.each) {
+        let (gpus, option) = match (self.all, self.each) {
             (Some(all), _) => (all.count, all),
             (None, Some(each)) => (each.count.checked_mul(nodes)?, each),
             (None, None) => return None,
         };
-        Some(GpuRequest {
-            gpus: count,
-            option: gpus.text,
-            nodes,
-            span: Span::of(text, gpus.at, file),
-        })
+        Some((gpus, nodes, option))
     }
 }
 
@@ -140,10 +137,10 @@ fn devices(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn gpus(text: &str) -> Vec<(u64, u32, u32)> {
-        let asked = gpu_requests(text, FileId(0)).into_iter();
-        asked
-            .map(|asked| (asked.gpus, asked.span.line, asked.span.column))
+    fn gpus(text: &str) -> Vec<(u64, &str)> {
+        let found = gpu_requests(text).into_iter();
+        found
+            .map(|(gpus, _, option)| (gpus, &text[option.at]))
             .collect()
     }
 
@@ -177,6 +174,6 @@ mod tests {
         ] {
             assert_eq!(gpus(text), [], "{text}");
         }
-        assert_eq!(gpus("\n#SBATCH --gres=gpu:8\n"), [(8, 2, 9)]);
+        assert_eq!(gpus("\n#SBATCH --gres=gpu:8\n"), [(8, "--gres=gpu:8")]);
     }
 }

@@ -1,5 +1,4 @@
 use super::*;
-use crate::recipe::dialects::handbook;
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::shell;
@@ -10,13 +9,7 @@ pub(crate) fn understood(text: &str) -> Result<Command, String> {
     let mut sources = Sources::default();
     let file = sources.add(shell::COMMAND, text);
     let mut diagnostics = Vec::new();
-    let command = parse(
-        Path::new("run.sh"),
-        text,
-        file,
-        handbook::is_switch,
-        &mut diagnostics,
-    );
+    let command = parse(Path::new("run.sh"), text, file, &mut diagnostics);
     match diagnostics.iter().find(|d| d.severity == Severity::Error) {
         Some(error) => Err(error.message.clone()),
         None => Ok(command.unwrap()),
@@ -67,11 +60,11 @@ fn launchers_set_the_number_of_processes() {
     )
     .unwrap();
     assert!(
-        matches!(call.accelerate, Some(Config::File(file, _)) if file == Path::new("fsdp.yaml"))
+        matches!(call.launch.config, Some(Config::File(file, _)) if file == Path::new("fsdp.yaml"))
     );
     assert_eq!(call.config.unwrap().value, Path::new("recipe.yaml"));
     assert_eq!(call.script.unwrap().value, PathBuf::from("scripts/dpo.py"));
-    let launch = call.launch.unwrap();
+    let launch = call.launch.options.unwrap();
     let launch_value = |path: &str| {
         launch
             .get_path(path)
@@ -172,7 +165,7 @@ fn trls_command_line_is_split_between_launcher_and_trainer() {
         "trl sft --config r.yaml --num_processes 4 --accelerate_config zero2.yaml --lora_r 8";
     let command = understood(line).unwrap();
     assert_eq!(command.script.as_ref().unwrap().value, PathBuf::from("sft"));
-    let Some(Config::FileOrShipped(config)) = &command.accelerate else {
+    let Some(Config::FileOrShipped(config)) = &command.launch.config else {
         panic!("{command:?}");
     };
     assert_eq!(config.value, "zero2.yaml");
@@ -190,11 +183,11 @@ fn trls_launcher_options_come_from_the_command_and_the_recipe() {
     let line = "trl dpo --use_deepspeed --zero_stage 3 --config_file own.yaml --num_processes=2 --beta 0.2";
     let command = understood(line).unwrap();
     assert!(
-        matches!(command.accelerate, Some(Config::File(file, _)) if file == Path::new("own.yaml"))
+        matches!(command.launch.config, Some(Config::File(file, _)) if file == Path::new("own.yaml"))
     );
     let keys = command.arguments.entries().unwrap().iter();
     assert_eq!(keys.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["beta"]);
-    let launch = command.launch.unwrap();
+    let launch = command.launch.options.unwrap();
     let launch_value = |path: &str| launch.get_path(path).and_then(Node::text);
     assert_eq!(launch_value("--use_deepspeed"), Some("true"));
     assert_eq!(launch_value("deepspeed_config.zero_stage"), Some("3"));
@@ -319,27 +312,19 @@ fn torchruns_defaults_come_from_its_environment() {
     for (script, expected) in [
         ("PET_NPROC_PER_NODE=8 torchrun t.py --seed 1", Some("8")),
         (
-            "export PET_NPROC_PER_NODE=8\ntorchrun t.py --seed 1",
-            Some("8"),
-        ),
-        (
-            "PET_NNODES=2\nexport PET_NNODES\ntorchrun --nproc_per_node 4 t.py",
-            Some("8"),
-        ),
-        (
-            "export PET_NPROC_PER_NODE=8\ntorchrun --nproc_per_node 4 t.py",
-            Some("4"),
-        ),
-        (
             "PET_NPROC_PER_NODE=2 python -m torch.distributed.run t.py",
             Some("2"),
         ),
         ("env PET_NNODES=2 torchrun t.py", Some("2")),
-        // The script does not export it.
-        ("PET_NPROC_PER_NODE=8\ntorchrun t.py --seed 1", Some("1")),
+        // The script's environment is not followed.
+        ("export PET_NPROC_PER_NODE=8\ntorchrun t.py --seed 1", None),
         (
-            "export PET_NPROC_PER_NODE=$(nproc)\ntorchrun t.py --seed 1",
+            "PET_NNODES=2\nexport PET_NNODES\ntorchrun --nproc_per_node 4 t.py",
             None,
+        ),
+        (
+            "export PET_NPROC_PER_NODE=8\ntorchrun --nnodes 1 --nproc_per_node 4 t.py",
+            Some("4"),
         ),
         ("PET_NPROC_PER_NODE=$N torchrun t.py --seed 1", None),
         ("export PET_NNODES=1:4\ntorchrun t.py --seed 1", None),
@@ -459,36 +444,30 @@ fn an_unresolved_number_is_refused_where_the_batch_depends_on_it() {
 }
 
 #[test]
-fn numbers_are_parsed_as_by_pythons_int() {
+fn numbers_are_decimal() {
     let key = "per_device_train_batch_size";
-    for (typed, read) in [
-        ("016", "16"),
-        ("1_6", "16"),
-        ("+8", "8"),
-        ("-08", "-8"),
-        ("00", "0"),
-    ] {
+    for typed in ["-8", "0"] {
         let text = format!("torchrun --nproc_per_node 4 train.py --{key} {typed}");
-        assert_eq!(argument(&text, key).as_deref(), Some(read), "{typed}");
+        assert_eq!(argument(&text, key).as_deref(), Some(typed));
     }
-    for typed in ["0x10", "0b10", "1:30"] {
+    for typed in ["0x10", "0b10", "1:30", "016", "1_6", "+8"] {
         let text = format!("torchrun --nproc_per_node 4 train.py --{key}={typed}");
         let command = understood(&text).unwrap();
         let value = command.arguments.get(key).unwrap().resolve(Schema::PyYaml);
         assert_eq!(value, Some(Resolved::Str(typed.into())));
     }
     let launched = |text: &str| {
-        let options = understood(text).unwrap().launch.unwrap();
+        let options = understood(text).unwrap().launch.options.unwrap();
         options
             .get("num_processes")
             .and_then(Node::text)
             .map(str::to_owned)
     };
     let rest = "train.py --per_device_train_batch_size 8";
-    let typed = launched(&format!("accelerate launch --num_processes 010 {rest}"));
+    let typed = launched(&format!("accelerate launch --num_processes 10 {rest}"));
     assert_eq!(typed.as_deref(), Some("10"));
     let hex = understood(&format!("accelerate launch --num_processes 0x4 {rest}"));
-    let hex = hex.unwrap().launch.unwrap();
+    let hex = hex.unwrap().launch.options.unwrap();
     let read = hex.get("num_processes").unwrap().resolve(Schema::PyYaml);
     assert_eq!(read, Some(Resolved::Str("0x4".into())));
     // An unresolved number stays unset; `--recipe-gpus` gives it.
@@ -540,6 +519,40 @@ fn a_text_with_a_bracket_is_text() {
     }
     let list = understood(&format!("{line} --report_to '[\"wandb\"]'")).unwrap();
     assert_eq!(list.arguments.get("report_to").unwrap().kind(), "a list");
+}
+
+const CALL: &str = "torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 4";
+
+#[test]
+fn a_script_with_carriage_returns_is_refused() {
+    for script in [
+        format!("#!/bin/bash\r\n{CALL}\r\n"),
+        CALL.replace(" train", " \\\r\n  train"),
+        format!("#!/bin/bash\n{CALL} \\\r\n  --seed 1\n"),
+    ] {
+        let message = refused(&script).unwrap_or_default();
+        assert!(message.contains("carriage return"), "{script:?}: {message}");
+    }
+}
+
+#[test]
+fn white_space_that_does_not_separate_words_is_refused() {
+    for blank in ['\u{a0}', '\u{2003}', '\u{3000}', '\u{b}', '\r'] {
+        for script in [
+            CALL.replace("size 4", &format!("size{blank}4")),
+            CALL.replace("node 2", &format!("node{blank}2")),
+            CALL.replace("size 4", &format!("size 4{blank}--seed 1")),
+        ] {
+            let message = refused(&script).unwrap_or_default();
+            let number = format!("U+{:04X}", u32::from(blank));
+            assert!(
+                message.contains(&number) || message.contains("no option"),
+                "{script:?}: {message}"
+            );
+        }
+    }
+    let meant = format!("{CALL} --run_name 'a\u{a0}b'");
+    assert_eq!(argument(&meant, "run_name").as_deref(), Some("a\u{a0}b"));
 }
 
 mod inline {
@@ -676,7 +689,6 @@ mod inline {
         for text in [
             format!("bash -c 'cd x; '\"{call}\""),
             format!("bash -c \"echo \"x\"; {call}\""),
-            format!("bash -c $'{call}'"),
             format!("python prepare.py --seed 1\nbash -c 'cd x; '\"{call}\""),
         ] {
             assert_eq!(batch(script(&text), &text), expected, "{text}");
@@ -696,6 +708,7 @@ mod inline {
         let call = format!("torchrun --nproc_per_node 4 {TRAINER}");
         for text in [
             format!("bash -c $'echo \\n; {call}'"),
+            format!("bash -c $'{call}'"),
             format!("bash -c 'cd '$DIR\"; {call}\""),
             format!("bash -c \"echo 'x; {call}\""),
             // Another command would be taken for the training.

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::launcher::{Launched, Launcher};
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
@@ -25,14 +26,17 @@ const SETTLING: [&[&str]; 2] = [
     &["gradient_accumulation_steps"],
 ];
 
-/// Refuses a command whose unresolved words may hold batch numbers. `of_launcher`: a word that may hold
-/// options of `accelerate launch`, which set the number of processes and more.
+/// Refuses a command whose unresolved words may hold batch numbers. `arguments`: those of them that are read. With
+/// `accelerate launch` a word among the launcher's options may set the number of processes and more.
 pub(crate) fn refuse(
+    launched: &Launched<'_>,
     arguments: &[Word],
-    of_launcher: Option<&Word>,
     diagnostics: &mut Vec<Diagnostic>,
 ) {
-    if let Some(word) = of_launcher {
+    let hidden = launched
+        .hidden
+        .filter(|_| launched.launcher == Launcher::Accelerate);
+    if let Some(word) = hidden {
         let text = shown(word);
         diagnostics.push(Diagnostic::error(
             "global-batch-unknown",
@@ -59,17 +63,10 @@ pub(crate) fn refuse(
 
 /// The error for a script in which only an unresolved word can start the training: `bash -c "$LAUNCHER $CMD"`.
 pub(crate) fn program(lines: &[Line]) -> Option<Diagnostic> {
-    let whole = |word: &&Word| {
-        let extent = word.unresolved_extent();
-        matches!(
-            extent,
-            Some(UnresolvedExtent::Whole | UnresolvedExtent::Number)
-        )
-    };
     let mut programs = lines
         .iter()
         .filter_map(|line| line.words.iter().find(|word| word.assignment().is_none()));
-    let word = programs.find(whole)?;
+    let word = programs.find(|word| word.is_unresolved())?;
     Some(Diagnostic::error(
         "global-batch-unknown",
         Some(word.span),

@@ -17,14 +17,13 @@ use super::tree::{Place, START, check_gap, children, places};
 /// The deepest nesting of a script.
 const MAX_DEPTH: usize = 200;
 
-/// Commands that set the variables among their arguments.
-const SETTING: Words = Words("read mapfile readarray getopts unset export declare typeset local");
+/// Commands that may set the variables among their arguments.
+const SETTING: Words = Words(
+    "read mapfile readarray getopts unset export declare typeset local let trap alias printf wait",
+);
 
-/// Commands that set variables only with an option.
+/// Those of them that do so only with an option.
 const SETTING_WITH: [(&str, &str); 2] = [("printf", "-v"), ("wait", "-p")];
-
-/// Commands whose arguments are evaluated as arithmetic, or run later.
-const EVALUATING: [&str; 3] = ["let", "trap", "alias"];
 
 /// Commands that may assign any variable.
 const ANYTHING: [&str; 3] = ["source", ".", "eval"];
@@ -39,9 +38,7 @@ const DYNAMIC: Words = Words(
 
 /// Whether a command may assign variables.
 pub(super) fn assigns(name: &str) -> bool {
-    let with = SETTING_WITH.map(|(name, _)| name);
-    let all = [&with[..], &EVALUATING, &ANYTHING, &BEFORE];
-    SETTING.has(name) || all.concat().contains(&name)
+    SETTING.has(name) || ANYTHING.contains(&name) || BEFORE.contains(&name)
 }
 
 /// How a script assigns its variables.
@@ -112,9 +109,9 @@ impl Changes {
     }
 
     /// Whether the script leaves a variable unset that it has not assigned yet.
-    pub fn leaves_unset(&self, name: &str, in_function: bool) -> bool {
+    pub fn leaves_unset(&self, name: &str, repeated: bool) -> bool {
         let assigned = self.assigned.contains_key(name);
-        let later = !in_function && self.is_assigned_once(name);
+        let later = !repeated && self.is_assigned_once(name);
         !self.anything && !DYNAMIC.has(name) && (!assigned || later)
     }
 
@@ -141,7 +138,7 @@ impl Changes {
                 }
                 self.count(name);
                 // Words are then split elsewhere than at white space.
-                self.anything |= name == "IFS" && !place.prefix;
+                self.anything |= name == "IFS";
             }
             "declaration_command" => self.declaration(text, node, place),
             "unset_command" => self.names(source, at, place),
@@ -208,19 +205,14 @@ impl Changes {
         let Some(name) = words.next() else { return };
         let words: Vec<&str> = words.collect();
         let option = SETTING_WITH.iter().find(|(command, _)| *command == name);
-        let option = option.map(|(_, option)| *option);
-        let sets = |option| words.iter().any(|word| word.starts_with(option));
-        if SETTING.has(name) || option.is_some_and(sets) {
-            for word in words {
-                let name = option.and_then(|option| word.strip_prefix(option));
-                self.names(name.unwrap_or(word), at, place);
-            }
-        } else if EVALUATING.contains(&name) {
-            words
-                .iter()
-                .for_each(|word| self.arithmetic(word, at, place));
-        } else if ANYTHING.contains(&name) {
+        let lacks = |option| !words.iter().any(|word| word.starts_with(option));
+        if ANYTHING.contains(&name) {
             self.disturb(at, place);
+        } else if SETTING.has(name) && !option.is_some_and(|(_, option)| lacks(option)) {
+            for word in words {
+                let value = option.and_then(|(_, option)| word.strip_prefix(option));
+                self.names(value.unwrap_or(word), at, place);
+            }
         }
     }
 

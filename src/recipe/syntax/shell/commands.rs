@@ -1,6 +1,5 @@
 //! The commands of a script, in its order, with their words. The bytes between two words must be blanks.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use tree_sitter::Node;
@@ -9,48 +8,33 @@ use super::changes::{Changes, assigns, identifier};
 use super::inner;
 use super::resolve::{RawWord, Variables, add_expansions};
 use super::text::Text;
-use super::tree::{Place, START, children, ends_line, fields, parse, places};
-use super::word::{UnresolvedExtent, Word};
-use super::{Line, Script, Shell};
+use super::tree::{Place, START, children, ends_line, parse, places};
+use super::word::{RESERVED, Word};
+use super::{Line, Shell};
 use crate::recipe::syntax::source::Span;
-
-/// Words that are no command's name. The parser takes some for one after two assignments on a line.
-const RESERVED: [&str; 17] = [
-    "!", "{", "}", "[[", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function",
-    "if", "then", "until", "while",
-];
 
 /// The deepest nesting of inline scripts.
 const MAX_INNER: usize = 3;
 
 /// The commands of a script. An error is the place of a syntax error or of too deep a nesting.
-pub(super) fn script(text: &Text) -> Result<Script, Span> {
+pub(super) fn script(text: &Text) -> Result<Vec<Line>, Span> {
     let at = |range: Range<usize>| text.span(range.start, range.end);
     let tree = parse(&text.text).map_err(at)?;
     let changes = Changes::of(text, tree.root_node()).map_err(at)?;
-    let mut reader = Reader::new(changes);
-    reader
-        .statement(text, tree.root_node(), START)
-        .map_err(at)?;
-    Ok(reader.finish())
-}
-
-/// The commands of an inline script in a typed command. `None`: it cannot be read.
-pub(super) fn inline(text: &Text) -> Option<Vec<Line>> {
-    let mut reader = Reader::new(Changes::default());
-    reader.inline(text, &[], START).then_some(reader.lines)
-}
-
-/// A word of a command before its expansion.
-struct Part<'t> {
-    raw: RawWord<'t>,
-    assignment: bool,
+    let mut reader = Reader {
+        variables: Variables::new(changes),
+        lines: Vec::new(),
+        inner: 0,
+    };
+    let read = reader.statement(text, tree.root_node(), START);
+    read.map_err(at)?;
+    Ok(reader.lines)
 }
 
 /// The parts of a command so far.
 #[derive(Default)]
 struct Parts<'t> {
-    words: Vec<Part<'t>>,
+    words: Vec<RawWord<'t>>,
     /// The end of the last word or redirection.
     end: Option<usize>,
     /// The last one is a word.
@@ -62,38 +46,11 @@ struct Parts<'t> {
 struct Reader {
     variables: Variables,
     lines: Vec<Line>,
-    /// The values of the assignments, with their places.
-    assigned: HashMap<String, Word>,
-    exported: HashSet<String>,
-    /// `set -a`: every assignment exports.
-    exports_all: bool,
     /// The nesting of inline scripts.
     inner: usize,
 }
 
 impl Reader {
-    fn new(changes: Changes) -> Reader {
-        Reader {
-            variables: Variables::new(changes),
-            lines: Vec::new(),
-            assigned: HashMap::new(),
-            exported: HashSet::new(),
-            exports_all: false,
-            inner: 0,
-        }
-    }
-
-    fn finish(mut self) -> Script {
-        let exported = &self.exported;
-        let all = self.exports_all;
-        self.assigned
-            .retain(|name, _| all || exported.contains(name));
-        Script {
-            lines: self.lines,
-            exports: self.assigned,
-        }
-    }
-
     fn statement(&mut self, text: &Text, node: Node<'_>, place: Place) -> Result<(), Range<usize>> {
         let mut parts = Parts::default();
         match node.kind() {
@@ -145,9 +102,10 @@ impl Reader {
         for child in children(node) {
             let source = &text.text[child.byte_range()];
             let name = identifier(source);
-            // After a continued empty line the parser takes an assignment for a command's name.
+            // After two assignments on a line the parser takes a reserved word for a command's name, and
+            // after a continued empty line an assignment.
             let assigns = source[name.len()..].starts_with(['=', '+', '[']) && !name.is_empty();
-            if child.kind() == "command_name" && (assigns || RESERVED.contains(&source)) {
+            if child.kind() == "command_name" && (assigns || RESERVED.has(source)) {
                 return Err(child.byte_range());
             }
             if child.kind().ends_with("_redirect") {
@@ -166,38 +124,31 @@ impl Reader {
     }
 
     /// Adds the line of a simple command, and lets it change the variables.
-    fn command(&mut self, text: &Text, parts: Parts<'_>, place: Place) -> Result<(), Range<usize>> {
-        let Some(first) = parts.words.first() else {
-            return self.statements(text, &parts, place);
-        };
-        let context = place.context;
-        if !context.nested {
-            self.variables.advance(first.raw.range.start);
-        }
-        let mut words = Vec::new();
-        let mut owners = Vec::new();
-        for (index, part) in parts.words.iter().enumerate() {
-            let split = !part.assignment;
-            for word in self.variables.words(text, &part.raw, split, context) {
-                words.push(word);
-                owners.push(index);
-            }
-        }
-        if !context.nested {
-            self.assign(text, &parts, &words, place);
-        }
-        if !words.is_empty() {
-            self.push(text, words, &owners, &parts, place);
-        }
-        self.statements(text, &parts, place)
-    }
-
-    fn statements(
+    fn command(
         &mut self,
         text: &Text,
-        parts: &Parts<'_>,
+        parts: Parts<'_>,
         mut place: Place,
     ) -> Result<(), Range<usize>> {
+        if let Some(first) = parts.words.first() {
+            if !place.nested {
+                self.variables.advance(first.range.start);
+            }
+            let mut words = Vec::new();
+            let mut owners = Vec::new();
+            for (index, raw) in parts.words.iter().enumerate() {
+                for word in self.variables.words(text, raw, place) {
+                    words.push(word);
+                    owners.push(index);
+                }
+            }
+            if !place.nested {
+                self.assign(text, &parts, &words, place);
+            }
+            if !words.is_empty() {
+                self.push(text, words, &owners, &parts, place);
+            }
+        }
         place.certain = false;
         for node in &parts.statements {
             self.statement(text, *node, place)?;
@@ -210,23 +161,9 @@ impl Reader {
         let command = words.iter().find(|word| word.assignment().is_none());
         let name = command.map_or("", |word| word.text.as_str());
         let declares = ["export", "readonly", "declare", "typeset"].contains(&name);
-        let flagged = words.iter().any(|word| word.text == "-x");
-        let exports = name == "export" || (declares && flagged);
-        let option = |word: &Word| ["-a", "allexport"].contains(&word.text.as_str());
-        self.exports_all |= name == "set" && words.iter().any(option);
-        if exports {
-            let names = words.iter().map(|word| identifier(&word.text).to_owned());
-            self.exported.extend(names.filter(|name| !name.is_empty()));
-        }
         // `$NAME …` may be `eval …`.
-        let unknown = |word: &Word| {
-            !matches!(
-                word.unresolved_extent(),
-                None | Some(UnresolvedExtent::Part)
-            )
-        };
         let hidden = |word: &Word| word.literal < word.text.len() && assigns(&word.text);
-        if command.is_some_and(|word| unknown(word) || hidden(word)) {
+        if command.is_some_and(|word| word.is_unresolved() || hidden(word)) {
             self.variables.forget_all(place.repeated);
         }
         // In front of a command, an assignment is only for that command.
@@ -234,18 +171,14 @@ impl Reader {
             return;
         }
         for part in parts.words.iter().filter(|part| part.assignment) {
-            let source = &text.text[part.raw.range.clone()];
-            let name = identifier(source);
-            let mut raw = RawWord {
-                range: part.raw.range.start + name.len() + 1..part.raw.range.end,
-                expansions: part.raw.expansions.clone(),
+            let name = identifier(&text.text[part.range.clone()]);
+            let start = part.range.start + name.len() + 1;
+            let raw = RawWord {
+                range: start.min(part.range.end)..part.range.end,
+                expansions: part.expansions.clone(),
+                assignment: false,
             };
-            raw.range.start = raw.range.start.min(raw.range.end);
-            let value = self.variables.value(text, &raw, place.context);
-            let value = value.filter(|_| place.certain && self.variables.is_assigned_once(name));
-            let known = value.as_ref().map_or("", |value| value.text.as_str());
-            let word = Word::new(known, text.span(raw.range.start, raw.range.end), 0);
-            self.assigned.insert(name.to_owned(), word);
+            let value = self.variables.value(text, &raw, place);
             self.variables.assign(name, value);
         }
     }
@@ -261,17 +194,17 @@ impl Reader {
     ) {
         let mut line = Line {
             words,
-            shell: match place.context.nested {
+            shell: match place.nested {
                 true => Shell::Inner,
                 false => Shell::Own,
             },
         };
         let found = inner::script(&line.words).filter(|_| !inner::is_harmless(&line.words));
         if let Some(found) = found {
-            let raw = &parts.words[owners[found.at]].raw;
-            let whole = owners.iter().filter(|owner| **owner == owners[found.at]);
-            let inner = inner::text_of(text, raw, found.skip).filter(|_| whole.count() == 1);
-            let before = line.words[..found.shell].iter();
+            let raw = &parts.words[owners[found]];
+            let whole = owners.iter().filter(|owner| **owner == owners[found]);
+            let inner = inner::text_of(text, raw).filter(|_| whole.count() == 1);
+            let before = line.words[..found].iter();
             let before = before.filter(|word| word.assignment().is_some());
             let before: Vec<Word> = before.cloned().collect();
             if inner.is_some_and(|inner| self.inline(&inner, &before, place)) {
@@ -290,7 +223,7 @@ impl Reader {
         };
         let at = self.lines.len();
         place.certain = false;
-        place.context.nested = true;
+        place.nested = true;
         self.inner += 1;
         let read = self.inner <= MAX_INNER
             && Changes::of(text, tree.root_node()).is_ok()
@@ -321,19 +254,17 @@ fn add_word<'t>(text: &Text, node: Node<'t>, parts: &mut Parts<'t>) -> Result<()
     let joined = gap.is_empty() && std::mem::replace(&mut parts.is_word, true);
     parts.is_word = true;
     if joined && let Some(last) = parts.words.last_mut() {
-        last.raw.range.end = end;
-        add_expansions(text, node, &mut last.raw);
+        last.range.end = end;
+        add_expansions(text, node, last);
         return Ok(());
     }
     let mut raw = RawWord {
         range: start..end,
         expansions: Vec::new(),
+        assignment: node.kind() == "variable_assignment",
     };
     add_expansions(text, node, &mut raw);
-    parts.words.push(Part {
-        raw,
-        assignment: node.kind() == "variable_assignment",
-    });
+    parts.words.push(raw);
     Ok(())
 }
 
@@ -345,8 +276,8 @@ fn add_redirection<'t>(
 ) -> Result<(), Range<usize>> {
     // A number right before it is its file descriptor.
     let adjacent = parts.is_word && parts.end == Some(node.start_byte());
-    let digits = |part: &mut Part<'_>| {
-        let written = &text.text[part.raw.range.clone()];
+    let digits = |raw: &mut RawWord<'_>| {
+        let written = &text.text[raw.range.clone()];
         written.bytes().all(|c| c.is_ascii_digit())
     };
     if adjacent {
@@ -355,7 +286,8 @@ fn add_redirection<'t>(
     parts.is_word = false;
     let mut targets = 0;
     let mut end = node.start_byte();
-    for (field, child) in fields(node) {
+    for (child, index) in children(node).zip(0..) {
+        let field = node.field_name_for_child(index);
         let statement = ["pipeline", "list", "command", "redirected_statement"];
         if child.kind().ends_with("_redirect") {
             add_redirection(text, child, parts)?;

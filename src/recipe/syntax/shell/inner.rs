@@ -45,39 +45,27 @@ pub(crate) fn is_script_option(word: &str) -> bool {
     })
 }
 
-/// The position of an inline script among the words of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Script {
-    /// The word that starts the shell.
-    pub shell: usize,
-    /// The word that holds the script.
-    pub at: usize,
-    /// Bytes of that word before the script (`--wrap=`).
-    pub skip: usize,
-}
+/// `sbatch --wrap=SCRIPT`, which `sh` runs.
+const WRAP: &str = "--wrap=";
 
-/// The inline script of a command.
-pub(crate) fn script(words: &[Word]) -> Option<Script> {
+/// The position of the word with the inline script of a command.
+pub(crate) fn script(words: &[Word]) -> Option<usize> {
     after_option(words).or_else(|| wrapped(words))
 }
 
-/// The value of `sbatch --wrap`, which `sh` runs.
-fn wrapped(words: &[Word]) -> Option<Script> {
+fn wrapped(words: &[Word]) -> Option<usize> {
     let is_sbatch = |word: &Word| word.text.rsplit('/').next() == Some("sbatch");
     let shell = words.iter().position(is_sbatch)?;
     let options = words.iter().enumerate().skip(shell + 1);
-    let tied = "--wrap=";
     let mut found = options.filter_map(|(at, word)| match word.text.as_str() {
-        "--wrap" if at + 1 < words.len() => Some((at + 1, 0)),
-        text if text.starts_with(tied) => Some((at, tied.len())),
-        _ => None,
+        "--wrap" if at + 1 < words.len() => Some(at + 1),
+        text => text.starts_with(WRAP).then_some(at),
     });
-    let (at, skip) = found.next()?;
-    Some(Script { shell, at, skip })
+    found.next()
 }
 
 /// The word after a shell's `-c`.
-fn after_option(words: &[Word]) -> Option<Script> {
+fn after_option(words: &[Word]) -> Option<usize> {
     let is_shell_word = |word: &Word| {
         let name = word.text.rsplit('/').next().unwrap_or_default();
         word.unresolved.is_empty() && is_shell(name)
@@ -88,7 +76,7 @@ fn after_option(words: &[Word]) -> Option<Script> {
     while let Some(word) = words.get(at) {
         let option = word.text.len() > 1 && word.text.starts_with(['-', '+']);
         if !option {
-            return has_script.then_some(Script { shell, at, skip: 0 });
+            return has_script.then_some(at);
         }
         has_script |= is_script_option(&word.text);
         at += 1 + usize::from(is_valued(&word.text));
@@ -98,15 +86,15 @@ fn after_option(words: &[Word]) -> Option<Script> {
 
 /// The text that the inner shell reads from a word. The outer shell's variables are not expanded in it. `None`:
 /// its quoting is not supported.
-pub(super) fn text_of(outer: &Text, raw: &RawWord<'_>, skip: usize) -> Option<Text> {
-    let mut inner = Text::empty(outer.file, raw.range.len());
+pub(super) fn text_of(outer: &Text, raw: &RawWord<'_>) -> Option<Text> {
+    let mut inner = Text::default();
     for piece in raw.pieces(outer)? {
         match piece {
             Piece::Char(c, at, quote) => {
                 let mut place = outer.place(at);
                 place.inner |= quote == Quote::Single;
                 if quote == Quote::Escape {
-                    place = place.through(outer.place(at + 1));
+                    place.span.end = outer.place(at + 1).span.end;
                     place.inner |= matches!(c, '$' | '`');
                 }
                 inner.push(c, place);
@@ -124,5 +112,9 @@ pub(super) fn text_of(outer: &Text, raw: &RawWord<'_>, skip: usize) -> Option<Te
         }
     }
     inner.finish(outer.place(raw.range.end));
-    inner.text.is_char_boundary(skip).then(|| inner.after(skip))
+    if inner.text.starts_with(WRAP) {
+        let blank = " ".repeat(WRAP.len());
+        inner.text.replace_range(..WRAP.len(), &blank);
+    }
+    Some(inner)
 }

@@ -10,15 +10,13 @@ mod resolve;
 mod tests;
 mod text;
 mod tree;
-mod typed;
 pub(crate) mod word;
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use crate::recipe::syntax::source::{FileId, Span};
 use text::Text;
-use word::Word;
+use word::{Unresolved, Word};
 
 pub(crate) use inner::{is_script_option, is_shell};
 pub(crate) use word::join;
@@ -31,7 +29,7 @@ pub const COMMAND: &str = "command";
 pub(crate) enum Form {
     /// A line ends its command.
     Script,
-    /// Words that the user's shell has already split, quoted again where needed.
+    /// Words that the user's shell has already split, quoted again where needed ([`join`]).
     Typed,
     /// The arguments file of `HfArgumentParser`, split only at white space (transformers 5.23.0
     /// `hf_argparser.py`, `parse_args_into_dataclasses`).
@@ -49,14 +47,6 @@ impl Form {
         }
         Form::Script
     }
-}
-
-/// The commands of a text.
-#[derive(Debug, Default)]
-pub(crate) struct Script {
-    pub lines: Vec<Line>,
-    /// The variables that the text exports, with the places of their values. Unresolved ones are empty.
-    pub exports: HashMap<String, Word>,
 }
 
 /// One command of a script.
@@ -80,17 +70,57 @@ pub(crate) enum Shell {
 }
 
 /// The commands of a text. An error is the place that bash does not accept.
-pub(crate) fn read(text: &str, file: FileId, form: Form) -> Result<Script, Span> {
-    let mut source = Text::of_file(text, file);
-    match form {
-        Form::ArgumentsFile => Ok(typed::white_space(&source)),
-        Form::Typed => typed::words(&source),
-        Form::Script => {
-            let end = without_last_backslash(text).len();
-            source.text.truncate(end);
-            commands::script(&source)
-        }
+pub(crate) fn read(text: &str, file: FileId, form: Form) -> Result<Vec<Line>, Span> {
+    if form == Form::ArgumentsFile {
+        return Ok(white_space(text, file));
     }
+    let mut source = Text::of_file(text, file);
+    if form == Form::Script {
+        source.text.truncate(without_last_backslash(text).len());
+    }
+    let mut lines = commands::script(&source)?;
+    if form == Form::Typed {
+        let own = lines.iter_mut().filter(|line| line.shell != Shell::Inner);
+        own.flat_map(|line| &mut line.words).for_each(doubt);
+    }
+    Ok(lines)
+}
+
+/// One command with the words of a text, split only at white space.
+fn white_space(text: &str, file: FileId) -> Vec<Line> {
+    let source = Text::of_file(text, file);
+    let mut words = Vec::new();
+    let mut at = 0;
+    for part in text.split_inclusive(char::is_whitespace) {
+        let content = part.trim_end();
+        if !content.is_empty() {
+            let span = source.span(at, at + content.len());
+            words.push(Word::new(content, span, content.len()));
+        }
+        at += part.len();
+    }
+    let shell = Shell::Own;
+    let line = (!words.is_empty()).then_some(Line { words, shell });
+    line.into_iter().collect()
+}
+
+/// Treats a typed word as unresolved from the first quoted variable on: the user most likely expected the shell
+/// to expand it.
+fn doubt(word: &mut Word) {
+    let begins =
+        |(at, mark): &(usize, &str)| *mark == "`" || pieces::begins_expansion(&word.text[at + 1..]);
+    let Some((start, _)) = word.text.match_indices(['$', '`']).find(begins) else {
+        return;
+    };
+    let rest = &word.text[start..];
+    let part = Unresolved {
+        start,
+        end: word.text.len(),
+        all: rest.starts_with("$@") || rest.starts_with("$*"),
+        quoted: false,
+    };
+    word.literal = word.literal.min(start);
+    word.unresolved = vec![part];
 }
 
 /// A script without a backslash at its end. bash removes it.
@@ -107,9 +137,9 @@ fn without_last_backslash(text: &str) -> &str {
 /// white space.
 pub(crate) fn commands(text: &str) -> Vec<Vec<String>> {
     match read(text, FileId(0), Form::Script) {
-        Ok(script) => {
+        Ok(lines) => {
             let words = |line: Line| line.words.into_iter().map(|word| word.text).collect();
-            script.lines.into_iter().map(words).collect()
+            lines.into_iter().map(words).collect()
         }
         Err(_) => vec![text.split_whitespace().map(str::to_owned).collect()],
     }

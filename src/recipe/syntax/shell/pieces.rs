@@ -1,6 +1,6 @@
 //! A word in pieces: its characters without quotes and escapes, and its expansions.
 //!
-//! Source: POSIX.1-2024, Shell Command Language, 2.2; `$'…'` and `$"…"` as in bash 5.2.
+//! Source: POSIX.1-2024, Shell Command Language, 2.2.
 
 use std::ops::Range;
 
@@ -64,14 +64,8 @@ pub(super) fn pieces(
             (Quote::None, '\'') => quote = Quote::Single,
             (Quote::Single, '\'') | (Quote::Double, '"') => quote = Quote::None,
             (Quote::None, '"') => quote = Quote::Double,
-            (Quote::None, '$') if rest.starts_with('"') => {}
-            (Quote::None, '$') if rest.starts_with('\'') => {
-                // The escapes of `$'…'` are not read: the text counts as unresolved if it has any.
-                let end = rest[1..].find('\'')?;
-                if rest[1..=end].contains('\\') {
-                    return None;
-                }
-            }
+            // `$'…'` and `$"…"` are not read.
+            (Quote::None, '$') if rest.starts_with(['"', '\'']) => return None,
             (Quote::Single, c) => put(c, Quote::Single),
             (_, '\\') => {
                 let escaped = rest.chars().next()?;
@@ -104,7 +98,7 @@ pub(super) fn pieces(
 }
 
 /// Whether an expansion may follow a `$`.
-fn begins_expansion(rest: &str) -> bool {
+pub(super) fn begins_expansion(rest: &str) -> bool {
     let special = |c: char| c.is_ascii_alphanumeric() || "_{([@*#?$!-".contains(c);
     rest.starts_with(special)
 }

@@ -11,8 +11,9 @@ use tree_sitter::Node;
 use super::changes::{Changes, identifier};
 use super::pieces::{Piece, Quote, pieces};
 use super::text::Text;
-use super::tree::{Context, children};
+use super::tree::{Place, children};
 use super::word::{Unresolved, Word};
+use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml::MAX_BYTES;
 
 /// The value of a variable or an expansion.
@@ -38,6 +39,8 @@ pub(super) struct Variables {
 pub(super) struct RawWord<'t> {
     pub range: Range<usize>,
     pub expansions: Vec<(Range<usize>, Node<'t>)>,
+    /// `NAME=value`, whose variables are not split into words.
+    pub assignment: bool,
 }
 
 impl RawWord<'_> {
@@ -70,10 +73,6 @@ impl Variables {
         }
     }
 
-    pub fn is_assigned_once(&self, name: &str) -> bool {
-        self.changes.is_assigned_once(name)
-    }
-
     /// Makes every variable so far unresolved. `repeated`: also those that are assigned later.
     pub fn forget_all(&mut self, repeated: bool) {
         self.changes.anything |= repeated;
@@ -82,14 +81,14 @@ impl Variables {
     }
 
     /// The value that an assignment gives to its variable.
-    pub fn value(&mut self, text: &Text, raw: &RawWord<'_>, context: Context) -> Option<Value> {
+    pub fn value(&mut self, text: &Text, raw: &RawWord<'_>, place: Place) -> Option<Value> {
         let mut value = Value::default();
         for piece in raw.pieces(text)? {
             match piece {
                 Piece::Char(c, ..) => value.text.push(c),
                 Piece::Expansion { node, .. } => {
                     let (_, node) = raw.expansions.get(node?)?;
-                    let part = self.expansion(text, *node, context)?;
+                    let part = self.expansion(text, *node, place)?;
                     value.text += &part.text;
                     value.defaults.extend(part.defaults);
                 }
@@ -98,83 +97,84 @@ impl Variables {
         Some(value)
     }
 
-    /// The words that a word expands to, each with the span of the whole word. `split`: its unquoted expansions
-    /// are split at white space.
-    pub fn words(
-        &mut self,
-        text: &Text,
-        raw: &RawWord<'_>,
-        split: bool,
-        context: Context,
-    ) -> Vec<Word> {
-        let written = text.text[raw.range.clone()].to_owned();
-        let mut fields = Fields {
-            done: Vec::new(),
-            current: None,
-            empty: Word::new("", text.span(raw.range.start, raw.range.end), 0),
-            defaults: Vec::new(),
-        };
+    /// The words that a word expands to, each with the span of the whole word. An unquoted variable that holds
+    /// several words is split if it is the whole word.
+    pub fn words(&mut self, text: &Text, raw: &RawWord<'_>, place: Place) -> Vec<Word> {
+        let split = !raw.assignment;
+        let written = &text.text[raw.range.clone()];
+        let span = text.span(raw.range.start, raw.range.end);
         let Some(pieces) = raw.pieces(text) else {
-            return fields.all_unresolved(&written, split);
+            return vec![all_unresolved(written, span, split)];
         };
         // The outer shell of an inline script expands what the inner one takes for quoted text.
-        let expands = |at: usize| context.nested && !text.place(at).inner;
+        let expands = |at: usize| place.nested && !text.place(at).inner;
         let hidden = |piece: &Piece| matches!(piece, Piece::Char('$' | '`', at, Quote::Single) if expands(*at));
-        // Empty quotes beside a value that is split may be a word.
-        let unquoted = |piece: &Piece| matches!(piece, Piece::Expansion { quoted: false, .. });
-        let empty = ["''", "\"\""].iter().any(|quotes| written.contains(quotes));
-        let unclear = split && (has_braces(&pieces) || (empty && pieces.iter().any(unquoted)));
-        if unclear || pieces.iter().any(hidden) {
-            return fields.all_unresolved(&written, split);
+        if split && has_braces(&pieces) || pieces.iter().any(hidden) {
+            return vec![all_unresolved(written, span, split)];
         }
-        let literal = pieces
-            .iter()
-            .scan(raw.range.start, |next, piece| match piece {
-                Piece::Char(c, at, Quote::None) if at == next => {
-                    *next += c.len_utf8();
-                    Some(c.len_utf8())
-                }
-                _ => None,
-            })
-            .sum();
+        let alone = pieces.len() == 1;
+        let mut word = Word::new("", span, 0);
         for piece in pieces {
-            match piece {
-                Piece::Char(c, ..) => fields.push(c),
-                Piece::Expansion { at, node, quoted } => {
-                    let whole = quoted || !split;
-                    let source = &text.text[at];
-                    let node = node.and_then(|node| raw.expansions.get(node));
-                    match node.and_then(|(_, node)| self.expansion(text, *node, context)) {
-                        Some(value) => fields.value(&value, whole),
-                        None => fields.unresolved(source, whole, is_list(source)),
+            let (at, node, quoted) = match piece {
+                Piece::Expansion { at, node, quoted } => (at, node, quoted),
+                Piece::Char(c, at, quote) => {
+                    if quote == Quote::None && at == raw.range.start + word.literal {
+                        word.literal += c.len_utf8();
                     }
+                    word.text.push(c);
+                    continue;
                 }
+            };
+            let whole = quoted || !split;
+            let node = node.and_then(|node| raw.expansions.get(node));
+            let Some(value) = node.and_then(|(_, node)| self.expansion(text, *node, place)) else {
+                let source = &text.text[at];
+                word.unresolved.push(Unresolved {
+                    start: word.text.len(),
+                    end: word.text.len() + source.len(),
+                    all: is_list(source),
+                    quoted: whole,
+                });
+                word.text += source;
+                continue;
+            };
+            word.defaults.extend(value.defaults);
+            let mut parts = value
+                .text
+                .split([' ', '\t', '\n'])
+                .filter(|part| !part.is_empty());
+            if !whole && alone {
+                let first = parts.next().map(|part| Word {
+                    text: part.to_owned(),
+                    ..word
+                });
+                let rest = parts.map(|part| Word::new(part, span, 0));
+                return first.into_iter().chain(rest).collect();
             }
+            if !whole && value.text.contains([' ', '\t', '\n']) {
+                return vec![all_unresolved(written, span, split)];
+            }
+            word.text += &value.text;
         }
-        if written.contains(['"', '\'']) {
-            fields.push_nothing();
-        }
-        let mut words = fields.end();
-        if let Some(first) = words.first_mut() {
-            first.literal = literal;
-        }
-        words
+        // Nothing is left of empty variables without quotes.
+        let keeps = !word.text.is_empty() || written.contains(['"', '\'']);
+        keeps.then_some(word).into_iter().collect()
     }
 
     /// The value of an expansion.
-    fn expansion(&mut self, text: &Text, node: Node<'_>, context: Context) -> Option<Value> {
+    fn expansion(&mut self, text: &Text, node: Node<'_>, place: Place) -> Option<Value> {
         let at = trimmed(text, node);
-        if context.nested && text.place(at.start).inner {
+        if place.nested && text.place(at.start).inner {
             return None;
         }
         let value = match node.kind() {
             "simple_expansion" => self.lookup(&text.text[at.start + 1..at.end])?,
-            "expansion" => self.parameter(text, node, at, context)?,
+            "expansion" => self.parameter(&text.text[at.clone()], place)?,
             "arithmetic_expansion" => {
                 let mut inner = children(node).filter(Node::is_named);
                 let (expression, rest) = (inner.next()?, inner.next());
                 let mut defaults = Vec::new();
-                let number = self.number(text, expression, context, &mut defaults)?;
+                let number = self.number(text, expression, place, &mut defaults)?;
                 rest.is_none().then(|| Value {
                     text: number.to_string(),
                     defaults,
@@ -185,7 +185,7 @@ impl Variables {
         self.spent = self.spent.saturating_add(value.text.len());
         // The inner shell would read other characters as its own syntax.
         let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@% \t".contains(c);
-        let safe = !context.nested || value.text.chars().all(plain);
+        let safe = !place.nested || value.text.chars().all(plain);
         (safe && self.spent <= MAX_BYTES).then_some(value)
     }
 
@@ -195,16 +195,8 @@ impl Variables {
     }
 
     /// `${NAME}`, `${NAME:-default}` or `${NAME-default}`.
-    fn parameter(
-        &mut self,
-        text: &Text,
-        node: Node<'_>,
-        at: Range<usize>,
-        context: Context,
-    ) -> Option<Value> {
-        let inside = text.text[at.clone()]
-            .strip_prefix("${")?
-            .strip_suffix('}')?;
+    fn parameter(&self, source: &str, place: Place) -> Option<Value> {
+        let inside = source.strip_prefix("${")?.strip_suffix('}')?;
         let name = identifier(inside);
         let operator = &inside[name.len()..];
         if operator.is_empty() {
@@ -219,21 +211,15 @@ impl Variables {
             if !(or_empty && value.text.is_empty()) {
                 return Some(value);
             }
-        } else if self.disturbed || !self.changes.leaves_unset(name, context.in_function) {
+        } else if self.disturbed || !self.changes.leaves_unset(name, place.repeated) {
             return None;
         }
-        let mut value = match default.contains(['"', '\'', '\\', '$', '`']) {
-            false => Value {
-                text: default.to_owned(),
-                defaults: Vec::new(),
-            },
-            // These mean something else in double quotes around the expansion.
-            true if default.contains(['\'', '\\']) => return None,
-            true => {
-                let end = at.end - 1;
-                let raw = raw_word(text, node, end - default.len()..end);
-                self.value(text, &raw, context)?
-            }
+        if default.contains(['"', '\'', '\\', '$', '`']) {
+            return None;
+        }
+        let mut value = Value {
+            text: default.to_owned(),
+            defaults: Vec::new(),
         };
         if !self.values.contains_key(name) {
             let default = (name.to_owned(), value.text.clone());
@@ -248,7 +234,7 @@ impl Variables {
         &mut self,
         text: &Text,
         node: Node<'_>,
-        context: Context,
+        place: Place,
         defaults: &mut Vec<(String, String)>,
     ) -> Option<i64> {
         let mut of_value = |value: Value| {
@@ -260,21 +246,20 @@ impl Variables {
             "number" | "word" if source.starts_with(|c: char| c.is_ascii_digit()) => {
                 decimal(source)
             }
-            "variable_name" | "word" if !context.nested => of_value(self.lookup(source)?),
+            "variable_name" | "word" if !place.nested => of_value(self.lookup(source)?),
             "simple_expansion" | "expansion" | "arithmetic_expansion" => {
-                of_value(self.expansion(text, node, context)?)
+                of_value(self.expansion(text, node, place)?)
             }
             "parenthesized_expression" => {
                 let mut inner = children(node).filter(Node::is_named);
                 let (only, rest) = (inner.next()?, inner.next());
-                let number = self.number(text, only, context, defaults)?;
+                let number = self.number(text, only, place, defaults)?;
                 rest.is_none().then_some(number)
             }
             "binary_expression" => {
-                let left =
-                    self.number(text, node.child_by_field_name("left")?, context, defaults)?;
+                let left = self.number(text, node.child_by_field_name("left")?, place, defaults)?;
                 let right =
-                    self.number(text, node.child_by_field_name("right")?, context, defaults)?;
+                    self.number(text, node.child_by_field_name("right")?, place, defaults)?;
                 let operator = node.child_by_field_name("operator")?;
                 match text.text.get(operator.byte_range())?.trim() {
                     "+" => left.checked_add(right),
@@ -323,18 +308,6 @@ fn trimmed(text: &Text, node: Node<'_>) -> Range<usize> {
     node.start_byte() + blank..node.end_byte()
 }
 
-/// A range of a node as a word, with the expansions in it.
-fn raw_word<'t>(text: &Text, node: Node<'t>, range: Range<usize>) -> RawWord<'t> {
-    let mut raw = RawWord {
-        range,
-        expansions: Vec::new(),
-    };
-    for child in children(node) {
-        add_expansions(text, child, &mut raw);
-    }
-    raw
-}
-
 /// Adds the expansions in a node to the word that holds it.
 pub(super) fn add_expansions<'t>(text: &Text, node: Node<'t>, raw: &mut RawWord<'t>) {
     if [
@@ -357,78 +330,16 @@ pub(super) fn add_expansions<'t>(text: &Text, node: Node<'t>, raw: &mut RawWord<
     }
 }
 
-/// The words that one word expands to, built from left to right.
-struct Fields {
-    done: Vec<Word>,
-    current: Option<Word>,
-    empty: Word,
-    defaults: Vec<(String, String)>,
-}
-
-impl Fields {
-    fn current(&mut self) -> &mut Word {
-        self.current.get_or_insert_with(|| self.empty.clone())
-    }
-
-    fn push(&mut self, c: char) {
-        self.current().text.push(c);
-    }
-
-    /// Keeps a word with quotes although it is empty.
-    fn push_nothing(&mut self) {
-        if self.done.is_empty() {
-            self.current();
-        }
-    }
-
-    fn value(&mut self, value: &Value, whole: bool) {
-        if whole {
-            self.current().text += &value.text;
-        } else {
-            for (index, field) in value.text.split([' ', '\t', '\n']).enumerate() {
-                if index > 0 {
-                    self.done.extend(self.current.take());
-                }
-                if !field.is_empty() {
-                    self.current().text += field;
-                }
-            }
-        }
-        for default in &value.defaults {
-            if !self.defaults.contains(default) {
-                self.defaults.push(default.clone());
-            }
-        }
-    }
-
-    fn unresolved(&mut self, source: &str, quoted: bool, all: bool) {
-        let current = self.current();
-        let start = current.text.len();
-        current.text += source;
-        let end = current.text.len();
-        current.unresolved.push(Unresolved {
-            start,
-            end,
-            all,
-            quoted,
-        });
-    }
-
-    /// One unresolved word. `split`: it is no assignment.
-    fn all_unresolved(mut self, source: &str, split: bool) -> Vec<Word> {
-        let value = source.find('=').map_or(0, |at| at + 1);
-        let name = if split { "" } else { &source[..value] };
-        self.current().text += name;
-        self.current().literal = name.len();
-        self.unresolved(&source[name.len()..], false, false);
-        self.end()
-    }
-
-    fn end(mut self) -> Vec<Word> {
-        self.done.extend(self.current.take());
-        if let Some(first) = self.done.first_mut() {
-            first.defaults = self.defaults;
-        }
-        self.done
-    }
+/// A word of which nothing is resolved. `split`: it is no assignment.
+fn all_unresolved(source: &str, span: Span, split: bool) -> Word {
+    let value = source.find('=').map_or(0, |at| at + 1);
+    let start = if split { 0 } else { value };
+    let mut word = Word::new(source, span, start);
+    word.unresolved.push(Unresolved {
+        start,
+        end: source.len(),
+        all: false,
+        quoted: false,
+    });
+    word
 }

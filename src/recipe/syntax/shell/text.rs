@@ -6,61 +6,33 @@ use crate::recipe::syntax::source::{FileId, Span};
 /// A character in its file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
-    start: usize,
-    end: usize,
-    line: u32,
-    column: u32,
+    pub span: Span,
     /// The outer shell does not expand it: it is single-quoted or escaped there.
     pub inner: bool,
 }
 
-impl Place {
-    /// The place from here to the end of a later one.
-    pub fn through(self, last: Place) -> Place {
-        Place {
-            end: last.end,
-            ..self
-        }
-    }
-}
-
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Text {
     pub text: String,
-    pub file: FileId,
     /// The place of each byte, and of the end.
     places: Vec<Place>,
 }
 
 impl Text {
     pub fn of_file(text: &str, file: FileId) -> Text {
-        let mut new = Text::empty(file, text.len());
-        let mut at = Place {
-            start: 0,
-            end: 0,
-            line: 1,
-            column: 1,
-            inner: false,
-        };
+        let mut new = Text::default();
+        let mut span = Span::of(text, 0..0, file);
         for c in text.chars() {
-            at.end = at.start + c.len_utf8();
-            new.push(c, at);
-            at.start = at.end;
-            (at.line, at.column) = match c {
-                '\n' => (at.line.saturating_add(1), 1),
-                _ => (at.line, at.column.saturating_add(1)),
+            span.end = span.start + c.len_utf8();
+            new.push(c, Place { span, inner: false });
+            span.start = span.end;
+            (span.line, span.column) = match c {
+                '\n' => (span.line.saturating_add(1), 1),
+                _ => (span.line, span.column.saturating_add(1)),
             };
         }
-        new.finish(at);
+        new.finish(Place { span, inner: false });
         new
-    }
-
-    pub fn empty(file: FileId, bytes: usize) -> Text {
-        Text {
-            text: String::with_capacity(bytes),
-            file,
-            places: Vec::with_capacity(bytes + 1),
-        }
     }
 
     pub fn push(&mut self, c: char, place: Place) {
@@ -69,11 +41,9 @@ impl Text {
     }
 
     /// Sets the place of the end. Every text needs one.
-    pub fn finish(&mut self, at: Place) {
-        self.places.push(Place {
-            end: at.start,
-            ..at
-        });
+    pub fn finish(&mut self, mut at: Place) {
+        at.span.end = at.span.start;
+        self.places.push(at);
     }
 
     /// The place of the character at a byte offset.
@@ -82,24 +52,11 @@ impl Text {
     }
 
     pub fn span(&self, start: usize, end: usize) -> Span {
-        let first = self.place(start);
-        let end = match end > start {
-            true => self.place(end - 1).end,
-            false => first.start,
+        let mut span = self.place(start).span;
+        span.end = match end > start {
+            true => self.place(end - 1).span.end,
+            false => span.start,
         };
-        Span {
-            file: self.file,
-            start: first.start,
-            end,
-            line: first.line,
-            column: first.column,
-        }
-    }
-
-    /// The text without its first bytes.
-    pub fn after(mut self, bytes: usize) -> Text {
-        self.text.drain(..bytes);
-        self.places.drain(..bytes);
-        self
+        span
     }
 }

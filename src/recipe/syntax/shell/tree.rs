@@ -20,40 +20,23 @@ const LONGEST: Duration = Duration::from_secs(2);
 pub(super) struct Place {
     /// Exactly once, whatever the exit status of others, in the script's own shell.
     pub certain: bool,
-    /// An assignment in front of a command.
-    pub prefix: bool,
     /// In a loop or a function: later than its text, or more than once.
     pub repeated: bool,
-    pub context: Context,
+    /// In an inline script.
+    pub nested: bool,
 }
 
 /// The place of a script's first command.
 pub(super) const START: Place = Place {
     certain: true,
-    prefix: false,
     repeated: false,
-    context: Context {
-        nested: false,
-        in_function: false,
-    },
+    nested: false,
 };
 
 pub(super) fn children(node: Node<'_>) -> impl Iterator<Item = Node<'_>> + Clone {
     let mut cursor = node.walk();
     let children: Vec<Node<'_>> = node.children(&mut cursor).collect();
     children.into_iter()
-}
-
-/// The children of a node, each with the name of its field.
-pub(super) fn fields(node: Node<'_>) -> Vec<(Option<&'static str>, Node<'_>)> {
-    let mut cursor = node.walk();
-    let mut fields = Vec::new();
-    let mut more = cursor.goto_first_child();
-    while more {
-        fields.push((cursor.field_name(), cursor.node()));
-        more = cursor.goto_next_sibling();
-    }
-    fields
 }
 
 /// The tree of a script, or the range of the first syntax error.
@@ -88,19 +71,9 @@ pub(super) fn parse(text: &str) -> Result<Tree, Range<usize>> {
     Err(node.byte_range())
 }
 
-/// Where a word is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Context {
-    /// In an inline script.
-    pub nested: bool,
-    /// In a function, which runs later than its text.
-    pub in_function: bool,
-}
-
 /// The places of a node's children.
 pub(super) fn places<'t>(text: &Text, node: Node<'t>, place: Place) -> Vec<(Node<'t>, Place)> {
     let children: Vec<Node<'t>> = children(node).collect();
-    let loops = ["for_statement", "c_style_for_statement", "while_statement"];
     let kind = node.kind();
     let transparent = [
         "program",
@@ -108,30 +81,26 @@ pub(super) fn places<'t>(text: &Text, node: Node<'t>, place: Place) -> Vec<(Node
         "redirected_statement",
         "declaration_command",
     ];
-    let in_loop = loops.contains(&kind);
-    let function = kind == "function_definition";
+    let repeats = [
+        "for_statement",
+        "c_style_for_statement",
+        "while_statement",
+        "function_definition",
+    ];
+    // The parser takes assignments on the lines above a command for its prefixes.
+    let ends = |pair: &[Node<'t>]| ends_line(&text.text[pair[0].end_byte()..pair[1].start_byte()]);
+    let above = children.windows(2).rposition(ends);
+    let above = above.filter(|_| kind == "command");
     let mut found = Vec::with_capacity(children.len());
     for (index, child) in children.iter().enumerate() {
-        let next = children.get(index + 1);
-        let beside = next.is_some_and(|next| next.kind() == "&");
-        // The parser takes assignments on the line above a command for its prefixes.
-        let gap = next.map_or("", |next| &text.text[child.end_byte()..next.start_byte()]);
-        let alone = kind == "command" && ends_line(gap);
+        let beside = children
+            .get(index + 1)
+            .is_some_and(|next| next.kind() == "&");
+        let keeps = transparent.contains(&kind) || above.is_some_and(|last| index <= last);
         let mut inside = place;
-        inside.certain &= !beside && (transparent.contains(&kind) || alone);
-        inside.prefix = kind == "command" && !alone;
-        inside.repeated |= in_loop || function;
-        inside.context.in_function |= function;
+        inside.certain &= keeps && !beside;
+        inside.repeated |= repeats.contains(&kind);
         found.push((*child, inside));
-    }
-    // `A=1 B=2`, on the line above: all of its assignments are alone.
-    if let Some(last) = found
-        .iter()
-        .rposition(|(_, inside)| kind == "command" && !inside.prefix)
-    {
-        for (_, inside) in &mut found[..last] {
-            (inside.certain, inside.prefix) = (place.certain, false);
-        }
     }
     found
 }

@@ -1,6 +1,7 @@
 //! The words of a command with their places and their unresolved parts.
 
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 
 /// One word of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +112,14 @@ impl Word {
         })
     }
 
+    /// Whether the whole text is unresolved.
+    pub fn is_unresolved(&self) -> bool {
+        !matches!(
+            self.unresolved_extent(),
+            None | Some(UnresolvedExtent::Part)
+        )
+    }
+
     /// The variable that a word such as `NAME=value` assigns, and its value.
     pub fn assignment(&self) -> Option<Assignment<'_>> {
         let at = self.text.find('=').filter(|at| *at < self.literal)?;
@@ -145,23 +154,38 @@ pub(crate) fn is_long_option(text: &str) -> bool {
 }
 
 /// Words that begin no simple command, or another one than their quoted text.
-const RESERVED: [&str; 26] = [
-    "{", "}", "[", "[[", "]]", "case", "coproc", "declare", "do", "done", "elif", "else", "esac",
-    "export", "fi", "for", "function", "if", "local", "readonly", "select", "then", "typeset",
-    "unset", "until", "while",
-];
+pub(super) const RESERVED: Words = Words(
+    "! { } [ [[ ]] case coproc declare do done elif else esac export fi for function if local readonly select then \
+     typeset unset until while",
+);
 
 /// The words as one command line. A shell splits it into the same words.
 pub(crate) fn join(words: &[String]) -> String {
-    let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
-    quoted.join(" ")
+    let program = words.iter().position(|word| !word.contains('='));
+    let mut line = Vec::new();
+    for (at, word) in words.iter().enumerate() {
+        // In front of the arguments the parser takes more characters for its own syntax.
+        let name = word.split('=').next().unwrap_or_default();
+        let more = if program.is_some_and(|program| at > program) {
+            "@%:^[]{}*?"
+        } else if word.contains('=') && is_name(name) {
+            "@%:"
+        } else {
+            ""
+        };
+        line.push(quote(word, more));
+    }
+    line.join(" ")
 }
 
-fn quote(word: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%^[]{}*?".contains(c);
+/// A word in quotes, unless its characters need none. `more`: further such characters.
+fn quote(word: &str, more: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./=,+".contains(c) || more.contains(c);
     let braces = word.contains('{') && (word.contains(',') || word.contains(".."));
-    let is_plain = !word.is_empty() && word.chars().all(plain) && !braces;
-    if is_plain && !RESERVED.contains(&word) {
+    let count = |c: char| word.matches(c).count();
+    let is_closed = count('{') == count('}') && count('[') == count(']');
+    let is_plain = !word.is_empty() && word.chars().all(plain) && !braces && is_closed;
+    if is_plain && !RESERVED.has(word) {
         return word.to_owned();
     }
     // Double quotes keep an inline script with single quotes readable in place.

@@ -1,5 +1,6 @@
 use super::nodes;
 use crate::recipe::dialects::command::tests::{argument, gpus, refused, understood};
+use crate::recipe::tests::script;
 
 const TRAINER: &str = "train.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2";
 
@@ -41,26 +42,18 @@ fn names_may_be_abbreviated_where_the_launchers_parser_allows_it() {
     }
     let accelerate = "accelerate launch -q --num-processes=4 --gpu_ids 0,1,2,3 -t3";
     let command = understood(&format!("{accelerate} {TRAINER}")).unwrap();
-    let launch = command.launch.unwrap();
+    let launch = command.launch.options.unwrap();
     assert_eq!(launch.get("num_processes").unwrap().text(), Some("4"));
-}
-
-#[test]
-fn the_program_may_be_missing() {
-    for between in ["=", " "] {
-        let script = format!("torchrun --nproc_per_node 4 --per_device_train_batch_size{between}8");
-        assert_eq!(gpus(&script).as_deref(), Some("4"), "{script}");
-        let size = argument(&script, "per_device_train_batch_size");
-        assert_eq!(size.as_deref(), Some("8"), "{script}");
-    }
-    let message = refused("accelerate launch --num_proces -").unwrap();
-    assert!(message.contains("no option `--num_proces`"), "{message}");
 }
 
 #[test]
 fn options_that_a_launcher_refuses_are_refused() {
     for (launcher, expected) in [
         ("torchrun --bogus 4", "torchrun has no option `--bogus`"),
+        (
+            "torchrun --per_device_train_batch_size 8",
+            "torchrun has no option `--per_device_train_batch_size`",
+        ),
         ("torchrun --use_env", "torchrun has no option `--use_env`"),
         (
             "torchrun --nproc-per_node 4",
@@ -69,15 +62,15 @@ fn options_that_a_launcher_refuses_are_refused() {
         ("torchrun -n 4", "no option `-n`"),
         (
             "torchrun --nproc 4",
-            "`--nproc` may be `--nproc_per_node` or `--nproc-per-node`",
+            "torchrun has no option `--nproc`, or several",
         ),
-        ("torchrun --no 4", "`--no` may be"),
+        ("torchrun --no 4", "no option `--no`, or several"),
         (
             "torchrun --nnodes --nproc_per_node 4",
             "`--nnodes` of torchrun takes a value, but has none",
         ),
         ("torchrun --standalone=1", "takes no value"),
-        ("deepspeed --num 4", "`--num` may be"),
+        ("deepspeed --num 4", "no option `--num`, or several"),
         (
             "deepspeed --num-gpus 4",
             "DeepSpeed has no option `--num-gpus`",
@@ -92,6 +85,11 @@ fn options_that_a_launcher_refuses_are_refused() {
         let script = format!("{launcher} {TRAINER}");
         let message = refused(&script).unwrap_or_default();
         assert!(message.contains(expected), "{script}: {message}");
+    }
+    for program in ["xla_spawn.py --num_cores 8", "../gaudi_spawn.py --use_mpi"] {
+        let message = refused(&format!("python {program} {TRAINER}")).unwrap_or_default();
+        let expected = "starts the program in several processes, and its options are not read";
+        assert!(message.contains(expected), "{program}: {message}");
     }
     for script in [
         "trl sft --model_name_or_path m --num_processes",
@@ -120,7 +118,7 @@ fn a_launcher_is_found_after_a_wrapper() {
         assert_eq!(size.as_deref(), Some("4"), "{script}");
     }
     let trl = "python -m trl sft --model_name_or_path x --num_processes 4";
-    let launch = understood(trl).unwrap().launch.unwrap();
+    let launch = understood(trl).unwrap().launch.options.unwrap();
     assert_eq!(launch.get("num_processes").unwrap().text(), Some("4"));
 }
 
@@ -138,4 +136,41 @@ fn a_node_range_with_equal_ends_is_a_number() {
     }
     let script = format!("torchrun --nnodes 2:2 --nproc_per_node 2 {TRAINER}");
     assert_eq!(gpus(&script).as_deref(), Some("4"));
+}
+
+/// `scripts/train/debug/oc_sft_multinode.sh` of open-instruct, shortened.
+#[test]
+fn a_program_that_forwards_a_command_is_not_the_trainer() {
+    let recipe = script(
+        "uv run python mason.py --num_nodes 2 --gpus 8 --env A=1 --env B=2 --seed 7 \\\n  \
+         -- torchrun --nnodes=2 --nproc_per_node=8 train.py --per_device_train_batch_size 1 \\\n  \
+         --gradient_accumulation_steps 4 --output_dir out\n",
+    )
+    .unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    let batch = &recipe.spec.batch;
+    let numbers = (batch.per_device_batch_size, batch.accumulation, batch.gpus);
+    assert_eq!(numbers, (Some(1), Some(4), Some(16)));
+    assert_eq!(recipe.spec.seed, 42, "`--seed` belongs to mason.py");
+    assert_eq!(recipe.diagnostics, []);
+}
+
+#[test]
+fn forwarded_commands_are_separated() {
+    let training = "python train.py --per_device_train_batch_size 2";
+    let one = format!("python mason.py -- source setup.sh \\&\\& {training}\n");
+    assert_eq!(
+        script(&one).unwrap().spec.batch.per_device_batch_size,
+        Some(2)
+    );
+    let two = format!("python mason.py -- python convert.py \\&\\& {training}\n");
+    let error = script(&two).unwrap_err();
+    let problem = &error.diagnostics[0];
+    assert_eq!(problem.rule, "global-batch-unknown");
+    assert!(problem.message.starts_with("`mason.py` forwards several"));
+}
+
+#[test]
+fn a_double_dash_that_forwards_nothing_keeps_the_command() {
+    let recipe = script("python train.py --per_device_train_batch_size 2 --x y -- z\n").unwrap();
+    assert_eq!(recipe.spec.batch.per_device_batch_size, Some(2));
 }

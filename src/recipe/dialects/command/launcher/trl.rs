@@ -2,8 +2,7 @@
 //!
 //! Source: TRL f2cd577 `cli/main.py`.
 
-use super::known::ACCELERATE;
-use super::options::{Opt, value};
+use super::options::{ACCELERATE, Opt, value};
 use super::{Launched, Launcher, file, program};
 use crate::recipe::dialects::accelerate::Config;
 use crate::recipe::dialects::handbook::keys::{TRL_CONFIG, is_launcher_key};
@@ -78,7 +77,6 @@ pub(super) fn trl(words: &[Word], python: String) -> Launched<'_> {
         config: named.or_else(|| file(&options)),
         options,
         refused,
-        mixed: true,
         many: true,
         // The program is the module of this trainer.
         alone: Some(vec![python, "-u".to_owned(), "-m".to_owned()]),

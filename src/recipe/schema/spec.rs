@@ -1,0 +1,1172 @@
+//! The native recipe, into which every reader translates its dialect.
+//!
+//! These are plain values. Their places in the user's files are in [`crate::recipe::Recipe::value_sources`], under
+//! the same dotted path (`batch.per_device_batch_size`). Progress is counted in samples. A reader puts steps into
+//! the `_steps` fields, and the planner converts them to samples with the global batch.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::util::suggest::{UnknownName, by_name};
+
+/// A whole training run, independent of dialect and of hardware.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Spec {
+    /// The run's name, instead of `metadata.name`; also the default name of its directory.
+    pub name: String,
+    /// The training objective, which selects the loss.
+    pub objective: Objective,
+    /// Seed of everything random, such as the sample order and the initial weights.
+    pub seed: u64,
+    /// The batch, and its split over devices.
+    pub batch: Batch,
+    /// The schedule of the global batch.
+    pub schedule: BatchSchedule,
+    /// Sizes of the parallel axes, and sharding.
+    pub parallel: Parallel,
+    /// The model, its weights and its precision.
+    pub model: Model,
+    /// The tokeniser and its chat template.
+    pub tokenizer: Tokenizer,
+    /// The training and evaluation data.
+    pub data: Data,
+    /// The length of the run.
+    pub budget: Budget,
+    /// AdamW and gradient clipping.
+    pub optimizer: Optimizer,
+    /// The learning rate as a function of the samples consumed.
+    pub learning_rate: LearningRate,
+    /// Interval and batch of evaluations during training.
+    pub evaluation: Evaluation,
+    /// When to write checkpoints, and how many to keep.
+    pub checkpoint: Checkpoint,
+    /// World sizes that the run may have.
+    pub elasticity: Elasticity,
+    /// An external trainer, in place of the built-in trainer.
+    pub trainer: Trainer,
+    /// Settings of upstream's generation-based trainers that rules check.
+    pub generation: Generation,
+    /// The run's directory; default: `runs/NAME`. `--out` overrides it.
+    pub output: Option<String>,
+}
+
+/// The training objective, which selects the loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// Next-token prediction on every token.
+    #[default]
+    LanguageModelling,
+    /// Supervised fine-tuning on conversations, loss on the answers.
+    Sft,
+    /// DPO: direct preference optimisation.
+    Dpo,
+    /// KTO: preference optimisation after Kahneman and Tversky.
+    Kto,
+    /// ORPO: odds-ratio preference optimisation.
+    Orpo,
+    /// SimPO: simple preference optimisation.
+    Simpo,
+    /// GRPO: group-relative policy optimisation.
+    Grpo,
+    /// RLOO: REINFORCE with a leave-one-out baseline.
+    Rloo,
+    /// PPO: proximal policy optimisation.
+    Ppo,
+    /// A reward model from preference pairs.
+    Reward,
+}
+
+/// The objective's name in recipes.
+impl fmt::Display for Objective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl Objective {
+    /// The default number of completions per prompt that are compared with each other (TRL f2cd577,
+    /// `num_generations`); `None` for objectives that compare none.
+    pub fn default_generations(self) -> Option<u64> {
+        match self {
+            Objective::Grpo => Some(8),
+            Objective::Rloo => Some(2),
+            _ => None,
+        }
+    }
+}
+
+/// Settings of generation-based trainers (GRPO, RLOO, PPO, KTO) that rules check.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Generation {
+    /// TRL GRPO and RLOO `num_generations`.
+    pub num_generations: Option<u64>,
+    /// TRL GRPO and RLOO `num_generations_eval`; default: `num_generations`.
+    pub num_generations_eval: Option<u64>,
+    /// TRL GRPO and RLOO `generation_batch_size`.
+    pub generation_batch_size: Option<u64>,
+    /// TRL GRPO and RLOO `steps_per_generation`.
+    pub steps_per_generation: Option<u64>,
+    /// TRL PPO `num_mini_batches`.
+    pub num_mini_batches: Option<u64>,
+    /// TRL PPO `whiten_rewards`: needs 8 samples per device in a mini-batch.
+    pub whiten_rewards: bool,
+    /// The KTO loss of TRL has no KL term (`loss_type: apo_zero_unpaired`).
+    pub without_kl: bool,
+}
+
+/// The batch of a recipe. A recipe states `global`, or `per_device_batch_size` × `accumulation` × the data-parallel
+/// size at `gpus` yields it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Batch {
+    /// Global batch: samples per optimiser step over all devices.
+    pub global: Option<u64>,
+    /// Samples per device and forward pass in the recipe. The planner exceeds it only with `prefer:
+    /// per_device_batch_size`.
+    pub per_device_batch_size: Option<u64>,
+    /// Forward passes per optimiser step at `gpus` devices.
+    pub accumulation: Option<u64>,
+    /// GPUs that the recipe was written for.
+    pub gpus: Option<u64>,
+    /// Without an exact split at a world size: `exact` refuses it and names the sizes that have
+    /// one; `uneven` gives ranks different numbers of micro-batches.
+    pub remainder: Remainder,
+    /// What a larger world changes first: `accumulation` keeps the micro-batch and lowers
+    /// accumulation; `per_device_batch_size` raises the micro-batch, within memory.
+    pub prefer: Prefer,
+    /// Samples that do not fill the last batch of an epoch: `wrap` fills the batch up from the next
+    /// epoch; `drop` leaves them out.
+    pub last_batch: LastBatch,
+    /// Upstream's automatic batch finder is on (`auto_find_batch_size`).
+    pub auto_find: bool,
+    /// How the micro-batch follows from the recipe: `stated` in `per_device_batch_size`; `exact` or `floored`
+    /// division of `global`.
+    pub division: Division,
+    /// The bounds of DeepSpeed's `elasticity`, which computes the batch.
+    pub elastic: Option<Elastic>,
+}
+
+impl Batch {
+    /// Sets a missing `gpus` to the world that the recipe was written for, where the micro-batch
+    /// depends on that world.
+    pub fn settle(&mut self, gpus: u64) {
+        if self.division != Division::Stated {
+            self.gpus.get_or_insert(gpus);
+        }
+    }
+}
+
+/// DeepSpeed's `elasticity` (edaa722, `elasticity/config.py`): bounds for a batch that many GPU
+/// counts divide.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Elastic {
+    /// `max_train_batch_size`, samples; the computed batch may be smaller.
+    pub max_batch: u64,
+    /// `micro_batch_sizes`, samples per device and forward pass.
+    pub micro_batches: Vec<u64>,
+    /// `min_gpus`: the smallest number of GPUs.
+    pub min_gpus: u64,
+    /// `max_gpus`: the largest number of GPUs.
+    pub max_gpus: u64,
+    /// `version` of the algorithm.
+    pub version: ElasticVersion,
+    /// `num_gpus_per_node`; version 0.2 adds and removes whole nodes.
+    pub gpus_per_node: u64,
+    /// `model_parallel_size`, version 0.2 only.
+    pub model_parallel: u64,
+    /// `prefer_larger_batch`: of equally good batches take the larger.
+    pub prefer_larger: bool,
+}
+
+impl Default for Elastic {
+    fn default() -> Self {
+        Elastic {
+            max_batch: 2000,
+            micro_batches: vec![2, 4, 6],
+            min_gpus: 1,
+            max_gpus: 10_000,
+            version: ElasticVersion::V02,
+            gpus_per_node: 1,
+            model_parallel: 1,
+            prefer_larger: true,
+        }
+    }
+}
+
+/// How the micro-batch follows from the recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Division {
+    /// The recipe states `per_device_batch_size`.
+    #[default]
+    Stated,
+    /// `global` / (`accumulation` × data-parallel size), which must be whole (HALOs).
+    Exact,
+    /// ⌊⌊`global` / `accumulation`⌋ / data-parallel size⌋: upstream drops the rest of every batch
+    /// (direct-preference-optimization, HALOs' legacy tree).
+    Floored,
+}
+
+/// The version of DeepSpeed's elasticity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ElasticVersion {
+    /// One batch for every world.
+    #[serde(rename = "0.1")]
+    V01,
+    /// Whole nodes; for worlds outside its list the batch depends on the world.
+    #[default]
+    #[serde(rename = "0.2")]
+    V02,
+}
+
+/// The response to a world size without an exact split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Remainder {
+    /// Refuse it, and name the counts that work.
+    #[default]
+    Exact,
+    /// Give ranks different numbers of micro-batches, whose sum is the global batch.
+    Uneven,
+}
+
+/// What a larger world changes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Prefer {
+    /// Keeps the recipe's micro-batch and lowers accumulation.
+    #[default]
+    Accumulation,
+    /// Raises the micro-batch, within memory.
+    #[serde(rename = "per_device_batch_size")]
+    PerDeviceBatchSize,
+}
+
+/// What happens to samples that do not fill the last batch of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastBatch {
+    /// Filled up from the next epoch (transformers with accelerate's `even_batches`; native).
+    #[default]
+    Wrap,
+    /// Dropped: an epoch is ⌊n/B⌋·B samples (HALOs; `dataloader_drop_last: true`).
+    Drop,
+}
+
+/// The schedule of the global batch. In a recipe: `kind: norm-test` beside the settings.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum BatchSchedule {
+    /// The recipe's global batch for the whole run.
+    #[default]
+    Constant,
+    /// The norm test grows the batch and, with `shrink`, shrinks it.
+    NormTest(NormTest),
+    /// Fixed stages: shares of the sample budget at given batches.
+    Stages {
+        /// The stages in order; their shares add up to 1.
+        stages: Vec<Stage>,
+    },
+    /// A recorded schedule, step by step.
+    Replay {
+        /// The runs in order; the last one's batch applies to the rest of training.
+        runs: Vec<ReplayRun>,
+    },
+}
+
+/// One stage of a stage-wise schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// Share of the sample budget, 0 to 1.
+    pub share: f64,
+    /// Global batch in samples.
+    pub batch: u64,
+}
+
+/// One run of equal batches of a replayed schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayRun {
+    /// Global batch in samples.
+    pub batch: u64,
+    /// Number of steps at this batch.
+    pub steps: u64,
+}
+
+/// The norm test and the controller around it (arXiv 2412.21124; see `docs/norm-test.md`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NormTest {
+    /// Estimator of the gradient's variance: `unbiased`, or `paper` as printed there.
+    pub estimator: Estimator,
+    /// Threshold η of the test; the batch can grow only if it is in (0, 1).
+    pub eta: f64,
+    /// Steps between tests, 1 to 100.
+    pub interval: u64,
+    /// Maximum global batch in samples, rounded down to the quantum.
+    pub max_batch: u64,
+    /// Maximum growth factor of one decision; null: no limit.
+    pub growth_cap: Option<f64>,
+    /// Let the batch shrink, with hysteresis.
+    pub shrink: bool,
+    /// The batch shrinks only if the target is below this share of it.
+    pub hysteresis: f64,
+    /// Decay of the moving averages of V and |grad|², 0 (no smoothing) to below 1.
+    pub ema: f64,
+    /// Groups of the test: `micro-batches`, or the `workers`' accumulated gradients.
+    pub groups: Groups,
+    /// Delay the first growth until the learning rate's warm-up ends.
+    pub after_warmup: bool,
+    /// Effect of growth on the learning rate: `none`, or `sqrt` of the growth as a factor.
+    pub learning_rate: LearningRateOnGrowth,
+    /// Steps between measurements of the coordinate-wise test, a diagnostic. 0: off.
+    pub coordinate_interval: u64,
+    /// Under FSDP with accumulation, keep the unsharded accumulated gradient, which `estimator:
+    /// paper` needs. It takes O(parameters) memory on every rank.
+    pub unsharded_accumulation: bool,
+}
+
+impl Default for NormTest {
+    fn default() -> Self {
+        NormTest {
+            estimator: Estimator::Unbiased,
+            eta: 0.2,
+            interval: 1,
+            max_batch: 8192,
+            growth_cap: Some(2.0),
+            shrink: false,
+            hysteresis: 0.5,
+            ema: 0.9,
+            groups: Groups::MicroBatches,
+            after_warmup: true,
+            learning_rate: LearningRateOnGrowth::None,
+            coordinate_interval: 0,
+            unsharded_accumulation: false,
+        }
+    }
+}
+
+/// The estimator of the gradient's variance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Estimator {
+    /// Unbiased for any group sizes, smoothed, with every guard.
+    #[default]
+    Unbiased,
+    /// As printed in the paper: no warm-up gate, no smoothing, no cap, workers as groups.
+    Paper,
+}
+
+/// The groups of the norm test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Groups {
+    /// Every micro-batch of every worker.
+    #[default]
+    MicroBatches,
+    /// Every worker's accumulated gradient.
+    Workers,
+}
+
+/// Effect of a larger batch on the learning rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LearningRateOnGrowth {
+    /// The learning rate stays, as in the paper.
+    #[default]
+    None,
+    /// Multiplied by the square root of the growth.
+    Sqrt,
+}
+
+/// Sizes of the parallel axes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Parallel {
+    /// State that the data-parallel ranks shard: `ddp` none; `zero1` optimiser states; `zero2` gradients
+    /// too; `fsdp` parameters too.
+    pub strategy: Strategy,
+    /// Tensor-parallel size, in devices.
+    pub tensor: u64,
+    /// Pipeline-parallel size, in devices.
+    pub pipeline: u64,
+    /// Context-parallel size, in devices.
+    pub context: u64,
+    /// Sequence-parallel size (Ulysses), in devices.
+    pub sequence: u64,
+    /// One process drives all devices, so the data-parallel size is always 1.
+    pub one_process: bool,
+    /// Data-parallel replicas of the recipe (hybrid sharding), for the check of the product of all sizes.
+    pub data_replicate: Option<u64>,
+    /// Data-parallel shards of the recipe, for the check of the product of all sizes.
+    pub data_shard: Option<u64>,
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Parallel {
+            strategy: Strategy::Ddp,
+            tensor: 1,
+            pipeline: 1,
+            context: 1,
+            sequence: 1,
+            one_process: false,
+            data_replicate: None,
+            data_shard: None,
+        }
+    }
+}
+
+/// The state that the data-parallel ranks shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Nothing: every rank holds everything.
+    #[default]
+    Ddp,
+    /// Parameters, gradients and optimiser states (FSDP full shard, ZeRO-3).
+    Fsdp,
+    /// Only the optimiser states.
+    Zero1,
+    /// Optimiser states and gradients.
+    Zero2,
+}
+
+/// World sizes that the run may have.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Elasticity {
+    /// Minimum number of ranks.
+    pub min: Option<u64>,
+    /// Maximum number of ranks.
+    pub max: Option<u64>,
+}
+
+/// The model. `path` names a directory with `config.json` or an upstream model id; `config` gives
+/// or overrides keys of `config.json`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// A directory in Hugging Face layout, or a hub id such as `mistralai/Mistral-7B-v0.1`.
+    pub path: Option<String>,
+    /// Keys of Hugging Face's `config.json`; they override those of `path`.
+    pub config: BTreeMap<String, serde_json::Value>,
+    /// Source of the weights: `weights` reads `path`, `random` draws them, `auto` reads `path` if it is a
+    /// directory with weights.
+    pub init: Init,
+    /// Precision of the forward and backward pass.
+    pub precision: Precision,
+    /// Use TF32 in f32 matrix products, on GPUs that support it.
+    pub tf32: bool,
+    /// Upstream's name of the attention kernel (`flash_attention_2`, `sdpa`), for messages.
+    pub attention: Option<String>,
+    /// Recompute activations in the backward pass.
+    pub activation_checkpointing: bool,
+    /// Low-rank adapters (PEFT) are trained instead of the weights.
+    pub adapters: bool,
+    /// Base weights are loaded in 4 bits.
+    pub load_in_4bit: bool,
+    /// Base weights are loaded in 8 bits.
+    pub load_in_8bit: bool,
+}
+
+/// The source of the initial weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Init {
+    /// From `path` when it is a directory with weights; else random if `config` gives the shape.
+    #[default]
+    Auto,
+    /// From `path`; without weights there the recipe is refused.
+    Weights,
+    /// Random: seeded, normal with σ = `initializer_range`.
+    Random,
+}
+
+/// Precision of the forward and backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats for all arithmetic.
+    #[default]
+    F32,
+    /// 16-bit compute with 8 exponent bits (bfloat16).
+    Bf16,
+    /// 16-bit compute with 5 exponent bits (float16).
+    F16,
+}
+
+/// The tokeniser and its chat template.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tokenizer {
+    /// `byte`, a `tokenizer.json`, or a directory that holds one. Default: the model's tokeniser.
+    pub path: Option<String>,
+    /// A Jinja chat template; it overrides the tokeniser's.
+    pub chat_template: Option<String>,
+}
+
+/// The training and evaluation data.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    /// Sources of training samples.
+    pub train: Vec<DataSource>,
+    /// Evaluation sources; empty: `held_out` samples of the training data are held out.
+    pub evaluation: Vec<DataSource>,
+    /// Samples held out for evaluation without an evaluation source; below 1: a share of the data.
+    pub held_out: Option<f64>,
+    /// Maximum tokens per sample.
+    pub sequence_length: u64,
+    /// Pack several documents into one sample.
+    pub packing: bool,
+    /// Loss on the answers only; default: the objective's (`true` for SFT).
+    pub answers_only: Option<bool>,
+    /// Shuffle the sample order, by `seed`.
+    pub shuffle: bool,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Data {
+            train: Vec::new(),
+            evaluation: Vec::new(),
+            held_out: None,
+            sequence_length: 1024,
+            packing: false,
+            answers_only: None,
+            shuffle: true,
+        }
+    }
+}
+
+/// The `path` of the synthetic language.
+pub const SYNTHETIC: &str = "synthetic";
+
+impl Data {
+    /// The synthetic language, where it is the training data. It is always the only source.
+    pub fn synthetic(&self) -> Option<Synthetic> {
+        match self.train.as_slice() {
+            [source] if source.path == SYNTHETIC => {
+                Some(source.synthetic.clone().unwrap_or_default())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// One source of samples.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataSource {
+    /// A file, a directory, a glob, a hub id, or `synthetic`.
+    pub path: String,
+    /// The file format; default: by the file's extension.
+    pub format: Option<DataFormat>,
+    /// Upstream's split of the data set.
+    pub split: Option<String>,
+    /// Upstream's configuration of the data set on the hub.
+    pub config: Option<String>,
+    /// Upstream's columns of the data set.
+    pub columns: Vec<String>,
+    /// Share of the source's samples, 0 to 1.
+    pub weight: Option<f64>,
+    /// The synthetic language, when `path` is `synthetic`.
+    pub synthetic: Option<Synthetic>,
+}
+
+/// The file format of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataFormat {
+    /// One JSON object a line.
+    Jsonl,
+    /// Columnar files of Apache Parquet.
+    Parquet,
+    /// Plain text; blank lines separate documents.
+    Text,
+    /// Token ids, little endian u16 or u32.
+    Bin,
+}
+
+/// The synthetic language: a seeded Markov source with a known entropy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Synthetic {
+    /// Vocabulary size V of the language.
+    pub vocabulary: u64,
+    /// Successors of each state; fewer mean lower entropy.
+    pub branching: u64,
+    /// Samples in the data set.
+    pub samples: u64,
+    /// Seed of the language, separate from the run's.
+    pub seed: u64,
+}
+
+impl Default for Synthetic {
+    fn default() -> Self {
+        Synthetic {
+            vocabulary: 256,
+            branching: 8,
+            samples: 100_000,
+            seed: 0,
+        }
+    }
+}
+
+/// The length of the run. The first limit that is set counts: samples, then steps, then epochs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Budget {
+    /// Samples; training ends after the first step that reaches this number.
+    pub samples: Option<u64>,
+    /// Optimiser steps at the recipe's global batch.
+    pub steps: Option<u64>,
+    /// Passes over the data.
+    pub epochs: Option<f64>,
+    /// Whichever limit comes first ends the run, not the first that is set.
+    pub shortest: bool,
+}
+
+/// AdamW and gradient clipping.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Optimizer {
+    /// β₁, the decay of the first moment.
+    pub beta1: f64,
+    /// β₂, the decay of the second moment.
+    pub beta2: f64,
+    /// ε, added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay, on matrices only (not on norms).
+    pub weight_decay: f64,
+    /// Maximum global gradient norm; null or 0 turns clipping off.
+    pub gradient_clip: Option<f64>,
+    /// Upstream's name of the optimiser, for memory estimates and messages.
+    pub name: Option<String>,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Optimizer {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            gradient_clip: Some(1.0),
+            name: None,
+        }
+    }
+}
+
+/// The learning rate as a function of the samples consumed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LearningRate {
+    /// Learning rate at the end of warm-up.
+    pub peak: f64,
+    /// Shape of the curve after warm-up.
+    pub shape: LearningRateShape,
+    /// Minimum, as a share of the peak.
+    pub floor: f64,
+    /// Length of linear warm-up, in samples.
+    pub warmup_samples: Option<u64>,
+    /// Length of linear warm-up, in steps of the recipe's global batch.
+    pub warmup_steps: Option<u64>,
+    /// Length of linear warm-up, as a share of the budget.
+    pub warmup_ratio: Option<f64>,
+}
+
+impl Default for LearningRate {
+    fn default() -> Self {
+        LearningRate {
+            peak: 5e-5,
+            shape: LearningRateShape::Linear,
+            floor: 0.0,
+            warmup_samples: None,
+            warmup_steps: None,
+            warmup_ratio: None,
+        }
+    }
+}
+
+/// The shape of the learning rate after warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LearningRateShape {
+    /// Half a cosine from the peak to the floor.
+    Cosine,
+    /// A straight line from the peak to the floor.
+    #[default]
+    Linear,
+    /// The peak for the whole run.
+    Constant,
+    /// Peak × √(warm-up / samples), upstream's `inverse_sqrt`.
+    InverseSqrt,
+}
+
+/// Interval and batch of evaluations during training.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Evaluation {
+    /// Interval, in consumed samples.
+    pub every_samples: Option<u64>,
+    /// Interval in steps of the recipe's global batch.
+    pub every_steps: Option<u64>,
+    /// Interval as a share of the budget, 0 to 1 (upstream's `eval_steps` below 1).
+    pub every_share: Option<f64>,
+    /// Evaluate at the end of every epoch.
+    pub every_epoch: bool,
+    /// Samples per device and forward pass.
+    pub per_device_batch_size: Option<u64>,
+    /// Samples of one evaluation batch over all devices, instead of `per_device_batch_size`.
+    pub batch: Option<u64>,
+    /// How `batch` is divided over the data-parallel ranks: `ranks` by their number; `passes` by
+    /// their number × accumulation; `floored` by their number, rounded down.
+    pub division: EvaluationDivision,
+    /// Which step an interval means that is no multiple of the batch: `reached` the first step at
+    /// or after it; `batch` and `pass` round it down to a multiple of the global batch, or of one
+    /// accumulation step's samples.
+    pub rounding: IntervalRounding,
+    /// Maximum samples per evaluation.
+    pub samples: Option<u64>,
+}
+
+impl Evaluation {
+    /// The native paths of the intervals that are set.
+    pub fn intervals(&self) -> Vec<&'static str> {
+        [
+            (self.every_samples.is_some(), "evaluation.every_samples"),
+            (self.every_steps.is_some(), "evaluation.every_steps"),
+            (self.every_share.is_some(), "evaluation.every_share"),
+            (self.every_epoch, "evaluation.every_epoch"),
+        ]
+        .into_iter()
+        .filter_map(|(given, path)| given.then_some(path))
+        .collect()
+    }
+}
+
+/// How an evaluation batch over all devices is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvaluationDivision {
+    /// By data-parallel size, without remainder.
+    #[default]
+    Ranks,
+    /// By data-parallel size × accumulation, without remainder.
+    Passes,
+    /// By data-parallel size, rounded down.
+    Floored,
+}
+
+/// Which step an interval means that is no multiple of the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IntervalRounding {
+    /// The first step at or after the interval.
+    #[default]
+    Reached,
+    /// The interval, rounded down to a multiple of the global batch.
+    Batch,
+    /// The interval, rounded down to a multiple of one accumulation step's samples.
+    Pass,
+}
+
+/// When to write checkpoints, and how many to keep.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Interval, in consumed samples.
+    pub every_samples: Option<u64>,
+    /// Interval in steps of the recipe's global batch.
+    pub every_steps: Option<u64>,
+    /// Interval as a share of the budget, 0 to 1 (upstream's `save_steps` below 1).
+    pub every_share: Option<f64>,
+    /// Write a checkpoint at the end of every epoch.
+    pub every_epoch: bool,
+    /// How many checkpoints to keep; default: all. The newest one and that of the job's
+    /// checkpoint reference always stay.
+    pub keep: Option<u64>,
+}
+
+/// An external trainer, in place of the built-in trainer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Trainer {
+    /// Command line, started once per rank; empty: the built-in trainer.
+    pub command: Vec<String>,
+    /// Environment variables of every rank. Values may hold the placeholders of `command`. Default: those of the
+    /// recipe's launcher.
+    pub environment: BTreeMap<String, String>,
+    /// Text of the DeepSpeed config that `{deepspeed_config}` names. Every generation gets a copy with the plan's
+    /// numbers.
+    pub deepspeed_config: Option<String>,
+    /// Arguments that resume from `{checkpoint}`; empty: those of the recipe's dialect.
+    pub resume: Vec<String>,
+    /// Directory of its checkpoints, the same in every generation; default: a directory of the run.
+    pub checkpoint_dir: Option<String>,
+    /// Whether its checkpoints hold the optimiser's state.
+    pub saves_optimizer: bool,
+    /// Whether its own arguments choose FSDP 2 if they choose FSDP.
+    pub chooses_fsdp_2: bool,
+    /// Regular expression that finds its progress in the output of rank 0, by the named groups `step`,
+    /// `total_steps`, `loss`, `learning_rate` and `tokens`. Only `step` is required.
+    pub progress_pattern: Option<String>,
+    /// Signal that asks it to save a checkpoint and exit.
+    pub drain_signal: DrainSignal,
+    /// Seconds from the drain signal until it is killed.
+    pub drain_seconds: u64,
+}
+
+impl Default for Trainer {
+    fn default() -> Self {
+        Trainer {
+            command: Vec::new(),
+            environment: BTreeMap::new(),
+            deepspeed_config: None,
+            resume: Vec::new(),
+            checkpoint_dir: None,
+            saves_optimizer: true,
+            chooses_fsdp_2: true,
+            progress_pattern: None,
+            drain_signal: DrainSignal::Term,
+            drain_seconds: 60,
+        }
+    }
+}
+
+impl Trainer {
+    /// Whether an external trainer is configured.
+    pub fn is_external(&self) -> bool {
+        !self.command.is_empty()
+    }
+
+    /// Whether accelerate shards with FSDP in every rank.
+    pub fn uses_fsdp(&self) -> bool {
+        let uses = self.environment.get("ACCELERATE_USE_FSDP");
+        uses.is_some_and(|uses| ["true", "1"].contains(&&*uses.to_lowercase()))
+    }
+
+    /// Adds environment variables. Those already present win.
+    pub fn add_environment(&mut self, mut more: BTreeMap<String, String>) {
+        more.append(&mut self.environment);
+        self.environment = more;
+    }
+}
+
+/// A signal that asks an external trainer to save a checkpoint and exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum DrainSignal {
+    /// Sent by schedulers such as Slurm and Kubernetes.
+    #[default]
+    #[serde(rename = "SIGTERM")]
+    Term,
+    /// Sent by Ctrl-C in a terminal.
+    #[serde(rename = "SIGINT")]
+    Int,
+    /// Some programs save on it (Slurm's `--signal`).
+    #[serde(rename = "SIGUSR1")]
+    Usr1,
+    /// Some programs save on it (Slurm's `--signal`).
+    #[serde(rename = "SIGUSR2")]
+    Usr2,
+    /// Sent by a terminal when it closes.
+    #[serde(rename = "SIGHUP")]
+    Hup,
+}
+
+impl DrainSignal {
+    const ALL: [DrainSignal; 5] = [
+        DrainSignal::Term,
+        DrainSignal::Int,
+        DrainSignal::Usr1,
+        DrainSignal::Usr2,
+        DrainSignal::Hup,
+    ];
+}
+
+impl fmt::Display for DrainSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl FromStr for DrainSignal {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        by_name(name, DrainSignal::ALL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Generates the reference page of the native dialect from the recipe types: their fields, comments
+    //! and defaults. `UPDATE=1` writes it.
+
+    use std::collections::BTreeMap;
+    use std::fmt::Write as _;
+    use std::fs;
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::{DataSource, Elastic, NormTest, Spec, Synthetic};
+
+    /// Introduction of the page.
+    const INTRODUCTION: &str = "# native
+
+A native recipe states its global batch directly. Evenkeel translates every other dialect into a native recipe.
+Native keys override the translation: under `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the
+command line. In a native recipe an override is `KEY=VALUE`, such as `batch.per_device_batch_size=4`.
+
+```yaml
+apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata:
+  name: my-run
+spec:
+  batch: {global: 128, per_device_batch_size: 16}
+  model: {path: HuggingFaceTB/SmolLM2-135M}
+  data: {train: [{path: data.jsonl}]}
+  budget: {epochs: 1}
+```
+
+The run's name is `metadata.name`, else the file's name. The key `spec.name`, also as the override `name=…`, has
+precedence over both. An unknown key is an error that suggests the nearest key. A number out of range is an error that
+states the range. All errors are reported together. Evenkeel reads YAML with the core schema, in which `1e-5` is a
+number and `no` is a text. [Recipes](../recipes.md) explains the resulting batch.
+
+Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
+";
+
+    /// A field of a struct, or a variant of an enum.
+    #[derive(Default, Clone)]
+    struct Part {
+        name: String,
+        kind: String,
+        about: String,
+        /// The name in serde's `rename`, where it has one.
+        renamed: Option<String>,
+    }
+
+    /// The recipe's types by name, with enums separate from structs.
+    struct Types {
+        structs: BTreeMap<String, Vec<Part>>,
+        enums: BTreeMap<String, Vec<Part>>,
+    }
+
+    impl Types {
+        fn read() -> Types {
+            let mut types = Types {
+                structs: BTreeMap::new(),
+                enums: BTreeMap::new(),
+            };
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/recipe/schema/spec.rs");
+            types.take(&fs::read_to_string(path).unwrap());
+            types
+        }
+
+        fn take(&mut self, text: &str) {
+            let mut lines = text.lines();
+            while let Some(line) = lines.next() {
+                let opened = |word: &str| {
+                    let rest = line.strip_prefix(word)?;
+                    Some(rest.strip_suffix(" {")?.to_owned())
+                };
+                if let Some(name) = opened("pub struct ") {
+                    let fields = parts(&mut lines, |line| {
+                        let (name, kind) = line.strip_prefix("pub ")?.split_once(": ")?;
+                        Some((name.to_owned(), kind.trim_end_matches(',').to_owned()))
+                    });
+                    self.structs.insert(name, fields);
+                } else if let Some(name) = opened("pub enum ") {
+                    let variants = parts(&mut lines, |line| {
+                        let word = |c: char| c.is_ascii_alphanumeric();
+                        let end = line.find(|c| !word(c)).unwrap_or(line.len());
+                        let first = line.starts_with(|c: char| c.is_ascii_uppercase());
+                        first.then(|| (line[..end].to_owned(), String::new()))
+                    });
+                    self.enums.insert(name, variants);
+                }
+            }
+        }
+
+        /// The values of a type, as the page describes them.
+        fn takes(&self, kind: &str) -> String {
+            let inside = |outer: &str| kind.strip_prefix(outer)?.strip_suffix('>');
+            if let Some(kind) = inside("Option<") {
+                return self.takes(kind);
+            }
+            if let Some(kind) = inside("Vec<") {
+                return match kind {
+                    "String" => "a list of texts".to_owned(),
+                    "u64" => "a list of whole numbers".to_owned(),
+                    _ => "a list, below".to_owned(),
+                };
+            }
+            match kind {
+                "u64" => "a whole number".to_owned(),
+                "f64" => "a number".to_owned(),
+                "bool" => "`true`, `false`".to_owned(),
+                "String" => "a text".to_owned(),
+                kind if kind.starts_with("BTreeMap<") => "a mapping".to_owned(),
+                kind => match self.enums.get(kind) {
+                    Some(variants) => {
+                        let words = variants.iter().map(|part| format!("`{}`", word(part)));
+                        words.collect::<Vec<_>>().join(", ")
+                    }
+                    None => "a mapping, below".to_owned(),
+                },
+            }
+        }
+
+        /// The table of a struct's keys.
+        fn table(&self, name: &str, defaults: &Value) -> String {
+            let mut text = "\n| key | takes | default | |\n|---|---|---|---|\n".to_owned();
+            for field in &self.structs[name] {
+                let default = match &defaults[&field.name] {
+                    Value::Null => String::new(),
+                    Value::Array(list) if list.is_empty() => String::new(),
+                    Value::Object(_) => String::new(),
+                    Value::String(text) if text.is_empty() => String::new(),
+                    Value::String(text) => format!("`{text}`"),
+                    value => format!("`{value}`"),
+                };
+                let takes = self.takes(&field.kind);
+                writeln!(
+                    text,
+                    "| `{}` | {takes} | {default} | {} |",
+                    field.name, field.about
+                )
+                .unwrap();
+            }
+            text
+        }
+    }
+
+    /// The fields or variants of a type up to its closing brace, each with its comment.
+    fn parts<'t>(
+        lines: &mut impl Iterator<Item = &'t str>,
+        part: impl Fn(&str) -> Option<(String, String)>,
+    ) -> Vec<Part> {
+        let mut found = Vec::new();
+        let mut next = Part::default();
+        for line in lines.take_while(|line| *line != "}") {
+            // Fields of a variant are not keys of the type.
+            if line.starts_with("        ") {
+                continue;
+            }
+            let line = line.trim();
+            if let Some(text) = line.strip_prefix("///") {
+                next.about = format!("{} {}", next.about, text.trim())
+                    .trim()
+                    .replace('|', "\\|");
+            } else if let Some(text) = line.strip_prefix("#[serde(rename = \"") {
+                next.renamed = text.split('"').next().map(str::to_owned);
+            } else if let Some((name, kind)) = part(line) {
+                let described = std::mem::take(&mut next);
+                found.push(Part {
+                    name,
+                    kind,
+                    ..described
+                });
+            }
+        }
+        found
+    }
+
+    /// A variant's name in a recipe: kebab case, or serde's `rename`.
+    fn word(variant: &Part) -> String {
+        if let Some(renamed) = &variant.renamed {
+            return renamed.clone();
+        }
+        let mut word = String::new();
+        for (at, c) in variant.name.char_indices() {
+            if c.is_ascii_uppercase() && at > 0 {
+                word.push('-');
+            }
+            word.push(c.to_ascii_lowercase());
+        }
+        word
+    }
+
+    fn page() -> String {
+        let types = Types::read();
+        let defaults = serde_json::to_value(Spec::default()).unwrap();
+        let mut page = INTRODUCTION.to_owned();
+        page += "\n## Below `spec`\n";
+        page += &types.table("Spec", &defaults);
+        for field in &types.structs["Spec"] {
+            if types.structs.contains_key(&field.kind) {
+                write!(page, "\n## `{}`\n\n{}\n", field.name, field.about).unwrap();
+                page += &types.table(&field.kind, &defaults[&field.name]);
+            }
+        }
+        let unwrapped = |value: Result<Value, serde_json::Error>| value.unwrap();
+        for (title, name, defaults) in [
+            (
+                "`batch.elastic`",
+                "Elastic",
+                unwrapped(serde_json::to_value(Elastic::default())),
+            ),
+            (
+                "Each of `data.train` and `data.evaluation`",
+                "DataSource",
+                unwrapped(serde_json::to_value(DataSource::default())),
+            ),
+            (
+                "`synthetic` of a source",
+                "Synthetic",
+                unwrapped(serde_json::to_value(Synthetic::default())),
+            ),
+            (
+                "`schedule` with `kind: norm-test`",
+                "NormTest",
+                unwrapped(serde_json::to_value(NormTest::default())),
+            ),
+            ("Each of `stages`, with `kind: stages`", "Stage", json!({})),
+            (
+                "Each of `runs`, with `kind: replay`",
+                "ReplayRun",
+                json!({}),
+            ),
+        ] {
+            write!(page, "\n## {title}\n").unwrap();
+            page += &types.table(name, &defaults);
+        }
+        page
+    }
+
+    #[test]
+    fn the_native_page_matches_the_recipe_types() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dialects/native.md");
+        let page = page();
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&path, &page).unwrap();
+        }
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(
+            found, page,
+            "docs/dialects/native.md: run the tests with UPDATE=1"
+        );
+        // serde writes every key that it reads.
+        let defaults = serde_json::to_value(Spec::default()).unwrap();
+        for (key, value) in defaults.as_object().unwrap() {
+            assert!(page.contains(&format!("| `{key}` |")), "{key}");
+            for inner in value.as_object().into_iter().flat_map(|all| all.keys()) {
+                let known = inner == "kind" || page.contains(&format!("| `{inner}` |"));
+                assert!(known, "{key}.{inner}");
+            }
+        }
+    }
+}
