@@ -18,11 +18,8 @@ pub struct EventLog {
     out: Box<dyn Write + Send>,
     /// Number of lines in the pod's log.
     lines: u64,
-    generation: Option<Generation>,
-}
-
-struct Generation {
-    next: Position,
+    /// The next event of the generation.
+    next: Option<Position>,
     file: Option<File>,
 }
 
@@ -36,20 +33,17 @@ impl EventLog {
         EventLog {
             out,
             lines: 0,
-            generation: None,
+            next: None,
+            file: None,
         }
     }
 
     /// Starts the event log of a generation; `writes`: this pod has rank 0 and writes it.
     pub fn begin(&mut self, run: &Path, generation: u64, writes: bool) {
-        self.generation = writes.then(|| Generation {
-            next: Position {
-                generation,
-                index: 0,
-            },
-            // One generation has one writer, which starts it once.
-            file: File::create(run.join(files::events(generation))).ok(),
-        });
+        self.next = writes.then(|| Position::first(generation));
+        // One generation has one writer, which starts it once.
+        let create = |_| File::create(run.join(files::events(generation))).ok();
+        self.file = self.next.and_then(create);
     }
 
     /// Writes an event that concerns only this pod, such as a rank's output.
@@ -59,11 +53,10 @@ impl EventLog {
 
     /// Writes an event of the training.
     pub fn of_training(&mut self, event: Event) {
-        let position = self.generation.as_mut().map(|generation| {
-            let next = generation.next;
-            generation.next.index += 1;
-            next
-        });
+        let position = self.next;
+        if let Some(next) = &mut self.next {
+            next.index += 1;
+        }
         self.print(position, event);
     }
 
@@ -78,15 +71,12 @@ impl EventLog {
             return;
         };
         json.push('\n');
-        let file = self.generation.as_mut().and_then(|g| g.file.as_mut());
-        if let Some(file) = file.filter(|_| position.is_some()) {
+        if let (Some(file), Some(_)) = (&mut self.file, position) {
             // One write a line, so that readers see whole lines.
             let _ = file.write_all(json.as_bytes());
         }
-        let _ = self
-            .out
-            .write_all(json.as_bytes())
-            .and_then(|()| self.out.flush());
+        let written = self.out.write_all(json.as_bytes());
+        let _ = written.and_then(|()| self.out.flush());
     }
 }
 

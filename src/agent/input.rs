@@ -4,8 +4,6 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kube::ResourceExt;
-
 use super::Event;
 use crate::api::status::{Current, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
@@ -70,8 +68,6 @@ pub struct Membership {
     pub recipe: RecipeSnapshot,
     /// How to treat a batch that no rank count divides exactly.
     pub remainder: RemainderPolicy,
-    /// The job's name, used as the run's name.
-    pub name: String,
     /// Where the built-in trainer computes.
     pub device: DeviceKind,
     /// Memory limit of one rank, bytes.
@@ -109,7 +105,6 @@ impl Membership {
         Some(Membership {
             recipe: status.recipe.clone()?,
             remainder: job.spec.elasticity.remainder,
-            name: job.name_any(),
             device: job.spec.trainer.device.kind(),
             rank_memory: job.spec.trainer.rank_memory.clone(),
             command: status.command(&job.spec).to_vec(),

@@ -79,9 +79,8 @@ impl Preparation {
             None => start()?,
         };
         let ended = preparation.ended();
-        if !ended.as_ref().is_err_and(|problem| !problem.deterministic) {
-            *running = Some(preparation);
-        }
+        let may_pass = matches!(&ended, Err(problem) if !problem.deterministic);
+        *running = (!may_pass).then_some(preparation);
         ended
     }
 

@@ -4,8 +4,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::commit::{Contents, abandon, commit};
-use super::manifest::{Committed, Part};
-use super::names::Target;
+use super::manifest::Part;
+use super::names::{Committed, Target};
 use super::{CheckpointError, Writer};
 use crate::comm::Collective;
 

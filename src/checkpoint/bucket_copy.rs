@@ -8,8 +8,8 @@ use std::io::Write;
 use std::path::Path;
 
 use super::checksum::{FileEntry, Hasher, PIECE};
-use super::manifest::{Committed, Manifest};
-use super::names::MANIFEST;
+use super::manifest::Manifest;
+use super::names::{Committed, MANIFEST};
 use super::{CheckpointError, Checksum, verified};
 use crate::bucket::{Bucket, BucketError, Object};
 use crate::lifecycle::files;

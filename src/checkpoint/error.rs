@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::manifest::Committed;
+use super::names::Committed;
 use super::verified::Damage;
 use crate::bucket::BucketError;
 use crate::comm::CommError;

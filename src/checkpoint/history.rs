@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::CheckpointError;
-use super::manifest::{Committed, Manifest};
-use super::names::Target;
+use super::manifest::Manifest;
+use super::names::{Committed, Target};
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError, sync_directory};
 use crate::util::tree;

@@ -5,16 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::Checksum;
 use super::checksum::FileEntry;
 use super::error::{CheckpointError, ManifestError};
-use super::names::{CONFIG, INDEX, MANIFEST, STATE};
-use super::unit_file::Content;
-use crate::engine::{Layout, Parameter, Unit};
+use super::names::{CONFIG, Committed, INDEX, MANIFEST, STATE};
+use super::unit_file::{Content, UnitShape};
 use crate::lifecycle::files::is_partial;
 use crate::util::durable::FileError;
 use crate::util::input::{self, STATE_BYTES};
@@ -59,70 +58,6 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileEntry>,
     /// Checksum of this manifest as compact JSON with an empty seal.
     pub seal: String,
-}
-
-/// A parameter's name and shape.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TensorShape {
-    /// Name of the tensor in Hugging Face's layout.
-    pub name: String,
-    /// Row-major dimensions, `[out, in]` for linear layers.
-    pub shape: Vec<usize>,
-}
-
-/// A unit of the checkpoint's model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct UnitShape {
-    /// Name in the engine's layout.
-    pub name: String,
-    /// Parameters in the order of the unit's files.
-    pub parameters: Vec<TensorShape>,
-}
-
-impl UnitShape {
-    /// Number of elements of all parameters.
-    pub fn elements(&self) -> usize {
-        let elements = |tensor: &TensorShape| tensor.shape.iter().product::<usize>();
-        self.parameters.iter().map(elements).sum()
-    }
-
-    /// Bytes of `vectors` vectors of this unit; `None` on overflow.
-    pub(super) fn checked_bytes(&self, vectors: usize) -> Option<u64> {
-        self.parameters.iter().try_fold(0_u64, |sum, tensor| {
-            let bytes = (tensor.shape.iter())
-                .try_fold(4 * vectors as u64, |n, &size| n.checked_mul(size as u64))?;
-            sum.checked_add(bytes)
-        })
-    }
-}
-
-/// The shapes of a layout's units.
-pub(super) fn unit_shapes(layout: &Layout) -> Vec<UnitShape> {
-    let tensor = |parameter: &Parameter| TensorShape {
-        name: parameter.name.clone(),
-        shape: parameter.shape.clone(),
-    };
-    let shape = |unit: &Unit| UnitShape {
-        name: unit.name.clone(),
-        parameters: unit.parameters.iter().map(tensor).collect(),
-    };
-    layout.units.iter().map(shape).collect()
-}
-
-/// A committed checkpoint; a generation's record references it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Committed {
-    pub path: PathBuf,
-    /// The generation that wrote it.
-    pub generation: u64,
-    /// Optimiser steps so far, over all generations.
-    pub step: u64,
-    /// Samples consumed so far.
-    pub samples: u64,
-    /// Checksum of its manifest, which holds the checksums of all other files.
-    pub checksum: Checksum,
 }
 
 impl Manifest {

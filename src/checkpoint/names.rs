@@ -1,7 +1,10 @@
-//! Names of the directories and files of checkpoints.
+//! Names of the directories and files of checkpoints, and what identifies a committed one.
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
+use super::Checksum;
 use crate::bucket::Bucket;
 use crate::lifecycle::files;
 
@@ -55,6 +58,20 @@ impl Target {
     pub fn partial(&self) -> PathBuf {
         files::partial(&self.directory())
     }
+}
+
+/// A committed checkpoint; a generation's record references it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Committed {
+    pub path: PathBuf,
+    /// The generation that wrote it.
+    pub generation: u64,
+    /// Optimiser steps so far, over all generations.
+    pub step: u64,
+    /// Samples consumed so far.
+    pub samples: u64,
+    /// Checksum of its manifest, which holds the checksums of all other files.
+    pub checksum: Checksum,
 }
 
 /// Whether a directory looks like a checkpoint of Evenkeel, complete or not, rather than like other weights.

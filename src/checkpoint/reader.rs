@@ -6,9 +6,9 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::checksum::FileEntry;
-use super::manifest::{Committed, Manifest, TensorShape, UnitShape, unit_shapes};
-use super::names::STATE;
-use super::unit_file::{self, Content};
+use super::manifest::Manifest;
+use super::names::{Committed, STATE};
+use super::unit_file::{self, Content, TensorShape, UnitShape, unit_shapes};
 use super::verified::{self, Damage, check_size};
 use super::{CheckpointError, Checksum};
 use crate::engine::{Engine, Layout, UnitState};

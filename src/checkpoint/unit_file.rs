@@ -1,18 +1,69 @@
-//! The two files of a unit: weights under Hugging Face's names, and AdamW's moments as `exp_avg.<name>` and
-//! `exp_avg_sq.<name>`. The data of a file is the unit's vectors without conversion, one after the other.
+//! The shapes of units, and the two files of each: weights under Hugging Face's names, and AdamW's moments as
+//! `exp_avg.<name>` and `exp_avg_sq.<name>`. The data of a file is the unit's vectors without conversion, one after the
+//! other.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata};
+use serde::{Deserialize, Serialize};
 
 use super::checksum::{FileEntry, Hasher, PIECE};
-use super::manifest::UnitShape;
 use super::names;
 use super::verified::{Damage, VerifiedFile, damage};
 use crate::checkpoint::tensor_file;
-use crate::engine::UnitState;
+use crate::engine::{Layout, Parameter, Unit, UnitState};
+
+/// A parameter's name and shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorShape {
+    /// Name of the tensor in Hugging Face's layout.
+    pub name: String,
+    /// Row-major dimensions, `[out, in]` for linear layers.
+    pub shape: Vec<usize>,
+}
+
+/// A unit of the checkpoint's model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnitShape {
+    /// Name in the engine's layout.
+    pub name: String,
+    /// Parameters in the order of the unit's files.
+    pub parameters: Vec<TensorShape>,
+}
+
+impl UnitShape {
+    /// Number of elements of all parameters.
+    pub fn elements(&self) -> usize {
+        let elements = |tensor: &TensorShape| tensor.shape.iter().product::<usize>();
+        self.parameters.iter().map(elements).sum()
+    }
+
+    /// Bytes of `vectors` vectors of this unit; `None` on overflow.
+    pub(super) fn checked_bytes(&self, vectors: usize) -> Option<u64> {
+        self.parameters.iter().try_fold(0_u64, |sum, tensor| {
+            let bytes = (tensor.shape.iter())
+                .try_fold(4 * vectors as u64, |n, &size| n.checked_mul(size as u64))?;
+            sum.checked_add(bytes)
+        })
+    }
+}
+
+/// The shapes of a layout's units.
+pub(super) fn unit_shapes(layout: &Layout) -> Vec<UnitShape> {
+    let tensor = |parameter: &Parameter| TensorShape {
+        name: parameter.name.clone(),
+        shape: parameter.shape.clone(),
+    };
+    let shape = |unit: &Unit| UnitShape {
+        name: unit.name.clone(),
+        parameters: unit.parameters.iter().map(tensor).collect(),
+    };
+    layout.units.iter().map(shape).collect()
+}
 
 /// The kind of a unit's file. A tensor-name prefix belongs to each of the unit's vectors in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use std::thread::JoinHandle;
 
 use super::CheckpointError;
 use super::history::not_written;
-use super::manifest::{Part, UnitShape, unit_shapes};
+use super::manifest::Part;
 use super::names::Target;
-use super::unit_file::{self, Content};
+use super::unit_file::{self, Content, UnitShape, unit_shapes};
 use crate::bucket::Bucket;
 use crate::engine::{Layout, UnitState};
 use crate::util::durable::{self, FileError};

@@ -320,11 +320,10 @@ impl PodAgent {
 
     /// The wait for the first member of this generation.
     fn waiting_for(&mut self, record: &Generation) -> &Waiting {
-        let waiting = self
-            .waiting
-            .take_if(|waiting| waiting.generation == record.number);
-        self.waiting
-            .insert(waiting.unwrap_or_else(|| Waiting::begin(record)))
+        let waiting = self.waiting.take();
+        let waiting = waiting.filter(|waiting| waiting.generation == record.number);
+        let waiting = waiting.unwrap_or_else(|| Waiting::begin(record));
+        self.waiting.insert(waiting)
     }
 
     /// Prepares the run in a separate process; whether that has ended.

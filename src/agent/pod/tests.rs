@@ -177,7 +177,6 @@ fn job_of(world: u8) -> Membership {
     Membership {
         recipe: snapshot,
         remainder: RemainderPolicy::Exact,
-        name: "job".into(),
         device: DeviceKind::Cpu,
         rank_memory: None,
         command: Vec::new(),

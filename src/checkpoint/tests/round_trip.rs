@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::checkpoint::manifest::unit_shapes;
+use crate::checkpoint::unit_file::unit_shapes;
 
 #[test]
 fn checkpoints_of_all_worlds_read_the_same() {

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::checkpoint::manifest::unit_shapes;
+use crate::checkpoint::unit_file::unit_shapes;
 use crate::checkpoint::unit_file::{self, Content};
 
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
