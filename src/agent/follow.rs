@@ -86,9 +86,10 @@ mod tests {
 
     /// What an agent of the job with the uid `u` hears first, if the API server answers its requests so.
     async fn heard(status: &'static str, answer: Value) -> Input {
-        let server = serve(move |reply| match reply.path.ends_with("/first") {
-            true => reply.response(status, "", &answer.to_string()),
-            false => {
+        let server = serve(move |reply| {
+            if reply.path.ends_with("/first") {
+                reply.response(status, "", &answer.to_string())
+            } else {
                 let none = json!({"metadata": {"resourceVersion": "1"}, "items": []});
                 reply.body(&none.to_string())
             }

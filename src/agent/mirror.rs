@@ -264,9 +264,10 @@ impl Copier {
                 continue;
             };
             inside(&self.bucket, &key, first.files.iter().chain([&first.name]))?;
-            match self.add_to(number, &first, state, ended)? {
-                true => _ = state.done.insert(number),
-                false => all = false,
+            if self.add_to(number, &first, state, ended)? {
+                _ = state.done.insert(number)
+            } else {
+                all = false
             }
         }
         Ok(all)

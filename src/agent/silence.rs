@@ -63,9 +63,10 @@ impl Silence {
     /// Message for a rank whose heartbeat timed out.
     pub fn message(&self) -> String {
         let seconds = SILENCE.as_secs();
-        match self.alone {
-            true => format!("no heartbeat for {seconds} s"),
-            false => format!("no heartbeat for {seconds} s before the ranks had connected"),
+        if self.alone {
+            format!("no heartbeat for {seconds} s")
+        } else {
+            format!("no heartbeat for {seconds} s before the ranks had connected")
         }
     }
 

@@ -93,9 +93,10 @@ impl Object {
 
 /// An ETag as a header has it. Azure's listings have it without quotes.
 fn quoted(etag: String) -> String {
-    match etag.ends_with('"') {
-        true => etag,
-        false => format!("\"{etag}\""),
+    if etag.ends_with('"') {
+        etag
+    } else {
+        format!("\"{etag}\"")
     }
 }
 

@@ -173,9 +173,12 @@ impl Job {
             let metrics = (self.target.run_directory.join(&metrics), metrics);
             let metrics = Some(metrics).filter(|(file, _)| self.rank == 0 && file.is_file());
             for (file, key) in files.chain(metrics) {
-                Bucket::patiently(|| match self.abandoned.load(Ordering::SeqCst) {
-                    true => Ok(()),
-                    false => bucket.upload(&file, &key),
+                Bucket::patiently(|| {
+                    if self.abandoned.load(Ordering::SeqCst) {
+                        Ok(())
+                    } else {
+                        bucket.upload(&file, &key)
+                    }
                 })?;
             }
         }

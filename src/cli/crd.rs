@@ -14,9 +14,10 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match args.fields {
-        true => output::print(api::fields::page()?)?,
-        false => Format::Yaml.print(&api::crd())?,
+    if args.fields {
+        output::print(api::fields::page()?)?
+    } else {
+        Format::Yaml.print(&api::crd())?
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -183,12 +183,13 @@ fn cuda(found: &[LibraryCheck]) -> String {
         }
         table.row([library.name.to_owned(), library.file.to_owned(), version]);
     }
-    let looked = match found.iter().any(|library| library.problem.is_some()) {
-        true => format!(
+    let looked = if found.iter().any(|library| library.problem.is_some()) {
+        format!(
             "searched {}, the active virtual environment and the loader's search path\n",
             libraries::DIRECTORIES
-        ),
-        false => String::new(),
+        )
+    } else {
+        String::new()
     };
     table.render()
         + &looked

@@ -288,9 +288,10 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         progress_deadline: ProgressDeadline::of(args.progress_deadline),
         on_stall: args.on_stall,
         cores: inventory.cpu.cores,
-        device: match processes.gpus.is_empty() {
-            true => DeviceKind::Cpu,
-            false => DeviceKind::Cuda,
+        device: if processes.gpus.is_empty() {
+            DeviceKind::Cpu
+        } else {
+            DeviceKind::Cuda
         },
         gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
         gpus_together: processes.together,

@@ -180,9 +180,10 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => return unreadable(&error, args.output),
     };
-    let (mut request, hardware) = match args.from_cluster {
-        true => on_cluster(&args)?,
-        false => world(&args)?,
+    let (mut request, hardware) = if args.from_cluster {
+        on_cluster(&args)?
+    } else {
+        world(&args)?
     };
     request.nodes = args.options.nodes.or(request.nodes);
     request.oom_policy = args.oom_policy.unwrap_or_default();

@@ -26,9 +26,10 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let run = run_arg::find(&args.run)?;
-    let verdict = match args.ledger {
-        true => Some(proof::prove(&run, &mut |_| {})?),
-        false => None,
+    let verdict = if args.ledger {
+        Some(proof::prove(&run, &mut |_| {})?)
+    } else {
+        None
     };
     let page = write(&run, verdict.as_ref())?;
     line(page.display())?;

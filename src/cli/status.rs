@@ -284,9 +284,10 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         "  recipe      {}",
         setup.recipe_path.display()
     ))?;
-    let grown = match batch == setup.global_batch_size {
-        true => String::new(),
-        false => format!(", grown from {}", setup.global_batch_size),
+    let grown = if batch == setup.global_batch_size {
+        String::new()
+    } else {
+        format!(", grown from {}", setup.global_batch_size)
     };
     line(format_args!(
         "  batch       {}{grown}",

@@ -16,9 +16,10 @@ pub async fn list(
     cluster: &Cluster,
     all: bool,
 ) -> Result<(Vec<TrainingJob>, Vec<InvalidObject>), ClientError> {
-    let jobs: Api<DeserializeGuard<TrainingJob>> = match all {
-        true => Api::all(cluster.client.clone()),
-        false => Api::namespaced(cluster.client.clone(), &cluster.namespace),
+    let jobs: Api<DeserializeGuard<TrainingJob>> = if all {
+        Api::all(cluster.client.clone())
+    } else {
+        Api::namespaced(cluster.client.clone(), &cluster.namespace)
     };
     let found = jobs.list(&ListParams::default()).await;
     let found = found.map_err(|error| cluster.error(None, error))?.items;

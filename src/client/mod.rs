@@ -75,9 +75,10 @@ pub fn name_of(recipe: &str) -> Option<String> {
     // A name of this form starts with a letter.
     let digit = |c: &char| c.is_ascii_digit();
     let first = recipe.chars().find(char::is_ascii_alphanumeric);
-    let mut name = match first.as_ref().is_some_and(digit) {
-        true => "job-".to_owned(),
-        false => String::new(),
+    let mut name = if first.as_ref().is_some_and(digit) {
+        "job-".to_owned()
+    } else {
+        String::new()
     };
     for char in recipe.chars().map(|c| c.to_ascii_lowercase()) {
         match char {

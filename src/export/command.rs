@@ -27,9 +27,10 @@ pub(super) fn emit(
     let mut added = String::new();
     let mut typed = Vec::new();
     // Keep the layout of one argument a line.
-    let between = match text.trim_start().starts_with("--") && text[..end].contains('\n') {
-        true => "\n",
-        false => " ",
+    let between = if text.trim_start().starts_with("--") && text[..end].contains('\n') {
+        "\n"
+    } else {
+        " "
     };
     let mut put = |path: &str, key: Option<&str>, value: u64| {
         let place = recipe

@@ -279,9 +279,10 @@ fn in_braces(
         name.to_owned()
     };
     let before_first = text.get(open..first.name_span.start)?;
-    let space = match before_first.contains('\n') {
-        true => before_first,
-        false => " ",
+    let space = if before_first.contains('\n') {
+        before_first
+    } else {
+        " "
     };
     let end = last.value.span.end;
     Some(splice(text, end, end, &format!(",{space}{name}: {value}")))

@@ -360,10 +360,7 @@ proptest! {
             let lines = lines.iter().map(|(key, value)| format!("{quote}{key}{quote}: {value}"));
             lines.collect::<Vec<_>>().join(sep)
         };
-        let (name, text) = match json {
-            true => ("a.json", format!("{{\n  {}\n}}\n", joined(",\n  ", "\""))),
-            false => ("a.yaml", joined("\n", "") + "\n"),
-        };
+        let (name, text) = if json {("a.json", format!("{{\n  {}\n}}\n", joined(",\n  ", "\"")))} else {("a.yaml", joined("\n", "") + "\n")};
         let job = Job::new(&[(name, &text)], "");
         let plan = numbers(ranks, per_device_batch_size, accumulation);
         let before = job.recipe(Some(8));

@@ -93,12 +93,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for entry in entries {
             let path = directory.path().join(entry);
-            match entry.ends_with('/') {
-                true => fs::create_dir_all(path).unwrap(),
-                false => {
-                    fs::create_dir_all(path.parent().unwrap()).unwrap();
-                    fs::write(path, "").unwrap();
-                }
+            if entry.ends_with('/') {
+                fs::create_dir_all(path).unwrap()
+            } else {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
             }
         }
         let newest = newest(directory.path(), called)?.path;

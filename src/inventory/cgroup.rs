@@ -41,9 +41,10 @@ fn parse(text: &str) -> Vec<MemoryCgroup> {
         let own = Path::new(path.trim_start_matches('/'));
         levels.extend(own.ancestors().map(|level| MemoryCgroup {
             version,
-            directory: match level == Path::new("") {
-                true => root.into(),
-                false => Path::new(root).join(level),
+            directory: if level == Path::new("") {
+                root.into()
+            } else {
+                Path::new(root).join(level)
             },
         }));
     }

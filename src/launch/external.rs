@@ -22,9 +22,10 @@ pub(super) fn prepare(
     request: &Request,
 ) -> Result<Prepared, LaunchError> {
     refuse_lost_override(recipe, &request.overrides)?;
-    let setup = match request.resume {
-        true => resumed_setup(run, recipe)?,
-        false => begin::begin(recipe, planned, request, None)?,
+    let setup = if request.resume {
+        resumed_setup(run, recipe)?
+    } else {
+        begin::begin(recipe, planned, request, None)?
     };
     let place = absolute(run.path())?;
     let trainer = ExternalTrainer {
@@ -34,19 +35,16 @@ pub(super) fn prepare(
     };
     let call = trainer.call(0, &planned.plan, trainer.newest())?;
     refuse_unknown_program(&call, &setup.base)?;
-    let state = match request.resume {
-        true => {
-            let state = run.state()?;
-            if let Some(state) = &state {
-                resume::refuse_finished(run, &setup, state)?;
-            }
-            resume::wait_for_old_ranks(run, state.as_ref(), request)?;
-            state
+    let state = if request.resume {
+        let state = run.state()?;
+        if let Some(state) = &state {
+            resume::refuse_finished(run, &setup, state)?;
         }
-        false => {
-            refuse_existing_checkpoint(recipe, &call)?;
-            None
-        }
+        resume::wait_for_old_ranks(run, state.as_ref(), request)?;
+        state
+    } else {
+        refuse_existing_checkpoint(recipe, &call)?;
+        None
     };
     run.write_setup(&setup)?;
     Ok(Prepared {
@@ -185,12 +183,11 @@ fn refuse_existing_checkpoint(recipe: &Recipe, call: &Call) -> Result<(), Launch
 fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
     let program = call.command.first().map_or("", String::as_str);
     let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
-    let found = match program.contains('/') {
-        true => runs(&base.join(program)),
-        false => {
-            let path = std::env::var_os("PATH").unwrap_or_default();
-            std::env::split_paths(&path).any(|directory| runs(&directory.join(program)))
-        }
+    let found = if program.contains('/') {
+        runs(&base.join(program))
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|directory| runs(&directory.join(program)))
     };
     if found {
         return Ok(());

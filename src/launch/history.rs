@@ -10,9 +10,10 @@ pub fn committed(run: &RunDir, state: &RunState) -> Result<History, LaunchError>
     for row in &state.generations {
         let path = run.metrics(row.number);
         // A generation that ended before its first step wrote no file.
-        let metrics = match path.exists() {
-            true => metrics::read(&path)?.metrics,
-            false => Vec::new(),
+        let metrics = if path.exists() {
+            metrics::read(&path)?.metrics
+        } else {
+            Vec::new()
         };
         // An external trainer tells only by its first report from where it continues.
         let first = metrics.iter().find_map(|metric| match metric {

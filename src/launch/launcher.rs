@@ -383,9 +383,10 @@ impl<'a> Launcher<'a> {
         if let Some(current) = &mut self.current {
             current.draining = false;
             current.watch.cancel_drain();
-            self.state.phase = match current.trains {
-                true => Phase::Running,
-                false => Phase::Starting,
+            self.state.phase = if current.trains {
+                Phase::Running
+            } else {
+                Phase::Starting
             };
             // Without a step, the measured time still belongs to the cause of this generation.
             if current.stepped {

@@ -118,9 +118,10 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
         },
         paths,
         message: error.message.clone(),
-        help: match error.uncomputed {
-            true => "choose a Llama or Mistral model without it, or only plan".to_owned(),
-            false => format!("change {change}"),
+        help: if error.uncomputed {
+            "choose a Llama or Mistral model without it, or only plan".to_owned()
+        } else {
+            format!("change {change}")
         },
     }
 }

@@ -35,12 +35,13 @@ pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reach
 /// As [`reached`], for data already read.
 fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
     let reached = state.reached(setup);
-    match memory_changes(setup, request) {
-        true => Reached {
+    if memory_changes(setup, request) {
+        Reached {
             per_device_batch_size_limit: None,
             ..reached
-        },
-        false => reached,
+        }
+    } else {
+        reached
     }
 }
 

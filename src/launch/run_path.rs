@@ -253,9 +253,10 @@ impl Drop for RunLock {
         // A directory with files of others cannot be removed and stays.
         if self.lock.is_some() {
             for path in &self.created {
-                let _ = match path.is_dir() {
-                    true => fs::remove_dir_all(path),
-                    false => fs::remove_file(path),
+                let _ = if path.is_dir() {
+                    fs::remove_dir_all(path)
+                } else {
+                    fs::remove_file(path)
                 };
             }
         }

@@ -26,9 +26,10 @@ pub(super) fn survey_with_model(
     }
     let spec = &recipe.spec;
     // An external trainer may download what is absent here.
-    let trainer = match spec.trainer.is_external() {
-        true => Trainer::Any,
-        false => request.trainer,
+    let trainer = if spec.trainer.is_external() {
+        Trainer::Any
+    } else {
+        request.trainer
     };
     let key = recipe.keys();
     let mut model = model::find(spec, trainer, &key);

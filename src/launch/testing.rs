@@ -50,9 +50,10 @@ impl Launched {
     pub fn try_at(place: &Path, lines: &str, overrides: &[&str]) -> Result<Launched, String> {
         let data = "data: {sequence_length: 8, train: [{path: synthetic, synthetic: \
                     {vocabulary: 16, branching: 4, samples: 100}}]}";
-        let lines = match lines.contains("data:") {
-            true => lines.to_owned(),
-            false => format!("{lines}\n{data}"),
+        let lines = if lines.contains("data:") {
+            lines.to_owned()
+        } else {
+            format!("{lines}\n{data}")
         };
         let text = format!(
             "apiVersion: evenkeel.dev/v1alpha1

@@ -220,9 +220,10 @@ mod tests {
         let ask = |world: u64, reached| {
             feasible.remember(world, reached, || {
                 planned.set(planned.get() + 1);
-                match world.is_multiple_of(2) {
-                    true => Verdict::Feasible,
-                    false => Verdict::Indivisible,
+                if world.is_multiple_of(2) {
+                    Verdict::Feasible
+                } else {
+                    Verdict::Indivisible
                 }
             }) == Verdict::Feasible
         };

@@ -337,17 +337,18 @@ impl PlacementInput<'_> {
             .map(|nodes| nodes.to_string())
             .collect();
         let gpus = self.ranks_per_node;
-        match would.is_empty() {
-            true => format!(
+        if would.is_empty() {
+            format!(
                 "no number of nodes from {} to {most}, with {gpus} GPUs each, splits the global batch: \
                  change nodes, gpusPerNode or elasticity.remainder",
                 self.bounds.start(),
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "{} of the pool's nodes have {gpus} GPUs free for this job, which needs {} of them",
                 self.pool,
                 would.join(" or "),
-            ),
+            )
         }
     }
 

@@ -156,9 +156,10 @@ impl TransitionInput<'_> {
 
     /// Why none of these worlds is feasible.
     fn no_world(&self, least: u64, most: u64) -> String {
-        let worlds = match least == most {
-            true => count(most, "rank"),
-            false => format!("{least} to {most} ranks"),
+        let worlds = if least == most {
+            count(most, "rank")
+        } else {
+            format!("{least} to {most} ranks")
         };
         match self.refused(least, most) {
             Some((_, reason)) if least == most => format!("{worlds} cannot run the job: {reason}"),

@@ -282,9 +282,10 @@ mod tests {
     const GPU: &str = "nvidia.com/gpu";
 
     fn node(name: &str, gpus: u64, pool: &str, tainted: bool) -> Arc<Node> {
-        let taints = match tainted {
-            true => json!([{"key": "team", "effect": "NoSchedule"}]),
-            false => json!([]),
+        let taints = if tainted {
+            json!([{"key": "team", "effect": "NoSchedule"}])
+        } else {
+            json!([])
         };
         let node = json!({
             "metadata": {"name": name, "labels": {"pool": pool}},

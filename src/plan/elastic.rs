@@ -85,9 +85,10 @@ fn search(
     for base in sizes.iter().copied().chain(common) {
         let batch = scaled(base, max_batch);
         let valid = counts(batch, sizes, min, max);
-        let preferred = match elastic.prefer_larger {
-            true => batch > best.0,
-            false => batch < best.0,
+        let preferred = if elastic.prefer_larger {
+            batch > best.0
+        } else {
+            batch < best.0
         };
         if valid.len() > best.1.len() || (valid.len() == best.1.len() && preferred) {
             best = (batch, valid);
@@ -142,9 +143,10 @@ fn whole_nodes(elastic: &Elastic, ranks: u64) -> Result<(u64, Vec<u64>), String>
         let least = per_device_batch_size as f64 * size;
         (elastic.max_batch as f64 / least).floor() * least
     });
-    let batch = match elastic.prefer_larger {
-        true => filled.fold(0.0, f64::max),
-        false => filled.fold(f64::INFINITY, f64::min),
+    let batch = if elastic.prefer_larger {
+        filled.fold(0.0, f64::max)
+    } else {
+        filled.fold(f64::INFINITY, f64::min)
     };
     Ok((batch as u64, vec![size as u64]))
 }

@@ -107,9 +107,10 @@ pub fn variables(numbers: &BatchNumbers, axes: [u64; 3]) -> Vec<(&'static str, u
 /// `None` for a recipe that is no tree.
 pub(crate) fn size(recipe: &Recipe, numbers: &BatchNumbers) -> Option<u64> {
     let tree = recipe.files.tree.as_ref()?;
-    Some(match tree.per_pass {
-        true => numbers.global / numbers.accumulation,
-        false => numbers.global,
+    Some(if tree.per_pass {
+        numbers.global / numbers.accumulation
+    } else {
+        numbers.global
     })
 }
 

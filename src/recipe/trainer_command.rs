@@ -66,9 +66,12 @@ pub fn says_checkpoint_dir(words: &[String]) -> bool {
 
 /// The words of a command. Words with white space count as inline scripts and are split.
 fn words(command: &[String]) -> Vec<String> {
-    let split = |word: &String| match word.contains(char::is_whitespace) {
-        true => shell::commands(word).concat(),
-        false => vec![word.clone()],
+    let split = |word: &String| {
+        if word.contains(char::is_whitespace) {
+            shell::commands(word).concat()
+        } else {
+            vec![word.clone()]
+        }
     };
     command.iter().flat_map(split).collect()
 }
@@ -168,15 +171,16 @@ pub fn lost_override(recipe: &Recipe, overrides: &[String]) -> Option<String> {
             || (!uses(RECIPE) && numbers.contains(&key))
     };
     let lost = overrides.iter().find(|text| !reaches(text))?;
-    Some(match uses(RECIPE) {
-        true => format!(
+    Some(if uses(RECIPE) {
+        format!(
             "`{lost}` would not be in `{{recipe}}`, which holds the recipe's file and the plan's numbers: \
              change the file, or add the option to the trainer's command as well"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "`{lost}` would not reach the external trainer, which gets only the plan's numbers: add the \
              option to the trainer's command as well"
-        ),
+        )
     })
 }
 

@@ -29,10 +29,7 @@ pub enum WeightsError {
         directory.display(),
         other.as_ref().map_or_else(
             || "put them there, or start from random ones (model.init=random)".into(),
-            |other| match other.ends_with(".safetensors") {
-                true => format!("{other} is one shard, and its index is missing"),
-                false => format!("convert {other} to safetensors"),
-            },
+            |other| if other.ends_with(".safetensors") {format!("{other} is one shard, and its index is missing")} else {format!("convert {other} to safetensors")},
         )
     )]
     Absent {

@@ -219,12 +219,13 @@ impl Communicator {
     pub fn form(self: &Arc<Self>, id: UniqueId, device: usize, fails: bool) {
         let communicator = self.clone();
         std::thread::spawn(move || {
-            let joined = match fails {
-                true => Err(Problem {
+            let joined = if fails {
+                Err(Problem {
                     code: Code::System,
                     message: "the initialisation fails because the test asks for it".to_owned(),
-                }),
-                false => join(&communicator, id, device),
+                })
+            } else {
+                join(&communicator, id, device)
             };
             let mut state = communicator.state();
             match joined {

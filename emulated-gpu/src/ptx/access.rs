@@ -111,9 +111,10 @@ impl Warp {
                 let from = lane * size + at * element;
                 let value = value_of(&bytes[from..from + element]);
                 let unused = 64 - 8 * u32::from(access.size);
-                out[lane] = match access.signed {
-                    true => ((value << unused) as i64 >> unused) as u64,
-                    false => value,
+                out[lane] = if access.signed {
+                    ((value << unused) as i64 >> unused) as u64
+                } else {
+                    value
                 };
             }
             self.put(*register, active, &out);
@@ -400,9 +401,10 @@ fn value_of(bytes: &[u8]) -> u64 {
 
 pub fn aligned(address: u64, size: usize) -> Result<(), Fault> {
     let bytes = size as u64;
-    match address.is_multiple_of(bytes) {
-        true => Ok(()),
-        false => Err(Fault::Misaligned { address, bytes }),
+    if address.is_multiple_of(bytes) {
+        Ok(())
+    } else {
+        Err(Fault::Misaligned { address, bytes })
     }
 }
 

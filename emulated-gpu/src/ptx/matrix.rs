@@ -44,9 +44,10 @@ impl Warp {
             let mut out = [0; LANES];
             for (lane, out) in out.iter_mut().enumerate() {
                 let (major, minor) = (lane / 4, 2 * (lane % 4));
-                *out = match matrices.transposed {
-                    false => element(major, minor) | element(major, minor + 1) << 16,
-                    true => element(minor, major) | element(minor + 1, major) << 16,
+                *out = if matrices.transposed {
+                    element(minor, major) | element(minor + 1, major) << 16
+                } else {
+                    element(major, minor) | element(major, minor + 1) << 16
                 };
             }
             self.put32(matrices.registers[matrix], u32::MAX, &out);
@@ -71,9 +72,10 @@ impl Warp {
             for lane in 0..LANES {
                 let bytes = self.r32[matrices.registers[matrix] as usize][lane].to_le_bytes();
                 let (major, minor) = (lane / 4, 2 * (lane % 4));
-                let parts = match matrices.transposed {
-                    false => [(major, minor, 0..4), (major, minor, 0..0)],
-                    true => [(minor, major, 0..2), (minor + 1, major, 2..4)],
+                let parts = if matrices.transposed {
+                    [(minor, major, 0..2), (minor + 1, major, 2..4)]
+                } else {
+                    [(major, minor, 0..4), (major, minor, 0..0)]
                 };
                 for (row, column, part) in parts {
                     if part.is_empty() {

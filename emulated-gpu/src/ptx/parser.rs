@@ -540,10 +540,13 @@ impl<'a> Parser<'a> {
         let negative = self.take('-');
         match self.next()? {
             Token::Number(number) => Ok(Operand::Number(number, negative)),
-            Token::Word(name) if !negative => match self.take('|') {
-                true => Ok(Operand::Pair(name, self.word()?)),
-                false => Ok(Operand::Name(name)),
-            },
+            Token::Word(name) if !negative => {
+                if self.take('|') {
+                    Ok(Operand::Pair(name, self.word()?))
+                } else {
+                    Ok(Operand::Name(name))
+                }
+            }
             _ => {
                 self.at -= 1;
                 Err(self.wrong("expected an operand"))

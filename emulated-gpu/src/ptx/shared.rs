@@ -164,9 +164,10 @@ impl Shared {
                     other: thread_of(write),
                 });
             }
-            let reads = match thread_of(reads[0]) == thread {
-                true => [now, reads[1]],
-                false => [now, reads[0]],
+            let reads = if thread_of(reads[0]) == thread {
+                [now, reads[1]]
+            } else {
+                [now, reads[0]]
             };
             self.shadow[granule].reads = reads;
         }

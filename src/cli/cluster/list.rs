@@ -73,9 +73,10 @@ fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 9] {
     let name = job.metadata.name.clone().unwrap_or_default();
     let namespace = job.metadata.namespace.clone().unwrap_or_default();
     [
-        match with_namespace {
-            true => format!("{namespace}/{name}"),
-            false => name,
+        if with_namespace {
+            format!("{namespace}/{name}")
+        } else {
+            name
         },
         format!("{:?}", status.phase),
         format!("{} of {}", status.nodes, job.spec.nodes),

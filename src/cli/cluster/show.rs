@@ -92,9 +92,10 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
                 change.generation.to_string(),
                 format!("{} → {}", change.from_nodes, change.to_nodes),
                 change.formula.clone(),
-                match external {
-                    true => "–".into(),
-                    false => change.samples.to_string(),
+                if external {
+                    "–".into()
+                } else {
+                    change.samples.to_string()
                 },
                 seconds.map_or("–".into(), |s| format!("{s:.1} s")),
                 change.message.clone(),

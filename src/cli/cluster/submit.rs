@@ -166,9 +166,10 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
-    let notes = match recipe.spec.trainer.is_external() {
-        true => check_external_trainer(recipe, &plan, &from.overrides)?,
-        false => Vec::new(),
+    let notes = if recipe.spec.trainer.is_external() {
+        check_external_trainer(recipe, &plan, &from.overrides)?
+    } else {
+        Vec::new()
     };
     for note in notes {
         say(format_args!("warning: {note}\n"));

@@ -33,9 +33,10 @@ pub fn summary(diagnostics: &[Diagnostic]) -> String {
         count(Severity::Warning, "warning"),
     ];
     let counts: Vec<String> = counts.into_iter().flatten().collect();
-    match counts.is_empty() {
-        true => "no problems".to_owned(),
-        false => counts.join(", "),
+    if counts.is_empty() {
+        "no problems".to_owned()
+    } else {
+        counts.join(", ")
     }
 }
 

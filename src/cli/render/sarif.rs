@@ -112,9 +112,10 @@ fn uri(path: &Path) -> String {
             byte => uri.push_str(&format!("%{byte:02X}")),
         }
     }
-    match path.is_absolute() {
-        true => format!("file://{uri}"),
-        false => uri,
+    if path.is_absolute() {
+        format!("file://{uri}")
+    } else {
+        uri
     }
 }
 

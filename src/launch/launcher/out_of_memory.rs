@@ -20,12 +20,11 @@ impl Launcher<'_> {
 
     /// The next smaller micro-batch after that of `failed`.
     pub(super) fn smaller(&self, failed: &Plan) -> Option<u64> {
-        match self.shrinks() {
-            true => {
-                let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
-                smaller.filter(|per_device_batch_size| *per_device_batch_size > 0)
-            }
-            false => worlds::descend(&self.setup, failed, self.state.reached(&self.setup)),
+        if self.shrinks() {
+            let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
+            smaller.filter(|per_device_batch_size| *per_device_batch_size > 0)
+        } else {
+            worlds::descend(&self.setup, failed, self.state.reached(&self.setup))
         }
     }
 

@@ -126,10 +126,7 @@ impl Launcher<'_> {
         if let Some(message) = losses.and_then(|l| l.step(record.loss, record.gradient_norm)) {
             self.warn(message);
         }
-        match first {
-            true => self.first_step(),
-            false => Ok(()),
-        }
+        if first { self.first_step() } else { Ok(()) }
     }
 
     fn evaluation(&mut self, record: &EvaluationRecord) {

@@ -133,9 +133,10 @@ impl Case<'_> {
 
     /// The trainer that will run the plan.
     fn trainer(&self) -> Trainer {
-        match self.spec().trainer.is_external() {
-            true => Trainer::External,
-            false => self.request.trainer,
+        if self.spec().trainer.is_external() {
+            Trainer::External
+        } else {
+            self.request.trainer
         }
     }
 

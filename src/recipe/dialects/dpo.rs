@@ -145,9 +145,10 @@ fn world(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
         let words = TRAINERS.iter().copied();
         reading.unknown_value("trainer", &trainer.value, trainer.span, words);
     }
-    match trainer.value.contains("FSDP") {
-        true => tree.text("parallel.strategy", &trainer.with("fsdp".to_owned())),
-        false => tree.plain("parallel.one_process", &trainer.with(true)),
+    if trainer.value.contains("FSDP") {
+        tree.text("parallel.strategy", &trainer.with("fsdp".to_owned()))
+    } else {
+        tree.plain("parallel.one_process", &trainer.with(true))
     }
 }
 

@@ -254,9 +254,10 @@ fn batch(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
     tree.default("batch.division", division);
     tree.default("batch.last_batch", "drop");
     if let Some(sharded) = values.bool("use_fsdp", reading) {
-        match sharded.value {
-            true => tree.text("parallel.strategy", &sharded.with("fsdp".to_owned())),
-            false => tree.plain("parallel.one_process", &sharded.with(true)),
+        if sharded.value {
+            tree.text("parallel.strategy", &sharded.with("fsdp".to_owned()))
+        } else {
+            tree.plain("parallel.one_process", &sharded.with(true))
         }
     }
 }
@@ -309,9 +310,10 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
 fn training(values: &Values<'_>, supervised: bool, tree: &mut Tree, reading: &mut Reading) {
     preference::budget(values, tree, reading);
     // Constant after the warm-up, except in supervised fine-tuning.
-    let shape = match supervised && values.node("warmup").is_some() {
-        true => "cosine",
-        false => "constant",
+    let shape = if supervised && values.node("warmup").is_some() {
+        "cosine"
+    } else {
+        "constant"
     };
     tree.default("learning_rate.shape", shape);
 }

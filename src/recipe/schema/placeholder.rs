@@ -115,9 +115,10 @@ pub fn is_used(command: &[String], name: &str) -> bool {
 
 /// A text without placeholders as a word of a command or an environment.
 pub fn literal(text: &str) -> String {
-    match is_plain(text) {
-        true => text.to_owned(),
-        false => text.replace('{', &format!("{{{LEFT_BRACE}}}")),
+    if is_plain(text) {
+        text.to_owned()
+    } else {
+        text.replace('{', &format!("{{{LEFT_BRACE}}}"))
     }
 }
 

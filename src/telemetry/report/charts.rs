@@ -88,9 +88,10 @@ fn loss(input: &ReportInput) -> Chart {
     Chart {
         id: "loss",
         title: "Loss",
-        note: match input.is_external() {
-            true => "As the trainer reports it.".to_owned(),
-            false => "Mean cross-entropy per target token, in nats.".to_owned(),
+        note: if input.is_external() {
+            "As the trainer reports it.".to_owned()
+        } else {
+            "Mean cross-entropy per target token, in nats.".to_owned()
         },
         range: Range::Values,
         format: Format::Decimal,
@@ -181,11 +182,10 @@ fn throughput(input: &ReportInput) -> Chart {
     Chart {
         id: "throughput",
         title: "Throughput",
-        note: match input.is_external() {
-            true => {
-                "Tokens per second between two reports of the trainer, over all ranks.".to_owned()
-            }
-            false => "Target tokens per second of each step, over all ranks.".to_owned(),
+        note: if input.is_external() {
+            "Tokens per second between two reports of the trainer, over all ranks.".to_owned()
+        } else {
+            "Target tokens per second of each step, over all ranks.".to_owned()
         },
         series: vec![Series::line("tokens/s", "teal", &rates)],
         ..Chart::default()

@@ -124,15 +124,17 @@ impl<'s, 'a> Decoder<'s, 'a> {
                 let factors = [self.s(1, ty)?, self.s(2, ty)?];
                 let unsigned = ty == U(32);
                 if !add {
-                    let f = match unsigned {
-                        true => wide!(|a: u32, b: u32| u64::from(a) * u64::from(b)),
-                        false => wide!(|a, b| (i64::from(s32(a)) * i64::from(s32(b))) as u64),
+                    let f = if unsigned {
+                        wide!(|a: u32, b: u32| u64::from(a) * u64::from(b))
+                    } else {
+                        wide!(|a, b| (i64::from(s32(a)) * i64::from(s32(b))) as u64)
                     };
                     return Ok(Op::Wide(f, d, factors));
                 }
-                let f = match unsigned {
-                    true => wide_add!(|a: u32, b: u32| u64::from(a) * u64::from(b)),
-                    false => wide_add!(|a, b| (i64::from(s32(a)) * i64::from(s32(b))) as u64),
+                let f = if unsigned {
+                    wide_add!(|a: u32, b: u32| u64::from(a) * u64::from(b))
+                } else {
+                    wide_add!(|a, b| (i64::from(s32(a)) * i64::from(s32(b))) as u64)
                 };
                 Ok(Op::WideAdd(f, d, factors, self.s(3, Ty::B(64))?))
             }
@@ -375,9 +377,10 @@ impl<'s, 'a> Decoder<'s, 'a> {
                 self.lanes(f, ty, &[ty, u, u])
             }
             "bfi" => {
-                let f: Any = match is64 {
-                    true => |v| insert(v[0], v[1], v[2], v[3], 64),
-                    false => |v| insert(v[0], v[1], v[2], v[3], 32),
+                let f: Any = if is64 {
+                    |v| insert(v[0], v[1], v[2], v[3], 64)
+                } else {
+                    |v| insert(v[0], v[1], v[2], v[3], 32)
                 };
                 self.lanes(f, ty, &[ty, ty, u, u])
             }

@@ -22,9 +22,10 @@ impl<'s, 'a> Decoder<'s, 'a> {
         };
         let window = self.bits(64, window).index;
         let (d, a) = (self.d(0, 64)?, self.s(1, ty)?);
-        let f = match to {
-            true => g2!(u64::wrapping_sub),
-            false => g2!(u64::wrapping_add),
+        let f = if to {
+            g2!(u64::wrapping_sub)
+        } else {
+            g2!(u64::wrapping_add)
         };
         Ok(Op::Binary64(f, d, [a, window]))
     }

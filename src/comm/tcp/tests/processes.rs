@@ -49,9 +49,12 @@ fn rank() {
                 .and_then(|_| pending.wait())
                 .map(|_| ())
         };
-        let done = done.and_then(|()| match rank + 1 == world {
-            true => all_reduce(&collective, vec![1.0; 1 << 20]).map(|_| ()),
-            false => Ok(()),
+        let done = done.and_then(|()| {
+            if rank + 1 == world {
+                all_reduce(&collective, vec![1.0; 1 << 20]).map(|_| ())
+            } else {
+                Ok(())
+            }
         });
         if let Err(error) = done {
             break error;

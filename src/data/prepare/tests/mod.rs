@@ -189,9 +189,12 @@ fn text(sample: &Sample) -> String {
 fn learned(sample: &Sample) -> String {
     let tokens = sample.tokens.iter().zip(&sample.loss_mask);
     tokens
-        .map(|(&id, &target)| match target {
-            true => spell([id]),
-            false => "·".to_string(),
+        .map(|(&id, &target)| {
+            if target {
+                spell([id])
+            } else {
+                "·".to_string()
+            }
         })
         .collect()
 }

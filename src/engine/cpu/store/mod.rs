@@ -492,8 +492,8 @@ impl Store {
         };
         if measure.worker && local.is_none() {
             return Err(EngineError::Shape(
-                "the norm of this rank's gradient was not asked for with its micro-batch, and \
-                 under full sharding the gradient is gone"
+                "the norm of this rank's gradient was not requested with its micro-batch, and the \
+                 reduction has replaced the gradient"
                     .to_owned(),
             ));
         }

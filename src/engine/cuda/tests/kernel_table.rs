@@ -114,9 +114,12 @@ fn compiled(nvrtc: &Nvrtc, of: &Kernels, head_dim: usize) -> Vec<(&'static str, 
     ]);
     let compiled = nvrtc.compile(&of.source, &options, "sm_90a").unwrap();
     let ptx = String::from_utf8(compiled.ptx).unwrap();
-    let dynamic = |kernel| match attention::TILED.contains(&kernel) {
-        true => geometry.shared_bytes(kernel),
-        false => 0,
+    let dynamic = |kernel| {
+        if attention::TILED.contains(&kernel) {
+            geometry.shared_bytes(kernel)
+        } else {
+            0
+        }
     };
     let resources = |&kernel: &_| {
         (

@@ -111,12 +111,15 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let first = words.first().map_or("", |first| first.text.as_str());
     let name = first.rsplit('/').next().unwrap_or_default();
     let named = Words("torchrun accelerate accelerate-launch deepspeed deepspeed.pt trl");
-    let unknown = || match named.has(name) {
-        true => LauncherError::Options(format!(
-            "the options of `{name}` name no program that evenkeel can start; check their spelling, and write them \
+    let unknown = || {
+        if named.has(name) {
+            LauncherError::Options(format!(
+                "the options of `{name}` name no program that evenkeel can start; check their spelling, and write them \
              out: `{name} OPTIONS train.py …`"
-        )),
-        false => LauncherError::Unknown,
+            ))
+        } else {
+            LauncherError::Unknown
+        }
     };
     let found = launcher::find(words).ok_or_else(unknown)?;
     let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {

@@ -63,9 +63,10 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
                 Node::sequence(values.collect(), several[0].span)
             }
         };
-        match resolved {
-            true => unresolved.remove(&name),
-            false => unresolved.insert(name.clone()),
+        if resolved {
+            unresolved.remove(&name)
+        } else {
+            unresolved.insert(name.clone())
         };
         let entry = Entry {
             name,

@@ -160,9 +160,10 @@ fn launcher(words: &[Word]) -> Option<Launched<'_>> {
         let (before, from) = words.split_at(at);
         let (word, rest) = from.split_first()?;
         let name = word.text.rsplit('/').next().unwrap_or_default();
-        match is_python(name) {
-            true => Some(python(word, rest, before)),
-            false => by_name(word, rest, beside(word), before),
+        if is_python(name) {
+            Some(python(word, rest, before))
+        } else {
+            by_name(word, rest, beside(word), before)
         }
     })
 }

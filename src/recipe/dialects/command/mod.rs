@@ -488,12 +488,13 @@ pub(crate) fn take_launch(root: &mut Node) -> Launch {
         }
         false
     });
-    match options.is_empty() {
-        true => Launch {
+    if options.is_empty() {
+        Launch {
             config,
             ..Launch::default()
-        },
-        false => Launch::of(config, &options, "", span),
+        }
+    } else {
+        Launch::of(config, &options, "", span)
     }
 }
 

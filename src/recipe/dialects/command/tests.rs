@@ -639,9 +639,10 @@ mod inline {
             assert_eq!(batch(script(&text), &text), expected, "{text}");
             // A plan replaces the numbers in place.
             let written = for_two(&script(&text).unwrap());
-            let expected = match text.starts_with("N=4") {
-                true => text.replace("\\\"$N\\\"", "2"),
-                false => text.replace("node 4", "node 2"),
+            let expected = if text.starts_with("N=4") {
+                text.replace("\\\"$N\\\"", "2")
+            } else {
+                text.replace("node 4", "node 2")
             };
             assert_eq!(written.trim_end(), expected.replace("steps 2", "steps 4"));
         }

@@ -103,9 +103,10 @@ pub(crate) fn take_values(
             return true;
         };
         let text = short(entry.value.text().unwrap_or_default());
-        diagnostics.push(match is_counted(name) {
-            true => unknown(name, &text, entry.value.span),
-            false => left_out(name, &text, entry.value.span),
+        diagnostics.push(if is_counted(name) {
+            unknown(name, &text, entry.value.span)
+        } else {
+            left_out(name, &text, entry.value.span)
         });
         false
     });

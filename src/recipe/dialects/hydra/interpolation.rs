@@ -354,9 +354,10 @@ mod tests {
             call: |arguments| Some(arguments.first()?.items()?.len().to_string()),
         }];
         resolve(&mut root, &registered, &mut reading);
-        match reading.diagnostics.is_empty() {
-            true => Ok(root),
-            false => Err(reading.diagnostics),
+        if reading.diagnostics.is_empty() {
+            Ok(root)
+        } else {
+            Err(reading.diagnostics)
         }
     }
 

@@ -98,9 +98,10 @@ impl Changes {
             self.find(text, child, inside, depth + 1)?;
             end = child.end_byte();
         }
-        match whole {
-            true => check_gap(text, end..text.text.len(), false),
-            false => Ok(()),
+        if whole {
+            check_gap(text, end..text.text.len(), false)
+        } else {
+            Ok(())
         }
     }
 

@@ -194,9 +194,10 @@ impl Reader {
     ) {
         let mut line = Line {
             words,
-            shell: match place.nested {
-                true => Shell::Inner,
-                false => Shell::Own,
+            shell: if place.nested {
+                Shell::Inner
+            } else {
+                Shell::Own
             },
         };
         let found = inner::script(&line.words).filter(|_| !inner::is_harmless(&line.words));

@@ -26,9 +26,10 @@ pub(crate) fn is_harmless(words: &[Word]) -> bool {
 
 /// Whether an option of a shell takes a value (`-o`, `-eo`, `+O`).
 fn is_valued(option: &str) -> bool {
-    match option.starts_with("--") {
-        true => ["--rcfile", "--init-file"].contains(&option),
-        false => option.ends_with(['o', 'O']),
+    if option.starts_with("--") {
+        ["--rcfile", "--init-file"].contains(&option)
+    } else {
+        option.ends_with(['o', 'O'])
     }
 }
 

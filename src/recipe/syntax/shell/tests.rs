@@ -19,12 +19,13 @@ fn last(script: &str) -> Vec<Word> {
 
 /// The words of the last command, joined by `|`; `?` marks an unresolved word.
 fn expanded(script: &str) -> String {
-    let shown = last(script)
-        .into_iter()
-        .map(|word| match word.unresolved.is_empty() {
-            true => word.text,
-            false => format!("?{}", word.text),
-        });
+    let shown = last(script).into_iter().map(|word| {
+        if word.unresolved.is_empty() {
+            word.text
+        } else {
+            format!("?{}", word.text)
+        }
+    });
     shown.collect::<Vec<_>>().join("|")
 }
 

@@ -53,9 +53,10 @@ impl Text {
 
     pub fn span(&self, start: usize, end: usize) -> Span {
         let mut span = self.place(start).span;
-        span.end = match end > start {
-            true => self.place(end - 1).span.end,
-            false => span.start,
+        span.end = if end > start {
+            self.place(end - 1).span.end
+        } else {
+            span.start
         };
         span
     }

@@ -46,9 +46,12 @@ pub(super) fn parse(text: &str) -> Result<Tree, Range<usize>> {
     }
     let mut parser = Parser::new();
     let deadline = Instant::now() + LONGEST;
-    let mut in_time = |_: &ParseState| match Instant::now() < deadline {
-        true => ControlFlow::Continue(()),
-        false => ControlFlow::Break(()),
+    let mut in_time = |_: &ParseState| {
+        if Instant::now() < deadline {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     };
     let options = ParseOptions::new().progress_callback(&mut in_time);
     let mut rest = |at: usize, _| text.as_bytes().get(at..).unwrap_or_default();
@@ -113,8 +116,9 @@ pub(super) fn ends_line(gap: &str) -> bool {
 /// The parser skips `\ ` between two nodes, which is a word to bash.
 pub(super) fn check_gap(text: &Text, gap: Range<usize>, quoted: bool) -> Result<(), Range<usize>> {
     let skipped = text.text[gap.start.min(gap.end)..gap.end].replace("\\\n", "");
-    match skipped.contains('\\') && !quoted {
-        true => Err(gap),
-        false => Ok(()),
+    if skipped.contains('\\') && !quoted {
+        Err(gap)
+    } else {
+        Ok(())
     }
 }

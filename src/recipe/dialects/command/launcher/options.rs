@@ -224,9 +224,10 @@ impl Options {
     pub fn misused(&self, word: &Word, name: &str) -> Option<Diagnostic> {
         let who = self.who?;
         let text = short(&word.text);
-        let (message, help) = match self.takes_value(name) {
-            false => ("takes no value", "remove the value"),
-            true => ("takes a value, but has none", "add the value"),
+        let (message, help) = if self.takes_value(name) {
+            ("takes a value, but has none", "add the value")
+        } else {
+            ("takes no value", "remove the value")
         };
         Some(Diagnostic::error(
             "unsupported-value",
