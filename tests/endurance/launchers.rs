@@ -97,7 +97,6 @@ const REFUSED: &[&str] = &[
     "expected one of",
     "`distributed_type` is",
     "takes one value",
-    "takes three truth values",
     "not its default",
     "former key of accelerate",
     "`--dynamo_backend` is",

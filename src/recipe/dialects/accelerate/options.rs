@@ -142,7 +142,7 @@ pub(crate) const OPTIONS: &[Known] = &[
     ("fp8_format", OneOf(&["HYBRID", "E4M3", "E5M2"]), "HYBRID", Set("ACCELERATE_FP8_FORMAT")),
     ("fp8_amax_history_len", Int, "1024", Set("ACCELERATE_FP8_AMAX_HISTORY_LEN")),
     ("fp8_amax_compute_algo", OneOf(&["max", "most_recent"]), "most_recent", Set("ACCELERATE_FP8_AMAX_COMPUTE_ALGO")),
-    ("fp8_override_linear_precision", Text, "", Refused("takes three truth values, which evenkeel does not read", "remove it")),
+    ("fp8_override_linear_precision", OneOf(&["false,false,false"]), "false,false,false", Other),
     ("fp8_opt_level", OneOf(&["O1", "O2"]), "O2", Set("ACCELERATE_FP8_OPT_LEVEL")),
     ("fp8_enable_fsdp_float8_all_gather", Truth, "true", Set("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER")),
     ("fp8_pad_inner_dim", Truth, "true", Set("ACCELERATE_FP8_PAD_INNER_DIM")),
