@@ -374,9 +374,19 @@ fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
 }
 
 /// The paths right below a directory that are not hidden, in order.
-fn visible(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+fn visible(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
+    std::fs::metadata(directory)
+        .map_err(|error| FileError::from_io("list", directory, 0, error))?;
     let mut paths = tree::entries(directory)?;
     paths.retain(|path| !file_name(path).as_os_str().as_bytes().starts_with(b"."));
+    // The manifest is JSON, which has no other names.
+    if let Some(path) = paths.iter().find(|path| path.to_str().is_none()) {
+        return Err(DataError::source(
+            path,
+            "its name is not UTF-8",
+            "rename it",
+        ));
+    }
     Ok(paths)
 }
 

@@ -18,7 +18,7 @@ use super::faults;
 use super::keys;
 use super::observe::ClusterState;
 use super::ownership::{self, JobObject};
-use crate::api::status::{Slot, TrainingJobStatus};
+use crate::api::status::TrainingJobStatus;
 
 /// Concurrent requests for one job.
 const CONCURRENCY: usize = 8;
@@ -132,16 +132,16 @@ impl Reconciliation<'_> {
         cluster: &ClusterState,
     ) -> Result<(), ReconcileError> {
         let name = self.job.name_any();
-        let missing: Vec<Slot> = self.state(|state| {
+        let mut missing = status.slots.clone();
+        missing.retain(|slot| {
+            let pod = slot.pod(&name);
+            // The pod of a member is never created again.
+            !cluster.pods.contains_key(&pod) && status.member(&pod).is_none()
+        });
+        self.state(|state| {
             let created = &mut state.created;
             created.retain(|pod, at| !cluster.pods.contains_key(pod) && at.elapsed() < CACHED);
-            let is_missing = |slot: &&Slot| {
-                let pod = slot.pod(&name);
-                // The pod of a member is never created again.
-                let exists = cluster.pods.contains_key(&pod) || created.contains_key(&pod);
-                !exists && status.member(&pod).is_none()
-            };
-            status.slots.iter().filter(is_missing).copied().collect()
+            missing.retain(|slot| !created.contains_key(&slot.pod(&name)));
         });
         let image = self.context.image.as_deref();
         let missing = missing.into_iter();

@@ -1,5 +1,6 @@
-//! Limits how soon failures are retried, how often agents are polled, and how often their answers and the changes of pods reconcile a job. An agent
-//! answers at once as long as its version changes, so a faulty or hostile one could keep the controller busy.
+//! Limits how soon failures are retried, how often agents are polled, and how often their answers and the changes of
+//! pods reconcile a job. An agent answers at once as long as its version changes, so a faulty or hostile one could keep
+//! the controller busy.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -105,12 +106,10 @@ pub async fn forward<K: Eq + Hash + Clone>(
                     pace.or_insert_with(|| Pace::new(rate, now)).next(now)
                 });
             }
-            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                let now = Instant::now();
-                paces.retain(|_, pace| !pace.is_full(now));
-            }
+            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
         }
         let now = Instant::now();
+        paces.retain(|_, pace| !pace.is_full(now));
         for (key, _) in due.extract_if(|_, at| *at <= now) {
             if wake.unbounded_send(key).is_err() {
                 return;

@@ -73,12 +73,15 @@ impl Reconciliation<'_> {
         planned: Planned,
     ) -> Result<(Planned, Vec<u32>), Unplanned> {
         let (planner, reached) = (&planned.planner, reached(status));
-        let is_known = |nodes| planner.known(self.ranks(nodes), reached).is_some();
-        let evaluate = || self.feasible_nodes(reached, planner);
-        let feasible = if self.considered().all(is_known) {
-            Ok(evaluate())
-        } else {
-            self.in_turn(evaluate)
+        let known = |nodes| Some((nodes, planner.known(self.ranks(nodes), reached)?));
+        let known: Option<Vec<(u32, bool)>> = self.considered().map(known).collect();
+        let feasible = match known {
+            Some(known) => Ok(known
+                .into_iter()
+                .filter(|known| known.1)
+                .map(|known| known.0)
+                .collect()),
+            None => self.in_turn(|| self.feasible_nodes(reached, planner)),
         };
         match feasible {
             Ok(feasible) => Ok((planned, feasible)),

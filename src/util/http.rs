@@ -91,6 +91,10 @@ impl Budget {
         self.limits.bytes.saturating_add(HEAD)
     }
 
+    fn renew(&self) {
+        self.left.store(self.total(), Ordering::Relaxed);
+    }
+
     fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
@@ -117,9 +121,11 @@ impl AsyncRead for Metered {
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        // No other read runs at the same time.
-        let left = left.saturating_sub(buffer.filled().len() - before);
-        self.budget.left.store(left, Ordering::Relaxed);
+        let bytes = buffer.filled().len() - before;
+        // A request may renew the budget at the same time.
+        let subtract = |left: usize| Some(left.saturating_sub(bytes));
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.budget.left.fetch_update(set, fetch, subtract);
         read
     }
 }
@@ -141,10 +147,10 @@ impl Connection {
             .map_err(HttpError::Connect)?;
         let (stream, writer) = stream.into_split();
         let budget = Budget {
-            // The handshake reads nothing; a request renews it.
-            left: Arc::new(AtomicUsize::new(HEAD)),
+            left: Arc::default(),
             limits,
         };
+        budget.renew();
         let reader = Metered {
             stream,
             budget: budget.clone(),
@@ -171,8 +177,8 @@ impl Connection {
         path: &str,
         header: Option<(&'static str, String)>,
     ) -> Result<Answer, HttpError> {
-        let (head, total) = (self.budget.limits.head, self.budget.total());
-        self.budget.left.store(total, Ordering::Relaxed);
+        let head = self.budget.limits.head;
+        self.budget.renew();
         let exchange = async {
             self.sender.ready().await?;
             let mut request = Request::new(String::new());

@@ -71,7 +71,13 @@ fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
 pub(super) fn meet(options: &TcpOptions, listener: Option<TcpListener>) -> Result<Mesh, CommError> {
     let deadline = Instant::now() + options.timeout;
     options.greeting.validate().map_err(CommError::Misuse)?;
-    if options.greeting.rank > 0 {
+    let rank = options.greeting.rank;
+    if rank > 0 && listener.is_some() {
+        return Err(CommError::Misuse(format!(
+            "rank {rank} cannot host the rendezvous: only rank 0 does"
+        )));
+    }
+    if rank > 0 {
         return guest(options, deadline);
     }
     let listener = match listener {

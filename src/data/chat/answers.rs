@@ -122,7 +122,7 @@ pub(super) fn rewrite(source: &str) -> (String, bool) {
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at);
         text.push_str(before);
-        let Some(length) = tag.find("%}") else {
+        let Some(length) = tag[2..].find("%}").map(|length| length + 2) else {
             rest = tag;
             break;
         };

@@ -66,7 +66,8 @@ pub(super) fn message(error: &Error) -> String {
     }
 }
 
-/// `value|tojson(indent=…, ensure_ascii=false, sort_keys=…)`: Python's `json.dumps` with `ensure_ascii=False`.
+/// `value|tojson(indent=…, ensure_ascii=false, separators=…, sort_keys=…)`: Python's `json.dumps` with
+/// `ensure_ascii=False`.
 fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
     let refused = |problem: String| {
         let problem = format!("tojson: {problem}");
@@ -83,6 +84,16 @@ fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
     if ascii == Some(true) {
         return refused("ensure_ascii=true is not supported; remove it".to_owned());
     }
+    let separators: Option<Vec<String>> = arguments.get("separators")?;
+    let style = match separators.as_deref() {
+        None => Python {
+            item: ", ",
+            key: ": ",
+        },
+        Some([item, key]) if indent.is_none() => Python { item, key },
+        Some([_, _]) => return refused("separators need an indent of none".to_owned()),
+        Some(_) => return refused("separators are two texts".to_owned()),
+    };
     let sorted: Option<bool> = arguments.get("sort_keys")?;
     arguments.assert_all_used()?;
 
@@ -97,27 +108,32 @@ fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
             let style = PrettyFormatter::with_indent(indent.as_bytes());
             tree.serialize(&mut Serializer::with_formatter(&mut bytes, style))
         }
-        None => tree.serialize(&mut Serializer::with_formatter(&mut bytes, Python)),
+        None => tree.serialize(&mut Serializer::with_formatter(&mut bytes, style)),
     };
     written.map_err(failed)?;
     String::from_utf8(bytes)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
 }
 
-/// Python's layout of JSON in one line: a space after commas and colons.
-struct Python;
-
-fn comma<W: ?Sized + io::Write>(writer: &mut W, first: bool) -> io::Result<()> {
-    writer.write_all(if first { b"" } else { b", " })
+/// Python's layout of JSON in one line, with the texts between items and after a key.
+struct Python<'a> {
+    item: &'a str,
+    key: &'a str,
 }
 
-impl Formatter for Python {
+impl Python<'_> {
+    fn separate<W: ?Sized + io::Write>(&self, w: &mut W, first: bool) -> io::Result<()> {
+        w.write_all(if first { "" } else { self.item }.as_bytes())
+    }
+}
+
+impl Formatter for Python<'_> {
     fn begin_array_value<W: ?Sized + io::Write>(
         &mut self,
         w: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        comma(w, first)
+        self.separate(w, first)
     }
 
     fn begin_object_key<W: ?Sized + io::Write>(
@@ -125,11 +141,11 @@ impl Formatter for Python {
         w: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        comma(w, first)
+        self.separate(w, first)
     }
 
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, w: &mut W) -> io::Result<()> {
-        w.write_all(b": ")
+        w.write_all(self.key.as_bytes())
     }
 }
 

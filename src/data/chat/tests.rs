@@ -247,6 +247,15 @@ fn templates_that_change_earlier_messages_are_refused() {
 }
 
 #[test]
+fn separators_and_odd_tags_are_those_of_python() {
+    let text = "{{ {'b': [1, {'x': []}], 'ü': none} | tojson(separators=[',', ':']) }}";
+    let rendered = render(&template(text), &[], false).unwrap();
+    assert_eq!(rendered, "{\"b\":[1,{\"x\":[]}],\"ü\":null}");
+    // No tag ends here; the engine's parser reports it.
+    assert!(ChatTemplate::new(Some("{%}"), &Tokenizer::byte()).is_err());
+}
+
+#[test]
 fn malicious_templates_are_stopped() {
     let secret = tempfile::NamedTempFile::new().unwrap();
     let path = secret.path().display();
@@ -262,7 +271,7 @@ fn malicious_templates_are_stopped() {
         "{{ open('/etc/passwd').read() }}".into(),
         "{{ raise_exception('no') }}".into(),
         "{{ strftime_now('%Q') }}".into(),
-        "{{ messages | tojson(separators=[',', ':']) }}".into(),
+        "{{ messages | tojson(separators=[1]) }}".into(),
         "{{ messages | tojson(ensure_ascii=true) }}".into(),
         "{{ messages | tojson(unknown=1) }}".into(),
         "{{ messages | tojson(indent=99999999999) }}".into(),

@@ -90,25 +90,27 @@ impl CudaEngine {
         config.validate()?;
         supported(&config)?;
         let limit = options.memory_limit.unwrap_or(device.total_memory);
-        CudaEngine::create(config, options, device, world, limit)
-            .and_then(|mut engine| {
-                engine.initialise(seed)?;
-                Ok(engine)
-            })
-            .map_err(|error| descends(error, 0, limit))
+        let created = CudaEngine::create(config, options, device, world.as_ref(), limit);
+        let mut engine = created.map_err(|error| descends(error, 0, limit))?;
+        // Memory that is short here may be that of a process that is about to end, so the rank may try again.
+        engine.peers = world.map(|world| Peers::join(device, world)).transpose()?;
+        let used = engine.used();
+        let initialised = engine.initialise(seed);
+        initialised.map_err(|error| descends(error, used, limit))?;
+        Ok(engine)
     }
 
     fn create(
         config: ModelConfig,
         options: CudaOptions,
         device: &Arc<Device>,
-        world: Option<World>,
+        world: Option<&World>,
         limit: u64,
     ) -> Result<CudaEngine, EngineError> {
         let layout = layout(&config);
         let tied = config.tie_word_embeddings;
         let (precision, measure) = (options.precision, options.measure);
-        let share = share(options.strategy, world.as_ref());
+        let share = share(options.strategy, world);
         let place = |bump: &mut _| State::place(bump, &layout, tied, precision, measure, share);
         within(0, bytes_of(place), limit, "weights and optimiser states")?;
         let compiler = Compiler::new(options.kernel_cache.clone());
@@ -131,7 +133,7 @@ impl CudaEngine {
             peak: state.bytes(),
             state,
             reserved: None,
-            peers: world.map(|world| Peers::join(device, world)).transpose()?,
+            peers: None,
             sharding: share
                 .is_sharded()
                 .then(|| Events::new(device, layout.units.len()))

@@ -454,6 +454,8 @@ impl Store {
     /// micro-batch in this step is zero.
     pub fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         self.scatter.finish(&mut self.parts)?;
+        // ‖reduced gradient‖² of a replicated model, computed while the all-reduces of later units run.
+        let mut reduced = 0.0;
         let units = self.parts.len();
         if self.keeps_whole {
             // In the order in which backward completes the units, as on every other rank.
@@ -470,6 +472,9 @@ impl Store {
             }
             for part in self.parts.iter_mut().rev() {
                 part.finish_reduction()?;
+                if self.gather.is_none() && self.world.is_some() {
+                    reduced += vector::squared_norm(&part.gradient);
+                }
             }
         } else if self.walks == 0 {
             for part in &mut self.parts {
@@ -499,6 +504,7 @@ impl Store {
         }
         let squared_norm = match (&self.world, local) {
             (None, Some(local)) => local,
+            (Some(_), _) if self.gather.is_none() => reduced,
             _ => order
                 .iter()
                 .map(|part| vector::squared_norm(&part.gradient))

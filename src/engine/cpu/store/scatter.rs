@@ -82,7 +82,8 @@ impl Scatter {
             if self.tied && unit == 0 {
                 self.places.len() - 1
             } else {
-                usize::from(!matches!(self.places[0].state, State::Free))
+                let untied = self.places.len() - usize::from(self.tied);
+                usize::from(untied > 1 && !matches!(self.places[0].state, State::Free))
             }
         });
         let place = &mut self.places[index];

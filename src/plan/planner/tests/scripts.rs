@@ -126,7 +126,7 @@ fn a_variable_that_may_contain_overrides_is_named() {
             .starts_with("`$MODEL_LOAD_ARG` is unresolved"),
         "{finding:?}"
     );
-    let numbers = "`++model.batch_size=N ++model.gradient_accumulation_steps=N`";
+    let numbers = "overrides of `batch_size` and `gradient_accumulation_steps`";
     assert!(finding.help.contains(numbers), "{finding:?}");
     let settled = "$MODEL_LOAD_ARG ++model.batch_size=32 ++model.gradient_accumulation_steps=2";
     let batch = with(settled).unwrap().spec.batch;

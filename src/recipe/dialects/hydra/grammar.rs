@@ -283,7 +283,7 @@ mod tests {
             ("a=x#y", "quotes"),
             ("a=choice(1,2)", "sweep"),
             ("a=int(1)", "`int(…)` is a function"),
-            ("a=\\,x", "needs quotes"),
+            ("a=\\,x", "sweep"),
             ("a=b: ", "needs quotes"),
             (r"a='x\'y'", "within quotes"),
             ("a=[[1]]", "a list in a list"),

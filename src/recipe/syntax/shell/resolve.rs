@@ -112,7 +112,8 @@ impl Variables {
         if split && has_braces(&pieces) || pieces.iter().any(hidden) {
             return vec![all_unresolved(written, span, split)];
         }
-        let alone = pieces.len() == 1;
+        // Quotes around nothing are not among the pieces.
+        let alone = matches!(pieces.as_slice(), [Piece::Expansion { at, .. }] if *at == raw.range);
         let mut word = Word::new("", span, 0);
         for piece in pieces {
             let (at, node, quoted) = match piece {

@@ -161,26 +161,24 @@ pub(super) const RESERVED: Words = Words(
 
 /// The words as one command line. A shell splits it into the same words.
 pub(crate) fn join(words: &[String]) -> String {
-    let program = words.iter().position(|word| !word.contains('='));
+    let assigns = |word: &String| word.split_once('=').is_some_and(|(name, _)| is_name(name));
+    let program = words.iter().position(|word| !assigns(word));
     let mut line = Vec::new();
     for (at, word) in words.iter().enumerate() {
         // In front of the arguments the parser takes more characters for its own syntax.
-        let name = word.split('=').next().unwrap_or_default();
-        let more = if program.is_some_and(|program| at > program) {
-            "@%:^[]{}*?"
-        } else if word.contains('=') && is_name(name) {
-            "@%:"
-        } else {
-            ""
-        };
-        line.push(quote(word, more));
+        line.push(match program {
+            Some(program) if at > program => quote(word, "@%:^[]{}*?="),
+            // It would take `--key=value` for an assignment.
+            Some(program) if at == program => quote(word, ""),
+            _ => quote(word, "@%:="),
+        });
     }
     line.join(" ")
 }
 
 /// A word in quotes, unless its characters need none. `more`: further such characters.
 fn quote(word: &str, more: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./=,+".contains(c) || more.contains(c);
+    let plain = |c: char| c.is_alphanumeric() || "-_./,+".contains(c) || more.contains(c);
     let braces = word.contains('{') && (word.contains(',') || word.contains(".."));
     let count = |c: char| word.matches(c).count();
     let is_closed = count('{') == count('}') && count('[') == count(']');
