@@ -258,6 +258,7 @@ async fn delete(api: &Api<Pod>, pod: &Pod, dead: bool) -> Result<(), kube::Error
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lifecycle::placement::Slot;
     use crate::operator::testing::{ApiServer, NAMESPACE, job};
 
     #[tokio::test]
