@@ -146,7 +146,9 @@ pub(crate) fn translate(root: &Node, prefix: &str, reading: &mut Reading) -> Nod
         }
     }
     let stage = "zero_optimization.stage";
-    if let Some(node) = root.get_path(stage).filter(|node| is_stated(node)) {
+    // No trainer gives a value to a config that is read alone.
+    let alone = prefix.is_empty();
+    if let Some(node) = root.get_path(stage).filter(|node| alone || is_stated(node)) {
         match node.int(Schema::PyYaml).and_then(strategy) {
             Some(strategy) => {
                 let given = Given::new(key(stage), strategy, node.span);

@@ -6,9 +6,18 @@ use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::Words;
 use crate::recipe::syntax::{json, yaml};
 
+/// Keys that only DeepSpeed configs have.
+const DISTINCTIVE: Words =
+    Words("zero_optimization train_micro_batch_size_per_gpu train_batch_size elasticity");
+
 /// Whether a file is a DeepSpeed config.
 pub fn is_config(root: &Node) -> bool {
     distinctive_key(root).is_some()
+}
+
+/// Whether a text has the name of a key that only DeepSpeed configs have.
+pub fn is_mentioned(text: &str) -> bool {
+    DISTINCTIVE.iter().any(|key| text.contains(key))
 }
 
 /// The mapping in the text of a DeepSpeed config. `None`: the text is not one, or repeats a key.
@@ -25,8 +34,6 @@ pub fn parse(text: &str) -> Option<Node> {
 /// A top-level key that only DeepSpeed configs have. Other dialects hold whole DeepSpeed configs
 /// under one of their keys.
 pub fn distinctive_key(root: &Node) -> Option<&'static str> {
-    const DISTINCTIVE: Words =
-        Words("zero_optimization train_micro_batch_size_per_gpu train_batch_size elasticity");
     // verl's data config has a `train_batch_size` too.
     const OTHERS: Words = Words(
         "per_device_train_batch_size model_name_or_path output_dir distributed_type defaults train_files",

@@ -178,7 +178,11 @@ impl Reading {
             let plain = json::without_comments(&source.text);
             let mut problems = Vec::new();
             let root = yaml::parse(&plain, file, &mut problems).filter(deepspeed::is_config);
-            if let (Some(_), Some(problem)) = (&root, json::problem(&plain)) {
+            // YAML would take a comment for a part of the next key.
+            let misread = plain != source.text && deepspeed::is_mentioned(&source.text);
+            if let Some(problem) = json::problem(&plain)
+                && (root.is_some() || misread)
+            {
                 let help = "put names and texts into double quotes, with commas between them; comments may stay";
                 let message = format!("of Hjson only JSON with comments is supported: {problem}");
                 self.refuse_line(file, problem.line(), message, help);

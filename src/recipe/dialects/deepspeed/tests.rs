@@ -194,6 +194,16 @@ fn a_trainer_reads_plain_json_only() {
 }
 
 #[test]
+fn a_stage_without_a_trainer_is_a_number() {
+    for stage in ["\"auto\"", "null", "4"] {
+        let text =
+            format!("{{\"train_batch_size\": 8, \"zero_optimization\": {{\"stage\": {stage}}}}}");
+        let found = problems(&text);
+        assert!(found.starts_with("error[out-of-range]"), "{stage}: {found}");
+    }
+}
+
+#[test]
 fn hjson_that_is_not_json_with_comments_is_refused_with_its_line() {
     for text in [
         "{\n  train_batch_size: 8 // samples\n}",
@@ -201,6 +211,9 @@ fn hjson_that_is_not_json_with_comments_is_refused_with_its_line() {
         "{\n  \"train_batch_size\": 8 # samples\n  \"zero_optimization\": {}\n}",
         "train_batch_size: 8\n",
         "{\"train_batch_size\": 8, \"note\": 'x'}",
+        // YAML alone would read `// ZeRO "zero_optimization"` as one key.
+        "{\n  \"train_batch_size\": 8,\n  // ZeRO\n  \"zero_optimization\": {\"stage\": 2},\n  'url': 'http://x'\n}",
+        "{\n  // batch\n  \"train_batch_size\": 8,\n  \"url\": http://x\n}",
         "{\"train_batch_size\": 8, \"note\": \'\'\'\n one\n \'\'\'}",
     ] {
         let found = problems(text);

@@ -264,7 +264,7 @@ impl Resolver<'_> {
         if name == "oc.decode" {
             return match values.as_slice() {
                 [value] => match value.text() {
-                    Some(text) if !text.starts_with(['[', '{', '\'', '"']) => {
+                    Some(text) if !text.is_empty() && !text.starts_with(['[', '{', '\'', '"']) => {
                         Ok(Some(Node::plain(text, span)))
                     }
                     _ => unfit(),

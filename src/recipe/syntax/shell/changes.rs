@@ -25,6 +25,9 @@ const SETTING: Words = Words(
 /// Those of them that do so only with an option.
 const SETTING_WITH: [(&str, &str); 2] = [("printf", "-v"), ("wait", "-p")];
 
+/// Those of them whose arguments are evaluated as arithmetic, or run later.
+const EVALUATING: Words = Words("let trap alias");
+
 /// Commands that may assign any variable.
 const ANYTHING: [&str; 3] = ["source", ".", "eval"];
 
@@ -138,8 +141,11 @@ impl Changes {
                     self.certain.insert(name.to_owned());
                 }
                 self.count(name);
-                // Words are then split elsewhere than at white space.
-                self.anything |= name == "IFS";
+                // Words are then split elsewhere than at white space. Before a command it applies to that command only.
+                let prefix = node
+                    .parent()
+                    .is_some_and(|parent| parent.kind() == "command");
+                self.anything |= name == "IFS" && !prefix;
             }
             "declaration_command" => self.declaration(text, node, place),
             "unset_command" => self.names(source, at, place),
@@ -211,6 +217,10 @@ impl Changes {
             self.disturb(at, place);
         } else if SETTING.has(name) && !option.is_some_and(|(_, option)| lacks(option)) {
             for word in words {
+                if EVALUATING.has(name) {
+                    self.arithmetic(word, at, place);
+                    continue;
+                }
                 let value = option.and_then(|(_, option)| word.strip_prefix(option));
                 self.names(value.unwrap_or(word), at, place);
             }

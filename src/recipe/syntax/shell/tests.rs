@@ -240,6 +240,13 @@ fn a_variable_that_may_have_another_value_stays_unresolved() {
 }
 
 #[test]
+fn reading_lines_and_traps_leave_other_variables_alone() {
+    let script = "N=8\nwhile IFS= read -r l; do :; done < f\ntrap \"echo $X\" EXIT\nrun $N";
+    assert_eq!(last(script)[1].text, "8");
+    assert_eq!(last(script)[1].unresolved, []);
+}
+
+#[test]
 fn a_default_that_the_environment_may_replace_is_known() {
     let words = last("N=${N:-8}\nM=$N\nrun $M x");
     assert_eq!(words[1].defaults, [("N".to_owned(), "8".to_owned())]);
