@@ -145,7 +145,7 @@ fn a_command_gets_its_numbers_and_its_processes() {
     );
     let bare = Job::new(
         &[],
-        "torchrun -- --max_steps=5 --per_device_train_batch_size=8",
+        "torchrun --max_steps=5 --per_device_train_batch_size=8",
     );
     let refused = emit(&bare.recipe(Some(4)), &numbers(4, 5, 2), Form::Recipe).unwrap_err();
     assert!(

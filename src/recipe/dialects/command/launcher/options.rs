@@ -6,6 +6,7 @@
 //! has those of `accelerate launch`.
 
 use crate::recipe::dialects::accelerate::options::{self, Kind, Known, OPTIONS};
+use crate::recipe::dialects::handbook::keys;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
 use crate::recipe::syntax::source::Span;
@@ -238,6 +239,13 @@ impl Options {
     }
 }
 
+/// Whether a trainer's arguments follow without a program. Documentation examples sometimes omit its name.
+fn lacks_program(rest: &[Word]) -> bool {
+    let first = rest.first().and_then(Word::option);
+    let of_trainer = first.is_some_and(|(name, _)| keys::is_known(&name));
+    of_trainer && !rest.iter().any(|word| word.text.ends_with(".py"))
+}
+
 /// Parses the options at the start of `words`. An unresolved word of unknown length counts as further
 /// options, not as the program.
 pub(in crate::recipe::dialects::command) fn options<'w>(
@@ -268,7 +276,7 @@ pub(in crate::recipe::dialects::command) fn options<'w>(
         }
         let Some((names, mut tied)) = known.find(word) else {
             // After an unresolved word it may belong to the program.
-            if unresolved.is_none() {
+            if unresolved.is_none() && !lacks_program(rest) {
                 refused = known.unknown(word);
             }
             break;
