@@ -41,16 +41,14 @@ pub enum CudaError {
         log: String,
     },
     /// A call of NCCL failed, or an operation that NCCL runs.
-    #[error("{who}: {function} failed with {code}: {words}; {remedy}")]
+    #[error("{who}: {function} failed with {failure}; {remedy}")]
     Nccl {
         /// The rank, for example `rank 0 of 4`.
         who: String,
         /// The C function.
         function: &'static str,
-        /// Name of the `ncclResult_t`, for example `ncclRemoteError`.
-        code: String,
-        /// NCCL's description of the code and its last message.
-        words: String,
+        /// Name of the `ncclResult_t`, for example `ncclRemoteError`, NCCL's description of it and its last message.
+        failure: String,
         /// What to do.
         remedy: &'static str,
     },

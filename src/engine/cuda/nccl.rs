@@ -152,11 +152,10 @@ impl Nccl {
         CudaError::Nccl {
             who: who.to_owned(),
             function,
-            code: match name {
-                "" => format!("error {code}"),
-                name => name.to_owned(),
+            failure: match name {
+                "" => format!("error {code}: {words}"),
+                name => format!("{name}: {words}"),
             },
-            words,
             remedy,
         }
     }

@@ -109,20 +109,18 @@ fn how_to_shard(case: &Case<'_>, sharded: &Memory<'_>, ranks: u64) -> String {
 
 /// Changes that make it fit on the same devices.
 fn how_to_save(case: &Case<'_>, memory: &Memory<'_>, ranks: u64) -> Vec<String> {
-    let changes: [(&str, fn(&mut Model)); 2] = [
-        ("train adapters", |model| model.adapters = true),
-        ("checkpoint activations", |model| {
-            model.activation_checkpointing = true;
-        }),
-    ];
     let mut ways = Vec::new();
-    for (way, change) in changes {
+    let mut consider = |way: &str, change: &dyn Fn(&mut Model)| {
         let mut spec = case.spec().clone();
         change(&mut spec.model);
         if spec.model != case.spec().model && memory.with(&spec).fits(ranks, 1) {
             ways.push(way.to_owned());
         }
-    }
+    };
+    consider("train adapters", &|model| model.adapters = true);
+    consider("checkpoint activations", &|model| {
+        model.activation_checkpointing = true;
+    });
     ways
 }
 
