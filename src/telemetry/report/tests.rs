@@ -262,6 +262,11 @@ fn nan_losses_are_marked_and_not_drawn() {
     assert!(text_of(&html).contains("2 steps gave no finite number"));
     assert!(text_of(&html).contains("not finite"));
     assert_eq!(html.matches("<path class=\"hole\"").count(), 2);
+    assert_eq!(
+        html.matches(" 96V100\"").count(),
+        2,
+        "at the bottom of the plot"
+    );
     assert!(!html.contains("NaN"));
     let points = &data_of(&html)["curves"]["loss"][0]["points"];
     assert_eq!(points.as_array().map(Vec::len), Some(38));
