@@ -1,8 +1,8 @@
 //! Changes one value of a YAML or JSON text and keeps every other byte.
 //!
 //! The reader's spans say where the value is. Every edited text is parsed again, and must equal the
-//! original except for that value. Anchors, merges and anything else that could carry the change
-//! elsewhere end in a refusal, never in another recipe.
+//! original except for that value. Anything that could carry the change elsewhere ends in a refusal,
+//! never in another recipe.
 
 use super::EmitError;
 use crate::recipe::syntax::diagnostic::Severity;
@@ -13,7 +13,7 @@ use crate::recipe::syntax::{json, yaml};
 /// The refusal of a text that cannot be changed in place.
 pub(super) fn refused(key: &str, value: &str) -> EmitError {
     EmitError(format!(
-        "`{key}` cannot be set to {value} without changing other values (replace its alias, anchor or merge by the value)"
+        "`{key}` cannot be set to {value} without changing other values (write the value there by hand)"
     ))
 }
 
@@ -134,8 +134,8 @@ pub(super) fn text(text: &str, path: &str) -> Option<String> {
     (!["", "null", "~"].contains(&found)).then(|| found.to_owned())
 }
 
-/// The dotted path of the value at `span` whose path is the end of `key`. An anchor puts one value
-/// under several paths; `None` unless exactly one path fits.
+/// The dotted path of the value at `span` whose path is the end of `key`. `None` unless exactly
+/// one path fits.
 pub(super) fn path_at(text: &str, span: Span, key: &str) -> Option<String> {
     let root = Syntax::Yaml.parse(text)?;
     let mut found = Vec::new();
@@ -181,7 +181,7 @@ fn replaced(text: &str, root: &Node, path: &str, value: &str) -> Option<String> 
         {
             (entry.value.span.start, entry.value.span.end)
         }
-        // An alias, whose value lies elsewhere, or an empty value.
+        // An empty value.
         _ => {
             let rest = text.get(after_key..)?;
             let colon = after_key + rest.find(':')? + 1;

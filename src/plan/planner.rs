@@ -7,7 +7,7 @@ use super::request::PlanRequest;
 use super::rules;
 use crate::recipe::schema::spec::Remainder;
 use crate::recipe::syntax::diagnostic;
-use crate::recipe::{Diagnostic, Recipe, Severity, Spec};
+use crate::recipe::{Diagnostic, Recipe, Spec};
 
 /// The result of checking a recipe in a world.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,8 +78,7 @@ pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
 impl Examined {
     /// Whether a rule or the reader reports an error.
     pub fn has_errors(&self) -> bool {
-        let mut found = self.diagnostics.iter();
-        found.any(|diagnostic| diagnostic.severity == Severity::Error)
+        diagnostic::has_error(&self.diagnostics)
     }
 
     /// The plan, unless there is an error or a gap.

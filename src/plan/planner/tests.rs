@@ -62,7 +62,7 @@ fn golden_rescales_are_reproduced() {
                 assert_eq!(feasible, "no", "{what}");
                 assert_eq!(refused.draft.global_batch_size, number(&gbs), "{what}");
                 let mut found = refused.diagnostics.iter();
-                let error = found.find(|d| d.severity == Severity::Error).unwrap();
+                let error = found.find(|d| d.is_error()).unwrap();
                 assert_eq!(error.rule, "batch-divisible", "{what}");
                 assert!(error.message.ends_with(&reason), "{what}");
                 assert!(
@@ -365,7 +365,7 @@ proptest! {
                 prop_assert_eq!(plan.quantum % plan.per_device_batch_size, 0);
             }
             Err(refused) => prop_assert!(
-                refused.diagnostics.iter().any(|d| d.severity == Severity::Error),
+                refused.diagnostics.iter().any(|d| d.is_error()),
                 "refused without a reason: {:?}",
                 refused.draft
             ),

@@ -120,10 +120,8 @@ pub(crate) fn strategy(stage: i128) -> Option<&'static str> {
 /// A finite number. JSON's `1e-5` has no point, so it is a string to YAML.
 pub(crate) fn number(node: &Node) -> Option<f64> {
     let value = match node.resolve(Schema::PyYaml)? {
-        Resolved::Int(value) => value as f64,
-        Resolved::Float(value) => value,
         Resolved::Str(text) => text.parse().ok()?,
-        _ => return None,
+        value => value.number()?,
     };
     value.is_finite().then_some(value)
 }

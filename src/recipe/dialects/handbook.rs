@@ -99,10 +99,11 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     let Some(objective) = objective::detect(root, path, reading) else {
         return Node::mapping(root.span);
     };
-    abbreviation::expand(root, &keys::known(objective), reading);
+    let known = keys::known(objective);
+    abbreviation::expand(root, &known, reading);
     let root = &*root;
     if !refuse_older(root, objective, path, reading) {
-        refuse_unknown(root, objective, reading);
+        refuse_unknown(root, objective, &known, reading);
     }
     let kind_of = |key: &str| keys::kind(key, objective);
     let values = Values::check(root, "", kind_of, reading);
@@ -198,9 +199,13 @@ pub(crate) fn takes_value(key: &str) -> bool {
 /// unknown arguments and ignore unknown keys of a file; TRL's command line passes both to `accelerate launch`,
 /// which refuses them (TRL 1.16.0 `scripts/sft.py`, `cli/commands/training.py`). A misspelled batch key and a
 /// batch key of another trainer are errors: the batch would be another than the written one.
-fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
+fn refuse_unknown(
+    root: &Node,
+    objective: Objective,
+    known: &[&'static str],
+    reading: &mut Reading,
+) {
     let this = keys::name(objective);
-    let known = keys::known(objective);
     let command = reading.files.command.map(|(file, _)| file);
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
@@ -210,7 +215,7 @@ fn refuse_unknown(root: &Node, objective: Objective, reading: &mut Reading) {
         let file = Some(entry.name_span.file);
         let (typed, overridden) = (file == command, file == reading.files.command_line);
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
-        let near = nearest(name, &known);
+        let near = nearest(name, known);
         let typo = near.filter(|near| {
             let similar = || within(name, [*near], 2).is_some();
             overridden || keys::sets_batch(near) || (typed && similar())

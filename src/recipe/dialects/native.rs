@@ -18,7 +18,7 @@ use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, T
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::spec::Spec;
-use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::ValueSources;
@@ -155,15 +155,13 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
         let place = value_sources.get(path);
         let span = place.map(|place| place.span);
         // A refused value is a stand-in by now and is not reported again.
-        let refused = |d: &Diagnostic| d.severity == Severity::Error && d.span == span;
+        let refused = |d: &Diagnostic| d.is_error() && d.span == span;
         if span.is_none() || !diagnostics.iter().any(refused) {
             let message = format!("`{}` {problem}", place.map_or(path, |place| &place.key));
             diagnostics.push(Diagnostic::error(rule, span, message, help));
         }
     }
-    let refused = diagnostics[before..]
-        .iter()
-        .any(|d| d.severity == Severity::Error);
+    let refused = has_error(&diagnostics[before..]);
     (!refused).then_some((spec, value_sources))
 }
 

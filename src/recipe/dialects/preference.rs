@@ -9,6 +9,7 @@ use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::Node;
 use crate::util::suggest::short;
 
@@ -110,12 +111,7 @@ pub(crate) fn compose(
             reading.note("mandatory-missing", Some(span), message, help);
         } else {
             let help = format!("set it on the command line: `{key}=…`");
-            let problem = crate::recipe::syntax::diagnostic::Diagnostic::error(
-                "mandatory-missing",
-                Some(span),
-                message,
-                help,
-            );
+            let problem = Diagnostic::error("mandatory-missing", Some(span), message, help);
             reading.pending.push(problem);
         }
     }

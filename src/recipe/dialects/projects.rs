@@ -184,7 +184,7 @@ pub(crate) fn of_command(words: &[Word]) -> Option<Given<&'static Project>> {
     let given = |word: &Word, project: &'static Project| Given::new("command", project, word.span);
     for (at, word) in words.iter().enumerate() {
         let next = words.get(at + 1).map(|next| next.text.as_str());
-        let name = word.text.rsplit('/').next().unwrap_or_default();
+        let name = word.file_name();
         let trains = |commands: Words| next.is_some_and(|next| commands.has(next));
         let program = TRAINING.iter().find(|(p, c, _)| *p == name && trains(*c));
         if let Some((.., Some(project))) = program {
@@ -248,7 +248,7 @@ static TRAINING: [(&str, Words, Option<&Project>); 7] = [
 pub(crate) fn trains_nothing(words: &[Word]) -> bool {
     let text = |at: usize| words.get(at).map(|word| word.text.as_str());
     value_sources(words).any(|at| {
-        let name = words[at].text.rsplit('/').next().unwrap_or_default();
+        let name = words[at].file_name();
         let mut programs = TRAINING.iter();
         let found = programs.find(|(program, ..)| *program == name);
         let next = text(at + 1).unwrap_or_default();

@@ -285,14 +285,8 @@ mod tests {
     }
 
     fn text<'n>(root: &'n Node, path: &str) -> &'n str {
-        let step = |node: &'n Node, part: &str| match part.parse::<usize>() {
-            Ok(index) => node.items().and_then(|i| i.get(index)),
-            Err(_) => node.get(part),
-        };
-        path.split('.')
-            .try_fold(root, step)
-            .and_then(Node::text)
-            .unwrap_or_else(|| panic!("no value at {path} in {root:?}"))
+        let found = root.get_path(path).and_then(Node::text);
+        found.unwrap_or_else(|| panic!("no value at {path} in {root:?}"))
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::files::Files;
 use super::launch::Launch;
 use super::origin::Origin;
 use super::tree::Given;
-use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
@@ -18,7 +18,7 @@ use crate::util::suggest::{did_you_mean, short};
 /// The rule of a file that cannot be read at all.
 pub(crate) const UNREADABLE_FILE: &str = "unreadable-file";
 
-/// How the first line of a native recipe begins.
+/// How a line of every native recipe begins.
 const NATIVE: &str = "apiVersion: evenkeel.dev/";
 
 /// The files read so far and their diagnostics.
@@ -132,9 +132,7 @@ impl Reading {
 
     /// Whether there is an error, which ends reading.
     pub fn has_error(&self) -> bool {
-        self.diagnostics
-            .iter()
-            .any(|d| d.severity == Severity::Error)
+        diagnostic::has_error(&self.diagnostics)
     }
 
     /// Turns warnings about unknown keys on the command line into errors. Upstream may ignore such keys in a

@@ -81,14 +81,6 @@ impl Tree {
         }
     }
 
-    /// Sets a list of numbers from the user.
-    pub fn plain_list<T: ToString>(&mut self, path: &str, given: &Given<Vec<T>>) {
-        let items = given.value.iter();
-        let items = items.map(|item| Node::plain(item.to_string(), given.span));
-        let node = Node::sequence(items.collect(), given.span);
-        self.put(path, &given.key, node);
-    }
-
     /// Sets text from the user.
     pub fn text(&mut self, path: &str, given: &Given<String>) {
         let node = Node::string(&given.value, given.span);

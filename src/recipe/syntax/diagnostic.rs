@@ -64,14 +64,17 @@ pub struct Located {
     pub column: Option<u32>,
 }
 
+/// Whether any of them is an error.
+pub fn has_error(diagnostics: &[Diagnostic]) -> bool {
+    diagnostics.iter().any(Diagnostic::is_error)
+}
+
 /// The first error, formatted by `format`, and the number of further errors. `None`: there is no error.
 pub fn first_error(
     diagnostics: &[Diagnostic],
     format: impl FnOnce(&Diagnostic) -> String,
 ) -> Option<String> {
-    let mut errors = diagnostics
-        .iter()
-        .filter(|diagnostic| diagnostic.severity == Severity::Error);
+    let mut errors = diagnostics.iter().filter(|d| d.is_error());
     let text = format(errors.next()?);
     Some(match errors.count() {
         0 => text,
@@ -98,6 +101,10 @@ pub(crate) fn keep_most_severe(diagnostics: &mut Vec<Diagnostic>) {
 }
 
 impl Diagnostic {
+    pub fn is_error(&self) -> bool {
+        self.severity == Severity::Error
+    }
+
     /// An error. `span`: the value's place, `None` for a default or a missing value.
     pub fn error(
         rule: &str,

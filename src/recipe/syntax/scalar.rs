@@ -46,6 +46,15 @@ pub enum Resolved {
 }
 
 impl Resolved {
+    /// The number, if it is one.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Resolved::Int(value) => Some(*value as f64),
+            Resolved::Float(value) => Some(*value),
+            _ => None,
+        }
+    }
+
     /// The type of the value, for messages.
     pub fn kind(&self) -> &'static str {
         match self {

@@ -256,7 +256,7 @@ proptest! {
                 }
             }
             Err(refused) => {
-                let error = refused.diagnostics.iter().any(|d| d.severity == Severity::Error);
+                let error = refused.diagnostics.iter().any(|d| d.is_error());
                 prop_assert!(error || recipe.dialect == crate::recipe::Dialect::Accelerate);
                 prop_assert!(!refused.to_string().is_empty());
             }

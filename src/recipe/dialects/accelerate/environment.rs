@@ -87,7 +87,8 @@ pub(crate) fn with_placeholders(mut variables: Variables) -> Variables {
     };
     replace("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", ACCUMULATION);
     replace("MEGATRON_LM_NUM_MICRO_BATCHES", ACCUMULATION);
-    replace("ACCELERATE_DEEPSPEED_CONFIG_FILE", "{deepspeed_config}");
+    let [_, (file, placeholder)] = FILE_VARIABLES;
+    replace(file, placeholder);
     if sized {
         replace("PARALLELISM_CONFIG_DP_SHARD_SIZE", "{data_shard_size}");
         replace(

@@ -173,7 +173,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
 /// The words after `srun` and its options. Evenkeel starts one launcher on one machine, so only the counts matter.
 fn without_srun(words: &[Word]) -> Result<&[Word], LauncherError> {
     let after = match words.split_first() {
-        Some((first, after)) if first.text.rsplit('/').next() == Some("srun") => after,
+        Some((first, after)) if first.file_name() == "srun" => after,
         _ => return Ok(words),
     };
     let Given {

@@ -148,7 +148,7 @@ pub(crate) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
         if option.is_some_and(|option| valued.has(option)) {
             return false;
         }
-        let name = words[*at].text.rsplit('/').next().unwrap_or_default();
+        let name = words[*at].file_name();
         let starter = STARTERS.iter().find(|(names, _)| names.has(name));
         valued = starter.map_or(valued, |(_, options)| *options);
         true
@@ -159,7 +159,7 @@ fn launcher(words: &[Word]) -> Option<Launched<'_>> {
     value_sources(words).find_map(|at| {
         let (before, from) = words.split_at(at);
         let (word, rest) = from.split_first()?;
-        let name = word.text.rsplit('/').next().unwrap_or_default();
+        let name = word.file_name();
         if is_python(name) {
             Some(python(word, rest, before))
         } else {
@@ -176,7 +176,7 @@ fn by_name<'w>(
     python: String,
     before: &[Word],
 ) -> Option<Launched<'w>> {
-    let name = word.text.rsplit('/').next().unwrap_or_default();
+    let name = word.file_name();
     match name {
         "torchrun" => Some(torchrun(word, rest, python, before, &TORCHRUN)),
         "accelerate-launch" => Some(accelerate(word, rest, python)),

@@ -16,7 +16,7 @@ use super::accelerate::{self, Config};
 use super::handbook::{self, keys};
 use super::projects::{self, Project};
 use crate::recipe::schema::tree::{Given, Tree};
-use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell::{self, Form};
@@ -509,8 +509,7 @@ pub(crate) fn only_numbers_changed(
     let read = |text: &str| {
         let mut diagnostics = Vec::new();
         let command = parse(path, text, FileId(0), &mut diagnostics)?;
-        let errors = diagnostics.iter().filter(|d| d.severity == Severity::Error);
-        (errors.count() == 0).then_some(command)
+        (!has_error(&diagnostics)).then_some(command)
     };
     let (Some(before), Some(after)) = (read(before), read(after)) else {
         return false;

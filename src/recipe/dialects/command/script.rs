@@ -43,7 +43,7 @@ impl Candidate<'_> {
         let launched = &self.launched;
         let mut names = Vec::new();
         for word in launched.arguments {
-            if let Some((name, _)) = word.option().filter(|_| word.text.starts_with("--")) {
+            if let Some((name, _)) = word.long_option() {
                 names.push(name);
             }
         }

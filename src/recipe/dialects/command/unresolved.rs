@@ -163,7 +163,7 @@ fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
     let mut found = None;
     let mut option: Option<String> = None;
     for (at, word) in arguments.iter().enumerate() {
-        let long = word.option().filter(|_| word.text.starts_with("--"));
+        let long = word.long_option();
         if word
             .unresolved_extent()
             .is_some_and(|how| hides(word, how, option.as_deref(), settled))
@@ -204,7 +204,7 @@ fn hides(word: &Word, how: UnresolvedExtent, option: Option<&str>, settled: bool
 /// Whether words give one of these options a resolved value.
 fn gives(words: &[Word], names: &[&str]) -> bool {
     words.iter().enumerate().any(|(at, word)| {
-        let option = word.option().filter(|_| word.text.starts_with("--"));
+        let option = word.long_option();
         let Some((name, tied)) = option else {
             return false;
         };

@@ -1,7 +1,6 @@
 //! `accelerator_config`: the trainer's settings for accelerate, as a mapping or a JSON file. Two of
 //! its keys concern the batch: `split_batches`, and `num_steps` of `gradient_accumulation_kwargs`.
 //!
-//!
 //! Sources: transformers 5.23.0 `training_args.py` (`__post_init__`: a text that begins with `{` is
 //! JSON, any other names a file), `trainer_pt_utils.py` (`AcceleratorConfig`, which refuses unknown
 //! keys), `trainer.py` (`create_accelerator_and_postprocess`: `num_steps` becomes

@@ -7,7 +7,7 @@
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::{Node, Value};
-use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::scalar::Schema;
 use crate::util::suggest::did_you_mean;
 
 use super::keys;
@@ -152,15 +152,12 @@ fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut R
     };
     for (index, entry) in mixer.entries().unwrap_or_default().iter().enumerate() {
         let key = format!("dataset_mixer.{}", entry.name);
-        let share = match entry.value.resolve(Schema::PyYaml) {
-            Some(Resolved::Float(share)) => share,
-            Some(Resolved::Int(share)) => share as f64,
-            _ => {
-                let message = format!("`{key}` takes a share, this is {}", entry.value.kind());
-                let help = "give a number from 0 to 1";
-                reading.error("wrong-type", Some(entry.value.span), message, help);
-                continue;
-            }
+        let value = entry.value.resolve(Schema::PyYaml);
+        let Some(share) = value.and_then(|value| value.number()) else {
+            let message = format!("`{key}` takes a share, this is {}", entry.value.kind());
+            let help = "give a number from 0 to 1";
+            reading.error("wrong-type", Some(entry.value.span), message, help);
+            continue;
         };
         for split in &splits {
             let trains = split.as_ref().is_none_or(|split| is(split, "train"));

@@ -16,6 +16,7 @@ use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::util::suggest::short;
 
+use super::schedule::stated_warmup;
 use super::values::Values;
 
 /// Reads the config of the key `deepspeed`. Without that key, compares the file that the launcher's
@@ -150,9 +151,7 @@ fn number_or_truth(node: &Node) -> Option<f64> {
 
 /// Steps of warm-up; `None` where they depend on an unknown number of steps.
 fn warmup(values: &Values, steps: Option<f64>) -> Option<f64> {
-    let given = |key| values.float(key).map(|given| given.value);
-    let given = |key| given(key).filter(|value| *value != 0.0);
-    match given("warmup_steps").or_else(|| given("warmup_ratio"))? {
+    match stated_warmup(values)?.value {
         count if count >= 1.0 => Some(count.trunc()),
         share => steps.map(|steps| (steps * share).ceil()),
     }

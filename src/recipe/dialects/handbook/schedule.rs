@@ -69,10 +69,15 @@ fn floor(scheduler: &str, kwargs: &Node, peak: Option<f64>) -> Option<Given<f64>
     }
 }
 
-/// Steps take precedence over the ratio. Since transformers 5 a number of steps below 1 is a ratio.
-fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Reading) {
+/// The warm-up that counts: steps take precedence over the ratio, and 0 is none.
+pub(super) fn stated_warmup(values: &Values) -> Option<Given<f64>> {
     let given = |key| values.float(key).filter(|given| given.value != 0.0);
-    let Some(given) = given("warmup_steps").or_else(|| given("warmup_ratio")) else {
+    given("warmup_steps").or_else(|| given("warmup_ratio"))
+}
+
+/// Since transformers 5 a number of steps below 1 is a ratio.
+fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Reading) {
+    let Some(given) = stated_warmup(values) else {
         return;
     };
     if scheduler == "constant" {

@@ -96,11 +96,7 @@ impl<'n> Values<'n> {
     }
 
     pub fn float(&self, key: &str) -> Option<Given<f64>> {
-        self.scalar(key, |value| match value {
-            Resolved::Float(value) => Some(*value),
-            Resolved::Int(value) => Some(*value as f64),
-            _ => None,
-        })
+        self.scalar(key, Resolved::number)
     }
 
     pub fn text(&self, key: &str) -> Option<Given<String>> {

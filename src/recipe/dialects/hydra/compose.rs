@@ -39,7 +39,7 @@ struct Chosen {
 
 pub(super) struct Composer<'r> {
     place: &'r TreeLocation,
-    pub reading: &'r mut Reading,
+    reading: &'r mut Reading,
     /// Options for groups that are in a list, by group: from the command line, else from the first
     /// `override` entry.
     chosen: BTreeMap<String, Chosen>,

@@ -78,11 +78,7 @@ impl<'n> Values<'n> {
 
     /// A number; any other type is reported.
     pub fn float(&self, key: &str, reading: &mut Reading) -> Option<Given<f64>> {
-        self.value(key, "a number", reading, |resolved| match resolved {
-            Resolved::Int(value) => Some(*value as f64),
-            Resolved::Float(value) => Some(*value),
-            _ => None,
-        })
+        self.value(key, "a number", reading, Resolved::number)
     }
 
     /// A boolean; any other type is reported.

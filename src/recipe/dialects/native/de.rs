@@ -14,7 +14,7 @@ use serde::forward_to_deserialize_any;
 use super::limits;
 use crate::recipe::schema::reading::wrong_type;
 use crate::recipe::schema::spec::Spec;
-use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
+use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
 use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{ValueSource, ValueSources};
@@ -36,7 +36,7 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
         record: &record,
     });
     let record = record.into_inner();
-    let unexplained = !record.has_error();
+    let unexplained = !has_error(&record.diagnostics);
     *diagnostics = record.diagnostics;
     if let Err(failure) = &spec
         && unexplained
@@ -56,14 +56,6 @@ pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Sp
 struct Record {
     value_sources: ValueSources,
     diagnostics: Vec<Diagnostic>,
-}
-
-impl Record {
-    fn has_error(&self) -> bool {
-        self.diagnostics
-            .iter()
-            .any(|d| d.severity == Severity::Error)
-    }
 }
 
 /// A message of serde's code, which becomes a diagnostic at its node.
@@ -153,13 +145,10 @@ impl<'n, 'r> NodeDeserializer<'n, 'r> {
 
     fn float(&self) -> f64 {
         self.record_place();
-        let value = match self.node.resolve(Schema::Core) {
-            Some(Resolved::Float(value)) => value,
-            Some(Resolved::Int(value)) => value as f64,
-            _ => {
-                self.wrong_type("a number");
-                return 0.0;
-            }
+        let value = self.node.resolve(Schema::Core);
+        let Some(value) = value.and_then(|value| value.number()) else {
+            self.wrong_type("a number");
+            return 0.0;
         };
         let found = if value.is_finite() {
             limits::of_float(&self.path, value).map(|help| (value.to_string(), help))
@@ -246,7 +235,7 @@ impl<'n, 'r> NodeDeserializer<'n, 'r> {
 
     /// Reports a failure of serde's code at this node, unless a diagnostic below it explains it.
     fn locate(&self, failure: Failure) -> Failure {
-        if !self.record.borrow().has_error() {
+        if !has_error(&self.record.borrow().diagnostics) {
             self.push(Diagnostic::error(
                 "mandatory-missing",
                 Some(self.node.span),

@@ -13,6 +13,7 @@ use tree_sitter::Node;
 
 use super::text::Text;
 use super::tree::{Place, START, check_gap, children, places};
+use super::word::{identifier, is_of_name};
 
 /// The deepest nesting of a script.
 const MAX_DEPTH: usize = 200;
@@ -243,7 +244,6 @@ impl Changes {
         if source.contains(['$', '`']) {
             self.disturb(at, place);
         }
-        let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         for name in source.split(|c| !is_of_name(c)) {
             self.count(identifier(name));
         }
@@ -259,14 +259,4 @@ impl Changes {
             *self.assigned.entry(name.to_owned()).or_default() += 1;
         }
     }
-}
-
-/// The name at the start of a text; empty: there is none.
-pub(super) fn identifier(text: &str) -> &str {
-    let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    if text.starts_with(|c: char| c.is_ascii_digit()) {
-        return "";
-    }
-    let end = text.find(|c| !is_of_name(c)).unwrap_or(text.len());
-    &text[..end]
 }

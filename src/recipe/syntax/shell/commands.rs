@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use tree_sitter::Node;
 
-use super::changes::{Changes, assigns, identifier};
+use super::changes::{Changes, assigns};
 use super::inner;
 use super::resolve::{RawWord, Variables, add_expansions};
 use super::text::Text;
 use super::tree::{Place, START, children, ends_line, parse, places};
-use super::word::{RESERVED, Word};
+use super::word::{RESERVED, Word, identifier};
 use super::{Line, Shell};
 use crate::recipe::syntax::source::Span;
 

@@ -55,7 +55,7 @@ pub(crate) fn script(words: &[Word]) -> Option<usize> {
 }
 
 fn wrapped(words: &[Word]) -> Option<usize> {
-    let is_sbatch = |word: &Word| word.text.rsplit('/').next() == Some("sbatch");
+    let is_sbatch = |word: &Word| word.file_name() == "sbatch";
     let shell = words.iter().position(is_sbatch)?;
     let options = words.iter().enumerate().skip(shell + 1);
     let mut found = options.filter_map(|(at, word)| match word.text.as_str() {
@@ -68,7 +68,7 @@ fn wrapped(words: &[Word]) -> Option<usize> {
 /// The word after a shell's `-c`.
 fn after_option(words: &[Word]) -> Option<usize> {
     let is_shell_word = |word: &Word| {
-        let name = word.text.rsplit('/').next().unwrap_or_default();
+        let name = word.file_name();
         word.unresolved.is_empty() && is_shell(name)
     };
     let shell = words.iter().position(is_shell_word)?;

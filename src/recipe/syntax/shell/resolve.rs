@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use tree_sitter::Node;
 
-use super::changes::{Changes, identifier};
+use super::changes::Changes;
 use super::pieces::{Piece, Quote, pieces};
 use super::text::Text;
 use super::tree::{Place, children};
-use super::word::{Unresolved, Word};
+use super::word::{Unresolved, Word, identifier};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml::MAX_BYTES;
 

@@ -67,6 +67,16 @@ impl Word {
         Some((name.replace('-', "_"), tied))
     }
 
+    /// As [`Word::option`], for a long option only.
+    pub fn long_option(&self) -> Option<(String, Option<Word>)> {
+        self.option().filter(|_| self.text.starts_with("--"))
+    }
+
+    /// The last part of the word as a path: the name of a program.
+    pub fn file_name(&self) -> &str {
+        self.text.rsplit('/').next().unwrap_or_default()
+    }
+
     /// The word without its first bytes (`--key=`). Its span is exact if these bytes are literal; else it is
     /// the span of the whole word.
     pub fn after(&self, bytes: usize) -> Word {
@@ -143,8 +153,21 @@ pub(crate) struct Assignment<'w> {
 
 /// Whether a text can be a variable's name.
 pub(crate) fn is_name(text: &str) -> bool {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    text.starts_with(|c: char| !c.is_ascii_digit()) && text.chars().all(fits)
+    !text.is_empty() && identifier(text) == text
+}
+
+/// The name at the start of a text; empty: there is none.
+pub(super) fn identifier(text: &str) -> &str {
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return "";
+    }
+    let end = text.find(|c| !is_of_name(c)).unwrap_or(text.len());
+    &text[..end]
+}
+
+/// Whether a variable's name may have this character.
+pub(super) fn is_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
 }
 
 /// Whether a text is a long option; numbers such as `-1` are values.

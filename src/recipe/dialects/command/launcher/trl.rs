@@ -52,7 +52,7 @@ pub(super) fn trl(words: &[Word], python: String) -> Launched<'_> {
     let mut refused = None;
     let mut room = words.last().map_or(0, |word| word.span.end);
     for (at, word) in words.iter().enumerate() {
-        let option = word.option().filter(|_| word.text.starts_with("--"));
+        let option = word.long_option();
         if let Some((name, tied)) = option.filter(|(name, _)| is_for_trls_launcher(name)) {
             let switch = TRL_SWITCHES.contains(&name.as_str());
             let next = words.get(at + 1).filter(|_| !switch);
