@@ -157,11 +157,7 @@ mod tests {
 
     fn checkpoint(generation: u64, step: u64) -> Option<CheckpointRef> {
         Some(CheckpointRef {
-            path: format!(
-                "{}/{}",
-                files::generation(generation),
-                files::checkpoint(step)
-            ),
+            path: files::checkpoint_path(generation, step),
             step,
             samples: 8 * step,
             batch: 8,

@@ -39,8 +39,7 @@ impl Target {
 
     /// Its path below the run directory.
     fn path(&self) -> String {
-        let generation = files::generation(self.generation);
-        format!("{generation}/{}", files::checkpoint(self.step))
+        files::checkpoint_path(self.generation, self.step)
     }
 
     /// The key of one of its files in the bucket.

@@ -76,6 +76,11 @@ pub fn parse_checkpoint(name: &str) -> Option<(u64, bool)> {
     }
 }
 
+/// Path of a checkpoint below the run directory.
+pub fn checkpoint_path(generation: u64, step: u64) -> String {
+    format!("{}/{}", self::generation(generation), checkpoint(step))
+}
+
 /// Generation and step in the path of a checkpoint below the run directory; `None` for other paths and partial
 /// checkpoints.
 pub fn parse_checkpoint_path(path: &str) -> Option<(u64, u64)> {

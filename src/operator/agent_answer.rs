@@ -9,6 +9,7 @@ use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
 use crate::lifecycle::generation::CheckpointRef;
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
+use crate::util::hex128;
 
 /// Largest answer, bytes. The largest of an agent with 64 ranks has about 30 KiB, since
 /// [`AgentState::bound`] limits its texts.
@@ -235,8 +236,7 @@ impl Published<'_> {
     /// Whether a rank of this generation may have committed the checkpoint: the path is the one of its
     /// generation and step, and its counts neither go back nor beyond the budget.
     fn may_be_committed(&self, committed: &CheckpointRef, record: &Generation) -> bool {
-        let directory = files::generation(record.number);
-        let path = format!("{directory}/{}", files::checkpoint(committed.step));
+        let path = files::checkpoint_path(record.number, committed.step);
         let older = [record.start.as_ref(), self.checkpoint];
         follows(committed, older.into_iter().flatten())
             && committed.path == path
@@ -262,29 +262,20 @@ fn follows<'a>(committed: &CheckpointRef, older: impl Iterator<Item = &'a Checkp
 }
 
 fn is_plausible_reference(committed: &CheckpointRef) -> bool {
-    let checksum = &committed.checksum;
-    let path = committed.path.split_once('/');
-    let path = path.and_then(|(generation, checkpoint)| {
-        files::parse_generation(generation)?;
-        files::parse_checkpoint(checkpoint)
-    });
-    path == Some((committed.step, false))
+    let path = files::parse_checkpoint_path(&committed.path);
+    path.is_some_and(|(_, step)| step == committed.step)
         && committed.step <= COUNT
         && (1..=BATCH).contains(&committed.batch)
-        && checksum.len() == 32
-        && checksum.bytes().all(|digit| digit.is_ascii_hexdigit())
+        && hex128::parse(&committed.checksum).is_ok()
 }
 
 fn refused_checkpoint(refused: &CheckpointRef) -> Problem {
     let (path, step, samples) = (&refused.path, refused.step, refused.samples);
-    Problem {
-        reason: ANSWER_REFUSED.into(),
-        message: format!(
-            "the checkpoint {path} of step {step} and {samples} samples, which an agent reports, cannot \
-             be one of this generation and is ignored; check the program in the image"
-        ),
-        deterministic: false,
-    }
+    let message = format!(
+        "the checkpoint {path} of step {step} and {samples} samples, which an agent reports, cannot \
+         be one of this generation and is ignored; check the program in the image"
+    );
+    Problem::new(ANSWER_REFUSED, message)
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ static WANTED: LazyLock<String> =
 
 /// Crashes here if `place/what` is enabled. `what` is the action or object of the step.
 pub fn point(place: &str, what: &str) {
+    if WANTED.is_empty() {
+        return;
+    }
     let point = format!("{place}/{what}");
     if !WANTED.split(',').any(|name| name.trim() == point) {
         return;

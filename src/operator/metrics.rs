@@ -198,7 +198,7 @@ const GAUGES: [Gauge; 12] = [
     (
         "job_generation",
         "Number of the newest generation",
-        |_, status| Some(status.generation.as_ref()?.record.number as f64),
+        |_, status| status.number().map(|number| number as f64),
     ),
     (
         "job_restarts",

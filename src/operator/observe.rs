@@ -10,7 +10,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 
 use super::agent_answer::{ANSWER_REFUSED, Published, Sender, agent_address};
 use super::agents::{AgentStatus, Agents};
-use super::build::{AGENT_PORT, is_outdated, resource_request};
+use super::build::{AGENT_PORT, is_outdated, resource_request, template_of};
 use super::context::Context;
 use super::liveness::{SILENCE, Silence};
 use super::pod_index::{is_over, node_of};
@@ -88,9 +88,10 @@ impl ClusterState {
         };
         cluster.observe_agents(job, status, &context.agents, most_samples);
         cluster.observe_silence(job, status, context);
+        let template = edits.then(|| template_of(job));
         for slot in &status.slots {
             let pod = slot.pod(&name);
-            let (how, message) = cluster.pod(job, status, &pod, nodes);
+            let (how, message) = cluster.pod(job, template.as_deref(), status, &pod, nodes);
             let object = cluster.pods.get(&pod);
             if let Some(object) = object.filter(|pod| ended_by_itself(pod))
                 && status.member(&pod).is_none()
@@ -115,7 +116,7 @@ impl ClusterState {
             });
         }
         if let Some(current) = &status.generation {
-            cluster.collect_ranks(&name, status, current);
+            cluster.collect_ranks(&name, current);
         }
         cluster
     }
@@ -153,20 +154,16 @@ impl ClusterState {
             }
             self.agents.insert(pod.clone(), agent);
         }
-        let samples = |later: &LaterGeneration| later.checkpoint.as_ref().map(|c| c.samples);
         let later = later.into_iter();
-        self.later = later.max_by_key(|later| (later.number, samples(later)));
+        self.later = later.max_by_key(|later| (later.number, later.samples()));
         let agents = self.agents.iter();
         let members = agents.filter(|(pod, _)| status.member(pod).is_some());
         let mut states = members
             .clone()
             .filter_map(|(_, agent)| agent.state.as_ref());
         let mut rejections = members.filter_map(|(pod, agent)| {
-            Some(Problem {
-                reason: ANSWER_REFUSED.into(),
-                message: format!("{pod}: {}", agent.rejection.as_ref()?),
-                deterministic: false,
-            })
+            let message = format!("{pod}: {}", agent.rejection.as_ref()?);
+            Some(Problem::new(ANSWER_REFUSED, message))
         });
         self.problem = agent_state::held_up(states.clone()).or_else(|| rejections.next());
         self.stalled = states.find_map(|agent| agent.stalled.clone());
@@ -292,10 +289,12 @@ impl ClusterState {
             .collect()
     }
 
-    /// The state of a slot's pod, with the message of one that is lost, leaving or outdated.
+    /// The state of a slot's pod, with the message of one that is lost, leaving or outdated. `template`: that of
+    /// the job, if edits of it take effect.
     fn pod(
         &self,
         job: &TrainingJob,
+        template: Option<&str>,
         status: &TrainingJobStatus,
         name: &str,
         nodes: &Store<Node>,
@@ -315,7 +314,8 @@ impl ClusterState {
             return lost(end_message(pod));
         }
         let is_deleted = pod.metadata.deletion_timestamp.is_some();
-        let outdated = (self.edits && is_outdated(pod, job))
+        let outdated = template
+            .is_some_and(|template| is_outdated(pod, template))
             .then(|| format!("pod {name} was made before the job's image or podTemplate changed"));
         let Some(node_name) = node_of(pod) else {
             return match outdated {
@@ -368,7 +368,14 @@ impl ClusterState {
     }
 
     /// Collects the rank states of all members' agents.
-    fn collect_ranks(&mut self, job: &str, status: &TrainingJobStatus, current: &Current) {
+    fn collect_ranks(&mut self, job: &str, current: &Current) {
+        let slots = self.slots.iter();
+        let slots: BTreeMap<String, (Slot, bool)> = slots
+            .map(|state| {
+                let is_lost = state.pod == PodState::Lost;
+                (state.slot.pod(job), (state.slot, is_lost))
+            })
+            .collect();
         for (first, member) in current.record.shares() {
             let name = member.pod.as_ref().map_or("", |pod| pod.name.as_str());
             let agent = self.agent(name);
@@ -383,9 +390,8 @@ impl ClusterState {
             if samples(&committed) > samples(&self.committed) {
                 self.committed = committed;
             }
-            let slot = status.slots.iter().find(|slot| slot.pod(job) == name);
-            let how = slot.and_then(|slot| self.slots.iter().find(|state| state.slot == *slot));
-            if how.is_none_or(|state| state.pod == PodState::Lost) {
+            let slot = slots.get(name);
+            if slot.is_none_or(|(_, is_lost)| *is_lost) {
                 let killed_for_memory = self.pods.get(name).is_some_and(|pod| oom_killed(pod));
                 for (rank_status, rank) in ranks.iter_mut().zip(first..) {
                     if !rank_status.has_ended() {
@@ -400,7 +406,7 @@ impl ClusterState {
                 let killed =
                     |rank: &RankStatus| matches!(rank.stage, Stage::Ended(Ending::Signal(_)));
                 if self.lost_member.is_none() && ranks.iter().any(killed) {
-                    let message = slot.and_then(|slot| self.reasons.get(slot)).cloned();
+                    let message = slot.and_then(|(slot, _)| self.reasons.get(slot)).cloned();
                     let message = message.unwrap_or_else(|| format!("pod {name} is gone"));
                     self.lost_member = Some((first, message));
                 }

@@ -1,6 +1,7 @@
 //! Updates the status of a job: first with the observed state, then with the decision. Reads nothing but the job and the
 //! time of a reconciliation.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -516,8 +517,10 @@ pub fn ranks(status: &TrainingJobStatus) -> Ranks {
 
 /// Slots of the newest generation's members, in the order of the members.
 pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Slot> {
-    let slot_of = |pod: &PodRef| status.slots.iter().find(|slot| slot.pod(job) == pod.name);
-    status.members().filter_map(slot_of).copied().collect()
+    let slots = status.slots.iter();
+    let slots: BTreeMap<String, Slot> = slots.map(|slot| (slot.pod(job), *slot)).collect();
+    let slot_of = |pod: &PodRef| slots.get(&pod.name).copied();
+    status.members().filter_map(slot_of).collect()
 }
 
 /// Appends to the status message what keeps the job from a larger world.

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::{ClusterArgs, recipe_source};
 use crate::api::{
-    Budgets, CheckpointVolume, Elasticity, EnvVar, OnStall, RemainderPolicy, Trainer,
-    TrainerDevice, TrainingJob, TrainingJobSpec,
+    CheckpointVolume, Elasticity, EnvVar, OnStall, RemainderPolicy, Trainer, TrainerDevice,
+    TrainingJob, TrainingJobSpec,
 };
 use crate::bucket::Bucket;
 use crate::cli::output::{Format, say};
@@ -428,7 +428,6 @@ fn submitted_job(
                 .map(|text| source(text))
                 .collect::<Result<_, _>>()?,
         },
-        code: None,
         checkpoint: match &args.bucket {
             Some(url) => CheckpointVolume {
                 claim: None,
@@ -445,12 +444,9 @@ fn submitted_job(
             .iter()
             .map(|text| annotation(text))
             .collect::<Result<_, _>>()?,
-        budgets: Budgets::default(),
-        active_deadline_seconds: None,
         progress_deadline_seconds,
         on_stall,
-        suspend: false,
-        ttl_seconds_after_finished: None,
+        ..TrainingJobSpec::default()
     };
     Ok(TrainingJob::new(&name, spec))
 }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::{Resource, ResourceExt};
 
 pub use companions::{network_policy, role, role_binding, secret, service, service_account};
-pub use pod::{is_outdated, pod, resource_request, run_directory};
+pub use pod::{is_outdated, pod, resource_request, run_directory, template_of};
 
 use crate::api::TrainingJob;
 

@@ -114,15 +114,16 @@ fn add_init_container(spec: &mut Value, own: &str) {
     }]);
 }
 
-/// Whether a pod was made from another image, `podTemplate` or trainer than the job has now.
-pub fn is_outdated(pod: &Pod, job: &TrainingJob) -> bool {
+/// Whether a pod was made from another image, `podTemplate` or trainer than the job has now. `template`: the job's
+/// [`template_of`].
+pub fn is_outdated(pod: &Pod, template: &str) -> bool {
     let label = pod.labels().get(TEMPLATE_LABEL);
-    label.is_some_and(|label| *label != template_of(job))
+    label.is_some_and(|label| label != template)
 }
 
 /// Hash of the spec fields that every pod contains. The pod itself is not hashed, so a newer
 /// controller that builds different pods does not replace running ones.
-fn template_of(job: &TrainingJob) -> String {
+pub fn template_of(job: &TrainingJob) -> String {
     let spec = &job.spec;
     let mut parts = vec![
         json!(spec.image),

@@ -25,14 +25,9 @@ fn step(generation: u64, step: u64) -> Value {
 /// A checkpoint that a rank of a generation has committed after `step` steps.
 pub fn checkpoint(generation: u64, step: u64) -> Value {
     json!({
-        "path": format!("{}/{}", files::generation(generation), files::checkpoint(step)), "step": step, "samples": 8 * step, "batch": 8,
+        "path": files::checkpoint_path(generation, step), "step": step, "samples": 8 * step, "batch": 8,
         "checksum": "0".repeat(32),
     })
-}
-
-/// The number of the newest generation.
-pub fn number(status: &TrainingJobStatus) -> Option<u64> {
-    Some(status.generation.as_ref()?.record.number)
 }
 
 /// The causes of the job's generations.
@@ -125,7 +120,7 @@ async fn ranks_on_a_cordoned_node_commit_and_the_others_continue() {
     let drained = json!({"generation": 1, "ranks": [{"ending": {"code": 143}}], "committed": checkpoint(1, 3)});
     cluster.agent("x-0-1", drained);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     let status = cluster.status();
     let record = status.generation.unwrap().record;
@@ -172,7 +167,7 @@ async fn a_survivor_commits_after_the_loss_of_a_pod_and_no_failure_is_counted() 
     });
     cluster.agent("x-0-1", ended);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     let status = cluster.status();
     let record = status.generation.unwrap().record;
@@ -234,7 +229,7 @@ async fn a_program_that_fails_is_restarted_and_a_deterministic_failure_ends_the_
     let past = json!({"status": {"restartNotBefore": "2026-01-01T00:00:00.000000Z"}});
     cluster.server.change("trainingjobs", "x", past);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
 
     let state = json!({"generation": 2, "ranks": [failed(true)], "log_tail": "Traceback"});
@@ -255,7 +250,7 @@ async fn an_out_of_memory_error_halves_the_micro_batch_and_keeps_the_global_batc
     let exhausted = json!({"out_of_memory": "2 GiB do not fit", "ending": {"code": 76}});
     cluster.ranks(|_| exhausted.clone());
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     let after = cluster.status().generation.unwrap().record.plan;
     assert_eq!(
@@ -302,7 +297,7 @@ async fn an_edit_of_the_image_replaces_the_pods_between_generations() {
     );
     cluster.ranks(|_| json!({"ending": {"code": 143}}));
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     for pod in cluster.server.names("pods") {
         let spec = cluster.pod(&pod).spec.unwrap();

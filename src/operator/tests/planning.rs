@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::controller::Action;
 use serde_json::json;
 
-use super::lifecycle::{causes, checkpoint, number};
+use super::lifecycle::{causes, checkpoint};
 use crate::api::status::Phase;
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::lifecycle::{Outcome, Reason};
@@ -50,7 +50,7 @@ async fn the_survivors_of_a_loss_get_their_order_while_another_job_plans() {
     assert_eq!(status.checkpoint.as_ref().unwrap().samples, 24);
     assert!(status.rescale_since.is_some());
     assert_eq!(
-        (number(&status), status.disruptions, status.attempts),
+        (status.number(), status.disruptions, status.attempts),
         (Some(1), 1, 2),
         "the next world waits for the turn"
     );
@@ -58,7 +58,7 @@ async fn the_survivors_of_a_loss_get_their_order_while_another_job_plans() {
 
     drop(turn);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     let status = cluster.status();
     assert_eq!((status.restarts, status.disruptions), (0, 1));
@@ -120,7 +120,7 @@ async fn an_out_of_memory_error_waits_for_the_turn_to_plan() {
     assert_eq!(cluster.status().generation.unwrap().outcome, None);
     drop(turn);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     assert_eq!(
         causes(cluster.status()),
@@ -272,7 +272,7 @@ async fn a_planner_that_panics_on_the_published_world_publishes_nothing() {
         cluster.reconcile().await.unwrap();
     }
     let status = cluster.status();
-    assert_eq!(number(&status), Some(1));
+    assert_eq!(status.number(), Some(1));
     assert_eq!(status.generation.unwrap().outcome, Some(Outcome::Drained));
     let condition = planned(&cluster);
     assert_eq!(
@@ -305,7 +305,7 @@ async fn a_world_is_published_in_the_turn_of_its_job() {
     );
     drop(turn);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::lifecycle::{checkpoint, number};
+use super::lifecycle::checkpoint;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::operator::testing::Cluster;
 use crate::telemetry::now;
@@ -31,7 +31,7 @@ async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
         &json!({"generation": 4, "ranks": [{"ready": true}], "committed": checkpoint(4, 3), "later": later}),
     );
     cluster
-        .reconcile_until(|status| number(status) == Some(6))
+        .reconcile_until(|status| status.number() == Some(6))
         .await;
     let status = cluster.status();
     assert_eq!(
@@ -54,7 +54,7 @@ async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
-    assert_eq!(number(&cluster.status()), Some(6));
+    assert_eq!(cluster.status().number(), Some(6));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,13 +65,13 @@ async fn nothing_is_published_before_the_volume_was_searched() {
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
-    assert_eq!(number(&cluster.status()), Some(1));
+    assert_eq!(cluster.status().number(), Some(1));
     // The ranks have committed after the search.
     state["later"] = json!({"number": 3, "checkpoint": checkpoint(2, 3)});
     state["committed"] = checkpoint(3, 4);
     agents(&cluster, &state);
     cluster
-        .reconcile_until(|status| number(status) == Some(4))
+        .reconcile_until(|status| status.number() == Some(4))
         .await;
     let start = cluster.status().generation.unwrap().record.start.unwrap();
     assert_eq!(start.path, "gen-3/step-0000004");
@@ -83,7 +83,7 @@ async fn another_generation_of_the_same_number_on_the_volume_is_skipped() {
     let state = json!({"later": {"number": 1, "checkpoint": null}});
     agents(&cluster, &state);
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     let status = cluster.status();
     assert!(message(&status).unwrap().ends_with("from the beginning"));
@@ -99,13 +99,13 @@ async fn a_generation_that_starts_before_the_newest_checkpoint_is_replaced_once(
     };
     tell(&cluster, 3);
     cluster
-        .reconcile_until(|status| number(status) == Some(3))
+        .reconcile_until(|status| status.number() == Some(3))
         .await;
     let restored = message(&cluster.status()).unwrap().to_owned();
     // The agents find a newer one before they begin generation 3. This is no sign of an older status.
     tell(&cluster, 5);
     cluster
-        .reconcile_until(|status| number(status) == Some(4))
+        .reconcile_until(|status| status.number() == Some(4))
         .await;
     let status = cluster.status();
     assert_eq!(message(&status), Some(restored.as_str()));
@@ -114,7 +114,7 @@ async fn a_generation_that_starts_before_the_newest_checkpoint_is_replaced_once(
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
-    assert_eq!(number(&cluster.status()), Some(4));
+    assert_eq!(cluster.status().number(), Some(4));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,7 +126,7 @@ async fn impossible_generations_and_checkpoints_are_not_believed() {
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
-    assert_eq!(number(&cluster.status()), Some(1));
+    assert_eq!(cluster.status().number(), Some(1));
     assert_eq!(message(&cluster.status()), None);
 
     let mut forged = checkpoint(3, 4);
@@ -140,7 +140,7 @@ async fn impossible_generations_and_checkpoints_are_not_believed() {
             &json!({"later": {"number": 3, "checkpoint": impossible}}),
         );
         cluster
-            .reconcile_until(|status| number(status) == Some(4))
+            .reconcile_until(|status| status.number() == Some(4))
             .await;
         assert_eq!(cluster.status().checkpoint, None);
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::lifecycle::{causes, number};
+use super::lifecycle::causes;
 use crate::api::status::{Phase, Slot, TrainingJobStatus};
 use crate::operator::build;
 use crate::operator::testing::{Cluster, job};
@@ -26,7 +26,7 @@ async fn stalled(change: Value) -> Cluster {
         _ => json!({"kill_reason": stalled, "stalled": true, "ending": {"signal": 9}}),
     });
     cluster
-        .reconcile_until(|status| number(status) == Some(2))
+        .reconcile_until(|status| status.number() == Some(2))
         .await;
     cluster
 }
