@@ -290,13 +290,16 @@ impl Store {
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
         let path = self.directory.join(TOKENS);
         let entry = self.entry(index)?;
-        let width = self.record.token_width;
-        let mut bytes = vec![0; entry.length as usize * width as usize];
+        let (width, length) = (self.record.token_width, entry.length as usize);
+        let mut bytes = vec![0; length * width as usize];
         self.tokens
             .read_exact_at(&mut bytes, entry.start * width)
             .map_err(|error| DataError::read(&path, error))?;
         let flag = 1u32 << (8 * width - 1);
-        let mut sample = Sample::default();
+        let mut sample = Sample {
+            tokens: Vec::with_capacity(length),
+            loss_mask: Vec::with_capacity(length),
+        };
         for bytes in bytes.chunks_exact(width as usize) {
             let value = bytes
                 .iter()

@@ -33,6 +33,16 @@ pub(super) enum Place {
     Bucket(Remote),
 }
 
+impl Place {
+    /// The path or URL of a file with this name, for messages.
+    fn shown<'a>(&'a self, name: &'a Path) -> &'a Path {
+        match self {
+            Place::Disk(path) => path,
+            Place::Bucket(_) => name,
+        }
+    }
+}
+
 impl SourceFile {
     /// A path on this machine with its content.
     pub fn fetch(&self, stopped: Stopped<'_>) -> Result<PathBuf, DataError> {
@@ -44,10 +54,7 @@ impl SourceFile {
 
     /// Its path or URL, for messages.
     pub fn shown(&self) -> &Path {
-        match &self.place {
-            Place::Disk(path) => path,
-            Place::Bucket(_) => &self.name,
-        }
+        self.place.shown(&self.name)
     }
 
     /// Its size now.
@@ -188,11 +195,7 @@ fn select(
             continue;
         }
         let Some(format) = format else {
-            let shown = if let Place::Disk(path) = &place {
-                path
-            } else {
-                &name
-            };
+            let shown = place.shown(&name);
             return Err(DataError::source(
                 shown,
                 "its name does not state its format",

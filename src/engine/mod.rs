@@ -283,6 +283,15 @@ fn sum_over_ranks(world: &World, part: f64) -> Result<f64, EngineError> {
     Ok(sum)
 }
 
+/// The error for a norm of a gradient that never exists.
+fn no_worker_gradient() -> EngineError {
+    EngineError::Shape(
+        "the norm of a rank's accumulated gradient does not exist under full sharding with more than one \
+         micro-batch a step: measure micro-batches, or accumulate unsharded"
+            .to_owned(),
+    )
+}
+
 /// Parameters and optimiser states of one unit, unsharded.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct UnitState {

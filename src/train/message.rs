@@ -66,7 +66,6 @@ impl StepSums {
             sums.targets += rank.targets;
             sums.groups.merge(&rank.groups);
             sums.digest += rank.digest;
-            sums.seconds += rank.seconds;
         }
         sums
     }

@@ -61,10 +61,9 @@ impl<'a> Block<'a> {
 
         let normed = &mut shared.wide[..n * config.hidden_size];
         let middle = &mut stash.middle[..n * config.hidden_size];
-        vector::add(middle, x, projected);
         let inverse = &mut stash.inverse_middle[..n];
         let weights = &w[self.tensors.norm_middle.clone()];
-        rmsnorm::forward(normed, inverse, middle, weights, eps);
+        rmsnorm::add_forward(normed, inverse, middle, (x, projected), weights, eps);
         let gate_up = &mut stash.gate_up[..n * 2 * config.intermediate_size];
         linear::forward(gate_up, normed, &w[self.tensors.gate_up.clone()], n);
     }

@@ -26,7 +26,7 @@ impl Head<'_> {
         for rows in rows.chunks(shared.head_rows) {
             let targets = self.logits(store, x, rows, shared);
             let logits = &mut shared.logits[..rows.len() * self.config.vocab_size];
-            loss += cross_entropy::forward_backward(logits, &targets, self.config.vocab_size);
+            loss += cross_entropy::forward(logits, &targets, self.config.vocab_size);
         }
         (loss, rows.len() as u64)
     }

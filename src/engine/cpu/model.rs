@@ -1,10 +1,11 @@
 //! The walk over the model's units: forward, and backward in reverse order.
 
+use super::arena::Buffer;
 use super::block::Block;
 use super::head::Head;
 use super::kernels::embedding;
 use super::store::{Gradient, Pass, Store};
-use super::workspace::Workspace;
+use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::{Accumulated, EngineError, Layout, Measure, MicroBatch, ModelConfig};
 
 /// A Llama as units and their order.
@@ -29,13 +30,13 @@ impl Model {
             targets: micro_batch.target_tokens(),
             last,
         })?;
-        self.forward(store, workspace, micro_batch)?;
         let Workspace {
             inputs,
             stashes,
             shared,
             ..
         } = workspace;
+        self.forward(store, inputs, stashes, shared, micro_batch)?;
         let n = micro_batch.tokens.len();
         let (hidden, head_unit) = (self.config.hidden_size, self.head_unit());
 
@@ -44,11 +45,12 @@ impl Model {
         self.release_head(store);
         store.complete(head_unit)?;
 
+        let checkpointing = stashes.len() < self.config.num_hidden_layers;
         for unit in (1..head_unit).rev() {
             store.acquire(unit)?;
             let x = &inputs[unit - 1][..n * hidden];
-            let checkpointing = stashes.len() < self.config.num_hidden_layers;
-            let stash = &mut stashes[if checkpointing { 0 } else { unit - 1 }];
+            let stash = (unit - 1) % stashes.len();
+            let stash = &mut stashes[stash];
             let block = self.block(unit, micro_batch);
             if checkpointing {
                 block.fill_stash(store.parameters(unit), x, stash, shared);
@@ -85,29 +87,33 @@ impl Model {
         micro_batch: MicroBatch<'_>,
     ) -> Result<(f64, u64), EngineError> {
         store.begin(Pass::Evaluation)?;
-        self.forward(store, workspace, micro_batch)?;
-        let n = micro_batch.tokens.len();
-        let x = &workspace.inputs[self.head_unit() - 1][..n * self.config.hidden_size];
-        let head = self.head(micro_batch);
-        let result = head.forward(store, x, &mut workspace.shared);
-        self.release_head(store);
-        store.end();
-        Ok(result)
-    }
-
-    /// From the tokens to the last block's output, and to the head's weights.
-    fn forward(
-        &self,
-        store: &mut Store,
-        workspace: &mut Workspace,
-        micro_batch: MicroBatch<'_>,
-    ) -> Result<(), EngineError> {
         let Workspace {
             inputs,
             stashes,
             shared,
             ..
         } = workspace;
+        // No backward follows: one stash and two inputs stay in the caches.
+        let (inputs, stashes) = (&mut inputs[..2], &mut stashes[..1]);
+        self.forward(store, inputs, stashes, shared, micro_batch)?;
+        let n = micro_batch.tokens.len();
+        let x = &inputs[1][..n * self.config.hidden_size];
+        let result = self.head(micro_batch).forward(store, x, shared);
+        self.release_head(store);
+        store.end();
+        Ok(result)
+    }
+
+    /// From the tokens to the last block's output in the last of `inputs`, and to the head's weights. Blocks without a
+    /// stash or an input of their own overwrite those of the blocks before them.
+    fn forward(
+        &self,
+        store: &mut Store,
+        inputs: &mut [Buffer],
+        stashes: &mut [Stash],
+        shared: &mut Shared,
+        micro_batch: MicroBatch<'_>,
+    ) -> Result<(), EngineError> {
         let tokens = micro_batch.tokens;
         let len = tokens.len() * self.config.hidden_size;
         store.acquire(0)?;
@@ -123,13 +129,16 @@ impl Model {
         }
         for unit in 1..self.head_unit() {
             store.acquire(unit)?;
-            let (x, next) = inputs.split_at_mut(unit);
-            // A single stash under activation checkpointing.
+            if unit >= inputs.len() {
+                // The output of the block before is the input of this one.
+                inputs.swap(0, 1);
+            }
+            let (x, next) = inputs.split_at_mut(unit.min(inputs.len() - 1));
             let stash = (unit - 1) % stashes.len();
             let stash = &mut stashes[stash];
             let block = self.block(unit, micro_batch);
             let w = store.parameters(unit);
-            block.fill_stash(w, &x[unit - 1][..len], stash, shared);
+            block.fill_stash(w, &x[x.len() - 1][..len], stash, shared);
             block.finish(w, stash, shared, &mut next[0][..len]);
             store.release(unit);
         }

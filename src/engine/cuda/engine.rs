@@ -19,7 +19,7 @@ use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Strategy, UnitState, initial, layout, part, sum_over_ranks,
+    Reduced, Strategy, UnitState, initial, layout, no_worker_gradient, part, sum_over_ranks,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -766,15 +766,6 @@ fn share(strategy: Strategy, world: Option<&World>) -> Share {
         },
         _ => Share::EVERYTHING,
     }
-}
-
-/// The error for a norm of a gradient that never exists.
-fn no_worker_gradient() -> EngineError {
-    EngineError::Shape(
-        "the norm of a rank's accumulated gradient does not exist under full sharding with more than one \
-         micro-batch a step: measure micro-batches, or accumulate unsharded"
-            .to_owned(),
-    )
 }
 
 /// Refuses shapes that the kernels do not support.

@@ -11,25 +11,53 @@ pub fn scratch_len(n: usize, width: usize) -> usize {
 
 /// y = norm(x), both `[n, width]`; `inverse[n]` keeps 1 / √(mean x² + ε).
 pub fn forward(y: &mut [f32], inverse: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
-    let width = w.len();
-    y.par_chunks_mut(ROWS * width)
+    let len = ROWS * w.len();
+    y.par_chunks_mut(len)
         .zip(inverse.par_chunks_mut(ROWS))
-        .zip(x.par_chunks(ROWS * width))
+        .zip(x.par_chunks(len))
         .for_each(|((y, inverse), x)| {
             vectorised(
                 #[inline(always)]
+                || rows(y, inverse, x, w, eps),
+            )
+        });
+}
+
+/// sum = a + b, then y = norm(sum), all `[n, width]`, in one pass over memory.
+pub fn add_forward(
+    y: &mut [f32],
+    inverse: &mut [f32],
+    sum: &mut [f32],
+    (a, b): (&[f32], &[f32]),
+    w: &[f32],
+    eps: f32,
+) {
+    let len = ROWS * w.len();
+    y.par_chunks_mut(len)
+        .zip(inverse.par_chunks_mut(ROWS))
+        .zip(sum.par_chunks_mut(len))
+        .zip(a.par_chunks(len))
+        .zip(b.par_chunks(len))
+        .for_each(|((((y, inverse), sum), a), b)| {
+            vectorised(
+                #[inline(always)]
                 || {
-                    for ((y, inverse), x) in y
-                        .chunks_exact_mut(width)
-                        .zip(inverse)
-                        .zip(x.chunks_exact(width))
-                    {
-                        *inverse = inverse_rms(x, eps);
-                        scale(y, x, w, *inverse);
+                    for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+                        *sum = a + b;
                     }
+                    rows(y, inverse, sum, w, eps);
                 },
             )
         });
+}
+
+#[inline(always)]
+fn rows(y: &mut [f32], inverse: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+    let rows = y.chunks_exact_mut(w.len()).zip(x.chunks_exact(w.len()));
+    for ((y, x), inverse) in rows.zip(inverse) {
+        *inverse = inverse_rms(x, eps);
+        scale(y, x, w, *inverse);
+    }
 }
 
 /// Takes dy `[n, width]` and replaces it by y = norm(x), which the weight gradient of the next layer needs;

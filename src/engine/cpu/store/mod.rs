@@ -44,7 +44,8 @@ use super::arena::{Arena, Buffer};
 use super::kernels::{adamw, vector};
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::{
-    AdamW, EngineError, Layout, Measure, Reduced, Strategy, Unit, UnitState, part, sum_over_ranks,
+    AdamW, EngineError, Layout, Measure, Reduced, Strategy, Unit, UnitState, no_worker_gradient,
+    part, sum_over_ranks,
 };
 
 /// The purpose of a walk over the units.
@@ -627,15 +628,6 @@ impl Store {
             gather.forget();
         }
     }
-}
-
-/// The error for a norm of a gradient that never exists.
-fn no_worker_gradient() -> EngineError {
-    EngineError::Shape(
-        "the norm of a rank's accumulated gradient does not exist under full sharding with more than one \
-         micro-batch a step: measure micro-batches, or accumulate unsharded"
-            .to_owned(),
-    )
 }
 
 /// Sizes, including padding, of the buffers for whole units that are in use together: two for any unit, and

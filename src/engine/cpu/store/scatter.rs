@@ -61,7 +61,7 @@ impl Scatter {
         };
         let sizes = super::place_sizes(layout, tied, ranks).skip(usize::from(keeps_whole));
         Ok(Scatter {
-            world: world.cloned(),
+            world: world.filter(|_| !keeps_whole).cloned(),
             places: sizes.map(place).collect::<Result<_, EngineError>>()?,
             tied,
         })
@@ -89,18 +89,18 @@ impl Scatter {
         let place = &mut self.places[index];
         if held.is_none() {
             place.state = State::Open(unit);
-            let mut data = place.buffer.lend();
-            data.resize(
-                part * self.world.as_ref().map_or(1, |world| world.world()),
-                0.0,
-            );
-            data[len..].fill(0.0);
-            place.buffer.restore(data);
+            // A reduction takes exactly the padded unit.
+            if let Some(world) = &self.world {
+                let mut data = place.buffer.lend();
+                data.resize(part * world.world(), 0.0);
+                data[len..].fill(0.0);
+                place.buffer.restore(data);
+            }
         }
         &mut place.buffer[..len]
     }
 
-    /// A unit's separate gradient of this micro-batch, with padding.
+    /// A unit's separate gradient of this micro-batch, and what follows it in its place.
     pub fn of(&self, unit: usize) -> Option<&[f32]> {
         let place = self.places.iter().find(|place| place.holds(unit))?;
         Some(&place.buffer)
