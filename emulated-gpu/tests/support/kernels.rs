@@ -531,7 +531,7 @@ pub fn column_sums(of: &Compiled) -> Result<(), Caught> {
             A::Int(blocks as u32),
             A::Int(width as u32),
         ];
-        let got = run(of, "column_sums", (width.div_ceil(32), 256), &arguments)?;
+        let got = run(of, "column_sums", (width.div_ceil(32), 1024), &arguments)?;
         let column = |i: usize| {
             let column = partial.iter().skip(i).step_by(width);
             f64::from(sums[i]) + column.map(|&x| f64::from(x)).sum::<f64>()

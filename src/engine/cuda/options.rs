@@ -19,7 +19,8 @@ pub struct CudaOptions {
     pub measure: Measure,
     /// Launch every kernel by itself instead of as a CUDA graph. Walks with collectives never are graphs.
     pub no_graphs: bool,
-    /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits.
+    /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits, in
+    /// multiples of 128.
     pub logits_rows: Option<usize>,
     /// Directory of compiled kernels; `None`: the user's cache directory.
     pub kernel_cache: Option<PathBuf>,

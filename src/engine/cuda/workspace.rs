@@ -8,8 +8,8 @@ use crate::engine::{Capacity, MicroBatch, ModelConfig};
 
 /// Elements of logits that exist at a time; 256 MiB in bf16.
 const LOGITS: usize = 1 << 27;
-/// Blocks whose partial sums give a norm's weight gradient: two per multiprocessor of an H200.
-const NORM_BLOCKS: usize = 264;
+/// Blocks whose partial sums give a norm's weight gradient: four per multiprocessor of an H200.
+const NORM_BLOCKS: usize = 528;
 /// Most partial sums of a squared norm.
 pub const PARTIALS: usize = 1024;
 
@@ -151,7 +151,13 @@ impl Workspace {
             layers
         };
         let queries = config.queries();
-        let default_rows = (LOGITS / config.vocab_size).max(1);
+        let most_rows = (LOGITS / config.vocab_size).max(1);
+        // Whole tiles of a matrix product.
+        let default_rows = if most_rows > 128 {
+            most_rows / 128 * 128
+        } else {
+            most_rows
+        };
         let logits_rows = options.logits_rows.unwrap_or(default_rows).clamp(1, n);
         let dx = bump.f32(n * hidden);
         Workspace {

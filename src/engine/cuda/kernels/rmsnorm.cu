@@ -5,7 +5,7 @@
 // kernel            grid           threads
 // rmsnorm_forward   n              256
 // rmsnorm_backward  ⌈n / rows⌉     256 up to a width of 2048, 512 up to 4096, 1024 above; fast up to 8192
-// column_sums       ⌈width / 32⌉   256
+// column_sums       ⌈width / 32⌉   1024
 #include "block.cuh"
 #include "real.cuh"
 
@@ -145,11 +145,11 @@ rmsnorm_backward(float *dx, real *dx_real, float *partial, real *dy_to_y, const 
     }
 }
 
-// sums[i] += Σ over b of partial[b · width + i]. A warp adds every eighth row of 32 columns in their order
-// (with 256 threads), then the block adds the warps' sums in theirs.
-extern "C" __global__ void __launch_bounds__(256)
+// sums[i] += Σ over b of partial[b · width + i]. A warp adds every 32nd row of 32 columns in their order
+// (with 1024 threads), then the block adds the warps' sums in theirs.
+extern "C" __global__ void __launch_bounds__(1024)
 column_sums(float *sums, const float *partial, int blocks, int width) {
-    __shared__ float of_warps[8][32];
+    __shared__ float of_warps[32][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     int i = blockIdx.x * 32 + lane;
     float sum = 0;
