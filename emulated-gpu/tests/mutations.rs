@@ -716,8 +716,8 @@ fn attention_bf16() -> Subject {
             mutation(
                 "running sums in bf16",
                 &[Check::Value],
-                "total[m][half] = fmaf(total[m][half], correction, sum);",
-                "total[m][half] = __uint_as_float(__float_as_uint(fmaf(total[m][half], correction, sum)) & 0xffff0000);",
+                "total[m][half] += scores[m][n][i];",
+                "total[m][half] = __uint_as_float(__float_as_uint(total[m][half] + scores[m][n][i]) & 0xffff0000);",
             ),
             mutation(
                 "padding that is not cleared",

@@ -71,7 +71,7 @@ impl Geometry {
                 };
                 rows * stride + 4608
             }
-            (Precision::Bf16, "attention_forward") => (256 + 2 * self.keys()) * (self.padded() + 8),
+            (Precision::Bf16, "attention_forward") => 384 * (self.padded() + 8),
             (Precision::Bf16, "attention_backward_queries") => 640 * (self.padded() + 8),
             (Precision::Bf16, _) => (4 * self.keys() + 256) * (self.padded() + 8) + 512,
         };

@@ -13,7 +13,7 @@
 //
 // | kernel                     | grid                                 | threads | dynamic shared bytes               |
 // |----------------------------|--------------------------------------|---------|------------------------------------|
-// | attention_forward          | (heads, batch, ⌈seq_len / 128⌉)      | 128     | (256 + 2 × KEYS) × (DIM + 8)       |
+// | attention_forward          | (heads, batch, ⌈seq_len / 128⌉)      | 128     | 384 × (DIM + 8)                    |
 // | attention_delta            | (heads, batch, ⌈seq_len / 32⌉)       | 128     | 0                                  |
 // | attention_backward_queries | (heads, batch, ⌈seq_len / 128⌉)      | 128     | 640 × (DIM + 8)                    |
 // | attention_backward_keys    | (kv_heads, batch, ⌈seq_len / KEYS⌉)  | 128     | (4 × KEYS + 256) × (DIM + 8) + 512 |
@@ -43,7 +43,7 @@
 
 // Rows of the tiles, see the kernels.
 #define QUERIES 128
-#define FORWARD_KEYS (DIM <= 64 ? 64 : 32)
+#define FORWARD_KEYS 32
 #define BACKWARD_KEYS 32
 #define BACKWARD_QUERIES 32
 // Products of 16 rows that a warp of attention_backward_keys owns: twice the sums must fit the registers.
@@ -292,7 +292,7 @@ __device__ __forceinline__ void mask_keys(float scores[M][N][4], int first_query
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 64 ? 3 : 2) attention_forward(
     bf16 *attended, float *log_sums, const bf16 *qkv, int seq_len, int heads, int kv_heads) {
     const int M = 2, N = FORWARD_KEYS / 8;
     bf16 *queries = shared, *keys = queries + QUERIES * STRIDE, *values = keys + FORWARD_KEYS * STRIDE;
@@ -346,34 +346,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(
         }
         commit();
         if (!sees) continue;
+        // A maximum that lags behind by less than 2^8 costs no accuracy, and most tiles need no correction.
+        float maximum[M][2];
+        bool lags = false;
         #pragma unroll
         for (int m = 0; m < M; m++) {
             #pragma unroll
             for (int half = 0; half < 2; half++) {
                 // Every query sees the first key of a tile that its warp uses, so the maximum is finite.
-                float maximum = most[m][half];
+                float of_lane = most[m][half];
                 #pragma unroll
                 for (int n = 0; n < N; n++) {
-                    maximum = fmaxf(maximum, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
+                    of_lane = fmaxf(of_lane, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
                 }
-                maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
-                maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
-                float correction = exp2_approximate((most[m][half] - maximum) * exponent);
-                float shift = maximum * exponent, sum = 0;
-                most[m][half] = maximum;
+                of_lane = fmaxf(of_lane, __shfl_xor_sync(~0u, of_lane, 1));
+                of_lane = fmaxf(of_lane, __shfl_xor_sync(~0u, of_lane, 2));
+                maximum[m][half] = of_lane;
+                lags |= of_lane > most[m][half] + 8 / exponent;
+            }
+        }
+        if (__any_sync(~0u, lags)) {
+            #pragma unroll
+            for (int m = 0; m < M; m++) {
+                #pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float correction = exp2_approximate((most[m][half] - maximum[m][half]) * exponent);
+                    most[m][half] = maximum[m][half];
+                    total[m][half] *= correction;
+                    #pragma unroll
+                    for (int column = 0; column < COLUMNS; column++) {
+                        sums[m][column][half * 2] *= correction;
+                        sums[m][column][half * 2 + 1] *= correction;
+                    }
+                }
+            }
+        }
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float shift = most[m][half] * exponent;
                 #pragma unroll
                 for (int n = 0; n < N; n++) {
                     #pragma unroll
                     for (int i = half * 2; i < half * 2 + 2; i++) {
                         scores[m][n][i] = exp2_approximate(fmaf(scores[m][n][i], exponent, -shift));
-                        sum += scores[m][n][i];
+                        total[m][half] += scores[m][n][i];
                     }
-                }
-                total[m][half] = fmaf(total[m][half], correction, sum);
-                #pragma unroll
-                for (int column = 0; column < COLUMNS; column++) {
-                    sums[m][column][half * 2] *= correction;
-                    sums[m][column][half * 2 + 1] *= correction;
                 }
             }
         }
