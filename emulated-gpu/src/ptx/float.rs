@@ -152,14 +152,10 @@ pub fn nearest_tf32(bits: u32, away: bool) -> u32 {
     (bits + half) & !0x1fff
 }
 
-/// Exact, but for NaN, which becomes the canonical one.
+/// Exact; NaN keeps its bits, too.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u32) -> u32 {
-    if bits & 0x7fff > 0x7f80 {
-        F32.nan
-    } else {
-        bits << 16
-    }
+    bits << 16
 }
 
 /// Makes a rounded result odd if it differs from the exact one by an error of the given sign.
@@ -242,9 +238,30 @@ fn result<const M: u8>(x: f32) -> u32 {
     if mode.ftz { flush(bits) } else { bits }
 }
 
+/// An exact result, or one rounded to odd. A result is flushed if it is subnormal as an f32 whose exponent has no limit.
 fn result_of_odd<const M: u8>(x: f64) -> u32 {
     let mode = const { Mode::unpack(M) };
-    result::<M>(f32::from_bits(round(x, F32, mode.round)))
+    const SCALE: f64 = (1u64 << 63) as f64;
+    let magnitude = |bits: u32| f64::from(f32::from_bits(bits)).abs();
+    let rounded = if mode.ftz
+        && x.abs() < 2.0 * f64::from(f32::MIN_POSITIVE)
+        && magnitude(round(x * SCALE, F32, mode.round)) < f64::from(f32::MIN_POSITIVE) * SCALE
+    {
+        f32::copysign(0.0, x as f32)
+    } else {
+        f32::from_bits(round(x, F32, mode.round))
+    };
+    result::<M>(rounded)
+}
+
+/// A result that is rounded to the nearest, and what it was before, for which flushing may have to look.
+#[inline(always)]
+fn nearest_result<const M: u8>(x: f32, odd: impl FnOnce() -> f64) -> u32 {
+    if const { Mode::unpack(M).ftz } && x.abs() == f32::MIN_POSITIVE {
+        result_of_odd::<M>(odd())
+    } else {
+        result::<M>(x)
+    }
 }
 
 const fn nearest(m: u8) -> bool {
@@ -269,21 +286,22 @@ pub fn sub<const M: u8>(a: u32, b: u32) -> u32 {
 #[inline(always)]
 pub fn mul<const M: u8>(a: u32, b: u32) -> u32 {
     let (a, b) = (operand::<M>(a), operand::<M>(b));
+    let odd = || f64::from(a) * f64::from(b);
     if const { nearest(M) } {
-        return result::<M>(a * b);
+        return nearest_result::<M>(a * b, odd);
     }
-    result_of_odd::<M>(f64::from(a) * f64::from(b))
+    result_of_odd::<M>(odd())
 }
 
 #[inline(always)]
 pub fn fma<const M: u8>(a: u32, b: u32, c: u32) -> u32 {
     let (a, b, c) = (operand::<M>(a), operand::<M>(b), operand::<M>(c));
-    if const { nearest(M) } {
-        return result::<M>(a.mul_add(b, c));
-    }
     let mode = const { Mode::unpack(M) };
-    let product = f64::from(a) * f64::from(b);
-    result_of_odd::<M>(add_to_odd(product, f64::from(c), mode.round))
+    let odd = || add_to_odd(f64::from(a) * f64::from(b), f64::from(c), mode.round);
+    if const { nearest(M) } {
+        return nearest_result::<M>(a.mul_add(b, c), odd);
+    }
+    result_of_odd::<M>(odd())
 }
 
 /// `fma` on all lanes, with the processor's instruction where it has one.
@@ -302,10 +320,11 @@ pub fn fma_lanes<const M: u8>(a: &L32, b: &L32, c: &L32, d: &mut L32) {
 #[inline(always)]
 pub fn div<const M: u8>(a: u32, b: u32) -> u32 {
     let (a, b) = (operand::<M>(a), operand::<M>(b));
+    let odd = || divide_to_odd(f64::from(a), f64::from(b));
     if const { nearest(M) } {
-        return result::<M>(a / b);
+        return nearest_result::<M>(a / b, odd);
     }
-    result_of_odd::<M>(divide_to_odd(f64::from(a), f64::from(b)))
+    result_of_odd::<M>(odd())
 }
 
 pub fn rcp<const M: u8>(a: u32) -> u32 {
@@ -321,11 +340,11 @@ pub fn sqrt<const M: u8>(a: u32) -> u32 {
 }
 
 pub fn neg<const M: u8>(a: u32) -> u32 {
-    operand::<M>(a).to_bits() ^ 0x8000_0000
+    result::<M>(-operand::<M>(a))
 }
 
 pub fn abs<const M: u8>(a: u32) -> u32 {
-    operand::<M>(a).to_bits() & 0x7fff_ffff
+    result::<M>(operand::<M>(a).abs())
 }
 
 /// −0 is less than +0; a NaN loses against a number unless `NAN`.
