@@ -75,6 +75,7 @@ impl Program for Ptx {
             ("mma", counters.mma),
             ("bank_conflicts", counters.bank_conflicts),
             ("global_requests", counters.global_requests),
+            ("idle_blocks", counters.idle_blocks),
             ("global_sectors", counters.global_sectors),
             ("global_sectors_ideal", counters.global_sectors_ideal),
         ]))

@@ -118,3 +118,16 @@ fn global_requests_touch_sectors() {
     let copy = "mad.lo.u32 %r3, %r1, 16, %r2; cp.async.cg.shared.global [%r3], [%rd2], 16;";
     assert_eq!(of(load(16, 0, copy)), (1, 16, 16));
 }
+
+#[test]
+fn blocks_that_write_nothing_are_idle() {
+    let mut memory = Memory::default();
+    let buffer = memory.put(&[0; 4]);
+    let text = kernel(
+        1,
+        "ld.param.u64 %rd1, [arg0]; ld.global.u32 %r2, [%rd1]; mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 1;\n\
+         @%p1 st.global.u32 [%rd1], %r1; ret;",
+    );
+    let counters = run(&text, &mut memory, (3, 1), &[buffer], 1).unwrap();
+    assert_eq!(counters.idle_blocks, 2);
+}

@@ -84,6 +84,8 @@ pub struct Counters {
     pub global_bytes_read: u64,
     /// Bytes that lanes wrote to global memory.
     pub global_bytes_written: u64,
+    /// Blocks that wrote none.
+    pub idle_blocks: u64,
 }
 
 impl Counters {

@@ -296,8 +296,13 @@ impl Module {
                 warp.begin(&kernel.code, block);
             }
             machine.shared.begin();
+            let written = machine.counters.global_bytes_written;
             let (warp, at) = match run_block(&mut machine, &mut warps, &mut random) {
-                Ok(()) => continue,
+                Ok(()) => {
+                    let counters = &mut machine.counters;
+                    counters.idle_blocks += u64::from(counters.global_bytes_written == written);
+                    continue;
+                }
                 Err(failed) => failed,
             };
             let LaneFault { lane, fault } = at;
