@@ -48,6 +48,11 @@ def fastest():
     return [f"{model} {rate / 1e3:.1f} k tokens/s at {batch}" for model, (rate, batch) in best.items()]
 
 
+def generations():
+    return [f'generation {line["generation"]}: {line["tokens_per_second"] / 1e3:.1f} k tokens/s, loss '
+            f'{line["last_loss"]:.3f}, batch {line["last_batch"]}' for line in of("generation")]
+
+
 def memory(line):
     return f', memory {line["memory_ratio"]:.2f} ×' if line["memory_ratio"] else ""
 
@@ -61,13 +66,16 @@ HEADLINES = {
     "conformance": lambda: [launches()],
     "kernels": lambda: [launches()],
     "parity": gradients,
+    "nccl": lambda: [f'{sum(line.get("ok") is True for line in of("nccl"))} of 3 right'],
+    "launch": generations,
+    "train": generations,
     "oom": lambda: [f'{sum(line["ok"] for line in of("out-of-memory"))} of 3 recovered'],
     "norm-test": lambda: [f'{line["model"]} {line["measure"]} {100 * line["cost"]:+.1f} %' for line in of("norm-test")],
-    "sanitizer": lambda: [f'{sum(" SUMMARY: 0 " in line for line in text)} of 8 runs without an error'],
+    "sanitizer": lambda: [f'{sum(" SUMMARY: 0 " in line for line in text)} of 7 runs without an error'],
     "sweep": fastest,
     "peer": fastest,
     "speed": lambda: [f'{line["model"]} {line["median_ratio"]:.3f} × the peer{memory(line)}' for line in of("ratio")],
-    "profile": lambda: [f'{line["kernel"]} {line["percent"]:.0f} %' for line in of("slowest")[:5]],
+    "profile": lambda: [f'{line["model"]} {line["kernel"]} {line["percent"]:.0f} %' for line in of("slowest")[:5]],
 }
 
 skipped = [line.removeprefix("SKIPPED: ") for line in text if line.startswith("SKIPPED: ")]

@@ -7,6 +7,7 @@
 //! gpu speed --model tinyllama --batch 8 --seq 2048 --steps 20 [--no-graphs] [--checkpointing] [--f32]
 //! gpu norm-test --model microllama --batch 8 --seq 2048 --steps 10
 //! gpu oom
+//! gpu nccl
 //! ```
 //!
 //! It runs on whatever driver the process loads: with the emulated GPU's directory in `EVENKEEL_CUDA_LIBRARIES` and
@@ -14,6 +15,7 @@
 
 mod ceilings;
 mod models;
+mod nccl;
 mod parity;
 mod speed;
 mod trouble;
@@ -42,6 +44,8 @@ enum Command {
     NormTest,
     /// Out of memory, from which the process must continue
     Oom,
+    /// Collectives of one rank, and what NCCL says of a rank that never comes and of two ranks on one GPU
+    Nccl,
 }
 
 #[derive(Debug, Clone, Parser)]
@@ -186,6 +190,7 @@ fn run(options: &Options, report: &mut Report) -> anyhow::Result<()> {
         Command::Speed => speed::speed(&gpu, options, report)?,
         Command::NormTest => speed::norm_test(&gpu, options, report)?,
         Command::Oom => trouble::out_of_memory(&gpu, options, report)?,
+        Command::Nccl => nccl::run(&gpu, report)?,
     }
     Ok(())
 }
