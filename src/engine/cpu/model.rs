@@ -104,8 +104,8 @@ impl Model {
         Ok(result)
     }
 
-    /// From the tokens to the last block's output in the last of `inputs`, and to the head's weights. Blocks without a
-    /// stash or an input of their own overwrite those of the blocks before them.
+    /// From the tokens to the last block's output in the last of `inputs`, and to the head's weights. Where there are
+    /// fewer stashes or inputs than blocks, later blocks overwrite those of earlier ones.
     fn forward(
         &self,
         store: &mut Store,
