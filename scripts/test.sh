@@ -88,7 +88,7 @@ elif [ "${CI:-}" = true ]; then
 else
   echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
 fi
-echo "SKIPPED: no CUDA test runs on a GPU yet (docs/gpu.md)"
+echo "SKIPPED: CUDA tests run on the emulated GPU only; benches/first_contact.sh is for a real one"
 
 say "tests"
 # With NVRTC the emulated GPU runs the kernels of the repository.

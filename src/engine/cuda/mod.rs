@@ -1,4 +1,5 @@
-//! The CUDA engine: a Llama on one NVIDIA GPU. It has run only on the emulated GPU of `emulated-gpu/`.
+//! The CUDA engine: a Llama on one NVIDIA GPU. Several GPUs have run only on the emulated GPU of
+//! `emulated-gpu/`.
 //!
 //! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc`, `cublaslt` and `nccl` bind their
 //! functions.
