@@ -168,7 +168,7 @@ impl Draft {
         taken: Option<&[u64]>,
     ) {
         let spec = &recipe.spec;
-        let memory = Memory::of(spec, request);
+        let memory = Memory::of(spec, recipe.dialect, request);
         let fits = |ranks: u64, per_device_batch_size: u64| {
             let memory = memory.as_ref();
             memory.is_none_or(|memory| memory.fits(ranks, per_device_batch_size))

@@ -44,7 +44,7 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let spec = &recipe.spec;
     let ranks = draft::ranks(request.gpus, &spec.parallel)?;
     request.device_memory?;
-    let memory = Memory::of(spec, request)?;
+    let memory = Memory::of(spec, recipe.dialect, request)?;
     let mut sizes = std::iter::successors(Some(MOST), |size| (*size > 1).then_some(size / 2));
     let per_device_batch_size = sizes.find(|&size| memory.fits_within(SHARE, ranks, size));
     // The rules need a plan; one sample a device is the smallest.

@@ -48,7 +48,7 @@ pub fn recipe(
 
 /// Refuses a model of unknown shape.
 pub fn refuse_unknown(recipe: &Recipe, request: &PlanRequest) -> anyhow::Result<()> {
-    if memory::Memory::of(&recipe.spec, request).is_some() {
+    if memory::Memory::of(&recipe.spec, recipe.dialect, request).is_some() {
         return Ok(());
     }
     let path = recipe.spec.model.path.as_deref().unwrap_or_default();

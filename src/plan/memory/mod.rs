@@ -1,14 +1,17 @@
 //! An estimate of the memory of one device, with its assumptions.
 //!
 //! It counts weights, gradients, optimiser states and the activations of one micro-batch. It does not
-//! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both.
+//! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both. For the built-in trainer on GPUs it
+//! is what the engine allocates; for external trainers it errs on the large side.
 
+mod built_in;
 mod known;
 mod shape;
 
-use super::PlanRequest;
 use super::batch_plan::MemoryEstimate;
+use super::{PlanRequest, Trainer};
 use crate::recipe::Spec;
+use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
@@ -34,13 +37,27 @@ pub struct Memory<'a> {
     source: String,
     /// Memory of a device, bytes, if known.
     available: Option<u64>,
+    /// The built-in trainer runs it on GPUs.
+    built_in: bool,
 }
 
 impl<'a> Memory<'a> {
     /// The memory of a recipe whose model's shape is known.
-    pub fn of(spec: &'a Spec, request: &PlanRequest) -> Option<Memory<'a>> {
+    pub fn of(spec: &'a Spec, dialect: Dialect, request: &PlanRequest) -> Option<Memory<'a>> {
         let (shape, source) = Shape::of(&spec.model, request.model_config.as_ref())?;
+        let external = spec.trainer.is_external() || request.trainer == Trainer::External;
+        let parallel = &spec.parallel;
+        let axes = [
+            parallel.tensor,
+            parallel.pipeline,
+            parallel.context,
+            parallel.sequence,
+        ];
         Some(Memory {
+            built_in: dialect == Dialect::Native
+                && !(external || request.on_cpu || spec.model.adapters)
+                && axes == [1; 4]
+                && built_in::has_engine(&shape),
             spec,
             shape,
             source,
@@ -55,6 +72,7 @@ impl<'a> Memory<'a> {
             shape: self.shape.clone(),
             source: self.source.clone(),
             available: self.available,
+            built_in: self.built_in,
         }
     }
 
@@ -118,6 +136,8 @@ impl<'a> Memory<'a> {
         let shards = parallel.data_shard.unwrap_or(ranks).clamp(1, ranks.max(1)) as f64;
         let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
             Strategy::Ddp => (1.0, 1.0, 1.0),
+            // The built-in trainer shards everything.
+            _ if self.built_in => (shards, shards, shards),
             Strategy::Zero1 => (1.0, 1.0, shards),
             Strategy::Zero2 => (1.0, shards, shards),
             Strategy::Fsdp => (shards, shards, shards),
@@ -129,16 +149,29 @@ impl<'a> Memory<'a> {
             0.0
         };
         let mut weights = (trained * weight + frozen + reference) / weight_shards;
+        let mut gradients = trained * gradient / gradient_shards;
+        let two_units = 2.0 * self.shape.block().max(self.shape.embedding()) / parts;
         if weight_shards > 1.0 {
             // The current block and the prefetched one are unsharded.
-            let largest = self.shape.block().max(self.shape.embedding());
-            weights += 2.0 * largest / parts * self.compute_bytes();
+            weights += two_units * self.compute_bytes();
         }
-        [
-            weights,
-            trained * gradient / gradient_shards + trained * self.measured(gradient_shards),
-            trained * optimizer / optimizer_shards,
-        ]
+        if self.built_in {
+            if self.compute_bytes() < weight {
+                // A copy in half precision of what matrix products use.
+                let embedding = if self.shape.tied {
+                    0.0
+                } else {
+                    self.shape.embedding()
+                };
+                weights += self.compute_bytes() * (all - embedding) / weight_shards;
+            }
+            if weight_shards > 1.0 || matches!(self.spec.schedule, BatchSchedule::NormTest(_)) {
+                // Those of a micro-batch, before they are added or measured.
+                gradients += two_units * gradient;
+            }
+        }
+        gradients += trained * self.measured(gradient_shards);
+        [weights, gradients, trained * optimizer / optimizer_shards]
     }
 
     /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the
@@ -158,9 +191,14 @@ impl<'a> Memory<'a> {
         let spread = parallel.context as f64 * parallel.sequence as f64 * parallel.tensor as f64;
         let rows = per_device_batch_size as f64 * self.rows_per_sample();
         let tokens = rows * self.spec.data.sequence_length as f64 / spread;
+        let checkpointing = self.spec.model.activation_checkpointing;
+        if self.built_in {
+            let size = self.compute_bytes();
+            return built_in::activations(&self.shape, tokens, checkpointing, size);
+        }
         let layers = self.shape.layers as f64;
         let block = self.shape.kept_per_token();
-        let kept = if self.spec.model.activation_checkpointing {
+        let kept = if checkpointing {
             // Every block's input, plus the values and gradients of the recomputed block.
             layers * self.shape.hidden as f64 + 2.0 * block
         } else {
@@ -175,7 +213,9 @@ impl<'a> Memory<'a> {
         let mixed = self.spec.model.precision != Precision::F32;
         match self.spec.parallel.strategy {
             // DeepSpeed computes with half-precision weights and keeps f32 weights with Adam's states.
-            Strategy::Zero1 | Strategy::Zero2 if mixed => [2.0, 2.0, states + 4.0],
+            Strategy::Zero1 | Strategy::Zero2 if mixed && !self.built_in => {
+                [2.0, 2.0, states + 4.0]
+            }
             _ => [4.0, 4.0, states],
         }
     }
@@ -224,6 +264,9 @@ impl<'a> Memory<'a> {
         let [weight, gradient, optimizer] = self.per_parameter();
         let precision = match model.precision {
             Precision::F32 => "f32",
+            _ if self.built_in => {
+                "bf16 compute with a bf16 copy of the weights, f32 for the optimiser"
+            }
             Precision::Bf16 => "bf16 compute, f32 weights for the optimiser",
             Precision::F16 => "f16 compute, f32 weights for the optimiser",
         };
@@ -267,6 +310,9 @@ impl<'a> Memory<'a> {
             lines.push("a whole gradient in f32 for the coordinate-wise test".to_owned());
         }
         let shards = parallel.data_shard.unwrap_or(ranks);
+        if self.built_in {
+            lines.push("as the built-in trainer allocates on a GPU".to_owned());
+        }
         lines.push(match parallel.strategy {
             Strategy::Ddp => "unsharded on every device (DDP)".to_owned(),
             Strategy::Zero1 => format!("optimiser states over {shards} shards (ZeRO-1)"),

@@ -153,11 +153,13 @@ impl Shape {
         self.hidden as f64 * if self.norm_bias { 2.0 } else { 1.0 }
     }
 
-    fn queries(&self) -> u64 {
+    /// Elements of a token's queries.
+    pub fn queries(&self) -> u64 {
         self.heads * self.head_dim
     }
 
-    fn keys(&self) -> u64 {
+    /// Elements of a token's keys, and of its values.
+    pub fn keys(&self) -> u64 {
         self.key_value_heads * self.head_dim
     }
 }

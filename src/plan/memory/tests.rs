@@ -21,7 +21,7 @@ fn recipe(path: &str, objective: Objective, strategy: Strategy, length: u64) -> 
 }
 
 fn memory(spec: &Spec) -> Memory<'_> {
-    Memory::of(spec, &PlanRequest::default()).unwrap()
+    Memory::of(spec, Dialect::HandbookTrl, &PlanRequest::default()).unwrap()
 }
 
 fn device(spec: &Spec, bytes: u64) -> Memory<'_> {
@@ -29,7 +29,7 @@ fn device(spec: &Spec, bytes: u64) -> Memory<'_> {
         device_memory: Some(bytes),
         ..PlanRequest::default()
     };
-    Memory::of(spec, &request).unwrap()
+    Memory::of(spec, Dialect::HandbookTrl, &request).unwrap()
 }
 
 fn gib(bytes: u64) -> f64 {

@@ -239,7 +239,7 @@ fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (Some(limit), Some(ranks), Some(memory)) = (
         case.request.rank_memory,
         case.draft.data_parallel_size,
-        Memory::of(case.spec(), case.request),
+        Memory::of(case.spec(), case.recipe.dialect, case.request),
     ) else {
         return;
     };
@@ -381,7 +381,7 @@ mod tests {
         let found = only("start-batch-estimate", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         let plan = plan(&recipe, &request).unwrap();
-        assert_eq!(plan.formula, "8 × 2 × 8 = 128");
+        assert_eq!(plan.formula, "8 × 1 × 16 = 128");
         assert_eq!(
             plan.outline.adjusted[0].reason,
             "as much as the devices' memory allows, by estimate"

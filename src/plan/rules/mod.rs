@@ -143,7 +143,10 @@ impl Case<'_> {
     /// The recipe's memory and that of a device, bytes, when both are known.
     fn memory(&self) -> Option<(Memory<'_>, u64)> {
         let available = self.request.device_memory?;
-        Some((Memory::of(self.spec(), self.request)?, available))
+        Some((
+            Memory::of(self.spec(), self.recipe.dialect, self.request)?,
+            available,
+        ))
     }
 
     /// The settings of the norm test, if it is the schedule.
