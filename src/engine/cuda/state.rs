@@ -148,7 +148,9 @@ impl State {
         share: Share,
     ) -> State {
         let sharded = share.is_sharded();
-        let has_copy = |index: usize| precision == Precision::Bf16 && !(sharded && index == 0);
+        // Matrix products use the embedding only as a tied head; sharded, that has another place.
+        let has_copy =
+            |index: usize| precision == Precision::Bf16 && (index > 0 || tied && !sharded);
         let norms_len = layout
             .units
             .iter()
