@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use evenkeel::engine::cuda::cublaslt::{Blas, Operand, Product};
-use evenkeel::engine::cuda::{CudaError, Precision};
+use evenkeel::engine::cuda::{CudaError, Precision, logits_rows};
 use serde_json::json;
 
 use super::models::named;
@@ -82,8 +82,7 @@ pub fn run(gpu: &Gpu, options: &Options, report: &mut Report) -> anyhow::Result<
         let queries = config.num_attention_heads * config.head_dim;
         let qkv = queries + 2 * config.num_key_value_heads * config.head_dim;
         let layers = config.num_hidden_layers;
-        // The engine has at most 2^27 logits at a time.
-        let part = n.min((1 << 27) / config.vocab_size);
+        let part = n.min(logits_rows(config.vocab_size));
         let mut cases = Vec::new();
         for (layer, tokens, out, width, times) in [
             ("qkv", n, qkv, hidden, layers),

@@ -22,8 +22,8 @@ use Argument::{Address, Float, Int, Size};
 const THREADS: u32 = 256;
 /// Threads of a block of `column_sums`, which waits for memory more than it adds.
 const COLUMN_SUM_THREADS: u32 = 1024;
-/// Elements of a thread of an elementwise kernel: 16 bytes of bf16. More blocks would find nothing to do, and starting
-/// them takes as long as the work (SwiGLU at half the bandwidth of an H100).
+/// Elements of a thread of an elementwise kernel, at least: 16 bytes of bf16. More blocks would find nothing to do, and
+/// starting them takes as long as the work (SwiGLU at half the bandwidth of an H100).
 const PER_THREAD: usize = 8;
 
 type Launched = Result<(), CudaError>;

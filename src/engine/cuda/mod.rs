@@ -1,5 +1,5 @@
-//! The CUDA engine: a Llama on one NVIDIA GPU. Several GPUs have run only on the emulated GPU of
-//! `emulated-gpu/`.
+//! The CUDA engine: a Llama on one NVIDIA GPU. Training on several GPUs has run only on the
+//! emulated GPUs of `emulated-gpu/`.
 //!
 //! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc`, `cublaslt` and `nccl` bind their
 //! functions.
@@ -32,3 +32,4 @@ mod workspace;
 pub use engine::{CudaEngine, supported};
 pub use error::CudaError;
 pub use options::{CudaOptions, Precision};
+pub use workspace::logits_rows;

@@ -151,14 +151,10 @@ impl Workspace {
             layers
         };
         let queries = config.queries();
-        let most_rows = (LOGITS / config.vocab_size).max(1);
-        // Whole tiles of a matrix product.
-        let default_rows = if most_rows > 128 {
-            most_rows / 128 * 128
-        } else {
-            most_rows
-        };
-        let logits_rows = options.logits_rows.unwrap_or(default_rows).clamp(1, n);
+        let logits_rows = options
+            .logits_rows
+            .unwrap_or_else(|| logits_rows(config.vocab_size))
+            .clamp(1, n);
         let dx = bump.f32(n * hidden);
         Workspace {
             inputs: Inputs::place(bump, n),
@@ -263,6 +259,12 @@ impl Stash {
             gate_up: bump.take(n * 2 * config.intermediate_size, real),
         }
     }
+}
+
+/// Rows whose logits exist at a time: whole tiles of a matrix product.
+pub fn logits_rows(vocabulary: usize) -> usize {
+    let most = (LOGITS / vocabulary).max(1);
+    if most > 128 { most / 128 * 128 } else { most }
 }
 
 /// Rows that each block of a norm's backward pass takes, and the number of blocks.

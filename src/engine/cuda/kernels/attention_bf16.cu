@@ -346,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 64 ? 3 : 2) attenti
         }
         commit();
         if (!sees) continue;
-        // A maximum that lags behind by less than 2^8 costs no accuracy, and most tiles need no correction.
+        // Exponentials of up to 2^8 instead of 1 cost no accuracy, so that most tiles need no correction.
         float maximum[M][2];
         bool lags = false;
         #pragma unroll

@@ -166,8 +166,7 @@ fn a_child_process_counts() {
     println!("outcome: trained");
 }
 
-/// What the emulated GPU counted, by operation. Every block writes something: starting idle ones took as long as
-/// the work of an elementwise kernel on an H100.
+/// What the emulated GPU counted, by operation.
 fn counted(head_dim: usize, micro_batches: usize) -> Value {
     let settings = [
         (HEAD_DIM, head_dim.to_string()),
@@ -177,13 +176,27 @@ fn counted(head_dim: usize, micro_batches: usize) -> Value {
     let [summary] = &lines[..] else {
         panic!("{lines:?}")
     };
-    for (operation, counts) in summary["counts"].as_object().unwrap() {
-        let idle = counts["idle_blocks"].as_u64().unwrap_or(0);
-        // A token that occurs again needs no block.
-        let is_wanted = operation == "kernel embedding_backward";
-        assert!(idle == 0 || is_wanted, "{idle} idle blocks of {operation}");
-    }
     summary["counts"].clone()
+}
+
+/// Starting idle blocks took as long as the work of an elementwise kernel on an H100.
+#[test]
+fn every_block_of_a_step_writes_something() {
+    if device().is_none() {
+        return;
+    }
+    let counts = counted(64, 2);
+    let kernels = counts.as_object().unwrap().iter();
+    let kernels: Vec<_> = kernels
+        .filter(|(name, _)| name.starts_with("kernel "))
+        .collect();
+    assert!(kernels.len() > 10, "{kernels:?}");
+    for (kernel, counts) in kernels {
+        let idle = counts["idle_blocks"].as_u64().unwrap();
+        // A token that occurs again needs no block.
+        let may_be_idle = kernel == "kernel embedding_backward";
+        assert!(idle == 0 || may_be_idle, "{idle} idle blocks of {kernel}");
+    }
 }
 
 /// The section of `docs/gpu.md`.
