@@ -4,6 +4,7 @@ mod support;
 
 use half::{bf16, f16};
 use support::Random;
+use support::device::compares;
 use support::exact::{BF16, Exact, F16, F32, Format, Round, is_rounded};
 use support::lanes::{Row, apply, assert_form};
 
@@ -323,11 +324,16 @@ fn floats_are_rounded_to_integers_clamped_and_flushed_in_place() {
 #[test]
 fn tf32_keeps_ten_bits() {
     // The bits of NaN differ from those of an H100, which makes infinity of some.
-    let rows: Vec<Row> = of_f32().into_iter().filter(|r| !f(r[0]).is_nan()).collect();
+    let mut rows = of_f32();
+    rows.retain(|row| !(compares() && f(row[0]).is_nan()));
     for (form, away) in [("cvt.rna.tf32.f32", true), ("cvt.rn.tf32.f32", false)] {
         let form = format!("{form} {{d}}, {{a}};");
         for (row, got) in rows.iter().zip(apply(&form, "ww", &rows)) {
             let x = f(row[0]);
+            if x.is_nan() {
+                assert_eq!(got, 0x7fff_ffff);
+                continue;
+            }
             // In f64, where the neighbours and half of their distance are exact.
             let below = f64::from(f(row[0] & !0x1fff));
             let step = f64::from(f((row[0] & 0x7f80_0000).max(0x0080_0000))) / 1024.0;

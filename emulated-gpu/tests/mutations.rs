@@ -714,6 +714,12 @@ fn attention_bf16() -> Subject {
                 "if (key >= query) scores",
             ),
             mutation(
+                "sums that are not scaled to a new maximum",
+                &[Check::Value],
+                "sums[m][column][half * 2] *= correction;",
+                "",
+            ),
+            mutation(
                 "running sums in bf16",
                 &[Check::Value],
                 "total[m][half] += scores[m][n][i];",

@@ -128,7 +128,7 @@ impl Convert {
         match self.to {
             Type::F16 => to(F16),
             Type::Bf16 => to(BF16),
-            // NaN keeps its leading bits here, alone of all conversions between floats.
+            // NaN keeps its leading bits, as from bf16.
             Type::F32 if self.from == Type::F64 && x.is_nan() => u64::from((x as f32).to_bits()),
             Type::F32 => {
                 let bits = to(F32) as u32;

@@ -254,7 +254,8 @@ fn result_of_odd<const M: u8>(x: f64) -> u32 {
     result::<M>(rounded)
 }
 
-/// A result that is rounded to the nearest, and what it was before, for which flushing may have to look.
+/// A result that is rounded to the nearest. With `.ftz`, one that rounds up to the least normal number may still be
+/// tiny: `odd` is the same result rounded to odd.
 #[inline(always)]
 fn nearest_result<const M: u8>(x: f32, odd: impl FnOnce() -> f64) -> u32 {
     if const { Mode::unpack(M).ftz } && x.abs() == f32::MIN_POSITIVE {
@@ -320,11 +321,11 @@ pub fn fma_lanes<const M: u8>(a: &L32, b: &L32, c: &L32, d: &mut L32) {
 #[inline(always)]
 pub fn div<const M: u8>(a: u32, b: u32) -> u32 {
     let (a, b) = (operand::<M>(a), operand::<M>(b));
-    let odd = || divide_to_odd(f64::from(a), f64::from(b));
     if const { nearest(M) } {
-        return nearest_result::<M>(a / b, odd);
+        // No quotient rounds up to the least normal number.
+        return result::<M>(a / b);
     }
-    result_of_odd::<M>(odd())
+    result_of_odd::<M>(divide_to_odd(f64::from(a), f64::from(b)))
 }
 
 pub fn rcp<const M: u8>(a: u32) -> u32 {

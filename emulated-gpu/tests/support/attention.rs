@@ -168,7 +168,7 @@ fn geometry(real: Real, kernel: &str, shape: Shape) -> (Dim, u32) {
             let tiles = if kernel == "attention_forward" { 3 } else { 4 };
             128 * tiles * stride + 4608
         }
-        (Real::Bf16, "attention_forward") => (256 + 2 * keys) * (dim + 8),
+        (Real::Bf16, "attention_forward") => 384 * (dim + 8),
         (Real::Bf16, "attention_backward_queries") => 640 * (dim + 8),
         (Real::Bf16, _) => (4 * keys + 256) * (dim + 8) + 512,
     };
