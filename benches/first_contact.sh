@@ -92,10 +92,10 @@ phase_nccl() { "$programs/gpu" nccl; }
 phase_launch() {
   [ -z "${EMULATE:-}" ] || skip "tests/cuda_launch.rs does this on emulated GPUs"
   local run=$programs/runs/quickstart
-  train() { timeout --signal=TERM "$1" "$programs/evenkeel" launch examples/quickstart.yaml --out "$run" "${@:2}"; }
-  train 6 --device cuda
-  train 10 --device cpu --resume
-  train 0 --device cuda --resume && proved "$run"
+  local train=("$programs/evenkeel" launch examples/quickstart.yaml --out "$run")
+  timeout --foreground 6 "${train[@]}" --device cuda
+  timeout --foreground 10 "${train[@]}" --device cpu --resume
+  "${train[@]}" --device cuda --resume && proved "$run"
 }
 
 phase_train() {

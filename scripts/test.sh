@@ -88,7 +88,7 @@ elif [ "${CI:-}" = true ]; then
 else
   echo "SKIPPED: the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
 fi
-echo "SKIPPED: CUDA tests run on the emulated GPU only; benches/first_contact.sh is for a real one"
+echo "SKIPPED: CUDA tests run on the emulated GPU only; benches/first_contact.sh runs on hardware"
 
 say "tests"
 # With NVRTC the emulated GPU runs the kernels of the repository.

@@ -66,7 +66,7 @@ HEADLINES = {
     "conformance": lambda: [launches()],
     "kernels": lambda: [launches()],
     "parity": gradients,
-    "nccl": lambda: [f'{sum(line.get("ok") is True for line in of("nccl"))} of 3 right'],
+    "nccl": lambda: [f'{sum(line.get("ok") is True for line in of("nccl"))} of 4 right'],
     "launch": generations,
     "train": generations,
     "oom": lambda: [f'{sum(line["ok"] for line in of("out-of-memory"))} of 3 recovered'],
@@ -75,7 +75,7 @@ HEADLINES = {
     "sweep": fastest,
     "peer": fastest,
     "speed": lambda: [f'{line["model"]} {line["median_ratio"]:.3f} × the peer{memory(line)}' for line in of("ratio")],
-    "profile": lambda: [f'{line["model"]} {line["kernel"]} {line["percent"]:.0f} %' for line in of("slowest")[:5]],
+    "profile": lambda: [f'{line["model"]} {line["group"]} {line["milliseconds"]:.1f} ms' for line in of("group")],
 }
 
 skipped = [line.removeprefix("SKIPPED: ") for line in text if line.startswith("SKIPPED: ")]

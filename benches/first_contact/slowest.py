@@ -20,10 +20,11 @@ for row in csv.DictReader(lines):
     # The second line has the units.
     if not name:
         continue
+    kind = group(name)
     name = name.split("(")[0].split("<")[0][:60]
     time = float(row["gpu__time_duration.sum"].replace(",", "")) / 1e9
     times[name] += time
-    of_groups[group(name)] += time
+    of_groups[kind] += time
     moved[name] += float(row["dram__bytes.sum"].replace(",", ""))
     launches[name] += 1
 total = sum(times.values())

@@ -72,8 +72,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
     /// Where the built-in trainer computes: on GPUs (cuda), on the CPU (cpu), or on GPUs if each
-    /// process can have one (auto). With --nodes, auto is the CPU. Several GPUs have not run on
-    /// hardware yet (docs/gpu.md).
+    /// process can have one (auto). With --nodes, auto is the CPU. Training on several GPUs has
+    /// not run on hardware yet (docs/gpu.md).
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
     /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,

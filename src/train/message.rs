@@ -35,7 +35,7 @@ pub struct StepSums {
     pub groups: GroupSums,
     /// Digest of the samples that entered the forward passes.
     pub digest: Digest,
-    /// Seconds that the rank computed before the exchange.
+    /// Seconds that the rank computed before the exchange; 0 in a sum over ranks.
     #[serde(with = "bits")]
     pub seconds: f64,
     /// The rank, or at least one, has received a request to drain.

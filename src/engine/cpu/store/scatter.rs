@@ -13,7 +13,7 @@ use super::Part;
 
 /// The places for gradients of whole units.
 pub(super) struct Scatter {
-    /// `None` if every rank holds everything.
+    /// `None` if gradients are not reduced here.
     world: Option<World>,
     /// Two alternating buffers, of which the second exists only if gradients are reduced here; and a last one for the
     /// first unit where embeddings are tied: its gradient is in progress beside every other.
