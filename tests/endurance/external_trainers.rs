@@ -185,7 +185,8 @@ fn the_report_shows_the_progress_of_an_external_trainer_over_its_generations() {
         format!("<dt>Training loss</dt><dd>{loss:.4}</dd>"),
         format!("of 4,800 in {} steps", last["step"]),
         "2 → 3 in 2 generations".to_owned(),
-        " tok/s</dd>".to_owned(),
+        // The page escapes the slash.
+        " tok&#x2f;s</dd>".to_owned(),
         "3 × 4 × 1 = 12".to_owned(),
     ] {
         assert!(page.contains(&shown), "{shown} is not in {page}");
