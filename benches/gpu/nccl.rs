@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use evenkeel::engine::cuda::driver::{Memory, Stream};
-use evenkeel::engine::cuda::nccl::{Communicator, Nccl, UniqueId};
+use evenkeel::engine::cuda::nccl::{Communicator, Nccl};
 use evenkeel::engine::cuda::{CudaError, Precision};
 use serde_json::json;
 
@@ -60,9 +60,9 @@ fn said(formed: &Result<Communicator, CudaError>) -> String {
 /// In a world of one, every collective leaves or copies its operand.
 fn one_rank(gpu: &Gpu, nccl: &Arc<Nccl>, report: &mut Report) -> anyhow::Result<()> {
     let begin = Instant::now();
-    let UniqueId(id) = nccl.unique_id()?;
+    let id = nccl.unique_id()?;
     let place = (0, 1);
-    let communicator = Communicator::form(nccl, &gpu.device, UniqueId(id), place, LONG, &|| true)?;
+    let communicator = Communicator::form(nccl, &gpu.device, id, place, LONG, &|| true)?;
     let formed = begin.elapsed().as_secs_f64();
     let stream = gpu.device.stream()?;
     let bytes = 4 * ELEMENTS;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::oom_policy::OomPolicy;
+use crate::recipe::Spec;
 use crate::util::format;
 
 /// The world and the limits of a plan.
@@ -116,6 +117,15 @@ impl PlanRequest {
             per_device_batch_size_limit: reached.per_device_batch_size_limit,
             current_batch: reached.batch,
             ..self
+        }
+    }
+
+    /// The trainer that will run a plan of this recipe.
+    pub fn trainer_of(&self, spec: &Spec) -> Trainer {
+        if spec.trainer.is_external() {
+            Trainer::External
+        } else {
+            self.trainer
         }
     }
 

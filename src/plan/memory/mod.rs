@@ -45,7 +45,7 @@ impl<'a> Memory<'a> {
     /// The memory of a recipe whose model's shape is known.
     pub fn of(spec: &'a Spec, dialect: Dialect, request: &PlanRequest) -> Option<Memory<'a>> {
         let (shape, source) = Shape::of(&spec.model, request.model_config.as_ref())?;
-        let external = spec.trainer.is_external() || request.trainer == Trainer::External;
+        let external = request.trainer_of(spec) == Trainer::External;
         let parallel = &spec.parallel;
         let axes = [
             parallel.tensor,

@@ -133,11 +133,7 @@ impl Case<'_> {
 
     /// The trainer that will run the plan.
     fn trainer(&self) -> Trainer {
-        if self.spec().trainer.is_external() {
-            Trainer::External
-        } else {
-            self.request.trainer
-        }
+        self.request.trainer_of(self.spec())
     }
 
     /// The recipe's memory and that of a device, bytes, when both are known.
