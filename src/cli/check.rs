@@ -12,7 +12,7 @@ use super::render::{self, sarif};
 use super::{EXIT_REFUSED, first_set, needs, unread};
 use crate::launch::{self, survey};
 use crate::plan::{self, PlanRequest};
-use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources};
+use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources, diagnostic};
 
 /// Check recipes against every rule.
 #[derive(clap::Args)]
@@ -98,7 +98,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 (None, error.sources, error.diagnostics)
             }
         };
-        if diagnostics.iter().any(|d| d.severity == Severity::Error) {
+        if diagnostic::has_error(&diagnostics) {
             code = code.max(EXIT_REFUSED);
         }
         match args.output {

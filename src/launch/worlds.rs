@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use super::{LaunchError, RunDir, history};
 use crate::lifecycle::DeviceKind;
 use crate::plan::{self, Plan, PlanRequest, Reached, Refused, Trainer};
-use crate::recipe::Severity;
 use crate::train::Setup;
 
 /// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
@@ -95,7 +94,7 @@ impl Verdict {
             return Verdict::Feasible;
         };
         let mut errors = refused.diagnostics.iter();
-        let first = errors.find(|diagnostic| diagnostic.severity == Severity::Error);
+        let first = errors.find(|diagnostic| diagnostic.is_error());
         match (refused.draft.split, first) {
             (Some(_), Some(error)) => Verdict::Refused(error.message.clone()),
             _ => Verdict::Indivisible,

@@ -17,7 +17,7 @@ use crate::api::{RemainderPolicy, TrainerDevice, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
 use crate::plan::{self, Plan, PlanRequest, Reached};
-use crate::recipe::{Recipe, Severity, trainer_command};
+use crate::recipe::{Recipe, trainer_command};
 use crate::util::lock::lock;
 
 /// Worlds of one recipe that are kept; beyond this number they are evaluated again.
@@ -222,7 +222,7 @@ impl Planner {
         .after(reached);
         plan::plan(&planned.recipe, &request).map_err(|refused| {
             let all = refused.diagnostics.iter();
-            let errors = all.filter(|d| d.severity == Severity::Error);
+            let errors = all.filter(|d| d.is_error());
             let lines = errors.map(|d| format!("{}: {} ({})", d.rule, d.message, d.help));
             NoPlan(lines.collect::<Vec<String>>().join("\n"))
         })

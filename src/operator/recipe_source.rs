@@ -10,7 +10,7 @@ use crate::api::condition::ConditionReason;
 use crate::api::status::RecipeSnapshot;
 use crate::api::{ConfigMapKey, TrainingJob};
 use crate::external_trainer::launcher;
-use crate::recipe::{Recipe, Severity};
+use crate::recipe::Recipe;
 
 /// The recipe snapshot in the status, or a new one from the recipe's source.
 pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
@@ -94,7 +94,7 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
     let request = request.map_err(|invalid| refused(invalid.to_string()))?;
     launcher::read(&request).map_err(|error| {
         let all = error.diagnostics.iter();
-        let errors = all.filter(|d| d.severity == Severity::Error);
+        let errors = all.filter(|d| d.is_error());
         let lines: Vec<String> = errors
             .map(|d| {
                 let located = d.locate(&error.sources);

@@ -59,7 +59,7 @@ impl ReadError {
     /// Whether a file of the recipe cannot be read at all: it is missing, not UTF-8, or not permitted.
     pub fn is_unreadable(&self) -> bool {
         let mut all = self.diagnostics.iter();
-        all.any(|d| d.severity == Severity::Error && d.rule == reading::UNREADABLE_FILE)
+        all.any(|d| d.is_error() && d.rule == reading::UNREADABLE_FILE)
     }
 
     /// The first error in one line, for callers that do not render diagnostics.

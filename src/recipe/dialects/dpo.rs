@@ -219,7 +219,6 @@ mod tests {
         Division, EvaluationDivision, IntervalRounding, LastBatch, LearningRateShape, Objective,
         Precision, Strategy,
     };
-    use crate::recipe::syntax::diagnostic::Severity;
     use crate::recipe::{ReadError, Recipe, corpus, read};
 
     fn config() -> Option<PathBuf> {
@@ -329,11 +328,7 @@ mod tests {
             "model.block=GPT2Block",
         ];
         let error = read_at(config, &overrides).unwrap_err();
-        let found: Vec<_> = error
-            .diagnostics
-            .iter()
-            .filter(|d| d.severity == Severity::Error)
-            .collect();
+        let found: Vec<_> = error.diagnostics.iter().filter(|d| d.is_error()).collect();
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].rule, "unknown-override");
         assert_eq!(found[0].message, "there is no key `model.block` to change");

@@ -186,7 +186,6 @@ mod tests {
     use crate::plan::{PlanRequest, examine};
     use crate::recipe::schema::request::Request;
     use crate::recipe::schema::spec::Strategy;
-    use crate::recipe::syntax::diagnostic::Severity;
     use crate::recipe::{ReadError, Recipe, read};
 
     const EIGHT: &str = "distributed_type: DEEPSPEED\nnum_processes: 8\n";
@@ -367,7 +366,7 @@ mod tests {
             let result = job(&config, &format!("{LAUNCH} {trainer}"));
             let error = result.err();
             let errors = error.iter().flat_map(|error| &error.diagnostics);
-            let errors = errors.filter(|d| d.severity == Severity::Error);
+            let errors = errors.filter(|d| d.is_error());
             errors.map(|d| d.rule.clone()).collect::<Vec<_>>()
         };
         assert_eq!(launched("one", TRAINER), [""; 0]);
@@ -393,7 +392,7 @@ mod tests {
             let world = recipe.spec.batch.gpus.unwrap();
             let examined = examine(&recipe, &PlanRequest::gpus(world));
             let errors = examined.diagnostics.into_iter();
-            let errors = errors.filter(|d| d.severity == Severity::Error);
+            let errors = errors.filter(|d| d.is_error());
             errors.map(|d| d.rule).collect::<Vec<_>>()
         };
         assert_eq!(planned("num_processes: 8"), ["global-batch-conflict"]);

@@ -173,7 +173,6 @@ pub(crate) fn switch(arguments: &Node) -> Option<&Node> {
 mod tests {
     use crate::recipe::read;
     use crate::recipe::schema::request::Request;
-    use crate::recipe::syntax::diagnostic::Severity;
 
     /// The conflicts of a DeepSpeed config, without its batch, with the arguments.
     fn conflicts(config: &str, arguments: &str) -> Vec<String> {
@@ -193,7 +192,7 @@ mod tests {
             return Vec::new();
         };
         let errors = error.diagnostics.iter();
-        let errors = errors.filter(|d| d.severity == Severity::Error);
+        let errors = errors.filter(|d| d.is_error());
         errors
             .map(|d| {
                 assert_eq!(d.rule, "deepspeed-conflict");
