@@ -177,10 +177,11 @@ impl Ranks {
         self.processes.iter().for_each(Process::kill);
     }
 
-    /// Ends a rank that makes no progress, and records it in the status of the ranks here. Of an external trainer it is
-    /// not known which rank keeps the others waiting: all are aborted, so that Python programs write their stacks into
-    /// their logs, and killed a little later.
-    pub fn stall(&mut self, statuses: &mut [RankStatus], rank: u64, message: &str) {
+    /// Ends a rank that makes no progress, and records it in the status of the ranks here. One that was `waiting` for
+    /// other ranks does not count as the stalled one. Of an external trainer it is not known which rank keeps the
+    /// others waiting: all are aborted, so that Python programs write their stacks into their logs, and killed a little
+    /// later.
+    pub fn stall(&mut self, statuses: &mut [RankStatus], rank: u64, message: &str, waiting: bool) {
         for ((other, process), status) in (self.first..).zip(&self.processes).zip(statuses) {
             match &process.external {
                 Some(group) => {
@@ -194,7 +195,11 @@ impl Ranks {
                     });
                 }
                 None if other == rank => {
-                    status.stall(message.to_owned());
+                    if waiting {
+                        status.kill(|| message.to_owned());
+                    } else {
+                        status.stall(message.to_owned());
+                    }
                     process.kill();
                 }
                 None => {}

@@ -1,5 +1,6 @@
 //! Detects that an external trainer makes no progress: no step, no checkpoint and no output on the host of rank 0.
 
+use std::convert::identity;
 use std::path::{Path, PathBuf};
 
 use super::Tail;
@@ -43,7 +44,8 @@ impl ExternalStall {
         } else if printed || saved {
             self.clock.sign();
         }
-        self.clock.report(1, ": no step, checkpoint or output")
+        self.clock
+            .report(identity, ": no step, checkpoint or output", false)
     }
 }
 

@@ -89,8 +89,8 @@ impl Watch {
     }
 
     /// Ends a rank that makes no progress.
-    pub fn stall(&mut self, rank: u64, message: &str) {
-        self.ranks.stall(&mut self.seen, rank, message);
+    pub fn stall(&mut self, rank: u64, message: &str, waiting: bool) {
+        self.ranks.stall(&mut self.seen, rank, message, waiting);
     }
 
     /// The recorded state of a rank.

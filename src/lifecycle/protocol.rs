@@ -43,6 +43,8 @@ pub enum Report {
     Stalled {
         /// For how long, and what it does.
         message: String,
+        /// It waits for other ranks: it is not known which rank is the cause.
+        waiting: bool,
     },
     /// The rank makes progress again after [`Report::Stalled`].
     Progressing,
@@ -121,7 +123,7 @@ impl Report {
             },
             Report::OutOfMemory { message }
             | Report::Failed { message, .. }
-            | Report::Stalled { message }
+            | Report::Stalled { message, .. }
             | Report::VolumeFailed { message } => Event::Warning {
                 message: format!("rank {rank}: {message}"),
             },

@@ -126,41 +126,49 @@ impl StallClock {
         self.quiet = self.quiet.saturating_add(passed);
     }
 
-    /// What has changed since the last call: a stall over the deadline `times` times, with what the rank does, or the
-    /// end of one.
-    pub fn report(&mut self, times: u32, doing: &str) -> Option<Report> {
-        let Some(quiet) = self.stalled(times) else {
+    /// What has changed since the last call: a stall as in [`StallClock::stalled`], with what the rank does and
+    /// whether it waits for other ranks, or the end of one.
+    pub fn report(
+        &mut self,
+        limit: impl Fn(Duration) -> Duration,
+        doing: &str,
+        waiting: bool,
+    ) -> Option<Report> {
+        let Some(quiet) = self.stalled(limit) else {
             return std::mem::take(&mut self.reported).then_some(Report::Progressing);
         };
         let known = std::mem::replace(&mut self.reported, true);
         (!known).then(|| Report::Stalled {
             message: format!("no progress for {} s{doing}", quiet.as_secs()),
+            waiting,
         })
     }
 
-    /// The time without progress, if it is over the deadline `times` times.
-    pub fn stalled(&self, times: u32) -> Option<Duration> {
-        let limit = match self.deadline {
+    /// The time without progress, if it is over the limit that follows from the deadline.
+    pub fn stalled(&self, limit: impl Fn(Duration) -> Duration) -> Option<Duration> {
+        let deadline = match self.deadline {
             ProgressDeadline::Off => None,
-            ProgressDeadline::After(limit) => Some(limit),
+            ProgressDeadline::After(deadline) => Some(deadline),
             ProgressDeadline::Measured => match self.longest {
                 Some(longest) => Some(longest.saturating_mul(FACTOR).max(self.least)),
                 None => self.first,
             },
         };
-        (self.quiet > limit?.saturating_mul(times)).then_some(self.quiet)
+        (self.quiet > limit(deadline?)).then_some(self.quiet)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::identity;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn after(clock: &mut StallClock, seconds: u32) -> bool {
         clock.pass(SECOND * seconds);
-        clock.stalled(1).is_some()
+        clock.stalled(identity).is_some()
     }
 
     #[test]
@@ -178,8 +186,8 @@ mod tests {
             clock.progress();
         }
         assert!(!after(&mut clock, 600) && after(&mut clock, 1));
-        assert_eq!(clock.stalled(1), Some(601 * SECOND));
-        assert_eq!(clock.stalled(3), None);
+        assert_eq!(clock.stalled(identity), Some(601 * SECOND));
+        assert_eq!(clock.stalled(|deadline| deadline * 3), None);
     }
 
     #[test]
@@ -217,6 +225,6 @@ mod tests {
         };
         clock.looked = long_ago;
         clock.look();
-        assert_eq!(clock.stalled(1), None);
+        assert_eq!(clock.stalled(identity), None);
     }
 }

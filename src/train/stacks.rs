@@ -17,7 +17,7 @@ use crate::util::lock::lock;
 use crate::util::stderr;
 
 /// Longest wait for the main thread's stack. A thread in an uninterruptible wait of the kernel does not answer.
-const ANSWER: Duration = Duration::from_secs(5);
+pub const ANSWER: Duration = Duration::from_secs(5);
 
 struct Prepared {
     main: ThreadId,

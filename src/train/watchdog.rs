@@ -1,6 +1,7 @@
 //! Detects that this rank makes no progress although its process lives: a computation that does not end, a device or
 //! a file that does not answer. It writes down the stacks and reports it; the agent decides what follows.
 
+use std::convert::identity;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -14,7 +15,8 @@ use crate::lifecycle::protocol::Report;
 use crate::lifecycle::stall::{ProgressDeadline, StallClock};
 use crate::util::stderr;
 
-/// A rank that waits for others has this many times the deadline: the rank that they wait for is found first.
+/// A rank that waits for others has this many times the deadline, and the time in which the rank that they wait for
+/// writes its stacks: that rank is found first.
 const WAITING: u32 = 3;
 /// Longest wait for the file of the stacks, whose volume may be what does not answer.
 const WRITE: Duration = Duration::from_secs(5);
@@ -95,12 +97,15 @@ impl Watchdog {
             self.written = false;
         }
         let waiting = self.activity.waiting();
-        if self.clock.stalled(1).is_some() && !std::mem::replace(&mut self.written, true) {
+        if self.clock.stalled(identity).is_some() && !std::mem::replace(&mut self.written, true) {
             self.write_stacks(waiting);
         }
-        let times = if waiting.is_some() { WAITING } else { 1 };
+        let limit = |deadline: Duration| match waiting {
+            Some(_) => deadline.saturating_mul(WAITING) + stacks::ANSWER + WRITE,
+            None => deadline,
+        };
         let doing = format!(" while {}", doing(waiting));
-        self.clock.report(times, &doing)
+        self.clock.report(limit, &doing, waiting.is_some())
     }
 
     fn write_stacks(&self, waiting: Option<&str>) {
@@ -151,7 +156,11 @@ mod tests {
         let mut watchdog = watchdog(&activity, directory.path());
         world.check().unwrap();
         assert_eq!(watchdog.look(), None);
-        let Some(Report::Stalled { message }) = watchdog.look() else {
+        let Some(Report::Stalled {
+            message,
+            waiting: false,
+        }) = watchdog.look()
+        else {
             panic!("no report");
         };
         assert_eq!(message, "no progress for 0 s while computing");

@@ -11,15 +11,26 @@ use super::support::{Run, small, wait_for};
 /// Enough to train for some seconds.
 const SAMPLES: u64 = 12_000;
 
-/// Stops the main thread of a process, and none of its other threads, until the process is killed.
+/// Stops the main thread of a process, and none of its other threads, until the process is killed. It stops it while it
+/// computes: in a system call it may wait for other ranks.
 const STOP_MAIN_THREAD: &str = "
-import ctypes, os, sys
+import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 process, all = int(sys.argv[1]), 0x40000000
-for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT
+
+def ptrace(request):
     if libc.ptrace(request, process, 0, 0) != 0:
         sys.exit(os.strerror(ctypes.get_errno()))
-os.waitpid(process, all)
+
+ptrace(0x4206)  # PTRACE_SEIZE
+while True:
+    ptrace(0x4207)  # PTRACE_INTERRUPT
+    os.waitpid(process, all)
+    with open(f'/proc/{process}/syscall') as call:
+        if call.read().startswith('-1 '):
+            break
+    ptrace(7)  # PTRACE_CONT
+    time.sleep(0.003)
 print('stopped', flush=True)
 os.waitpid(process, all)
 ";
@@ -47,7 +58,7 @@ fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
     let mut tracer = stop_main_thread(&run, 1);
     assert!(launched.wait().success(), "{}", run.log());
     tracer.wait().unwrap();
-    assert_eq!(run.worlds(), [3, 2]);
+    assert_eq!(run.worlds(), [3, 2], "{}", run.log());
     let log = run.log();
     let lost = log.lines().find(|line| line.contains("so it was killed"));
     let lost = lost.unwrap_or_else(|| panic!("{log}"));

@@ -109,7 +109,7 @@ impl PodAgent {
             Report::Committed { checkpoint_ref, .. } => {
                 self.state.committed = Some(checkpoint_ref);
             }
-            Report::Stalled { message } => self.take_stall(rank, &message),
+            Report::Stalled { message, waiting } => self.take_stall(rank, &message, waiting),
             Report::Progressing => self.state.stalled = None,
             // The status of the rank has all that the others say.
             _ => {}
@@ -118,12 +118,14 @@ impl PodAgent {
     }
 
     /// Handles a rank without progress.
-    fn take_stall(&mut self, rank: u64, message: &str) {
+    fn take_stall(&mut self, rank: u64, message: &str, waiting: bool) {
         let on_stall = self.job.as_ref().map(|job| job.on_stall);
         if on_stall.unwrap_or_default() == OnStall::Report {
             self.state.stalled = Some(format!("rank {rank}: {message}"));
         } else if let Some(current) = &mut self.current {
-            current.ranks.stall(&mut self.state.ranks, rank, message);
+            current
+                .ranks
+                .stall(&mut self.state.ranks, rank, message, waiting);
         }
     }
 

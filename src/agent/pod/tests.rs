@@ -439,9 +439,9 @@ fn an_older_status_says_nothing_about_the_ranks_of_a_later_generation() {
     assert_eq!(pod.agent.state.generation, 3);
 }
 
-fn stall(pod: &mut Pod) {
+fn stall(pod: &mut Pod, waiting: bool) {
     let message = "no progress for 9 s while computing".to_owned();
-    pod.report(Report::Stalled { message });
+    pod.report(Report::Stalled { message, waiting });
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn a_stalled_rank_is_killed_unless_it_is_only_reported() {
     let mut pod = Pod::new(0);
     pod.prepare();
     pod.receive_generation(1, |job| job.on_stall = OnStall::Report);
-    stall(&mut pod);
+    stall(&mut pod, false);
     let stalled = pod.agent.state.stalled.clone();
     assert_eq!(
         stalled.as_deref(),
@@ -460,7 +460,7 @@ fn a_stalled_rank_is_killed_unless_it_is_only_reported() {
     assert!(pod.runs());
 
     pod.receive_generation(1, |job| job.on_stall = OnStall::Restart);
-    stall(&mut pod);
+    stall(&mut pod, false);
     assert_eq!(pod.ended(), Ending::Signal(9));
     let rank = &pod.agent.state.ranks[0];
     assert!(rank.is_stalled());
@@ -468,6 +468,16 @@ fn a_stalled_rank_is_killed_unless_it_is_only_reported() {
         rank.signal_message(9),
         "no progress for 9 s while computing, so it was killed"
     );
+}
+
+#[test]
+fn a_rank_that_stalls_in_waiting_for_others_does_not_count_as_the_cause() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.receive_generation(1, |_| {});
+    stall(&mut pod, true);
+    assert_eq!(pod.ended(), Ending::Signal(9));
+    assert!(!pod.agent.state.ranks[0].is_stalled());
 }
 
 #[test]

@@ -59,11 +59,11 @@ impl Launcher<'_> {
                 self.in_trouble();
                 self.lose_gpu(rank);
             }
-            Report::Stalled { message } => {
+            Report::Stalled { message, waiting } => {
                 if self.on_stall != OnStall::Report
                     && let Some(current) = &mut self.current
                 {
-                    current.watch.stall(rank, message);
+                    current.watch.stall(rank, message, *waiting);
                 }
             }
             Report::Connecting
