@@ -815,6 +815,71 @@ fn a_small_gpu_gets_smaller_micro_batches_of_the_same_batch() {
 }
 
 #[test]
+fn a_gpu_needs_the_memory_that_the_plan_states() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    // Large enough that what the plan leaves out is small.
+    let model = "evenkeel.model.config.hidden_size=256 evenkeel.model.config.intermediate_size=512 \
+                 evenkeel.model.config.num_attention_heads=4 evenkeel.model.config.num_key_value_heads=2 \
+                 evenkeel.model.config.vocab_size=2048 evenkeel.model.config.max_position_embeddings=256 \
+                 evenkeel.data.sequence_length=256 evenkeel.batch.per_device_batch_size=4";
+    let (bf16, untied) = (
+        "evenkeel.model.precision=bf16",
+        "evenkeel.model.config.tie_word_embeddings=false",
+    );
+    let checkpointing = "evenkeel.model.activation_checkpointing=true";
+    let norm_test = "evenkeel.schedule.kind=norm-test evenkeel.schedule.max_batch=64";
+    let coordinates = "evenkeel.schedule.coordinate_interval=10";
+    let unsharded = "evenkeel.schedule.unsharded_accumulation=true";
+    for (run, ranks, settings) in [
+        ("f32", "1", vec![]),
+        ("bf16", "1", vec![bf16]),
+        ("untied", "1", vec![bf16, untied]),
+        ("checkpointing", "1", vec![bf16, checkpointing]),
+        ("replicated", "2", vec![bf16]),
+        ("sharded", "2", vec![bf16, FSDP]),
+        ("sharded-untied", "2", vec![bf16, FSDP, untied]),
+        ("sharded-f32", "2", vec![FSDP]),
+        ("measured", "2", vec![norm_test]),
+        (
+            "coordinates",
+            "1",
+            vec![bf16, untied, norm_test, coordinates],
+        ),
+        ("unsharded", "2", vec![FSDP, norm_test, unsharded]),
+    ] {
+        let words = format!("{model} {}", settings.join(" "));
+        let plan = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+            .current_dir(machine.path())
+            .args(format!("plan tiny.yaml -o json --gpus {ranks} {words}").split_whitespace())
+            .output()
+            .unwrap();
+        assert!(plan.status.success(), "{plan:?}");
+        let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+        let bytes = |part: &str| plan["memory"][part].as_u64().unwrap();
+        // The model fits, the micro-batch does not.
+        let memory = (bytes("total") - bytes("activations") / 2).to_string();
+        let words = format!("--out {run} --device cuda --procs {ranks} {}", words.trim());
+        let limit = ("EMULATED_GPU_MEMORY", memory.as_str());
+        let output = machine.launch(&words, &[limit, ("EMULATED_GPU_DEVICES", ranks)]);
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let (_, rest) = printed.split_once("out of memory: ").expect(&printed);
+        let needed: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+        let error = needed as f64 / bytes("total") as f64 - 1.0;
+        println!(
+            "{run}: {needed} bytes, {:.2} % more than planned",
+            100.0 * error
+        );
+        assert!(
+            error.abs() < 0.01,
+            "{run}: {needed}, not {}",
+            bytes("total")
+        );
+    }
+}
+
+#[test]
 fn a_gpu_that_was_asked_for_and_is_missing_is_one_message() {
     let Some(machine) = Machine::new() else {
         return;

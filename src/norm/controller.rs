@@ -104,7 +104,7 @@ impl Controller {
         };
         let old = &self.conditions;
         let mut changes = Vec::new();
-        let groups = match settings::groups(&tester.settings) {
+        let groups = match tester.settings.measured_groups() {
             Groups::MicroBatches => [new, old].map(|conditions| {
                 format!(
                     "micro-batches of {}",

@@ -17,7 +17,7 @@ pub use controller::Controller;
 pub use coordinate::{CoordinateTest, Coordinates};
 pub use decision::{Decision, Limit, Reason};
 pub use estimator::{Estimate, GroupSums, Printed, Sums, Undefined};
-pub use settings::{Conditions, ScheduleError, groups};
+pub use settings::{Conditions, ScheduleError};
 
 #[cfg(test)]
 mod testing;

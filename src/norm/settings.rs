@@ -81,7 +81,7 @@ pub(super) fn check_norm_test(
         )));
     }
     let accumulation = max.div_ceil(conditions.workers * conditions.micro_batch);
-    let workers = conditions.sharded && groups(settings) == Groups::Workers;
+    let workers = conditions.sharded && settings.measured_groups() == Groups::Workers;
     if workers && accumulation > 1 && !settings.unsharded_accumulation {
         let asked = match settings.estimator {
             Estimator::Paper => "estimator: paper",
@@ -94,14 +94,6 @@ pub(super) fn check_norm_test(
         )));
     }
     Ok(())
-}
-
-/// The unit of a group; the printed estimator uses workers only.
-pub fn groups(settings: &NormTest) -> Groups {
-    match settings.estimator {
-        Estimator::Paper => Groups::Workers,
-        Estimator::Unbiased => settings.groups,
-    }
 }
 
 #[cfg(test)]

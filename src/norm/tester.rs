@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::coordinate::CoordinateTest;
 use super::decision::{Decision, Limit, Reason};
 use super::estimator::{Estimate, Sums, Undefined};
-use super::settings::{Conditions, groups};
+use super::settings::Conditions;
 use crate::recipe::schema::spec::{Estimator, Groups, NormTest};
 
 /// The settings, and the state kept from step to step.
@@ -61,13 +61,13 @@ impl Tester {
         let printed = self.settings.estimator == Estimator::Paper;
         let settled = printed && batch >= self.max_batch(quantum);
         let due = step.is_multiple_of(self.settings.interval) && !settled;
-        due.then(|| groups(&self.settings))
+        due.then(|| self.settings.measured_groups())
     }
 
     pub(super) fn coordinate_test(&self, step: u64) -> Option<CoordinateTest> {
         let interval = self.settings.coordinate_interval;
         (interval > 0 && step.is_multiple_of(interval)).then(|| CoordinateTest {
-            groups: groups(&self.settings),
+            groups: self.settings.measured_groups(),
             threshold: self.threshold(),
         })
     }

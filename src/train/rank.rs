@@ -32,7 +32,7 @@ use crate::engine::{self, Engine, EngineError, Measure};
 use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{DeviceKind, Generation, files};
-use crate::norm::{Conditions, Controller, groups};
+use crate::norm::{Conditions, Controller};
 use crate::recipe::schema::spec::{BatchSchedule, Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
@@ -274,7 +274,7 @@ fn engine(
     // The measurements that any step of the run may request.
     let (measure, unsharded_accumulation) = match &setup.spec.schedule {
         BatchSchedule::NormTest(test) => (
-            measure(Some(groups(test)), test.coordinate_interval > 0),
+            measure(Some(test.measured_groups()), test.coordinate_interval > 0),
             test.unsharded_accumulation,
         ),
         _ => (Measure::default(), false),

@@ -1,7 +1,9 @@
-//! The activations that the built-in trainer keeps on a GPU. Its engine places every buffer before the first step
-//! (`engine/cuda/workspace.rs`), so the sum is exact but for rounding.
+//! What the built-in trainer keeps on a GPU. Its engine places every buffer before the first step
+//! (`engine/cuda/state.rs` and `workspace.rs`), so the sums are exact but for rounding. `tests/cuda_launch.rs` compares
+//! them with the engine.
 
 use super::shape::{Biases, Shape};
+use crate::recipe::schema::spec::{Groups, NormTest};
 
 /// Most logits that exist at a time.
 const LOGITS: f64 = (1u64 << 27) as f64;
@@ -12,6 +14,69 @@ const F32: f64 = 4.0;
 /// Whether the built-in trainer has this architecture: a dense Llama.
 pub(super) fn has_engine(shape: &Shape) -> bool {
     shape.experts == 1 && shape.gated && shape.biases == Biases::None && !shape.norm_bias
+}
+
+/// Weights, gradients and optimiser states of a rank, bytes: the table of docs/gpu.md. The ranks share every unit if
+/// `shards` is more than 1. Matrix products use elements of `size` bytes.
+pub(super) fn states(
+    shape: &Shape,
+    shards: f64,
+    size: f64,
+    norm_test: Option<&NormTest>,
+) -> [f64; 3] {
+    let (all, embedding, block) = (shape.parameters(), shape.embedding(), shape.block());
+    let head = shape.norm() + if shape.tied { 0.0 } else { embedding };
+    let sharded = shards > 1.0;
+    let mut weights = F32 * all / shards;
+    let mut gradients = F32 * all / shards;
+    if size < F32 {
+        // Tokens are looked up in f32. A tied head's copy of a sharded embedding has its own place.
+        let looked_up = if shape.tied && !sharded {
+            0.0
+        } else {
+            embedding
+        };
+        weights += size * (all - looked_up) / shards;
+    }
+    if sharded {
+        let norms = (2.0 * shape.layers as f64 + 1.0) * shape.norm();
+        weights += turns(shape, F32 * embedding, size * block, size * head) + F32 * norms;
+        if shape.tied {
+            weights += (F32 + if size < F32 { size } else { 0.0 }) * embedding;
+        }
+        gradients += F32 * turns(shape, embedding, block, head);
+    }
+    let measured = norm_test.is_some_and(|test| test.measured_groups() == Groups::MicroBatches);
+    if measured && !sharded {
+        gradients += 2.0 * F32 * embedding.max(block).max(head);
+    }
+    if shape.tied && (measured || sharded) {
+        gradients += F32 * embedding;
+    }
+    if let Some(test) = norm_test {
+        if test.coordinate_interval > 0 {
+            gradients += F32 * all;
+        }
+        if test.unsharded_accumulation {
+            gradients += F32 * all * (1.0 - 1.0 / shards);
+        }
+    }
+    [weights, gradients, 2.0 * F32 * all / shards]
+}
+
+/// The sum of the two places in which the units take turns: the even ones in the first, the odd ones in the second. A
+/// tied embedding is in neither.
+fn turns(shape: &Shape, embedding: f64, block: f64, head: f64) -> f64 {
+    let embedding = if shape.tied { 0.0 } else { embedding };
+    let second_block = if shape.layers > 1 { block } else { 0.0 };
+    let [mut even, mut odd] = [embedding.max(second_block), block];
+    let of_head = if shape.layers % 2 == 0 {
+        &mut odd
+    } else {
+        &mut even
+    };
+    *of_head = of_head.max(head);
+    even + odd
 }
 
 /// Bytes for a micro-batch of this number of tokens, whose activations have `size` bytes each.

@@ -12,7 +12,7 @@ use super::batch_plan::MemoryEstimate;
 use super::{PlanRequest, Trainer};
 use crate::recipe::Spec;
 use crate::recipe::schema::dialect::Dialect;
-use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
+use crate::recipe::schema::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
 pub use known::{typical, typical_sizes};
@@ -72,7 +72,7 @@ impl<'a> Memory<'a> {
             shape: self.shape.clone(),
             source: self.source.clone(),
             available: self.available,
-            built_in: self.built_in,
+            built_in: self.built_in && !spec.model.adapters,
         }
     }
 
@@ -134,10 +134,19 @@ impl<'a> Memory<'a> {
         let trained = if adapters { all * ADAPTERS } else { all };
         let [weight, gradient, optimizer] = self.per_parameter();
         let shards = parallel.data_shard.unwrap_or(ranks).clamp(1, ranks.max(1)) as f64;
+        let norm_test = match &self.spec.schedule {
+            BatchSchedule::NormTest(test) => Some(test),
+            _ => None,
+        };
+        if self.built_in {
+            let shards = match parallel.strategy {
+                Strategy::Ddp => 1.0,
+                Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => shards,
+            };
+            return built_in::states(&self.shape, shards, self.compute_bytes(), norm_test);
+        }
         let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
             Strategy::Ddp => (1.0, 1.0, 1.0),
-            // The built-in trainer shards everything.
-            _ if self.built_in => (shards, shards, shards),
             Strategy::Zero1 => (1.0, 1.0, shards),
             Strategy::Zero2 => (1.0, shards, shards),
             Strategy::Fsdp => (shards, shards, shards),
@@ -150,39 +159,13 @@ impl<'a> Memory<'a> {
         };
         let mut weights = (trained * weight + frozen + reference) / weight_shards;
         let mut gradients = trained * gradient / gradient_shards;
-        let two_units = 2.0 * self.shape.block().max(self.shape.embedding()) / parts;
         if weight_shards > 1.0 {
             // The current block and the prefetched one are unsharded.
+            let two_units = 2.0 * self.shape.block().max(self.shape.embedding()) / parts;
             weights += two_units * self.compute_bytes();
         }
-        if self.built_in {
-            if self.compute_bytes() < weight {
-                // A copy in half precision of what matrix products use.
-                let embedding = if self.shape.tied {
-                    0.0
-                } else {
-                    self.shape.embedding()
-                };
-                weights += self.compute_bytes() * (all - embedding) / weight_shards;
-            }
-            if weight_shards > 1.0 || matches!(self.spec.schedule, BatchSchedule::NormTest(_)) {
-                // Those of a micro-batch, before they are added or measured.
-                gradients += two_units * gradient;
-            }
-        }
-        gradients += trained * self.measured(gradient_shards);
+        gradients += trained * norm_test.map_or(0.0, |test| measured(test, gradient_shards));
         [weights, gradients, trained * optimizer / optimizer_shards]
-    }
-
-    /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the
-    /// vector of the coordinate-wise test, and a rank's own gradient if gradients are sharded.
-    fn measured(&self, gradient_shards: f64) -> f64 {
-        let BatchSchedule::NormTest(test) = &self.spec.schedule else {
-            return 0.0;
-        };
-        let own = test.unsharded_accumulation && gradient_shards > 1.0;
-        let vectors = u8::from(test.coordinate_interval > 0) + u8::from(own);
-        4.0 * f64::from(vectors)
     }
 
     /// Activations of one micro-batch, bytes.
@@ -209,13 +192,15 @@ impl<'a> Memory<'a> {
 
     /// Bytes a parameter: of the weights, their gradients and the optimiser's states.
     fn per_parameter(&self) -> [f64; 3] {
+        if self.built_in {
+            // AdamW's moments in f32, whatever the recipe names.
+            return [4.0, 4.0, 8.0];
+        }
         let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
         let mixed = self.spec.model.precision != Precision::F32;
         match self.spec.parallel.strategy {
             // DeepSpeed computes with half-precision weights and keeps f32 weights with Adam's states.
-            Strategy::Zero1 | Strategy::Zero2 if mixed && !self.built_in => {
-                [2.0, 2.0, states + 4.0]
-            }
+            Strategy::Zero1 | Strategy::Zero2 if mixed => [2.0, 2.0, states + 4.0],
             _ => [4.0, 4.0, states],
         }
     }
@@ -281,7 +266,9 @@ impl<'a> Memory<'a> {
                 weight + gradient + optimizer
             ),
         ];
-        if let Some(name) = self.spec.optimizer.name.as_deref() {
+        if let Some(name) = self.spec.optimizer.name.as_deref()
+            && !self.built_in
+        {
             let states = optimizer_bytes(Some(name));
             let mut line = format!("{name}: {states} bytes of states a parameter");
             if name.contains("paged") {
@@ -344,6 +331,14 @@ impl<'a> Memory<'a> {
         ));
         lines
     }
+}
+
+/// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the vector of the
+/// coordinate-wise test, and a rank's own gradient if gradients are sharded.
+fn measured(test: &NormTest, gradient_shards: f64) -> f64 {
+    let own = test.unsharded_accumulation && gradient_shards > 1.0;
+    let vectors = u8::from(test.coordinate_interval > 0) + u8::from(own);
+    4.0 * f64::from(vectors)
 }
 
 /// Bytes of optimiser states a parameter, by upstream's name (`OptimizerNames`, transformers

@@ -334,6 +334,16 @@ pub struct NormTest {
     pub unsharded_accumulation: bool,
 }
 
+impl NormTest {
+    /// The groups that the test measures; the printed estimator has workers only.
+    pub fn measured_groups(&self) -> Groups {
+        match self.estimator {
+            Estimator::Paper => Groups::Workers,
+            Estimator::Unbiased => self.groups,
+        }
+    }
+}
+
 impl Default for NormTest {
     fn default() -> Self {
         NormTest {
