@@ -184,16 +184,18 @@ pub(super) const RESERVED: Words = Words(
 
 /// The words as one command line. A shell splits it into the same words.
 pub(crate) fn join(words: &[String]) -> String {
-    let assigns = |word: &String| word.split_once('=').is_some_and(|(name, _)| is_name(name));
+    // The parser knows no assignment to `_`.
+    let assigned = |name: &str| is_name(name) && name != "_";
+    let assigns = |word: &String| (word.split_once('=')).is_some_and(|(name, _)| assigned(name));
     let program = words.iter().position(|word| !assigns(word));
     let mut line = Vec::new();
     for (at, word) in words.iter().enumerate() {
         // In front of the arguments the parser takes more characters for its own syntax.
         line.push(match program {
-            Some(program) if at > program => quote(word, "@%:^[]{}*?="),
-            // It would take `--key=value` for an assignment.
+            Some(program) if at > program => quote(word, "@%:^[]{}*?=+"),
+            // It would take `--key=value` for an assignment, and `g+` for the begin of one.
             Some(program) if at == program => quote(word, ""),
-            _ => quote(word, "@%:="),
+            _ => quote(word, "@%:=+"),
         });
     }
     line.join(" ")
@@ -201,11 +203,13 @@ pub(crate) fn join(words: &[String]) -> String {
 
 /// A word in quotes, unless its characters need none. `more`: further such characters.
 fn quote(word: &str, more: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./,+".contains(c) || more.contains(c);
+    let plain = |c: char| c.is_alphanumeric() || "-_./,".contains(c) || more.contains(c);
     let braces = word.contains('{') && (word.contains(',') || word.contains(".."));
     let count = |c: char| word.matches(c).count();
     let is_closed = count('{') == count('}') && count('[') == count(']');
-    let is_plain = !word.is_empty() && word.chars().all(plain) && !braces && is_closed;
+    // `==` would be an operator.
+    let begins = !word.is_empty() && !word.starts_with('=');
+    let is_plain = begins && word.chars().all(plain) && !braces && is_closed;
     if is_plain && !RESERVED.has(word) {
         return word.to_owned();
     }
