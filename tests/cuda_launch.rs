@@ -829,6 +829,9 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
         "evenkeel.model.config.tie_word_embeddings=false",
     );
     let checkpointing = "evenkeel.model.activation_checkpointing=true";
+    // The last place that a unit takes depends on the number of layers.
+    let three_layers =
+        "evenkeel.model.config.num_hidden_layers=3 evenkeel.model.config.vocab_size=4096";
     let norm_test = "evenkeel.schedule.kind=norm-test evenkeel.schedule.max_batch=64";
     let coordinates = "evenkeel.schedule.coordinate_interval=10";
     let unsharded = "evenkeel.schedule.unsharded_accumulation=true";
@@ -841,7 +844,17 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
         ("sharded", "2", vec![bf16, FSDP]),
         ("sharded-untied", "2", vec![bf16, FSDP, untied]),
         ("sharded-f32", "2", vec![FSDP]),
+        (
+            "three-layers",
+            "3",
+            vec![FSDP, bf16, untied, three_layers, "evenkeel.batch.global=12"],
+        ),
         ("measured", "2", vec![norm_test]),
+        (
+            "workers",
+            "2",
+            vec![norm_test, "evenkeel.schedule.estimator=paper"],
+        ),
         (
             "coordinates",
             "1",

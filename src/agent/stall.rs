@@ -1,6 +1,5 @@
 //! Detects that an external trainer makes no progress: no step, no checkpoint and no output on the host of rank 0.
 
-use std::convert::identity;
 use std::path::{Path, PathBuf};
 
 use super::Tail;
@@ -44,8 +43,7 @@ impl ExternalStall {
         } else if printed || saved {
             self.clock.sign();
         }
-        self.clock
-            .report(identity, ": no step, checkpoint or output", false)
+        self.clock.report(": no step, checkpoint or output", false)
     }
 }
 

@@ -139,8 +139,8 @@ pub struct TrainingJobSpec {
     pub progress_deadline_seconds: Option<u32>,
     /// Reaction to a stalled rank. Report: the condition Running gets the reason Stalled. Restart: kill the rank and
     /// start the next generation from the newest checkpoint. ExcludeNode: as Restart, and the node gets no pods of
-    /// this job any more; where it is unknown which rank stalls the others (an external trainer, or all ranks wait for
-    /// each other), the ranks are only restarted.
+    /// this job any more; a rank that waited for other ranks, and an external trainer, are only restarted, since the
+    /// cause may be on another node.
     #[serde(default)]
     pub on_stall: OnStall,
     /// True: commit a checkpoint and free all GPUs. False: train, from the last checkpoint.

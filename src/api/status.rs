@@ -106,7 +106,8 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = HISTORY))]
     pub history: Vec<Rescale>,
-    /// Nodes that get no pods of this job, because a rank made no progress there and `spec.onStall` is ExcludeNode.
+    /// Nodes that get no pods of this job, because a rank made no progress there without waiting for
+    /// others, and `spec.onStall` is ExcludeNode.
     /// Another value of it clears the list.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = EXCLUDED), inner(length(max = 253)))]

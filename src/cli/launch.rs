@@ -101,7 +101,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS")]
     progress_deadline: Option<u32>,
     /// Reaction to a stalled rank: report only warns; restart continues from the newest checkpoint
-    /// without it; exclude-node, on a cluster, also gives its node no pods of the job any more.
+    /// without it; exclude-node, on a cluster, also gives its node no pods of the job any more,
+    /// unless it waited for other ranks.
     #[arg(
         long,
         value_name = "REACTION",

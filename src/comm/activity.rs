@@ -32,7 +32,7 @@ impl Activity {
     }
 
     /// Runs a call that waits for other ranks.
-    fn wait<T>(&self, operation: &'static str, call: impl FnOnce() -> T) -> T {
+    pub fn wait<T>(&self, operation: &'static str, call: impl FnOnce() -> T) -> T {
         self.call();
         lock(&self.waiting).push(operation);
         let result = call();

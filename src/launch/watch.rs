@@ -88,7 +88,7 @@ impl Watch {
         self.ranks.kill();
     }
 
-    /// Ends a rank that makes no progress.
+    /// Ends a rank that makes no progress; see [`Ranks::stall`].
     pub fn stall(&mut self, rank: u64, message: &str, waiting: bool) {
         self.ranks.stall(&mut self.seen, rank, message, waiting);
     }

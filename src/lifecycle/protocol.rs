@@ -43,7 +43,7 @@ pub enum Report {
     Stalled {
         /// For how long, and what it does.
         message: String,
-        /// It waits for other ranks: it is not known which rank is the cause.
+        /// It waits for other ranks, one of which may be the cause. Unknown of an external trainer: false.
         waiting: bool,
     },
     /// The rank makes progress again after [`Report::Stalled`].

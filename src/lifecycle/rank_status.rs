@@ -71,7 +71,8 @@ pub enum Fault {
 pub enum Cause {
     /// Its agent killed it for this reason, or its device was lost.
     Killed(String),
-    /// Its agent killed it for this lack of progress, which no other rank causes.
+    /// Its agent killed it for this lack of progress. It did not wait for other ranks; of an external trainer that is
+    /// unknown.
     Stalled(String),
     /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is not a
     /// root cause.
@@ -206,12 +207,12 @@ impl RankStatus {
         self.loss.as_ref()?.held
     }
 
-    /// Whether it was killed for a lack of progress that no other rank causes.
+    /// Whether it was killed for a lack of progress; see [`Cause::Stalled`].
     pub fn is_stalled(&self) -> bool {
         matches!(self.cause, Some(Cause::Stalled(_)))
     }
 
-    /// Records that it is killed for a lack of progress that no other rank causes, unless a reason is known.
+    /// Records that it is killed for a lack of progress ([`Cause::Stalled`]), unless a reason is known.
     pub fn stall(&mut self, message: String) {
         self.cause.get_or_insert(Cause::Stalled(message));
     }

@@ -15,6 +15,11 @@ const LEAST: Duration = Duration::from_secs(600);
 const FIRST: Duration = Duration::from_secs(3600);
 /// and this for an external trainer.
 const LEAST_EXTERNAL: Duration = Duration::from_secs(1800);
+/// Longest time in which a stalled rank writes its stacks before it reports.
+pub const STACKS: Duration = Duration::from_secs(10);
+/// A rank that waits for other ranks has this many times the deadline, and [`STACKS`] more: a rank that keeps the
+/// others waiting is found first.
+const WAITING: u32 = 3;
 /// Longest time that one look counts: the process may have been suspended meanwhile.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -28,7 +33,7 @@ pub enum OnStall {
     /// Kill the rank; the next generation starts from the newest checkpoint.
     #[default]
     Restart,
-    /// Kill the rank, and give its node no pods of this job any more.
+    /// Kill the rank, and give its node no pods of this job any more, unless it waited for other ranks.
     ExcludeNode,
 }
 
@@ -126,15 +131,9 @@ impl StallClock {
         self.quiet = self.quiet.saturating_add(passed);
     }
 
-    /// What has changed since the last call: a stall as in [`StallClock::stalled`], with what the rank does and
-    /// whether it waits for other ranks, or the end of one.
-    pub fn report(
-        &mut self,
-        limit: impl Fn(Duration) -> Duration,
-        doing: &str,
-        waiting: bool,
-    ) -> Option<Report> {
-        let Some(quiet) = self.stalled(limit) else {
+    /// Reports a new stall, with what the rank does and whether it waits for other ranks, or the end of one.
+    pub fn report(&mut self, doing: &str, waiting: bool) -> Option<Report> {
+        let Some(quiet) = self.stalled(waiting) else {
             return std::mem::take(&mut self.reported).then_some(Report::Progressing);
         };
         let known = std::mem::replace(&mut self.reported, true);
@@ -144,31 +143,40 @@ impl StallClock {
         })
     }
 
-    /// The time without progress, if it is over the limit that follows from the deadline.
-    pub fn stalled(&self, limit: impl Fn(Duration) -> Duration) -> Option<Duration> {
-        let deadline = match self.deadline {
-            ProgressDeadline::Off => None,
-            ProgressDeadline::After(deadline) => Some(deadline),
-            ProgressDeadline::Measured => match self.longest {
-                Some(longest) => Some(longest.saturating_mul(FACTOR).max(self.least)),
-                None => self.first,
-            },
+    /// The time without progress, if it is over the deadline of a rank that waits for other ranks or does not.
+    pub fn stalled(&self, waiting: bool) -> Option<Duration> {
+        let (deadline, first) = match self.deadline {
+            ProgressDeadline::Off => (None, None),
+            ProgressDeadline::After(deadline) => (Some(deadline), None),
+            ProgressDeadline::Measured => {
+                let measured = |longest: Duration| longest.saturating_mul(FACTOR).max(self.least);
+                (self.longest.map(measured).or(self.first), self.first)
+            }
         };
-        (self.quiet > limit(deadline?)).then_some(self.quiet)
+        let mut limit = deadline?;
+        if waiting {
+            // The others may still be before their first progress.
+            let longest = limit.saturating_mul(WAITING).max(first.unwrap_or_default());
+            limit = longest.saturating_add(STACKS);
+        }
+        (self.quiet > limit).then_some(self.quiet)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::convert::identity;
-
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn after(clock: &mut StallClock, seconds: u32) -> bool {
         clock.pass(SECOND * seconds);
-        clock.stalled(identity).is_some()
+        clock.stalled(false).is_some()
+    }
+
+    fn after_in_waiting(clock: &mut StallClock, seconds: u32) -> bool {
+        clock.pass(SECOND * seconds);
+        clock.stalled(true).is_some()
     }
 
     #[test]
@@ -186,8 +194,11 @@ mod tests {
             clock.progress();
         }
         assert!(!after(&mut clock, 600) && after(&mut clock, 1));
-        assert_eq!(clock.stalled(identity), Some(601 * SECOND));
-        assert_eq!(clock.stalled(|deadline| deadline * 3), None);
+        assert_eq!(clock.stalled(false), Some(601 * SECOND));
+        // One that waits has as long as the others before their first progress.
+        assert_eq!(clock.stalled(true), None);
+        assert!(!after_in_waiting(&mut clock, 3600 + 10 - 601));
+        assert!(after_in_waiting(&mut clock, 1));
     }
 
     #[test]
@@ -209,6 +220,7 @@ mod tests {
     fn a_deadline_in_seconds_holds_from_the_start_and_zero_turns_it_off() {
         let mut set = StallClock::of_external_trainer(ProgressDeadline::of(Some(30)));
         assert!(!after(&mut set, 30) && after(&mut set, 1));
+        assert!(!after_in_waiting(&mut set, 69) && after_in_waiting(&mut set, 1));
         let mut off = StallClock::of_rank(ProgressDeadline::of(Some(0)));
         assert!(!after(&mut off, u32::MAX));
         for seconds in [None, Some(0), Some(30)] {
@@ -225,6 +237,6 @@ mod tests {
         };
         clock.looked = long_ago;
         clock.look();
-        assert_eq!(clock.stalled(identity), None);
+        assert_eq!(clock.stalled(false), None);
     }
 }

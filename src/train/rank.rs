@@ -20,7 +20,7 @@ use super::watchdog::{self, EverySecond};
 use super::weights::Weights;
 use crate::bucket::Bucket;
 use crate::checkpoint::CheckpointError;
-use crate::comm::activity::Observed;
+use crate::comm::activity::{Activity, Observed};
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
@@ -145,10 +145,10 @@ fn train(
     let (observed, activity) = Observed::of(Arc::clone(world));
     let stacks = files::stacks(generation.number, options.rank as u64);
     let stacks = options.run.join(stacks);
-    let watchdog = watchdog::watch(activity, options.progress_deadline, stacks);
+    let watchdog = watchdog::watch(Arc::clone(&activity), options.progress_deadline, stacks);
     let data = Setup::data(&options.run);
     let training = Dataset::train(&data)?;
-    let mut engine = engine(options, setup, generation, world, &observed)?;
+    let mut engine = engine(options, setup, generation, world, &observed, &activity)?;
     let state = load(options, setup, generation, engine.as_mut())?;
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
     let mut trainer = Trainer {
@@ -259,6 +259,7 @@ fn engine(
     generation: &Generation,
     world: &World,
     observed: &World,
+    activity: &Arc<Activity>,
 ) -> Result<Box<dyn Engine>, TrainError> {
     let model = setup.model()?.clone();
     let world = match setup.device {
@@ -308,6 +309,7 @@ fn engine(
                 activation_checkpointing,
                 strategy,
                 measure,
+                activity: Arc::clone(activity),
                 ..CudaOptions::default()
             };
             // The GPU of this process: its agent makes no other visible.

@@ -1,7 +1,6 @@
 //! Detects that this rank makes no progress although its process lives: a computation that does not end, a device or
 //! a file that does not answer. It writes down the stacks and reports it; the agent decides what follows.
 
-use std::convert::identity;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -12,14 +11,11 @@ use super::orders::report;
 use super::stacks;
 use crate::comm::activity::Activity;
 use crate::lifecycle::protocol::Report;
-use crate::lifecycle::stall::{ProgressDeadline, StallClock};
+use crate::lifecycle::stall::{ProgressDeadline, STACKS, StallClock};
 use crate::util::stderr;
 
-/// A rank that waits for others has this many times the deadline, and the time in which the rank that they wait for
-/// writes its stacks: that rank is found first.
-const WAITING: u32 = 3;
 /// Longest wait for the file of the stacks, whose volume may be what does not answer.
-const WRITE: Duration = Duration::from_secs(5);
+const WRITE: Duration = STACKS.saturating_sub(stacks::ANSWER);
 
 /// Time between two calls of [`EverySecond`].
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -91,21 +87,18 @@ pub fn watch(activity: Arc<Activity>, deadline: ProgressDeadline, stacks: PathBu
 impl Watchdog {
     fn look(&mut self) -> Option<Report> {
         self.clock.look();
+        // Before the calls: a wait that ends in between is then seen as progress.
+        let waiting = self.activity.waiting();
         let calls = self.activity.calls();
         if std::mem::replace(&mut self.calls, calls) != calls {
             self.clock.progress();
             self.written = false;
         }
-        let waiting = self.activity.waiting();
-        if self.clock.stalled(identity).is_some() && !std::mem::replace(&mut self.written, true) {
+        if self.clock.stalled(false).is_some() && !std::mem::replace(&mut self.written, true) {
             self.write_stacks(waiting);
         }
-        let limit = |deadline: Duration| match waiting {
-            Some(_) => deadline.saturating_mul(WAITING) + stacks::ANSWER + WRITE,
-            None => deadline,
-        };
         let doing = format!(" while {}", doing(waiting));
-        self.clock.report(limit, &doing, waiting.is_some())
+        self.clock.report(&doing, waiting.is_some())
     }
 
     fn write_stacks(&self, waiting: Option<&str>) {

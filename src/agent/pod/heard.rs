@@ -117,11 +117,13 @@ impl PodAgent {
         urgent
     }
 
-    /// Handles a rank without progress.
+    /// Handles a rank without progress. One that was `waiting` for other ranks does not hide the one that they wait for.
     fn take_stall(&mut self, rank: u64, message: &str, waiting: bool) {
         let on_stall = self.job.as_ref().map(|job| job.on_stall);
         if on_stall.unwrap_or_default() == OnStall::Report {
-            self.state.stalled = Some(format!("rank {rank}: {message}"));
+            if !waiting || self.state.stalled.is_none() {
+                self.state.stalled = Some(format!("rank {rank}: {message}"));
+            }
         } else if let Some(current) = &mut self.current {
             current
                 .ranks

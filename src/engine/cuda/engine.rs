@@ -19,7 +19,7 @@ use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Strategy, UnitState, initial, layout, no_worker_gradient, part, sum_over_ranks,
+    Reduced, Strategy, UnitState, initial, layout, no_worker_gradient, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -93,7 +93,9 @@ impl CudaEngine {
         let created = CudaEngine::create(config, options, device, world.as_ref(), limit);
         let mut engine = created.map_err(|error| descends(error, 0, limit))?;
         // Memory that is short here may be that of a process that is about to end, so the rank may try again.
-        engine.peers = world.map(|world| Peers::join(device, world)).transpose()?;
+        engine.peers = world
+            .map(|world| Peers::join(device, world, engine.options.activity.clone()))
+            .transpose()?;
         let used = engine.used();
         let initialised = engine.initialise(seed);
         initialised.map_err(|error| descends(error, used, limit))?;
@@ -632,7 +634,7 @@ impl Engine for CudaEngine {
                 squared_norm = engine.download_f64(norm)?;
             }
             if let (Some(peers), Some(_)) = (&engine.peers, &engine.sharding) {
-                squared_norm = sum_over_ranks(peers.world(), squared_norm)?;
+                squared_norm = peers.sum(squared_norm)?;
             }
             Ok(Reduced {
                 squared_norm,

@@ -1,7 +1,9 @@
 //! Options of the engine.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use crate::comm::activity::Activity;
 use crate::engine::{Measure, Strategy};
 
 /// Options of a [`super::CudaEngine`].
@@ -22,6 +24,8 @@ pub struct CudaOptions {
     /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits, in
     /// multiples of 128.
     pub logits_rows: Option<usize>,
+    /// Where the engine records that it waits for other ranks.
+    pub activity: Arc<Activity>,
     /// Directory of compiled kernels; `None`: the user's cache directory.
     pub kernel_cache: Option<PathBuf>,
 }

@@ -10,8 +10,9 @@ use super::driver::{Device, Stream};
 use super::error::CudaError;
 use super::nccl::{Communicator, Nccl, UniqueId};
 use super::options::Precision;
+use crate::comm::activity::Activity;
 use crate::comm::{CommError, World};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, sum_over_ranks};
 
 /// How long the ranks may take to form their communicator.
 const FORMING: Duration = Duration::from_secs(120);
@@ -27,6 +28,8 @@ const NAMING: Duration = Duration::from_secs(10);
 /// A rank's connection to its peers.
 pub struct Peers {
     world: World,
+    /// Where waits for other ranks are recorded.
+    activity: Arc<Activity>,
     communicator: Arc<Communicator>,
     /// Runs the collectives.
     pub stream: Stream,
@@ -36,7 +39,11 @@ pub struct Peers {
 
 impl Peers {
     /// Forms the communicator with all ranks of the world, which call this together.
-    pub fn join(device: &Arc<Device>, world: World) -> Result<Peers, EngineError> {
+    pub fn join(
+        device: &Arc<Device>,
+        world: World,
+        activity: Arc<Activity>,
+    ) -> Result<Peers, EngineError> {
         let nccl = Nccl::load(&device.driver)?;
         let own = match world.rank() {
             0 => nccl.unique_id()?.0.to_vec(),
@@ -58,6 +65,7 @@ impl Peers {
             watchdog: Some(watch(&world, &communicator)),
             communicator,
             world,
+            activity,
         })
     }
 
@@ -101,6 +109,12 @@ impl Peers {
         }
     }
 
+    /// The sum of a number over all ranks.
+    pub fn sum(&self, part: f64) -> Result<f64, EngineError> {
+        let sum = || sum_over_ranks(&self.world, part);
+        self.activity.wait("exchange", sum)
+    }
+
     /// Waits for the collectives so far. It ends when a rank is lost, too.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.synchronize_with(&self.stream)
@@ -108,7 +122,8 @@ impl Peers {
 
     /// Waits for a stream that waits for collectives. It ends when a rank is lost, too.
     pub fn synchronize_with(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.communicator.synchronize(stream, UNLIMITED)
+        let wait = || self.communicator.synchronize(stream, UNLIMITED);
+        self.activity.wait("collectives of NCCL", wait)
     }
 
     /// The world's reason for a failed collective, if it gives one soon.

@@ -1,9 +1,12 @@
 //! What the built-in trainer keeps on a GPU. Its engine places every buffer before the first step
-//! (`engine/cuda/state.rs` and `workspace.rs`), so the sums are exact but for rounding. `tests/cuda_launch.rs` compares
-//! them with the engine.
+//! (`engine/cuda/state.rs` and `workspace.rs`), so the sums are known. They leave out less
+//! than 1 %; `tests/cuda_launch.rs` compares them with the engine.
 
 use super::shape::{Biases, Shape};
-use crate::recipe::schema::spec::{Groups, NormTest};
+use crate::recipe::schema::spec::{Groups, NormTest, Objective};
+
+/// Objectives of the built-in trainer.
+pub const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
 
 /// Most logits that exist at a time.
 const LOGITS: f64 = (1u64 << 27) as f64;
@@ -70,7 +73,7 @@ fn turns(shape: &Shape, embedding: f64, block: f64, head: f64) -> f64 {
     let embedding = if shape.tied { 0.0 } else { embedding };
     let second_block = if shape.layers > 1 { block } else { 0.0 };
     let [mut even, mut odd] = [embedding.max(second_block), block];
-    let of_head = if shape.layers % 2 == 0 {
+    let of_head = if shape.layers.is_multiple_of(2) {
         &mut odd
     } else {
         &mut even

@@ -15,6 +15,7 @@ use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
+pub use built_in::TRAINED;
 pub use known::{typical, typical_sizes};
 pub use shape::Shape;
 
@@ -55,6 +56,7 @@ impl<'a> Memory<'a> {
         ];
         Some(Memory {
             built_in: dialect == Dialect::Native
+                && TRAINED.contains(&spec.objective)
                 && !(external || request.on_cpu || spec.model.adapters)
                 && axes == [1; 4]
                 && built_in::has_engine(&shape),
@@ -91,10 +93,13 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Bytes on each rank of the built-in trainer before its first sample: weights, gradients and
+    /// Bytes on each rank of the built-in trainer before its first sample. On CPUs: weights, gradients and
     /// Adam's two states in f32. Ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
     /// their shard of them.
     pub fn built_in_states(&self, ranks: u64) -> u64 {
+        if self.built_in {
+            return self.states(ranks).iter().sum::<f64>() as u64;
+        }
         let shards = match self.spec.parallel.strategy {
             Strategy::Ddp => 1,
             Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => ranks.max(1),
@@ -125,15 +130,16 @@ impl<'a> Memory<'a> {
         parameters + gradients + optimizer + self.activations(per_device_batch_size)
     }
 
+    /// The ranks over which a sharded part is divided. The built-in trainer has no replicas of shards.
+    fn shards(&self, ranks: u64) -> u64 {
+        let of_recipe = self.spec.parallel.data_shard.filter(|_| !self.built_in);
+        of_recipe.unwrap_or(ranks).clamp(1, ranks.max(1))
+    }
+
     /// Weights, gradients and optimiser states on one device, bytes.
     fn states(&self, ranks: u64) -> [f64; 3] {
         let parallel = &self.spec.parallel;
-        let parts = parallel.tensor as f64 * parallel.pipeline as f64;
-        let all = self.shape.parameters() / parts;
-        let adapters = self.spec.model.adapters;
-        let trained = if adapters { all * ADAPTERS } else { all };
-        let [weight, gradient, optimizer] = self.per_parameter();
-        let shards = parallel.data_shard.unwrap_or(ranks).clamp(1, ranks.max(1)) as f64;
+        let shards = self.shards(ranks) as f64;
         let norm_test = match &self.spec.schedule {
             BatchSchedule::NormTest(test) => Some(test),
             _ => None,
@@ -145,6 +151,11 @@ impl<'a> Memory<'a> {
             };
             return built_in::states(&self.shape, shards, self.compute_bytes(), norm_test);
         }
+        let parts = parallel.tensor as f64 * parallel.pipeline as f64;
+        let all = self.shape.parameters() / parts;
+        let adapters = self.spec.model.adapters;
+        let trained = if adapters { all * ADAPTERS } else { all };
+        let [weight, gradient, optimizer] = self.per_parameter();
         let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
             Strategy::Ddp => (1.0, 1.0, 1.0),
             Strategy::Zero1 => (1.0, 1.0, shards),
@@ -296,17 +307,19 @@ impl<'a> Memory<'a> {
         {
             lines.push("a whole gradient in f32 for the coordinate-wise test".to_owned());
         }
-        let shards = parallel.data_shard.unwrap_or(ranks);
+        let shards = self.shards(ranks);
         if self.built_in {
             lines.push("as the built-in trainer allocates on a GPU".to_owned());
         }
         lines.push(match parallel.strategy {
             Strategy::Ddp => "unsharded on every device (DDP)".to_owned(),
-            Strategy::Zero1 => format!("optimiser states over {shards} shards (ZeRO-1)"),
-            Strategy::Zero2 => {
+            Strategy::Zero1 if !self.built_in => {
+                format!("optimiser states over {shards} shards (ZeRO-1)")
+            }
+            Strategy::Zero2 if !self.built_in => {
                 format!("optimiser states and gradients over {shards} shards (ZeRO-2)")
             }
-            Strategy::Fsdp => format!(
+            Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => format!(
                 "weights, gradients and optimiser states over {shards} shards, two units gathered"
             ),
         });

@@ -149,6 +149,7 @@ impl Shape {
             + inner * experts * self.intermediate as f64
     }
 
+    /// Parameters of one norm.
     pub fn norm(&self) -> f64 {
         self.hidden as f64 * if self.norm_bias { 2.0 } else { 1.0 }
     }

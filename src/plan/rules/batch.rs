@@ -4,6 +4,7 @@ use super::{Case, Check, Findings, Rule, file, is_for_another_trainer, native};
 use crate::plan::Trainer;
 use crate::plan::arithmetic::divisors;
 use crate::plan::draft::{DEFAULT_MICRO, MAX_BATCH, model_parallel};
+use crate::plan::memory::TRAINED;
 use crate::plan::split::{Cap, Split, Splitter};
 use crate::recipe::schema::overrides::COMMAND_LINE;
 use crate::recipe::schema::spec::{Division, EvaluationDivision};
@@ -360,7 +361,7 @@ fn uneven_dealing(case: &Case<'_>, findings: &mut Findings<'_>) {
 /// precision and kernels do not count.
 fn only_another_trainer(case: &Case<'_>) -> Option<String> {
     let (spec, request) = (case.spec(), case.request);
-    if !super::built_in::TRAINED.contains(&spec.objective) {
+    if !TRAINED.contains(&spec.objective) {
         return Some(format!("it does not train {}", spec.objective));
     }
     if model_parallel(&spec.parallel).is_some_and(|devices| devices > 1) {

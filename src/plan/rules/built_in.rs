@@ -2,7 +2,8 @@
 
 use super::{Case, Check, Example, Findings, Rule, native, surveyed};
 use crate::plan::draft::axes;
-use crate::recipe::schema::spec::{Objective, Precision, Strategy};
+use crate::plan::memory::TRAINED;
+use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::recipe::{Dialect, Severity};
 
 pub(super) const RULES: &[&Rule] = &[
@@ -17,9 +18,6 @@ pub(super) const RULES: &[&Rule] = &[
 const fn with(keys: &'static str) -> Example {
     native("", "  batch: {global: 128, per_device_batch_size: 4}\n").and(keys)
 }
-
-/// Objectives of the built-in trainer.
-pub(super) const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
 
 const TRAINER_OBJECTIVE: Rule = Rule {
     id: "trainer-objective",
@@ -122,7 +120,7 @@ const TRAINER_NUMERICS: Rule = Rule {
     summary: "the recipe requests an optimiser or numerics that the built-in trainer does not have",
     why: "The built-in trainer computes in f32 on CPUs, and in f32 or bf16 on GPUs, with exact attention. It uses AdamW with both \
 moments in f32. It keeps everything on every rank (`ddp`) or shards everything (`fsdp`, also for ZeRO-1 \
-and ZeRO-2). A plan follows the recipe, for trainers that support it. The warnings state what `launch` does \
+and ZeRO-2). The warnings state what `launch` does \
 instead; `check` omits them for upstream recipes. Lower precision, states of fewer bits and another \
 sharding change rounding, speed and memory, not the objective. Another kind of optimiser is \
 another experiment: `launch` refuses it.",

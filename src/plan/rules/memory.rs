@@ -247,14 +247,17 @@ fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
     if needed <= limit {
         return;
     }
-    let enough = case.count(memory.built_in_states(1).div_ceil(limit));
-    let shard = match case.spec().parallel.strategy {
+    let spec = sharded(case.spec());
+    let all = memory.with(&spec);
+    let enough = (1..=MOST_GPUS).find(|&ranks| all.built_in_states(ranks) <= limit);
+    let shard = enough.map(|enough| match case.spec().parallel.strategy {
         Strategy::Ddp => format!(
-            "shard them ({}) over at least {enough}",
-            case.set("parallel.strategy", "fsdp")
+            "shard them ({}) over at least {}, ",
+            case.set("parallel.strategy", "fsdp"),
+            case.count(enough)
         ),
-        _ => format!("use at least {enough}"),
-    };
+        _ => format!("use at least {}, ", case.count(enough)),
+    });
     findings.at(
         &["parallel.strategy", "model.config", "model.path"],
         format!(
@@ -262,7 +265,10 @@ fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
             bytes(needed),
             bytes(limit)
         ),
-        format!("{shard}, raise `--rank-memory`, or train a smaller model"),
+        format!(
+            "{}raise `--rank-memory`, or train a smaller model",
+            shard.unwrap_or_default()
+        ),
     );
 }
 

@@ -335,7 +335,7 @@ pub struct NormTest {
 }
 
 impl NormTest {
-    /// The groups that the test measures; the printed estimator has workers only.
+    /// The groups that the test measures; `estimator: paper` measures workers.
     pub fn measured_groups(&self) -> Groups {
         match self.estimator {
             Estimator::Paper => Groups::Workers,

@@ -357,6 +357,8 @@ proptest! {
     #[test]
     fn joined_words_split_into_the_same_words(words in prop::collection::vec("[^\0]{0,8}", 1..6)) {
         prop_assume!(!["if", "for", "case", "while", "until"].contains(&words[0].as_str()));
+        // The parser reads a line of several assignments as several lines.
+        prop_assume!(words.len() == 1 || !words.iter().all(|word| word.contains('=')));
         let line = join(&words);
         prop_assert_eq!(texts(&line, Form::Typed), [words]);
     }

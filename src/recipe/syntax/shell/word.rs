@@ -193,7 +193,7 @@ pub(crate) fn join(words: &[String]) -> String {
         // In front of the arguments the parser takes more characters for its own syntax.
         line.push(match program {
             Some(program) if at > program => quote(word, "@%:^[]{}*?=+"),
-            // It would take `--key=value` for an assignment, and `g+` for the begin of one.
+            // It would take `--key=value` for an assignment, and `g+` for the beginning of one.
             Some(program) if at == program => quote(word, ""),
             _ => quote(word, "@%:=+"),
         });
@@ -207,8 +207,8 @@ fn quote(word: &str, more: &str) -> String {
     let braces = word.contains('{') && (word.contains(',') || word.contains(".."));
     let count = |c: char| word.matches(c).count();
     let is_closed = count('{') == count('}') && count('[') == count(']');
-    // `==` would be an operator.
-    let begins = !word.is_empty() && !word.starts_with('=');
+    // `==` would be an operator, and the parser skips a program `-`.
+    let begins = !["", "-"].contains(&word) && !word.starts_with('=');
     let is_plain = begins && word.chars().all(plain) && !braces && is_closed;
     if is_plain && !RESERVED.has(word) {
         return word.to_owned();
