@@ -785,6 +785,29 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
 }
 
 #[test]
+#[ignore = "takes a minute: scripts/nightly.sh"]
+fn a_rank_that_waits_for_a_hanging_one_says_so() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    // Kernels may be compiled first, without a sign of progress.
+    let words =
+        "--out run --procs 2 --device cuda --progress-deadline 30 evenkeel.budget.samples=160";
+    let mut tracer = None;
+    let ended = machine.disturbed(words, &[("EMULATED_GPU_DEVICES", "2")], |_| {
+        let hanging = machine.rank("run", 1, 1).as_raw_nonzero().to_string();
+        let script = ["-c", include_str!("stop_main_thread.py"), &hanging];
+        tracer = Some(Command::new("python3").args(script).spawn().unwrap());
+    });
+    assert_eq!(ended, Some(0));
+    tracer.unwrap().wait().unwrap();
+    let stacks = machine.path().join("run/gen-1/stacks/rank-0.txt");
+    let stacks = std::fs::read_to_string(stacks).unwrap();
+    assert!(stacks.starts_with("waiting for other ranks ("), "{stacks}");
+    machine.prove("run", "20 steps consumed samples 0..160");
+}
+
+#[test]
 fn a_small_gpu_gets_smaller_micro_batches_of_the_same_batch() {
     let Some(machine) = Machine::new() else {
         return;

@@ -11,29 +11,8 @@ use super::support::{Run, small, wait_for};
 /// Enough to train for some seconds.
 const SAMPLES: u64 = 12_000;
 
-/// Stops the main thread of a process, and none of its other threads, until the process is killed. It stops it while it
-/// computes: in a system call it may wait for other ranks.
-const STOP_MAIN_THREAD: &str = "
-import ctypes, os, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-process, all = int(sys.argv[1]), 0x40000000
-
-def ptrace(request):
-    if libc.ptrace(request, process, 0, 0) != 0:
-        sys.exit(os.strerror(ctypes.get_errno()))
-
-ptrace(0x4206)  # PTRACE_SEIZE
-while True:
-    ptrace(0x4207)  # PTRACE_INTERRUPT
-    os.waitpid(process, all)
-    with open(f'/proc/{process}/syscall') as call:
-        if call.read().startswith('-1 '):
-            break
-    ptrace(7)  # PTRACE_CONT
-    time.sleep(0.003)
-print('stopped', flush=True)
-os.waitpid(process, all)
-";
+/// It stops the thread while it computes: in a system call it may wait for other ranks.
+const STOP_MAIN_THREAD: &str = include_str!("../stop_main_thread.py");
 
 /// The tracer; its end would let the thread go on.
 fn stop_main_thread(run: &Run, rank: u64) -> Child {
