@@ -861,7 +861,7 @@ fn a_killed_peer_is_an_error_and_an_abort_frees_the_stream() {
         (
             &[
                 ("EMULATED_NCCL_SILENT_LOSS", "1"),
-                ("EMULATED_NCCL_TIMEOUT", "0.5"),
+                ("EMULATED_NCCL_TIMEOUT", "3"),
             ][..],
             &["nccl_stalled"][..],
         ),

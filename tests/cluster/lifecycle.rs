@@ -360,8 +360,8 @@ fn the_launcher_of_a_jobs_command_is_replaced() {
 
 #[test]
 fn an_external_trainer_resumes_from_its_checkpoint_after_a_scale_down() {
-    let program = r#"echo "$RANK/$WORLD_SIZE $*"
-trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM
+    let program = r#"trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM
+echo "$RANK/$WORLD_SIZE $*"
 while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do /bin/busybox sleep 0.1; done"#;
     let mut recipe = recipe(4800);
     recipe["spec"]["trainer"] = json!({"resume": ["--from", "{checkpoint}"]});

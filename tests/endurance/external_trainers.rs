@@ -11,8 +11,8 @@ use super::support::{Run, evenkeel, stderr, wait_for};
 /// Prints its arguments, saves on the drain signal, and succeeds once a file `stop` exists in its
 /// run directory.
 const PROGRAM: &str = r#"
-echo "pid $$ rank $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE: $*"
 trap '[ "$RANK" = 0 ] && : > "$EVENKEEL_CHECKPOINT_DIR/step-$EVENKEEL_GENERATION"; exit 143' TERM
+echo "pid $$ rank $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE: $*"
 while [ ! -e "$EVENKEEL_RUN_DIR/stop" ]; do sleep 0.02; done
 "#;
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 use tree_sitter::Node;
 
 use super::text::Text;
-use super::tree::{Place, START, check_gap, children, places};
+use super::tree::{Place, START, check_gap, children, ends_line, places};
 use super::word::{identifier, is_of_name};
 
 /// The deepest nesting of a script.
@@ -90,7 +90,9 @@ impl Changes {
             let escaped = before
                 .strip_suffix(ends)
                 .is_some_and(|it| it.ends_with('\\'));
-            if !before.is_empty() && (escaped || !before.ends_with(ends)) {
+            // So does a continued substitution: `$((1))`, line end, `#`.
+            let continued = before.len() < node.start_byte() && before.ends_with(')');
+            if !before.is_empty() && (escaped || continued || !before.ends_with(ends)) {
                 return Err(node.byte_range());
             }
         }
@@ -142,10 +144,11 @@ impl Changes {
                     self.certain.insert(name.to_owned());
                 }
                 self.count(name);
-                // Words are then split elsewhere than at white space. Before a command it applies to that command only.
-                let prefix = node
-                    .parent()
-                    .is_some_and(|parent| parent.kind() == "command");
+                // Words are then split elsewhere than at white space. Before a command it applies to that command only;
+                // the parser takes assignments on the lines above a command for such prefixes.
+                let command = node.parent().and_then(|it| it.child_by_field_name("name"));
+                let prefix = command
+                    .is_some_and(|name| !ends_line(&text.text[node.end_byte()..name.start_byte()]));
                 self.anything |= name == "IFS" && !prefix;
             }
             "declaration_command" => self.declaration(text, node, place),

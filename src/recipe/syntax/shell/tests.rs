@@ -338,6 +338,26 @@ fn what_bash_does_not_accept_is_refused_at_its_place() {
     assert!(read(&deep, FileId(0), Form::Script).is_err());
 }
 
+#[test]
+fn a_hash_after_a_continued_substitution_begins_no_comment() {
+    for text in ["run $((1))\\\n#z", "run $(a)\\\n#z", "x=(1 2)\\\n#z"] {
+        assert!(read(text, FileId(0), Form::Script).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn separators_that_a_script_sets_leave_words_unresolved() {
+    for text in [
+        "IFS=,\nrun ${B-e f}",
+        "A=4 C=3\nIFS=,\nrun ${B-e f}",
+        "A=1 B=2\nIFS=,\nC=a,b\nrun $C",
+    ] {
+        let found = read(text, FileId(0), Form::Script).unwrap();
+        let run = found.iter().find(|line| line.words[0].text == "run");
+        assert!(!run.unwrap().words[1].unresolved.is_empty(), "{text}");
+    }
+}
+
 /// Each result is that of bash 5.2.
 #[test]
 fn a_backslash_at_the_end_of_a_script_is_removed() {
@@ -380,7 +400,7 @@ proptest! {
 fn by_bash(script: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let wrapper =
-        "run() { OUT=$(printf '<%s>' \"$@\"); }; eval \"$1\" || exit; printf '%s' \"$OUT\"";
+        "run() { OUT=$(printf '<%s>' \"$@\"); }; eval \"$1\" || exit; printf '\\1%s' \"$OUT\"";
     let output = std::process::Command::new("bash")
         .args(["-f", "-c", wrapper, "bash", script])
         .current_dir(folder.path())
@@ -389,7 +409,9 @@ fn by_bash(script: &str) -> Option<String> {
         .output()
         .unwrap();
     let done = output.status.success() && output.stderr.is_empty();
-    done.then(|| String::from_utf8(output.stdout).unwrap())
+    let text = done.then(|| String::from_utf8(output.stdout).unwrap())?;
+    // In front of the mark is an error message that the script redirected.
+    text.strip_prefix('\u{1}').map(str::to_owned)
 }
 
 fn statement() -> impl Strategy<Value = String> {
