@@ -263,6 +263,7 @@ fn a_descent_after_the_batch_has_grown_keeps_the_grown_batch() {
     // The memory limit below fits 4 samples, but not 6.
     let spec = small(json!({
         "batch": {"global": 12, "per_device_batch_size": 6},
+        "budget": {"samples": 12_000},
         "elasticity": {"min": 1, "max": 1},
         "schedule": {"kind": "norm-test", "eta": 0.05, "interval": 1, "max_batch": 18, "after_warmup": false},
     }));
@@ -479,7 +480,7 @@ fn the_norm_test_grows_the_batch_and_the_ledger_follows() {
 
 #[test]
 fn a_run_directory_in_use_is_refused() {
-    let run = Run::of(small(json!({})));
+    let run = Run::of(small(json!({"budget": {"samples": 120_000}})));
     let launched = run.start(&[]);
     run.wait_for_steps(1, 1);
     let output = run.launch(&["--resume"]);
