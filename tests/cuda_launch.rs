@@ -109,6 +109,13 @@ impl Machine {
         events.collect()
     }
 
+    /// The bytes that the first rank out of memory needs.
+    fn needed(&self, words: &str, settings: &[(&str, &str)]) -> u64 {
+        let printed = String::from_utf8(self.launch(words, settings).stdout).unwrap();
+        let (_, rest) = printed.split_once("out of memory: ").expect(&printed);
+        rest.split(' ').next().unwrap().parse().unwrap()
+    }
+
     /// The same, disturbed after the second step; returns the exit code.
     fn disturbed(
         &self,
@@ -813,12 +820,8 @@ fn a_small_gpu_gets_smaller_micro_batches_of_the_same_batch() {
         return;
     };
     let devices = ("EMULATED_GPU_DEVICES", "2");
-    let needed = |words: &str| {
-        let output = machine.launch(words, &[("EMULATED_GPU_MEMORY", "4194304"), devices]);
-        let printed = String::from_utf8(output.stdout).unwrap();
-        let (_, rest) = printed.split_once("out of memory: ").unwrap();
-        rest.split(' ').next().unwrap().parse::<u64>().unwrap()
-    };
+    let needed =
+        |words: &str| machine.needed(words, &[("EMULATED_GPU_MEMORY", "4194304"), devices]);
     let sharded = format!("--procs 2 --device cuda {FSDP}");
     for (run, words, rows, formula) in [
         ("one", "--procs 1", 8, "1 × 4 × 2 = 8"),
@@ -898,10 +901,7 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
         let memory = (bytes("total") - bytes("activations") / 2).to_string();
         let words = format!("--out {run} --device cuda --procs {ranks} {}", words.trim());
         let limit = ("EMULATED_GPU_MEMORY", memory.as_str());
-        let output = machine.launch(&words, &[limit, ("EMULATED_GPU_DEVICES", ranks)]);
-        let printed = String::from_utf8(output.stdout).unwrap();
-        let (_, rest) = printed.split_once("out of memory: ").expect(&printed);
-        let needed: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+        let needed = machine.needed(&words, &[limit, ("EMULATED_GPU_DEVICES", ranks)]);
         let error = needed as f64 / bytes("total") as f64 - 1.0;
         println!(
             "{run}: {needed} bytes, {:.2} % more than planned",

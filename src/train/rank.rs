@@ -33,7 +33,7 @@ use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{DeviceKind, Generation, files};
 use crate::norm::{Conditions, Controller};
-use crate::recipe::schema::spec::{BatchSchedule, Precision, Strategy};
+use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 use crate::util::durable::{FileError, read_json};
@@ -273,12 +273,12 @@ fn engine(
     let seed = (!reads).then_some(setup.spec.seed);
     let activation_checkpointing = setup.spec.model.activation_checkpointing;
     // The measurements that any step of the run may request.
-    let (measure, unsharded_accumulation) = match &setup.spec.schedule {
-        BatchSchedule::NormTest(test) => (
+    let (measure, unsharded_accumulation) = match setup.spec.schedule.norm_test() {
+        Some(test) => (
             measure(Some(test.measured_groups()), test.coordinate_interval > 0),
             test.unsharded_accumulation,
         ),
-        _ => (Measure::default(), false),
+        None => (Measure::default(), false),
     };
     let strategy = if sharded(generation.plan.outline.strategy) {
         engine::Strategy::Sharded {

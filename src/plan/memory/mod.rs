@@ -12,7 +12,7 @@ use super::batch_plan::MemoryEstimate;
 use super::{PlanRequest, Trainer};
 use crate::recipe::Spec;
 use crate::recipe::schema::dialect::Dialect;
-use crate::recipe::schema::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
+use crate::recipe::schema::spec::{NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
 pub use built_in::TRAINED;
@@ -132,25 +132,21 @@ impl<'a> Memory<'a> {
 
     /// The ranks over which a sharded part is divided. The built-in trainer has no replicas of shards.
     fn shards(&self, ranks: u64) -> u64 {
+        if self.spec.parallel.strategy == Strategy::Ddp {
+            return 1;
+        }
         let of_recipe = self.spec.parallel.data_shard.filter(|_| !self.built_in);
         of_recipe.unwrap_or(ranks).clamp(1, ranks.max(1))
     }
 
     /// Weights, gradients and optimiser states on one device, bytes.
     fn states(&self, ranks: u64) -> [f64; 3] {
-        let parallel = &self.spec.parallel;
         let shards = self.shards(ranks) as f64;
-        let norm_test = match &self.spec.schedule {
-            BatchSchedule::NormTest(test) => Some(test),
-            _ => None,
-        };
+        let norm_test = self.spec.schedule.norm_test();
         if self.built_in {
-            let shards = match parallel.strategy {
-                Strategy::Ddp => 1.0,
-                Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => shards,
-            };
             return built_in::states(&self.shape, shards, self.compute_bytes(), norm_test);
         }
+        let parallel = &self.spec.parallel;
         let parts = parallel.tensor as f64 * parallel.pipeline as f64;
         let all = self.shape.parameters() / parts;
         let adapters = self.spec.model.adapters;
@@ -302,7 +298,7 @@ impl<'a> Memory<'a> {
         if self.has_reference() {
             lines.push("a frozen reference model in addition".to_owned());
         }
-        if let BatchSchedule::NormTest(test) = &self.spec.schedule
+        if let Some(test) = self.spec.schedule.norm_test()
             && test.coordinate_interval > 0
         {
             lines.push("a whole gradient in f32 for the coordinate-wise test".to_owned());

@@ -1,6 +1,6 @@
 use super::*;
 use crate::plan::PlanRequest;
-use crate::recipe::schema::spec::{Model, NormTest};
+use crate::recipe::schema::spec::{BatchSchedule, Model, NormTest};
 
 const GIB: f64 = (1_u64 << 30) as f64;
 

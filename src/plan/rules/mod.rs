@@ -23,7 +23,7 @@ use super::draft::{Draft, model_parallel};
 use super::memory::Memory;
 use super::request::{PlanRequest, Trainer};
 use super::split::Split;
-use crate::recipe::schema::spec::{BatchSchedule, NormTest, Remainder};
+use crate::recipe::schema::spec::Remainder;
 use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Spec};
 
 pub use page::page;
@@ -143,14 +143,6 @@ impl Case<'_> {
             Memory::of(self.spec(), self.recipe.dialect, self.request)?,
             available,
         ))
-    }
-
-    /// The settings of the norm test, if it is the schedule.
-    fn norm_test(&self) -> Option<&NormTest> {
-        match &self.spec().schedule {
-            BatchSchedule::NormTest(test) => Some(test),
-            _ => None,
-        }
     }
 
     /// The split, if it is uneven.

@@ -150,7 +150,10 @@ error. A maximum less than one quantum above it allows no growth: a warning.",
 };
 
 fn max_batch_below_base(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(test), Some(global)) = (case.norm_test(), case.draft.global_batch_size) else {
+    let (Some(test), Some(global)) = (
+        case.spec().schedule.norm_test(),
+        case.draft.global_batch_size,
+    ) else {
         return;
     };
     let paths = ["schedule.max_batch", "schedule", "batch.global"];
@@ -195,7 +198,7 @@ scale + batch).",
 };
 
 fn norm_test_never_grows(case: &Case<'_>, findings: &mut Findings<'_>) {
-    if let Some(test) = case.norm_test()
+    if let Some(test) = case.spec().schedule.norm_test()
         && test.estimator == Estimator::Unbiased
         && test.eta >= 1.0
     {
@@ -230,7 +233,7 @@ divides by J − 1 fails at J = 1.",
 };
 
 fn one_group(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(_), Some(split)) = (case.norm_test(), case.draft.split) else {
+    let (Some(_), Some(split)) = (case.spec().schedule.norm_test(), case.draft.split) else {
         return;
     };
     match compares_workers(case) {
@@ -260,7 +263,7 @@ fn one_group(case: &Case<'_>, findings: &mut Findings<'_>) {
 /// The setting with which the norm test compares workers, and its text; `None` if it compares
 /// micro-batches.
 fn compares_workers(case: &Case<'_>) -> Option<(&'static str, &'static str)> {
-    let test = case.norm_test()?;
+    let test = case.spec().schedule.norm_test()?;
     match (test.estimator, test.groups) {
         (Estimator::Paper, _) => Some(("schedule.estimator", "`estimator: paper`")),
         (Estimator::Unbiased, Groups::Workers) => Some(("schedule.groups", "`groups: workers`")),
@@ -293,7 +296,7 @@ larger base batch grows only by chance. So the paper's η is not valid for anoth
 };
 
 fn paper_eta_out_of_reach(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let (Some(test), Some(split)) = (case.norm_test(), case.draft.split) else {
+    let (Some(test), Some(split)) = (case.spec().schedule.norm_test(), case.draft.split) else {
         return;
     };
     if test.estimator != Estimator::Paper || split.ranks < 2 {
@@ -344,9 +347,11 @@ micro-batch a step or with unsharded accumulation.",
 fn sharded_workers(case: &Case<'_>, findings: &mut Findings<'_>) {
     let strategy = case.spec().parallel.strategy;
     let sharded = matches!(strategy, Strategy::Fsdp | Strategy::Zero2);
-    let (Some(test), Some(split), Some((path, asked))) =
-        (case.norm_test(), case.draft.split, compares_workers(case))
-    else {
+    let (Some(test), Some(split), Some((path, asked))) = (
+        case.spec().schedule.norm_test(),
+        case.draft.split,
+        compares_workers(case),
+    ) else {
         return;
     };
     let pass = split.ranks * split.per_device_batch_size;

@@ -281,6 +281,16 @@ pub enum BatchSchedule {
     },
 }
 
+impl BatchSchedule {
+    /// The settings of the norm test, if it is the schedule.
+    pub fn norm_test(&self) -> Option<&NormTest> {
+        match self {
+            BatchSchedule::NormTest(test) => Some(test),
+            _ => None,
+        }
+    }
+}
+
 /// One stage of a stage-wise schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
