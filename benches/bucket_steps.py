@@ -50,10 +50,11 @@ def trial(where):
     folder = pathlib.Path(a.state + "/s3" if where == "bucket" else tempfile.gettempdir()) / f"steps-{time.time_ns()}"
     folder.mkdir()
     folder.chmod(0o777)
-    spec = {"recipe": {"inline": json.dumps(recipe())}, "nodes": 1, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1"}
+    spec = {"recipe": {"inline": json.dumps(recipe())}, "nodes": 1, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1",
+            "trainer": {"device": "Cpu"}}
     if where == "bucket":
         spec["checkpoint"] = {"path": f"s3://{folder.name}/runs"}
-        spec["trainer"] = {"envFrom": [{"secretRef": {"name": "s3"}}]}
+        spec["trainer"] = {"device": "Cpu", "envFrom": [{"secretRef": {"name": "s3"}}]}
         kubectl("apply", "-f", "-", object={"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": SECRET})
     else:
         claim = {"storageClassName": "", "accessModes": ["ReadWriteMany"]}

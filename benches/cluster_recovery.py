@@ -113,7 +113,7 @@ objects = {"apiVersion": "v1", "kind": "List", "items": [
         "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": NAME,
         "resources": {"requests": {"storage": "1Gi"}}}},
     {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": NAME}, "spec": {
-        "nodes": 3, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1",
+        "nodes": 3, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1", "trainer": {"device": "Cpu"},
         "recipe": {"inline": (here / "recovery.json").read_text()}, "checkpoint": {"claim": NAME},
         "elasticity": {"scaleUpDelaySeconds": 2}}}]}
 NODES = ["node1", "node2", "node3"]

@@ -164,7 +164,7 @@ def jobs():
             "budget": {"samples": 20000}}})
     job = lambda n: {
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": f"scale-{n}"},
-        "spec": {"nodes": a.pods, "gpusPerNode": 1, "image": "none", "recipe": {"inline": recipe},
+        "spec": {"nodes": a.pods, "gpusPerNode": 1, "image": "none", "trainer": {"device": "Cpu"}, "recipe": {"inline": recipe},
                  "checkpoint": {"path": "/tmp/scale"},
                  "podTemplate": {"spec": {"tolerations": TOLERATES, "nodeSelector": FAKE}}}}
     count = a.jobs * a.pods

@@ -53,6 +53,7 @@ def apply(*objects, check=True):
 
 def job(namespace, name, recipe, **spec):
     base = {"nodes": 2, "gpusPerNode": 1, "image": IMAGE, "checkpoint": {"path": "/tmp"},
+            "trainer": {"device": "Cpu"},
             "recipe": {"inline": recipe if isinstance(recipe, str) else json.dumps(recipe)}}
     return {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
             "metadata": {"name": name, "namespace": namespace}, "spec": base | spec}

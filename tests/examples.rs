@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use evenkeel::api::{TrainerDevice, TrainingJob};
 use evenkeel::launch::survey;
 use evenkeel::plan::memory::Shape;
-use evenkeel::plan::{self, PlanRequest, Trainer};
+use evenkeel::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
 use evenkeel::recipe::spec::{BatchSchedule, Spec};
 use evenkeel::recipe::{self, Recipe, Request, Severity};
 
@@ -90,21 +90,20 @@ fn all() -> Vec<(PathBuf, Recipe, bool)> {
 fn every_example_is_planned_with_only_expected_diagnostics() {
     let empty = tempfile::tempdir().unwrap();
     for (path, recipe, small) in all() {
-        for trainer in [Trainer::Any, Trainer::BuiltIn] {
+        for asked in [AskedRunner::Any, AskedRunner::Launch] {
             let world = plan::default_world(&recipe.spec);
-            let request = PlanRequest {
-                trainer,
-                ..PlanRequest::gpus(world)
-            };
+            let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
+            let request = PlanRequest::of(runner, world);
             let request = survey(&recipe, empty.path(), request);
             let examined = plan::examine(&recipe, &request);
             let diagnostics = examined.diagnostics.iter();
             let mut diagnostics: Vec<_> =
                 diagnostics.map(|d| (d.rule.as_str(), d.severity)).collect();
             diagnostics.sort_unstable();
-            let missing = match trainer {
-                Trainer::Any | Trainer::External => Severity::Warning,
-                Trainer::BuiltIn => Severity::Error,
+            let missing = if runner.is_built_in() {
+                Severity::Error
+            } else {
+                Severity::Warning
             };
             let mut expected = vec![
                 ("data-missing", missing),
@@ -114,7 +113,7 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
             if small {
                 expected.clear();
             }
-            assert_eq!(diagnostics, expected, "{} {trainer:?}", path.display());
+            assert_eq!(diagnostics, expected, "{} {asked:?}", path.display());
         }
     }
 }

@@ -82,6 +82,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "external_trainer",
             "inventory",
             "lifecycle",
+            "plan",
             "telemetry",
             "train",
             "util",

@@ -154,6 +154,180 @@ fn a_dry_run_prints_the_job_and_the_notes_about_its_command() {
 }
 
 /// Runs a command in a directory.
+/// A native recipe of a small model in `place`; `more` are further lines of its spec.
+fn small_recipe(place: &Path, model: &str, more: &str) {
+    let text = format!(
+        "apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata: {{name: small}}
+spec:
+  batch: {{global: 16, per_device_batch_size: 2}}
+  model: {{{model}}}
+  data: {{sequence_length: 16, train: [{{path: synthetic, synthetic: {{vocabulary: 64, branching: 4, samples: 200}}}}]}}
+  budget: {{samples: 32}}
+{more}"
+    );
+    std::fs::write(place.join("recipe.yaml"), text).unwrap();
+}
+
+const SMALL_MODEL: &str = "init: random, config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, \
+     num_attention_heads: 2, vocab_size: 64, max_position_embeddings: 32}";
+
+#[test]
+fn a_job_of_gpus_trains_on_them_unless_the_cpu_is_asked_for() {
+    let place = tempfile::tempdir().unwrap();
+    small_recipe(place.path(), SMALL_MODEL, "");
+    let launch = [
+        "launch",
+        "recipe.yaml",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "4",
+        "--dry-run",
+    ];
+    let dry = |more: &[&str]| at(place.path(), &[&launch[..], more].concat());
+    let job = |output: &Output| -> Value {
+        serde_saphyr::from_str(&String::from_utf8_lossy(&output.stdout))
+            .unwrap_or_else(|_| panic!("{output:?}"))
+    };
+    let output = dry(&[]);
+    assert_eq!(job(&output)["spec"]["trainer"]["device"], "Auto");
+    let image = job(&output)["spec"]["image"].clone();
+    assert!(
+        image
+            .as_str()
+            .unwrap()
+            .starts_with("evenkeel/evenkeel-cuda:"),
+        "{image}"
+    );
+    assert!(!message(&output).contains("idle"), "{}", message(&output));
+    let output = dry(&["--device", "cpu"]);
+    assert_eq!(job(&output)["spec"]["trainer"]["device"], "Cpu");
+    assert!(message(&output).contains("leaves the nvidia.com/gpu of its pods idle"));
+}
+
+#[test]
+fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
+    let place = tempfile::tempdir().unwrap();
+    let launch = [
+        "launch",
+        "recipe.yaml",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "4",
+        "--dry-run",
+    ];
+    for (model, more, flags, rule) in [
+        (
+            SMALL_MODEL,
+            "  objective: dpo\n",
+            &[][..],
+            "trainer-objective",
+        ),
+        (
+            SMALL_MODEL,
+            "",
+            &["--rank-memory", "1KiB"][..],
+            "rank-memory",
+        ),
+        ("path: google/gemma-7b", "", &[][..], "trainer-model"),
+    ] {
+        small_recipe(place.path(), model, more);
+        let output = at(place.path(), &[&launch[..], flags].concat());
+        assert_eq!(output.status.code(), Some(1), "{rule}: {output:?}");
+        assert!(
+            message(&output).contains(&format!("error[{rule}]")),
+            "{}",
+            message(&output)
+        );
+    }
+}
+
+#[test]
+fn what_a_plan_refuses_on_this_machine_a_launch_refuses() {
+    let place = tempfile::tempdir().unwrap();
+    let large = "init: random, config: {hidden_size: 8192, intermediate_size: 28672, num_hidden_layers: 80, \
+         num_attention_heads: 64, vocab_size: 64, max_position_embeddings: 32}";
+    small_recipe(place.path(), large, "");
+    for call in [
+        &["plan", "recipe.yaml"][..],
+        &["launch", "recipe.yaml", "--device", "cpu"],
+    ] {
+        let output = at(place.path(), call);
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            message(&output)
+        );
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("error[model-needs-sharding]"), "{text}");
+    }
+    assert!(!place.path().join("runs").exists());
+}
+
+#[test]
+fn another_family_is_refused_by_its_name() {
+    let place = tempfile::tempdir().unwrap();
+    let shape = "config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, \
+         vocab_size: 64, max_position_embeddings: 32}";
+    for (id, family) in [
+        ("google/gemma-7b", "Gemma"),
+        ("EleutherAI/pythia-2.8b", "GPT-NeoX"),
+        ("Qwen/Qwen2.5-14B", "Qwen"),
+    ] {
+        small_recipe(
+            place.path(),
+            &format!("path: {id}, init: random, {shape}"),
+            "",
+        );
+        let output = at(place.path(), &["launch", "recipe.yaml", "--device", "cpu"]);
+        let refused = format!("the built-in trainer does not train {family} ({id})");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(message(&output).contains(&refused), "{}", message(&output));
+        let plan = at(place.path(), &["plan", "recipe.yaml", "--gpus", "2"]);
+        assert!(plan.status.success(), "{plan:?}");
+        let text = String::from_utf8_lossy(&plan.stdout);
+        assert!(
+            text.contains(&format!("for other trainers: {refused}")),
+            "{text}"
+        );
+        let plan = at(
+            place.path(),
+            &[
+                "plan",
+                "recipe.yaml",
+                "--gpus",
+                "2",
+                "--trainer",
+                "built-in",
+            ],
+        );
+        assert_eq!(plan.status.code(), Some(1), "{plan:?}");
+    }
+    // The recipe states its family.
+    let llama = shape.replace("config: {", "config: {model_type: llama, ");
+    small_recipe(
+        place.path(),
+        &format!("path: google/gemma-7b, init: random, {llama}"),
+        "",
+    );
+    let output = at(
+        place.path(),
+        &[
+            "launch",
+            "recipe.yaml",
+            "--device",
+            "cpu",
+            "--procs",
+            "1",
+            "--quiet",
+        ],
+    );
+    assert!(output.status.success(), "{output:?}");
+}
+
 fn at(directory: &Path, call: &[&str]) -> Output {
     evenkeel(call).current_dir(directory).output().unwrap()
 }

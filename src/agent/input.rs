@@ -9,8 +9,9 @@ use crate::api::status::{Current, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::bucket::Bucket;
 use crate::external_trainer::call::Source;
+use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::lifecycle::{CheckpointRef, DeviceKind};
+use crate::plan::DeviceKind;
 use crate::util::key::Key;
 
 /// Identity and resources of this agent.
@@ -105,7 +106,7 @@ impl Membership {
         Some(Membership {
             recipe: status.recipe.clone()?,
             remainder: job.spec.elasticity.remainder,
-            device: job.spec.trainer.device.kind(),
+            device: job.spec.trainer.device.on(&job.spec.resource_name),
             rank_memory: job.spec.trainer.rank_memory.clone(),
             command: status.command(&job.spec).to_vec(),
             generation: status.generation.clone(),

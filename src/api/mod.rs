@@ -22,8 +22,8 @@ use serde_json::Value;
 pub use status::TrainingJobStatus;
 
 use crate::bucket::is_url;
-use crate::lifecycle::DeviceKind;
 pub use crate::lifecycle::stall::OnStall;
+use crate::plan::DeviceKind;
 
 /// Longest name of a TrainingJob, in characters. With it `<job>-<slot>-<attempt>` and `evenkeel-<job>` are
 /// DNS labels of at most 63 characters. A rule of the CRD has the same number.
@@ -375,19 +375,48 @@ pub const CODE_KEY: &str = "code.tar.gz";
 /// Where the built-in trainer computes.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum TrainerDevice {
-    /// On the processor's cores, also in pods with GPUs.
+    /// `Cuda` if `resourceName` is nvidia.com/gpu, one of its MIG devices (nvidia.com/mig-…) or a shared form of them
+    /// (….shared), else `Cpu`.
     #[default]
+    Auto,
+    /// On the processor's cores, also in pods with GPUs.
     Cpu,
     /// On the NVIDIA GPUs of the pods. The image contains cuBLASLt, NVRTC and NCCL.
     Cuda,
 }
 
 impl TrainerDevice {
-    pub fn kind(self) -> DeviceKind {
+    /// The device in pods that request this resource.
+    pub fn on(self, resource: &str) -> DeviceKind {
         match self {
             TrainerDevice::Cpu => DeviceKind::Cpu,
             TrainerDevice::Cuda => DeviceKind::Cuda,
+            TrainerDevice::Auto => {
+                let device = resource.strip_suffix(".shared").unwrap_or(resource);
+                if device == NVIDIA_GPU || device.starts_with("nvidia.com/mig-") {
+                    DeviceKind::Cuda
+                } else {
+                    DeviceKind::Cpu
+                }
+            }
         }
+    }
+}
+
+/// Resource name of a GPU in NVIDIA's device plugin.
+pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+
+impl TrainingJobSpec {
+    /// The warning that the built-in trainer leaves the GPUs of its pods unused, because `trainer.device` says so.
+    pub fn idle_devices(&self) -> Option<String> {
+        let resource = &self.resource_name;
+        let on_cpus = self.trainer.command.is_empty() && self.trainer.device == TrainerDevice::Cpu;
+        (on_cpus && resource.contains("gpu")).then(|| {
+            format!(
+                "the built-in trainer computes on CPUs and leaves the {resource} of its pods idle; spec.trainer.device \
+                 is Cpu: create the job with Auto or Cuda, or set spec.trainer.command to a trainer for GPUs"
+            )
+        })
     }
 }
 
@@ -477,7 +506,7 @@ fn one() -> u32 {
 }
 
 fn nvidia_gpu() -> String {
-    "nvidia.com/gpu".into()
+    NVIDIA_GPU.into()
 }
 
 fn recipe_yaml() -> String {

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::schema::MESSAGE;
-use super::{TrainerDevice, TrainingJobSpec, schema};
+use super::{TrainingJobSpec, schema};
 use crate::lifecycle::generation::PodRef;
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
@@ -325,21 +325,9 @@ impl PlanSummary {
             gradient_accumulation_steps: plan.gradient_accumulation_steps,
             world_size: plan.outline.world_size,
             feasible_nodes,
-            warnings: warnings.chain(idle_devices(spec)).collect(),
+            warnings: warnings.chain(spec.idle_devices()).collect(),
         }
     }
-}
-
-/// The warning that the built-in trainer leaves a pod's GPUs unused.
-fn idle_devices(spec: &TrainingJobSpec) -> Option<String> {
-    let resource = &spec.resource_name;
-    let on_cpus = spec.trainer.command.is_empty() && spec.trainer.device == TrainerDevice::Cpu;
-    (on_cpus && resource.contains("gpu")).then(|| {
-        format!(
-            "the built-in trainer computes on CPUs and leaves the {resource} of its pods idle; set \
-             spec.trainer.device to Cuda, or spec.trainer.command to a trainer for GPUs"
-        )
-    })
 }
 
 /// The newest job generation.
@@ -498,6 +486,7 @@ impl Rescale {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::DeviceKind;
 
     #[test]
     fn status_of_another_version_is_unreadable() {
@@ -508,16 +497,29 @@ mod tests {
 
     #[test]
     fn gpus_that_the_built_in_trainer_does_not_use_are_a_warning() {
-        let idle = |resource: &str, command: &[&str]| {
+        let spec = |device: &str, resource: &str, command: &[&str]| {
             let spec = serde_json::json!({
                 "nodes": 2, "image": "i", "recipe": {"inline": ""}, "checkpoint": {"claim": "c"},
-                "resourceName": resource, "trainer": {"command": command},
+                "resourceName": resource, "trainer": {"command": command, "device": device},
             });
-            idle_devices(&serde_json::from_value(spec).unwrap())
+            serde_json::from_value::<TrainingJobSpec>(spec).unwrap()
         };
-        insta::assert_snapshot!(idle("nvidia.com/gpu", &[]).unwrap(), @"the built-in trainer computes on CPUs and leaves the nvidia.com/gpu of its pods idle; set spec.trainer.device to Cuda, or spec.trainer.command to a trainer for GPUs");
+        let idle = |resource: &str, command: &[&str]| spec("Cpu", resource, command).idle_devices();
+        insta::assert_snapshot!(idle("nvidia.com/gpu", &[]).unwrap(), @"the built-in trainer computes on CPUs and leaves the nvidia.com/gpu of its pods idle; spec.trainer.device is Cpu: create the job with Auto or Cuda, or set spec.trainer.command to a trainer for GPUs");
+        assert_eq!(spec("Auto", "nvidia.com/gpu", &[]).idle_devices(), None);
         assert_eq!(idle("nvidia.com/gpu", &["python", "train.py"]), None);
         assert_eq!(idle("example.com/slot", &[]), None);
+        let device = |resource: &str| spec("Auto", resource, &[]).trainer.device.on(resource);
+        for resource in [
+            "nvidia.com/gpu",
+            "nvidia.com/gpu.shared",
+            "nvidia.com/mig-1g.5gb",
+        ] {
+            assert_eq!(device(resource), DeviceKind::Cuda, "{resource}");
+        }
+        for resource in ["example.com/gpu", "amd.com/gpu", "nvidia.com/nic"] {
+            assert_eq!(device(resource), DeviceKind::Cpu, "{resource}");
+        }
     }
 
     #[test]

@@ -7,11 +7,11 @@ use anyhow::bail;
 use serde::Serialize;
 
 use super::output::{self, Format};
-use super::recipe_args::RecipeOptions;
+use super::recipe_args::{RecipeOptions, TrainerChoice};
 use super::render::{self, sarif};
 use super::{EXIT_REFUSED, first_set, needs, unread};
 use crate::launch::{self, survey};
-use crate::plan::{self, PlanRequest};
+use crate::plan::{self, DeviceKind, PlanRequest, Runner};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources, diagnostic};
 
 /// Check recipes against every rule.
@@ -32,6 +32,10 @@ pub struct Args {
 
     #[command(flatten)]
     options: RecipeOptions,
+
+    /// What runs the recipes; its own rules apply too [default: any: the rules that hold for every trainer]
+    #[arg(long, value_enum, value_name = "TRAINER")]
+    trainer: Option<TrainerChoice>,
 
     /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
@@ -77,9 +81,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 // this machine.
                 let default_world = || plan::default_world(&recipe.spec);
                 let gpus = args.options.world().unwrap_or_else(default_world);
+                let asked = TrainerChoice::asked(args.trainer);
+                let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
                 let request = PlanRequest {
                     nodes: args.options.nodes,
-                    ..PlanRequest::gpus(gpus)
+                    ..PlanRequest::of(runner, gpus)
                 };
                 let request = survey(&recipe, &base, request);
                 let mut found = plan::examine(&recipe, &request).diagnostics;
@@ -88,7 +94,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 }
                 // An upstream recipe usually runs in upstream's trainer. Differences of the
                 // built-in trainer are reported by `plan` and `launch`.
-                if recipe.dialect != Dialect::Native {
+                if recipe.dialect != Dialect::Native && !runner.is_built_in() {
                     found.retain(|problem| problem.rule != "trainer-numerics");
                 }
                 (Some(recipe.dialect), recipe.sources, found)

@@ -191,9 +191,7 @@ fn cuda(found: &[LibraryCheck]) -> String {
     } else {
         String::new()
     };
-    table.render()
-        + &looked
-        + "`evenkeel launch` trains on GPUs with them; a TrainingJob needs spec.trainer.device: Cuda\n"
+    table.render() + &looked + "`evenkeel launch` and a TrainingJob train on GPUs with them\n"
 }
 
 #[cfg(test)]
@@ -306,14 +304,14 @@ mod tests {
     NVRTC         libnvrtc.so.12     12.9 (/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)
     NCCL          libnccl.so.2       missing: pip install nvidia-nccl-cu12
     searched EVENKEEL_CUDA_LIBRARIES, the active virtual environment and the loader's search path
-    `evenkeel launch` trains on GPUs with them; a TrainingJob needs spec.trainer.device: Cuda
+    `evenkeel launch` and a TrainingJob train on GPUs with them
     ");
         // The search path is not shown if all libraries work.
         insta::assert_snapshot!(shown(&libraries[1..3]), @r"
     CUDA LIBRARY  FILE               VERSION
     NVML          libnvidia-ml.so.1  found
     NVRTC         libnvrtc.so.12     12.9 (/wheels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)
-    `evenkeel launch` trains on GPUs with them; a TrainingJob needs spec.trainer.device: Cuda
+    `evenkeel launch` and a TrainingJob train on GPUs with them
     ");
     }
 }

@@ -22,9 +22,9 @@ use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunOptions, port, prepare, reached, run_path,
     take_command_of_run,
 };
+use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::lifecycle::{DeviceKind, End};
-use crate::plan::{MOST_GPUS, OomPolicy};
+use crate::plan::{AskedRunner, DeviceKind, MOST_GPUS, OomPolicy, Runner};
 use crate::recipe::launchers::{self, Split};
 use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, trainer_command};
 use crate::telemetry::{Display, Event, Mode};
@@ -72,8 +72,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
     /// Where the built-in trainer computes: on GPUs (cuda), on the CPU (cpu), or on GPUs if each
-    /// process can have one (auto). With --nodes, auto is the CPU. Training on several GPUs has
-    /// not run on hardware yet (docs/gpu.md).
+    /// process can have one (auto). With --nodes, auto is the GPUs of an NVIDIA resource. Training on
+    /// several GPUs has not run on hardware yet (docs/gpu.md).
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
     /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,
@@ -89,7 +89,7 @@ pub struct Args {
     resume: bool,
     /// Memory limit of a rank for the model and its training state, in bytes or as 2GiB. The
     /// micro-batch shrinks to stay below it.
-    #[arg(long, value_name = "BYTES", value_parser = super::bytes::parse)]
+    #[arg(long, value_name = "BYTES", value_parser = crate::util::size::parse)]
     rank_memory: Option<u64>,
     /// Reaction to out-of-memory before the first checkpoint: exact keeps the global batch;
     /// transformers and transformers-before-1.9 (of accelerate) restart with a smaller one, as
@@ -183,8 +183,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             progress_deadline_seconds: args.progress_deadline,
             on_stall: args.on_stall,
             device: match args.device {
+                DeviceChoice::Auto => TrainerDevice::Auto,
                 DeviceChoice::Cuda => TrainerDevice::Cuda,
-                DeviceChoice::Auto | DeviceChoice::Cpu => TrainerDevice::Cpu,
+                DeviceChoice::Cpu => TrainerDevice::Cpu,
             },
         };
         return submit::run(&launch, nodes, mode(&args));
@@ -281,26 +282,29 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let run = run_path::choose(&asked, &recipe.spec)?;
     recipe.spec.name = run_path::name(&run, &asked, &recipe.spec)?;
     let recipe = &recipe;
+    let device = if processes.gpus.is_empty() {
+        DeviceKind::Cpu
+    } else {
+        DeviceKind::Cuda
+    };
+    let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, args.rank_memory);
+    let device_memory = processes.memory(external, &inventory);
     let request = Request {
         recipe_path: args.recipe.clone().unwrap_or_else(|| "command".into()),
         overrides: args.overrides.clone(),
-        rank_memory: args.rank_memory,
+        runner,
+        device_memory,
         oom_policy: args.oom_policy,
         progress_deadline: ProgressDeadline::of(args.progress_deadline),
         on_stall: args.on_stall,
         cores: inventory.cpu.cores,
-        device: if processes.gpus.is_empty() {
-            DeviceKind::Cpu
-        } else {
-            DeviceKind::Cuda
-        },
         gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
         gpus_together: processes.together,
         resume: args.resume,
         signals: signals.count(),
     };
     let reached = reached(&run, recipe, &request)?;
-    let planned = prepare::plan(recipe, ranks, reached, request.rank_memory, request.device)?;
+    let planned = prepare::plan(recipe, ranks, reached, runner, device_memory)?;
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 

@@ -1,7 +1,6 @@
 //! The command line: parses arguments and prints results as text or JSON. One file per command.
 
 mod agent;
-mod bytes;
 mod check;
 mod cluster;
 mod completions;

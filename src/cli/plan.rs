@@ -11,16 +11,20 @@ use anyhow::bail;
 use serde::Serialize;
 
 use super::cluster::ClusterArgs;
-use super::cluster::submit::NVIDIA;
 use super::output::{self, Format};
-use super::recipe_args::RecipeOptions;
-use super::{EXIT_REFUSED, bytes, first_set, needs, render, unread};
+use super::recipe_args::{RecipeOptions, TrainerChoice};
+use super::{EXIT_REFUSED, first_set, needs, render, unread};
+use crate::api::NVIDIA_GPU;
 use crate::client;
 use crate::export::{self, BatchNumbers, Form};
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{self, survey};
-use crate::plan::{self, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest, Trainer};
+use crate::plan::{
+    self, AskedRunner, DeviceKind, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest,
+    Runner,
+};
 use crate::recipe::{Located, ReadError, Recipe};
+use crate::util::size;
 
 /// Show the batch plan of a recipe
 #[derive(clap::Args)]
@@ -65,13 +69,18 @@ pub struct Args {
     /// Memory of every device, in bytes or with a unit: KB, MB, GB, TB are powers of 1000 (80GB),
     /// KiB, MiB, GiB, TiB powers of 1024 (24GiB) [default: that of the detected hardware if no GPU
     /// count is given; else unknown, and the plan does not check whether the model fits]
-    #[arg(long, value_name = "SIZE", value_parser = bytes::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     device_memory: Option<u64>,
 
     /// Show the reaction to out-of-memory: exact, transformers, transformers-before-1.9 (of
     /// accelerate). Evenkeel's default is exact; upstream's policies shrink the global batch
     #[arg(long, value_name = "POLICY", value_parser = OomPolicy::from_str)]
     oom_policy: Option<OomPolicy>,
+
+    /// What runs the plan; its own rules apply too [default: external for a command or --emit, else any: the rules that
+    /// hold for every trainer]
+    #[arg(long, value_enum, value_name = "TRAINER")]
+    trainer: Option<TrainerChoice>,
 
     /// Propose the largest per-device batch that fits the devices' memory, ignoring the recipe's
     /// value
@@ -146,6 +155,11 @@ struct Document<'a> {
     detected: &'a str,
     /// Description of the planned hardware.
     hardware: &'a str,
+    /// What runs the plan.
+    runner: Runner,
+    /// What the built-in trainer refuses in a plan for any runner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused_by_built_in: Option<String>,
     /// Lengths in samples.
     horizon: Option<&'a Horizon>,
     /// The out-of-memory descent, if requested.
@@ -180,30 +194,29 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => return unreadable(&error, args.output),
     };
-    let (mut request, hardware) = if args.from_cluster {
+    let hardware = if args.from_cluster {
         on_cluster(&args)?
     } else {
         world(&args)?
     };
-    request.nodes = args.options.nodes.or(request.nodes);
-    request.oom_policy = args.oom_policy.unwrap_or_default();
-    request.device_memory = args.device_memory.or(request.device_memory);
-    let base = launch::base()?;
-    let request = survey(&recipe, &base, request);
+    // A command or an emitted plan implies an external trainer.
+    let external = args.emit.is_some() || !args.command.is_empty();
+    let asked = match args.trainer {
+        None if external => AskedRunner::External,
+        choice => TrainerChoice::asked(choice),
+    };
+    let runner = Runner::of(&recipe.spec, asked, hardware.device, None);
+    let request = PlanRequest {
+        nodes: args.options.nodes.or(hardware.nodes),
+        oom_policy: args.oom_policy.unwrap_or_default(),
+        device_memory: args.device_memory.or(hardware.memory),
+        estimate: args.estimate,
+        ..PlanRequest::of(runner, hardware.gpus)
+    };
     if args.estimate && request.device_memory.is_none() {
         bail!("--estimate needs the devices' memory; set it, as in --device-memory 24GB");
     }
-    // A command or an emitted plan implies an external trainer.
-    let external = args.emit.is_some() || !args.command.is_empty();
-    let request = PlanRequest {
-        estimate: args.estimate,
-        trainer: if external {
-            Trainer::External
-        } else {
-            request.trainer
-        },
-        ..request
-    };
+    let request = survey(&recipe, &launch::base()?, request);
     if args.model.is_some() {
         return estimate::print(&recipe, &request, args.output);
     }
@@ -220,16 +233,21 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     });
     match args.output {
         Format::Text => {
-            let hardware = text::Hardware {
-                words: &hardware,
-                devices: request.devices,
-            };
-            output::print(text::plan(&recipe, &examined, oom.as_deref(), &hardware))?;
+            let words = &hardware.words;
+            output::print(text::plan(
+                &recipe,
+                &request,
+                &examined,
+                oom.as_deref(),
+                words,
+            ))?;
         }
         format => format.print(&Document {
             draft: &examined.draft,
             detected: &recipe.detected,
-            hardware: &hardware,
+            hardware: &hardware.words,
+            runner: request.runner,
+            refused_by_built_in: plan::refused_by_built_in(&recipe, &request),
             horizon: examined.draft.horizon.as_ref(),
             oom: oom.as_deref(),
         })?,
@@ -264,8 +282,19 @@ fn emitted(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The requested world or the detected hardware, with its description.
-fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
+/// The devices of a plan.
+struct Hardware {
+    gpus: u64,
+    device: DeviceKind,
+    nodes: Option<u64>,
+    /// Bytes of every device, if known.
+    memory: Option<u64>,
+    /// Description for people.
+    words: String,
+}
+
+/// The requested world or the detected hardware.
+fn world(args: &Args) -> anyhow::Result<Hardware> {
     let options = &args.options;
     let resource = [("--resource", args.resource.is_some())];
     needs(
@@ -278,30 +307,32 @@ fn world(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
         _ => {}
     }
     if let Some(gpus) = options.world() {
-        let request = PlanRequest::gpus(gpus);
-        let words = request.devices.count(gpus);
-        return Ok((request, words));
+        return Ok(Hardware {
+            gpus,
+            device: DeviceKind::Cuda,
+            nodes: None,
+            memory: None,
+            words: DeviceKind::Cuda.count(gpus),
+        });
     }
     let devices = Inventory::discover().devices();
-    let plain = match &devices {
-        Devices::Gpus { .. } => PlanRequest::gpus(devices.count()),
-        Devices::CpuRanks { .. } => PlanRequest::processes(devices.count()),
-    };
-    let request = PlanRequest {
-        device_memory: devices.memory(),
-        ..plain
-    };
-    Ok((
-        request,
-        format!("{devices}, detected here (set --gpus N to plan for others)"),
-    ))
+    Ok(Hardware {
+        gpus: devices.count(),
+        device: match &devices {
+            Devices::Gpus { .. } => DeviceKind::Cuda,
+            Devices::CpuRanks { .. } => DeviceKind::Cpu,
+        },
+        nodes: None,
+        memory: devices.memory(),
+        words: format!("{devices}, detected here (set --gpus N to plan for others)"),
+    })
 }
 
 /// The free GPUs of a cluster, or the requested nodes with the GPU count of its nodes.
-fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
+fn on_cluster(args: &Args) -> anyhow::Result<Hardware> {
     let options = &args.options;
     let per_node = options.gpus_per_node.map(u32::try_from).transpose()?;
-    let resource = args.resource.as_deref().unwrap_or(NVIDIA);
+    let resource = args.resource.as_deref().unwrap_or(NVIDIA_GPU);
     let free = args
         .cluster
         .run(async |cluster| Ok(client::free(cluster, resource, per_node).await?))?;
@@ -315,15 +346,16 @@ fn on_cluster(args: &Args) -> anyhow::Result<(PlanRequest, String)> {
             free.resource
         );
     }
-    let words = format!(
-        "{nodes} nodes × {} {}; {} of {} are free on the cluster",
-        free.per_node, free.resource, free.free, free.all
-    );
-    let request = PlanRequest {
+    Ok(Hardware {
+        gpus: nodes * u64::from(free.per_node),
+        device: DeviceKind::Cuda,
         nodes: Some(nodes),
-        ..PlanRequest::gpus(nodes * u64::from(free.per_node))
-    };
-    Ok((request, words))
+        memory: None,
+        words: format!(
+            "{nodes} nodes × {} {}; {} of {} are free on the cluster",
+            free.per_node, free.resource, free.free, free.all
+        ),
+    })
 }
 
 fn unreadable(error: &ReadError, format: Format) -> anyhow::Result<ExitCode> {

@@ -12,9 +12,8 @@ use crate::api::status::RecipeSnapshot;
 use crate::data::DataError;
 use crate::inventory::Inventory;
 use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
-use crate::lifecycle::DeviceKind;
 use crate::lifecycle::protocol::exit;
-use crate::plan::Reached;
+use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
 use crate::recipe;
 use crate::util::durable::{self, FileError};
 
@@ -30,7 +29,7 @@ pub struct Args {
     #[arg(long)]
     out: PathBuf,
     /// Memory limit of one rank, bytes.
-    #[arg(long, value_parser = super::bytes::parse)]
+    #[arg(long, value_parser = crate::util::size::parse)]
     rank_memory: Option<u64>,
     /// Where the built-in trainer computes: cpu or cuda.
     #[arg(long, value_parser = parse_device, default_value = "cpu")]
@@ -97,13 +96,14 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => return Ok(refuse_unread(&error)),
     };
-    let planned = prepare::plan(
-        &recipe,
-        args.procs,
-        Reached::default(),
-        args.rank_memory,
+    let runner = Runner::of(
+        &recipe.spec,
+        AskedRunner::Launch,
         args.device,
+        args.rank_memory,
     );
+    // The controller plans the worlds, and it knows no memory of devices.
+    let planned = prepare::plan(&recipe, args.procs, Reached::default(), runner, None);
     let planned = match planned {
         Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {
@@ -114,13 +114,10 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let run_lock = RunLock::take(RunDir::at(&args.out))?;
     let request = Request {
-        recipe_path: snapshot.path(),
-        overrides: snapshot.overrides,
-        rank_memory: args.rank_memory,
+        overrides: snapshot.overrides.clone(),
         cores: Inventory::discover().cpu.cores,
-        device: args.device,
         // No signals: the agent kills this process, and the next attempt removes partial data.
-        ..Request::default()
+        ..Request::of(snapshot.path(), runner)
     };
     prepare::prepare(run_lock.run(), &recipe, &planned, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)

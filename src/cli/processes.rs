@@ -5,7 +5,7 @@ use anyhow::bail;
 use crate::engine::cuda::driver::CAPABILITY;
 use crate::engine::cuda::libraries;
 use crate::inventory::{Device, Devices, Inventory};
-use crate::plan::MOST_GPUS;
+use crate::plan::{DeviceMemory, MOST_GPUS};
 use crate::util::format::count;
 
 /// Where the user wants the built-in trainer to compute.
@@ -40,6 +40,21 @@ pub struct Processes {
     pub together: usize,
     /// Explanation of a choice that the user did not make.
     pub note: Option<String>,
+}
+
+impl Processes {
+    /// The memory of the devices on which they run. An external trainer uses GPUs if there are any.
+    pub fn memory(&self, external: bool, inventory: &Inventory) -> Option<DeviceMemory> {
+        let smallest = |devices: &[Device]| devices.iter().map(|gpu| gpu.memory).min().flatten();
+        let of_cpu = || inventory.cpu.memory_available.map(DeviceMemory::Shared);
+        if !self.gpus.is_empty() {
+            return smallest(&self.gpus).map(DeviceMemory::Each);
+        }
+        match inventory.devices() {
+            Devices::Gpus { devices } if external => smallest(&devices).map(DeviceMemory::Each),
+            _ => of_cpu(),
+        }
+    }
 }
 
 /// The GPUs of this machine.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::plan::AskedRunner;
 use crate::recipe::{self, Dialect, Environment, Origin, ReadError, Recipe, Request, Setting};
 use crate::util::suggest::UnknownName;
 
@@ -73,6 +74,26 @@ pub struct RecipeOptions {
     /// Remainder policy if the requested world has no exact split
     #[arg(long, value_name = "HOW", value_parser = ["exact", "uneven"])]
     pub remainder: Option<String>,
+}
+
+/// What runs a recipe, where nothing is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum TrainerChoice {
+    /// Evenkeel's trainer.
+    BuiltIn,
+    /// Your program.
+    External,
+}
+
+impl TrainerChoice {
+    /// What the user asked for with `--trainer`, or without it.
+    pub fn asked(choice: Option<TrainerChoice>) -> AskedRunner {
+        match choice {
+            None => AskedRunner::Any,
+            Some(TrainerChoice::BuiltIn) => AskedRunner::BuiltIn,
+            Some(TrainerChoice::External) => AskedRunner::External,
+        }
+    }
 }
 
 /// The variables of this process that are UTF-8, which a recipe on the user's machine may refer to.

@@ -10,7 +10,7 @@ use super::output::{Unprinted, line, say};
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_finished, worlds};
-use crate::plan::{Devices, MOST_GPUS};
+use crate::plan::{DeviceKind, MOST_GPUS};
 use crate::recipe::Sources;
 
 /// Poll interval of the run's state.
@@ -55,12 +55,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
              continues with {processes}",
             place = run.path().display(),
             n = args.processes,
-            processes = Devices::Processes.count(args.processes),
+            processes = DeviceKind::Cpu.count(args.processes),
         );
     }
     let before = run.state()?.map_or(0, |s| s.generations.len());
     let desired = run.write_desired(args.processes)?;
-    let devices = Devices::Processes.count(args.processes);
+    let devices = DeviceKind::Cpu.count(args.processes);
     line(format_args!("requested {devices}: {formula}"))?;
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
@@ -107,9 +107,9 @@ fn wait(
             say(format_args!(
                 "error: request {request} for {} was replaced by request {} for {}; `evenkeel status \
                  {}` shows its progress\n",
-                Devices::Processes.count(processes),
+                DeviceKind::Cpu.count(processes),
                 newer.request,
-                Devices::Processes.count(newer.ranks),
+                DeviceKind::Cpu.count(newer.ranks),
                 run.path().display()
             ));
             return Ok(ExitCode::from(EXIT_REFUSED));
@@ -119,7 +119,7 @@ fn wait(
                 "the launcher has ended; `evenkeel launch … --resume --procs {processes} --out {}` \
                  continues with {}",
                 run.path().display(),
-                Devices::Processes.count(processes)
+                DeviceKind::Cpu.count(processes)
             );
         }
         std::thread::sleep(POLL_INTERVAL);

@@ -360,7 +360,7 @@ mod tests {
         }
 
         fn call(&self, generation: u64, world: u64) -> Result<Call, String> {
-            let plan = plan::plan(&self.recipe, &PlanRequest::processes(world)).unwrap();
+            let plan = plan::plan(&self.recipe, &PlanRequest::gpus(world)).unwrap();
             let external = self.external_trainer();
             let call = external.call(generation, &plan, external.newest());
             call.map_err(|error| error.to_string())

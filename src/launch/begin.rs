@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use super::{LaunchError, Planned, Request};
-use crate::lifecycle::DeviceKind;
-use crate::plan;
+use crate::plan::{self, DeviceKind};
 use crate::recipe::Recipe;
 use crate::telemetry::now;
 use crate::train::{FORMAT, Setup};
@@ -49,6 +48,7 @@ pub(super) fn begin(
         horizon,
         rank_memory: None,
         device: DeviceKind::Cpu,
+        device_memory: request.device_memory,
         entropy: None,
     })
 }

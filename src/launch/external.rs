@@ -238,8 +238,7 @@ mod tests {
     use super::*;
     use crate::launch::prepare;
     use crate::launch::testing::recipe_of;
-    use crate::lifecycle::DeviceKind;
-    use crate::plan::Reached;
+    use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
 
     /// The refusal of a command; `None` if it is accepted.
     fn refused(command: &[&str], more: &str, overrides: &[&str]) -> Option<String> {
@@ -251,7 +250,8 @@ mod tests {
         let (mut recipe, request) = recipe_of(place.path(), &text, overrides);
         recipe.spec.trainer.command = command.iter().map(|&word| word.to_owned()).collect();
         let run = RunDir::at(place.path().join("run"));
-        let plan = |ranks| prepare::plan(&recipe, ranks, Reached::default(), None, DeviceKind::Cpu);
+        let runner = Runner::of(&recipe.spec, AskedRunner::Launch, DeviceKind::Cpu, None);
+        let plan = |ranks| prepare::plan(&recipe, ranks, Reached::default(), runner, None);
         let planned = match plan(3).or_else(|_| plan(2)) {
             Ok(planned) => planned,
             Err(error) => return Some(error.to_string()),

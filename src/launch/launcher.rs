@@ -23,10 +23,9 @@ use crate::external_trainer::{Program, ProgressWatch, Start};
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
-    DeviceKind, End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput,
-    decide,
+    End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
 };
-use crate::plan::{self, OomPolicy};
+use crate::plan::{self, DeviceKind, OomPolicy};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::Setup;

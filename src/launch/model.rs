@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::data;
 use crate::engine::{ConfigError, ModelConfig};
+use crate::plan::Flaw;
 use crate::plan::memory::Shape;
-use crate::plan::{Flaw, Trainer};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
 use crate::util::durable::{FileError, parse_json};
@@ -34,9 +34,9 @@ pub struct ResolvedModel {
 /// Maps a native path to the key in the user's dialect.
 type Key<'a> = &'a dyn Fn(&str) -> String;
 
-/// Resolves the recipe's model. With [`Trainer::Any`] a hub model may be absent. Messages spell
+/// Resolves the recipe's model. A hub model may be absent if the runner `downloads` it. Messages spell
 /// keys with `key`.
-pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> ResolvedModel {
+pub fn find(spec: &Spec, downloads: bool, key: Key<'_>) -> ResolvedModel {
     let model = &spec.model;
     let mut found = ResolvedModel::default();
     let directory = model.path.as_ref().map(PathBuf::from);
@@ -70,11 +70,11 @@ pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> ResolvedModel {
     let cause = |error: &ConfigError| shape_flaw(error, model);
     found.flaws.extend(errors.iter().map(cause));
     if found.flaws.is_empty() && !complete {
-        found.flaws.extend(unknown(model, trainer, key));
+        found.flaws.extend(unknown(model, downloads, key));
     }
     found.shape = shape.filter(|_| complete && found.flaws.is_empty());
     // The positions of an absent hub model are unknown unless the recipe states them.
-    let positions = trainer == Trainer::BuiltIn
+    let positions = !downloads
         || model.path.is_none()
         || found.stored.is_some()
         || model.config.contains_key("max_position_embeddings");
@@ -85,7 +85,7 @@ pub fn find(spec: &Spec, trainer: Trainer, key: Key<'_>) -> ResolvedModel {
     }
     match weights(model, directory, key) {
         Ok(weights) => found.weights = weights,
-        Err(flaw) if trainer == Trainer::BuiltIn && found.flaws.is_empty() => {
+        Err(flaw) if !downloads && found.flaws.is_empty() => {
             found.flaws.push(flaw);
         }
         Err(_) => {}
@@ -145,7 +145,7 @@ fn sequence_flaw(error: &ConfigError) -> Flaw {
 }
 
 /// The problem of a model without a known shape.
-fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
+fn unknown(model: &Model, downloads: bool, key: Key<'_>) -> Option<Flaw> {
     let flaw = |rule, path: &str, message: String, help: String| {
         Some(Flaw {
             rule,
@@ -157,7 +157,7 @@ fn unknown(model: &Model, trainer: Trainer, key: Key<'_>) -> Option<Flaw> {
     let (path, config) = (key("model.path"), key("model.config"));
     match &model.path {
         Some(_) if !model.config.is_empty() => not_a_shape(key),
-        Some(id) if trainer == Trainer::Any && data::is_hub_model(id) => None,
+        Some(id) if downloads && data::is_hub_model(id) => None,
         Some(id) => flaw(
             "model-missing",
             "model.path",
@@ -249,6 +249,10 @@ mod tests {
     use super::*;
     use crate::recipe::schema::spec::Spec;
 
+    /// Whether the runner downloads models.
+    const DOWNLOADS: bool = true;
+    const BUILT_IN: bool = false;
+
     /// A recipe whose model has a path and custom keys.
     fn spec(path: Option<&str>, config: Value) -> Spec {
         let mut spec = Spec::default();
@@ -259,15 +263,15 @@ mod tests {
     }
 
     /// Rule, first path and message of every problem.
-    fn flaws(spec: &Spec, trainer: Trainer) -> Vec<(&'static str, String, String)> {
-        let flaws = find(spec, trainer, &str::to_owned).flaws.into_iter();
+    fn flaws(spec: &Spec, downloads: bool) -> Vec<(&'static str, String, String)> {
+        let flaws = find(spec, downloads, &str::to_owned).flaws.into_iter();
         flaws
             .map(|flaw| (flaw.rule, flaw.paths[0].clone(), flaw.message))
             .collect()
     }
 
-    fn rules(spec: &Spec, trainer: Trainer) -> Vec<&'static str> {
-        flaws(spec, trainer)
+    fn rules(spec: &Spec, downloads: bool) -> Vec<&'static str> {
+        flaws(spec, downloads)
             .into_iter()
             .map(|flaw| flaw.0)
             .collect()
@@ -280,8 +284,8 @@ mod tests {
 
     #[test]
     fn a_complete_shape_starts_from_random_weights() {
-        for trainer in [Trainer::Any, Trainer::BuiltIn] {
-            let found = find(&spec(None, sizes()), trainer, &str::to_owned);
+        for downloads in [true, false] {
+            let found = find(&spec(None, sizes()), downloads, &str::to_owned);
             assert_eq!(found.flaws, []);
             assert_eq!(found.shape.unwrap().hidden_size, 64);
             assert_eq!(found.weights, None);
@@ -294,7 +298,7 @@ mod tests {
         config["hidden_size"] = json!(0);
         config["num_attention_heads"] = json!(6);
         config["num_key_value_heads"] = json!(4);
-        let found = flaws(&spec(None, config), Trainer::Any);
+        let found = flaws(&spec(None, config), DOWNLOADS);
         let paths: Vec<&str> = found.iter().map(|flaw| flaw.1.as_str()).collect();
         assert_eq!(
             paths,
@@ -308,42 +312,39 @@ mod tests {
             None,
             json!({"hidden_size": "wide", "num_hidden_layers": 2, "vocab_size": 9}),
         );
-        assert_eq!(rules(&wide, Trainer::Any), ["model-shape"]);
+        assert_eq!(rules(&wide, DOWNLOADS), ["model-shape"]);
     }
 
     #[test]
     fn an_incomplete_shape_is_refused_and_an_absent_hub_model_only_at_launch() {
         let holes = spec(None, json!({"hidden_size": 64}));
-        assert_eq!(rules(&holes, Trainer::Any), ["model-shape"]);
+        assert_eq!(rules(&holes, DOWNLOADS), ["model-shape"]);
         let hub = spec(Some("acme/new-model"), json!({}));
-        assert_eq!(rules(&hub, Trainer::Any), Vec::<&str>::new());
-        assert_eq!(rules(&hub, Trainer::BuiltIn), ["model-missing"]);
+        assert_eq!(rules(&hub, DOWNLOADS), Vec::<&str>::new());
+        assert_eq!(rules(&hub, BUILT_IN), ["model-missing"]);
         let known = spec(Some("mistralai/Mistral-7B-v0.1"), json!({}));
-        assert_eq!(rules(&known, Trainer::Any), Vec::<&str>::new());
-        assert_eq!(rules(&known, Trainer::BuiltIn), ["model-missing"]);
+        assert_eq!(rules(&known, DOWNLOADS), Vec::<&str>::new());
+        assert_eq!(rules(&known, BUILT_IN), ["model-missing"]);
         let nowhere = spec(Some("./models/absent"), json!({}));
-        assert_eq!(rules(&nowhere, Trainer::Any), ["model-missing"]);
-        assert_eq!(
-            rules(&spec(None, json!({})), Trainer::Any),
-            ["model-missing"]
-        );
+        assert_eq!(rules(&nowhere, DOWNLOADS), ["model-missing"]);
+        assert_eq!(rules(&spec(None, json!({})), DOWNLOADS), ["model-missing"]);
     }
 
     #[test]
     fn a_sample_longer_than_the_known_positions_is_refused() {
         let mut long = spec(None, sizes());
         long.data.sequence_length = 129;
-        assert_eq!(rules(&long, Trainer::Any), ["sequence-too-long"]);
+        assert_eq!(rules(&long, DOWNLOADS), ["sequence-too-long"]);
         long.data.sequence_length = 128;
-        assert_eq!(rules(&long, Trainer::Any), Vec::<&str>::new());
+        assert_eq!(rules(&long, DOWNLOADS), Vec::<&str>::new());
         // Only the hub knows this model's positions; `launch` uses transformers' default.
         let mut hub = spec(
             Some("mistralai/Mistral-7B-v0.1"),
             json!({"vocab_size": 32_064}),
         );
         hub.data.sequence_length = 4096;
-        assert_eq!(rules(&hub, Trainer::Any), Vec::<&str>::new());
-        assert_eq!(rules(&hub, Trainer::BuiltIn), ["sequence-too-long"]);
+        assert_eq!(rules(&hub, DOWNLOADS), Vec::<&str>::new());
+        assert_eq!(rules(&hub, BUILT_IN), ["sequence-too-long"]);
     }
 
     #[test]
@@ -351,21 +352,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
         let spec = spec(Some(path), json!({}));
-        assert_eq!(rules(&spec, Trainer::Any), ["model-shape"]);
+        assert_eq!(rules(&spec, DOWNLOADS), ["model-shape"]);
         let write = |config: &Value| {
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         };
         write(&sizes());
-        let found = find(&spec, Trainer::Any, &str::to_owned);
+        let found = find(&spec, DOWNLOADS, &str::to_owned);
         assert_eq!(found.flaws, []);
         assert_eq!(found.stored.unwrap()["hidden_size"], 64);
         let mut odd = sizes();
         odd["num_attention_heads"] = json!(6);
         write(&odd);
-        assert_eq!(flaws(&spec, Trainer::Any)[0].1, "model.path");
+        assert_eq!(flaws(&spec, DOWNLOADS)[0].1, "model.path");
         odd["num_attention_heads"] = json!(4);
         odd["model_type"] = json!("gpt2");
         write(&odd);
-        assert_eq!(rules(&spec, Trainer::Any), ["trainer-model"]);
+        assert_eq!(rules(&spec, DOWNLOADS), ["trainer-model"]);
     }
 }

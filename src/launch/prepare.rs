@@ -9,21 +9,20 @@ use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, su
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::engine::cuda;
 use crate::launch::external;
-use crate::lifecycle::DeviceKind;
-use crate::plan::{self, PlanRequest, Reached};
+use crate::plan::{self, DeviceKind, DeviceMemory, PlanRequest, Reached, Runner};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
 use crate::train::Setup;
 
-/// Plans a recipe for its trainer on this machine.
+/// Plans a recipe for its runner on this machine, whose devices have this memory.
 pub fn plan(
     recipe: &Recipe,
     ranks: u64,
     reached: Reached,
-    rank_memory: Option<u64>,
-    device: DeviceKind,
+    runner: Runner,
+    memory: Option<DeviceMemory>,
 ) -> Result<Planned, LaunchError> {
-    let request = worlds::request(ranks, reached, rank_memory, device);
+    let request = worlds::request(ranks, reached, runner, memory);
     let (request, model) = survey::survey_with_model(recipe, &base()?, request);
     let examined = plan::examine(recipe, &request);
     let diagnostics = examined.diagnostics.clone();
@@ -68,7 +67,7 @@ pub fn prepare(
             key("model.config")
         ),
     })?;
-    if request.device == DeviceKind::Cuda {
+    if request.runner.device() == DeviceKind::Cuda {
         cuda::supported(&model).map_err(|error| LaunchError::Model {
             message: format!("{error} (--device cpu)"),
         })?;
@@ -106,8 +105,8 @@ pub fn prepare(
         weights: initial.weights,
         companions: companions.unwrap_or_default(),
         data_fingerprint: Some(manifest.fingerprint),
-        rank_memory: request.rank_memory,
-        device: request.device,
+        rank_memory: request.runner.rank_memory(),
+        device: request.runner.device(),
         entropy: manifest.synthetic.as_ref().and_then(entropy),
         ..setup
     };

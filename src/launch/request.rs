@@ -8,25 +8,24 @@ use super::model::ResolvedModel;
 use super::{RunState, worlds};
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
-use crate::lifecycle::DeviceKind;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::plan::{OomPolicy, Plan, PlanRequest};
+use crate::plan::{DeviceMemory, OomPolicy, Plan, PlanRequest, Runner};
 use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
 
 /// The command line's additions to the recipe.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Request {
     pub recipe_path: PathBuf,
     pub overrides: Vec<String>,
-    /// Memory limit of one rank, bytes.
-    pub rank_memory: Option<u64>,
+    /// What runs the recipe.
+    pub runner: Runner,
+    /// Memory of the devices, if known.
+    pub device_memory: Option<DeviceMemory>,
     /// Reaction to out-of-memory before the first checkpoint.
     pub oom_policy: OomPolicy,
     /// CPU cores shared by the ranks.
     pub cores: u64,
-    /// Where the built-in trainer computes.
-    pub device: DeviceKind,
     /// Ids of the GPUs that ranks can take; empty if they compute on the CPU.
     pub gpus: Vec<String>,
     /// How many of them can train together.
@@ -41,6 +40,24 @@ pub struct Request {
 }
 
 impl Request {
+    /// The request of a recipe without options.
+    pub fn of(recipe_path: PathBuf, runner: Runner) -> Request {
+        Request {
+            recipe_path,
+            overrides: Vec::new(),
+            runner,
+            device_memory: None,
+            oom_policy: OomPolicy::default(),
+            cores: 1,
+            gpus: Vec::new(),
+            gpus_together: 0,
+            progress_deadline: ProgressDeadline::default(),
+            on_stall: OnStall::default(),
+            resume: false,
+            signals: Arc::default(),
+        }
+    }
+
     /// Whether a signal was received.
     pub(super) fn stopped(&self) -> bool {
         self.signals.load(Ordering::Relaxed) > 0

@@ -95,8 +95,8 @@ fn edited(run: &RunDir, contradiction: String) -> LaunchError {
 
 /// Whether the resume changes the memory of the ranks.
 fn memory_changes(setup: &Setup, request: &Request) -> bool {
-    let asked = request.rank_memory;
-    asked.is_some() && asked != setup.rank_memory || request.device != setup.device
+    let asked = request.runner.rank_memory();
+    asked.is_some() && asked != setup.rank_memory || request.runner.device() != setup.device
 }
 
 /// Prepares a resume of the run in the directory.
@@ -180,8 +180,9 @@ pub(super) fn resume(
     {
         run.write_state(state)?;
     }
-    setup.rank_memory = request.rank_memory.or(setup.rank_memory);
-    setup.device = request.device;
+    setup.rank_memory = request.runner.rank_memory().or(setup.rank_memory);
+    setup.device = request.runner.device();
+    setup.device_memory = request.device_memory;
     setup.data_fingerprint = Some(data.manifest.fingerprint);
     if setup != before {
         run.write_setup(&setup)?;
@@ -613,7 +614,12 @@ mod tests {
         assert_eq!(limit(), Some(1));
         // The launcher dies before it starts a process, so only the files remain.
         launched
-            .resume(|request| request.rank_memory = Some(1 << 30))
+            .resume(|request| {
+                request.runner = crate::plan::Runner::BuiltIn {
+                    device: request.runner.device(),
+                    rank_memory: Some(1 << 30),
+                };
+            })
             .unwrap();
         assert_eq!(launched.run.setup().unwrap().rank_memory, Some(1 << 30));
         assert_eq!(limit(), None);

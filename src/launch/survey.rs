@@ -5,7 +5,7 @@ use std::path::Path;
 use super::model::{self, ResolvedModel};
 use super::request::data_of;
 use crate::data;
-use crate::plan::{PlanRequest, Trainer};
+use crate::plan::PlanRequest;
 use crate::recipe::Recipe;
 
 /// Adds to the request all facts about the recipe's model and data that need no read of the data.
@@ -25,20 +25,13 @@ pub(super) fn survey_with_model(
         return (request, ResolvedModel::default());
     }
     let spec = &recipe.spec;
-    // An external trainer may download what is absent here.
-    let trainer = if spec.trainer.is_external() {
-        Trainer::Any
-    } else {
-        request.trainer
-    };
+    // Another runner may download what is absent here.
+    let downloads = !request.runner.is_built_in();
     let key = recipe.keys();
-    let mut model = model::find(spec, trainer, &key);
+    let mut model = model::find(spec, downloads, &key);
     let request_of_data = data_of(recipe, &key, model.shape.as_ref(), base, base);
     let mut flaws = std::mem::take(&mut model.flaws);
-    flaws.extend(data::find_problems(
-        &request_of_data,
-        trainer == Trainer::Any,
-    ));
+    flaws.extend(data::find_problems(&request_of_data, downloads));
     let request = PlanRequest {
         model_config: model.stored.clone(),
         flaws,
@@ -52,6 +45,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::plan::{AskedRunner, DeviceKind, Runner};
     use crate::recipe::{Request, Severity, corpus, read, read_text};
     use crate::{plan, recipe};
 
@@ -65,11 +59,9 @@ mod tests {
     }
 
     /// `error[rule] line: message` of the problems at plan or at launch.
-    fn problems(recipe: &Recipe, trainer: Trainer, base: &Path) -> Vec<String> {
-        let request = PlanRequest {
-            trainer,
-            ..PlanRequest::gpus(1)
-        };
+    fn problems(recipe: &Recipe, asked: AskedRunner, base: &Path) -> Vec<String> {
+        let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
+        let request = PlanRequest::of(runner, 1);
         let examined = plan::examine(recipe, &survey(recipe, base, request));
         let diagnostics = examined.diagnostics.iter();
         diagnostics
@@ -92,8 +84,11 @@ mod tests {
         let recipe = native(&format!(
             "{MODEL}  tokenizer: {{path: nowhere.json}}\n  data:\n    train: [{{path: nowhere.jsonl}}]\n"
         ));
-        for (trainer, severity) in [(Trainer::Any, "warning"), (Trainer::BuiltIn, "error")] {
-            let found = problems(&recipe, trainer, folder.path());
+        for (asked, severity) in [
+            (AskedRunner::Any, "warning"),
+            (AskedRunner::Launch, "error"),
+        ] {
+            let found = problems(&recipe, asked, folder.path());
             assert_eq!(found.len(), 2, "{found:?}");
             assert!(
                 found[0].starts_with(&format!("{severity}[tokenizer-missing] 8: there is no "))
@@ -102,7 +97,7 @@ mod tests {
         }
         let nothing = native(MODEL);
         assert_eq!(
-            problems(&nothing, Trainer::BuiltIn, folder.path()),
+            problems(&nothing, AskedRunner::Launch, folder.path()),
             ["error[data-missing] 0: no data to train on is named"]
         );
     }
@@ -119,10 +114,10 @@ mod tests {
 ",
         );
         assert_eq!(
-            problems(&recipe, Trainer::Any, folder.path()),
+            problems(&recipe, AskedRunner::Any, folder.path()),
             Vec::<String>::new()
         );
-        let found = problems(&recipe, Trainer::BuiltIn, folder.path());
+        let found = problems(&recipe, AskedRunner::Launch, folder.path());
         let rules: Vec<&str> = found
             .iter()
             .map(|line| &line[..line.find(':').unwrap()])
@@ -146,7 +141,7 @@ mod tests {
                 "  batch: {{global: 8, per_device_batch_size: 4}}\n  budget: {{samples: 100}}\n  model: {{path: {model}}}\n  \
              data: {{train: [{{path: acme/chats}}]}}\n",
             ));
-            problems(&recipe, Trainer::Any, folder.path())
+            problems(&recipe, AskedRunner::Any, folder.path())
         };
         assert_eq!(said_of("gpt2"), Vec::<String>::new());
         assert_ne!(said_of("./gpt2"), Vec::<String>::new());
@@ -187,7 +182,7 @@ mod tests {
         std::fs::write(folder.path().join("a.bin"), "ids").unwrap();
         let with = |more: &str| {
             let recipe = native(&format!("{MODEL}{more}"));
-            problems(&recipe, Trainer::Any, folder.path())
+            problems(&recipe, AskedRunner::Any, folder.path())
         };
         let bytes = "  tokenizer: {path: byte}\n  data:\n    train: ";
         assert_eq!(
@@ -218,7 +213,7 @@ mod tests {
             let recipe = native(&format!(
                 "{MODEL}  data:\n    train:\n    - path: synthetic\n      synthetic: {settings}\n"
             ));
-            problems(&recipe, Trainer::Any, folder.path())
+            problems(&recipe, AskedRunner::Any, folder.path())
         };
         let noise = language("{vocabulary: 64, branching: 64}");
         assert!(
@@ -232,7 +227,7 @@ mod tests {
         let mixed = native(&format!(
             "{MODEL}  tokenizer: {{path: byte}}\n  data:\n    train: [{{path: synthetic}}, {{path: x/y}}]\n"
         ));
-        let mixed = problems(&mixed, Trainer::Any, folder.path());
+        let mixed = problems(&mixed, AskedRunner::Any, folder.path());
         assert!(
             mixed
                 .iter()
@@ -371,10 +366,9 @@ mod tests {
                     ..Request::default()
                 };
                 let recipe = read_text(&request, text.clone()).unwrap_or_else(|e| panic!("{e}"));
-                let launched = PlanRequest {
-                    trainer: Trainer::BuiltIn,
-                    ..PlanRequest::gpus(1)
-                };
+                let device = DeviceKind::Cuda;
+                let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, None);
+                let launched = PlanRequest::of(runner, 1);
                 let examined = plan::examine(&recipe, &survey(&recipe, base, launched));
                 let mut diagnostics = examined.diagnostics.into_iter();
                 diagnostics.find(|d| d.rule == rule).map(|d| d.help)

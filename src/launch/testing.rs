@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use super::{Planned, Prepared, Request, RunDir, prepare};
-use crate::lifecycle::DeviceKind;
-use crate::plan::Reached;
+use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
 use crate::recipe::{self, Recipe};
 
 /// A run that is ready for its launcher.
@@ -27,14 +26,10 @@ pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe
     };
     let recipe = recipe::read_text(&reading, text.to_owned());
     let recipe = recipe.unwrap_or_else(|error| panic!("{error:?}"));
+    let runner = Runner::of(&recipe.spec, AskedRunner::Launch, DeviceKind::Cpu, None);
     let request = Request {
-        recipe_path,
         overrides,
-        cores: 1,
-        device: DeviceKind::Cpu,
-        gpus: Vec::new(),
-        gpus_together: 0,
-        ..Request::default()
+        ..Request::of(recipe_path, runner)
     };
     (recipe, request)
 }
@@ -72,7 +67,7 @@ spec:
         let (recipe, request) = recipe_of(place, &text, overrides);
         let run = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run.path()).unwrap();
-        let planned = prepare::plan(&recipe, 2, Reached::default(), None, DeviceKind::Cpu).unwrap();
+        let planned = prepare::plan(&recipe, 2, Reached::default(), request.runner, None).unwrap();
         let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {})
             .map_err(|error| error.to_string())?;
         Ok(Launched {

@@ -4,25 +4,19 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::{LaunchError, RunDir, history};
-use crate::lifecycle::DeviceKind;
-use crate::plan::{self, Plan, PlanRequest, Reached, Refused, Trainer};
+use crate::plan::{self, DeviceMemory, Plan, PlanRequest, Reached, Refused, Runner};
 use crate::train::Setup;
 
-/// The plan request for a world on this machine; `rank_memory` is the limit of one rank, bytes.
+/// The plan request for a world on this machine, whose devices have this memory.
 pub fn request(
     world: u64,
     reached: Reached,
-    rank_memory: Option<u64>,
-    device: DeviceKind,
+    runner: Runner,
+    memory: Option<DeviceMemory>,
 ) -> PlanRequest {
-    let request = match device {
-        DeviceKind::Cpu => PlanRequest::processes(world),
-        DeviceKind::Cuda => PlanRequest::gpus(world),
-    };
     PlanRequest {
-        trainer: Trainer::BuiltIn,
-        rank_memory,
-        ..request
+        device_memory: memory.map(|memory| memory.of_rank(world)),
+        ..PlanRequest::of(runner, world)
     }
     .after(reached)
 }
@@ -45,7 +39,7 @@ pub fn plan(setup: &Setup, world: u64, reached: Reached) -> Result<Plan, Refused
         &PlanRequest {
             model_config: setup.model_config.clone(),
             data_samples: setup.data_samples,
-            ..request(world, reached, setup.rank_memory, setup.device)
+            ..request(world, reached, setup.runner(), setup.device_memory)
         },
     )
 }

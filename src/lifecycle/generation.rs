@@ -178,26 +178,6 @@ pub struct ExternalCheckpoint {
     pub changed: Option<MicroTime>,
 }
 
-/// Where the built-in trainer computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
-    /// On a share of the processor's cores.
-    #[default]
-    Cpu,
-    /// On one NVIDIA GPU for each rank.
-    Cuda,
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DeviceKind::Cpu => "cpu",
-            DeviceKind::Cuda => "cuda",
-        })
-    }
-}
-
 /// Why a generation exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]

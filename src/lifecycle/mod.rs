@@ -15,5 +15,5 @@ pub mod rank_status;
 pub mod stall;
 pub mod transition;
 
-pub use generation::{CheckpointRef, DeviceKind, ExternalCheckpoint, Generation, Member, Reason};
+pub use generation::{CheckpointRef, ExternalCheckpoint, Generation, Member, Reason};
 pub use transition::{End, Outcome, RankAction, Ranks, TransitionInput, decide};

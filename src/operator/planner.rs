@@ -1,4 +1,4 @@
-//! Plans the worlds of a job by the same rules as on the command line.
+//! Plans the worlds of a job for its runner, by the rules of `evenkeel launch`.
 //!
 //! Jobs of a namespace with the same recipe share its worlds: which are feasible is needed in every
 //! reconciliation. Plans are not cached: they are large and needed once a generation. A tenant's recipe is
@@ -13,12 +13,13 @@ use super::build;
 use super::conditions::Refusal;
 use super::recipe_source::{plan_refused, read};
 use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
-use crate::api::{RemainderPolicy, TrainerDevice, TrainingJob};
+use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
-use crate::plan::{self, Plan, PlanRequest, Reached};
+use crate::plan::{self, AskedRunner, DeviceKind, Plan, PlanRequest, Reached, Runner};
 use crate::recipe::{Recipe, trainer_command};
 use crate::util::lock::lock;
+use crate::util::size;
 
 /// Worlds of one recipe that are kept; beyond this number they are evaluated again.
 const MAX_WORLDS: usize = 8192;
@@ -31,6 +32,8 @@ struct RecipeKey {
     hash: String,
     remainder: RemainderPolicy,
     command: Vec<String>,
+    device: DeviceKind,
+    rank_memory: Option<String>,
 }
 
 impl RecipeKey {
@@ -40,6 +43,8 @@ impl RecipeKey {
             hash: snapshot.hash.clone(),
             remainder: job.spec.elasticity.remainder,
             command: job.spec.trainer.command.clone(),
+            device: job.spec.trainer.device.on(&job.spec.resource_name),
+            rank_memory: job.spec.trainer.rank_memory.clone(),
         }
     }
 }
@@ -74,6 +79,7 @@ impl PlanInput {
 struct PlannedRecipe {
     key: RecipeKey,
     recipe: Recipe,
+    runner: Runner,
     /// First error of each evaluated world; `None` for feasible worlds.
     worlds: Mutex<HashMap<(u64, Reached), Option<String>>>,
 }
@@ -87,10 +93,11 @@ impl Recipes {
         lock(&self.0).get(key).and_then(Weak::upgrade)
     }
 
-    fn put(&self, key: RecipeKey, recipe: Recipe) -> Arc<PlannedRecipe> {
+    fn put(&self, key: RecipeKey, recipe: Recipe, runner: Runner) -> Arc<PlannedRecipe> {
         let planned = Arc::new(PlannedRecipe {
             key: key.clone(),
             recipe,
+            runner,
             worlds: Mutex::default(),
         });
         let mut recipes = lock(&self.0);
@@ -104,8 +111,6 @@ impl Recipes {
 #[derive(Default)]
 pub struct Planner {
     recipe: Option<Arc<PlannedRecipe>>,
-    /// The built-in trainer computes on CPUs.
-    on_cpu: bool,
     /// Whether a plan for one of the job's worlds was found with this recipe.
     pub found_plan: bool,
     /// The plan of the running generation, while the recipe cannot be planned or waits for its turn.
@@ -170,7 +175,6 @@ impl Planner {
     ) -> Result<(), Refusal> {
         let key = RecipeKey::of(job, snapshot);
         (self.recipe, self.held, self.found_plan) = (recipes.get(&key), None, false);
-        self.on_cpu = job.spec.trainer.device == TrainerDevice::Cpu && key.command.is_empty();
         if self.recipe.is_some() {
             return Ok(());
         }
@@ -182,7 +186,11 @@ impl Planner {
                     .into(),
             ));
         }
-        self.recipe = Some(recipes.put(key, recipe));
+        let rank_memory = key.rank_memory.as_deref().map(size::parse).transpose();
+        let rank_memory = rank_memory
+            .map_err(|error| plan_refused(format!("spec.trainer.rankMemory: {error}")))?;
+        let runner = Runner::of(&recipe.spec, AskedRunner::Launch, key.device, rank_memory);
+        self.recipe = Some(recipes.put(key, recipe, runner));
         Ok(())
     }
 
@@ -215,11 +223,7 @@ impl Planner {
         let planned = planned.ok_or_else(|| NoPlan("the recipe was not read".into()))?;
         #[cfg(test)]
         super::turns::assert_at_work();
-        let request = PlanRequest {
-            on_cpu: self.on_cpu,
-            ..PlanRequest::gpus(ranks)
-        }
-        .after(reached);
+        let request = PlanRequest::of(planned.runner, ranks).after(reached);
         plan::plan(&planned.recipe, &request).map_err(|refused| {
             let all = refused.diagnostics.iter();
             let errors = all.filter(|d| d.is_error());
@@ -283,9 +287,11 @@ impl Planner {
     }
 
     fn may_split(&self, ranks: u64, reached: Reached) -> bool {
-        let request = PlanRequest::gpus(ranks).after(reached);
         let planned = self.recipe.as_ref();
-        planned.is_none_or(|planned| plan::may_split(&planned.recipe, &request))
+        planned.is_none_or(|planned| {
+            let request = PlanRequest::of(planned.runner, ranks).after(reached);
+            plan::may_split(&planned.recipe, &request)
+        })
     }
 }
 
@@ -401,6 +407,43 @@ mod tests {
         snapshot.files.insert("fsdp.yaml".into(), config.into());
         let planner = read(&snapshot).unwrap();
         assert_eq!(in_turn(|| planner.refusal(6, Reached::default())), None);
+    }
+
+    /// The refusal of a job with these fields in its spec and its recipe's.
+    fn refusal_of(spec: serde_json::Value, recipe: serde_json::Value) -> String {
+        let (job, mut snapshot) = job("a", "j", 96);
+        let mut changed = serde_json::to_value(&job).unwrap();
+        let fields = |value: &serde_json::Value| value.as_object().unwrap().clone();
+        changed["spec"]
+            .as_object_mut()
+            .unwrap()
+            .extend(fields(&spec));
+        let job: TrainingJob = serde_json::from_value(changed).unwrap();
+        let text = snapshot.text.clone();
+        let mut text: serde_json::Value = serde_json::from_str(&text).unwrap();
+        text["spec"]
+            .as_object_mut()
+            .unwrap()
+            .extend(fields(&recipe));
+        snapshot.text = text.to_string();
+        let mut planner = Planner::default();
+        let read = planner.read(&job, &snapshot, &Recipes::default());
+        let refused = read.err().map(|refusal| refusal.message);
+        refused.unwrap_or_else(|| in_turn(|| planner.refusal(2, Reached::default())).unwrap())
+    }
+
+    #[test]
+    fn the_controller_refuses_what_a_launch_refuses() {
+        let of_spec = |spec| refusal_of(spec, json!({}));
+        let of_recipe = |recipe| refusal_of(json!({}), recipe);
+        let limited = |limit: &str| of_spec(json!({"trainer": {"rankMemory": limit}}));
+        let gemma = json!({"model": {"path": "google/gemma-7b", "config": {
+            "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 32}}});
+        insta::assert_snapshot!(of_recipe(json!({"objective": "dpo"})), @"trainer-objective: the built-in trainer does not train dpo (it trains language-modelling and sft; `evenkeel plan` plans the others too)");
+        insta::assert_snapshot!(limited("1KiB"), @"rank-memory: weights, gradients and optimiser states need 1.66 MiB a rank, and a rank may use 1.00 KiB (raise `--rank-memory`, or train a smaller model)");
+        insta::assert_snapshot!(limited("1Gigabyte"), @"spec.trainer.rankMemory: unknown unit `gigabyte`: use KB, MB, GB, TB (thousands), KiB, MiB, GiB, TiB (1024s), or none for bytes");
+        insta::assert_snapshot!(of_recipe(gemma), @"trainer-model: the built-in trainer does not train Gemma (google/gemma-7b) (choose a Llama or Mistral model, set `model.config.model_type=llama` to train a Llama of these sizes, or run your own program after `--`)");
     }
 
     #[test]

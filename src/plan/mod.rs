@@ -14,6 +14,7 @@ mod oom_policy;
 mod planner;
 mod request;
 pub mod rules;
+mod runner;
 mod split;
 mod start;
 
@@ -21,6 +22,9 @@ pub use batch_plan::{Adjustment, MemoryEstimate, Outline, Plan};
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
 pub use horizon::{Horizon, held_out, horizon, most_samples};
 pub use oom_policy::{OomPolicy, OomStep, descend};
-pub use planner::{Examined, Refused, default_world, examine, may_split, plan};
-pub use request::{Devices, Flaw, PlanRequest, Reached, Trainer};
+pub use planner::{
+    Examined, Refused, default_world, examine, may_split, plan, refused_by_built_in,
+};
+pub use request::{Flaw, PlanRequest, Reached};
+pub use runner::{AskedRunner, DeviceKind, DeviceMemory, Runner};
 pub use start::{Start, start, starter};

@@ -5,6 +5,7 @@ use super::batch_plan::Plan;
 use super::draft::{self, Draft, global_batch};
 use super::request::PlanRequest;
 use super::rules;
+use super::runner::{AskedRunner, Runner};
 use crate::recipe::schema::spec::Remainder;
 use crate::recipe::syntax::diagnostic;
 use crate::recipe::{Diagnostic, Recipe, Spec};
@@ -92,6 +93,27 @@ impl Examined {
         };
         plan.map_err(|draft| Refused { draft, diagnostics })
     }
+}
+
+/// What the built-in trainer refuses in a plan for any runner: the first error that is not already a finding of the
+/// plan. `None`: nothing, or the runner is decided.
+pub fn refused_by_built_in(recipe: &Recipe, request: &PlanRequest) -> Option<String> {
+    let Runner::Any { device } = request.runner else {
+        return None;
+    };
+    let built_in = PlanRequest {
+        runner: Runner::of(&recipe.spec, AskedRunner::BuiltIn, device, None),
+        ..request.clone()
+    };
+    let [known, refusals] = [request, &built_in]
+        .map(|request| rules::check(recipe, request, &Draft::new(recipe, request)));
+    let is_new = |refusal: &Diagnostic| {
+        refusal.is_error() && known.iter().all(|known| known.message != refusal.message)
+    };
+    refusals
+        .into_iter()
+        .find(is_new)
+        .map(|refusal| refusal.message)
 }
 
 /// The world of a recipe when the request states none: the one that it was written for, else the smallest

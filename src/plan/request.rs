@@ -6,28 +6,21 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::oom_policy::OomPolicy;
-use crate::recipe::Spec;
-use crate::util::format;
+use super::runner::{DeviceKind, Runner};
 
 /// The world and the limits of a plan.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlanRequest {
     /// Devices over all axes; ranks on the CPU count as devices.
     pub gpus: u64,
     /// Machines of the world, if stated.
     pub nodes: Option<u64>,
-    /// Whether ranks run on GPUs or on shares of the CPU.
-    pub devices: Devices,
-    /// The trainer that will run the plan.
-    pub trainer: Trainer,
-    /// The built-in trainer is known to compute on CPUs.
-    pub on_cpu: bool,
+    /// What runs the plan, on which devices.
+    pub runner: Runner,
     /// The global batch, samples; overrides the recipe (a run keeps its own).
     pub global_batch_size: Option<u64>,
     /// Bytes of every device, if known.
     pub device_memory: Option<u64>,
-    /// Memory limit of a rank of the built-in trainer, bytes; `None`: no separate limit.
-    pub rank_memory: Option<u64>,
     /// Use the largest micro-batch that fits, whatever the recipe states.
     pub estimate: bool,
     /// Upper limit of the micro-batch, samples (set by the out-of-memory descent).
@@ -56,28 +49,6 @@ pub struct Reached {
     pub batch: Option<u64>,
 }
 
-/// The devices of a plan's ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Devices {
-    /// One GPU for each rank.
-    #[default]
-    Gpus,
-    /// A share of this machine's cores for each rank.
-    Processes,
-}
-
-/// The trainer that will run a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Trainer {
-    /// Unknown: any trainer, and perhaps another machine.
-    #[default]
-    Any,
-    /// An external trainer, whatever the recipe states: limits of the built-in trainer do not apply.
-    External,
-    /// The built-in trainer, now, on this machine.
-    BuiltIn,
-}
-
 /// An error in something that a recipe names, found by a caller that opens files and knows the
 /// engines. The rule that it belongs to reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,21 +64,28 @@ pub struct Flaw {
 }
 
 impl PlanRequest {
-    /// A plain request for this number of GPUs.
-    pub fn gpus(gpus: u64) -> PlanRequest {
+    /// A plain request for this number of devices.
+    pub fn of(runner: Runner, devices: u64) -> PlanRequest {
         PlanRequest {
-            gpus,
-            ..PlanRequest::default()
+            gpus: devices,
+            nodes: None,
+            runner,
+            global_batch_size: None,
+            device_memory: None,
+            estimate: false,
+            per_device_batch_size_limit: None,
+            current_batch: None,
+            data_samples: None,
+            model_config: None,
+            oom_policy: OomPolicy::default(),
+            flaws: Vec::new(),
         }
     }
 
-    /// A plain request for this number of processes on this machine's CPU.
-    pub fn processes(processes: u64) -> PlanRequest {
-        PlanRequest {
-            devices: Devices::Processes,
-            on_cpu: true,
-            ..PlanRequest::gpus(processes)
-        }
+    /// A plain request for this number of GPUs and any runner.
+    pub fn gpus(gpus: u64) -> PlanRequest {
+        let device = DeviceKind::Cuda;
+        PlanRequest::of(Runner::Any { device }, gpus)
     }
 
     /// The same request for a run that has reached this state.
@@ -120,36 +98,13 @@ impl PlanRequest {
         }
     }
 
-    /// The trainer that will run a plan of this recipe.
-    pub fn trainer_of(&self, spec: &Spec) -> Trainer {
-        if spec.trainer.is_external() {
-            Trainer::External
-        } else {
-            self.trainer
-        }
+    /// The count with the unit of the devices: `8 GPUs`.
+    pub fn count(&self, count: u64) -> String {
+        self.runner.device().count(count)
     }
 
     /// Whether the request is for a started run, which keeps its global batch.
     pub fn is_of_a_run(&self) -> bool {
         self.global_batch_size.is_some()
-    }
-}
-
-impl Devices {
-    /// The count with its unit: `1 GPU`, `8 GPUs`, `2 processes`.
-    pub fn count(self, count: u64) -> String {
-        format::count(count, self.one())
-    }
-
-    /// The unit in singular or plural.
-    pub fn name(self, count: u64) -> String {
-        format::noun(count, self.one())
-    }
-
-    fn one(self) -> &'static str {
-        match self {
-            Devices::Gpus => "GPU",
-            Devices::Processes => "process",
-        }
     }
 }

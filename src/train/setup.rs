@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::TrainError;
 use crate::data::Manifest;
 use crate::engine::ModelConfig;
-use crate::lifecycle::{DeviceKind, files};
-use crate::plan::Horizon;
+use crate::lifecycle::files;
+use crate::plan::{AskedRunner, DeviceKind, DeviceMemory, Horizon, Runner};
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
 use crate::util::durable::{parse_json, read};
@@ -65,6 +65,9 @@ pub struct Setup {
     /// Where the built-in trainer computes.
     #[serde(default)]
     pub device: DeviceKind,
+    /// Memory of the machine's devices; `None` if it is unknown, or if a controller plans the worlds.
+    #[serde(default)]
+    pub device_memory: Option<DeviceMemory>,
     /// The lowest possible loss of synthetic data, nats per token.
     pub entropy: Option<f64>,
 }
@@ -99,6 +102,16 @@ impl Setup {
     /// The budget, in samples; an error if an external trainer runs.
     pub fn budget(&self) -> Result<u64, TrainError> {
         self.budget_samples.ok_or(TrainError::OwnProgram)
+    }
+
+    /// What runs every generation.
+    pub fn runner(&self) -> Runner {
+        Runner::of(
+            &self.spec,
+            AskedRunner::Launch,
+            self.device,
+            self.rank_memory,
+        )
     }
 
     /// The recipe for the planner, without the places of its values.

@@ -12,6 +12,7 @@ pub mod openmetrics;
 pub mod priority;
 pub mod random;
 pub mod serve;
+pub mod size;
 pub mod stderr;
 pub mod suggest;
 #[cfg(test)]

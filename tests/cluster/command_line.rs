@@ -49,6 +49,8 @@ fn launch_follows_its_job_to_the_end() {
         "launched",
         "--image",
         IMAGE,
+        "--device",
+        "cpu",
         "--log",
         "json",
     ]);
@@ -98,6 +100,8 @@ fn commands_change_and_show_a_job() {
         "moved",
         "--image",
         IMAGE,
+        "--device",
+        "cpu",
         "--detach",
     ];
     let started = evenkeel(&launch);

@@ -143,6 +143,8 @@ impl Job {
         self.comparable = *recipe == standard;
         let mut spec = json!({
             "nodes": 3, "gpusPerNode": 2, "image": IMAGE,
+            // The kit's GPUs exist only in the nodes' status.
+            "trainer": {"device": "Cpu"},
             "recipe": {"inline": recipe.to_string()},
             "checkpoint": {"claim": name},
             "elasticity": {"scaleUpDelaySeconds": 2, "placementSeconds": 30, "drainSeconds": 20},

@@ -20,7 +20,7 @@ fn create_job(name: &str, pod: Value) {
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": STRANGER},
         "spec": {
-            "nodes": 2, "gpusPerNode": 2, "image": IMAGE,
+            "nodes": 2, "gpusPerNode": 2, "image": IMAGE, "trainer": {"device": "Cpu"},
             "recipe": {"inline": recipe(400_000).to_string()},
             "checkpoint": {"path": "/tmp"},
             "elasticity": {"capacity": "Request", "placementSeconds": 3600},

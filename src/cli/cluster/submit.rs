@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::{ClusterArgs, recipe_source};
 use crate::api::{
-    CheckpointVolume, Elasticity, EnvVar, OnStall, RemainderPolicy, Trainer, TrainerDevice,
-    TrainingJob, TrainingJobSpec,
+    CheckpointVolume, Elasticity, EnvVar, NVIDIA_GPU, OnStall, RemainderPolicy, Trainer,
+    TrainerDevice, TrainingJob, TrainingJobSpec,
 };
 use crate::bucket::Bucket;
 use crate::cli::output::{Format, say};
@@ -19,7 +19,7 @@ use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
 use crate::client::{self, End, change, code};
 use crate::launch::check_external_trainer;
-use crate::plan::{self, PlanRequest};
+use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
 use crate::util::format::{bytes, count};
@@ -34,7 +34,8 @@ const EXIT_INTERRUPTED: u8 = 130;
 #[command(next_help_heading = "On a cluster (with --nodes)")]
 #[group(skip)]
 pub struct Args {
-    /// Container image [default: $EVENKEEL_IMAGE, then evenkeel/evenkeel of this version]
+    /// Container image [default: $EVENKEEL_IMAGE, then evenkeel/evenkeel of this version, on GPUs
+    /// evenkeel/evenkeel-cuda]
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
     /// PersistentVolumeClaim for checkpoints; it must be writable from all nodes [default:
@@ -83,9 +84,6 @@ pub struct Args {
     cluster: ClusterArgs,
 }
 
-/// Resource name of a GPU in NVIDIA's device plugin.
-pub const NVIDIA: &str = "nvidia.com/gpu";
-
 /// Environment variable with the default of `--image`.
 const IMAGE: &str = "EVENKEEL_IMAGE";
 
@@ -115,13 +113,16 @@ impl Args {
     }
 
     fn resource(&self) -> &str {
-        self.resource.as_deref().unwrap_or(NVIDIA)
+        self.resource.as_deref().unwrap_or(NVIDIA_GPU)
     }
 
-    fn image(&self) -> String {
+    /// The image for this runner. Only the one for CUDA has its libraries.
+    fn image(&self, runner: Runner) -> String {
         let environment = || std::env::var(IMAGE).ok();
         let image = self.image.clone().or_else(environment);
-        image.unwrap_or_else(|| concat!("evenkeel/evenkeel:", env!("CARGO_PKG_VERSION")).into())
+        let on_gpus = runner.is_built_in() && runner.device() == DeviceKind::Cuda;
+        let suffix = if on_gpus { "-cuda" } else { "" };
+        image.unwrap_or_else(|| format!("evenkeel/evenkeel{suffix}:{}", env!("CARGO_PKG_VERSION")))
     }
 }
 
@@ -161,7 +162,14 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     };
     // The controller checks again; this check refuses a bad recipe before it is sent.
     let world = u64::from(nodes) * u64::from(per_node);
-    let examined = plan::examine(recipe, &PlanRequest::gpus(world));
+    let device = launch.device.on(args.resource());
+    let runner = Runner::of(
+        &recipe.spec,
+        AskedRunner::Launch,
+        device,
+        launch.rank_memory,
+    );
+    let examined = plan::examine(recipe, &PlanRequest::of(runner, world));
     render::print(&examined.diagnostics, &recipe.sources);
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
@@ -174,7 +182,10 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     for note in notes {
         say(format_args!("warning: {note}\n"));
     }
-    let mut job = submitted_job(launch, nodes, per_node)?;
+    let mut job = submitted_job(launch, runner, nodes, per_node)?;
+    if let Some(warning) = job.spec.idle_devices() {
+        say(format_args!("warning: {warning}\n"));
+    }
     let code = code_of(launch, &mut job)?;
     if args.dry_run {
         Format::Yaml.print(&job)?;
@@ -358,6 +369,7 @@ fn source(text: &str) -> anyhow::Result<Value> {
 
 fn submitted_job(
     launch: &Launch<'_>,
+    runner: Runner,
     nodes: u32,
     gpus_per_node: u32,
 ) -> anyhow::Result<TrainingJob> {
@@ -411,7 +423,7 @@ fn submitted_job(
             remainder,
             ..Elasticity::default()
         },
-        image: args.image(),
+        image: args.image(runner),
         trainer: Trainer {
             command: trainer.command.clone(),
             device,

@@ -80,7 +80,7 @@ pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::
 }
 
 fn proposal(recipe: &Recipe, request: &PlanRequest, start: &Start) -> String {
-    let devices = request.devices.count(start.world_size);
+    let devices = request.count(start.world_size);
     let mut text = match start.per_device_batch_size {
         Some(per_device_batch_size) => format!(
             "start with {} on {}{devices}\nthe largest power of two that fits; accumulation takes the rest of the global batch\n",

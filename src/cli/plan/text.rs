@@ -4,7 +4,10 @@
 use anstyle::{AnsiColor, Style};
 
 use crate::cli::render;
-use crate::plan::{Devices, Draft, Examined, Horizon, MemoryEstimate, OomStep};
+use crate::plan::{
+    DeviceKind, Draft, Examined, Horizon, MemoryEstimate, OomStep, PlanRequest, Runner,
+    refused_by_built_in,
+};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::{BatchSchedule, Estimator, Remainder, Spec};
 use crate::util::format::bytes;
@@ -16,25 +19,23 @@ const NEAR: usize = 4;
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
 
-/// The hardware of a plan.
-pub struct Hardware<'a> {
-    /// Description for people.
-    pub words: &'a str,
-    /// Unit of the counts.
-    pub devices: Devices,
-}
-
-/// The complete text, with terminal styles.
+/// The complete text, with terminal styles. `hardware` describes the devices.
 pub fn plan(
     recipe: &Recipe,
+    request: &PlanRequest,
     examined: &Examined,
     oom: Option<&[OomStep]>,
-    hardware: &Hardware<'_>,
+    hardware: &str,
 ) -> String {
     let draft = &examined.draft;
-    let mut text = headline(draft, &recipe.detected, hardware.words);
+    let mut text = headline(draft, hardware);
+    text += &format!(
+        "{DIM}{}\n{}{DIM:#}\n",
+        run_by(recipe, request),
+        recipe.detected
+    );
     text += &changes(draft);
-    text += &counts(draft, hardware.devices);
+    text += &counts(draft, request.runner.device());
     if let Some(memory) = &draft.outline.memory {
         text += &memory_of(memory);
     }
@@ -53,12 +54,28 @@ pub fn plan(
     text
 }
 
+/// What runs the plan, one line.
+fn run_by(recipe: &Recipe, request: &PlanRequest) -> String {
+    match request.runner {
+        Runner::BuiltIn { .. } => format!(
+            "run by {} on {}",
+            request.runner,
+            request.count(request.gpus)
+        ),
+        Runner::External { .. } => format!("run by {}", request.runner),
+        Runner::Any { .. } => match refused_by_built_in(recipe, request) {
+            None => "for any trainer".to_owned(),
+            Some(refusal) => format!("for other trainers: {refusal}"),
+        },
+    }
+}
+
 fn heading(words: &str) -> String {
     format!("\n{BOLD}{words}{BOLD:#}\n")
 }
 
 /// The formula and the meaning of its numbers.
-fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
+fn headline(draft: &Draft, hardware: &str) -> String {
     let (formula, legend) = match (&draft.formula, draft.outline.remainder) {
         (Some(formula), Remainder::Exact) => (
             formula.clone(),
@@ -85,7 +102,7 @@ fn headline(draft: &Draft, detected: &str, hardware: &str) -> String {
     .map(|(axis, size)| format!(", {axis} {size}"))
     .collect();
     format!(
-        "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}\n{detected}{DIM:#}\n",
+        "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}{DIM:#}\n",
         draft.outline.objective,
         draft.outline.dialect,
         axes.concat()
@@ -121,14 +138,14 @@ fn changes(draft: &Draft) -> String {
 }
 
 /// The feasible counts nearest to the requested one, which is in brackets.
-fn counts(draft: &Draft, devices: Devices) -> String {
+fn counts(draft: &Draft, devices: DeviceKind) -> String {
     let counts = &draft.outline.feasible_gpu_counts;
     let Some(global) = draft.global_batch_size else {
         return String::new();
     };
     let mut text = heading(&format!(
         "{} counts that split {global} exactly",
-        devices.name(1)
+        devices.noun(1)
     ));
     if counts.is_empty() {
         return text + "  none up to 1024\n";
@@ -318,12 +335,7 @@ mod tests {
             ..PlanRequest::gpus(gpus)
         };
         let examined = examine(&recipe, &request);
-        let words = request.devices.count(gpus);
-        let hardware = Hardware {
-            words: &words,
-            devices: request.devices,
-        };
-        let text = plan(&recipe, &examined, None, &hardware);
+        let text = plan(&recipe, &request, &examined, None, &request.count(gpus));
         Some(anstream::adapter::strip_str(&text).to_string())
     }
 
@@ -377,12 +389,15 @@ mod tests {
             ..Request::default()
         })
         .unwrap();
-        let request = PlanRequest::processes(3);
-        let hardware = Hardware {
-            words: "3 CPU ranks",
-            devices: request.devices,
-        };
-        let text = plan(&recipe, &examine(&recipe, &request), None, &hardware);
+        let device = DeviceKind::Cpu;
+        let request = PlanRequest::of(Runner::Any { device }, 3);
+        let text = plan(
+            &recipe,
+            &request,
+            &examine(&recipe, &request),
+            None,
+            "3 CPU ranks",
+        );
         assert!(
             text.contains("process counts that split 16 exactly"),
             "{text}"
@@ -399,12 +414,14 @@ mod tests {
             ..Request::default()
         })
         .unwrap();
-        let examined = examine(&recipe, &PlanRequest::gpus(4));
-        let hardware = Hardware {
-            words: "4 GPUs",
-            devices: Devices::Gpus,
-        };
-        let text = plan(&recipe, &examined, None, &hardware);
+        let request = PlanRequest::gpus(4);
+        let text = plan(
+            &recipe,
+            &request,
+            &examine(&recipe, &request),
+            None,
+            "4 GPUs",
+        );
         insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string());
     }
 
@@ -420,11 +437,13 @@ spec:
 ";
         let recipe = crate::recipe::read_text(&Request::default(), recipe.to_owned()).unwrap();
         let request = PlanRequest::gpus(1);
-        let hardware = Hardware {
-            words: "1 GPU",
-            devices: request.devices,
-        };
-        let text = plan(&recipe, &examine(&recipe, &request), None, &hardware);
+        let text = plan(
+            &recipe,
+            &request,
+            &examine(&recipe, &request),
+            None,
+            "1 GPU",
+        );
         let text = anstream::adapter::strip_str(&text).to_string();
         assert!(
             text.contains("  budget      12 samples, 1 step\n"),

@@ -164,6 +164,50 @@ fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
+/// Families that the built-in trainer does not have, by parts of a hub id in lower case. Searched in order: Zephyr's
+/// Gemma before Gemma, whose id contains it.
+const OTHER_FAMILIES: &[(&str, &[&str])] = &[
+    ("Gemma", &["gemma"]),
+    ("Mixtral", &["mixtral", "zephyr-orpo-141b"]),
+    ("StarCoder2", &["starcoder", "starchat"]),
+    ("Qwen", &["qwen"]),
+    ("GPT-NeoX", &["pythia", "gpt-neox", "dolly-v2"]),
+    ("GPT-J", &["gpt-j"]),
+    ("GPT-2", &["gpt2"]),
+    (
+        "Phi",
+        &["microsoft/phi", "phi-1", "phi-2", "phi-3", "phi-4"],
+    ),
+    ("Falcon", &["falcon"]),
+    ("OPT", &["facebook/opt"]),
+    ("BLOOM", &["bloom"]),
+    ("MPT", &["mpt-7b", "mpt-30b"]),
+    (
+        "DeepSeek",
+        &["deepseek-v2", "deepseek-v3", "deepseek-r1-0528"],
+    ),
+    ("SmolLM3", &["smollm3"]),
+    ("OLMo", &["olmo"]),
+];
+
+/// The family of a model that the built-in trainer does not have, by its name. `None` if a `config.json` at its path or
+/// the recipe states the family, or if no name of a family is known.
+pub fn other_family(
+    model: &Model,
+    config_at_path: Option<&BTreeMap<String, Value>>,
+) -> Option<&'static str> {
+    let states_it = ["model_type", "architectures"]
+        .iter()
+        .any(|key| model.config.contains_key(*key));
+    if states_it || config_at_path.is_some() {
+        return None;
+    }
+    let path = model.path.as_deref()?.to_lowercase();
+    let named = |parts: &[&str]| parts.iter().any(|part| path.contains(part));
+    let family = OTHER_FAMILIES.iter().find(|(_, parts)| named(parts));
+    family.map(|(family, _)| *family)
+}
+
 impl Shape {
     /// Keys that a model of unknown architecture must state: a vocabulary or a width alone does not
     /// determine a shape.

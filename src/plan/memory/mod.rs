@@ -9,14 +9,14 @@ mod known;
 mod shape;
 
 use super::batch_plan::MemoryEstimate;
-use super::{PlanRequest, Trainer};
+use super::{DeviceKind, PlanRequest, Runner};
 use crate::recipe::Spec;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::spec::{NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
 pub use built_in::TRAINED;
-pub use known::{typical, typical_sizes};
+pub use known::{other_family, typical, typical_sizes};
 pub use shape::Shape;
 
 /// The share of a device's memory that a run can use.
@@ -46,7 +46,12 @@ impl<'a> Memory<'a> {
     /// The memory of a recipe whose model's shape is known.
     pub fn of(spec: &'a Spec, dialect: Dialect, request: &PlanRequest) -> Option<Memory<'a>> {
         let (shape, source) = Shape::of(&spec.model, request.model_config.as_ref())?;
-        let external = request.trainer_of(spec) == Trainer::External;
+        // A recipe of another dialect usually runs in upstream's trainer.
+        let runs_built_in = match request.runner {
+            Runner::Any { .. } => dialect == Dialect::Native,
+            Runner::External { .. } => false,
+            Runner::BuiltIn { .. } => true,
+        };
         let parallel = &spec.parallel;
         let axes = [
             parallel.tensor,
@@ -55,11 +60,13 @@ impl<'a> Memory<'a> {
             parallel.sequence,
         ];
         Some(Memory {
-            built_in: dialect == Dialect::Native
+            built_in: request.runner.device() == DeviceKind::Cuda
+                && runs_built_in
                 && TRAINED.contains(&spec.objective)
-                && !(external || request.on_cpu || spec.model.adapters)
+                && !spec.model.adapters
                 && axes == [1; 4]
-                && built_in::has_engine(&shape),
+                && built_in::has_engine(&shape)
+                && other_family(&spec.model, request.model_config.as_ref()).is_none(),
             spec,
             shape,
             source,

@@ -21,13 +21,13 @@ fn recipe(path: &str, objective: Objective, strategy: Strategy, length: u64) -> 
 }
 
 fn memory(spec: &Spec) -> Memory<'_> {
-    Memory::of(spec, Dialect::HandbookTrl, &PlanRequest::default()).unwrap()
+    Memory::of(spec, Dialect::HandbookTrl, &PlanRequest::gpus(1)).unwrap()
 }
 
 fn device(spec: &Spec, bytes: u64) -> Memory<'_> {
     let request = PlanRequest {
         device_memory: Some(bytes),
-        ..PlanRequest::default()
+        ..PlanRequest::gpus(1)
     };
     Memory::of(spec, Dialect::HandbookTrl, &request).unwrap()
 }

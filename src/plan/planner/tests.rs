@@ -351,7 +351,7 @@ proptest! {
             per_device_batch_size_limit: limit,
             current_batch: current,
             data_samples: data,
-            ..PlanRequest::default()
+            ..PlanRequest::gpus(1)
         };
         match plan(&recipe, &request) {
             Ok(plan) => {

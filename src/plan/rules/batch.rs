@@ -1,7 +1,6 @@
 //! The global batch: whether the recipe determines it, and whether it splits over the ranks.
 
 use super::{Case, Check, Findings, Rule, file, is_for_another_trainer, native};
-use crate::plan::Trainer;
 use crate::plan::arithmetic::divisors;
 use crate::plan::draft::{DEFAULT_MICRO, MAX_BATCH, model_parallel};
 use crate::plan::memory::TRAINED;
@@ -368,7 +367,7 @@ fn only_another_trainer(case: &Case<'_>) -> Option<String> {
         return Some("it splits no model over devices".to_owned());
     }
     // A command starts another trainer.
-    let command = case.recipe.files.command.is_some() && request.trainer != Trainer::BuiltIn;
+    let command = case.recipe.files.command.is_some() && !request.runner.is_built_in();
     (command || is_for_another_trainer(case)).then(|| "this is a plan for another one".to_owned())
 }
 
@@ -559,7 +558,7 @@ fn after_a_failure(split: &Split, from: u64, to: u64) -> String {
 #[cfg(test)]
 mod tests {
     use crate::plan::rules::testing::{only, recipe, wrote};
-    use crate::plan::{PlanRequest, Trainer, plan};
+    use crate::plan::{DeviceKind, PlanRequest, Runner, plan};
     use crate::recipe;
     use crate::recipe::schema::spec::{Division, Objective, Remainder};
     use crate::recipe::{Dialect, Recipe, Severity};
@@ -679,7 +678,12 @@ mod tests {
 
     #[test]
     fn one_process_is_not_called_gpus_and_a_run_keeps_its_remainder_policy() {
-        let mut request = PlanRequest::processes(6);
+        let mut request = PlanRequest::of(
+            Runner::Any {
+                device: DeviceKind::Cpu,
+            },
+            6,
+        );
         request.global_batch_size = Some(7);
         let found = only("batch-divisible", &recipe(), &request);
         assert_eq!(found[0].help, "use 1 or 7 processes");
@@ -758,23 +762,21 @@ mod tests {
     fn uneven_plans_for_other_trainers_are_refused() {
         let mut recipe = recipe();
         recipe.spec.batch.remainder = Remainder::Uneven;
-        let finding = |recipe: &Recipe, trainer| {
-            let request = PlanRequest {
-                trainer,
-                ..PlanRequest::gpus(3)
-            };
-            let found = only("uneven-dealing", recipe, &request).remove(0);
+        let device = DeviceKind::Cuda;
+        let (any, external) = (Runner::Any { device }, Runner::External { device });
+        let finding = |recipe: &Recipe, runner| {
+            let found = only("uneven-dealing", recipe, &PlanRequest::of(runner, 3)).remove(0);
             (found.severity, found.message)
         };
-        assert_eq!(finding(&recipe, Trainer::Any).0, Severity::Note);
-        let (severity, message) = finding(&recipe, Trainer::External);
+        assert_eq!(finding(&recipe, any).0, Severity::Note);
+        let (severity, message) = finding(&recipe, external);
         assert_eq!(severity, Severity::Error);
         assert!(
             message.contains("only the built-in trainer supports, and this is a plan for another"),
             "{message}"
         );
         recipe.spec.objective = Objective::Grpo;
-        let (severity, message) = finding(&recipe, Trainer::Any);
+        let (severity, message) = finding(&recipe, any);
         assert_eq!(severity, Severity::Error);
         assert!(message.ends_with("it does not train grpo"), "{message}");
         recipe.spec.objective = Objective::Sft;

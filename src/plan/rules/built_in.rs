@@ -1,8 +1,9 @@
 //! What the built-in trainer supports.
 
 use super::{Case, Check, Example, Findings, Rule, native, surveyed};
+use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
-use crate::plan::memory::TRAINED;
+use crate::plan::memory::{TRAINED, other_family};
 use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::recipe::{Dialect, Severity};
 
@@ -147,7 +148,7 @@ fn trainer_numerics(case: &Case<'_>, findings: &mut Findings<'_>) {
             "results differ only by rounding; another trainer may support it",
         );
     };
-    let on_cpu = case.request.on_cpu;
+    let on_cpu = case.request.runner.device() == DeviceKind::Cpu;
     match model.precision {
         Precision::F32 if model.tf32 => instead("model.tf32", "tf32", "computes in f32"),
         Precision::F32 => {}
@@ -211,13 +212,30 @@ window, would be another model under the same name.",
     right: with(
         "  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
-    check: Check::Trainer(surveyed),
+    check: Check::Trainer(trainer_model),
 };
+
+fn trainer_model(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let model = &case.spec().model;
+    if let Some(family) = other_family(model, case.request.model_config.as_ref()) {
+        let path = model.path.as_deref().unwrap_or_default();
+        findings.at(
+            &["model.path"],
+            format!("the built-in trainer does not train {family} ({path})"),
+            format!(
+                "choose a Llama or Mistral model, set {} to train a Llama of these sizes, or run your own program \
+                 after `--`",
+                case.set("model.config.model_type", "llama")
+            ),
+        );
+    }
+    surveyed(case, findings);
+}
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::PlanRequest;
     use crate::plan::rules::testing::{launched, only, recipe, reported};
+    use crate::plan::{DeviceKind, PlanRequest, Runner};
     use crate::recipe::Severity;
     use crate::recipe::Severity::Error;
     use crate::recipe::schema::spec::{Objective, Precision, Strategy};
@@ -280,10 +298,12 @@ mod tests {
         let mut recipe = recipe();
         let mut message = |precision, on_cpu| {
             recipe.spec.model.precision = precision;
-            let request = PlanRequest {
-                on_cpu,
-                ..PlanRequest::gpus(1)
+            let device = if on_cpu {
+                DeviceKind::Cpu
+            } else {
+                DeviceKind::Cuda
             };
+            let request = PlanRequest::of(Runner::Any { device }, 1);
             let found = only("trainer-numerics", &recipe, &request);
             let messages: Vec<_> = found.into_iter().map(|d| d.message).collect();
             messages.join("\n")

@@ -237,7 +237,7 @@ until it fits.",
 
 fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (Some(limit), Some(ranks), Some(memory)) = (
-        case.request.rank_memory,
+        case.request.runner.rank_memory(),
         case.draft.data_parallel_size,
         Memory::of(case.spec(), case.recipe.dialect, case.request),
     ) else {
@@ -274,7 +274,7 @@ fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::rules::testing::{launch, only, recipe, seven_billion};
+    use crate::plan::rules::testing::{limited, only, recipe, seven_billion};
     use crate::plan::{PlanRequest, plan};
     use crate::recipe::Severity;
     use crate::recipe::schema::spec::Strategy;
@@ -439,8 +439,7 @@ mod tests {
             recipe.spec.parallel.strategy = strategy;
             let request = PlanRequest {
                 gpus: ranks,
-                rank_memory: Some(gibibytes << 30),
-                ..launch()
+                ..limited(Some(gibibytes << 30))
             };
             let found = only("rank-memory", &recipe, &request);
             found.first().map(|d| format!("{}; {}", d.message, d.help))

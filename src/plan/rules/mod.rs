@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 
 use super::draft::{Draft, model_parallel};
 use super::memory::Memory;
-use super::request::{PlanRequest, Trainer};
+use super::request::PlanRequest;
 use super::split::Split;
 use crate::recipe::schema::spec::Remainder;
 use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Spec};
@@ -131,11 +131,6 @@ impl Case<'_> {
         &self.recipe.spec
     }
 
-    /// The trainer that will run the plan.
-    fn trainer(&self) -> Trainer {
-        self.request.trainer_of(self.spec())
-    }
-
     /// The recipe's memory and that of a device, bytes, when both are known.
     fn memory(&self) -> Option<(Memory<'_>, u64)> {
         let available = self.request.device_memory?;
@@ -164,7 +159,7 @@ impl Case<'_> {
 
     /// The count with its unit: `1 GPU`, `8 GPUs`, or processes.
     fn count(&self, count: u64) -> String {
-        self.request.devices.count(count)
+        self.request.count(count)
     }
 
     /// The feasible counts within the elasticity bounds nearest to the requested one, two on each side:
@@ -177,7 +172,7 @@ impl Case<'_> {
         match nearest(&counts, self.request.gpus).as_str() {
             "" => "another global batch".to_owned(),
             "1" => self.count(1),
-            near => format!("{near} {}", self.request.devices.name(2)),
+            near => format!("{near} {}", self.request.runner.device().noun(2)),
         }
     }
 
@@ -277,7 +272,7 @@ pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagn
 fn is_for_another_trainer(case: &Case<'_>) -> bool {
     let spec = case.spec();
     match case.recipe.dialect {
-        _ if case.trainer() == Trainer::External => true,
+        _ if case.request.runner.is_external() => true,
         Dialect::Accelerate | Dialect::Deepspeed => true,
         Dialect::Transformers => spec.model.path.is_none() && spec.data.train.is_empty(),
         _ => false,
@@ -286,7 +281,7 @@ fn is_for_another_trainer(case: &Case<'_>) -> bool {
 
 /// The findings of one rule; empty if the rule does not apply to the plan.
 fn judge(rule: &'static Rule, case: &Case<'_>) -> Vec<Diagnostic> {
-    let launched = case.trainer() == Trainer::BuiltIn;
+    let launched = case.request.runner.is_built_in();
     let (check, severity) = match rule.check {
         Check::Plan(check) => (check, rule.severity),
         Check::PlanWarning(check) if launched => (check, rule.severity),

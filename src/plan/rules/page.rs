@@ -11,7 +11,10 @@ pub fn page(rule: &Rule) -> String {
         Check::Reader => ("checked when the recipe is read", "plan"),
         Check::Plan(_) => ("checked for every plan", "plan"),
         Check::PlanWarning(_) => ("an error for `launch`, a warning in every plan", "plan"),
-        Check::Trainer(_) => ("checked by `launch`, for the built-in trainer", "launch"),
+        Check::Trainer(_) => (
+            "checked for the built-in trainer: by `launch`, the controller and `plan --trainer built-in`",
+            "launch",
+        ),
     };
     let mut page = format!("# {}\n\n", rule.id);
     page += &wrap(&format!("**{}**: {}", rule.severity, rule.summary));

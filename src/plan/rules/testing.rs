@@ -1,7 +1,7 @@
 //! Recipes for tests of the rules, built as values instead of read from files.
 
 use super::{Case, find, judge};
-use crate::plan::{Draft, Flaw, PlanRequest, Trainer};
+use crate::plan::{DeviceKind, Draft, Flaw, PlanRequest, Runner};
 use crate::recipe::schema::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
 use crate::recipe::{
     Diagnostic, Dialect, Recipe, Severity, Sources, Span, Spec, ValueSource, ValueSources,
@@ -81,10 +81,16 @@ pub(in crate::plan) fn launched(id: &str, recipe: &Recipe) -> Vec<Diagnostic> {
 
 /// A request for the built-in trainer on one process.
 pub(in crate::plan) fn launch() -> PlanRequest {
-    PlanRequest {
-        trainer: Trainer::BuiltIn,
-        ..PlanRequest::processes(1)
-    }
+    limited(None)
+}
+
+/// The same with a memory limit of a rank, bytes.
+pub(in crate::plan) fn limited(rank_memory: Option<u64>) -> PlanRequest {
+    let runner = Runner::BuiltIn {
+        device: DeviceKind::Cpu,
+        rank_memory,
+    };
+    PlanRequest::of(runner, 1)
 }
 
 /// The severities of a rule that only reports the caller's findings: in a plan, and in a launch.

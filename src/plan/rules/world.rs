@@ -60,7 +60,7 @@ fn parallelism_product(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     };
     if case.draft.data_parallel_size.is_none() {
-        wrong_count(gpus, &paths, &case.request.devices.name(gpus));
+        wrong_count(gpus, &paths, &case.request.runner.device().noun(gpus));
     }
     if let Some(stated) = case.spec().batch.gpus
         && stated != gpus

@@ -242,7 +242,7 @@ proptest! {
             gpus,
             device_memory: memory,
             per_device_batch_size_limit: limit,
-            ..if launched { launch() } else { PlanRequest::default() }
+            ..if launched { launch() } else { PlanRequest::gpus(1) }
         };
         match plan(&recipe, &request) {
             Ok(plan) => {

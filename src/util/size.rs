@@ -1,7 +1,12 @@
-//! Sizes on the command line: `800M`, `2GiB`, `1073741824`.
+//! Sizes as people type them: `800M`, `2GiB`, `1073741824`.
+
+/// A text that is no size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SizeError(String);
 
 /// Parses a number of bytes with an optional unit; a unit without `i` counts in thousands.
-pub fn parse(text: &str) -> Result<u64, String> {
+pub fn parse(text: &str) -> Result<u64, SizeError> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text[digits.len()..].to_ascii_lowercase();
     let factor: u64 = match unit.strip_suffix('b').unwrap_or(&unit) {
@@ -15,20 +20,20 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "gi" => 1 << 30,
         "ti" => 1 << 40,
         _ => {
-            return Err(format!(
+            return Err(SizeError(format!(
                 "unknown unit `{unit}`: use KB, MB, GB, TB (thousands), KiB, MiB, GiB, TiB (1024s), or \
                  none for bytes"
-            ));
+            )));
         }
     };
     match digits.trim().parse::<u64>() {
-        Err(_) => Err(format!(
+        Err(_) => Err(SizeError(format!(
             "`{digits}` is not a whole number; write 1536MiB for 1.5 GiB"
-        )),
-        Ok(0) => Err("size must be positive".to_owned()),
+        ))),
+        Ok(0) => Err(SizeError("size must be positive".to_owned())),
         Ok(number) => number
             .checked_mul(factor)
-            .ok_or_else(|| format!("`{text}` exceeds the largest size, 2^64 - 1 bytes")),
+            .ok_or_else(|| SizeError(format!("`{text}` exceeds the largest size, 2^64 - 1 bytes"))),
     }
 }
 
