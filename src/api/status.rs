@@ -173,9 +173,9 @@ impl TrainingJobStatus {
         planned.unwrap_or(&spec.trainer.command)
     }
 
-    /// Shortens lists and strings to the limits of the schema, since the API server refuses a whole
+    /// The status with lists and strings shortened to the limits of the schema, since the API server refuses a whole
     /// status for one string that is too long. Messages keep their beginning, a log its end.
-    pub fn bound(&mut self) {
+    pub fn bounded(mut self) -> TrainingJobStatus {
         shorten(&mut self.message, MESSAGE);
         for condition in &mut self.conditions {
             shorten(&mut condition.message, MESSAGE);
@@ -206,6 +206,7 @@ impl TrainingJobStatus {
         if excess > 0 {
             self.log_tail = self.log_tail.chars().skip(excess).collect();
         }
+        self
     }
 }
 
@@ -547,17 +548,15 @@ mod tests {
 
     #[test]
     fn status_is_shortened_to_the_limits_of_the_schema() {
-        let mut status = TrainingJobStatus {
+        let status = TrainingJobStatus {
             message: "ü".repeat(MESSAGE + 1),
             log_tail: format!("first{}last", "é".repeat(LOG_TAIL)),
             ..TrainingJobStatus::default()
         };
-        status.bound();
+        let status = status.bounded();
         assert_eq!(status.message.chars().count(), MESSAGE);
         assert_eq!(status.log_tail.chars().count(), LOG_TAIL);
         assert!(status.log_tail.ends_with("last"));
-        let before = status.clone();
-        status.bound();
-        assert_eq!(status, before);
+        assert_eq!(status.clone().bounded(), status);
     }
 }

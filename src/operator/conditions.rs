@@ -1,4 +1,4 @@
-//! The conditions of a job, written together once its phase is decided. The phase that people read
+//! The conditions of a job, computed together at the end of a reconciliation. The phase that people read
 //! is derived from them again, so that the two never differ.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -9,7 +9,11 @@ use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::agent_state::Problem;
 
-/// What keeps a job from its plan, as `Planned` reports it, or from its objects, as `PodsReady` does.
+/// Message of the condition `Planned` of a job with a plan.
+const PLANNED: &str = "the recipe is planned and its rules hold";
+
+/// Why the controller refuses a job what it needs: its plan, as `Planned` reports it, its objects, as `PodsReady` does,
+/// or more time, as `Failed` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub reason: Reason,
@@ -17,65 +21,86 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Sets one condition; its transition time changes only with its status.
-pub fn set(
-    status: &mut TrainingJobStatus,
-    kind: ConditionType,
-    holds: bool,
-    reason: Reason,
-    message: &str,
-) {
-    debug_assert!(kind.allows(holds, reason), "{kind} {holds} {reason}");
-    let value = if holds { "True" } else { "False" };
-    let mut condition = Condition {
-        type_: kind.name().into(),
-        status: value.into(),
-        reason: reason.name().into(),
-        message: message.into(),
-        observed_generation: status.observed_generation,
-        last_transition_time: Time(Timestamp::now()),
-    };
-    let mut conditions = status.conditions.iter_mut();
-    match conditions.find(|c| c.type_ == kind.name()) {
-        Some(known) => {
-            if known.status == value {
-                condition.last_transition_time = known.last_transition_time.clone();
-            }
-            *known = condition;
+/// What the conditions report and no other field of the status has.
+#[derive(Debug, Default)]
+pub struct Findings<'a> {
+    /// Whether the newest spec has a plan. `None`: the condition `Planned` remains.
+    pub planned: Option<Result<(), &'a Refusal>>,
+    /// Message that the API server was restored from an older copy of its data.
+    pub restored: Option<&'a str>,
+    /// Why objects of the job cannot be created.
+    pub blocked: Option<&'a Refusal>,
+    /// Why an agent cannot start ranks.
+    pub problem: Option<&'a Problem>,
+    /// The job has reached its active deadline.
+    pub overdue: Option<&'a Refusal>,
+    /// A rank makes no progress.
+    pub stalled: bool,
+}
+
+/// The status with the conditions that follow from its phase and the findings.
+pub fn finish(status: TrainingJobStatus, findings: &Findings<'_>) -> TrainingJobStatus {
+    let mut conditions = status.conditions.clone();
+    for (kind, holds, reason, message) in reported(&status, findings) {
+        debug_assert!(kind.allows(holds, reason), "{kind} {holds} {reason}");
+        let value = if holds { "True" } else { "False" };
+        let known = conditions.iter_mut().find(|c| c.type_ == kind.name());
+        let unchanged = known.as_ref().filter(|known| known.status == value);
+        let condition = Condition {
+            type_: kind.name().into(),
+            status: value.into(),
+            reason: reason.name().into(),
+            message: message.into(),
+            observed_generation: status.observed_generation,
+            // The time changes only with the status of the condition.
+            last_transition_time: unchanged.map_or_else(
+                || Time(Timestamp::now()),
+                |known| known.last_transition_time.clone(),
+            ),
+        };
+        match known {
+            Some(known) => *known = condition,
+            None => conditions.push(condition),
         }
-        None => status.conditions.push(condition),
+    }
+    TrainingJobStatus {
+        phase: Phase::of(&conditions),
+        conditions,
+        ..status
     }
 }
 
-/// Sets `Readable` to True on a job that could not be read before.
-pub fn readable(status: &mut TrainingJobStatus) {
-    let kind = ConditionType::Readable;
-    if status.conditions.iter().any(|c| c.type_ == kind.name()) {
-        set(status, kind, true, Reason::Readable, "");
-    }
-}
-
-/// Makes the status of an ended job one about the newest spec. `kubectl wait` ignores conditions of an
+/// The status of an ended job, about the newest spec. `kubectl wait` ignores conditions of an
 /// older generation, and an edit does not change how the job ended.
-pub fn observe(status: &mut TrainingJobStatus, generation: Option<i64>) {
-    status.observed_generation = generation;
-    for condition in &mut status.conditions {
-        condition.observed_generation = generation;
+pub fn observed(status: &TrainingJobStatus, generation: Option<i64>) -> TrainingJobStatus {
+    let conditions = status.conditions.iter().cloned();
+    let conditions = conditions.map(|condition| Condition {
+        observed_generation: generation,
+        ..condition
+    });
+    TrainingJobStatus {
+        observed_generation: generation,
+        conditions: conditions.collect(),
+        ..status.clone()
     }
 }
 
-/// Writes the conditions that follow from the phase; `blocked`: why objects of the job cannot be created;
-/// `problem`: why an agent cannot start ranks, or why the job ends; `stalled`: a rank makes no progress.
-/// Planning sets `Planned`.
-pub fn of_phase(
-    status: &mut TrainingJobStatus,
-    blocked: Option<&Refusal>,
-    problem: Option<&Problem>,
-    stalled: bool,
-) {
+/// A condition, whether it holds, the reason and the message.
+type Reported<'a> = (ConditionType, bool, Reason, &'a str);
+
+/// The conditions to write, in the order in which a new status has them.
+fn reported<'a>(status: &'a TrainingJobStatus, findings: &Findings<'a>) -> Vec<Reported<'a>> {
     use ConditionType as Type;
+    let Findings {
+        planned,
+        restored,
+        blocked,
+        problem,
+        overdue,
+        stalled,
+    } = *findings;
     let phase = status.phase;
-    let message = status.message.clone();
+    let message = status.message.as_str();
     let reason = match phase {
         Phase::Pending => Reason::NotPlanned,
         Phase::Placing => Reason::Placing,
@@ -96,9 +121,14 @@ pub fn of_phase(
         let reason = Reason::of_problem(Type::PodsReady, false, &problem.reason);
         (false, reason, problem.message.as_str())
     } else if phase == Phase::Placing && status.pod_failures.is_some() {
-        (false, Reason::PodsEndedEarly, message.as_str())
+        (false, Reason::PodsEndedEarly, message)
     } else {
-        (has_pods, reason, message.as_str())
+        (has_pods, reason, message)
+    };
+    let running_reason = if running && stalled {
+        Reason::Stalled
+    } else {
+        reason
     };
     let rescales = active && status.rescale_since.is_some() && status.generation.is_some();
     let rescale_reason = if rescales && running {
@@ -113,29 +143,39 @@ pub fn of_phase(
     };
     let (complete_reason, failed_reason) = match phase {
         Phase::Complete => (reason, reason),
-        Phase::Failed => (reason, failure(status, problem)),
+        Phase::Failed => (reason, failure(status, problem, overdue)),
         _ => (Reason::NotFinished, Reason::NotFinished),
     };
-    set(status, Type::PodsReady, ready, ready_reason, ready_message);
-    let running_reason = if running && stalled {
-        Reason::Stalled
-    } else {
-        reason
-    };
-    for (kind, holds, reason) in [
-        (Type::Running, running, running_reason),
-        (Type::Rescaling, rescales, rescale_reason),
-        (Type::Suspended, suspended, suspend_reason),
-        (Type::Complete, complete, complete_reason),
-        (Type::Failed, failed, failed_reason),
-    ] {
-        set(status, kind, holds, reason, &message);
-    }
-    status.phase = Phase::of(&status.conditions);
+    // Only a job that could not be read before has this condition.
+    let is_readable = |c: &Condition| c.type_ == Type::Readable.name();
+    let was_unreadable = status.conditions.iter().any(is_readable);
+    let readable = was_unreadable.then_some((Type::Readable, true, Reason::Readable, ""));
+    let planned = planned.map(|planned| match planned {
+        Ok(()) => (Type::Planned, true, Reason::Planned, PLANNED),
+        Err(refusal) => (Type::Planned, false, refusal.reason, &*refusal.message),
+    });
+    let restored = restored.map(|message| (Type::Restored, true, Reason::OlderStatus, message));
+    let follow = [
+        (Type::PodsReady, ready, ready_reason, ready_message),
+        (Type::Running, running, running_reason, message),
+        (Type::Rescaling, rescales, rescale_reason, message),
+        (Type::Suspended, suspended, suspend_reason, message),
+        (Type::Complete, complete, complete_reason, message),
+        (Type::Failed, failed, failed_reason, message),
+    ];
+    let first = [readable, planned, restored];
+    first.into_iter().flatten().chain(follow).collect()
 }
 
 /// The reason of a job's failure.
-fn failure(status: &TrainingJobStatus, problem: Option<&Problem>) -> Reason {
+fn failure(
+    status: &TrainingJobStatus,
+    problem: Option<&Problem>,
+    overdue: Option<&Refusal>,
+) -> Reason {
+    if let Some(overdue) = overdue {
+        return overdue.reason;
+    }
     if let Some(problem) = problem.filter(|problem| problem.deterministic) {
         return Reason::of_problem(ConditionType::Failed, true, &problem.reason);
     }
@@ -174,15 +214,21 @@ mod tests {
             reason,
             message: "quota exceeded".into(),
         });
-        let mut status = TrainingJobStatus {
+        let status = TrainingJobStatus {
             phase,
             message: "message".into(),
             observed_generation: Some(3),
             rescale_since: Some(micro_time(1000.0)),
             ..TrainingJobStatus::default()
         };
-        of_phase(&mut status, blocked.as_ref(), None, false);
-        status
+        let blocked = blocked.as_ref();
+        finish(
+            status,
+            &Findings {
+                blocked,
+                ..Findings::default()
+            },
+        )
     }
 
     #[test]
@@ -212,8 +258,7 @@ mod tests {
 
     #[test]
     fn edit_of_an_ended_job_keeps_its_conditions() {
-        let mut status = of(Phase::Complete, None);
-        observe(&mut status, Some(4));
+        let status = observed(&of(Phase::Complete, None), Some(4));
         let mut all = status.conditions.iter();
         assert!(all.all(|condition| condition.observed_generation == Some(4)));
         assert_eq!(Phase::of(&status.conditions), Phase::Complete);
@@ -227,8 +272,11 @@ mod tests {
             deterministic,
         };
         let reason = |phase, kind: ConditionType, problem: &Problem| {
-            let mut status = of(phase, None);
-            of_phase(&mut status, None, Some(problem), false);
+            let findings = Findings {
+                problem: Some(problem),
+                ..Findings::default()
+            };
+            let status = finish(of(phase, None), &findings);
             assert_eq!(status.phase, phase);
             let mut all = status.conditions.into_iter();
             all.find(|c| c.type_ == kind.name()).unwrap().reason

@@ -7,37 +7,64 @@ use kube::ResourceExt;
 
 use super::context::Reconciliation;
 use super::observe::ClusterState;
-use super::planning::Planned;
+use super::planning::{Planned, Unplanned, World};
 use super::reservations::Pool;
 use super::status;
 use crate::api::Capacity;
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
 use crate::lifecycle::Ranks;
-use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::util::lock::lock;
 use crate::util::time::seconds;
 
-/// A decision about a job's slots.
+/// A decision about a job, with all that the next status needs of the plans.
 pub struct Decision {
     pub placement: Placement,
+    /// The world that the placement publishes, if it has a plan.
+    pub world: Option<World>,
     /// Number of slots that fit on the present nodes.
     pub placeable: u32,
-    /// The job has reached its active deadline.
-    pub overdue: Option<Problem>,
+    pub planned: Planned,
 }
 
 impl Reconciliation<'_> {
-    /// Decides under the lock of the reservations, so that the devices of this job are reserved before
-    /// the next job decides. `feasible`: the feasible numbers of nodes, ascending.
+    /// Decides on the slots, and plans the world that they publish. `feasible`: the feasible numbers of nodes,
+    /// ascending.
     pub fn decide(
+        &self,
+        status: &TrainingJobStatus,
+        cluster: &ClusterState,
+        planned: Planned,
+        feasible: &[u32],
+    ) -> Result<Decision, Unplanned> {
+        let (placement, placeable) = self.place(status, cluster, &planned, feasible);
+        Ok(match self.world(status, &placement, &planned.planner) {
+            Ok(world) => Decision {
+                placement,
+                world,
+                placeable,
+                planned,
+            },
+            Err(unplanned) => Decision {
+                placement: drain_only(placement, status),
+                world: None,
+                placeable,
+                planned: self.without_plan(status, planned, unplanned)?,
+            },
+        })
+    }
+
+    /// Decides on the slots. Also returns the number of slots that fit on the present nodes.
+    ///
+    /// Holds the lock of the reservations, so that the devices of this job are reserved before the next job decides.
+    fn place(
         &self,
         status: &TrainingJobStatus,
         cluster: &ClusterState,
         planned: &Planned,
         feasible: &[u32],
-    ) -> Decision {
+    ) -> (Placement, u32) {
         let Reconciliation { job, context, now } = *self;
         let name = job.name_any();
         let members = status::members(status, &name);
@@ -64,7 +91,6 @@ impl Reconciliation<'_> {
         let restarts = status.restarts.saturating_sub(1);
         let failures = status.pod_failures.as_ref();
         let problem = cluster.problem.as_ref().filter(|p| p.deterministic);
-        let overdue = self.overdue(status);
         let placement = decide_placement(&PlacementInput {
             desired: job.spec.nodes,
             bounds: self.bounds(),
@@ -76,7 +102,7 @@ impl Reconciliation<'_> {
             members: &members,
             ranks: status::ranks(status),
             suspend: job.spec.suspend,
-            overdue: overdue.as_ref().map(|overdue| overdue.message.clone()),
+            overdue: self.overdue(status).map(|overdue| overdue.message),
             restarts_left: job.spec.budgets.restarts.saturating_sub(restarts).into(),
             problem: problem.map(|problem| problem.message.clone()),
             attempts: status.attempts,
@@ -104,17 +130,13 @@ impl Reconciliation<'_> {
         let request = planned.planner.reserved_request();
         let request = request.unwrap_or(&cluster.resource_request);
         reservations.reserve(job, request, reserved.collect(), &pod_index, started);
-        Decision {
-            placement,
-            placeable,
-            overdue,
-        }
+        (placement, placeable)
     }
 }
 
 /// The decision for a job that waits for its turn to plan: slots and pods remain, and running ranks may be drained.
 /// A drain is not cancelled, since its reason may be an edit that is not planned yet.
-pub fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
+fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
     let runs = matches!(status::ranks(status), Ranks::Running { .. });
     Placement {
         slots: status.slots.clone(),

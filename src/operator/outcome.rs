@@ -1,6 +1,8 @@
 //! Decides and counts the outcome of a generation: failures count against the budget and cause a pause;
 //! lost nodes and pods never count.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
 use super::observe::ClusterState;
 use super::pace::back_off;
 use crate::api::TrainingJob;
@@ -80,54 +82,72 @@ fn timed_out(
     })
 }
 
-/// Counts the outcome of a generation whose ranks have all ended, and returns the resulting outcome: repeated kills of a
-/// rank in a living pod are a failure. `killed`: no pod or node was lost, so a lost rank crashed or was killed in a living
-/// pod. `budget`: allowed failures without progress between them.
+/// The outcome of a generation with what it counts.
+#[derive(Debug)]
+pub struct Counted {
+    /// Repeated kills of a rank in a living pod are a failure.
+    pub outcome: Outcome,
+    pub restarts: u32,
+    pub disruptions: u32,
+    pub restart_not_before: Option<MicroTime>,
+}
+
+/// Counts the outcome of a generation whose ranks have all ended. `killed`: no pod or node was lost, so a lost rank
+/// crashed or was killed in a living pod. `budget`: allowed failures without progress between them.
 pub fn count(
-    status: &mut TrainingJobStatus,
+    status: &TrainingJobStatus,
     outcome: Outcome,
     killed: bool,
     budget: u32,
     now: f64,
-) -> Outcome {
-    match &outcome {
-        Outcome::Failed { .. } => pause_restarts(status, now),
-        Outcome::Lost { .. } if !killed => status.disruptions += 1,
-        Outcome::Lost { .. } if status.restarts > 0 => pause_restarts(status, now),
-        // The first loss restarts without a pause.
-        Outcome::Lost { .. } => status.restarts += 1,
-        Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => {}
-    }
-    match outcome {
-        Outcome::Lost { rank, message } if killed && status.restarts > budget => Outcome::Failed {
-            rank,
-            message,
-            deterministic: false,
+) -> Counted {
+    let (failed, lost) = match &outcome {
+        Outcome::Failed { .. } => (true, false),
+        Outcome::Lost { .. } => (false, true),
+        Outcome::Finished | Outcome::Drained | Outcome::OutOfMemory { .. } => (false, false),
+    };
+    let before = status.restarts;
+    let counts = failed || (lost && killed);
+    let restarts = before + u32::from(counts);
+    // The first loss restarts without a pause.
+    let pauses = counts && (failed || before > 0);
+    Counted {
+        outcome: match outcome {
+            Outcome::Lost { rank, message } if killed && restarts > budget => Outcome::Failed {
+                rank,
+                message,
+                deterministic: false,
+            },
+            outcome => outcome,
         },
-        outcome => outcome,
+        restarts,
+        disruptions: status.disruptions + u32::from(lost && !killed),
+        restart_not_before: if pauses {
+            Some(micro_time(now + pause(before, now)))
+        } else {
+            status.restart_not_before.clone()
+        },
     }
 }
 
 /// Counts a round of pods that ended before they could train; the next round starts after a pause.
 /// Pods that end during the pause belong to the same round.
-pub fn count_pods(status: &mut TrainingJobStatus, last: String, now: f64) {
-    let failures = status.pod_failures.as_mut();
-    let count = failures.as_ref().map_or(0, |failures| failures.count);
-    match failures {
-        Some(failures) if now < seconds(&failures.retry_not_before) => failures.message = last,
+pub fn count_pods(earlier: Option<&PodFailures>, last: &str, now: f64) -> PodFailures {
+    let message = last.to_owned();
+    match earlier {
+        Some(earlier) if now < seconds(&earlier.retry_not_before) => PodFailures {
+            message,
+            ..earlier.clone()
+        },
         _ => {
-            status.pod_failures = Some(PodFailures {
+            let count = earlier.map_or(0, |earlier| earlier.count);
+            PodFailures {
                 count: count.saturating_add(1),
-                message: last,
+                message,
                 retry_not_before: micro_time(now + pause(count, now)),
-            });
+            }
         }
     }
-}
-
-fn pause_restarts(status: &mut TrainingJobStatus, now: f64) {
-    status.restart_not_before = Some(micro_time(now + pause(status.restarts, now)));
-    status.restarts += 1;
 }
 
 /// Seconds to wait after a failure that follows `before` others.
@@ -151,7 +171,11 @@ mod tests {
         let mut last = Outcome::Drained;
         for _ in 0..times {
             status.restart_not_before = None;
-            last = count(&mut status, outcome.clone(), killed, 3, NOW);
+            let counted = count(&status, outcome.clone(), killed, 3, NOW);
+            status.restarts = counted.restarts;
+            status.disruptions = counted.disruptions;
+            status.restart_not_before = counted.restart_not_before;
+            last = counted.outcome;
         }
         let pause = status
             .restart_not_before
@@ -195,14 +219,14 @@ mod tests {
 
     #[test]
     fn pods_that_end_during_a_pause_belong_to_the_same_round() {
-        let mut status = TrainingJobStatus::default();
+        let mut earlier = None;
         for (now, count) in [(NOW, 1), (NOW + 0.9, 1), (NOW + 2.1, 2), (NOW + 3.9, 2)] {
-            count_pods(&mut status, format!("at {now}"), now);
-            let failures = status.pod_failures.as_ref().unwrap();
+            let failures = count_pods(earlier.as_ref(), &format!("at {now}"), now);
             assert_eq!(
                 (failures.count, &*failures.message),
                 (count, &*format!("at {now}"))
             );
+            earlier = Some(failures);
         }
     }
 

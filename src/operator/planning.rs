@@ -7,11 +7,11 @@ use std::time::Duration;
 use kube::ResourceExt;
 use tracing::{error, warn};
 
-use super::conditions::{self, Refusal};
+use super::conditions::Refusal;
 use super::context::Reconciliation;
 use super::planner::{NoPlan, PlanInput, Planner, reached};
 use super::recipe_source::{plan_refused, snapshot};
-use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::condition::ConditionType;
 use crate::api::status::{Phase, PlanSummary, RecipeSnapshot, TrainingJobStatus};
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::plan::{Plan, Reached, descend};
@@ -36,8 +36,9 @@ impl From<Refusal> for Unplanned {
 #[derive(Default)]
 pub struct Planned {
     pub planner: Planner,
-    /// Why the edited spec has no plan. The running generation continues unchanged and is still reconciled.
-    pub refusal: Option<String>,
+    /// Whether the spec has a plan. `None`: it waits for its turn. Of a refused edit the running generation continues
+    /// unchanged and is still reconciled.
+    pub verdict: Option<Result<(), Refusal>>,
     /// Pause until the job may have its turn to plan. Until then, `planner` knows only what the status says: the
     /// running generation is observed and may be drained, and no world or pod is decided.
     pub waits: Option<Duration>,
@@ -45,31 +46,42 @@ pub struct Planned {
     pub edits: bool,
 }
 
+/// A recipe that has a plan.
+pub struct PlannedRecipe {
+    pub recipe: RecipeSnapshot,
+    /// The first plan of the job; `None` if this recipe was planned before.
+    pub plan: Option<PlanSummary>,
+}
+
 impl Reconciliation<'_> {
-    /// Plans the job. Stores the recipe snapshot and the first plan in the status.
-    pub async fn plan(&self, status: &mut TrainingJobStatus) -> Result<Planned, Unplanned> {
+    /// Plans the job. Also returns its recipe, unless the spec is refused or waits for its turn.
+    pub async fn plan(
+        &self,
+        status: &TrainingJobStatus,
+    ) -> Result<(Planned, Option<PlannedRecipe>), Unplanned> {
         let mut planner = self.state(|state| take(&mut state.planner));
         match self.read_and_plan(status, &mut planner).await {
-            Ok(()) => Ok(Planned {
-                planner,
-                edits: true,
-                ..Planned::default()
-            }),
+            Ok(recipe) => {
+                let planned = Planned {
+                    planner,
+                    verdict: Some(Ok(())),
+                    edits: true,
+                    ..Planned::default()
+                };
+                Ok((planned, Some(recipe)))
+            }
             Err(Unplanned::Later(pause)) => {
                 self.state(|state| state.planner = planner);
-                // This spec is not planned yet.
-                let before = self.job.status.as_ref();
-                status.observed_generation = before.and_then(|status| status.observed_generation);
-                self.until_turn(pause, self.is_accepted())
+                Ok((self.until_turn(pause, self.is_accepted())?, None))
             }
-            Err(Unplanned::Refused(refusal)) => refused(status, refusal),
+            Err(Unplanned::Refused(refusal)) => Ok((refused(status, refusal)?, None)),
         }
     }
 
     /// Evaluates the worlds of the job for what was observed. Also returns the feasible numbers of nodes.
     pub fn evaluate_observed(
         &self,
-        status: &mut TrainingJobStatus,
+        status: &TrainingJobStatus,
         planned: Planned,
     ) -> Result<(Planned, Vec<u32>), Unplanned> {
         let (planner, reached) = (&planned.planner, reached(status));
@@ -96,13 +108,16 @@ impl Reconciliation<'_> {
     /// What the job continues with if a world that it asks for cannot be planned now.
     pub fn without_plan(
         &self,
-        status: &mut TrainingJobStatus,
+        status: &TrainingJobStatus,
         planned: Planned,
         unplanned: Unplanned,
     ) -> Result<Planned, Unplanned> {
         self.state(|state| state.planner = planned.planner);
         match unplanned {
-            Unplanned::Later(pause) => self.until_turn(pause, planned.edits),
+            Unplanned::Later(pause) => Ok(Planned {
+                verdict: planned.verdict,
+                ..self.until_turn(pause, planned.edits)?
+            }),
             Unplanned::Refused(refusal) => {
                 if let Some(snapshot) = &status.recipe {
                     let input = PlanInput::of(self.job, status, snapshot);
@@ -141,9 +156,9 @@ impl Reconciliation<'_> {
 
     async fn read_and_plan(
         &self,
-        status: &mut TrainingJobStatus,
+        status: &TrainingJobStatus,
         planner: &mut Planner,
-    ) -> Result<(), Unplanned> {
+    ) -> Result<PlannedRecipe, Unplanned> {
         planner.refuse_unbuildable(self.job, self.context.image.as_deref())?;
         let snapshot = snapshot(&self.context.client, self.job).await?;
         let input = PlanInput::of(self.job, status, &snapshot);
@@ -162,38 +177,29 @@ impl Reconciliation<'_> {
     /// Reads the recipe and plans the first world that is feasible, in one turn.
     fn plan_recipe(
         &self,
-        status: &mut TrainingJobStatus,
+        status: &TrainingJobStatus,
         planner: &mut Planner,
-        snapshot: RecipeSnapshot,
-    ) -> Result<(), Unplanned> {
-        let has_read = planner.has_read(self.job, &snapshot);
+        recipe: RecipeSnapshot,
+    ) -> Result<PlannedRecipe, Unplanned> {
+        let has_read = planner.has_read(self.job, &recipe);
         // A running job is planned too: after a change of its command no other world may be feasible, and
         // then it is left unchanged.
-        if !has_read || !planner.found_plan || status.plan.is_none() {
-            let reached = reached(status);
-            let (plan, feasible) = self.in_turn(|| {
-                if !has_read {
-                    planner.read(self.job, &snapshot, &self.context.recipes)?;
-                }
-                if status.generation.is_none() {
-                    planner.refuse_losses(&snapshot.overrides)?;
-                }
-                self.first_plan(planner, reached)
-            })??;
-            planner.found_plan = true;
-            let summary = || PlanSummary::of(&self.job.spec, &plan, feasible);
-            status.plan.get_or_insert_with(summary);
+        if has_read && planner.found_plan && status.plan.is_some() {
+            return Ok(PlannedRecipe { recipe, plan: None });
         }
-        // A refused recipe may still be edited.
-        status.recipe = Some(snapshot);
-        conditions::set(
-            status,
-            ConditionType::Planned,
-            true,
-            ConditionReason::Planned,
-            "the recipe is planned and its rules hold",
-        );
-        Ok(())
+        let reached = reached(status);
+        let (plan, feasible) = self.in_turn(|| {
+            if !has_read {
+                planner.read(self.job, &recipe, &self.context.recipes)?;
+            }
+            if status.generation.is_none() {
+                planner.refuse_losses(&recipe.overrides)?;
+            }
+            self.first_plan(planner, reached)
+        })??;
+        planner.found_plan = true;
+        let plan = Some(PlanSummary::of(&self.job.spec, &plan, feasible));
+        Ok(PlannedRecipe { recipe, plan })
     }
 
     /// The plan of the largest feasible world of the job, and the feasible numbers of nodes.
@@ -346,16 +352,13 @@ impl Reconciliation<'_> {
 }
 
 /// A refused job continues with the plan of its newest generation.
-fn refused(status: &mut TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
+fn refused(status: &TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
     let Some(current) = &status.generation else {
         return Err(Unplanned::Refused(refusal));
     };
-    let planner = Planner::with_known_worlds(current.record.plan.clone(), Vec::new());
-    let Refusal { reason, message } = refusal;
-    conditions::set(status, ConditionType::Planned, false, reason, &message);
     Ok(Planned {
-        planner,
-        refusal: Some(message),
+        planner: Planner::with_known_worlds(current.record.plan.clone(), Vec::new()),
+        verdict: Some(Err(refusal)),
         ..Planned::default()
     })
 }

@@ -11,9 +11,9 @@ use serde::de::Error;
 use serde_json::json;
 use tracing::{Instrument, Span, debug, error_span};
 
-use super::conditions::{self, Refusal};
+use super::conditions::{self, Findings, Refusal};
 use super::context::{Context, Reconciliation};
-use super::decide::{self, Decision};
+use super::decide::Decision;
 use super::error::ReconcileError;
 use super::events::announce;
 use super::observe::ClusterState;
@@ -22,7 +22,7 @@ use super::planner::reached;
 use super::planning::{Planned, Unplanned};
 use super::{faults, status};
 use crate::api::TrainingJob;
-use crate::api::condition::{ConditionReason, ConditionType};
+use crate::api::condition::ConditionReason;
 use crate::api::guarded::GuardedJob;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::placement::PlacementAction;
@@ -83,22 +83,22 @@ impl Reconciliation<'_> {
         if before.is_over() {
             return self.keep_finished(&before).await;
         }
-        let mut next = status::of_spec(self.job, &before, self.now);
-        let Built {
+        let Next {
+            status: next,
             action,
             cluster,
             turn,
-        } = match self.next_status(&mut next).await {
-            Ok(built) => built,
-            Err(Unplanned::Later(pause)) => return Ok(Action::requeue(pause)),
-            Err(Unplanned::Refused(refusal)) => {
-                return self.refuse(&before, next, &refusal).await;
+        } = match self.next(&before).await {
+            Ok(next) => next,
+            Err(Stopped::Later(pause)) => return Ok(Action::requeue(pause)),
+            Err(Stopped::Refused(observed, refusal)) => {
+                return self.refuse(&before, *observed, &refusal).await;
             }
         };
         let metrics = &self.context.metrics;
         let name = action.name();
         faults::point("decided", name);
-        let written = self.write(&before, &mut next);
+        let written = self.write(&before, &next);
         let written = &metrics.time("write-status", written).await?;
         faults::point("written", name);
         announce(written, &before, &next, self.context);
@@ -113,33 +113,31 @@ impl Reconciliation<'_> {
     }
 
     /// The steps up to the next status. They change nothing in the cluster.
-    async fn next_status(&self, status: &mut TrainingJobStatus) -> Result<Built, Unplanned> {
+    async fn next(&self, before: &TrainingJobStatus) -> Result<Next, Stopped> {
         let metrics = &self.context.metrics;
-        let planned = metrics.time("plan", self.plan(status)).await?;
-        let observed = async { self.observe(status, planned) };
-        let (planned, mut cluster) = metrics.time("observe", observed).await?;
-        let decided = async {
-            let (planned, feasible) = self.evaluate_observed(status, planned)?;
-            if cluster.edits && !planned.edits {
-                cluster = self.cluster_state(status, &planned);
-            }
-            let decision = self.decide(status, &cluster, &planned, &feasible);
-            Ok::<_, Unplanned>((planned, decision))
+        let status = status::of_spec(self.job, before, self.now);
+        let planned = metrics.time("plan", self.plan(&status)).await;
+        let (planned, recipe) = match planned {
+            Ok(planned) => planned,
+            Err(unplanned) => return Err(Observed::of(status).stopped(unplanned)),
         };
-        let (planned, decision) = metrics.time("decide", decided).await?;
-        let built = async { self.build(status, cluster, planned, decision) };
-        metrics.time("build", built).await
+        let status = status::with_plan(status, before, &planned, recipe);
+        let observed = async { self.observe(status, planned) };
+        let (observed, planned) = metrics.time("observe", observed).await?;
+        let decided = async { self.evaluate_and_decide(observed, planned) };
+        let (observed, decision) = metrics.time("decide", decided).await?;
+        let built = async { self.build(observed, decision) };
+        Ok(metrics.time("build", built).await)
     }
 
-    /// Observes the cluster and updates the status with what is there. The error is [`Unplanned::Later`] if how the
-    /// generation ended depends on a plan.
+    /// Observes the cluster. The error is [`Stopped::Later`] if how the generation ended depends on a plan.
     fn observe(
         &self,
-        status: &mut TrainingJobStatus,
+        status: TrainingJobStatus,
         planned: Planned,
-    ) -> Result<(Planned, ClusterState), Unplanned> {
-        let mut cluster = self.cluster_state(status, &planned);
-        let progress = reached(status);
+    ) -> Result<(Observed, Planned), Stopped> {
+        let cluster = self.cluster_state(&status, &planned);
+        let progress = reached(&status);
         let mut unplanned = None;
         let smaller = |plan: &Plan, batch| {
             let smaller = self.smaller(&planned, progress, plan, batch);
@@ -148,19 +146,56 @@ impl Reconciliation<'_> {
                 None
             })
         };
-        let excluded = status.excluded_nodes.len();
-        self.apply_observed(status, &cluster, smaller);
-        if status.excluded_nodes.len() > excluded {
+        let (later, excluded) = (status.later_generation, status.excluded_nodes.len());
+        let status = self.with_observed(status, &cluster, smaller);
+        let later = status.later_generation.filter(|it| Some(*it) != later);
+        let restored = later.map(|later| status::restored_message(&status, later));
+        let cluster = if status.excluded_nodes.len() > excluded {
             // The pods on these nodes leave.
-            cluster = self.cluster_state(status, &planned);
-        }
-        let planned = match unplanned {
-            None => planned,
-            Some(Unplanned::Later(pause)) => return Err(Unplanned::Later(pause)),
-            // The outcome of the generation is that no smaller micro-batch is feasible.
-            Some(refused) => self.without_plan(status, planned, refused)?,
+            self.cluster_state(&status, &planned)
+        } else {
+            cluster
         };
-        Ok((planned, cluster))
+        let observed = Observed {
+            status,
+            cluster,
+            restored,
+        };
+        let planned = match unplanned {
+            None => Ok(planned),
+            Some(Unplanned::Later(pause)) => return Err(Stopped::Later(pause)),
+            // The outcome of the generation is that no smaller micro-batch is feasible.
+            Some(refused) => self.without_plan(&observed.status, planned, refused),
+        };
+        match planned {
+            Ok(planned) => Ok((observed, planned)),
+            Err(unplanned) => Err(observed.stopped(unplanned)),
+        }
+    }
+
+    /// Evaluates the worlds of the job for what was observed, and decides.
+    fn evaluate_and_decide(
+        &self,
+        observed: Observed,
+        planned: Planned,
+    ) -> Result<(Observed, Decision), Stopped> {
+        let (planned, feasible) = match self.evaluate_observed(&observed.status, planned) {
+            Ok(evaluated) => evaluated,
+            Err(unplanned) => return Err(observed.stopped(unplanned)),
+        };
+        let observed = if observed.cluster.edits && !planned.edits {
+            let cluster = self.cluster_state(&observed.status, &planned);
+            Observed {
+                cluster,
+                ..observed
+            }
+        } else {
+            observed
+        };
+        match self.decide(&observed.status, &observed.cluster, planned, &feasible) {
+            Ok(decision) => Ok((observed, decision)),
+            Err(unplanned) => Err(observed.stopped(unplanned)),
+        }
     }
 
     fn cluster_state(&self, status: &TrainingJobStatus, planned: &Planned) -> ClusterState {
@@ -170,61 +205,64 @@ impl Reconciliation<'_> {
         ClusterState::of(self.job, status, self.context, planned.edits, most_samples)
     }
 
-    /// Updates the status with the decision, and with what keeps the job from a larger world or from its objects.
-    fn build(
-        &self,
-        status: &mut TrainingJobStatus,
-        cluster: ClusterState,
-        mut planned: Planned,
-        decision: Decision,
-    ) -> Result<Built, Unplanned> {
+    /// The status with the decision, and with what keeps the job from a larger world or from its objects.
+    fn build(&self, observed: Observed, decision: Decision) -> Next {
+        let Observed {
+            status,
+            cluster,
+            restored,
+        } = observed;
         let Decision {
-            mut placement,
+            placement,
+            world,
             placeable,
-            overdue,
+            planned,
         } = decision;
-        let world = match self.world(status, &placement, &planned.planner) {
-            Ok(world) => world,
-            Err(unplanned) => {
-                planned = self.without_plan(status, planned, unplanned)?;
-                placement = decide::drain_only(placement, status);
-                None
-            }
-        };
         let Planned {
             planner,
-            refusal,
+            verdict,
             waits,
             edits: _,
         } = planned;
+        let verdict = verdict.as_ref().map(Result::as_ref);
         let earlier = status.message.clone();
-        self.apply_decision(status, &placement, world, &cluster);
+        let status = self.with_decision(status, &placement, world, &cluster);
         let action = placement.action;
         let over = matches!(action, PlacementAction::End(_));
         let blocked = self.state(|state| state.blocked.clone());
         let blocked = blocked.filter(|_| !over);
-        let notice = if let Some(blocked) = &blocked {
-            Some(blocked.message.clone())
-        } else if refusal.is_some() {
-            refusal
+        let refusal = blocked.as_ref().or(verdict.and_then(Result::err));
+        let notice = if let Some(refusal) = refusal {
+            Some(refusal.message.clone())
         } else if waits.is_some() {
             Some(earlier)
         } else {
-            let skipped = self.skipped(status, placeable, &planner);
+            let skipped = self.skipped(&status, placeable, &planner);
             skipped.unwrap_or(Some(earlier))
         };
-        status::notice(status, notice);
-        let problem = overdue.as_ref().filter(|_| over);
-        let problem = problem.or(cluster.problem.as_ref());
-        conditions::of_phase(status, blocked.as_ref(), problem, cluster.stalled.is_some());
+        let status = TrainingJobStatus {
+            message: status::noticed(&status, notice),
+            ..status
+        };
+        let overdue = self.overdue(&status).filter(|_| over);
+        let findings = Findings {
+            planned: verdict.map(|verdict| verdict.map(|()| ())),
+            restored: restored.as_deref(),
+            blocked: blocked.as_ref(),
+            problem: cluster.problem.as_ref(),
+            overdue: overdue.as_ref(),
+            stalled: cluster.stalled.is_some(),
+        };
+        let status = conditions::finish(status, &findings).bounded();
         if waits.is_none() {
             self.state(|state| state.planner = planner);
         }
-        Ok(Built {
+        Next {
+            status,
             action,
             cluster,
             turn: waits,
-        })
+        }
     }
 
     /// Creates and deletes objects according to the written status, unless the job is over. Returns when to reconcile
@@ -282,25 +320,31 @@ impl Reconciliation<'_> {
     async fn refuse(
         &self,
         before: &TrainingJobStatus,
-        mut next: TrainingJobStatus,
+        observed: Observed,
         refusal: &Refusal,
     ) -> Result<Action, ReconcileError> {
-        let Refusal { reason, message } = refusal;
-        next.phase = Phase::Pending;
         // Pods placed before an edit made the job invalid hold unused devices.
-        next.slots.clear();
         lock(&self.context.reservations).forget(&self.job.uid().unwrap_or_default());
-        next.message.clone_from(message);
-        conditions::set(&mut next, ConditionType::Planned, false, *reason, message);
-        conditions::of_phase(&mut next, None, None, false);
-        let written = self.write(before, &mut next).await?;
+        let status = TrainingJobStatus {
+            phase: Phase::Pending,
+            slots: Vec::new(),
+            message: refusal.message.clone(),
+            ..observed.status
+        };
+        let findings = Findings {
+            planned: Some(Err(refusal)),
+            restored: observed.restored.as_deref(),
+            ..Findings::default()
+        };
+        let next = conditions::finish(status, &findings).bounded();
+        let written = self.write(before, &next).await?;
         announce(&written, before, &next, self.context);
         if !before.slots.is_empty() {
             let cluster = ClusterState::of(self.job, &next, self.context, false, None);
             self.delete_pods(&next, &cluster).await?;
         }
         // Only a missing object may appear without a change of the job.
-        Ok(if *reason == ConditionReason::RecipeMissing {
+        Ok(if refusal.reason == ConditionReason::RecipeMissing {
             Action::requeue(POOL)
         } else {
             Action::await_change()
@@ -311,9 +355,8 @@ impl Reconciliation<'_> {
     /// its TTL expires.
     async fn keep_finished(&self, status: &TrainingJobStatus) -> Result<Action, ReconcileError> {
         let job = self.job;
-        let mut observed = status.clone();
-        conditions::observe(&mut observed, job.metadata.generation);
-        self.write(status, &mut observed).await?;
+        let observed = conditions::observed(status, job.metadata.generation).bounded();
+        self.write(status, &observed).await?;
         self.context.forget(job);
         let ttl = job.spec.ttl_seconds_after_finished;
         let Some((ttl, finished)) = ttl.zip(status.completion_time.as_ref()) else {
@@ -343,10 +386,9 @@ impl Reconciliation<'_> {
     async fn write(
         &self,
         before: &TrainingJobStatus,
-        next: &mut TrainingJobStatus,
+        next: &TrainingJobStatus,
     ) -> Result<TrainingJob, ReconcileError> {
         let job = self.job;
-        next.bound();
         if before == next {
             return Ok(job.clone());
         }
@@ -375,12 +417,49 @@ impl Reconciliation<'_> {
     }
 }
 
+/// What a reconciliation observed.
+struct Observed {
+    /// The status with it.
+    status: TrainingJobStatus,
+    cluster: ClusterState,
+    /// Message that the API server was restored from an older copy of its data.
+    restored: Option<String>,
+}
+
+impl Observed {
+    /// A status before anything was observed.
+    fn of(status: TrainingJobStatus) -> Observed {
+        Observed {
+            status,
+            cluster: ClusterState::default(),
+            restored: None,
+        }
+    }
+
+    /// Ends the reconciliation of a job that is not planned.
+    fn stopped(self, unplanned: Unplanned) -> Stopped {
+        match unplanned {
+            Unplanned::Later(pause) => Stopped::Later(pause),
+            Unplanned::Refused(refusal) => Stopped::Refused(Box::new(self), refusal),
+        }
+    }
+}
+
 /// A status to write and to apply.
-struct Built {
+struct Next {
+    status: TrainingJobStatus,
     action: PlacementAction,
     cluster: ClusterState,
     /// Pause until the job may have its turn to plan.
     turn: Option<Duration>,
+}
+
+/// Why a reconciliation ends without a decision.
+enum Stopped {
+    /// Another job of the namespace plans; try again after this pause.
+    Later(Duration),
+    /// The job cannot be planned and never ran.
+    Refused(Box<Observed>, Refusal),
 }
 
 /// Requeue interval if the job causes no event: short while a time limit runs.

@@ -1,5 +1,5 @@
-//! Updates the status of a job: first with the observed state, then with the decision. Reads nothing but the job and the
-//! time of a reconciliation.
+//! The status of a job, step by step: for the spec, with what was observed, and with the decision. Each step returns a
+//! status and reads nothing but its arguments, the job and the time of the reconciliation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,17 +7,19 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 
+use super::build;
+use super::conditions::Refusal;
 use super::context::Reconciliation;
 use super::observe::ClusterState;
-use super::outcome::{self, count_pods};
-use super::planning::World;
-use super::{build, conditions};
-use crate::api::condition::{ConditionReason, ConditionType};
+use super::outcome::{self, Counted, count_pods};
+use super::planning::{Planned, PlannedRecipe, World};
+use crate::api::condition::ConditionReason;
 use crate::api::status::{
-    AfterLoss, Current, Phase, PlanSummary, Progress, Rescale, Slot, TrainingJobStatus,
+    AfterLoss, Current, Phase, PlanSummary, PodFailures, Progress, Rescale, RescaleStages, Slot,
+    TrainingJobStatus,
 };
 use crate::api::{OnStall, TrainingJob};
-use crate::lifecycle::agent_state::{AgentState, LaterGeneration, Problem};
+use crate::lifecycle::agent_state::{AgentState, LaterGeneration};
 use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus};
@@ -29,223 +31,304 @@ use crate::util::time::{micro_time, seconds};
 
 /// The status with which a reconciliation begins: the last one, for the current spec and the current time.
 pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus, now: f64) -> TrainingJobStatus {
-    let mut next = before.clone();
-    conditions::readable(&mut next);
-    limit_times(&mut next, now);
-    if job.spec.on_stall != OnStall::ExcludeNode {
-        next.excluded_nodes.clear();
-    }
-    if next.observed_generation != job.metadata.generation {
-        // The edit may solve what kept pods from starting.
-        next.pod_failures = None;
-    }
-    next.observed_generation = job.metadata.generation;
+    let until = |time: &Option<MicroTime>, latest| Some(limited(time.as_ref()?, latest));
+    let latest_retry = now + outcome::LONGEST_BACK_OFF;
+    // An edit may solve what kept pods from starting.
+    let edited = before.observed_generation != job.metadata.generation;
+    let failures = before.pod_failures.clone().filter(|_| !edited);
+    let pod_failures = failures.map(|failures| PodFailures {
+        retry_not_before: limited(&failures.retry_not_before, latest_retry),
+        ..failures
+    });
     let labels = build::selector(job).into_iter();
     let labels = labels.map(|(key, value)| format!("{key}={value}"));
-    next.selector = labels.collect::<Vec<_>>().join(",");
-    next
+    TrainingJobStatus {
+        observed_generation: job.metadata.generation,
+        selector: labels.collect::<Vec<_>>().join(","),
+        scale_up_pending_since: until(&before.scale_up_pending_since, now),
+        placement_since: until(&before.placement_since, now),
+        rescale_since: until(&before.rescale_since, now),
+        start_time: until(&before.start_time, now),
+        restart_not_before: until(&before.restart_not_before, latest_retry),
+        pod_failures,
+        excluded_nodes: if job.spec.on_stall == OnStall::ExcludeNode {
+            before.excluded_nodes.clone()
+        } else {
+            Vec::new()
+        },
+        ..before.clone()
+    }
 }
 
-/// Limits the times of a status to those that are possible now: the clock may have been set back since, or that of
-/// another replica be fast.
-fn limit_times(status: &mut TrainingJobStatus, now: f64) {
-    let limit = |time: &mut MicroTime, latest: f64| {
-        if seconds(time) > latest {
-            *time = micro_time(latest);
-        }
+/// The status with the planned recipe, and with the first plan.
+pub fn with_plan(
+    status: TrainingJobStatus,
+    before: &TrainingJobStatus,
+    planned: &Planned,
+    recipe: Option<PlannedRecipe>,
+) -> TrainingJobStatus {
+    let observed_generation = if planned.verdict.is_some() {
+        status.observed_generation
+    } else {
+        // The newest spec is not planned yet.
+        before.observed_generation
     };
-    let since = [
-        &mut status.scale_up_pending_since,
-        &mut status.placement_since,
-        &mut status.rescale_since,
-        &mut status.start_time,
-    ];
-    since.into_iter().flatten().for_each(|at| limit(at, now));
-    let failures = status.pod_failures.as_mut();
-    let retry = failures.map(|failures| &mut failures.retry_not_before);
-    let pauses = status.restart_not_before.iter_mut().chain(retry);
-    pauses.for_each(|at| limit(at, now + outcome::LONGEST_BACK_OFF));
+    match recipe {
+        Some(PlannedRecipe { recipe, plan }) => TrainingJobStatus {
+            observed_generation,
+            // A later recipe counts only until the first plan.
+            recipe: Some(recipe),
+            plan: status.plan.or(plan),
+            ..status
+        },
+        None => TrainingJobStatus {
+            observed_generation,
+            ..status
+        },
+    }
+}
+
+/// A time, limited to the latest one that is possible now: the clock may have been set back since, or that of another
+/// replica be fast. `latest`: seconds since the Unix epoch.
+fn limited(time: &MicroTime, latest: f64) -> MicroTime {
+    if seconds(time) > latest {
+        micro_time(latest)
+    } else {
+        time.clone()
+    }
 }
 
 impl Reconciliation<'_> {
     /// Why the job ends: its active deadline.
-    pub fn overdue(&self, status: &TrainingJobStatus) -> Option<Problem> {
+    pub fn overdue(&self, status: &TrainingJobStatus) -> Option<Refusal> {
         let limit = self.job.spec.active_deadline_seconds?;
         let since = status.start_time.as_ref().map(seconds)?;
-        (self.now - since >= f64::from(limit)).then(|| Problem {
-            reason: ConditionReason::DeadlineExceeded.name().to_owned(),
+        (self.now - since >= f64::from(limit)).then(|| Refusal {
+            reason: ConditionReason::DeadlineExceeded,
             message: format!("spec.activeDeadlineSeconds: the job has run for {limit} s"),
-            deterministic: true,
         })
     }
 
-    /// Updates the status with the observed state.
+    /// The status with the observed state.
     ///
     /// `smaller(plan, batch)`: the largest feasible micro-batch below that of `plan` for the global batch `batch`.
-    pub fn apply_observed(
+    pub fn with_observed(
         &self,
-        status: &mut TrainingJobStatus,
+        status: TrainingJobStatus,
         cluster: &ClusterState,
         mut smaller: impl FnMut(&Plan, u64) -> Option<u64>,
-    ) {
+    ) -> TrainingJobStatus {
         let Reconciliation { job, now, .. } = *self;
-        let samples =
-            |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map_or(0, |c| c.samples);
-        if samples(&cluster.committed) > samples(&status.checkpoint) {
-            status.checkpoint.clone_from(&cluster.committed);
-            status.checkpoint_time = Some(micro_time(now));
-            status.restarts = 0;
-        }
-        if let Some(last) = cluster.ended_early.first() {
-            count_pods(status, last.clone(), now);
-        }
-        if let Some(later) = &cluster.later {
-            restore(status, later, now);
-        }
-        update_progress(status, cluster);
-        update_external_progress(status, cluster, now);
-        let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) else {
-            return;
+        let status = with_checkpoints(status, cluster, now);
+        let status = match cluster.ended_early.first() {
+            Some(last) => TrainingJobStatus {
+                pod_failures: Some(count_pods(status.pod_failures.as_ref(), last, now)),
+                ..status
+            },
+            None => status,
+        };
+        let status = match &cluster.later {
+            Some(later) => with_later(status, later, now),
+            None => status,
+        };
+        let status = with_progress(status, cluster);
+        let Some(current) = running(&status) else {
+            return status;
         };
         let in_trouble = in_trouble(cluster);
-        if in_trouble {
-            begin(&mut status.rescale_since, now);
-        }
-        let rescale_since = status.rescale_since.as_ref();
-        let waited = rescale_since.map_or(0.0, |since| now - seconds(since));
-        if in_trouble
-            && current.after_loss.is_none()
-            && rank_status::is_settled(&cluster.ranks, Duration::from_secs_f64(waited.max(0.0)))
-        {
-            let commit = rank_status::committer(&cluster.ranks, samples(&status.checkpoint));
-            current.after_loss = Some(AfterLoss { commit });
-        }
+        let rescale_since = if in_trouble {
+            Some(since(status.rescale_since.as_ref(), now))
+        } else {
+            status.rescale_since.clone()
+        };
+        let waited = rescale_since
+            .as_ref()
+            .map_or(0.0, |since| now - seconds(since));
+        let settled = || {
+            let waited = Duration::from_secs_f64(waited.max(0.0));
+            in_trouble && rank_status::is_settled(&cluster.ranks, waited)
+        };
+        let current = Current {
+            after_loss: current.after_loss.or_else(|| {
+                settled().then(|| AfterLoss {
+                    commit: rank_status::committer(&cluster.ranks, samples(&status.checkpoint)),
+                })
+            }),
+            ..current.clone()
+        };
         let plan = &current.record.plan;
         let checkpoint = status.checkpoint.as_ref();
         let batch = checkpoint.map_or(plan.global_batch_size, |checkpoint| checkpoint.batch);
-        let outcome = outcome::decide(job, current, cluster, waited, || smaller(plan, batch));
-        let Some(outcome) = outcome else { return };
-        begin(&mut status.rescale_since, now);
-        current.end_time = Some(micro_time(now));
-        if job.spec.on_stall == OnStall::ExcludeNode {
-            let nodes = stalled_nodes(current, &cluster.ranks);
-            status.excluded_nodes.retain(|node| !nodes.contains(node));
-            status.excluded_nodes.extend(nodes);
-        }
+        let outcome = outcome::decide(job, &current, cluster, waited, || smaller(plan, batch));
+        let Some(outcome) = outcome else {
+            return TrainingJobStatus {
+                rescale_since,
+                generation: Some(current),
+                ..status
+            };
+        };
         let killed = cluster.lost_member.is_none();
-        let outcome = outcome::count(status, outcome, killed, job.spec.budgets.restarts, now);
-        if let Outcome::Failed { .. } = outcome {
-            let tails = cluster.states().map(|agent| &agent.log_tail);
-            let longest = tails.max_by_key(|tail| tail.len());
-            status.log_tail = longest.cloned().unwrap_or_default();
-        }
-        if let Some(current) = &mut status.generation {
-            current.outcome = Some(outcome);
-        }
-        if let Some(progress) = &mut status.progress {
-            progress.time_left.clear();
+        let Counted {
+            outcome,
+            restarts,
+            disruptions,
+            restart_not_before,
+        } = outcome::count(&status, outcome, killed, job.spec.budgets.restarts, now);
+        let stalled = if job.spec.on_stall == OnStall::ExcludeNode {
+            stalled_nodes(&current, &cluster.ranks)
+        } else {
+            Vec::new()
+        };
+        let earlier = status.excluded_nodes.into_iter();
+        let earlier = earlier.filter(|node| !stalled.contains(node)).collect();
+        TrainingJobStatus {
+            rescale_since: Some(since(rescale_since.as_ref(), now)),
+            restarts,
+            disruptions,
+            restart_not_before,
+            excluded_nodes: [earlier, stalled].concat(),
+            log_tail: if let Outcome::Failed { .. } = outcome {
+                let tails = cluster.states().map(|agent| &agent.log_tail);
+                let longest = tails.max_by_key(|tail| tail.len());
+                longest.cloned().unwrap_or_default()
+            } else {
+                status.log_tail
+            },
+            progress: status.progress.map(|progress| Progress {
+                time_left: String::new(),
+                ..progress
+            }),
+            generation: Some(Current {
+                end_time: Some(micro_time(now)),
+                outcome: Some(outcome),
+                ..current
+            }),
+            ..status
         }
     }
 
-    /// Updates the status with a decision, and with the world that it publishes.
-    pub fn apply_decision(
+    /// The status with a decision, and with the world that it publishes.
+    pub fn with_decision(
         &self,
-        status: &mut TrainingJobStatus,
+        status: TrainingJobStatus,
         placement: &Placement,
         world: Option<World>,
         cluster: &ClusterState,
-    ) {
-        let Reconciliation { job, now, .. } = *self;
-        status.attempts = placement.attempts;
-        status.scale_up_pending_since = placement.scale_up_pending_since.map(micro_time);
-        status.placement_since = placement.placement_since.map(micro_time);
-        if !matches!(placement.action, PlacementAction::End(_)) {
-            status.slots.clone_from(&placement.slots);
+    ) -> TrainingJobStatus {
+        let status = TrainingJobStatus {
+            attempts: placement.attempts,
+            scale_up_pending_since: placement.scale_up_pending_since.map(micro_time),
+            placement_since: placement.placement_since.map(micro_time),
+            slots: if let PlacementAction::End(_) = placement.action {
+                status.slots
+            } else {
+                placement.slots.clone()
+            },
+            ..status
+        };
+        let status = self.with_action(status, &placement.action, world, cluster);
+        let Some(current) = &status.generation else {
+            return status;
+        };
+        // The norm test may have raised the global batch.
+        let trained = status.progress.as_ref().map(|progress| progress.batch);
+        let committed = status.checkpoint.as_ref().map(|c| c.batch);
+        let formula = current.record.plan.formula_at(trained.or(committed));
+        TrainingJobStatus {
+            plan: status.plan.map(|plan| PlanSummary { formula, ..plan }),
+            ..status
         }
-        match &placement.action {
+    }
+
+    fn with_action(
+        &self,
+        status: TrainingJobStatus,
+        action: &PlacementAction,
+        world: Option<World>,
+        cluster: &ClusterState,
+    ) -> TrainingJobStatus {
+        let Reconciliation { job, now, .. } = *self;
+        let suspended = || "spec.suspend is true".to_owned();
+        match action {
             PlacementAction::Keep => self.keep(status, cluster),
-            PlacementAction::Place => {
-                status.phase = Phase::Placing;
-                begin(&mut status.rescale_since, now);
-                status.message = self.placing(status, cluster);
-            }
-            PlacementAction::Drain => {
-                status.phase = Phase::Draining;
-                begin(&mut status.rescale_since, now);
-                status.message = if job.spec.suspend {
-                    "spec.suspend is true".into()
-                } else if let Some(overdue) = self.overdue(status) {
+            PlacementAction::Place => TrainingJobStatus {
+                phase: Phase::Placing,
+                message: self.placing(&status, cluster),
+                rescale_since: Some(since(status.rescale_since.as_ref(), now)),
+                ..status
+            },
+            PlacementAction::Drain => TrainingJobStatus {
+                phase: Phase::Draining,
+                message: if job.spec.suspend {
+                    suspended()
+                } else if let Some(overdue) = self.overdue(&status) {
                     overdue.message
                 } else {
                     let why_leaving = cluster.reasons.values().next();
                     why_leaving.cloned().unwrap_or_default()
-                };
-                if let Some(current) = &mut status.generation {
-                    current.drain = true;
-                }
-            }
-            PlacementAction::CancelDrain => {
-                status.phase = Phase::Running;
-                if let Some(current) = &mut status.generation {
-                    current.drain = false;
-                }
-            }
+                },
+                rescale_since: Some(since(status.rescale_since.as_ref(), now)),
+                generation: draining(status.generation, true),
+                ..status
+            },
+            PlacementAction::CancelDrain => TrainingJobStatus {
+                phase: Phase::Running,
+                generation: draining(status.generation, false),
+                ..status
+            },
             PlacementAction::Publish {
                 members,
                 reason,
                 per_device_batch_size_limit: limit,
             } => {
-                status.per_device_batch_size_limit = limit.or(status.per_device_batch_size_limit);
-                if let Some(World {
-                    plan,
-                    feasible_nodes,
-                }) = world
-                {
-                    status.plan = Some(PlanSummary::of(&job.spec, &plan, feasible_nodes));
-                    self.publish(status, members, reason, plan, cluster);
+                let status = TrainingJobStatus {
+                    per_device_batch_size_limit: limit.or(status.per_device_batch_size_limit),
+                    ..status
+                };
+                match world {
+                    Some(world) => self.publish(status, members, reason, world, cluster),
+                    None => status,
                 }
             }
-            PlacementAction::Wait { message } => {
-                status.phase = Phase::Waiting;
-                status.message.clone_from(message);
-            }
-            PlacementAction::Suspend => {
-                status.phase = Phase::Suspended;
-                status.start_time = None;
-                status.message = "spec.suspend is true".into();
-                status.rescale_since = None;
-            }
+            PlacementAction::Wait { message } => TrainingJobStatus {
+                phase: Phase::Waiting,
+                message: message.clone(),
+                ..status
+            },
+            PlacementAction::Suspend => TrainingJobStatus {
+                phase: Phase::Suspended,
+                message: suspended(),
+                start_time: None,
+                rescale_since: None,
+                ..status
+            },
             PlacementAction::End(end) => {
-                status.completion_time = Some(micro_time(now));
-                status.rescale_since = None;
-                (status.phase, status.message) = match end {
+                let (phase, message) = match end {
                     End::Failed { message } => (Phase::Failed, message.clone()),
                     End::Finished | End::Drained => (Phase::Complete, String::new()),
                 };
+                TrainingJobStatus {
+                    phase,
+                    message,
+                    completion_time: Some(micro_time(now)),
+                    rescale_since: None,
+                    ..status
+                }
             }
-        }
-        if let (Some(plan), Some(current)) = (&mut status.plan, &status.generation) {
-            // The norm test may have raised the global batch.
-            let trained = status.progress.as_ref().map(|progress| progress.batch);
-            let committed = status.checkpoint.as_ref().map(|c| c.batch);
-            plan.formula = current.record.plan.formula_at(trained.or(committed));
         }
     }
 
-    fn keep(&self, status: &mut TrainingJobStatus, cluster: &ClusterState) {
-        if let Some(current) = &status.generation {
-            status.phase = if current.drain {
-                Phase::Draining
-            } else {
-                Phase::Running
-            };
-        }
-        if status.phase != Phase::Running {
-            return;
+    fn keep(&self, status: TrainingJobStatus, cluster: &ClusterState) -> TrainingJobStatus {
+        let phase = match &status.generation {
+            Some(current) if current.drain => Phase::Draining,
+            Some(_) => Phase::Running,
+            None => status.phase,
+        };
+        if phase != Phase::Running {
+            return TrainingJobStatus { phase, ..status };
         }
         let problem = cluster.problem.as_ref().map(|problem| &problem.message);
         let problem = problem.or(cluster.stalled.as_ref());
-        status.message = problem.cloned().unwrap_or_default();
         let is_external = !status.command(&self.job.spec).is_empty();
         let arrived = |change: &Rescale| {
             if is_external {
@@ -258,9 +341,16 @@ impl Reconciliation<'_> {
         let settled = status.history.last().is_none_or(arrived);
         let ends = |current: &Current| current.after_loss.is_some() || current.outcome.is_some();
         let ends = status.generation.as_ref().is_some_and(ends);
-        // The time that the others have to notice a loss counts from `rescale_since`.
-        if settled && !ends && !in_trouble(cluster) {
-            status.rescale_since = None;
+        TrainingJobStatus {
+            phase,
+            message: problem.cloned().unwrap_or_default(),
+            // The time that the others have to notice a loss counts from it.
+            rescale_since: if settled && !ends && !in_trouble(cluster) {
+                None
+            } else {
+                status.rescale_since
+            },
+            ..status
         }
     }
 
@@ -289,32 +379,26 @@ impl Reconciliation<'_> {
 
     fn publish(
         &self,
-        status: &mut TrainingJobStatus,
+        status: TrainingJobStatus,
         members: &[Slot],
         reason: &Reason,
-        plan: Plan,
+        world: World,
         cluster: &ClusterState,
-    ) {
+    ) -> TrainingJobStatus {
         let Reconciliation { job, now, .. } = *self;
-        let name = job.name_any();
-        let member = |slot: &Slot| {
-            let pod = cluster.pods.get(&slot.pod(&name))?;
-            Some(Member {
-                slot: slot.number.into(),
-                ranks: job.spec.gpus_per_node.into(),
-                pod: Some(PodRef {
-                    name: pod.name_any(),
-                    uid: pod.uid()?,
-                    ip: pod.status.as_ref()?.pod_ip.clone()?,
-                    node: pod.spec.as_ref()?.node_name.clone()?,
-                }),
-            })
+        let World {
+            plan,
+            feasible_nodes,
+        } = world;
+        let summary = Some(PlanSummary::of(&job.spec, &plan, feasible_nodes));
+        // A ready pod has all fields of a member; the next reconciliation handles one that has lost them.
+        let Some(members) = self.members_in(members, cluster) else {
+            return TrainingJobStatus {
+                plan: summary,
+                ..status
+            };
         };
-        // A ready pod has all of these fields; the next reconciliation handles one that has lost them.
-        let Some(members) = members.iter().map(member).collect::<Option<Vec<Member>>>() else {
-            return;
-        };
-        let newest = status.number().max(status.later_generation.take());
+        let newest = status.number().max(status.later_generation);
         let number = newest.map_or(1, |newest| newest + 1);
         let first = members.first().and_then(|member| member.pod.as_ref());
         let host = first.map_or_else(String::new, |pod| pod.ip.clone());
@@ -332,73 +416,174 @@ impl Reconciliation<'_> {
             },
             created: now,
         };
-        let since = status.rescale_since.as_ref().map_or(now, seconds);
-        let before = status.generation.take();
-        let from = before.as_ref().map_or(0, |c| c.record.members.len());
-        let mut change = Rescale::to(&record, u32::try_from(from).unwrap_or(u32::MAX), since);
-        let ended = before.as_ref().and_then(|current| current.end_time.clone());
-        // A generation that ended before the change began waited for the pool.
-        let ended = ended.filter(|at| *at >= change.start_time);
-        change.stages.drained_seconds = ended.map(|at| change.seconds_to(seconds(&at)));
-        change.stages.published_seconds = Some(change.seconds_to(now));
-        status.nodes = change.to_nodes;
-        status.history.push(change);
-        status.phase = Phase::Running;
-        status.message = record.reason.to_string();
-        status.restart_not_before = None;
-        status.pod_failures = None;
-        begin(&mut status.start_time, now);
-        let accepted = if cluster.edits {
+        let before = status.generation.as_ref();
+        let change = rescale(&record, before, status.rescale_since.as_ref(), now);
+        let command = if cluster.edits {
             Some(job.spec.trainer.command.clone())
         } else {
-            before.and_then(|current| current.command)
+            before.and_then(|current| current.command.clone())
         };
-        status.generation = Some(Current {
-            record,
-            command: accepted,
-            drain: false,
-            after_loss: None,
-            outcome: None,
-            end_time: None,
-        });
+        TrainingJobStatus {
+            phase: Phase::Running,
+            message: record.reason.to_string(),
+            nodes: change.to_nodes,
+            plan: summary,
+            later_generation: None,
+            start_time: Some(since(status.start_time.as_ref(), now)),
+            restart_not_before: None,
+            pod_failures: None,
+            history: status.history.into_iter().chain([change]).collect(),
+            generation: Some(Current {
+                record,
+                command,
+                drain: false,
+                after_loss: None,
+                outcome: None,
+                end_time: None,
+            }),
+            ..status
+        }
+    }
+
+    /// The members of a generation in these slots. `None`: a pod lacks a field of a member.
+    fn members_in(&self, slots: &[Slot], cluster: &ClusterState) -> Option<Vec<Member>> {
+        let name = self.job.name_any();
+        let member = |slot: &Slot| {
+            let pod = cluster.pods.get(&slot.pod(&name))?;
+            Some(Member {
+                slot: slot.number.into(),
+                ranks: self.job.spec.gpus_per_node.into(),
+                pod: Some(PodRef {
+                    name: pod.name_any(),
+                    uid: pod.uid()?,
+                    ip: pod.status.as_ref()?.pod_ip.clone()?,
+                    node: pod.spec.as_ref()?.node_name.clone()?,
+                }),
+            })
+        };
+        slots.iter().map(member).collect()
     }
 }
 
-/// Continues above a later generation, or from a later checkpoint. The ranks of a later generation end when the next one
+/// The rescale to the generation `record`, published now, from the generation `before`.
+fn rescale(
+    record: &Generation,
+    before: Option<&Current>,
+    rescale_since: Option<&MicroTime>,
+    now: f64,
+) -> Rescale {
+    let from = before.map_or(0, |current| current.record.members.len());
+    let from = u32::try_from(from).unwrap_or(u32::MAX);
+    let change = Rescale::to(record, from, rescale_since.map_or(now, seconds));
+    let ended = before.and_then(|current| current.end_time.as_ref());
+    // A generation that ended before the change began waited for the pool.
+    let ended = ended.filter(|at| **at >= change.start_time);
+    let stages = RescaleStages {
+        drained_seconds: ended.map(|at| change.seconds_to(seconds(at))),
+        published_seconds: Some(change.seconds_to(now)),
+        ..RescaleStages::default()
+    };
+    Rescale { stages, ..change }
+}
+
+/// The status with new checkpoints: committed ones, and those that an external trainer wrote. Both are progress.
+fn with_checkpoints(
+    status: TrainingJobStatus,
+    cluster: &ClusterState,
+    now: f64,
+) -> TrainingJobStatus {
+    let committed = cluster.committed.as_ref();
+    let committed = committed.filter(|found| found.samples > samples(&status.checkpoint));
+    // Only the first member knows the newest checkpoint; the others know the one they resumed from.
+    let mut first = cluster
+        .states_of(status.number())
+        .filter(|agent| agent.first == 0);
+    let external = first.find_map(|agent| agent.external_checkpoint.as_ref());
+    let external = external.filter(|found| status.external_checkpoint.as_ref() != Some(found));
+    if committed.is_none() && external.is_none() {
+        return status;
+    }
+    TrainingJobStatus {
+        checkpoint: committed.cloned().or(status.checkpoint),
+        external_checkpoint: external.cloned().or(status.external_checkpoint),
+        checkpoint_time: Some(micro_time(now)),
+        restarts: 0,
+        ..status
+    }
+}
+
+fn samples(checkpoint: &Option<CheckpointRef>) -> u64 {
+    checkpoint.as_ref().map_or(0, |c| c.samples)
+}
+
+/// The status above a later generation, or from a later checkpoint. The ranks of a later generation end when the next one
 /// is published, and what they have committed is kept.
-fn restore(status: &mut TrainingJobStatus, later: &LaterGeneration, now: f64) {
+fn with_later(status: TrainingJobStatus, later: &LaterGeneration, now: f64) -> TrainingJobStatus {
     if status.later_generation >= Some(later.number) {
-        return;
+        return status;
     }
-    let published = status.number().unwrap_or(0);
-    if later.samples() > status.checkpoint.as_ref().map(|newest| newest.samples) {
-        status.checkpoint.clone_from(&later.checkpoint);
-        status.checkpoint_time = Some(micro_time(now));
-    }
-    if later.number >= published {
-        status.later_generation = Some(later.number);
-        let found = if later.number == published {
-            "another one of this number".to_owned()
+    let newest = status.checkpoint.as_ref().map(|newest| newest.samples);
+    let (checkpoint, checkpoint_time) = if later.samples() > newest {
+        (later.checkpoint.clone(), Some(micro_time(now)))
+    } else {
+        (status.checkpoint.clone(), status.checkpoint_time.clone())
+    };
+    let (generation, rescale_since) = match running(&status) {
+        Some(current) => {
+            let fenced = Current {
+                end_time: Some(micro_time(now)),
+                // Its ranks write only below the directory of their generation.
+                outcome: Some(Outcome::Drained),
+                ..current.clone()
+            };
+            (
+                Some(fenced),
+                Some(since(status.rescale_since.as_ref(), now)),
+            )
+        }
+        None => (status.generation.clone(), status.rescale_since.clone()),
+    };
+    TrainingJobStatus {
+        later_generation: if Some(later.number) >= status.number() {
+            Some(later.number)
         } else {
-            later.number.to_string()
-        };
-        let from = match &status.checkpoint {
-            Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
-            None => "the beginning".to_owned(),
-        };
-        let message = format!(
-            "the status has generation {published}, and the pods or the volume have {found}: the API server was restored \
-             from an older copy of its data; the job continues above it, from {from}"
-        );
-        let kind = ConditionType::Restored;
-        conditions::set(status, kind, true, ConditionReason::OlderStatus, &message);
+            status.later_generation
+        },
+        checkpoint,
+        checkpoint_time,
+        generation,
+        rescale_since,
+        ..status
     }
-    if let Some(current) = status.generation.as_mut().filter(|c| c.outcome.is_none()) {
-        begin(&mut status.rescale_since, now);
-        current.end_time = Some(micro_time(now));
-        // They are fenced: they write only below the directory of their generation.
-        current.outcome = Some(Outcome::Drained);
-    }
+}
+
+/// Message that the API server was restored from an older copy of its data, for a status with a later generation.
+pub fn restored_message(status: &TrainingJobStatus, later: u64) -> String {
+    let published = status.number().unwrap_or(0);
+    let found = if later == published {
+        "another one of this number".to_owned()
+    } else {
+        later.to_string()
+    };
+    let from = match &status.checkpoint {
+        Some(checkpoint) => format!("the checkpoint of {} samples", checkpoint.samples),
+        None => "the beginning".to_owned(),
+    };
+    format!(
+        "the status has generation {published}, and the pods or the volume have {found}: the API server was restored \
+         from an older copy of its data; the job continues above it, from {from}"
+    )
+}
+
+/// The newest generation, unless it has ended.
+fn running(status: &TrainingJobStatus) -> Option<&Current> {
+    let current = status.generation.as_ref();
+    current.filter(|current| current.outcome.is_none())
+}
+
+/// The generation, ordered to drain or not.
+fn draining(generation: Option<Current>, drain: bool) -> Option<Current> {
+    generation.map(|current| Current { drain, ..current })
 }
 
 /// Nodes of the ranks that were killed for a lack of progress. Of an external trainer they are all of one host, and
@@ -423,35 +608,56 @@ fn in_trouble(cluster: &ClusterState) -> bool {
     cluster.lost_member.is_some() || cluster.ranks.iter().any(RankStatus::in_trouble)
 }
 
-/// Sets a time to `now`, unless it is set already.
-fn begin(since: &mut Option<MicroTime>, now: f64) {
-    since.get_or_insert_with(|| micro_time(now));
+/// The start of a period that lasts until `now`: an earlier one, if it has begun.
+fn since(earlier: Option<&MicroTime>, now: f64) -> MicroTime {
+    earlier.cloned().unwrap_or_else(|| micro_time(now))
 }
 
-fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
+/// The status with the steps and the stages that the agents of the newest generation report.
+fn with_progress(status: TrainingJobStatus, cluster: &ClusterState) -> TrainingJobStatus {
     let Some(current) = &status.generation else {
-        return;
+        return status;
     };
     let number = current.record.number;
     let agents: Vec<&AgentState> = cluster.states_of(Some(number)).collect();
-    if let Some(change) = status.history.last_mut().filter(|c| c.generation == number) {
-        let all = agents.len() == current.record.members.len();
-        let last = |of: fn(&AgentState) -> Option<f64>| {
-            let mut times = agents.iter().map(|agent| of(agent));
-            let latest = times.try_fold(0.0, |latest, at| Some(f64::max(latest, at?)));
-            latest.filter(|_| all).map(|at| change.seconds_to(at))
-        };
-        let (started, ready) = (last(|agent| agent.started), last(|agent| agent.ready));
-        let first = agents.iter().find_map(|agent| agent.first_step);
-        let first = first.map(|at| change.seconds_to(at));
-        let stages = &mut change.stages;
-        stages.started_seconds = stages.started_seconds.or(started);
-        stages.restored_seconds = stages.restored_seconds.or(ready);
-        stages.first_step_seconds = stages.first_step_seconds.or(first);
-    }
-    let Some(step) = agents.iter().find_map(|agent| agent.step.as_ref()) else {
-        return;
+    let progress = progress(current, &agents);
+    let all = agents.len() == current.record.members.len();
+    let with_stages = |change: Rescale| {
+        if change.generation == number {
+            let stages = stages(&change, &agents, all);
+            Rescale { stages, ..change }
+        } else {
+            change
+        }
     };
+    TrainingJobStatus {
+        history: status.history.into_iter().map(with_stages).collect(),
+        progress: progress.or(status.progress),
+        ..status
+    }
+}
+
+/// The stages of the newest rescale. `all`: the agents of all members have reported.
+fn stages(change: &Rescale, agents: &[&AgentState], all: bool) -> RescaleStages {
+    let last = |of: fn(&AgentState) -> Option<f64>| {
+        let mut times = agents.iter().map(|agent| of(agent));
+        let latest = times.try_fold(0.0, |latest, at| Some(f64::max(latest, at?)));
+        latest.filter(|_| all).map(|at| change.seconds_to(at))
+    };
+    let first_step = agents.iter().find_map(|agent| agent.first_step);
+    let known = &change.stages;
+    RescaleStages {
+        started_seconds: known.started_seconds.or(last(|agent| agent.started)),
+        restored_seconds: known.restored_seconds.or(last(|agent| agent.ready)),
+        first_step_seconds: (known.first_step_seconds)
+            .or(first_step.map(|at| change.seconds_to(at))),
+        ..known.clone()
+    }
+}
+
+/// The newest step of a generation; `None` before an agent reports one.
+fn progress(current: &Current, agents: &[&AgentState]) -> Option<Progress> {
+    let step = agents.iter().find_map(|agent| agent.step.as_ref())?;
     let budget = agents.iter().find_map(|agent| agent.budget);
     let share = budget.filter(|budget| *budget > 0).map(|budget| {
         let share = (step.samples as f64 / budget as f64).min(1.0);
@@ -459,7 +665,7 @@ fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
     });
     let left = agents.iter().find_map(|agent| agent.seconds_left);
     let left = left.filter(|_| current.outcome.is_none());
-    status.progress = Some(Progress {
+    Some(Progress {
         samples: step.samples,
         budget,
         share: share.unwrap_or_default(),
@@ -473,23 +679,7 @@ fn update_progress(status: &mut TrainingJobStatus, cluster: &ClusterState) {
         // The API server stores integers below 2^63.
         tokens_per_second: (step.tokens as f64 / step.seconds.max(1e-9)).min(1e15) as u64,
         time_left: left.map(human::whole_duration).unwrap_or_default(),
-    });
-}
-
-/// A changed checkpoint counts as progress of an external trainer.
-fn update_external_progress(status: &mut TrainingJobStatus, cluster: &ClusterState, now: f64) {
-    // Only the first member knows the newest checkpoint; the others know the one they resumed from.
-    let mut first = cluster
-        .states_of(status.number())
-        .filter(|agent| agent.first == 0);
-    let Some(checkpoint) = first.find_map(|agent| agent.external_checkpoint.as_ref()) else {
-        return;
-    };
-    if status.external_checkpoint.as_ref() != Some(checkpoint) {
-        status.external_checkpoint = Some(checkpoint.clone());
-        status.checkpoint_time = Some(micro_time(now));
-        status.restarts = 0;
-    }
+    })
 }
 
 /// Ranks of the newest generation, as input of the state machine.
@@ -523,12 +713,12 @@ pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Slot> {
     status.members().filter_map(slot_of).collect()
 }
 
-/// Appends to the status message what keeps the job from a larger world.
-pub fn notice(status: &mut TrainingJobStatus, notice: Option<String>) {
-    let Some(notice) = notice else { return };
-    match status.phase {
-        Phase::Running if status.message.is_empty() => status.message = notice,
-        Phase::Placing | Phase::Waiting => status.message = format!("{}; {notice}", status.message),
-        _ => {}
+/// The message of the status with a notice of what keeps the job from a larger world.
+pub fn noticed(status: &TrainingJobStatus, notice: Option<String>) -> String {
+    let message = &status.message;
+    match (status.phase, notice) {
+        (Phase::Running, Some(notice)) if message.is_empty() => notice,
+        (Phase::Placing | Phase::Waiting, Some(notice)) => format!("{message}; {notice}"),
+        _ => message.clone(),
     }
 }

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use crate::api::TrainingJob;
 use crate::api::status::{Phase, TrainingJobStatus};
+use crate::operator::build;
+use crate::operator::conditions::{self, Findings};
 use crate::operator::context::Context;
 use crate::operator::reconcile::reconcile;
 use crate::operator::testing::{ApiServer, job, owner};
-use crate::operator::{build, conditions};
 use crate::util::time::micro_time;
 
 /// Kinds of companion objects that pods wait for, and those that they do not wait for.
@@ -165,14 +166,13 @@ async fn objects_of_an_earlier_job_are_waited_for_without_a_condition() {
 fn expired(uid: &str) -> TrainingJob {
     let mut expired = job("x", uid);
     expired.spec.ttl_seconds_after_finished = Some(0);
-    let mut status = TrainingJobStatus {
+    let status = TrainingJobStatus {
         completion_time: Some(micro_time(1000.0)),
+        phase: Phase::Complete,
         ..TrainingJobStatus::default()
     };
-    status.phase = Phase::Complete;
-    conditions::of_phase(&mut status, None, None, false);
-    conditions::observe(&mut status, expired.metadata.generation);
-    expired.status = Some(status);
+    let status = conditions::finish(status, &Findings::default());
+    expired.status = Some(conditions::observed(&status, expired.metadata.generation));
     expired
 }
 
