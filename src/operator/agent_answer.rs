@@ -1,6 +1,6 @@
-//! Validates what an agent says. The image of a job is the user's, so any program may answer on the port
-//! of its agent, and with hostNetwork the agent of another pod may. A false answer may mislead the
-//! controller about its own job only, and never about a generation that the job has not published.
+//! Validates the answers of agents. A job runs the user's image, so any program may answer on the agent's port. With
+//! hostNetwork the agent of another pod may answer. A false answer can mislead the controller about one job only, and
+//! only about a generation that this job has published.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,20 +11,19 @@ use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
 use crate::util::hex128;
 
-/// Largest answer, bytes. The largest of an agent with 64 ranks has about 30 KiB, since
-/// [`AgentState::bound`] limits its texts.
+/// Largest answer, bytes. An agent with 64 ranks sends about 30 KiB at most, since [`AgentState::bound`] limits texts.
 pub const ANSWER: usize = 64 << 10;
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
 const COUNT: u64 = 1 << 53;
-/// Generations by which an agent's may be later than the published one.
+/// Largest accepted difference between the number of a later generation and the published number.
 const LATER: u64 = 1 << 20;
 /// Longest estimate of the time left, seconds.
 const LONGEST_ESTIMATE: f64 = 1e10;
-/// Largest global batch, samples.
+/// Largest accepted global batch, samples.
 const BATCH: u64 = 1 << 32;
-/// Reason of the problem that answers of a pod's agent are ignored.
+/// Reason of the [`Problem`] that the controller ignores an answer, or a part of it.
 pub const ANSWER_REFUSED: &str = ConditionReason::AnswerRefused.name();
-/// Reason of a problem whose own reason is not one CamelCase word.
+/// Replaces a reason that is not one CamelCase word: the API server would refuse a condition with it.
 const NO_REASON: &str = ConditionReason::CannotStart.name();
 
 /// The pod that the controller polls.
@@ -35,11 +34,11 @@ pub struct Sender {
     /// Uid of the pod.
     pub pod: String,
     pub address: SocketAddr,
-    /// Ranks of one pod of the job.
+    /// Ranks per pod (`spec.gpusPerNode`); an answer with more is rejected.
     pub ranks: usize,
 }
 
-/// Why the controller ignores an answer. It counts as silence.
+/// Why the controller ignores an answer. An ignored answer counts as silence.
 #[derive(Debug, thiserror::Error)]
 pub enum Rejection {
     #[error("the answer at {address} is not one of an agent: {reason}")]
@@ -61,8 +60,8 @@ pub enum Rejection {
     Address(String),
 }
 
-/// The address of an agent. A loopback, link-local or similar address would reach the controller's own
-/// host or a metadata service.
+/// The address to poll. Rejects loopback, link-local and similar addresses, which would reach the controller's host or a
+/// metadata service.
 pub fn agent_address(ip: &str, port: u16) -> Result<SocketAddr, Rejection> {
     let of_a_pod = |ip: &IpAddr| match ip.to_canonical() {
         IpAddr::V4(ip) => {
@@ -80,7 +79,8 @@ pub fn agent_address(ip: &str, port: u16) -> Result<SocketAddr, Rejection> {
         .ok_or_else(|| Rejection::Address(ip.chars().take(64).collect()))
 }
 
-/// Reads an answer: its state, if the polled agent sent it, within the limits of [`agent_state`].
+/// Parses an answer. Rejects it if another agent sent it. Shortens texts to the limits of [`agent_state`], and drops
+/// numbers and paths that the status cannot hold.
 pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
     let address = sender.address;
     let state = serde_json::from_slice(body).map_err(|error| Rejection::NoAgent {
@@ -108,7 +108,7 @@ pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
         problem.reason = NO_REASON.into();
     }
     if let Some(step) = &mut state.step {
-        // For the agent's own metrics.
+        // Only the agent's own metrics use these.
         (step.norm_test, step.coordinate_test) = (None, None);
     }
     // The API server would refuse the whole status for one of these.
@@ -137,7 +137,7 @@ fn is_plausible_path(checkpoint: &ExternalCheckpoint) -> bool {
         && !path.to_string_lossy().contains(char::is_control)
 }
 
-/// What the job has published, against which the states of its agents are checked.
+/// What the job has published. The controller checks the states of agents against it.
 #[derive(Debug, Clone, Copy)]
 pub struct Published<'a> {
     /// The newest generation; `None` before the first.
@@ -152,13 +152,13 @@ pub struct Published<'a> {
 }
 
 impl Published<'_> {
-    /// The part of an agent's state that agrees with what the job has published. The rest of the controller
-    /// uses no other one.
+    /// Reduces an agent's state to the part that agrees with what the job has published. The rest of the controller
+    /// uses only this part.
     pub fn admit(&self, mut state: AgentState) -> AgentState {
         let record = self.record.filter(|it| it.number == state.generation);
         let share = record.and_then(|record| Some((record, record.ranks_of_pod(&state.pod)?)));
         let Some((record, (first, count))) = share else {
-            // Of an older generation, of an unpublished one, or of one without this pod.
+            // The generation is older, or not published, or it does not contain this pod.
             let newest = self.record.map_or(0, |record| record.number);
             return AgentState {
                 generation: if state.generation > newest {
@@ -203,8 +203,8 @@ impl Published<'_> {
         state
     }
 
-    /// The later generation or checkpoint of which an agent's state tells: the API server was restored from an older copy
-    /// of its data, or ranks committed without a report. `state` is that of a proven agent of the job.
+    /// The later generation or checkpoint that an agent reports. It exists if the API server was restored from an older
+    /// copy of its data, or if ranks committed without a report. The sender of `state` must be proven.
     pub fn later(&self, state: &AgentState) -> Option<LaterGeneration> {
         let newest = self.record.map_or(0, |record| record.number);
         // Only a search of the volume tells which checkpoint is the newest.
@@ -233,8 +233,8 @@ impl Published<'_> {
             && committed.samples <= self.most_samples.unwrap_or(COUNT)
     }
 
-    /// Whether a rank of this generation may have committed the checkpoint: the path is the one of its
-    /// generation and step, and its counts neither go back nor beyond the budget.
+    /// Whether a rank of this generation may have committed the checkpoint. The path must name the generation and the
+    /// step, and the counts must neither decrease nor exceed the budget.
     fn may_be_committed(&self, committed: &CheckpointRef, record: &Generation) -> bool {
         let path = files::checkpoint_path(record.number, committed.step);
         let older = [record.start.as_ref(), self.checkpoint];
@@ -250,7 +250,7 @@ impl Published<'_> {
     }
 }
 
-/// Whether the counts of a checkpoint do not go back behind older ones.
+/// Whether the counts of a checkpoint are at least those of older checkpoints.
 fn follows<'a>(committed: &CheckpointRef, older: impl Iterator<Item = &'a CheckpointRef>) -> bool {
     older.into_iter().all(|older| {
         let samples = committed.samples.checked_sub(older.samples);
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    /// The admitted part of a received state, with a budget of 320 samples.
+    /// Receives a state and admits it, with a budget of 320 samples.
     fn admitted(changes: Value) -> AgentState {
         let (record, newest) = (record(), checkpoint_ref("gen-3/step-0000012", 12, 192));
         let published = Published {

@@ -76,7 +76,7 @@ pub fn with_plan(
     match recipe {
         Some(PlannedRecipe { recipe, plan }) => TrainingJobStatus {
             observed_generation,
-            // A later recipe counts only until the first plan.
+            // A refused recipe may still be edited, so the status has only planned ones.
             recipe: Some(recipe),
             plan: status.plan.or(plan),
             ..status
@@ -586,8 +586,8 @@ fn draining(generation: Option<Current>, drain: bool) -> Option<Current> {
     generation.map(|current| Current { drain, ..current })
 }
 
-/// Nodes of the ranks that were killed for a lack of progress. Of an external trainer they are all of one host, and
-/// not known to be the cause.
+/// Nodes whose ranks were killed for a lack of progress. Empty for an external trainer: its agent kills all ranks of a
+/// host, and does not know which of them is the cause.
 fn stalled_nodes(current: &Current, ranks: &[RankStatus]) -> Vec<String> {
     let command = current.command.as_ref();
     if command.is_some_and(|command| !command.is_empty()) {
@@ -705,7 +705,7 @@ pub fn ranks(status: &TrainingJobStatus) -> Ranks {
     }
 }
 
-/// Slots of the newest generation's members, in the order of the members.
+/// The members' slots, in the order of the members. A pod without a slot is left out.
 pub fn members(status: &TrainingJobStatus, job: &str) -> Vec<Slot> {
     let slots = status.slots.iter();
     let slots: BTreeMap<String, Slot> = slots.map(|slot| (slot.pod(job), *slot)).collect();
