@@ -24,8 +24,8 @@ use crate::lifecycle::protocol::Ending;
 use crate::lifecycle::rank_status::{RankStatus, Stage};
 use crate::telemetry::now;
 
-/// Pods of one job that are polled at most: 1,024 in slots, and as many that leave. A user can give any
-/// number of pods the labels and the owner of a job.
+/// Largest number of pods of one job that the controller polls: 1,024 in slots, and as many that leave. A user can give
+/// any number of pods the labels and the owner of a job.
 const POLLED: usize = 2048;
 
 /// Observed state of a job.
@@ -37,7 +37,7 @@ pub struct ClusterState {
     pub slots: Vec<SlotState>,
     /// Messages for lost, leaving and outdated slots.
     pub reasons: BTreeMap<Slot, String>,
-    /// The agents, by pod. Their states are limited to what agrees with the status.
+    /// The agents, by pod. Each state is only the part that agrees with the status ([`Published::admit`]).
     agents: BTreeMap<String, AgentStatus>,
     /// Ranks of the newest generation.
     pub ranks: Vec<RankStatus>,
@@ -45,11 +45,11 @@ pub struct ClusterState {
     pub lost_member: Option<(u64, String)>,
     /// The newest checkpoint that an agent reports.
     pub committed: Option<CheckpointRef>,
-    /// A problem or wait that keeps an agent from starting ranks.
+    /// Why an agent of a member cannot start its ranks yet.
     pub problem: Option<Problem>,
-    /// A later generation than the published one, of which an agent tells.
+    /// The latest generation or checkpoint beyond the status that an agent reports.
     pub later: Option<LaterGeneration>,
-    /// A rank that makes no progress, which the job only reports.
+    /// Message that a rank makes no progress, if `spec.onStall` is Report.
     pub stalled: Option<String>,
     /// Number of slots with ready pods on nodes that accept no new pods.
     pub staying: u32,
@@ -61,16 +61,16 @@ pub struct ClusterState {
     pub edits: bool,
     /// An external trainer may still run, and commit, in a pod that does not answer.
     pub may_commit: bool,
-    /// Pods that are lost by further evidence than silence, with the message: no kubelet will confirm their end.
+    /// Lost pods whose end no kubelet will confirm, with the message. There is more evidence than the agent's silence.
     unconfirmed_end: BTreeMap<String, String>,
-    /// Nodes of lost pods whose agents did not answer. They get no new pods for now, even if Kubernetes
-    /// still considers them ready.
+    /// Nodes of lost pods whose agents did not answer. These nodes get no new pods for now, even if Kubernetes still
+    /// reports them as ready.
     pub suspects: BTreeSet<String>,
 }
 
 impl ClusterState {
-    /// Observes a job. `edits`: whether edits of the spec take effect; one that cannot be planned does
-    /// not. `most_samples`: upper limit of the samples that its recipe allows, if known.
+    /// Observes a job. `edits`: whether edits of the spec take effect; an edit without a plan does not.
+    /// `most_samples`: upper limit of the samples that its recipe allows, if known.
     pub fn of(
         job: &TrainingJob,
         status: &TrainingJobStatus,
@@ -78,108 +78,72 @@ impl ClusterState {
         edits: bool,
         most_samples: Option<u64>,
     ) -> Self {
-        let name = job.name_any();
-        let nodes = &context.stores.nodes;
-        let mut cluster = ClusterState {
-            pods: context.stores.pods_of(job),
+        let pods = context.stores.pods_of(job);
+        let (agents, later) = poll_pods(job, status, &pods, &context.agents, most_samples);
+        let cluster = ClusterState {
+            pods,
+            agents,
+            later,
             edits,
             resource_request: resource_request(job),
             ..ClusterState::default()
         };
-        cluster.observe_agents(job, status, &context.agents, most_samples);
-        cluster.observe_silence(job, status, context);
-        let template = edits.then(|| template_of(job));
-        for slot in &status.slots {
-            let pod = slot.pod(&name);
-            let (how, message) = cluster.pod(job, template.as_deref(), status, &pod, nodes);
-            let object = cluster.pods.get(&pod);
-            if let Some(object) = object.filter(|pod| ended_by_itself(pod))
-                && status.member(&pod).is_none()
-            {
-                cluster.ended_early.push(end_message(object));
-            }
-            let node = object.and_then(|pod| node_of(pod));
-            if how == PodState::Lost && cluster.is_unreachable(&pod) {
-                cluster.suspects.extend(node.map(str::to_owned));
-            } else if how == PodState::Ready {
-                let node = node.and_then(|node| nodes.get(&ObjectRef::new(node)));
-                let tolerations = &cluster.resource_request.tolerations;
-                let open = node.is_some_and(|node| standing(&node, tolerations) == Standing::Open);
-                cluster.staying += u32::from(!open);
-            }
-            if let Some(message) = message {
-                cluster.reasons.insert(*slot, message);
-            }
-            cluster.slots.push(SlotState {
-                slot: *slot,
-                pod: how,
-            });
+        let (may_commit, unconfirmed_end) = cluster.silence(job, status, context);
+        let cluster = ClusterState {
+            problem: cluster.problem_of_member(status),
+            stalled: cluster.stalled_member(status),
+            may_commit,
+            unconfirmed_end,
+            ..cluster
+        };
+        let cluster = cluster.with_slots(job, status, &context.stores.nodes);
+        match &status.generation {
+            Some(current) => cluster.with_ranks(&job.name_any(), current),
+            None => cluster,
         }
-        if let Some(current) = &status.generation {
-            cluster.collect_ranks(&name, current);
-        }
-        cluster
     }
 
-    /// Observes the agents of the job's pods, and what keeps those of members from their work.
-    fn observe_agents(
-        &mut self,
-        job: &TrainingJob,
+    /// The agents of the newest generation's members, by pod.
+    fn members(
+        &self,
         status: &TrainingJobStatus,
-        agents: &Agents,
-        most_samples: Option<u64>,
-    ) {
-        let reference = ObjectRef::from_obj(job);
-        let uids: BTreeSet<String> = self.pods.values().filter_map(|pod| pod.uid()).collect();
-        agents.retain(|other, uid| *other != reference || uids.contains(uid));
-        let published = Published {
-            record: status.generation.as_ref().map(|current| &current.record),
-            checkpoint: status.checkpoint.as_ref(),
-            most_samples,
-            now: now(),
-        };
-        let in_slot = status.slot_pods(&job.name_any());
-        let living = self.pods.iter().filter(|(_, pod)| !is_over(pod));
-        let (first, others): (Vec<_>, Vec<_>) =
-            living.partition(|(pod, _)| in_slot.contains(*pod) || status.member(pod).is_some());
-        let mut later = Vec::new();
-        for (pod, object) in first.into_iter().chain(others).take(POLLED) {
-            // A pod on a fake or dead node has no agent; polling it costs one task.
-            let Some(mut agent) = poll(job, object, agents, &reference) else {
-                continue;
-            };
-            if let Some(state) = agent.state.take() {
-                later.extend(published.later(&state));
-                agent.state = Some(published.admit(state));
-            }
-            self.agents.insert(pod.clone(), agent);
-        }
-        let later = later.into_iter();
-        self.later = later.max_by_key(|later| (later.number, later.samples()));
+    ) -> impl Iterator<Item = (&String, &AgentStatus)> + Clone {
         let agents = self.agents.iter();
-        let members = agents.filter(|(pod, _)| status.member(pod).is_some());
-        let mut states = members
-            .clone()
-            .filter_map(|(_, agent)| agent.state.as_ref());
-        let mut rejections = members.filter_map(|(pod, agent)| {
+        agents.filter(|(pod, _)| status.member(pod).is_some())
+    }
+
+    /// Why an agent of a member cannot start its ranks yet.
+    fn problem_of_member(&self, status: &TrainingJobStatus) -> Option<Problem> {
+        let states = self.members(status);
+        let held_up = agent_state::held_up(states.filter_map(|(_, agent)| agent.state.as_ref()));
+        let mut rejections = self.members(status).filter_map(|(pod, agent)| {
             let message = format!("{pod}: {}", agent.rejection.as_ref()?);
             Some(Problem::new(ANSWER_REFUSED, message))
         });
-        self.problem = agent_state::held_up(states.clone()).or_else(|| rejections.next());
-        self.stalled = states.find_map(|agent| agent.stalled.clone());
+        held_up.or_else(|| rejections.next())
     }
 
-    /// Observes which silent pods are lost, or may still commit.
-    fn observe_silence(
-        &mut self,
+    /// Message that a rank makes no progress.
+    fn stalled_member(&self, status: &TrainingJobStatus) -> Option<String> {
+        let states = self
+            .members(status)
+            .filter_map(|(_, agent)| agent.state.as_ref());
+        {
+            let mut messages = states.filter_map(|state| state.stalled.clone());
+            messages.next()
+        }
+    }
+
+    /// Whether a silent pod may still commit, and the silent pods that are lost, with the message.
+    fn silence(
+        &self,
         job: &TrainingJob,
         status: &TrainingJobStatus,
         context: &Context,
-    ) {
-        let named = status.generation.as_ref();
-        let named = named
-            .map(|current| self.named_as_lost(current))
-            .unwrap_or_default();
+    ) -> (bool, BTreeMap<String, String>) {
+        let current = status.generation.as_ref();
+        let named = current.map(|current| self.named_as_lost(current));
+        let named = named.unwrap_or_default();
         let (mut may_commit, mut unconfirmed_end) = (false, BTreeMap::new());
         for (pod, agent) in &self.agents {
             let Some(node) = self.pods.get(pod).and_then(|pod| node_of(pod)) else {
@@ -211,10 +175,58 @@ impl ClusterState {
                 unconfirmed_end.insert(pod.clone(), message);
             }
         }
-        (self.may_commit, self.unconfirmed_end) = (may_commit, unconfirmed_end);
+        (may_commit, unconfirmed_end)
     }
 
-    /// State of a pod's agent, as far as it agrees with the status.
+    /// The cluster with the states of the slots' pods.
+    fn with_slots(
+        self,
+        job: &TrainingJob,
+        status: &TrainingJobStatus,
+        nodes: &Store<Node>,
+    ) -> ClusterState {
+        let name = job.name_any();
+        let template = self.edits.then(|| template_of(job));
+        let (mut slots, mut reasons) = (Vec::new(), BTreeMap::new());
+        let (mut ended_early, mut suspects) = (Vec::new(), BTreeSet::new());
+        let mut staying = 0;
+        for slot in &status.slots {
+            let pod = slot.pod(&name);
+            let (how, message) = self.pod(job, template.as_deref(), status, &pod, nodes);
+            let object = self.pods.get(&pod);
+            if let Some(object) = object.filter(|pod| ended_by_itself(pod))
+                && status.member(&pod).is_none()
+            {
+                ended_early.push(end_message(object));
+            }
+            let node = object.and_then(|pod| node_of(pod));
+            if how == PodState::Lost && self.is_unreachable(&pod) {
+                suspects.extend(node.map(str::to_owned));
+            } else if how == PodState::Ready {
+                let node = node.and_then(|node| nodes.get(&ObjectRef::new(node)));
+                let tolerations = &self.resource_request.tolerations;
+                let open = node.is_some_and(|node| standing(&node, tolerations) == Standing::Open);
+                staying += u32::from(!open);
+            }
+            if let Some(message) = message {
+                reasons.insert(*slot, message);
+            }
+            slots.push(SlotState {
+                slot: *slot,
+                pod: how,
+            });
+        }
+        ClusterState {
+            slots,
+            reasons,
+            ended_early,
+            suspects,
+            staying,
+            ..self
+        }
+    }
+
+    /// The part of an agent's state that agrees with the status.
     pub fn agent(&self, pod: &str) -> Option<&AgentState> {
         self.agents.get(pod)?.state.as_ref()
     }
@@ -238,7 +250,7 @@ impl ClusterState {
         since.is_some_and(|since| since.elapsed() > SILENCE)
     }
 
-    /// The agent's or Kubernetes' reason for which a pod is not ready; `None` while it starts normally.
+    /// Why a pod is not ready, as its agent or Kubernetes reports it; `None` while the pod starts normally.
     pub fn held_up(&self, pod: &str) -> Option<String> {
         let problem = self.agent(pod).and_then(|agent| agent.problem.as_ref());
         let rejection = || self.agents.get(pod)?.rejection.as_ref();
@@ -266,7 +278,7 @@ impl ClusterState {
         Some(format!("{pod}: {message}"))
     }
 
-    /// Whether all ranks of the newest generation in a pod have ended.
+    /// Whether a pod's ranks have all ended. Only ranks of the newest generation count.
     fn all_ended(&self, status: &TrainingJobStatus, pod: &str) -> bool {
         self.agent(pod).is_some_and(|agent| {
             Some(agent.generation) == status.number()
@@ -274,7 +286,7 @@ impl ClusterState {
         })
     }
 
-    /// Pods of members whose ranks a peer reports as lost.
+    /// Names of the members' pods that have a rank which a peer reports as lost.
     fn named_as_lost(&self, current: &Current) -> BTreeSet<String> {
         let theirs = self.states_of(Some(current.record.number));
         let ranks = theirs.flat_map(|agent| &agent.ranks);
@@ -289,8 +301,8 @@ impl ClusterState {
             .collect()
     }
 
-    /// The state of a slot's pod, with the message of one that is lost, leaving or outdated. `template`: that of
-    /// the job, if edits of it take effect.
+    /// The state of a pod in a slot, and the message if the pod is lost, leaving or outdated. `template`: the pod template
+    /// of the job; `None` if edits take no effect.
     fn pod(
         &self,
         job: &TrainingJob,
@@ -367,8 +379,10 @@ impl ClusterState {
         (PodState::Leaving, Some(leaving))
     }
 
-    /// Collects the rank states of all members' agents.
-    fn collect_ranks(&mut self, job: &str, current: &Current) {
+    /// The cluster with the ranks of all members, and with what they report.
+    fn with_ranks(self, job: &str, current: &Current) -> ClusterState {
+        let (mut all, mut newest, mut lost_member) = (Vec::new(), None, None);
+        let samples = |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
         let slots = self.slots.iter();
         let slots: BTreeMap<String, (Slot, bool)> = slots
             .map(|state| {
@@ -384,11 +398,9 @@ impl ClusterState {
             let mut ranks = ranks.unwrap_or_default();
             let count = usize::try_from(member.ranks).unwrap_or(0);
             ranks.resize(count, RankStatus::default());
-            let samples =
-                |checkpoint: &Option<CheckpointRef>| checkpoint.as_ref().map(|c| c.samples);
             let committed = agent.and_then(|agent| agent.committed.clone());
-            if samples(&committed) > samples(&self.committed) {
-                self.committed = committed;
+            if samples(&committed) > samples(&newest) {
+                newest = committed;
             }
             let slot = slots.get(name);
             if slot.is_none_or(|(_, is_lost)| *is_lost) {
@@ -405,18 +417,24 @@ impl ClusterState {
                 }
                 let killed =
                     |rank: &RankStatus| matches!(rank.stage, Stage::Ended(Ending::Signal(_)));
-                if self.lost_member.is_none() && ranks.iter().any(killed) {
+                if lost_member.is_none() && ranks.iter().any(killed) {
                     let message = slot.and_then(|(slot, _)| self.reasons.get(slot)).cloned();
                     let message = message.unwrap_or_else(|| format!("pod {name} is gone"));
-                    self.lost_member = Some((first, message));
+                    lost_member = Some((first, message));
                 }
             }
-            self.ranks.extend(ranks);
+            all.extend(ranks);
+        }
+        ClusterState {
+            ranks: all,
+            committed: newest,
+            lost_member,
+            ..self
         }
     }
 
-    /// Whether no kubelet will confirm the end of the pod. `suspect`: whether a node is suspected. An
-    /// agent that is only silent may be starting or terminating.
+    /// Whether no kubelet will confirm the end of the pod. `suspect`: whether a node is suspected. Silence alone is not
+    /// enough: the agent may be starting or terminating.
     pub fn needs_forced_deletion(&self, pod: &Pod, suspect: impl Fn(&str) -> bool) -> bool {
         let name = pod.name_any();
         let suspect = || node_of(pod).is_some_and(suspect);
@@ -424,7 +442,51 @@ impl ClusterState {
     }
 }
 
-/// Known state of a pod's agent; `None` before the pod has an address.
+/// Polls the agents of the job's pods. Also returns the latest generation or checkpoint
+/// beyond the status that an agent reports.
+fn poll_pods(
+    job: &TrainingJob,
+    status: &TrainingJobStatus,
+    pods: &BTreeMap<String, Arc<Pod>>,
+    agents: &Agents,
+    most_samples: Option<u64>,
+) -> (BTreeMap<String, AgentStatus>, Option<LaterGeneration>) {
+    let reference = ObjectRef::from_obj(job);
+    let uids: BTreeSet<String> = pods.values().filter_map(|pod| pod.uid()).collect();
+    agents.retain(|other, uid| *other != reference || uids.contains(uid));
+    let published = Published {
+        record: status.generation.as_ref().map(|current| &current.record),
+        checkpoint: status.checkpoint.as_ref(),
+        most_samples,
+        now: now(),
+    };
+    let in_slot = status.slot_pods(&job.name_any());
+    let living = pods.iter().filter(|(_, pod)| !is_over(pod));
+    let (first, others): (Vec<_>, Vec<_>) =
+        living.partition(|(pod, _)| in_slot.contains(*pod) || status.member(pod).is_some());
+    let (mut polled, mut later) = (BTreeMap::new(), Vec::new());
+    for (pod, object) in first.into_iter().chain(others).take(POLLED) {
+        // A pod on a fake or dead node has no agent; polling it costs one task.
+        let Some(agent) = poll(job, object, agents, &reference) else {
+            continue;
+        };
+        later.extend(
+            agent
+                .state
+                .as_ref()
+                .and_then(|state| published.later(state)),
+        );
+        let state = agent.state.map(|state| published.admit(state));
+        polled.insert(pod.clone(), AgentStatus { state, ..agent });
+    }
+    let later = later.into_iter();
+    (
+        polled,
+        later.max_by_key(|later| (later.number, later.samples())),
+    )
+}
+
+/// What the controller knows of a pod's agent; `None` before the pod has an address.
 fn poll(
     job: &TrainingJob,
     pod: &Pod,
