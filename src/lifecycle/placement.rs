@@ -9,7 +9,6 @@ use std::ops::RangeInclusive;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::generation::Reason;
 use crate::lifecycle::transition::{End, RankAction, Ranks, TransitionInput, decide};
 
 /// A numbered place for a pod. A slot is not a rank: every generation numbers its ranks from 0.
@@ -113,52 +112,43 @@ pub struct Placement {
 /// Next action for the job's ranks and pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlacementAction {
-    /// The ranks continue unchanged.
-    Keep,
     /// Wait for pods that are being placed.
     Place,
-    /// Order the ranks to commit and exit.
-    Drain,
-    /// Cancel the drain because its reason is gone.
-    CancelDrain,
-    /// Publish the next generation.
-    Publish {
-        /// Its members, in the order of their ranks.
-        members: Vec<Slot>,
-        reason: Reason,
-        /// Upper limit of the micro-batch after an out-of-memory error.
-        per_device_batch_size_limit: Option<u64>,
-    },
-    /// No feasible world fits: wait without pods.
-    Wait {
-        /// Names the missing resources.
-        message: String,
-    },
-    /// Suspended: delete all pods.
-    Suspend,
-    End(End),
+    /// The action of the ranks. A world to publish is given by its members, in the order of their ranks. A job that waits
+    /// or ends has no pods; the one that ends drained is suspended.
+    Ranks(RankAction<Vec<Slot>>),
 }
 
 impl PlacementAction {
     /// Name in fault points and logs.
     pub fn name(&self) -> &'static str {
         match self {
-            PlacementAction::Keep => "keep",
             PlacementAction::Place => "place",
-            PlacementAction::Drain => "drain",
-            PlacementAction::CancelDrain => "cancel-drain",
-            PlacementAction::Publish { .. } => "publish",
-            PlacementAction::Wait { .. } => "wait",
-            PlacementAction::Suspend => "suspend",
-            PlacementAction::End(_) => "end",
+            PlacementAction::Ranks(action) => match action {
+                RankAction::Keep => "keep",
+                RankAction::Drain => "drain",
+                RankAction::CancelDrain => "cancel-drain",
+                RankAction::Publish { .. } => "publish",
+                RankAction::Wait { .. } => "wait",
+                RankAction::End(End::Drained) => "suspend",
+                RankAction::End(End::Finished | End::Failed { .. }) => "end",
+            },
         }
+    }
+
+    /// Whether the job is over. A suspended job is not.
+    pub fn ends_job(&self) -> bool {
+        matches!(
+            self,
+            PlacementAction::Ranks(RankAction::End(End::Finished | End::Failed { .. }))
+        )
     }
 }
 
 /// Next placement for the observed state.
 pub fn decide_placement(input: &PlacementInput<'_>) -> Placement {
     if let Some(message) = &input.problem {
-        return input.without_pods(PlacementAction::End(End::Failed {
+        return input.without_pods(RankAction::End(End::Failed {
             message: message.clone(),
         }));
     }
@@ -245,16 +235,16 @@ impl PlacementInput<'_> {
             .iter()
             .any(|slot| *self.pod(*slot) == PodState::Outdated);
         let action = match self.decide(ready) {
-            _ if outdated => PlacementAction::Drain,
-            RankAction::Drain => PlacementAction::Drain,
-            RankAction::CancelDrain => PlacementAction::CancelDrain,
-            _ => PlacementAction::Keep,
+            _ if outdated => RankAction::Drain,
+            RankAction::Drain => RankAction::Drain,
+            RankAction::CancelDrain => RankAction::CancelDrain,
+            _ => RankAction::Keep,
         };
         Placement {
             attempts,
             scale_up_pending_since,
             placement_since: None,
-            action,
+            action: PlacementAction::Ranks(action),
             slots,
         }
     }
@@ -264,18 +254,15 @@ impl PlacementInput<'_> {
     fn without_generation(&self) -> Placement {
         // The end of a job does not depend on the pool.
         match self.decide(u32::MAX) {
-            RankAction::End(End::Drained) => {
-                let action = match self.overdue.clone() {
-                    Some(message) => PlacementAction::End(End::Failed { message }),
-                    None => PlacementAction::Suspend,
-                };
-                return self.without_pods(action);
+            RankAction::End(end) => {
+                let overdue = self.overdue.clone().filter(|_| end == End::Drained);
+                let end = overdue.map_or(end, |message| End::Failed { message });
+                return self.without_pods(RankAction::End(end));
             }
-            RankAction::End(end) => return self.without_pods(PlacementAction::End(end)),
             _ => {}
         }
         let Some(target) = self.nodes(self.pool) else {
-            return self.without_pods(PlacementAction::Wait {
+            return self.without_pods(RankAction::Wait {
                 message: self.missing_resources(),
             });
         };
@@ -310,22 +297,22 @@ impl PlacementInput<'_> {
         {
             ready.truncate(usize::try_from(world / self.ranks_per_node).unwrap_or(usize::MAX));
             decision.placement_since = None;
-            decision.action = PlacementAction::Publish {
-                members: ready,
+            decision.action = PlacementAction::Ranks(RankAction::Publish {
+                world: ready,
                 reason,
                 per_device_batch_size_limit,
-            };
+            });
         }
         decision
     }
 
-    fn without_pods(&self, action: PlacementAction) -> Placement {
+    fn without_pods(&self, action: RankAction<Vec<Slot>>) -> Placement {
         Placement {
             slots: Vec::new(),
             attempts: self.attempts,
             scale_up_pending_since: None,
             placement_since: None,
-            action,
+            action: PlacementAction::Ranks(action),
         }
     }
 
@@ -536,8 +523,13 @@ mod tests {
                     "the pod of a running member was released"
                 );
             }
-            match &decision.action {
-                PlacementAction::Publish { members, .. } => {
+            self.over |= decision.action.ends_job();
+            let action = match &decision.action {
+                PlacementAction::Place => &RankAction::Keep,
+                PlacementAction::Ranks(action) => action,
+            };
+            match action {
+                RankAction::Publish { world: members, .. } => {
                     assert!(!running && !self.suspend);
                     assert!(feasible(members.len() as u32));
                     assert!(members.len() as u32 <= self.desired);
@@ -551,15 +543,14 @@ mod tests {
                         draining: false,
                     };
                 }
-                PlacementAction::Drain | PlacementAction::CancelDrain => {
+                RankAction::Drain | RankAction::CancelDrain => {
                     let Ranks::Running { draining, .. } = &mut self.ranks else {
                         panic!("no ranks run that could drain or cancel a drain");
                     };
-                    *draining = decision.action == PlacementAction::Drain;
+                    *draining = *action == RankAction::Drain;
                 }
-                PlacementAction::Suspend => self.ranks = Ranks::None { resuming: true },
-                PlacementAction::End(_) => self.over = true,
-                PlacementAction::Keep | PlacementAction::Place | PlacementAction::Wait { .. } => {}
+                RankAction::End(End::Drained) => self.ranks = Ranks::None { resuming: true },
+                RankAction::End(_) | RankAction::Keep | RankAction::Wait { .. } => {}
             }
             self.attempts = decision.attempts;
             self.scale_up_pending_since = decision.scale_up_pending_since;
@@ -787,7 +778,7 @@ mod tests {
         simulation.pool = 0;
         let feasible = |nodes| Simulation::feasible(8, nodes);
         let decision = decide_placement(&simulation.input(&feasible));
-        let PlacementAction::Wait { message } = decision.action else {
+        let PlacementAction::Ranks(RankAction::Wait { message }) = decision.action else {
             panic!("{decision:?}")
         };
         assert_eq!(

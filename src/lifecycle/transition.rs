@@ -84,9 +84,9 @@ pub enum Outcome {
     },
 }
 
-/// Next action for the ranks.
+/// Next action for the ranks. `World`: how the decision gives the next world, its size or its members.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RankAction {
+pub enum RankAction<World = u64> {
     /// The ranks continue unchanged.
     Keep,
     /// Order the ranks to commit and exit.
@@ -96,7 +96,7 @@ pub enum RankAction {
     CancelDrain,
     /// Publish the next generation.
     Publish {
-        world: u64,
+        world: World,
         reason: Reason,
         /// Upper limit of the micro-batch after an out-of-memory error.
         per_device_batch_size_limit: Option<u64>,

@@ -13,8 +13,8 @@ use super::status;
 use crate::api::Capacity;
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
-use crate::lifecycle::Ranks;
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
+use crate::lifecycle::{RankAction, Ranks};
 use crate::util::lock::lock;
 use crate::util::time::seconds;
 
@@ -143,9 +143,9 @@ fn drain_only(placement: Placement, status: &TrainingJobStatus) -> Placement {
         attempts: status.attempts,
         scale_up_pending_since: status.scale_up_pending_since.as_ref().map(seconds),
         placement_since: status.placement_since.as_ref().map(seconds),
-        action: match placement.action {
-            PlacementAction::Drain if runs => PlacementAction::Drain,
-            _ => PlacementAction::Keep,
-        },
+        action: PlacementAction::Ranks(match placement.action {
+            PlacementAction::Ranks(RankAction::Drain) if runs => RankAction::Drain,
+            _ => RankAction::Keep,
+        }),
     }
 }

@@ -13,6 +13,7 @@ use super::planner::{NoPlan, PlanInput, Planner, reached};
 use super::recipe_source::{plan_refused, snapshot};
 use crate::api::condition::ConditionType;
 use crate::api::status::{Phase, PlanSummary, RecipeSnapshot, TrainingJobStatus};
+use crate::lifecycle::RankAction;
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::plan::{Plan, Reached, descend};
 
@@ -317,11 +318,11 @@ impl Reconciliation<'_> {
         placement: &Placement,
         planner: &Planner,
     ) -> Result<Option<World>, Unplanned> {
-        let PlacementAction::Publish {
-            members,
+        let PlacementAction::Ranks(RankAction::Publish {
+            world: members,
             per_device_batch_size_limit: limit,
             ..
-        } = &placement.action
+        }) = &placement.action
         else {
             return Ok(None);
         };

@@ -228,7 +228,7 @@ impl Reconciliation<'_> {
         let earlier = status.message.clone();
         let status = self.with_decision(status, &placement, world, &cluster);
         let action = placement.action;
-        let over = matches!(action, PlacementAction::End(_));
+        let over = action.ends_job();
         let blocked = self.state(|state| state.blocked.clone());
         let blocked = blocked.filter(|_| !over);
         let refusal = blocked.as_ref().or(verdict.and_then(Result::err));
@@ -278,7 +278,7 @@ impl Reconciliation<'_> {
             self.delete_pods(status, cluster).await?;
             return Ok(Action::requeue(pause.min(after)));
         }
-        if !matches!(action, PlacementAction::End(_)) {
+        if !action.ends_job() {
             match self.apply(status, cluster, action.name()).await {
                 Ok(true) => after = Duration::ZERO,
                 Ok(false) => {}

@@ -274,7 +274,7 @@ mod tests {
     use crate::lifecycle::placement::{
         PlacementAction, PlacementInput, PodState, SlotState, decide_placement,
     };
-    use crate::lifecycle::transition::Ranks;
+    use crate::lifecycle::{RankAction, Ranks};
     use crate::operator::build::JOB_LABEL;
     use crate::operator::leases::Leases;
     use crate::operator::testing::owner;
@@ -600,7 +600,7 @@ mod tests {
                     Act::Delete(n) => world.reservations.forget(&others[n].uid().unwrap()),
                 }
                 prop_assert_eq!(world.slots(&running, now), running.spec.nodes, "{:?}", act);
-                prop_assert_eq!(world.decision(&running, now), PlacementAction::Keep, "{:?}", act);
+                prop_assert_eq!(world.decision(&running, now), PlacementAction::Ranks(RankAction::Keep), "{:?}", act);
             }
         }
     }

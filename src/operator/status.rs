@@ -23,7 +23,7 @@ use crate::lifecycle::agent_state::{AgentState, LaterGeneration};
 use crate::lifecycle::generation::{Address, Generation, Member, PodRef, Reason};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus};
-use crate::lifecycle::{CheckpointRef, End, Outcome, Ranks};
+use crate::lifecycle::{CheckpointRef, End, Outcome, RankAction, Ranks};
 use crate::plan::Plan;
 use crate::telemetry::human;
 use crate::util::format::count;
@@ -219,14 +219,22 @@ impl Reconciliation<'_> {
             attempts: placement.attempts,
             scale_up_pending_since: placement.scale_up_pending_since.map(micro_time),
             placement_since: placement.placement_since.map(micro_time),
-            slots: if let PlacementAction::End(_) = placement.action {
+            slots: if placement.action.ends_job() {
                 status.slots
             } else {
                 placement.slots.clone()
             },
             ..status
         };
-        let status = self.with_action(status, &placement.action, world, cluster);
+        let status = match &placement.action {
+            PlacementAction::Place => TrainingJobStatus {
+                phase: Phase::Placing,
+                message: self.placing(&status, cluster),
+                rescale_since: Some(since(status.rescale_since.as_ref(), self.now)),
+                ..status
+            },
+            PlacementAction::Ranks(action) => self.with_action(status, action, world, cluster),
+        };
         let Some(current) = &status.generation else {
             return status;
         };
@@ -243,21 +251,15 @@ impl Reconciliation<'_> {
     fn with_action(
         &self,
         status: TrainingJobStatus,
-        action: &PlacementAction,
+        action: &RankAction<Vec<Slot>>,
         world: Option<World>,
         cluster: &ClusterState,
     ) -> TrainingJobStatus {
         let Reconciliation { job, now, .. } = *self;
         let suspended = || "spec.suspend is true".to_owned();
         match action {
-            PlacementAction::Keep => self.keep(status, cluster),
-            PlacementAction::Place => TrainingJobStatus {
-                phase: Phase::Placing,
-                message: self.placing(&status, cluster),
-                rescale_since: Some(since(status.rescale_since.as_ref(), now)),
-                ..status
-            },
-            PlacementAction::Drain => TrainingJobStatus {
+            RankAction::Keep => self.keep(status, cluster),
+            RankAction::Drain => TrainingJobStatus {
                 phase: Phase::Draining,
                 message: if job.spec.suspend {
                     suspended()
@@ -271,13 +273,13 @@ impl Reconciliation<'_> {
                 generation: draining(status.generation, true),
                 ..status
             },
-            PlacementAction::CancelDrain => TrainingJobStatus {
+            RankAction::CancelDrain => TrainingJobStatus {
                 phase: Phase::Running,
                 generation: draining(status.generation, false),
                 ..status
             },
-            PlacementAction::Publish {
-                members,
+            RankAction::Publish {
+                world: members,
                 reason,
                 per_device_batch_size_limit: limit,
             } => {
@@ -290,31 +292,32 @@ impl Reconciliation<'_> {
                     None => status,
                 }
             }
-            PlacementAction::Wait { message } => TrainingJobStatus {
+            RankAction::Wait { message } => TrainingJobStatus {
                 phase: Phase::Waiting,
                 message: message.clone(),
                 ..status
             },
-            PlacementAction::Suspend => TrainingJobStatus {
+            RankAction::End(End::Drained) => TrainingJobStatus {
                 phase: Phase::Suspended,
                 message: suspended(),
                 start_time: None,
                 rescale_since: None,
                 ..status
             },
-            PlacementAction::End(end) => {
-                let (phase, message) = match end {
-                    End::Failed { message } => (Phase::Failed, message.clone()),
-                    End::Finished | End::Drained => (Phase::Complete, String::new()),
-                };
-                TrainingJobStatus {
-                    phase,
-                    message,
-                    completion_time: Some(micro_time(now)),
-                    rescale_since: None,
-                    ..status
-                }
-            }
+            RankAction::End(End::Finished) => TrainingJobStatus {
+                phase: Phase::Complete,
+                message: String::new(),
+                completion_time: Some(micro_time(now)),
+                rescale_since: None,
+                ..status
+            },
+            RankAction::End(End::Failed { message }) => TrainingJobStatus {
+                phase: Phase::Failed,
+                message: message.clone(),
+                completion_time: Some(micro_time(now)),
+                rescale_since: None,
+                ..status
+            },
         }
     }
 

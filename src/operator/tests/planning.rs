@@ -9,7 +9,7 @@ use serde_json::json;
 use super::lifecycle::{causes, checkpoint};
 use crate::api::status::Phase;
 use crate::lifecycle::placement::{Placement, PlacementAction};
-use crate::lifecycle::{Outcome, Reason};
+use crate::lifecycle::{Outcome, RankAction, Reason};
 use crate::operator::context::Reconciliation;
 use crate::operator::planner::Planner;
 use crate::operator::testing::{Cluster, NAMESPACE};
@@ -338,11 +338,11 @@ async fn a_world_without_a_plan_is_not_published() {
         attempts: 0,
         scale_up_pending_since: None,
         placement_since: None,
-        action: PlacementAction::Publish {
-            members: Vec::new(),
+        action: PlacementAction::Ranks(RankAction::Publish {
+            world: Vec::new(),
             reason: Reason::Started,
             per_device_batch_size_limit: None,
-        },
+        }),
     };
     let (job, status) = (&cluster.job(), cluster.status());
     let context = &cluster.context;
