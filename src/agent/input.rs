@@ -95,7 +95,7 @@ impl Membership {
     pub fn trainer_source(&self) -> Source<'_> {
         Source {
             recipe: &self.recipe,
-            remainder: self.remainder,
+            remainder: self.remainder.into(),
             command: &self.command,
         }
     }

@@ -739,13 +739,13 @@ fn entry(file: &Path) -> Result<FileEntry, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::RemainderPolicy;
     use crate::api::status::RecipeSnapshot;
     use crate::bucket::tests::in_memory;
     use crate::external_trainer::call::{self, Source, external_call};
     use crate::lifecycle::generation::{Member, testing};
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
+    use crate::recipe::schema::spec::Remainder;
 
     const RECIPE: &str = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
                           evenkeel: {objective: sft, batch: {gpus: 2}}\n";
@@ -758,7 +758,7 @@ mod tests {
     }
 
     fn record(number: u64) -> Generation {
-        let request = snapshot().request(RemainderPolicy::Exact, &[]).unwrap();
+        let request = snapshot().request(Remainder::Exact, &[]).unwrap();
         let recipe = recipe::read(&request).unwrap();
         let member = |_| Member {
             pod: None,
@@ -782,7 +782,7 @@ mod tests {
         let command = ["train", "--output_dir={checkpoint_dir}", "{args}"].map(str::to_owned);
         let source = Source {
             recipe: &snapshot,
-            remainder: RemainderPolicy::Exact,
+            remainder: Remainder::Exact,
             command: &command,
         };
         call::write_choice(disk.path(), &record, None).unwrap();

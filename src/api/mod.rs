@@ -24,6 +24,7 @@ pub use status::TrainingJobStatus;
 use crate::bucket::is_url;
 pub use crate::lifecycle::stall::OnStall;
 use crate::plan::DeviceKind;
+use crate::recipe::schema::spec::Remainder;
 
 /// Longest name of a TrainingJob, in characters. With it `<job>-<slot>-<attempt>` and `evenkeel-<job>` are
 /// DNS labels of at most 63 characters. A rule of the CRD has the same number.
@@ -315,6 +316,15 @@ pub enum RemainderPolicy {
     Exact,
     /// Ranks get different numbers of whole micro-batches; their sum is the global batch.
     Uneven,
+}
+
+impl From<RemainderPolicy> for Remainder {
+    fn from(policy: RemainderPolicy) -> Remainder {
+        match policy {
+            RemainderPolicy::Exact => Remainder::Exact,
+            RemainderPolicy::Uneven => Remainder::Uneven,
+        }
+    }
 }
 
 /// The trainer.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::api::status::RecipeSnapshot;
-use crate::api::{EnvVar, RecipeSource, RemainderPolicy};
+use crate::api::{EnvVar, RecipeSource};
+use crate::recipe::schema::spec::Remainder;
 use crate::recipe::{Dialect, Environment, Origin, OutsidePath, Request, Setting};
 use crate::util::suggest::UnknownName;
 
@@ -62,7 +63,7 @@ impl RecipeSnapshot {
     /// recipe's.
     pub fn request(
         &self,
-        remainder: RemainderPolicy,
+        remainder: Remainder,
         command: &[String],
     ) -> Result<Request, InvalidSnapshot> {
         let beside = self.files.iter();
@@ -81,7 +82,7 @@ impl RecipeSnapshot {
             None => self.accelerate_path.as_ref().map(PathBuf::from),
         };
         let dialect = self.dialect.as_deref().map(str::parse::<Dialect>);
-        let uneven = (remainder == RemainderPolicy::Uneven).then(|| Setting {
+        let uneven = (remainder == Remainder::Uneven).then(|| Setting {
             flag: "spec.elasticity.remainder",
             path: "batch.remainder",
             value: "uneven".into(),
@@ -121,7 +122,7 @@ mod tests {
     fn read(source: &RecipeSource, text: Option<&str>) -> Result<Recipe, String> {
         let snapshot = RecipeSnapshot::of(source, text.map(str::to_owned), &["loss=dpo".into()]);
         let request = snapshot
-            .request(RemainderPolicy::Exact, &[])
+            .request(Remainder::Exact, &[])
             .map_err(|error| error.to_string())?;
         recipe::read(&request).map_err(|error| error.to_string())
     }
@@ -173,7 +174,7 @@ mod tests {
             let tree = [("config/config.yaml", root.as_str()), TREE[1], TREE[2]];
             let mut snapshot = RecipeSnapshot::of(&source("config", &tree), None, &[]);
             snapshot.add_environment(env);
-            let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
+            let request = snapshot.request(Remainder::Exact, &[]).unwrap();
             recipe::read(&request).map_err(|error| error.to_string())
         };
         insta::assert_snapshot!(read("CARGO_PKG_NAME", &[]).unwrap_err(), @"config/config.yaml:2:11: spec.trainer.env has no `CARGO_PKG_NAME`, the only environment of a TrainingJob's recipe (set the variable there, set the key in spec.overrides, or give a default: `${oc.env:NAME,default}`)");
@@ -250,7 +251,7 @@ mod tests {
                 let text = text.replace("DISK", disk);
                 let shown = [source, source_at(path)].map(|source| {
                     let snapshot = RecipeSnapshot::of(&source, Some(text.clone()), &[]);
-                    let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
+                    let request = snapshot.request(Remainder::Exact, &[]).unwrap();
                     format!("{:?}", recipe::read(&request))
                 });
                 shown.concat().replace(disk, "")
@@ -295,7 +296,7 @@ mod tests {
                 ..source(path, &[])
             };
             let snapshot = RecipeSnapshot::of(&source, Some(text.to_owned()), &[]);
-            let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
+            let request = snapshot.request(Remainder::Exact, &[]).unwrap();
             recipe::read(&request).unwrap().spec.objective
         };
         assert_ne!(

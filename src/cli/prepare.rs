@@ -91,7 +91,7 @@ fn concerns_the_path(kind: ErrorKind) -> bool {
 fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     let (snapshot, remainder): (RecipeSnapshot, RemainderPolicy) = durable::read_json(&args.recipe)
         .with_context(|| format!("reading {}", args.recipe.display()))?;
-    let request = snapshot.request(remainder, &[])?;
+    let request = snapshot.request(remainder.into(), &[])?;
     let recipe = match recipe::read(&request) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(refuse_unread(&error)),

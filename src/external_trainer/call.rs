@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::RemainderPolicy;
 use crate::api::status::RecipeSnapshot;
 use crate::external_trainer::{Call, ExternalTrainer, launcher, resume};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::recipe::Recipe;
+use crate::recipe::schema::spec::Remainder;
 use crate::telemetry::now;
 use crate::util::durable::{FileError, create_directory, read_json, write_json};
 
@@ -19,7 +19,7 @@ pub struct Source<'a> {
     /// The recipe.
     pub recipe: &'a RecipeSnapshot,
     /// What happens to a batch that no number of ranks splits exactly.
-    pub remainder: RemainderPolicy,
+    pub remainder: Remainder,
     /// The command, not empty.
     pub command: &'a [String],
 }
@@ -180,7 +180,7 @@ mod tests {
         let command: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
         let job = Source {
             recipe: snapshot,
-            remainder: RemainderPolicy::Exact,
+            remainder: Remainder::Exact,
             command: &command,
         };
         let recipe = recipe(&job).map_err(|problem| problem.message)?;

@@ -283,13 +283,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::RemainderPolicy;
     use crate::api::status::RecipeSnapshot;
     use crate::lifecycle::Reason;
     use crate::lifecycle::generation::{Address, Member, PodRef};
     use crate::lifecycle::rank_status::Stage;
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
+    use crate::recipe::schema::spec::Remainder;
 
     const NOW: f64 = 1_763_866_800.0;
 
@@ -329,7 +329,7 @@ mod tests {
                 .into(),
             ..RecipeSnapshot::default()
         };
-        let recipe = recipe::read(&snapshot.request(RemainderPolicy::Exact, &[]).unwrap()).unwrap();
+        let recipe = recipe::read(&snapshot.request(Remainder::Exact, &[]).unwrap()).unwrap();
         let members = (0..2).map(|slot| Member {
             slot,
             ranks: 2,

@@ -90,7 +90,7 @@ pub fn read(job: &TrainingJob, snapshot: &RecipeSnapshot) -> Result<Recipe, Refu
         message,
     };
     let command = &job.spec.trainer.command;
-    let request = snapshot.request(job.spec.elasticity.remainder, command);
+    let request = snapshot.request(job.spec.elasticity.remainder.into(), command);
     let request = request.map_err(|invalid| refused(invalid.to_string()))?;
     launcher::read(&request).map_err(|error| {
         let all = error.diagnostics.iter();

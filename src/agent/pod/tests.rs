@@ -153,7 +153,9 @@ fn job_of(world: u8) -> Membership {
         text,
         ..RecipeSnapshot::default()
     };
-    let request = snapshot.request(RemainderPolicy::Exact, &[]).unwrap();
+    let request = snapshot
+        .request(RemainderPolicy::Exact.into(), &[])
+        .unwrap();
     let recipe = recipe::read(&request).unwrap();
     let members = (0..world).map(|member| Member {
         slot: member.into(),

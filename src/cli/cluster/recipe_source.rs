@@ -111,7 +111,7 @@ fn compare(
     remainder: RemainderPolicy,
 ) -> anyhow::Result<()> {
     let snapshot = RecipeSnapshot::of(source, source.inline.clone(), overrides);
-    let request = snapshot.request(remainder, &recipe.spec.trainer.command)?;
+    let request = snapshot.request(remainder.into(), &recipe.spec.trainer.command)?;
     let remedy = "a TrainingJob contains the files that were read; run the command in their common \
                    folder, and use relative paths without `..`";
     let snapshot = match recipe::read(&request) {
