@@ -41,7 +41,7 @@ Examples:
   evenkeel launch recipe.yaml --resume             resume the newest run of the recipe
   evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training    on a cluster
   evenkeel launch recipe.yaml --recipe-gpus 8 --procs 4 -- python train.py --config {recipe} {resume_args}
-  evenkeel launch recipe.yaml --procs 2 -- python train.py {args} --output_dir {checkpoint_dir} {resume_args}
+  evenkeel launch recipe.yaml --procs 2 -- python train.py --config {recipe} --output_dir {checkpoint_dir} {resume_args}
   evenkeel launch --gpus 6 -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8
   evenkeel launch --gpus 4 -- accelerate launch --config_file fsdp.yaml sft.py --config recipe.yaml
 

@@ -5,14 +5,17 @@ use serde_json::Value;
 use super::{Case, Check, Example, Findings, Rule, native};
 use crate::plan::split::Split;
 use crate::recipe::batch_arguments::{self, BatchNumbers};
+use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::placeholder::{self, DEEPSPEED_CONFIG, RECIPE};
 use crate::recipe::schema::spec::{BatchSchedule, Strategy};
-use crate::recipe::{Dialect, Severity, trainer_command};
+use crate::recipe::syntax::words::Words;
+use crate::recipe::{Dialect, Severity, SourceFile, trainer_command};
 
 pub(super) const RULES: &[&Rule] = &[
     &EXTERNAL_TRAINER,
     &CHECKPOINT_PORTABLE,
     &OPTIMIZER_STATE_LOST,
+    &RECIPE_NOT_PASSED,
 ];
 
 /// An example of 128 samples a step, with these keys in addition.
@@ -343,6 +346,96 @@ fn has_version_2(config: &str) -> bool {
     }
 }
 
+const RECIPE_NOT_PASSED: Rule = Rule {
+    id: "recipe-not-passed",
+    severity: Severity::Warning,
+    summary: "an external trainer would get the batch numbers of a recipe, but nothing else of it",
+    why: "An external trainer reads its arguments and the files that they name. `{args}`, \
+`{per_device_batch_size}` and the other placeholders for numbers hold only the batch numbers of the plan, so a \
+command without `{recipe}` passes on neither the model nor the data nor the learning rate that the recipe states. \
+The program then trains with its own defaults. `{recipe}` is the path of the recipe with the plan's numbers. \
+Values that the command states itself, as `--learning_rate 1e-5`, are not reported.",
+    upstream: "transformers 5.23.0 `hf_argparser.py` and TRL f2cd577 `scripts/utils.py` read only the arguments, and \
+the file that `--config` names.",
+    wrong: with(
+        "  learning_rate: {peak: 1.0e-5}\n  \
+             trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n",
+    ),
+    right: with(
+        "  learning_rate: {peak: 1.0e-5}\n  trainer: {command: [python, train.py, --config, '{recipe}']}\n",
+    ),
+    check: Check::Plan(recipe_not_passed),
+};
+
+/// The sections of a recipe that Evenkeel itself applies to an external trainer: its numbers, worlds and names.
+const APPLIED: Words =
+    Words("batch schedule parallel elasticity generation trainer checkpoint name output");
+
+/// The keys that a message lists.
+const LISTED_KEYS: usize = 4;
+
+fn recipe_not_passed(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let trainer = &case.spec().trainer;
+    let Some(file) = unpassed_recipe(case).filter(|_| trainer.is_external()) else {
+        return;
+    };
+    let typed = |key: &str| trainer_command::typed(&trainer.command, key).is_some();
+    let sources = case.recipe.value_sources.iter();
+    let mut stated: Vec<(usize, &str)> = sources
+        .filter(|(path, source)| {
+            let section = path.split('.').next().unwrap_or_default();
+            Some(source.span.file) == case.recipe.files.recipe && !APPLIED.has(section)
+        })
+        .filter_map(|(_, source)| Some((source.span.start, source.key.split('.').next()?)))
+        .filter(|(_, key)| *key != RESERVED && !typed(key))
+        .collect();
+    stated.sort_unstable();
+    let mut keys: Vec<String> = Vec::new();
+    for (_, key) in stated {
+        let key = format!("`{key}`");
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    let left = keys.len().saturating_sub(LISTED_KEYS);
+    keys.truncate(LISTED_KEYS);
+    let more = match left {
+        _ if keys.is_empty() => return,
+        0 => String::new(),
+        left => format!(" and {left} more"),
+    };
+    findings.at(
+        &["trainer.command"],
+        format!(
+            "the command receives the batch numbers, but not {}{more} of {}",
+            keys.join(", "),
+            file.path.display()
+        ),
+        "add `{recipe}`, the path of the recipe with the plan's numbers, as `--config {recipe}`, or give the values as \
+         the program's own arguments",
+    );
+}
+
+/// The file of a recipe of which the external trainer gets only the numbers. `None`: it may read the file. The
+/// program of a Hydra tree reads the tree beside it, and the launcher's config reaches the ranks as environment.
+fn unpassed_recipe<'a>(case: &Case<'a>) -> Option<&'a SourceFile> {
+    let recipe = case.recipe;
+    let trainer = &recipe.spec.trainer;
+    let passed = recipe.files.command.is_some()
+        || recipe.files.tree.is_some()
+        || recipe.dialect == Dialect::Accelerate;
+    let file = recipe.sources.get(recipe.files.recipe?)?;
+    let values: Vec<String> = trainer.environment.values().cloned().collect();
+    let words = [trainer.command.as_slice(), &values].concat();
+    let name = file.path.file_name()?.to_str()?;
+    let of_deepspeed =
+        recipe.dialect == Dialect::Deepspeed && placeholder::is_used(&words, DEEPSPEED_CONFIG);
+    let passes = placeholder::is_used(&words, RECIPE)
+        || of_deepspeed
+        || words.iter().any(|word| word.contains(name));
+    (!passed && !passes && placeholder::takes_numbers(&trainer.command)).then_some(file)
+}
+
 #[cfg(test)]
 mod tests {
     use crate::plan::PlanRequest;
@@ -619,5 +712,59 @@ mod tests {
         ] {
             assert!(lost(recipe, command).is_empty(), "{recipe} {command}");
         }
+    }
+
+    #[test]
+    fn what_a_command_with_numbers_alone_does_not_receive_is_named() {
+        let more = "model_name_or_path: m\nlearning_rate: 1.0e-5\noutput_dir: out\n";
+        let reported = |more: &str, command: &str| {
+            let text = format!(
+                "per_device_train_batch_size: 4\n{more}evenkeel: {{objective: sft, batch: {{gpus: 2}}}}\n"
+            );
+            let request = Request {
+                path: "folder/sft.yaml".into(),
+                trainer_command: command.split(' ').map(str::to_owned).collect(),
+                ..Request::default()
+            };
+            let recipe = recipe::read_text(&request, text).unwrap();
+            let found = only("recipe-not-passed", &recipe, &PlanRequest::gpus(2));
+            Vec::from_iter(found.into_iter().map(|found| found.message))
+        };
+        let train = "python train.py {args} {resume_args}";
+        insta::assert_snapshot!(reported(more, train).join("\n"), @"the command receives the batch numbers, but not `model_name_or_path`, `learning_rate` of folder/sft.yaml");
+        let many = format!("{more}seed: 1\nweight_decay: 0.1\nmax_grad_norm: 0.5\n");
+        insta::assert_snapshot!(reported(&many, train).join("\n"), @"the command receives the batch numbers, but not `model_name_or_path`, `learning_rate`, `seed`, `weight_decay` and 1 more of folder/sft.yaml");
+        let typed = format!("{train} --learning_rate 1e-5");
+        insta::assert_snapshot!(reported(more, &typed).join("\n"), @"the command receives the batch numbers, but not `model_name_or_path` of folder/sft.yaml");
+        for command in [
+            "python train.py --config {recipe}",
+            "python train.py {args} --config sft.yaml",
+            "sh -c 'exec python train.py {args} --config=folder/sft.yaml'",
+            "torchrun train.py {args} {recipe}",
+            // The program reads the numbers from its environment, and may read the recipe itself.
+            "python train.py",
+        ] {
+            assert_eq!(reported(more, command), [""; 0], "{command}");
+        }
+        assert_eq!(reported("output_dir: out\n", train), [""; 0]);
+    }
+
+    #[test]
+    fn a_script_a_tree_and_a_launchers_config_are_no_recipe_to_pass() {
+        let reported = |path: &str, text: &str, command: &str| {
+            let request = Request {
+                path: path.into(),
+                trainer_command: command.split(' ').map(str::to_owned).collect(),
+                ..Request::default()
+            };
+            let recipe = recipe::read_text(&request, text.to_owned()).unwrap();
+            only("recipe-not-passed", &recipe, &PlanRequest::gpus(2)).len()
+        };
+        let script = "torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 4 --learning_rate 1e-5\n";
+        assert_eq!(reported("run.sh", script, "python train.py {args}"), 0);
+        let ours = "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2}}";
+        let command =
+            "python train.py --deepspeed_config {deepspeed_config} --batch {per_device_batch_size}";
+        assert_eq!(reported("ds.json", ours, command), 0);
     }
 }

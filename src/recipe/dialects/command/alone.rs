@@ -16,7 +16,7 @@ use crate::recipe::syntax::words::Words;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LauncherError {
     #[error(
-        "the command does not begin with a launcher that evenkeel replaces (torchrun, `accelerate launch`, deepspeed, trl, srun before one of them) or with Python; give the trainer's command, as in `evenkeel launch recipe.yaml -- python train.py {{args}} {{resume_args}}`"
+        "the command does not begin with a launcher that evenkeel replaces (torchrun, `accelerate launch`, deepspeed, trl, srun before one of them) or with Python; give the trainer's command, as in `evenkeel launch recipe.yaml -- python train.py --config {{recipe}} {{resume_args}}`"
     )]
     Unknown,
     /// The launcher's options cannot be replaced: the problem, and what to do.
