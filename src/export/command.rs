@@ -76,7 +76,7 @@ pub(super) fn emit(
     let place = recipe.value_sources.get("batch.gpus");
     let elsewhere = place.is_none_or(|place| Some(place.span.file) == recipe.files.command_line);
     let moves = recipe.spec.batch.gpus != Some(numbers.world);
-    if elsewhere && moves && !relaunches && starts_processes(recipe, file) {
+    if elsewhere && moves && !relaunches && starts_processes(recipe) {
         remarks.push(format!(
             "the command does not state its number of processes: start {} of them",
             numbers.world

@@ -4,14 +4,14 @@
 //! Sources: torch 2.9 `distributed/run.py`; accelerate 16cb6eb `commands/launch.py`, `utils/launch.py`;
 //! DeepSpeed edaa722 `launcher/runner.py`; TRL f2cd577 `cli/main.py`.
 
-use std::path::Path;
-
 use super::accelerate::{lists_devices, refuse_cpu, shards};
 use super::{BatchNumbers, EmitError, edit, refuse, standing, text_of};
 use crate::recipe::Recipe;
 use crate::recipe::dialects::accelerate::{fixes_accumulation, too_few_devices};
-use crate::recipe::dialects::command::{self, Call, Launcher};
+use crate::recipe::dialects::command::{self, Launch, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
+use crate::recipe::schema::launch::Opt;
+use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::FileId;
 
 /// Byte ranges of a text and their new text.
@@ -26,15 +26,10 @@ pub(super) struct Relaunched {
     pub added: String,
 }
 
-/// The launcher of the command in a file.
-fn call(recipe: &Recipe, file: FileId) -> Option<Call> {
-    let path = recipe.sources.get(file).map(|source| source.path.as_path());
-    Call::of(path.unwrap_or(Path::new("")), text_of(recipe, file), file)
-}
-
-/// Whether the command in a file starts through a launcher of several processes.
-pub(super) fn starts_processes(recipe: &Recipe, file: FileId) -> bool {
-    call(recipe, file).is_some_and(|call| call.launcher != Launcher::Python)
+/// Whether the command starts through a launcher of several processes.
+pub(super) fn starts_processes(recipe: &Recipe) -> bool {
+    let launch = recipe.launch.as_ref();
+    launch.is_some_and(|launch| launch.launcher != Launcher::Python)
 }
 
 /// Refuses another accumulation where the recipe itself names one of TRL's configs that fixes it.
@@ -44,10 +39,7 @@ pub(super) fn refuse_fixed(
     numbers: &BatchNumbers,
     file: FileId,
 ) -> Result<(), EmitError> {
-    let read = recipe.files.command.is_none_or(|(command, _)| {
-        let call = call(recipe, command);
-        call.is_some_and(|call| call.launcher == Launcher::Trl)
-    });
+    let read = recipe.launch.as_ref().is_none_or(Launch::is_trl);
     match edit::text(text_of(recipe, file), "accelerate_config") {
         // A file of that name takes precedence.
         Some(name) if read && recipe.files.accelerate.is_none() => refuse_config(&name, numbers),
@@ -73,20 +65,20 @@ pub(super) fn relaunch(
     file: FileId,
 ) -> Result<Relaunched, EmitError> {
     let text = text_of(recipe, file);
-    let Some(call) = call(recipe, file) else {
+    let Some(launch) = &recipe.launch else {
         return Ok(Relaunched::default());
     };
-    if call.launcher != Launcher::Python && !call.has_program {
+    if launch.launcher != Launcher::Python && launch.program.is_none() {
         return refuse("the command names no program to start (add its path to the command)");
     }
     let mut rewrite = Rewrite {
         recipe,
         numbers,
         file,
-        call: &call,
+        launch,
         new: Relaunched::default(),
     };
-    match call.launcher {
+    match launch.launcher {
         Launcher::Python => {}
         Launcher::Torchrun => rewrite.torchrun()?,
         Launcher::Deepspeed => rewrite.deepspeed()?,
@@ -94,16 +86,21 @@ pub(super) fn relaunch(
     }
     let mut new = rewrite.new;
     let relaunches = !new.edits.is_empty() || !new.added.is_empty();
-    if let Some(text) = call.hidden.as_ref().filter(|_| relaunches) {
+    if let Some(word) = launch.hidden.as_ref().filter(|_| relaunches) {
         return refuse(format!(
-            "`{text}` is unresolved and may set the number of processes again (write its words out in the command)"
+            "`{}` is unresolved and may set the number of processes again (write its words out in the command)",
+            word.text
         ));
     }
     for (start, end, with) in &mut new.edits {
         let before = text.get(*start..*end).unwrap_or_default();
         // A variable may hold more than the value.
-        if let Some((value, place)) = call.value_from(*start)
-            && standing(recipe, place).as_deref() != Some(value)
+        let mut values = launch
+            .options
+            .iter()
+            .filter_map(|option| option.value.as_ref());
+        if let Some(value) = values.find(|value| value.span.start == *start)
+            && standing(recipe, value.span).as_deref() != Some(&value.text)
         {
             return refuse(format!(
                 "`{before}` holds more than the number to change (write its words out in the command)"
@@ -115,7 +112,8 @@ pub(super) fn relaunch(
         *end += usize::from(blank);
     }
     if !new.added.is_empty() {
-        new.edits.push((call.room, call.room, new.added.clone()));
+        new.edits
+            .push((launch.room, launch.room, new.added.clone()));
     }
     Ok(new)
 }
@@ -136,20 +134,20 @@ struct Rewrite<'a> {
     recipe: &'a Recipe,
     numbers: &'a BatchNumbers,
     file: FileId,
-    call: &'a Call,
+    launch: &'a Launch,
     new: Relaunched,
 }
 
 impl Rewrite<'_> {
     fn has(&self, option: &str) -> bool {
-        self.call.at(&[option]).is_some()
+        self.launch.option(&[option]).is_some()
     }
 
     /// Sets an option: replaces its value, or appends the option unless its default is the value.
     fn set(&mut self, option: &str, value: u64, default: u64) {
-        match self.call.value(&[option]) {
-            Some((text, _)) if text.parse() == Ok(value) => {}
-            Some((_, span)) => {
+        match self.launch.value(&[option]) {
+            Some(word) if word.text.parse() == Ok(value) => {}
+            Some(Word { span, .. }) => {
                 let edit = (span.start, span.end, value.to_string());
                 self.new.edits.push(edit);
             }
@@ -161,9 +159,9 @@ impl Rewrite<'_> {
     /// The number of an option, also as a range of one (`2:2`); an error for anything else (`gpu`,
     /// `1:4`, `$N`).
     fn stated(&self, option: &str) -> Result<Option<u64>, ()> {
-        match self.call.value(&[option]) {
+        match self.launch.value(&[option]) {
             None => Ok(None),
-            Some((text, _)) => command::nodes(text).map(Some).ok_or(()),
+            Some(word) => command::nodes(&word.text).map(Some).ok_or(()),
         }
     }
 
@@ -211,7 +209,7 @@ impl Rewrite<'_> {
     }
 
     fn deepspeed(&mut self) -> Result<(), EmitError> {
-        if let Some((text, _)) = self.call.value(&["include", "i", "exclude", "e"]) {
+        if let Some(Word { text, .. }) = self.launch.value(&["include", "i", "exclude", "e"]) {
             let machines = text.split('@').count() as u64;
             let same = hosts::device_count(text) == Some(self.numbers.world)
                 && self.numbers.nodes.is_none_or(|nodes| nodes == machines);
@@ -232,7 +230,7 @@ impl Rewrite<'_> {
         self.set("num_nodes", nodes, 1);
         self.set("num_gpus", each, 0);
         let stated = self.stated("num_nodes") == Ok(Some(nodes));
-        if nodes > 1 && !stated && self.call.at(&["hostfile", "H"]).is_none() {
+        if nodes > 1 && !stated && self.launch.option(&["hostfile", "H"]).is_none() {
             self.new.remarks.push(format!(
                 "DeepSpeed reads {nodes} nodes from a hostfile: add `--hostfile FILE`, unless it is /job/hostfile"
             ));
@@ -286,25 +284,25 @@ impl Rewrite<'_> {
         }
         // The accumulation for DeepSpeed must equal the trainer's.
         let key = "gradient_accumulation_steps";
-        if self.call.launcher == Launcher::Accelerate
-            && let Some((text, _)) = self.call.value(&[key])
-            && text != "auto"
+        if self.launch.launcher == Launcher::Accelerate
+            && let Some(word) = self.launch.value(&[key])
+            && word.text != "auto"
         {
             self.set(key, self.numbers.accumulation, 0);
         }
-        if let Some((name, _)) = self.call.value(&["accelerate_config"]) {
-            refuse_config(name, self.numbers)?;
+        if let Some(name) = self.launch.value(&["accelerate_config"]) {
+            refuse_config(&name.text, self.numbers)?;
         }
         self.sizes()
     }
 
     fn has_value(&self, option: &str) -> bool {
-        self.call.value(&[option]).is_some()
+        self.launch.value(&[option]).is_some()
     }
 
     /// Replaces a `--gpu_ids` with too few devices for the processes of a machine.
     fn devices(&mut self, each: u64) {
-        if let Some((text, span)) = self.call.value(&["gpu_ids"])
+        if let Some(Word { text, span, .. }) = self.launch.value(&["gpu_ids"])
             && too_few_devices(text, each).is_some()
         {
             self.new.remarks.push(format!(
@@ -319,7 +317,8 @@ impl Rewrite<'_> {
     /// other effect; with one it overrides the config's type.
     fn one_process(&mut self, has_config: bool) -> Result<(), EmitError> {
         let world = self.numbers.world;
-        let Some(span) = self.call.at(&["multi_gpu"]).filter(|_| world == 1) else {
+        let multi = self.launch.option(&["multi_gpu"]);
+        let Some(Opt { at: span, .. }) = multi.filter(|_| world == 1) else {
             return Ok(());
         };
         if has_config || self.has("accelerate_config") {

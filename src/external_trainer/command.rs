@@ -174,7 +174,7 @@ impl ExternalTrainer<'_> {
         let mut environment = trainer.environment.clone();
         if uses(placeholder::RECIPE) {
             let mut recipe = Cow::Borrowed(self.recipe);
-            if recipe.launch.is_some() {
+            if recipe.accelerate.is_some() {
                 // Evenkeel replaces the launcher, so its config needs no other numbers.
                 recipe.to_mut().files.accelerate = None;
             }

@@ -100,7 +100,7 @@ pub fn take_command_of_run(
     let spec = &mut recipe.spec;
     spec.trainer.command = of_run.trainer.command;
     spec.trainer.deepspeed_config = of_run.trainer.deepspeed_config;
-    if recipe.launch.is_some() {
+    if recipe.accelerate.is_some() {
         return Ok(true);
     }
     spec.trainer.environment = of_run.trainer.environment;

@@ -4,15 +4,15 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::recipe::dialects::command::{self, Command, Launch, slurm};
+use crate::recipe::dialects::command::{self, Command, Launch, Stated, slurm};
 use crate::recipe::dialects::{
     accelerate, handbook, hydra, llama_factory, programs, projects, readers, transformers,
 };
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
-use crate::recipe::schema::launch;
+use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
-use crate::recipe::schema::tree::Given;
+use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell;
 use crate::recipe::syntax::source::FileId;
@@ -30,6 +30,8 @@ pub(crate) struct Job {
     pub overrides: Vec<String>,
     /// The launcher's settings, with native keys.
     pub launched: Option<Node>,
+    /// The command.
+    pub launch: Option<Launch>,
 }
 
 /// The recipe's tree and its file.
@@ -93,11 +95,14 @@ fn without_command(
         typed = Some(read_words(&request.launcher, reading)?);
         reading.files.command = None;
     }
-    if typed.as_ref().is_some_and(|command| command.by_trl) {
+    if typed
+        .as_ref()
+        .is_some_and(|command| command.launch.is_trl())
+    {
         command::refuse_switches(&root, reading);
     }
     // LLaMA-Factory has keys with the names of accelerate's options.
-    let mut by_recipe = Launch::default();
+    let mut by_recipe = Stated::default();
     if llama_factory::detect(&root).is_none() {
         by_recipe = command::take_launch(&mut root);
     }
@@ -115,9 +120,12 @@ fn of_project(command: &Command, request: &Request, reading: &mut Reading) -> Op
     {
         return None;
     }
-    let launched = launcher(request, Some(command), Launch::default(), reading)?;
+    let launched = launcher(request, Some(command), Stated::default(), reading)?;
     let root = Node::mapping(command.arguments.span);
-    Some(Job::without_batch(request.path.clone(), root, launched))
+    Some(Job {
+        launch: Some(command.launch.clone()),
+        ..Job::without_batch(request.path.clone(), root, launched)
+    })
 }
 
 /// The job of a command, and of the recipe that is given beside it or that it names.
@@ -136,40 +144,50 @@ fn with_command(
     if let Some((path, root)) = &mut recipe
         && take_unread_config(root, request, reading)?
     {
-        let launched = launcher(request, Some(&command), Launch::default(), reading)?;
-        return Some(Job::without_batch(path.clone(), root.clone(), launched));
+        let launched = launcher(request, Some(&command), Stated::default(), reading)?;
+        return Some(Job {
+            launch: Some(command.launch),
+            ..Job::without_batch(path.clone(), root.clone(), launched)
+        });
     }
-    let mut by_recipe = Launch::default();
+    let mut by_recipe = Stated::default();
     if let Some((_, root)) = &mut recipe {
         // An accelerate config given as the recipe is the launcher's config.
         if accelerate::looks_like_one(root)
-            && let Some(options) = command.launch.options.take()
+            && let Some(options) = command.accelerate.tree.take()
         {
             accelerate::lay_options(root, &options, reading);
         }
-        if command.by_trl {
+        if command.launch.is_trl() {
             command::refuse_switches(root, reading);
             by_recipe = command::take_launch(root);
         }
     }
     let launched = launcher(request, Some(&command), by_recipe, reading)?;
     slurm::compare(launched.as_ref(), reading);
-    let script = command.script.as_ref();
+    let script = command.launch.script();
     // Upstream scripts named `*no_trainer` have a custom loop, which does not compare the two configs.
-    let stem = script.and_then(|script| script.value.file_stem()?.to_str());
+    let stem = script
+        .as_ref()
+        .and_then(|script| script.value.file_stem()?.to_str());
     if stem.is_some_and(|stem| stem.ends_with("no_trainer"))
         && let Some(plugin) = &mut reading.deepspeed_plugin
     {
         plugin.file = None;
     }
-    reading.by_trl = command.by_trl;
-    reading.of_trl = command.by_trl || script.is_some_and(|script| is_of_trl(&script.value));
+    reading.by_trl = command.launch.is_trl();
+    reading.of_trl = reading.by_trl
+        || script
+            .as_ref()
+            .is_some_and(|script| is_of_trl(script.value));
     let alone = recipe.is_none();
     let (path, root) = recipe.unwrap_or_else(|| {
-        let path = script.map_or_else(|| request.path.clone(), |script| script.value.clone());
+        let path = script.map_or(request.path.as_path(), |script| script.value);
+        let path = path.to_owned();
         (path, Node::mapping(command.arguments.span))
     });
     let mut job = Job::of(path, root, launched);
+    job.launch = Some(command.launch.clone());
     if command.deepspeed {
         let reason = "the command names it with `--deepspeed_config`".to_owned();
         job.dialect = Some((Dialect::Deepspeed, reason));
@@ -218,12 +236,10 @@ fn add_arguments(
     request: &Request,
     reading: &mut Reading,
 ) -> Option<()> {
-    let script = command
-        .script
-        .as_ref()
-        .filter(|_| request.dialect.is_none());
-    if let Some(script) = script
-        && handbook::refuse_unsupported(&script.value, Some(script.span), reading)
+    let script = command.launch.script();
+    let script = script.filter(|_| request.dialect.is_none());
+    if let Some(script) = &script
+        && handbook::refuse_unsupported(script.value, Some(script.span), reading)
     {
         return None;
     }
@@ -237,7 +253,7 @@ fn add_arguments(
     job.dialect = dialect_of(root, &command, judged, alone, reading);
     root.overlay(command.arguments);
     if let Some(script) = script {
-        programs::refuse(&script.value, script.span, root, reading);
+        programs::refuse(script.value, script.span, root, reading);
     }
     Some(())
 }
@@ -251,6 +267,7 @@ impl Job {
             dialect: None,
             overrides: Vec::new(),
             launched,
+            launch: None,
         }
     }
 
@@ -305,13 +322,13 @@ fn is_of_trl(script: &Path) -> bool {
 /// `sys.argv[0]` (transformers 5.23.0 `hf_argparser.py`, `parse_args_into_dataclasses`). Returns whether it did.
 fn refuse_arguments_file(command: &Command, request: &Request, reading: &mut Reading) -> bool {
     // TRL's command line looks for the file beside its installed script.
-    let others = command.by_trl || command.deepspeed || command.hydra.is_some();
-    let script = command.script.as_ref();
+    let others = command.launch.is_trl() || command.deepspeed || command.hydra.is_some();
+    let script = command.launch.script();
     let Some(script) = script.filter(|_| !others && !command.only_config) else {
         return false;
     };
     let mut names = Vec::new();
-    if command.module {
+    if command.launch.module {
         let folder = PathBuf::from(script.value.to_string_lossy().replace('.', "/"));
         names.extend([folder.with_extension("args"), folder.join("__main__.args")]);
     } else if script
@@ -346,15 +363,15 @@ fn dialect_of(
     alone: bool,
     reading: &mut Reading,
 ) -> Option<(Dialect, String)> {
-    let script = command.script.as_ref();
+    let script = command.launch.script();
     let llama_factory = [&*root, &command.arguments]
         .into_iter()
         .find_map(llama_factory::detect);
     if let Some(detected) = llama_factory {
         return Some((Dialect::Transformers, detected.reason));
     }
-    if let Some(script) = script
-        && let Some(objective) = handbook::trainer_of(&script.value)
+    if let Some(script) = &script
+        && let Some(objective) = handbook::trainer_of(script.value)
     {
         // Another project's program may have the same name. Its file is judged as if given alone.
         if !(alone || judged || reading.of_trl) {
@@ -375,7 +392,7 @@ fn dialect_of(
     if !alone {
         return None;
     }
-    let swift = script.is_some_and(|script| programs::is_swift(&script.value));
+    let swift = script.is_some_and(|script| programs::is_swift(script.value));
     if !swift
         && handbook::deepspeed::switch(&command.arguments).is_none()
         && let Some(name) = handbook::trl_argument(&command.arguments)
@@ -393,11 +410,11 @@ fn dialect_of(
 fn launcher(
     request: &Request,
     command: Option<&Command>,
-    by_recipe: Launch,
+    by_recipe: Stated,
     reading: &mut Reading,
 ) -> Option<Option<Node>> {
     let typed = command
-        .map(|command| command.launch.clone())
+        .map(|command| command.accelerate.clone())
         .unwrap_or_default();
     refuse_two_configs(&typed, &by_recipe, reading);
     let requested = request.accelerate.clone();
@@ -406,19 +423,19 @@ fn launcher(
         .or(typed.config)
         .or(by_recipe.config);
     if config.is_none()
-        && let Some(words) = &typed.words
+        && let Some(options) = &typed.options
     {
-        config = default_config(words, reading);
+        config = default_config(options, reading);
     }
-    if typed.words.is_some() || by_recipe.words.is_some() {
-        let words = [by_recipe.words, typed.words].into_iter().flatten();
-        reading.launch = Some(launch::Launch {
-            options: words.flatten().collect(),
+    if typed.options.is_some() || by_recipe.options.is_some() {
+        let options = [by_recipe.options, typed.options].into_iter().flatten();
+        reading.accelerate = Some(AccelerateLaunch {
+            options: options.flatten().collect(),
             kind: "MULTI_GPU".to_owned(),
             ..Default::default()
         });
     }
-    let options = overlaid(by_recipe.options, typed.options);
+    let options = overlaid(by_recipe.tree, typed.tree);
     let mut launched = None;
     if config.is_some() || options.is_some() {
         launched = Some(accelerate::load(
@@ -427,7 +444,12 @@ fn launcher(
             reading,
         )?);
     }
-    let world = command.and_then(|command| command.world.clone());
+    let world = command.and_then(|command| command.launch.world.as_ref());
+    let world = world.map(|processes| {
+        let mut tree = Tree::new(processes.span);
+        tree.plain("batch.gpus", processes);
+        tree.into_node()
+    });
     Some(overlaid(launched, world))
 }
 
@@ -445,11 +467,8 @@ fn overlaid(under: Option<Node>, over: Option<Node>) -> Option<Node> {
 /// The config that `accelerate launch` reads by default, unless its options have `--cpu`.
 ///
 /// Source: accelerate 1.15.0 `commands/config/config_args.py` (`default_config_file`).
-fn default_config(
-    options: &[Given<Option<String>>],
-    reading: &Reading,
-) -> Option<accelerate::Config> {
-    if options.iter().any(|option| option.key == "cpu") {
+fn default_config(options: &[Opt], reading: &Reading) -> Option<accelerate::Config> {
+    if options.iter().any(|option| option.name == "cpu") {
         return None;
     }
     let variable = |name: &str| {
@@ -472,7 +491,7 @@ fn default_config(
 
 /// Refuses an `accelerate_config` in both recipe and command. TRL's command line takes the recipe's, and
 /// accelerate fails on the second one (TRL f2cd577, `cli/accelerate_config.py`).
-fn refuse_two_configs(typed: &Launch, by_recipe: &Launch, reading: &mut Reading) {
+fn refuse_two_configs(typed: &Stated, by_recipe: &Stated, reading: &mut Reading) {
     use accelerate::Config::FileOrShipped;
     if let (Some(FileOrShipped(typed)), Some(FileOrShipped(first))) =
         (&typed.config, &by_recipe.config)

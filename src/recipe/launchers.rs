@@ -96,7 +96,7 @@ const PATHS: &str = "PYTHONPATH";
 /// its config state. Empty: it does not start the program. Fails for a setting that accelerate would drop.
 pub fn stated_environment(recipe: &Recipe) -> Result<BTreeMap<String, String>, ReadError> {
     let mut diagnostics = Vec::new();
-    let launch = recipe.launch.as_ref();
+    let launch = recipe.accelerate.as_ref();
     let found = launch.map(|launch| environment::environment(launch, &mut diagnostics));
     if !diagnostics.is_empty() {
         return Err(ReadError {

@@ -16,6 +16,7 @@ pub mod trainer_command;
 
 use std::borrow::Cow;
 
+use dialects::command::launcher::Launch;
 use dialects::readers::{self, READERS};
 use dialects::{accelerate, deepspeed, native};
 use inputs::Job;
@@ -25,7 +26,7 @@ use schema::reading::{self, Reading};
 pub use schema::dialect::{Dialect, RESERVED};
 pub use schema::environment::Environment;
 pub use schema::files::{Files, TreeBatch};
-pub use schema::launch::Launch;
+pub use schema::launch::AccelerateLaunch;
 pub use schema::origin::{Origin, OutsidePath};
 pub use schema::overrides::{self, Setting};
 pub use schema::request::Request;
@@ -95,7 +96,9 @@ pub struct Recipe {
     /// The role of each file.
     pub files: Files,
     /// The settings of `accelerate launch`, if it starts the program.
-    pub launch: Option<Launch>,
+    pub accelerate: Option<AccelerateLaunch>,
+    /// The command, if the job has one.
+    pub(crate) launch: Option<Launch>,
     /// Evenkeel replaces a launcher at the start of the external trainer's command.
     pub launcher_replaced: bool,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
@@ -222,7 +225,8 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
         value_sources,
         sources: Sources::default(),
         files: std::mem::take(&mut reading.files),
-        launch: reading.launch.take(),
+        accelerate: reading.accelerate.take(),
+        launch: job.launch,
         launcher_replaced: false,
         diagnostics: Vec::new(),
     })

@@ -124,6 +124,7 @@ impl Setup {
             value_sources: ValueSources::new(),
             sources: Sources::default(),
             files: Default::default(),
+            accelerate: None,
             launch: None,
             launcher_replaced: false,
             diagnostics: Vec::new(),

@@ -20,6 +20,7 @@ pub(in crate::plan) fn recipe() -> Recipe {
         value_sources: ValueSources::new(),
         sources: Sources::default(),
         files: Default::default(),
+        accelerate: None,
         launch: None,
         launcher_replaced: false,
         diagnostics: Vec::new(),

@@ -26,7 +26,7 @@ use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
 
 pub(crate) use shipped::fixes_accumulation;
-pub(crate) use world::{is_switch, too_few_devices};
+pub(crate) use world::too_few_devices;
 pub(crate) use zero::{overrule, with_deepspeed};
 
 /// Reads an accelerate config as a recipe: it has a world, but no batch.
@@ -109,7 +109,7 @@ pub(crate) fn load(
         None => Node::mapping(options?.span),
     };
     if config.is_some() {
-        reading.launch.get_or_insert_default().config = Some(root.clone());
+        reading.accelerate.get_or_insert_default().config = Some(root.clone());
     }
     if let Some(options) = options {
         // A shipped config is not written for this job, so an option contradicts nothing.
@@ -222,7 +222,7 @@ fn translate(root: &Node, config: Option<&Path>, reading: &mut Reading) -> Node 
     let kind = world::distributed_type(root, reading).unwrap_or_default();
     let kind = kind.as_str();
     let passes_sizes = parallelism::passes_sizes(root, kind);
-    if let Some(launch) = &mut reading.launch {
+    if let Some(launch) = &mut reading.accelerate {
         launch.kind = kind.to_owned();
         launch.passes_sizes = passes_sizes.is_ok();
     }

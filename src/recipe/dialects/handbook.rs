@@ -15,6 +15,7 @@ pub(crate) mod values;
 
 use std::path::Path;
 
+use crate::recipe::dialects::accelerate::options::is_launcher_key;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
@@ -233,7 +234,7 @@ fn refuse_unknown(
                 let help = format!("remove it if the script does not define it, or {other}");
                 (Severity::Warning, message, help)
             }
-        } else if keys::is_launcher_key(name) && !typed {
+        } else if is_launcher_key(name) && !typed {
             let message = format!("only TRL's own command line reads `{name}` from a recipe");
             let help = "start the job with `trl`, or pass the option to the launcher";
             (Severity::Warning, message, help.to_owned())

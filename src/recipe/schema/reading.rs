@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::deepspeed::{self, DeepSpeedPlugin};
 use super::environment::Environment;
 use super::files::Files;
-use super::launch::Launch;
+use super::launch::AccelerateLaunch;
 use super::origin::Origin;
 use super::tree::Given;
 use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
@@ -45,7 +45,7 @@ pub struct Reading {
     /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.
     pub(crate) deepspeed_plugin: Option<DeepSpeedPlugin>,
     /// The settings of `accelerate launch`, if it starts the program.
-    pub(crate) launch: Option<Launch>,
+    pub(crate) accelerate: Option<AccelerateLaunch>,
     /// Files whose reader determines the types of values (`argparse`, JSON), so YAML's types of scalars do
     /// not apply.
     pub(crate) converted: Vec<FileId>,

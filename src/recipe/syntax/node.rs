@@ -58,6 +58,16 @@ impl Node {
         Node::scalar(text, false, span)
     }
 
+    /// A value as `argparse` reads it: no octal, hexadecimal or base-60 numbers. The other spellings of Python's `int`
+    /// (`016`, `+8`, `1_6`) are text as well.
+    pub(crate) fn argument(text: &str, span: Span) -> Node {
+        let node = Node::plain(text, span);
+        match node.resolve(Schema::PyYaml) {
+            Some(Resolved::Int(value)) if value.to_string() != text => Node::string(text, span),
+            _ => node,
+        }
+    }
+
     pub(super) fn scalar(text: impl Into<String>, plain: bool, span: Span) -> Node {
         let text = text.into();
         Node {

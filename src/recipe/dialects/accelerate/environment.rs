@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::options::{KEYS_ONLY, Kind, Known, OPTIONS, Pass, SWITCHES, VALUED};
 use crate::recipe::schema::dialect::RESERVED;
-use crate::recipe::schema::launch::Launch;
+use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node};
@@ -60,7 +60,10 @@ pub(crate) const FILE_VARIABLES: [(&str, &str); 2] = [
 ];
 
 /// The variables of a launch with the numbers that its settings state. The reader has accepted its config.
-pub(crate) fn environment(launch: &Launch, diagnostics: &mut Vec<Diagnostic>) -> Variables {
+pub(crate) fn environment(
+    launch: &AccelerateLaunch,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Variables {
     let mut merged = Merged::of(launch);
     merged.build();
     merged.refuse_unread();
@@ -134,7 +137,7 @@ pub fn deepspeed_config(variables: &Variables) -> Option<String> {
 
 /// The settings of a launch: options over the config.
 struct Merged<'l> {
-    launch: &'l Launch,
+    launch: &'l AccelerateLaunch,
     /// The settings that are no defaults, under the option or key as written.
     given: BTreeMap<&'static str, Given<Resolved>>,
     variables: Variables,
@@ -142,7 +145,7 @@ struct Merged<'l> {
 }
 
 impl Merged<'_> {
-    fn of(launch: &Launch) -> Merged<'_> {
+    fn of(launch: &AccelerateLaunch) -> Merged<'_> {
         let mut merged = Merged {
             launch,
             given: BTreeMap::new(),
@@ -164,25 +167,28 @@ impl Merged<'_> {
         self.problems.push(problem);
     }
 
-    fn option(&mut self, option: &Given<Option<String>>) {
-        let known = OPTIONS.iter().find(|(name, ..)| *name == option.key);
+    fn option(&mut self, option: &Opt) {
+        let known = OPTIONS.iter().find(|(name, ..)| *name == option.name);
         let Some((name, kind, ..)) = known else {
             return;
         };
-        let text = option.value.as_deref().unwrap_or_default();
+        let text = option
+            .value
+            .as_ref()
+            .map_or("", |value| value.text.as_str());
         let Some(value) = convert(*kind, text) else {
             let message = format!("`--{name}` is `{}`", short(text));
             let help = takes(*kind, text);
-            return self.refuse("unknown-value", Some(option.span), message, help);
+            return self.refuse("unknown-value", Some(option.at), message, help);
         };
         let written = format!("--{name} {text}");
         self.given
-            .insert(name, Given::new(written.trim_end(), value, option.span));
+            .insert(name, Given::new(written.trim_end(), value, option.at));
     }
 
     /// Whether an option sets a setting.
     fn is_typed(&self, name: &str) -> bool {
-        self.launch.options.iter().any(|option| option.key == name)
+        self.launch.options.iter().any(|option| option.name == name)
     }
 
     /// Lays a top-level key of the config below the options.

@@ -6,6 +6,11 @@
 use Kind::{Bool, Float, Int, OneOf, Switch, Text, Truth};
 use Pass::{Decides, Lower, Other, Refused, Set};
 
+use super::world::is_switch;
+use crate::recipe::schema::launch::Opt;
+use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 
 /// How `accelerate launch` converts the value of an option.
@@ -53,6 +58,65 @@ pub(crate) const VALUED: Words = Words(
      t log_dir rdzv_backend rdzv_conf max_restarts monitor_interval deepspeed_hostfile \
      deepspeed_multinode_launcher",
 );
+
+/// Options that TRL's command line passes to `accelerate launch`. No trainer has them (TRL f2cd577 `cli/main.py`).
+const TRL_PASSES_ON: Words = Words(
+    "config_file num_processes num_machines machine_rank main_process_ip main_process_port \
+     mixed_precision gpu_ids zero_stage deepspeed_config_file fsdp_version \
+     fsdp_sharding_strategy fsdp_reshard_after_forward",
+);
+
+/// TRL's option for the accelerate config: a file, or the name of a config that TRL ships.
+pub(crate) const TRL_CONFIG: &str = "accelerate_config";
+
+/// Whether TRL's command line passes a key of the recipe to its launcher.
+pub(crate) fn is_launcher_key(name: &str) -> bool {
+    name == TRL_CONFIG || TRL_PASSES_ON.has(name)
+}
+
+/// The options that a command or a recipe states, as keys of the config that they override; switches as `--NAME`.
+/// `dashes`: what precedes an option's name in messages.
+pub(crate) fn tree(options: &[Opt], dashes: &str, span: Span) -> Node {
+    let mut tree = Tree::new(span);
+    for Opt { name, at, value } in options {
+        let key = format!("{dashes}{name}");
+        if is_switch(name) {
+            tree.plain(&key, &Given::new(&key, true, *at));
+        } else if let (Some(value), Some(path)) = (value, config_key(name)) {
+            // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
+            if COUNTS.has(name) && !value.unresolved.is_empty() {
+                continue;
+            }
+            tree.put(&path, &key, Node::argument(&value.text, value.span));
+        }
+    }
+    tree.into_node()
+}
+
+/// Options for the world size and this machine's rank.
+const COUNTS: Words = Words("num_processes num_machines machine_rank");
+
+/// The key of a config that an option with a value overrides.
+fn config_key(name: &str) -> Option<String> {
+    const PREFIXES: [(&str, &str); 5] = [
+        ("fsdp_", "fsdp_config"),
+        ("parallelism_config_", "parallelism_config"),
+        ("megatron_lm_", "megatron_lm_config"),
+        ("deepspeed_", "deepspeed_config"),
+        ("mpirun_", "mpirun_config"),
+    ];
+    let part = match name {
+        "num_processes" | "num_machines" | "mixed_precision" | "gpu_ids" | "main_process_ip" => {
+            return Some(name.to_owned());
+        }
+        "zero_stage" | "gradient_accumulation_steps" => "deepspeed_config",
+        name => {
+            let mut prefixes = PREFIXES.iter();
+            prefixes.find(|(prefix, _)| name.starts_with(prefix))?.1
+        }
+    };
+    Some(format!("{part}.{name}"))
+}
 
 const FILTER: Pass = Refused(
     "selects devices, but evenkeel starts a rank for each device of the plan",

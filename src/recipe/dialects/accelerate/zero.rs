@@ -30,7 +30,7 @@ const IN_THE_FILE: Words = Words(
 pub(super) fn read(root: &Node, path: &Path, reading: &mut Reading) {
     let mut tree = Tree::new(root.span);
     // accelerate checks the keys for DeepSpeed in a config's file, which the command line does not override.
-    let launch = reading.launch.as_ref();
+    let launch = reading.accelerate.as_ref();
     let config = launch
         .and_then(|launch| launch.config.as_ref())
         .unwrap_or(root);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::launcher::options::{Given, SRUN, options};
-use super::launcher::{self, Launched, Launcher};
+use super::launcher::{self, Launch, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::word::{self, Word};
@@ -122,7 +122,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
         }
     };
     let found = launcher::find(words).ok_or_else(unknown)?;
-    let (Some(mut program), Some(script)) = (found.alone.clone(), found.script) else {
+    let (Some(mut program), Some(script)) = (found.alone.clone(), &found.program) else {
         return Err(unknown());
     };
     // Refuses a wrapper before the launcher.
@@ -204,8 +204,8 @@ fn without_srun(words: &[Word]) -> Result<&[Word], LauncherError> {
 }
 
 /// Refuses options without counterpart. Returns those without effect.
-fn refuse_options(found: &Launched<'_>) -> Result<Vec<String>, LauncherError> {
-    let given = |names: &[&str]| launcher::option(&found.options, names).is_some();
+fn refuse_options(found: &Launch) -> Result<Vec<String>, LauncherError> {
+    let given = |names: &[&str]| found.option(names).is_some();
     if given(&["no_python"]) && given(&["module", "m"]) {
         let problem = "the launcher has both `--module` and `--no_python`; remove one of them";
         return Err(LauncherError::Options(problem.to_owned()));
@@ -228,17 +228,17 @@ fn refuse_options(found: &Launched<'_>) -> Result<Vec<String>, LauncherError> {
 }
 
 /// The environment variables that a launcher gives to the ranks besides torchrun's.
-fn environment(found: &Launched<'_>) -> Result<BTreeMap<String, String>, LauncherError> {
+fn environment(found: &Launch) -> Result<BTreeMap<String, String>, LauncherError> {
     let mut environment = BTreeMap::new();
     let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
-    if let Some(role) = launcher::value(&found.options, &["role"]) {
+    if let Some(role) = found.value(&["role"]) {
         set("ROLE_NAME", placeholder::literal(&role.text));
     }
     if found.launcher == Launcher::Deepspeed {
         set("LOCAL_SIZE", "{local_world_size}".to_owned());
         set("CROSS_RANK", "{node_rank}".to_owned());
         set("CROSS_SIZE", "{nodes}".to_owned());
-        let filter = launcher::value(&found.options, &["include", "i"]);
+        let filter = found.value(&["include", "i"]);
         let devices = filter
             .map(|filter| visible_devices(&filter.text))
             .transpose()?;
@@ -271,8 +271,8 @@ fn visible_devices(filter: &str) -> Result<String, LauncherError> {
 }
 
 /// Whether a word is an option of TRL's launcher, or its value.
-fn is_of_trls_launcher(launched: &Launched<'_>, word: &Word) -> bool {
-    launched.options.iter().any(|option| {
+fn is_of_trls_launcher(launch: &Launch, word: &Word) -> bool {
+    launch.options.iter().any(|option| {
         let value = option.value.as_ref().map(|value| value.span.start);
         option.at.start == word.span.start || value == Some(word.span.start)
     })

@@ -9,7 +9,6 @@ use std::collections::{HashMap, HashSet};
 use crate::recipe::dialects::handbook::{is_switch, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node, Value};
-use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::shell::word::{Word, is_long_option};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml;
@@ -93,22 +92,12 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
     }
 }
 
-/// A value as `argparse` reads it: no octal, hexadecimal or base-60 numbers. The other spellings of Python's `int`
-/// (`016`, `+8`, `1_6`) are text as well.
-pub(crate) fn typed(text: &str, span: Span) -> Node {
-    let node = Node::plain(text, span);
-    match node.resolve(Schema::PyYaml) {
-        Some(Resolved::Int(value)) if value.to_string() != text => Node::string(text, span),
-        _ => node,
-    }
-}
-
 /// Parses a value of an option: JSON if it starts with a bracket, else a scalar. The value of a text field is
 /// text (`--run_name "[dpo] a"`), and so is that of an unknown option that is no JSON. Every node of a JSON
 /// value has the span of its word, since the shell's quotes shift the offsets inside.
 fn scalar(name: &str, word: &Word, diagnostics: &mut Vec<Diagnostic>) -> Node {
     if !word.text.starts_with(['{', '[']) {
-        return typed(&word.text, word.span);
+        return Node::argument(&word.text, word.span);
     }
     let kind = keys::agreed(name);
     let mut problems = Vec::new();

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::recipe::dialects::command::launcher::Launch;
 use crate::recipe::dialects::command::unresolved::{self, AS_EXPANDED};
 use crate::recipe::schema::placeholder;
 use crate::recipe::syntax::diagnostic::Diagnostic;
@@ -23,13 +24,13 @@ pub(crate) struct Call<'w> {
 /// The overrides that fix the batch, by the last part of their keys.
 const SETTLING: [&str; 2] = ["batch_size", "gradient_accumulation_steps"];
 
-/// Parses the arguments of a Hydra program. `None`: there are no overrides, or some word shows that the
+/// Parses a command's arguments as those of a Hydra program. `None`: there are no overrides, or some word shows that the
 /// program does not use Hydra.
-pub(crate) fn call<'w>(script: Option<&Word>, words: &'w [Word]) -> Option<Call<'w>> {
+pub(crate) fn call(launch: &Launch) -> Option<Call<'_>> {
     let (mut folder, mut name) = ("config", "config");
     let mut overrides = Vec::new();
     let (mut hidden, mut settled) = (None, [false; 2]);
-    let mut words = words.iter();
+    let mut words = launch.arguments.iter();
     while let Some(word) = words.next() {
         let text = word.text.as_str();
         let (flag, tied) = match text.split_once('=').filter(|_| text.starts_with('-')) {
@@ -54,7 +55,7 @@ pub(crate) fn call<'w>(script: Option<&Word>, words: &'w [Word]) -> Option<Call<
         }
     }
     let has_overrides = overrides.iter().any(|word| is_override(&word.text));
-    let beside = script.and_then(|script| Path::new(&script.text).parent());
+    let beside = launch.script().and_then(|script| script.value.parent());
     let name = name.strip_suffix(".yaml").unwrap_or(name);
     has_overrides.then(|| Call {
         overrides,

@@ -6,13 +6,14 @@
 pub(super) mod options;
 mod trl;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::recipe::dialects::accelerate::Config;
+use crate::recipe::dialects::accelerate::options::TRL_CONFIG;
 use crate::recipe::dialects::deepspeed::hosts;
-use crate::recipe::schema::tree::{self, Tree};
+use crate::recipe::schema::launch::Opt;
+use crate::recipe::schema::tree;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell::Line;
 use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::Span;
@@ -20,7 +21,7 @@ use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
 
 use options::{ACCELERATE, DEEPSPEED, Given, Options, PYTHON, TORCH_LAUNCH, TORCHRUN, options};
-pub(crate) use options::{Opt, option, value};
+pub(crate) use options::{option, value};
 use trl::trl;
 pub(crate) use trl::{is_for_trls_launcher, refuse_switches};
 
@@ -40,9 +41,9 @@ pub(crate) enum Launcher {
     Trl,
 }
 
-/// A command, split into its launcher and its program.
-#[derive(Default)]
-pub(crate) struct Launched<'w> {
+/// A command that starts a training: its launcher and its program, with the places of their words.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Launch {
     /// What starts the program.
     pub launcher: Launcher,
     /// The launcher's options, from left to right.
@@ -50,25 +51,55 @@ pub(crate) struct Launched<'w> {
     /// Byte offset in the text at which further options may be added.
     pub room: usize,
     /// The program; in TRL's command line the trainer's name.
-    pub script: Option<&'w Word>,
+    pub program: Option<Word>,
     /// The program is a module, started by its name.
     pub module: bool,
-    pub arguments: &'w [Word],
-    /// The number of processes, as a native tree.
-    pub world: Option<Node>,
-    /// The config of `accelerate launch`. The options override it.
-    pub config: Option<Config>,
+    pub arguments: Vec<Word>,
+    /// The number of processes, with the option that states it.
+    pub world: Option<tree::Given<u64>>,
     /// Why the launcher refuses its options.
     pub refused: Option<Diagnostic>,
     /// A launcher starts the program in several processes.
     pub many: bool,
     /// An unresolved word among the options, which may hold further ones. The user then gives the world; with
     /// `accelerate launch` the command is refused.
-    pub hidden: Option<&'w Word>,
+    pub hidden: Option<Word>,
     /// The words before the program that start it without the launcher. `None`: evenkeel cannot replace it.
     pub alone: Option<Vec<String>>,
     /// The option by which the launcher passes a rank's number on its machine to the program.
     pub local_rank: Option<&'static str>,
+}
+
+impl Launch {
+    /// The last of the launcher's options with one of the names.
+    pub fn option(&self, names: &[&str]) -> Option<&Opt> {
+        option(&self.options, names)
+    }
+
+    /// The value of [`Launch::option`].
+    pub fn value(&self, names: &[&str]) -> Option<&Word> {
+        value(&self.options, names)
+    }
+
+    /// TRL's command line starts the program, and reads options of its launcher from the recipe as well.
+    pub fn is_trl(&self) -> bool {
+        self.launcher == Launcher::Trl
+    }
+
+    /// The program's file.
+    pub fn script(&self) -> Option<tree::Given<&Path>> {
+        let word = self.program.as_ref()?;
+        Some(tree::Given::new("script", Path::new(&word.text), word.span))
+    }
+
+    /// The config of `accelerate launch`, which its options override.
+    pub fn config(&self) -> Option<Config> {
+        if let Some(word) = self.value(&[TRL_CONFIG]) {
+            return Some(Config::of_trl(word.text.clone(), word.span));
+        }
+        let word = self.value(&["config_file"])?;
+        Some(Config::File(PathBuf::from(&word.text), Some(word.span)))
+    }
 }
 
 /// torchrun's option for the number of processes on a node.
@@ -80,9 +111,9 @@ const ENDS: [&str; 5] = ["--", "&&", "||", ";", "|"];
 /// Splits a command into launcher and program. A command without a launcher begins at its script or its first
 /// option. A program may forward the command after `--` (`python mason.py --gpus 8 -- torchrun … train.py …`;
 /// allenai/open-instruct e6c3044 `mason.py`, `parse_commands`). `None`: the command starts no training.
-pub(crate) fn find(words: &[Word]) -> Option<Launched<'_>> {
+pub(crate) fn find(words: &[Word]) -> Option<Launch> {
     let found = launcher(words).or_else(|| without_launcher(words))?;
-    let (Launcher::Python, Some(script)) = (found.launcher, found.script) else {
+    let (Launcher::Python, Some(script)) = (found.launcher, &found.program) else {
         return Some(found);
     };
     let at = found.arguments.iter().position(|word| word.text == "--");
@@ -97,7 +128,7 @@ pub(crate) fn find(words: &[Word]) -> Option<Launched<'_>> {
     if let Some(second) = inner.next() {
         launched.refused = Some(Diagnostic::error(
             "global-batch-unknown",
-            second.script.map(|word| word.span),
+            second.program.map(|word| word.span),
             format!(
                 "`{}` forwards several commands, and more than one may be the training",
                 short(&script.text)
@@ -109,7 +140,7 @@ pub(crate) fn find(words: &[Word]) -> Option<Launched<'_>> {
 }
 
 /// A script with its arguments, or arguments alone. Options before a script belong to its wrapper (`srun`).
-fn without_launcher(words: &[Word]) -> Option<Launched<'_>> {
+fn without_launcher(words: &[Word]) -> Option<Launch> {
     let script = words.iter().position(|word| word.text.ends_with(".py"));
     let option = words.iter().position(|word| word.text.starts_with("--"));
     Some(program(&words[script.or(option)?..]))
@@ -155,7 +186,7 @@ pub(crate) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
     })
 }
 
-fn launcher(words: &[Word]) -> Option<Launched<'_>> {
+fn launcher(words: &[Word]) -> Option<Launch> {
     value_sources(words).find_map(|at| {
         let (before, from) = words.split_at(at);
         let (word, rest) = from.split_first()?;
@@ -170,12 +201,7 @@ fn launcher(words: &[Word]) -> Option<Launched<'_>> {
 
 /// A launcher that is started by its program's name. `python`: the interpreter of torchrun's installation.
 /// `before`: the words before the command.
-fn by_name<'w>(
-    word: &'w Word,
-    rest: &'w [Word],
-    python: String,
-    before: &[Word],
-) -> Option<Launched<'w>> {
+fn by_name(word: &Word, rest: &[Word], python: String, before: &[Word]) -> Option<Launch> {
     let name = word.file_name();
     match name {
         "torchrun" => Some(torchrun(word, rest, python, before, &TORCHRUN)),
@@ -186,14 +212,14 @@ fn by_name<'w>(
         "deepspeed" | "deepspeed.pt" if !rest.is_empty() => Some(deepspeed(word, rest, python)),
         "trl" if !rest.is_empty() => Some(trl(rest, python)),
         // They start a process for every device of the machine.
-        "swift" | "llamafactory-cli" | "lmf" if !rest.is_empty() => Some(Launched {
-            script: Some(word),
-            arguments: &rest[1..],
+        "swift" | "llamafactory-cli" | "lmf" if !rest.is_empty() => Some(Launch {
+            program: Some(word.clone()),
+            arguments: rest[1..].to_vec(),
             many: true,
-            ..Launched::default()
+            ..Launch::default()
         }),
         // Scripts among the examples of transformers and optimum-habana that start another script.
-        "xla_spawn.py" | "gaudi_spawn.py" => Some(Launched {
+        "xla_spawn.py" | "gaudi_spawn.py" => Some(Launch {
             refused: Some(Diagnostic::error(
                 "unsupported-value",
                 Some(word.span),
@@ -235,17 +261,17 @@ fn interpreter(options: &[Opt], python: String) -> Vec<String> {
 }
 
 /// A program with its arguments, or arguments alone.
-pub(super) fn program(words: &[Word]) -> Launched<'_> {
-    let (script, arguments) = match words.split_first() {
+pub(super) fn program(words: &[Word]) -> Launch {
+    let (program, arguments) = match words.split_first() {
         // A launcher without a program, as in a shortened documentation example.
         Some((first, rest)) if !first.text.starts_with('-') => (Some(first), rest),
         _ => (None, words),
     };
-    Launched {
-        script,
-        arguments,
+    Launch {
+        program: program.cloned(),
+        arguments: arguments.to_vec(),
         alone: Some(Vec::new()),
-        ..Launched::default()
+        ..Launch::default()
     }
 }
 
@@ -260,12 +286,6 @@ pub(crate) fn nodes(text: &str) -> Option<u64> {
 fn number(word: Option<&Word>) -> Option<(u64, Span)> {
     let word = word?;
     Some((word.text.parse().ok()?, word.span))
-}
-
-fn world(key: &str, processes: u64, span: Span) -> Node {
-    let mut tree = Tree::new(span);
-    tree.plain("batch.gpus", &tree::Given::new(key, processes, span));
-    tree.into_node()
 }
 
 /// The default that torchrun's environment holds for an option: `PET_NNODES=2 torchrun`.
@@ -284,13 +304,13 @@ pub(super) fn sets_defaults(line: &Line) -> bool {
 }
 
 /// Parses torchrun. Its world size is `--nnodes` × `--nproc_per_node`, both 1 by default.
-fn torchrun<'w>(
+fn torchrun(
     launcher: &Word,
-    words: &'w [Word],
+    words: &[Word],
     python: String,
     before: &[Word],
     known: &Options,
-) -> Launched<'w> {
+) -> Launch {
     let mut launched = launched(Launcher::Torchrun, launcher, options(words, known), python);
     for name in ["nnodes", "nproc_per_node"] {
         if value(&launched.options, &[name]).is_none()
@@ -312,21 +332,22 @@ fn torchrun<'w>(
         given => number(given),
     };
     // Without a world size here the user has to give one.
-    if let (Some(nodes), Some((each, at)), None) = (nodes, each, launched.hidden) {
-        launched.world = Some(world(PER_NODE, nodes.saturating_mul(each), at));
+    if let (Some(nodes), Some((each, at)), None) = (nodes, each, &launched.hidden) {
+        let processes = nodes.saturating_mul(each);
+        launched.world = Some(tree::Given::new(PER_NODE, processes, at));
     }
     launched
 }
 
 /// The program that a launcher's options start.
-fn launched<'w>(launcher: Launcher, word: &Word, given: Given<'w>, python: String) -> Launched<'w> {
-    Launched {
+fn launched(launcher: Launcher, word: &Word, given: Given<'_>, python: String) -> Launch {
+    Launch {
         launcher,
         room: word.span.end,
         module: by_module(&given.options),
         alone: Some(interpreter(&given.options, python)),
         many: true,
-        hidden: given.unresolved,
+        hidden: given.unresolved.cloned(),
         options: given.options,
         refused: given.refused,
         ..program(given.rest)
@@ -335,7 +356,7 @@ fn launched<'w>(launcher: Launcher, word: &Word, given: Given<'w>, python: Strin
 
 /// Parses DeepSpeed's launcher. Its world size is `--num_nodes` × `--num_gpus`, or the number of devices in
 /// `--include localhost:0,1`.
-fn deepspeed<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
+fn deepspeed(launcher: &Word, words: &[Word], python: String) -> Launch {
     let given = options(words, &DEEPSPEED);
     let mut launched = launched(Launcher::Deepspeed, launcher, given, python);
     let options = &launched.options;
@@ -347,10 +368,13 @@ fn deepspeed<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched
     }
     let nodes = number(value(options, &["num_nodes"])).map_or(1, |(nodes, _)| nodes);
     launched.world = match number(value(options, &["num_gpus"])) {
-        Some((each, at)) => Some(world("--num_gpus", nodes.saturating_mul(each), at)),
+        Some((each, at)) => {
+            let processes = nodes.saturating_mul(each);
+            Some(tree::Given::new("--num_gpus", processes, at))
+        }
         None => value(options, &["include", "i"]).and_then(|word| {
             let devices = hosts::device_count(&word.text)?;
-            Some(world("--include", devices, word.span))
+            Some(tree::Given::new("--include", devices, word.span))
         }),
     };
     let filtered = filtered_and_counted(options);
@@ -371,13 +395,9 @@ fn filtered_and_counted(options: &[Opt]) -> Option<Diagnostic> {
     ))
 }
 
-fn accelerate<'w>(launcher: &Word, words: &'w [Word], python: String) -> Launched<'w> {
+fn accelerate(launcher: &Word, words: &[Word], python: String) -> Launch {
     let given = options(words, &ACCELERATE);
-    let launched = launched(Launcher::Accelerate, launcher, given, python);
-    Launched {
-        config: file(&launched.options),
-        ..launched
-    }
+    launched(Launcher::Accelerate, launcher, given, python)
 }
 
 /// Whether the launcher's options say that the program is a module.
@@ -385,13 +405,8 @@ fn by_module(options: &[Opt]) -> bool {
     option(options, &["m", "module"]).is_some()
 }
 
-fn file(options: &[Opt]) -> Option<Config> {
-    let word = value(options, &["config_file"])?;
-    Some(Config::File(PathBuf::from(&word.text), Some(word.span)))
-}
-
 /// Parses `python [options] SCRIPT`, or a launcher that is started as a module.
-fn python<'w>(python: &Word, words: &'w [Word], before: &[Word]) -> Launched<'w> {
+fn python(python: &Word, words: &[Word], before: &[Word]) -> Launch {
     let Given { options, rest, .. } = options(words, &PYTHON);
     let by = python.text.clone();
     let found = match value(&options, &["m"]) {
@@ -413,7 +428,7 @@ fn python<'w>(python: &Word, words: &'w [Word], before: &[Word]) -> Launched<'w>
     };
     let (flags, from) = words.split_at(program_at.unwrap_or(0));
     let flags = flags.iter().map(|word| word.text.clone());
-    Launched {
+    Launch {
         module: module.is_some(),
         alone: Some(std::iter::once(by).chain(flags).collect()),
         ..program(from)
@@ -421,18 +436,13 @@ fn python<'w>(python: &Word, words: &'w [Word], before: &[Word]) -> Launched<'w>
 }
 
 /// A launcher that Python starts as a module.
-fn by_module_name<'w>(
-    module: &Word,
-    rest: &'w [Word],
-    python: String,
-    before: &[Word],
-) -> Option<Launched<'w>> {
+fn by_module_name(module: &Word, rest: &[Word], python: String, before: &[Word]) -> Option<Launch> {
     let launched = match module.text.as_str() {
         "torch.distributed.run" => torchrun(module, rest, python, before, &TORCHRUN),
         "torch.distributed.launch" => {
             let launched = torchrun(module, rest, python, before, &TORCH_LAUNCH);
             let by_variable = option(&launched.options, &["use_env"]).is_some();
-            Launched {
+            Launch {
                 local_rank: (!by_variable).then_some("--local-rank"),
                 ..launched
             }

@@ -12,10 +12,12 @@ pub(crate) mod unresolved;
 
 use std::path::{Path, PathBuf};
 
+use super::accelerate::options::{TRL_CONFIG, is_launcher_key};
 use super::accelerate::{self, Config};
-use super::handbook::{self, keys};
+use super::handbook;
 use super::projects::{self, Project};
-use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::schema::launch::Opt;
+use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::word::{self, Word};
@@ -24,11 +26,11 @@ use crate::recipe::syntax::source::{FileId, Span};
 use crate::util::suggest::short;
 
 use arguments::Arguments;
-use launcher::{Launched, Opt};
+
 use script::Candidate;
 use unresolved::AS_EXPANDED;
 
-pub(crate) use launcher::{Launcher, nodes, refuse_switches};
+pub(crate) use launcher::{Launch, Launcher, nodes, refuse_switches};
 
 /// The longest script or command line, bytes. Some steps of the parser take the square of its length.
 const MAX_SCRIPT: usize = 64 << 10;
@@ -53,16 +55,14 @@ pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
     (value.span.start == span.start).then_some(value.text)
 }
 
-/// A parsed command line.
+/// A command and what its arguments mean.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Command {
+    /// Its launcher and its program.
+    pub launch: Launch,
     /// The trainer's arguments, `--key value`, as a mapping. Empty for a Hydra program and for a project whose
     /// arguments are not read.
     pub arguments: Node,
-    /// The program, or the trainer's name in TRL's command line.
-    pub script: Option<Given<PathBuf>>,
-    /// The program is a module, called by its name (`python -m pkg.train`).
-    pub module: bool,
     /// The root file of a Hydra program's configs.
     pub hydra: Option<Given<PathBuf>>,
     /// The overrides of a Hydra program.
@@ -77,24 +77,32 @@ pub(crate) struct Command {
     /// known trainer, and its arguments are not interpreted.
     pub deepspeed: bool,
     /// The settings of `accelerate launch`.
-    pub launch: Launch,
-    /// The command is TRL's command line, which also reads launcher options from the recipe.
-    pub by_trl: bool,
-    /// Processes that torchrun or DeepSpeed's launcher starts, as a native tree.
-    pub world: Option<Node>,
+    pub accelerate: Stated,
     /// Byte offset at which arguments may be added, after the last one.
     pub end: usize,
 }
 
-/// What a command, or a recipe for TRL's launcher, gives to `accelerate launch`.
+impl Command {
+    /// The program's file.
+    fn program(&self) -> Option<&str> {
+        Some(self.launch.program.as_ref()?.text.as_str())
+    }
+
+    /// The recipe's file.
+    fn recipe(&self) -> Option<&Path> {
+        Some(self.config.as_ref()?.value.as_path())
+    }
+}
+
+/// What a command, or a recipe for TRL's launcher, states for `accelerate launch`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Launch {
+pub(crate) struct Stated {
     /// The config, also as TRL's `accelerate_config`.
     pub config: Option<Config>,
-    /// The options as keys of the config.
-    pub options: Option<Node>,
     /// All options in their order; `None`: it does not start the program.
-    pub words: Option<Vec<Given<Option<String>>>>,
+    pub options: Option<Vec<Opt>>,
+    /// The options as keys of the config.
+    pub tree: Option<Node>,
 }
 
 /// Whether a file holds a command line rather than YAML or JSON.
@@ -209,13 +217,14 @@ pub(crate) fn parse(
 
 fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Command {
     let Candidate {
-        launched,
+        launch,
         last,
         project,
         ..
     } = found;
-    let start = launched.arguments.first().unwrap_or(last).span;
-    let hydra = hydra::call(launched.script, launched.arguments).filter(|_| project.is_none());
+    let first = launch.arguments.first();
+    let start = first.map_or(*last, |word| word.span);
+    let hydra = hydra::call(launch).filter(|_| project.is_none());
     let mut overrides = Vec::new();
     if let Some(call) = &hydra {
         for word in &call.overrides {
@@ -224,10 +233,10 @@ fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Comma
         diagnostics.extend(call.hidden.map(hydra::hidden_overrides));
     }
     let words = match (&hydra, project) {
-        (None, None) => launched.arguments,
+        (None, None) => launch.arguments.as_slice(),
         _ => &[],
     };
-    unresolved::refuse(launched, words, diagnostics);
+    unresolved::refuse(launch, words, diagnostics);
     let Arguments {
         root: mut arguments,
         loose,
@@ -236,9 +245,10 @@ fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Comma
     unresolved::take_values(&mut arguments, &unresolved, diagnostics);
     refuse_hydra(&loose, diagnostics);
     refuse_after_config(&arguments, diagnostics);
-    refuse_tied_config(launched.script, words, diagnostics);
-    let by_trl = launched.launcher == Launcher::Trl;
-    if by_trl && let Value::Mapping(entries) = &mut arguments.value {
+    refuse_tied_config(launch, words, diagnostics);
+    if launch.is_trl()
+        && let Value::Mapping(entries) = &mut arguments.value
+    {
         entries.retain(|entry| !launcher::is_for_trls_launcher(&entry.name));
     }
     // TRL and the handbook take `--config recipe.yaml`; transformers' scripts take a JSON or YAML file
@@ -256,50 +266,44 @@ fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Comma
         matches!(extension, Some("json" | "yaml" | "yml"))
     });
     let only = only.filter(|_| named.is_none());
-    diagnostics.extend(launched.refused.clone());
+    diagnostics.extend(launch.refused.clone());
     Command {
         arguments,
-        script: launched.script.map(|word| file_of("script", word)),
-        module: launched.module,
         hydra: hydra.map(|call| Given::new("config", call.root, start)),
         overrides,
         project: project.clone(),
         only_config: only.is_some(),
-        config: named.or(only.map(|word| file_of("config", word))),
+        config: named
+            .or(only.map(|word| Given::new("config", PathBuf::from(&word.text), word.span))),
         deepspeed,
-        launch: launch(launched, start),
-        by_trl,
-        world: launched.world.clone(),
-        end: end_of_options(launched, last),
+        accelerate: stated(launch, start),
+        end: end_of_options(launch, *last),
+        launch: launch.clone(),
     }
 }
 
-/// The file that a word names.
-fn file_of(key: &str, word: &Word) -> Given<PathBuf> {
-    Given::new(key, PathBuf::from(&word.text), word.span)
-}
-
-/// What a command gives to `accelerate launch`.
-fn launch(launched: &Launched<'_>, start: Span) -> Launch {
-    if ![Launcher::Accelerate, Launcher::Trl].contains(&launched.launcher) {
-        return Launch::default();
+/// What a command states for `accelerate launch`.
+fn stated(launch: &Launch, start: Span) -> Stated {
+    if ![Launcher::Accelerate, Launcher::Trl].contains(&launch.launcher) {
+        return Stated::default();
     }
-    let mut launch = Launch::of(launched.config.clone(), &launched.options, "--", start);
-    if launched.launcher == Launcher::Trl && launched.options.is_empty() {
-        launch.options = None;
+    let reads = !launch.is_trl() || !launch.options.is_empty();
+    Stated {
+        config: launch.config(),
+        tree: reads.then(|| accelerate::options::tree(&launch.options, "--", start)),
+        options: Some(launch.options.clone()),
     }
-    launch
 }
 
 /// Byte offset at which arguments may be added: after the last word, but before `--`, which ends the
 /// options.
-fn end_of_options(launched: &Launched<'_>, last: &Word) -> usize {
-    let words = launched.arguments;
+fn end_of_options(launch: &Launch, last: Span) -> usize {
+    let words = &launch.arguments;
     let Some(at) = words.iter().position(|word| word.text == "--") else {
-        return last.span.end;
+        return last.end;
     };
     let before = at.checked_sub(1).and_then(|at| words.get(at));
-    match before.or(launched.script) {
+    match before.or(launch.program.as_ref()) {
         Some(before) => before.span.end,
         // At the blank before `--`.
         None => words[at].span.start.saturating_sub(1),
@@ -321,8 +325,9 @@ fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
 
 /// Refuses `--config=FILE` for TRL. Its parser expects `--config` as a separate word (f2cd577,
 /// `scripts/utils.py`, `parse_args_and_config`) and treats `--config=FILE` as an unknown argument.
-fn refuse_tied_config(script: Option<&Word>, words: &[Word], diagnostics: &mut Vec<Diagnostic>) {
-    let trainer = script.and_then(|word| handbook::trainer_of(Path::new(&word.text)));
+fn refuse_tied_config(launch: &Launch, words: &[Word], diagnostics: &mut Vec<Diagnostic>) {
+    let script = launch.script();
+    let trainer = script.and_then(|script| handbook::trainer_of(script.value));
     let tied = |word: &&Word| word.text.starts_with("--config=");
     if let (Some(_), Some(word)) = (trainer, words.iter().rev().find(tied)) {
         let file = word.after("--config=".len()).text;
@@ -356,129 +361,26 @@ fn refuse_after_config(arguments: &Node, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-impl Launch {
-    /// A config, and options over it: with a value as the config keys that they override, switches as `--NAME`.
-    /// `dashes`: what precedes an option's name in messages.
-    fn of(config: Option<Config>, options: &[Opt], dashes: &str, span: Span) -> Launch {
-        let mut tree = Tree::new(span);
-        let mut words = Vec::new();
-        for Opt { name, at, value } in options {
-            let text = value.as_ref().map(|value| value.text.clone());
-            words.push(Given::new(name, text, *at));
-            let key = format!("{dashes}{name}");
-            if accelerate::is_switch(name) {
-                tree.plain(&key, &Given::new(&key, true, *at));
-            } else if let (Some(value), Some(path)) = (value, config_key(name)) {
-                // An unresolved count stays unset; the user gives it with `--recipe-gpus`.
-                if COUNTS.contains(&name.as_str()) && !value.unresolved.is_empty() {
-                    continue;
-                }
-                tree.put(&path, &key, arguments::typed(&value.text, value.span));
-            }
-        }
-        Launch {
-            config,
-            options: Some(tree.into_node()),
-            words: Some(words),
-        }
-    }
-}
-
-/// Options of `accelerate launch` for the world size and this machine's rank.
-const COUNTS: &[&str] = &["num_processes", "num_machines", "machine_rank"];
-
-/// The key of an accelerate config that an option with a value overrides.
-fn config_key(name: &str) -> Option<String> {
-    const PREFIXES: &[(&str, &str)] = &[
-        ("fsdp_", "fsdp_config"),
-        ("parallelism_config_", "parallelism_config"),
-        ("megatron_lm_", "megatron_lm_config"),
-        ("deepspeed_", "deepspeed_config"),
-        ("mpirun_", "mpirun_config"),
-    ];
-    let part = match name {
-        "num_processes" | "num_machines" | "mixed_precision" | "gpu_ids" | "main_process_ip" => {
-            return Some(name.to_owned());
-        }
-        "zero_stage" | "gradient_accumulation_steps" => "deepspeed_config",
-        name => {
-            let mut prefixes = PREFIXES.iter();
-            prefixes.find(|(prefix, _)| name.starts_with(prefix))?.1
-        }
-    };
-    Some(format!("{part}.{name}"))
-}
-
-/// The launcher of a command and the places of its options, for writing a plan's numbers into the text.
-pub(crate) struct Call {
-    /// What starts the processes.
-    pub launcher: Launcher,
-    /// Byte offset in the text at which further options may be added.
-    pub room: usize,
-    /// The command names its program.
-    pub has_program: bool,
-    /// An unresolved word among the launcher's options.
-    pub hidden: Option<String>,
-    options: Vec<Opt>,
-}
-
-impl Call {
-    /// The launcher of the training command in a text.
-    pub fn of(path: &Path, text: &str, file: FileId) -> Option<Call> {
-        let lines = shell::read(text, file, Form::of(path)).ok()?;
-        let candidates = script::candidates(&lines);
-        let launched = candidates.into_iter().next()?.launched;
-        Some(Call {
-            launcher: launched.launcher,
-            room: launched.room,
-            has_program: launched.script.is_some(),
-            hidden: launched.hidden.map(|word| word.text.clone()),
-            options: launched.options,
-        })
-    }
-
-    /// The option value that begins at a byte offset of the text.
-    pub fn value_from(&self, start: usize) -> Option<(&str, Span)> {
-        let mut values = self
-            .options
-            .iter()
-            .filter_map(|option| option.value.as_ref());
-        let word = values.find(|word| word.span.start == start)?;
-        Some((&word.text, word.span))
-    }
-
-    /// The place of an option, with or without a value.
-    pub fn at(&self, names: &[&str]) -> Option<Span> {
-        Some(launcher::option(&self.options, names)?.at)
-    }
-
-    /// The value of an option and its place.
-    pub fn value(&self, names: &[&str]) -> Option<(&str, Span)> {
-        let word = launcher::value(&self.options, names)?;
-        Some((&word.text, word.span))
-    }
-}
-
 /// Removes from a recipe the keys that TRL's command line passes to its launcher (`num_processes: 4`). TRL
 /// passes on every key that the trainer does not know. A launcher's config has the same keys and stays unchanged.
-pub(crate) fn take_launch(root: &mut Node) -> Launch {
+pub(crate) fn take_launch(root: &mut Node) -> Stated {
     let (mut config, mut options) = (None, Vec::new());
     let span = root.span;
     if accelerate::looks_like_one(root) {
-        return Launch::default();
+        return Stated::default();
     }
     let Value::Mapping(entries) = &mut root.value else {
-        return Launch::default();
+        return Stated::default();
     };
     entries.retain(|entry| {
         let name = entry.name.as_str();
-        let text = entry.value.text().filter(|_| keys::is_launcher_key(name));
+        let text = entry.value.text().filter(|_| is_launcher_key(name));
         let Some(text) = text else {
             return true;
         };
         let at = entry.value.span;
         match name {
-            keys::TRL_CONFIG => config = Some(Config::of_trl(text.to_owned(), at)),
+            TRL_CONFIG => config = Some(Config::of_trl(text.to_owned(), at)),
             "config_file" => config = Some(Config::File(PathBuf::from(text), Some(at))),
             name => options.push(Opt {
                 name: name.to_owned(),
@@ -489,12 +391,15 @@ pub(crate) fn take_launch(root: &mut Node) -> Launch {
         false
     });
     if options.is_empty() {
-        Launch {
+        return Stated {
             config,
-            ..Launch::default()
-        }
-    } else {
-        Launch::of(config, &options, "", span)
+            ..Stated::default()
+        };
+    }
+    Stated {
+        config,
+        tree: Some(accelerate::options::tree(&options, "", span)),
+        options: Some(options),
     }
 }
 
@@ -525,11 +430,10 @@ pub(crate) fn only_numbers_changed(
         }
         arguments
     };
-    let path = |file: &Option<Given<PathBuf>>| file.as_ref().map(|file| file.value.clone());
     numbers.iter().all(has)
         && rest(&before).same_value(&rest(&after))
-        && path(&before.script) == path(&after.script)
-        && path(&before.config) == path(&after.config)
+        && before.program() == after.program()
+        && before.recipe() == after.recipe()
 }
 
 #[cfg(test)]

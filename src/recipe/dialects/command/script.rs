@@ -1,6 +1,6 @@
 //! Finds the command of a script that starts the training.
 
-use super::launcher::{self, Launched, Launcher};
+use super::launcher::{self, Launch, Launcher};
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::dialects::programs;
 use crate::recipe::dialects::projects::{self, Project};
@@ -19,9 +19,9 @@ const BATCH: Words = Words(
 
 /// A command that may be a training.
 pub(crate) struct Candidate<'w> {
-    pub launched: Launched<'w>,
-    /// Word after which text may be added.
-    pub last: &'w Word,
+    pub launch: Launch,
+    /// The last word, after which text may be added.
+    pub last: Span,
     pub words: &'w [Word],
     /// The project whose arguments are not read.
     pub project: Option<Given<&'static Project>>,
@@ -40,9 +40,9 @@ enum Likely {
 
 impl Candidate<'_> {
     fn likely(&self) -> Likely {
-        let launched = &self.launched;
+        let launch = &self.launch;
         let mut names = Vec::new();
-        for word in launched.arguments {
+        for word in &launch.arguments {
             if let Some((name, _)) = word.long_option() {
                 names.push(name);
             }
@@ -51,18 +51,18 @@ impl Candidate<'_> {
             let ends = [".yaml", ".yml", ".json"];
             ends.iter().any(|end| word.text.ends_with(end))
         };
-        let trainer = launched.script.map(|word| word.text.as_ref());
+        let trainer = launch.script().map(|script| script.value);
         if self.project.is_some()
             || names.iter().any(|name| BATCH.has(name))
-            || super::hydra::call(launched.script, launched.arguments).is_some()
-            || launched.arguments.iter().any(is_file)
+            || super::hydra::call(launch).is_some()
+            || launch.arguments.iter().any(is_file)
         {
             Likely::Batch
-        } else if launched.many
+        } else if launch.many
             || names
                 .iter()
                 .any(|name| keys::kind_in_training(name).is_some())
-            || launched
+            || launch
                 .arguments
                 .iter()
                 .any(|word| !word.unresolved.is_empty())
@@ -93,22 +93,22 @@ fn candidate<'w>(line: &'w Line, lines: &[Line]) -> Option<Candidate<'w>> {
     }
     let project = projects::of_command(words);
     let found = launcher::find(words);
-    let mut launched = found.or_else(|| project.is_some().then(|| launcher::program(words)))?;
-    let program = launched.script.map(|word| word.text.as_str());
-    if program.is_some_and(programs::trains_nothing) {
+    let mut launch = found.or_else(|| project.is_some().then(|| launcher::program(words)))?;
+    let program = launch.program.as_ref();
+    if program.is_some_and(|word| programs::trains_nothing(&word.text)) {
         return None;
     }
     let mut others = lines.iter().filter(|other| !std::ptr::eq(*other, line));
-    let given = |name| launcher::option(&launched.options, &[name]).is_some();
-    if launched.launcher == Launcher::Torchrun
+    let given = |name| launch.option(&[name]).is_some();
+    if launch.launcher == Launcher::Torchrun
         && !(given("nnodes") && given("nproc_per_node"))
         && others.any(launcher::sets_defaults)
     {
-        launched.world = None;
+        launch.world = None;
     }
     Some(Candidate {
-        last: launched.arguments.last().or(words.last())?,
-        launched,
+        last: launch.arguments.last().or(words.last())?.span,
+        launch,
         words,
         project,
     })

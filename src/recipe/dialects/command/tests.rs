@@ -17,8 +17,8 @@ pub(crate) fn understood(text: &str) -> Result<Command, String> {
 }
 
 pub(crate) fn gpus(text: &str) -> Option<String> {
-    let world = understood(text).unwrap().world?;
-    Some(world.get_path("batch.gpus")?.text()?.to_owned())
+    let world = understood(text).unwrap().launch.world?;
+    Some(world.value.to_string())
 }
 
 pub(crate) fn argument(text: &str, key: &str) -> Option<String> {
@@ -60,11 +60,14 @@ fn launchers_set_the_number_of_processes() {
     )
     .unwrap();
     assert!(
-        matches!(call.launch.config, Some(Config::File(file, _)) if file == Path::new("fsdp.yaml"))
+        matches!(call.accelerate.config, Some(Config::File(file, _)) if file == Path::new("fsdp.yaml"))
     );
     assert_eq!(call.config.unwrap().value, Path::new("recipe.yaml"));
-    assert_eq!(call.script.unwrap().value, PathBuf::from("scripts/dpo.py"));
-    let launch = call.launch.options.unwrap();
+    assert_eq!(
+        call.launch.script().unwrap().value,
+        Path::new("scripts/dpo.py")
+    );
+    let launch = call.accelerate.tree.unwrap();
     let launch_value = |path: &str| {
         launch
             .get_path(path)
@@ -164,8 +167,8 @@ fn trls_command_line_is_split_between_launcher_and_trainer() {
     let line =
         "trl sft --config r.yaml --num_processes 4 --accelerate_config zero2.yaml --lora_r 8";
     let command = understood(line).unwrap();
-    assert_eq!(command.script.as_ref().unwrap().value, PathBuf::from("sft"));
-    let Some(Config::FileOrShipped(config)) = &command.launch.config else {
+    assert_eq!(command.launch.script().unwrap().value, Path::new("sft"));
+    let Some(Config::FileOrShipped(config)) = &command.accelerate.config else {
         panic!("{command:?}");
     };
     assert_eq!(config.value, "zero2.yaml");
@@ -183,11 +186,11 @@ fn trls_launcher_options_come_from_the_command_and_the_recipe() {
     let line = "trl dpo --use_deepspeed --zero_stage 3 --config_file own.yaml --num_processes=2 --beta 0.2";
     let command = understood(line).unwrap();
     assert!(
-        matches!(command.launch.config, Some(Config::File(file, _)) if file == Path::new("own.yaml"))
+        matches!(command.accelerate.config, Some(Config::File(file, _)) if file == Path::new("own.yaml"))
     );
     let keys = command.arguments.entries().unwrap().iter();
     assert_eq!(keys.map(|e| e.name.as_str()).collect::<Vec<_>>(), ["beta"]);
-    let launch = command.launch.options.unwrap();
+    let launch = command.accelerate.tree.unwrap();
     let launch_value = |path: &str| launch.get_path(path).and_then(Node::text);
     assert_eq!(launch_value("--use_deepspeed"), Some("true"));
     assert_eq!(launch_value("deepspeed_config.zero_stage"), Some("3"));
@@ -198,12 +201,7 @@ fn trls_launcher_options_come_from_the_command_and_the_recipe() {
     let mut root = crate::recipe::syntax::yaml::parse(text, file, &mut Vec::new()).unwrap();
     let launch = take_launch(&mut root);
     assert!(matches!(launch.config, Some(Config::FileOrShipped(name)) if name.value == "zero2"));
-    let processes = launch
-        .options
-        .unwrap()
-        .get("num_processes")
-        .cloned()
-        .unwrap();
+    let processes = launch.tree.unwrap().get("num_processes").cloned().unwrap();
     assert_eq!((processes.text(), processes.span.line), (Some("4"), 2));
     let left = root.entries().unwrap().iter();
     assert_eq!(
@@ -457,7 +455,7 @@ fn numbers_are_decimal() {
         assert_eq!(value, Some(Resolved::Str(typed.into())));
     }
     let launched = |text: &str| {
-        let options = understood(text).unwrap().launch.options.unwrap();
+        let options = understood(text).unwrap().accelerate.tree.unwrap();
         options
             .get("num_processes")
             .and_then(Node::text)
@@ -467,7 +465,7 @@ fn numbers_are_decimal() {
     let typed = launched(&format!("accelerate launch --num_processes 10 {rest}"));
     assert_eq!(typed.as_deref(), Some("10"));
     let hex = understood(&format!("accelerate launch --num_processes 0x4 {rest}"));
-    let hex = hex.unwrap().launch.options.unwrap();
+    let hex = hex.unwrap().accelerate.tree.unwrap();
     let read = hex.get("num_processes").unwrap().resolve(Schema::PyYaml);
     assert_eq!(read, Some(Resolved::Str("0x4".into())));
     // An unresolved number stays unset; `--recipe-gpus` gives it.

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::launcher::{Launched, Launcher};
+use super::launcher::{Launch, Launcher};
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
@@ -28,14 +28,9 @@ const SETTLING: [&[&str]; 2] = [
 
 /// Refuses a command whose unresolved words may hold batch numbers. `arguments`: those of them that are read. With
 /// `accelerate launch` a word among the launcher's options may set the number of processes and more.
-pub(crate) fn refuse(
-    launched: &Launched<'_>,
-    arguments: &[Word],
-    diagnostics: &mut Vec<Diagnostic>,
-) {
-    let hidden = launched
-        .hidden
-        .filter(|_| launched.launcher == Launcher::Accelerate);
+pub(crate) fn refuse(launch: &Launch, arguments: &[Word], diagnostics: &mut Vec<Diagnostic>) {
+    let hidden = launch.hidden.as_ref();
+    let hidden = hidden.filter(|_| launch.launcher == Launcher::Accelerate);
     if let Some(word) = hidden {
         let text = shown(word);
         diagnostics.push(Diagnostic::error(

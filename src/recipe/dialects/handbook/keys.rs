@@ -374,21 +374,6 @@ pub(crate) fn name(objective: Objective) -> &'static str {
     found.map_or("", |(_, name, _)| name)
 }
 
-/// Options that TRL's command line passes to `accelerate launch`. No trainer has them.
-const TRL_PASSES_ON: Words = Words(
-    "config_file num_processes num_machines machine_rank main_process_ip main_process_port \
-     mixed_precision gpu_ids zero_stage deepspeed_config_file fsdp_version \
-     fsdp_sharding_strategy fsdp_reshard_after_forward",
-);
-
-/// TRL's option for the accelerate config: a file, or the name of a config that TRL ships.
-pub(crate) const TRL_CONFIG: &str = "accelerate_config";
-
-/// Whether TRL's command line passes a key of the recipe to its launcher.
-pub(crate) fn is_launcher_key(name: &str) -> bool {
-    name == TRL_CONFIG || TRL_PASSES_ON.has(name)
-}
-
 /// Arguments of the example scripts that concern the batch, the model or the data, and those that
 /// distinguish such a file from TRL's. `cutoff_len` is LLaMA-Factory's sequence length.
 const EXAMPLES: &str = "\

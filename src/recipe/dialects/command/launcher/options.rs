@@ -7,9 +7,9 @@
 
 use crate::recipe::dialects::accelerate::options::{self, Kind, Known, OPTIONS};
 use crate::recipe::dialects::handbook::keys;
+use crate::recipe::schema::launch::Opt;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
-use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::{did_you_mean, short};
 
@@ -99,24 +99,6 @@ pub(in crate::recipe::dialects::command) const SRUN: Options = Options {
     dashes: true,
     cut_short: false,
 };
-
-/// An option of a launcher.
-#[derive(Debug, Clone)]
-pub(crate) struct Opt {
-    /// The name, with `_` for every `-`.
-    pub name: String,
-    pub at: Span,
-    /// The value; `None` for switches.
-    pub value: Option<Word>,
-}
-
-impl Opt {
-    /// The option with its dashes.
-    pub fn written(&self) -> String {
-        let dashes = if self.name.len() == 1 { "-" } else { "--" };
-        format!("{dashes}{}", self.name)
-    }
-}
 
 /// The options of a launcher.
 pub(in crate::recipe::dialects::command) struct Given<'w> {

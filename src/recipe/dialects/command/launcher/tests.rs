@@ -42,7 +42,7 @@ fn names_may_be_abbreviated_where_the_launchers_parser_allows_it() {
     }
     let accelerate = "accelerate launch -q --num-processes=4 --gpu_ids 0,1,2,3 -t3";
     let command = understood(&format!("{accelerate} {TRAINER}")).unwrap();
-    let launch = command.launch.options.unwrap();
+    let launch = command.accelerate.tree.unwrap();
     assert_eq!(launch.get("num_processes").unwrap().text(), Some("4"));
 }
 
@@ -118,7 +118,7 @@ fn a_launcher_is_found_after_a_wrapper() {
         assert_eq!(size.as_deref(), Some("4"), "{script}");
     }
     let trl = "python -m trl sft --model_name_or_path x --num_processes 4";
-    let launch = understood(trl).unwrap().launch.options.unwrap();
+    let launch = understood(trl).unwrap().accelerate.tree.unwrap();
     assert_eq!(launch.get("num_processes").unwrap().text(), Some("4"));
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Source: TRL f2cd577 `cli/main.py`.
 
-use super::options::{ACCELERATE, Opt, value};
-use super::{Launched, Launcher, file, program};
-use crate::recipe::dialects::accelerate::Config;
-use crate::recipe::dialects::handbook::keys::{TRL_CONFIG, is_launcher_key};
+use super::options::ACCELERATE;
+use super::{Launch, Launcher, program};
+use crate::recipe::dialects::accelerate::options::{TRL_CONFIG, is_launcher_key};
+use crate::recipe::schema::launch::Opt;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::Node;
@@ -47,7 +47,7 @@ pub(crate) fn refuse_switches(recipe: &Node, reading: &mut Reading) {
 }
 
 /// Parses `trl sft --config … --num_processes 4`: the trainer's name, then options of trainer and launcher.
-pub(super) fn trl(words: &[Word], python: String) -> Launched<'_> {
+pub(super) fn trl(words: &[Word], python: String) -> Launch {
     let mut options = Vec::new();
     let mut refused = None;
     let mut room = words.last().map_or(0, |word| word.span.end);
@@ -69,12 +69,9 @@ pub(super) fn trl(words: &[Word], python: String) -> Launched<'_> {
             options.push(Opt { name, at, value });
         }
     }
-    let named = value(&options, &[TRL_CONFIG]);
-    let named = named.map(|word| Config::of_trl(word.text.clone(), word.span));
-    Launched {
+    Launch {
         launcher: Launcher::Trl,
         room,
-        config: named.or_else(|| file(&options)),
         options,
         refused,
         many: true,
