@@ -13,6 +13,7 @@ pub mod data;
 pub mod engine;
 pub mod export;
 pub mod external_trainer;
+pub mod host;
 pub mod inventory;
 pub mod launch;
 pub mod lifecycle;

@@ -19,12 +19,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::{
-    Answer, Event as RankEvent, EventLog, ExternalStall, Identity, Input, Membership, OomKills,
-    Preparation, Ranks, Retention, Silence, Tail,
-};
+use super::{Answer, EventLog, Identity, Input, Membership, Preparation, Retention};
 use crate::external_trainer::ProgressWatch;
 use crate::external_trainer::call::ExternalCall;
+use crate::host::{Event as RankEvent, ExternalStall, OomKills, Ranks, Silence, Tail};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::{Generation, Peer};
 use crate::lifecycle::protocol::{Ending, Order, exit};

@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use super::{Identity, Membership, OomKills};
+use super::{Identity, Membership};
+use crate::host::{OomKills, last_lines};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::protocol::exit;
 use crate::util::durable::{self, FileError};
@@ -89,7 +90,7 @@ impl Preparation {
             Ok(None) => Ok(false),
             Ok(Some(status)) if status.success() => Ok(true),
             Ok(Some(status)) => {
-                let words = super::ranks::last_lines(&self.log);
+                let words = last_lines(&self.log);
                 Err(failed(status, &words, self.oom_kills.raised()))
             }
             Err(error) => Err(Problem::new(

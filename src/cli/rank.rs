@@ -6,8 +6,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 
-use crate::external_trainer::program::KEY_VARIABLE;
-use crate::external_trainer::{Become, become_program};
+use crate::host::{Become, KEY_VARIABLE, become_program};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::recipe::schema::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::agent::{last_lines, shown};
 use crate::cli::output::{Unprinted, line};
+use crate::host::{last_lines, shown};
 use crate::launch::{RunDir, RunState};
 use crate::lifecycle::files;
 

@@ -6,10 +6,8 @@ mod command;
 pub mod conversion;
 pub mod launcher;
 pub mod oom_messages;
-pub mod program;
 pub mod progress;
 pub mod resume;
 
 pub use command::{Call, ExternalTrainer, ExternalTrainerError};
-pub use program::{Become, Program, Start, become_program};
 pub use progress::ProgressWatch;

@@ -17,9 +17,11 @@ use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
 use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
-use crate::agent::{Event as RankEvent, ExternalStall, OomKills, Ranks as RankProcesses, Tail};
 use crate::checkpoint;
-use crate::external_trainer::{Program, ProgressWatch, Start};
+use crate::external_trainer::ProgressWatch;
+use crate::host::{
+    Event as RankEvent, ExternalStall, OomKills, Program, Ranks as RankProcesses, Start, Tail,
+};
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{

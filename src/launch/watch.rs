@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::agent::{Event, News, Ranks, Silence};
+use crate::host::{Event, News, Ranks, Silence};
 use crate::lifecycle::Outcome;
 use crate::lifecycle::protocol::Order;
 use crate::lifecycle::rank_status::{self, COMMIT, Cause, RankStatus, Stage};

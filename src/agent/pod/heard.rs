@@ -1,7 +1,7 @@
 //! Handles rank events in a pod: reports, exits and missed heartbeats.
 
 use super::PodAgent;
-use crate::agent::{Event as RankEvent, News, last_lines, new_output};
+use crate::host::{Event as RankEvent, News, last_lines, new_output};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::rank_status::{RankStatus, Stage};

@@ -7,13 +7,14 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::agent::News;
 use crate::api::RemainderPolicy;
 use crate::api::status::{Current as Published, RecipeSnapshot};
+use crate::host::News;
 use crate::lifecycle::files;
 use crate::lifecycle::generation::{Address, Member, PodRef, testing};
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
+use crate::plan::DeviceKind;
 use crate::plan::DeviceKind;
 use crate::plan::{self, PlanRequest};
 use crate::recipe;

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use super::{Launcher, RESTARTS};
-use crate::agent::new_output;
 use crate::external_trainer::ExternalTrainer;
+use crate::host::new_output;
 use crate::launch::{LaunchError, RunDir, external};
 use crate::lifecycle::ExternalCheckpoint;
 use crate::recipe::Recipe;

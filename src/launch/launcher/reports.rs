@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{Launcher, RESTARTS};
-use crate::agent::{Event as RankEvent, News};
 use crate::checkpoint;
+use crate::host::{Event as RankEvent, News};
 use crate::launch::LaunchError;
 use crate::launch::run_dir::{GenerationRow, Phase};
 use crate::lifecycle::CheckpointRef;

@@ -17,8 +17,8 @@ use rustix::process::{
     pidfd_open, pidfd_send_signal, prlimit, waitid,
 };
 
+use super::program::{self, Program, Start};
 use crate::external_trainer::oom_messages;
-use crate::external_trainer::program::{self, Program, Start};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
 use crate::lifecycle::rank_status::{self, RankStatus};

@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::conversion::{self, ConversionError};
-use super::{Call, ProgressWatch};
+use crate::external_trainer::conversion::{self, ConversionError};
+use crate::external_trainer::{Call, ProgressWatch};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
 use crate::recipe::schema::placeholder::{self, LEFT_BRACE, OF_A_RANK, Value};
