@@ -62,15 +62,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     (
         "external_trainer",
-        &[
-            "api",
-            "export",
-            "lifecycle",
-            "plan",
-            "recipe",
-            "telemetry",
-            "util",
-        ],
+        &["export", "lifecycle", "plan", "recipe", "telemetry", "util"],
     ),
     (
         "host",
@@ -79,6 +71,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "inventory",
             "lifecycle",
             "recipe",
+            "telemetry",
             "train",
             "util",
         ],
@@ -94,6 +87,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "inventory",
             "lifecycle",
             "plan",
+            "recipe",
             "telemetry",
             "train",
             "util",

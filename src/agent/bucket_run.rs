@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Membership, mirror};
+use super::{Membership, external, mirror};
 use crate::bucket::{Bucket, BucketError, Cause};
 use crate::checkpoint::{CheckpointError, bucket_copy};
-use crate::external_trainer::call;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{Generation, files};
 use crate::train::{Setup, checkpoint_ref};
@@ -73,7 +72,7 @@ impl BucketRun {
                     bring(&bucket, &run, &record, mine)
                 } else {
                     let waited = mine.then_some(waited);
-                    let place = call::checkpoints(&job.trainer_source(), &run)?;
+                    let place = external::checkpoints(&job.trainer_source(), &run)?;
                     bring_external(&bucket, &run, &record, waited, job.drain, &place)
                 };
                 brought.map_err(problem)
@@ -166,7 +165,7 @@ fn bring_external(
         mirror::refuse(bucket, &chosen)?;
         bucket.delete(&key)?;
     }
-    call::write_choice(run, record, fetched?)?;
+    external::write_choice(run, record, fetched?)?;
     if waited.is_some() {
         bucket.put_json(&key_of(record, files::RECORD), record)?;
     }

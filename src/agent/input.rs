@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::external::Source;
 use crate::api::status::{Current, RecipeSnapshot};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::bucket::Bucket;
-use crate::external_trainer::call::Source;
 use crate::host::Event;
 use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};

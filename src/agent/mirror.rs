@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bucket::{Bucket, BucketError};
 use crate::checkpoint::{CheckpointError, FileEntry, bucket_copy};
-use crate::external_trainer::call::ExternalCall;
+use crate::external_trainer::ExternalCall;
 use crate::lifecycle::{ExternalCheckpoint, Generation, Reason, files};
 use crate::util::durable::{self, FileError, create_directory};
 use crate::util::input;
@@ -95,7 +95,6 @@ impl Mirror {
     /// Starts for the pod `member` of a generation, whose disk has the checkpoint that it resumes from.
     pub fn start(
         bucket: &Bucket,
-        run: &Path,
         record: &Generation,
         member: usize,
         external: Arc<ExternalCall>,
@@ -103,7 +102,6 @@ impl Mirror {
         let shared = Arc::<Shared>::default();
         let mut copier = Copier {
             bucket: bucket.clone(),
-            run: run.to_path_buf(),
             generation: record.number,
             member,
             members: record.members.len(),
@@ -150,7 +148,6 @@ impl Drop for Mirror {
 
 struct Copier {
     bucket: Bucket,
-    run: PathBuf,
     generation: u64,
     member: usize,
     members: usize,
@@ -424,7 +421,7 @@ impl Copier {
     }
 
     fn newest(&self) -> Option<Version> {
-        let path = self.external.newest(&self.run)?.path;
+        let path = self.external.newest()?.path;
         let changed = changed(&path);
         Some((path, changed))
     }
@@ -739,9 +736,9 @@ fn entry(file: &Path) -> Result<FileEntry, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::external::{self, Source, external_call};
     use crate::api::status::RecipeSnapshot;
     use crate::bucket::tests::in_memory;
-    use crate::external_trainer::call::{self, Source, external_call};
     use crate::lifecycle::generation::{Member, testing};
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
@@ -785,11 +782,10 @@ mod tests {
             remainder: Remainder::Exact,
             command: &command,
         };
-        call::write_choice(disk.path(), &record, None).unwrap();
+        external::write_choice(disk.path(), &record, None).unwrap();
         let external = external_call(&source, disk.path(), &record).unwrap();
         let copier = Copier {
             bucket: bucket.clone(),
-            run: disk.path().to_path_buf(),
             generation: number,
             member,
             members: 2,

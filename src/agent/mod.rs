@@ -3,6 +3,7 @@
 
 mod bucket_run;
 mod event_log;
+mod external;
 mod follow;
 mod input;
 mod later;

@@ -20,12 +20,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{Answer, EventLog, Identity, Input, Membership, Preparation, Retention};
-use crate::external_trainer::ProgressWatch;
-use crate::external_trainer::call::ExternalCall;
-use crate::host::{Event as RankEvent, ExternalStall, OomKills, Ranks, Silence, Tail};
+use crate::host::{Event as RankEvent, HostGeneration};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::{Generation, Peer};
-use crate::lifecycle::protocol::{Ending, Order, exit};
+use crate::lifecycle::protocol::{Ending, exit};
 use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::{Event, Pace};
 
@@ -62,34 +60,17 @@ pub struct PodAgent {
     pause: Option<(u64, Instant)>,
     /// Time of the last device check.
     inspected: Option<Instant>,
-    current: Option<Current>,
+    /// The generation whose ranks were started here.
+    current: Option<HostGeneration>,
+    /// Copies its external trainer's checkpoints to the bucket.
+    mirror: Option<Mirror>,
+    pace: Pace,
     retention: Retention,
     /// Whether the volume has later generations than the newest status.
     later: Option<Search>,
     /// The bucket did not answer, and [`AgentState::problem`] says so.
     search_failed: bool,
     log: EventLog,
-}
-
-/// The generation whose ranks were started here.
-struct Current {
-    generation: Generation,
-    /// The external trainer's command; `None` for the built-in trainer.
-    external: Option<Arc<ExternalCall>>,
-    /// Copies the external trainer's checkpoints to the bucket.
-    mirror: Option<Mirror>,
-    /// The external trainer's progress, on the host of rank 0.
-    progress: Option<ProgressWatch>,
-    pace: Pace,
-    ranks: Ranks,
-    tails: Vec<Tail>,
-    /// Kills by the kernel since the ranks were started.
-    oom_kills: OomKills,
-    silence: Silence,
-    /// Of an external trainer, on the host of rank 0.
-    stall: Option<ExternalStall>,
-    draining: bool,
-    settled: bool,
 }
 
 impl PodAgent {
@@ -129,6 +110,8 @@ impl PodAgent {
             pause: None,
             inspected: None,
             current: None,
+            mirror: None,
+            pace: Pace::default(),
             retention: Retention::default(),
             later: None,
             search_failed: false,
@@ -154,7 +137,9 @@ impl PodAgent {
             self.act();
             self.inspect();
             self.ask_peers();
-            self.kill_timed_out();
+            if let Some(current) = &mut self.current {
+                current.kill_silent();
+            }
             self.follow_ranks(false);
             self.tidy();
             self.warn_of_copies();
@@ -193,8 +178,7 @@ impl PodAgent {
     fn terminate(&mut self) {
         self.terminating = true;
         if let Some(current) = &mut self.current {
-            // Ranks agree with their peers on a step, so one drained rank drains all.
-            current.ranks.order_all(Order::Drain);
+            current.leave();
         }
     }
 
@@ -208,20 +192,16 @@ impl PodAgent {
         if !first && self.identity.bucket.is_none() {
             return;
         }
-        let start = current.generation.start.as_ref();
+        let start = current.record.start.as_ref();
         let tended = (self.retention).tend(&self.identity, first, checkpoint_ref, start);
         if let Some(problem) = tended {
             self.warn(problem);
         }
     }
 
-    /// What copies the checkpoints of the newest ranks here to the bucket.
-    fn mirror(&self) -> Option<&Mirror> {
-        self.current.as_ref()?.mirror.as_ref()
-    }
-
     fn warn_of_copies(&mut self) {
-        for warning in self.mirror().map(Mirror::warnings).unwrap_or_default() {
+        let warnings = self.mirror.as_ref().map(Mirror::warnings);
+        for warning in warnings.unwrap_or_default() {
             self.warn(warning);
         }
     }
@@ -233,14 +213,16 @@ impl PodAgent {
             return true;
         };
         let is_finished = |rank: &RankStatus| rank.ending() == Some(Ending::Code(exit::FINISHED));
-        let finished = self.state.ranks.iter().all(is_finished);
-        if self.mirror().is_some_and(|mirror| !mirror.end(finished)) {
+        let finished = current.statuses().iter().all(is_finished);
+        if (self.mirror.as_ref()).is_some_and(|mirror| !mirror.end(finished)) {
             return false;
         }
-        let first = self.state.first;
-        let ranks = first..first + self.state.ranks.len() as u64;
-        self.bucket_run
-            .keep_logs(bucket, &self.identity.run, current.generation.number, ranks)
+        self.bucket_run.keep_logs(
+            bucket,
+            &self.identity.run,
+            current.record.number,
+            current.ranks(),
+        )
     }
 
     fn warn(&mut self, message: String) {
@@ -257,7 +239,7 @@ impl PodAgent {
             && let Some(current) = &mut self.current
         {
             // No kubelet ends the pods of a job that was deleted with `--cascade=orphan`.
-            current.ranks.kill();
+            current.fence();
         }
         let published = job.generation.as_ref();
         if !self.is_newest(published.map(|wanted| &wanted.record)) {
@@ -273,25 +255,14 @@ impl PodAgent {
         let Some(current) = &mut self.current else {
             return;
         };
-        if current.generation.number < number || wanted.outcome.is_some() {
+        if current.record.number < number || wanted.outcome.is_some() {
             // The world continued without these ranks.
-            current.ranks.kill();
+            current.fence();
             return;
         }
-        if wanted.drain != std::mem::replace(&mut current.draining, wanted.drain) {
-            let order = if wanted.drain {
-                Order::Drain
-            } else {
-                Order::CancelDrain
-            };
-            current.ranks.order_all(order);
-        }
-        if let Some(after) = wanted.after_loss
-            && !std::mem::replace(&mut current.settled, true)
-        {
-            let external = !job.command.is_empty();
-            let statuses = &mut self.state.ranks;
-            (current.ranks).settle(statuses, external, after.commit);
+        current.set_draining(wanted.drain);
+        if let Some(after) = wanted.after_loss {
+            current.settle(after.commit);
         }
     }
 
@@ -341,10 +312,10 @@ impl PodAgent {
             waiting.take(answer);
         }
         if let Some(current) = &mut self.current
-            && answer.generation > current.generation.number
+            && answer.generation > current.record.number
         {
             // The world continued without these ranks, and the API server could not report it.
-            current.ranks.kill();
+            current.fence();
         }
     }
 
@@ -355,8 +326,8 @@ impl PodAgent {
         let misses = fence_after.is_some_and(|after| self.contact.misses_the_cluster(after));
         let whom = match (&self.waiting, &self.current) {
             (Some(waiting), _) => waiting.first().into_iter().cloned().collect(),
-            (None, Some(current)) if misses && !self.all_ended() => {
-                current.generation.peers(&self.identity.pod)
+            (None, Some(current)) if misses && !current.has_ended() => {
+                current.record.peers(&self.identity.pod)
             }
             _ => Vec::new(),
         };
@@ -373,24 +344,18 @@ impl PodAgent {
         let Some(job) = &self.job else { return false };
         let fence_after = job.fence_after;
         self.contact.look(fence_after);
-        let mut ranks = self.state.ranks.iter();
-        let lost_peer = ranks.any(|seen| seen.held().is_some());
+        let statuses = self.current.as_ref().map(HostGeneration::statuses);
+        let mut statuses = statuses.unwrap_or_default().iter();
+        let lost_peer = statuses.any(|rank| rank.held().is_some());
         if !self.contact.is_cut_off(fence_after, lost_peer) {
             return false;
         }
         let Some(current) = &mut self.current else {
             return true;
         };
-        current.ranks.kill();
-        let mut stopped = false;
-        for seen in self.state.ranks.iter_mut().filter(|s| !s.has_ended()) {
-            stopped |= seen.kill(|| contact::cut_off_message(fence_after));
-        }
-        if stopped {
-            self.warn(format!(
-                "{}; its ranks are stopped",
-                contact::cut_off_message(fence_after)
-            ));
+        let message = contact::cut_off_message(fence_after);
+        if current.kill(&message) {
+            self.warn(format!("{message}; its ranks are stopped"));
             self.publish();
         }
         true
@@ -402,13 +367,21 @@ impl PodAgent {
     }
 
     fn all_ended(&self) -> bool {
-        self.state.ranks.iter().all(RankStatus::has_ended)
+        self.current.as_ref().is_none_or(HostGeneration::has_ended)
     }
 
     /// Publishes a changed state to waiting callers.
     fn publish(&mut self) {
         self.state.version += 1;
-        self.state.bound();
+        self.describe();
         self.published.send_replace(self.state.clone());
+    }
+
+    /// Brings the statuses of the ranks into the state, and shortens its texts.
+    fn describe(&mut self) {
+        if let Some(current) = &self.current {
+            self.state.ranks = current.statuses().to_vec();
+        }
+        self.state.bound();
     }
 }

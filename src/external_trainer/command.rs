@@ -1,5 +1,5 @@
 //! The external trainer in one generation: fills the plan's numbers into its command and picks the
-//! checkpoint that it resumes from. The pod agent and the local launcher share this code.
+//! checkpoint that it resumes from. The agent of a pod and the local launcher share this code.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{checkpoints, conversion, resume};
 use crate::export::{self, EmitError, Form};
-use crate::lifecycle::{ExternalCheckpoint, files};
+use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::plan::Plan;
 use crate::recipe::schema::placeholder::{self, Value};
 use crate::recipe::schema::reader::Checkpoints;
@@ -95,6 +95,32 @@ pub enum ExternalTrainerError {
         "`{{resume_args}}`: the resume arguments of a trainer for {dialect} recipes are unknown; set `trainer.resume: [--resume, \"{{checkpoint}}\"]` (`evenkeel.trainer.resume=[…]` on the command line)"
     )]
     Resume { dialect: Dialect },
+    /// A file that the command reads cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// The external trainer in one generation.
+#[derive(Debug)]
+pub struct ExternalCall {
+    pub recipe: Recipe,
+    pub call: Call,
+    /// The checkpoint that it resumes from.
+    pub checkpoint: Option<ExternalCheckpoint>,
+}
+
+impl ExternalCall {
+    /// Whether the trainer names its checkpoints like this file or directory. Of an unknown trainer that is not known.
+    pub fn names_checkpoint(&self, path: &Path) -> bool {
+        let prefix = resume::checkpoints(self.recipe.dialect).prefix;
+        let name = path.file_name().and_then(|name| name.to_str());
+        !prefix.is_empty() && name.is_some_and(|name| name.starts_with(prefix))
+    }
+
+    /// The trainer's newest complete checkpoint now.
+    pub fn newest(&self) -> Option<ExternalCheckpoint> {
+        newest(&self.recipe, &self.call.checkpoint_dir)
+    }
 }
 
 impl ExternalTrainer<'_> {
@@ -111,18 +137,22 @@ impl ExternalTrainer<'_> {
 
     /// The newest complete checkpoint in [`Self::checkpoint_dir`].
     pub fn newest(&self) -> Option<ExternalCheckpoint> {
-        let directory = self.checkpoint_dir();
-        let called = resume::checkpoints(self.recipe.dialect);
-        let newest = checkpoints::newest(&directory, &called);
-        // A recipe that sets its own resume arguments may start any trainer.
-        if newest.is_some() || self.recipe.spec.trainer.resume.is_empty() {
-            return newest;
-        }
-        let any = Checkpoints {
-            unless: called.unless,
-            ..Checkpoints::ANY
-        };
-        checkpoints::newest(&directory, &any)
+        newest(self.recipe, &self.checkpoint_dir())
+    }
+
+    /// Fills in the command of a generation that resumes from `checkpoint`, and writes the files that it reads.
+    pub fn begin(
+        &self,
+        record: &Generation,
+        checkpoint: Option<ExternalCheckpoint>,
+    ) -> Result<ExternalCall, ExternalTrainerError> {
+        let call = self.call(record.number, &record.plan, checkpoint.clone())?;
+        call.write()?;
+        Ok(ExternalCall {
+            recipe: self.recipe.clone(),
+            call,
+            checkpoint,
+        })
     }
 
     /// The command of a generation with this plan, resumed from `checkpoint`. Writes no files.
@@ -288,7 +318,7 @@ impl ExternalTrainer<'_> {
 
 impl Call {
     /// Writes the files that the command reads. All members of a generation write the same texts.
-    pub fn write(&self) -> Result<(), FileError> {
+    fn write(&self) -> Result<(), FileError> {
         durable::create_directory(&self.checkpoint_dir)?;
         for (path, text) in &self.texts {
             if let Some(directory) = path.parent() {
@@ -310,6 +340,21 @@ impl Call {
         let paths = paths.into_iter();
         paths.filter_map(|(name, path)| Some((name, path?.as_path())))
     }
+}
+
+/// The newest complete checkpoint of a recipe's trainer in `directory`.
+fn newest(recipe: &Recipe, directory: &Path) -> Option<ExternalCheckpoint> {
+    let called = resume::checkpoints(recipe.dialect);
+    let newest = checkpoints::newest(directory, &called);
+    // A recipe that sets its own resume arguments may start any trainer.
+    if newest.is_some() || recipe.spec.trainer.resume.is_empty() {
+        return newest;
+    }
+    let any = Checkpoints {
+        unless: called.unless,
+        ..Checkpoints::ANY
+    };
+    checkpoints::newest(directory, &any)
 }
 
 /// A number of the plan by its name.

@@ -1,6 +1,5 @@
 //! The external trainer: the user's own program, started in place of the built-in trainer.
 
-pub mod call;
 mod checkpoints;
 mod command;
 pub mod conversion;
@@ -9,5 +8,5 @@ pub mod oom_messages;
 pub mod progress;
 pub mod resume;
 
-pub use command::{Call, ExternalTrainer, ExternalTrainerError};
+pub use command::{Call, ExternalCall, ExternalTrainer, ExternalTrainerError};
 pub use progress::ProgressWatch;

@@ -7,12 +7,13 @@ use std::io;
 use std::os::unix::process::{CommandExt, parent_id};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::external_trainer::conversion::{self, ConversionError};
-use crate::external_trainer::{Call, ProgressWatch};
+use crate::external_trainer::{Call, ExternalCall, ProgressWatch};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
 use crate::recipe::schema::placeholder::{self, LEFT_BRACE, OF_A_RANK, Value};
@@ -23,39 +24,29 @@ use crate::util::key::Key;
 /// Environment variable with the secret of a generation's ranks. Only their user reads it, as a file of mode 0600.
 pub const KEY_VARIABLE: &str = "EVENKEEL_GENERATION_KEY";
 
-#[derive(Clone, Copy)]
-pub enum Program<'a> {
-    BuiltIn,
-    /// An external trainer, with its command in this generation.
-    External {
-        call: &'a Call,
-        /// The signal that asks it to save and exit.
-        drain: DrainSignal,
-        /// Watches its progress, on the host of rank 0.
-        progress: Option<&'a ProgressWatch>,
-    },
-}
-
-/// Arguments for starting ranks.
+/// What a host needs to start its ranks of a generation.
 pub struct Start<'a> {
     /// Path of the `evenkeel` executable; every rank process starts as it.
     pub evenkeel: &'a Path,
-    pub program: Program<'a>,
     pub run: &'a Path,
     pub generation: &'a Generation,
     /// The first rank on this host.
     pub first: u64,
     /// Number of ranks on this host.
     pub count: u64,
-    /// Compute threads of each rank.
-    pub threads: u64,
+    /// CPU cores that these ranks share.
+    pub cores: u64,
     /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer; empty if it computes on the CPU.
     pub gpus: &'a [String],
     /// The secret of the generation's ranks.
     pub key: &'a Key,
+    /// The external trainer; `None` for the built-in trainer.
+    pub external: Option<Arc<ExternalCall>>,
     pub progress_deadline: ProgressDeadline,
     /// URL of the bucket for checkpoints, if hosts share no run directory.
     pub bucket: Option<&'a str>,
+    /// Whether the output of the built-in trainer's ranks is shown too.
+    pub shows_built_in: bool,
 }
 
 pub(crate) fn signal(drain: DrainSignal) -> Signal {
@@ -69,8 +60,14 @@ pub(crate) fn signal(drain: DrainSignal) -> Signal {
 }
 
 /// The command of one rank. Its output goes to `log`, except for the reports that the built-in
-/// trainer writes to standard output.
-pub(crate) fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> io::Result<Command> {
+/// trainer writes to standard output. `progress`: what watches the external trainer, on the host of rank 0.
+pub(crate) fn command(
+    start: &Start<'_>,
+    progress: Option<&ProgressWatch>,
+    rank: u64,
+    local: u64,
+    log: File,
+) -> io::Result<Command> {
     let mut command = Command::new(start.evenkeel);
     command
         .arg("rank")
@@ -81,10 +78,10 @@ pub(crate) fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> io
     if let Some(bucket) = start.bucket {
         command.args(["--bucket", bucket]);
     }
-    match start.program {
-        Program::BuiltIn => {
+    match &start.external {
+        None => {
             command
-                .env("RAYON_NUM_THREADS", start.threads.to_string())
+                .env("RAYON_NUM_THREADS", threads(start).to_string())
                 .env(KEY_VARIABLE, start.key.reveal())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
@@ -99,11 +96,9 @@ pub(crate) fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> io
                     .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
             }
         }
-        Program::External {
-            call,
-            drain,
-            progress,
-        } => {
+        Some(external) => {
+            let call = &external.call;
+            let drain = external.recipe.spec.trainer.drain_signal;
             if let Some(directory) = &call.directory {
                 command.current_dir(directory);
             }
@@ -132,6 +127,11 @@ pub(crate) fn command(start: &Start<'_>, rank: u64, local: u64, log: File) -> io
         // the ranks.
         .process_group(0);
     Ok(command)
+}
+
+/// Compute threads of each rank.
+fn threads(start: &Start<'_>) -> u64 {
+    (start.cores / start.count).max(1)
 }
 
 /// The value of a placeholder that differs between ranks or hosts.
@@ -177,7 +177,7 @@ fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)
     // As torchrun does; otherwise every rank would compute on all cores, and a rank that lost its peer might
     // wait in NCCL. Python writes its stacks when it is aborted.
     for (name, value) in [
-        ("OMP_NUM_THREADS", start.threads.to_string()),
+        ("OMP_NUM_THREADS", threads(start).to_string()),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".to_owned()),
         ("PYTHONFAULTHANDLER", "1".to_owned()),
     ] {

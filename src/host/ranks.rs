@@ -17,11 +17,11 @@ use rustix::process::{
     pidfd_open, pidfd_send_signal, prlimit, waitid,
 };
 
-use super::program::{self, Program, Start};
-use crate::external_trainer::oom_messages;
+use super::program::{self, Start};
+use crate::external_trainer::{ProgressWatch, oom_messages};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
-use crate::lifecycle::rank_status::{self, RankStatus};
+use crate::lifecycle::rank_status::RankStatus;
 use crate::util::input;
 use crate::util::lock::lock;
 
@@ -95,8 +95,12 @@ impl Process {
 }
 
 impl Ranks {
-    /// Starts the ranks; their reports and exits go to `events`.
-    pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<Ranks> {
+    /// Starts the ranks; their reports and exits go to `events`. `progress` watches an external trainer.
+    pub fn start(
+        start: &Start<'_>,
+        progress: Option<&ProgressWatch>,
+        events: &Sender<Event>,
+    ) -> io::Result<Ranks> {
         let mut ranks = Ranks {
             first: start.first,
             processes: Vec::new(),
@@ -114,15 +118,16 @@ impl Ranks {
                 fs::create_dir_all(logs)?;
             }
             let written = File::create(&log)?;
-            let mut child = program::command(start, rank, local, written)?.spawn()?;
+            let mut child = program::command(start, progress, rank, local, written)?.spawn()?;
             let input = child.stdin.take();
             let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-            let external = match start.program {
-                Program::BuiltIn => {
+            let external = match &start.external {
+                None => {
                     thread::spawn(move || watch(child, &reporter));
                     None
                 }
-                Program::External { drain, .. } => {
+                Some(external) => {
+                    let drain = external.recipe.spec.trainer.drain_signal;
                     let group = Arc::new(Group::of(&child, program::signal(drain)));
                     let waited = Arc::clone(&group);
                     thread::spawn(move || wait(child, &waited, &log, &reporter));
@@ -204,21 +209,6 @@ impl Ranks {
                 }
                 None => {}
             }
-        }
-    }
-
-    /// After a loss: kills the ranks that cannot answer any more, and lets `committer` commit and the others stop.
-    /// `statuses` are those of the ranks here.
-    pub fn settle(&mut self, statuses: &mut [RankStatus], external: bool, committer: Option<u64>) {
-        for rank in rank_status::give_up_unresponsive(statuses, self.first, external) {
-            self.kill_one(rank);
-        }
-        for (rank, _) in (self.first..).zip(statuses) {
-            let order = match committer {
-                Some(chosen) if chosen == rank => Order::Commit,
-                _ => Order::Stop,
-            };
-            self.order(rank, order);
         }
     }
 

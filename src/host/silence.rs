@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::News;
+use super::ranks::News;
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::rank_status::SILENCE;
 

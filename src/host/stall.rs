@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Tail;
+use super::tail::Tail;
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::stall::{ProgressDeadline, StallClock};
 

@@ -14,15 +14,12 @@ use std::time::{Duration, Instant};
 use crate::launch::launcher::external_trainer::ExternalRun;
 
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
-use super::watch::Watch;
 use super::worlds::{self, Feasible};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
-use crate::external_trainer::ProgressWatch;
-use crate::host::{
-    Event as RankEvent, ExternalStall, OomKills, Program, Ranks as RankProcesses, Start, Tail,
-};
+use crate::host::{Event as RankEvent, HostGeneration, Start};
 use crate::lifecycle::generation::Address;
+use crate::lifecycle::rank_status::{self, COMMIT};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
     End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
@@ -81,20 +78,11 @@ pub struct Launcher<'a> {
 
 /// The generation whose ranks run.
 struct Current {
-    generation: Generation,
+    host: HostGeneration,
     /// The GPU of each rank; empty if the ranks compute on the CPU.
     gpus: Vec<String>,
     /// A rank has reported that its GPU is lost.
     lost_gpu: bool,
-    watch: Watch,
-    /// Kills by the kernel since the ranks were started.
-    oom_kills: OomKills,
-    /// Output of the external trainer's ranks; empty for the built-in trainer.
-    tails: Vec<Tail>,
-    /// The external trainer's progress.
-    progress: Option<ProgressWatch>,
-    stall: Option<ExternalStall>,
-    draining: bool,
     /// Its ranks have connected.
     trains: bool,
     stepped: bool,
@@ -157,7 +145,7 @@ impl<'a> Launcher<'a> {
             if self.signals.load(Ordering::Relaxed) > 1
                 && let Some(current) = &mut self.current
             {
-                current.watch.kill("stopped immediately on request");
+                current.host.kill("stopped immediately on request");
             }
             let mut ranks = self.ranks();
             if let Ranks::Ended { outcome, .. } = &mut ranks {
@@ -225,17 +213,19 @@ impl<'a> Launcher<'a> {
                 resuming: self.state.checkpoint_ref.is_some() || external.is_some(),
             };
         };
-        let plan = &current.generation.plan;
-        let outcome = current.watch.outcome(
+        let host = &current.host;
+        let plan = &host.record.plan;
+        let outcome = rank_status::outcome(
+            host.statuses(),
             plan.per_device_batch_size,
             || self.smaller(plan),
-            || current.oom_kills.raised(),
+            || host.is_oom_killed(),
         );
-        let world = current.generation.world();
+        let world = host.record.world();
         match outcome {
             None => Ranks::Running {
                 world,
-                draining: current.draining,
+                draining: host.is_draining(),
             },
             Some(outcome) => Ranks::Ended { world, outcome },
         }
@@ -249,7 +239,7 @@ impl<'a> Launcher<'a> {
         };
         let refused = self.current.as_ref().is_some_and(|current| {
             // A later checkpoint is not the one that they have read.
-            !current.stepped && current.generation.start == self.state.checkpoint_ref
+            !current.stepped && current.host.record.start == self.state.checkpoint_ref
         });
         if !*deterministic || !refused || self.external.is_some() {
             return Ok(());
@@ -294,7 +284,7 @@ impl<'a> Launcher<'a> {
                     outcome: Outcome::Lost { .. },
                 },
                 Some(current),
-            ) => world.saturating_sub(current.watch.killed()),
+            ) => world.saturating_sub(rank_status::killed(current.host.statuses())),
             _ => self.capacity,
         }
     }
@@ -339,35 +329,52 @@ impl<'a> Launcher<'a> {
             // The launcher keeps a sender, so the channel never closes.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
-        let pinned = self.state.committed_samples();
-        let current = self.current.as_mut();
-        if let Some(message) = current.and_then(|current| current.watch.settle(pinned)) {
+        self.settle();
+        self.follow_external_trainer(false)
+    }
+
+    /// Kills ranks that are silent or overdue. After a failure, waits until every rank has exited or reported its newest
+    /// step, then lets the rank with the newest step commit it, if no checkpoint has that.
+    fn settle(&mut self) {
+        let Some(Current { host, .. }) = &mut self.current else {
+            return;
+        };
+        let overdue = host.kill_overdue();
+        host.kill_silent();
+        match (host.trouble(), host.settled()) {
+            (Some(_), Some(since)) if since.elapsed() > COMMIT => {
+                host.kill(&format!("no commit within {} s", COMMIT.as_secs()));
+            }
+            (Some(since), None) if rank_status::is_settled(host.statuses(), since.elapsed()) => {
+                let committed = self.state.committed_samples();
+                host.settle(rank_status::committer(host.statuses(), committed));
+            }
+            _ => {}
+        }
+        if let Some(message) = overdue {
             self.warn(message);
         }
-        self.follow_external_trainer(false)
     }
 
     fn drain(&mut self) -> Result<(), LaunchError> {
         let stop = self.signals.load(Ordering::Relaxed) > 0;
         let mut met = true;
-        if let Some(current) = &mut self.current {
-            current.draining = true;
-            met = current.watch.has_begun();
-            match stop && !met {
-                // Ranks that still connect read no orders and have nothing to commit.
-                true => current
-                    .watch
-                    .kill("stopped on request before the ranks had connected"),
-                false => current.watch.drain(),
+        if let Some(Current { host, .. }) = &mut self.current {
+            met = host.has_begun();
+            if stop && !met {
+                host.kill_undrained("stopped on request before the ranks had connected");
+            } else {
+                host.set_draining(true);
             }
         }
         self.in_trouble();
         let message = if stop && !met {
             "stop requested".to_string()
         } else if stop && self.external.is_some() {
-            let (signal, seconds) = self.drain_by();
+            let trainer = &self.setup.spec.trainer;
             format!(
-                "stop requested: {signal} sent, {seconds} s to save (repeat to stop immediately)"
+                "stop requested: {} sent, {} s to save (repeat to stop immediately)",
+                trainer.drain_signal, trainer.drain_seconds
             )
         } else if stop {
             "stop requested: committing a checkpoint (repeat to stop immediately)".to_string()
@@ -382,8 +389,7 @@ impl<'a> Launcher<'a> {
     /// Cancels a drain. Ranks that have already agreed on a step ignore it.
     fn cancel_drain(&mut self) -> Result<(), LaunchError> {
         if let Some(current) = &mut self.current {
-            current.draining = false;
-            current.watch.cancel_drain();
+            current.host.set_draining(false);
             self.state.phase = if current.trains {
                 Phase::Running
             } else {
@@ -442,17 +448,11 @@ impl<'a> Launcher<'a> {
             },
             created: now(),
         };
-        self.run.write_record(&generation)?;
-        let external = self
-            .external
-            .as_ref()
-            .map(|external| external.trainer(&self.setup));
-        let call =
-            external.map(|external| external.call(number, &generation.plan, external.newest()));
-        let call = call.transpose()?;
-        if let Some(call) = &call {
-            call.write()?;
-        }
+        generation.write(self.run.path())?;
+        let trainer = (self.external.as_ref()).map(|external| external.trainer(&self.setup));
+        let external = trainer.map(|trainer| trainer.begin(&generation, trainer.newest()));
+        let external = external.transpose()?.map(Arc::new);
+        let call = external.as_ref().map(|external| external.call.clone());
         self.state.phase = Phase::Starting;
         self.state.generations.push(GenerationRow {
             number,
@@ -462,61 +462,33 @@ impl<'a> Launcher<'a> {
             start_samples: call.is_none().then(|| generation.start_samples()),
             created: generation.created,
             first_step_seconds: None,
-            call: call.clone(),
+            call,
         });
         self.write_state()?;
-        let progress = external.map(|external| {
-            let pattern = external.recipe.spec.trainer.progress_pattern.as_deref();
-            let resumed = call.as_ref().and_then(|call| call.checkpoint.as_deref());
-            ProgressWatch::start(external.run, number, pattern, resumed)
-        });
         let used = usize::try_from(world).unwrap_or(usize::MAX);
         let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
-        let oom_kills = OomKills::watch();
-        let (drain, seconds) = self.drain_by();
-        let key = Key::random().map_err(|error| LaunchError::Spawn { error })?;
-        let ranks = RankProcesses::start(
+        let host = HostGeneration::start(
             &Start {
                 evenkeel: &self.program,
-                program: match &call {
-                    None => Program::BuiltIn,
-                    Some(call) => Program::External {
-                        call,
-                        drain,
-                        progress: progress.as_ref(),
-                    },
-                },
-                run: external.map_or(self.run.path(), |external| external.run),
+                run: trainer.map_or(self.run.path(), |trainer| trainer.run),
                 generation: &generation,
                 first: 0,
                 count: world,
-                threads: (self.cores / world).max(1),
+                cores: self.cores,
                 gpus: &gpus,
-                key: &key,
+                key: &Key::random().map_err(|error| LaunchError::Spawn { error })?,
+                external,
                 progress_deadline: self.progress_deadline,
                 bucket: None,
+                shows_built_in: false,
             },
             &self.events.0,
         )
         .map_err(|error| LaunchError::Spawn { error })?;
-        let printing = if call.is_some() { world } else { 0 };
         self.current = Some(Current {
-            watch: match call {
-                None => Watch::new(ranks, world),
-                Some(_) => Watch::external(ranks, world, Duration::from_secs(seconds)),
-            },
-            tails: (0..printing)
-                .map(|rank| Tail::of(self.run.path(), number, rank))
-                .collect(),
-            stall: progress
-                .is_some()
-                .then(|| ExternalStall::new(self.progress_deadline)),
-            progress,
-            generation,
+            host,
             gpus,
             lost_gpu: false,
-            oom_kills,
-            draining: false,
             trains: false,
             stepped: false,
         });

@@ -22,7 +22,6 @@ pub mod run_path;
 mod survey;
 #[cfg(test)]
 mod testing;
-mod watch;
 pub mod worlds;
 
 use std::path::PathBuf;

@@ -199,11 +199,6 @@ impl RunDir {
         self.0.join(files::generation(number))
     }
 
-    /// Publishes a generation's record.
-    pub fn write_record(&self, record: &Generation) -> Result<(), LaunchError> {
-        Ok(record.write(&self.0)?)
-    }
-
     pub fn record(&self, number: u64) -> Result<Generation, LaunchError> {
         Ok(read_json(&self.generation(number).join(files::RECORD))?)
     }

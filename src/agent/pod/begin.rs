@@ -6,19 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::waiting::Waiting;
-use super::{Current, Membership, PodAgent};
+use super::{Membership, PodAgent};
 use crate::agent::bucket_run::Brought;
+use crate::agent::external::{self, external_call};
 use crate::agent::mirror::Mirror;
 use crate::agent::preparation::Preparation;
 use crate::agent::volume;
 use crate::bucket::Bucket;
-use crate::external_trainer::ProgressWatch;
-use crate::external_trainer::call::{self, external_call};
-use crate::host::{ExternalStall, OomKills, Program, Ranks, Silence, Start, Tail};
+use crate::host::{HostGeneration, Start};
 use crate::inventory::{Devices, Inventory};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::Generation;
-use crate::lifecycle::rank_status::RankStatus;
 use crate::lifecycle::{Reason, authentication, files};
 use crate::plan::DeviceKind;
 use crate::telemetry::{Pace, now};
@@ -62,14 +60,14 @@ impl PodAgent {
         };
         if !self.all_ended() {
             if let Some(current) = &mut self.current {
-                current.ranks.kill();
+                current.fence();
             }
             return;
         }
         if self.pauses(record.number) {
             return;
         }
-        if let (Some(mirror), Reason::RankLost { .. }) = (self.mirror(), &record.reason) {
+        if let (Some(mirror), Reason::RankLost { .. }) = (&self.mirror, &record.reason) {
             mirror.rank_lost();
         }
         if !self.is_kept() {
@@ -156,53 +154,37 @@ impl PodAgent {
         count: u64,
         gpus: &[String],
     ) -> Result<(), Problem> {
-        record.write(&self.identity.run)?;
+        let run = &self.identity.run;
+        record.write(run)?;
         let external = self
             .external_job()
-            .map(|job| external_call(&job.trainer_source(), &self.identity.run, record));
+            .map(|job| external_call(&job.trainer_source(), run, record));
         let external = external.transpose()?.map(Arc::new);
-        // Only the host of rank 0 has its reports.
-        let progress = external.as_ref().filter(|_| first == 0).map(|external| {
-            ProgressWatch::start(
-                &self.identity.run,
-                record.number,
-                external.recipe.spec.trainer.progress_pattern.as_deref(),
-                external.call.checkpoint.as_deref(),
-            )
-        });
         let deadline = self.job.as_ref().map(|job| job.progress_deadline);
-        let deadline = deadline.unwrap_or_default();
-        let stall = progress.is_some().then(|| ExternalStall::new(deadline));
-        let oom_kills = OomKills::watch();
-        let ranks = Ranks::start(
+        let host = HostGeneration::start(
             &Start {
                 evenkeel: &self.identity.program,
-                program: match &external {
-                    None => Program::BuiltIn,
-                    Some(external) => Program::External {
-                        call: &external.call,
-                        drain: external.recipe.spec.trainer.drain_signal,
-                        progress: progress.as_ref(),
-                    },
-                },
-                run: &self.identity.run,
+                run,
                 generation: record,
                 first,
                 count,
+                cores: self.identity.cores,
                 gpus,
-                threads: (self.identity.cores / count).max(1),
                 key: &authentication::generation_key(&self.identity.key, record.number),
-                progress_deadline: deadline,
+                external: external.clone(),
+                progress_deadline: deadline.unwrap_or_default(),
                 bucket: self.identity.bucket.as_ref().map(Bucket::base),
+                shows_built_in: true,
             },
             &self.events,
         )
-        .map_err(|error| FileError::from_io("start ranks in", &self.identity.run, 0, error))?;
-        let mirror = self.identity.bucket.as_ref().zip(external.clone());
-        let mirror = mirror.map(|(bucket, external)| {
+        .map_err(|error| FileError::from_io("start ranks in", run, 0, error))?;
+        let external_checkpoint = (external.as_ref()).and_then(|its| its.checkpoint.clone());
+        let mirror = self.identity.bucket.as_ref().zip(external);
+        self.mirror = mirror.map(|(bucket, external)| {
             let mut shares = record.shares();
             let member = shares.position(|(begins, _)| begins == first).unwrap_or(0);
-            Mirror::start(bucket, &self.identity.run, record, member, external)
+            Mirror::start(bucket, record, member, external)
         });
         self.state = AgentState {
             version: self.state.version,
@@ -211,37 +193,16 @@ impl PodAgent {
             devices: self.identity.devices,
             generation: record.number,
             first,
-            ranks: vec![RankStatus::default(); usize::try_from(count).unwrap_or(0)],
+            ranks: host.statuses().to_vec(),
             budget: self.state.budget,
             later: self.state.later.clone(),
             started: Some(now()),
-            external_checkpoint: external
-                .as_ref()
-                .and_then(|external| external.checkpoint.clone()),
+            external_checkpoint,
             ..AgentState::default()
         };
-        self.log
-            .begin(&self.identity.run, record.number, first == 0);
-        let silence = match &external {
-            Some(_) => Silence::of_external_trainer(count),
-            None => Silence::new(count, record.world()),
-        };
-        self.current = Some(Current {
-            generation: record.clone(),
-            external,
-            mirror,
-            progress,
-            pace: Pace::default(),
-            ranks,
-            tails: (first..first + count)
-                .map(|rank| Tail::of(&self.identity.run, record.number, rank))
-                .collect(),
-            oom_kills,
-            silence,
-            stall,
-            draining: false,
-            settled: false,
-        });
+        self.log.begin(run, record.number, first == 0);
+        self.current = Some(host);
+        self.pace = Pace::default();
         Ok(())
     }
 
@@ -249,9 +210,9 @@ impl PodAgent {
     fn prepared(&mut self, record: &Generation, mine: bool) -> Result<bool, Problem> {
         if let (Some(job), None) = (self.external_job(), &self.identity.bucket) {
             // An external trainer prepares its own data.
-            let chosen = call::choose(&job.trainer_source(), &self.identity.run, record, mine)?;
+            let chosen = external::choose(&job.trainer_source(), &self.identity.run, record, mine)?;
             if !chosen {
-                let call = call::call_file(&self.identity.run, record);
+                let call = external::call_file(&self.identity.run, record);
                 // After a timeout the trainer starts without the first member's choice.
                 if let Err(problem) = self.wait_for(record, &call) {
                     self.report_wait(problem.message);

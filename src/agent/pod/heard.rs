@@ -1,34 +1,23 @@
-//! Handles rank events in a pod: reports, exits and missed heartbeats.
+//! Handles rank events in a pod: reports and exits.
 
 use super::PodAgent;
-use crate::host::{Event as RankEvent, News, last_lines, new_output};
+use crate::host::{Event as RankEvent, HostGeneration, News, last_lines};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
-use crate::lifecycle::rank_status::{RankStatus, Stage};
 use crate::lifecycle::stall::OnStall;
 use crate::telemetry::{Event, now};
 
 impl PodAgent {
     pub(super) fn take_event(&mut self, event: RankEvent) {
-        let rank = event.rank;
-        let mut ranks = self.state.first..self.state.first + self.state.ranks.len() as u64;
-        let Some(local) = ranks.position(|own| own == rank) else {
+        let event = retried(event);
+        let current = self.current.as_mut();
+        if !current.is_some_and(|current| current.take(&event)) {
             return;
-        };
-        if self.state.generation != event.generation {
-            return;
-        }
-        if let Some(current) = &mut self.current {
-            current.silence.take(local, &event.news);
         }
         let urgent = match event.news {
-            News::Report(report) => {
-                let report = retried(*report);
-                self.state.ranks[local].take(&report);
-                self.take_report(rank, report)
-            }
+            News::Report(report) => self.take_report(event.rank, *report),
             News::Exited(ending) => {
-                self.take_ending(rank, local, ending);
+                self.take_ending(event.rank, ending);
                 true
             }
         };
@@ -40,7 +29,7 @@ impl PodAgent {
         if urgent {
             self.publish();
         } else {
-            self.state.bound();
+            self.describe();
             self.published.send_if_modified(|published| {
                 published.clone_from(&self.state);
                 false
@@ -50,24 +39,18 @@ impl PodAgent {
 
     /// Records how a rank ended. A rank killed by the out-of-memory killer is reported like one
     /// that detected the shortage itself.
-    fn take_ending(&mut self, rank: u64, local: usize, ending: Ending) {
-        let external = self.external_job().is_some();
-        let current = self.current.as_ref();
-        if ending == Ending::Signal(9) && current.is_some_and(|c| c.oom_kills.raised()) {
-            self.state.ranks[local].out_of_memory(format!(
-                "rank {rank} was killed by the kernel's out-of-memory killer"
-            ));
+    fn take_ending(&mut self, rank: u64, ending: Ending) {
+        if let Some(current) = &mut self.current
+            && ending == Ending::Signal(9)
+            && current.is_oom_killed()
+        {
+            let message = format!("rank {rank} was killed by the kernel's out-of-memory killer");
+            current.out_of_memory(rank, message);
         }
         if matches!(ending, Ending::Signal(_)) || ending.failure().is_some() {
-            let log = self
-                .identity
-                .run
-                .join(files::rank_log(self.state.generation, rank));
-            self.state.log_tail = last_lines(&log);
+            let log = files::rank_log(self.state.generation, rank);
+            self.state.log_tail = last_lines(&self.identity.run.join(log));
         }
-        let ranks = &mut self.state.ranks;
-        let follows = external && ranks.iter().any(RankStatus::in_trouble);
-        ranks[local].end(ending, follows);
         if self.all_ended() {
             self.follow_ranks(true);
         }
@@ -90,20 +73,17 @@ impl PodAgent {
         );
         match report {
             Report::Ready => {
-                let mut ranks = self.state.ranks.iter();
-                if ranks.all(|seen| seen.stage == Stage::Ready) {
+                let current = self.current.as_ref();
+                if current.is_some_and(HostGeneration::is_ready) {
                     self.state.ready = Some(now());
                 }
             }
             Report::Step(record) => {
                 urgent = self.state.first_step.is_none();
                 self.state.first_step.get_or_insert(record.time);
-                if let Some(current) = &mut self.current {
-                    current.pace.step(&record);
-                    let budget = self.state.budget;
-                    self.state.seconds_left =
-                        budget.and_then(|budget| current.pace.seconds_left(budget));
-                }
+                self.pace.step(&record);
+                let budget = self.state.budget;
+                self.state.seconds_left = budget.and_then(|budget| self.pace.seconds_left(budget));
                 self.state.step = Some(record);
             }
             Report::Committed { checkpoint_ref, .. } => {
@@ -125,22 +105,7 @@ impl PodAgent {
                 self.state.stalled = Some(format!("rank {rank}: {message}"));
             }
         } else if let Some(current) = &mut self.current {
-            current
-                .ranks
-                .stall(&mut self.state.ranks, rank, message, waiting);
-        }
-    }
-
-    /// Kills ranks that miss their heartbeat before they have connected to their peers.
-    pub(super) fn kill_timed_out(&mut self) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        for local in current.silence.timed_out() {
-            if let Some(seen) = self.state.ranks.get_mut(local) {
-                seen.kill(|| current.silence.message());
-            }
-            current.ranks.kill_one(self.state.first + local as u64);
+            current.stall(rank, message, waiting);
         }
     }
 
@@ -150,32 +115,17 @@ impl PodAgent {
         let Some(current) = &mut self.current else {
             return;
         };
-        let watch = current.progress.as_mut();
-        new_output(&mut current.tails, watch, ended, |rank, line| {
+        let followed = current.follow(ended, |rank, line| {
             self.log.of_pod(Event::Output { rank, line });
         });
-        let (Some(watch), Some(external)) = (&mut current.progress, &current.external) else {
-            return;
-        };
-        let mut newest = None;
-        let step = watch.next(&current.generation, ended, || {
-            newest = external.newest(&self.identity.run);
-            Some(newest.as_ref()?.path.clone())
-        });
-        let checkpoint = newest.as_ref().map(|newest| newest.path.as_path());
-        let stall = current.stall.as_mut().filter(|_| !ended);
-        let stall = stall.and_then(|stall| stall.look(&current.tails, checkpoint, step.is_some()));
-        if ended {
-            current.progress = None;
-            if newest.is_some() {
-                self.state.external_checkpoint = newest;
-            }
+        if followed.is_last && followed.checkpoint.is_some() {
+            self.state.external_checkpoint = followed.checkpoint;
         }
-        if let Some(report) = stall {
+        if let Some(report) = followed.stall {
             self.take_report(0, report);
             self.publish();
         }
-        let Some(step) = step else {
+        let Some(step) = followed.step else {
             return;
         };
         if let Some(total) = step.external.and_then(|step| step.total_samples) {
@@ -187,12 +137,14 @@ impl PodAgent {
 }
 
 /// A volume may be repaired while its job lives: the next generation waits for that. A local run ends instead.
-fn retried(report: Report) -> Report {
-    match report {
-        Report::VolumeFailed { message } => Report::Failed {
-            message,
+fn retried(mut event: RankEvent) -> RankEvent {
+    if let News::Report(report) = &mut event.news
+        && let Report::VolumeFailed { message } = &mut **report
+    {
+        **report = Report::Failed {
+            message: std::mem::take(message),
             deterministic: false,
-        },
-        other => other,
+        };
     }
+    event
 }

@@ -15,7 +15,6 @@ use crate::lifecycle::generation::{Address, Member, PodRef, testing};
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::DeviceKind;
-use crate::plan::DeviceKind;
 use crate::plan::{self, PlanRequest};
 use crate::recipe;
 use crate::telemetry::now;
@@ -435,7 +434,7 @@ fn an_older_status_says_nothing_about_the_ranks_of_a_later_generation() {
     });
     let later = pod.agent.state.later.as_ref().map(|later| later.number);
     assert_eq!(later, Some(2));
-    assert!(!pod.agent.all_ended() && !pod.agent.current.as_ref().unwrap().draining);
+    assert!(!pod.agent.all_ended() && !pod.agent.current.as_ref().unwrap().is_draining());
     pod.receive_generation(3, |_| {});
     assert_eq!(pod.ended(), Ending::Signal(9));
     pod.act();

@@ -34,7 +34,11 @@ impl Launcher<'_> {
             return Ok(());
         };
         let was = self.setup.global_batch_size;
-        self.setup = worlds::shrunk(&self.setup, &current.generation.plan, per_device_batch_size);
+        self.setup = worlds::shrunk(
+            &self.setup,
+            &current.host.record.plan,
+            per_device_batch_size,
+        );
         self.run.write_setup(&self.setup)?;
         let message = format!(
             "out of memory; `--oom-policy` shrinks the global batch: {was} → {}",

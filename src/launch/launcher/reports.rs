@@ -19,14 +19,13 @@ impl Launcher<'_> {
             return Ok(());
         };
         let rank = event.rank;
-        if event.generation != current.generation.number {
+        if !current.host.take(event) {
             return Ok(());
         }
-        current.watch.take(event);
         match &event.news {
             News::Report(report) => self.take_report(rank, report),
             News::Exited(ending) => {
-                if let (Ending::Signal(signal), Some(seen)) = (ending, current.watch.seen(rank))
+                if let (Ending::Signal(signal), Some(seen)) = (ending, current.host.status(rank))
                     && !seen.is_collateral()
                 {
                     let reason = seen.signal_message(*signal);
@@ -47,7 +46,7 @@ impl Launcher<'_> {
         }
         match report {
             Report::Ready => {
-                if self.current.as_ref().is_some_and(|c| c.watch.is_ready()) {
+                if self.current.as_ref().is_some_and(|c| c.host.is_ready()) {
                     self.trains()?;
                 }
             }
@@ -63,7 +62,7 @@ impl Launcher<'_> {
                 if self.on_stall != OnStall::Report
                     && let Some(current) = &mut self.current
                 {
-                    current.watch.stall(rank, message, *waiting);
+                    current.host.stall(rank, message, *waiting);
                 }
             }
             Report::Connecting
@@ -85,7 +84,7 @@ impl Launcher<'_> {
 
     /// Starts the clock of the next generation when its reason is detected.
     pub(super) fn in_trouble(&mut self) {
-        let world = self.current.as_ref().map_or(0, |c| c.generation.world());
+        let world = self.current.as_ref().map_or(0, |c| c.host.record.world());
         self.trouble.get_or_insert((Instant::now(), world));
     }
 
@@ -98,7 +97,7 @@ impl Launcher<'_> {
         if std::mem::replace(&mut current.trains, true) {
             return Ok(());
         }
-        let (generation, draining) = (&current.generation, current.draining);
+        let (generation, draining) = (&current.host.record, current.host.is_draining());
         self.display.event(&Event::GenerationStarted {
             generation: generation.number,
             world: generation.world(),
@@ -144,7 +143,7 @@ impl Launcher<'_> {
         if let Some(keep) = self.setup.spec.checkpoint.keep {
             let run = self.run.path();
             let current = self.current.as_ref();
-            let start = current.and_then(|current| current.generation.start.as_ref());
+            let start = current.and_then(|current| current.host.record.start.as_ref());
             let start = start.map(|start| run.join(&start.path));
             let kept = checkpoint::retain_in_run(
                 run,

@@ -1,11 +1,13 @@
-//! Fills in the external trainer's command for this pod.
+//! The external trainer of a pod: its recipe, and the checkpoint that all pods of a generation resume from.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::status::RecipeSnapshot;
-use crate::external_trainer::{Call, ExternalTrainer, launcher, resume};
+use crate::external_trainer::{
+    ExternalCall, ExternalTrainer, ExternalTrainerError, launcher, resume,
+};
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
 use crate::lifecycle::{ExternalCheckpoint, files};
@@ -38,7 +40,7 @@ const CHOICE_TIMEOUT: f64 = 60.0;
 /// Fixes the checkpoint that the trainer resumes from; `false` while it is unknown. Pods may see
 /// the shared volume at different times, and ranks must not resume from different checkpoints. So
 /// the first member (`mine`) chooses, and the others wait.
-pub(crate) fn choose(
+pub fn choose(
     source: &Source<'_>,
     run: &Path,
     record: &Generation,
@@ -57,7 +59,7 @@ pub(crate) fn choose(
 }
 
 /// Fixes the checkpoint that the trainer resumes from.
-pub(crate) fn write_choice(
+pub fn write_choice(
     run: &Path,
     record: &Generation,
     checkpoint: Option<ExternalCheckpoint>,
@@ -67,58 +69,28 @@ pub(crate) fn write_choice(
 }
 
 /// The trainer's checkpoint directory, and how the names of its checkpoints begin, if that is known.
-pub(crate) fn checkpoints(
-    source: &Source<'_>,
-    run: &Path,
-) -> Result<(PathBuf, &'static str), Problem> {
+pub fn checkpoints(source: &Source<'_>, run: &Path) -> Result<(PathBuf, &'static str), Problem> {
     let recipe = recipe(source)?;
     let directory = external_trainer(&recipe, run).checkpoint_dir();
     Ok((directory, resume::checkpoints(recipe.dialect).prefix))
 }
 
-/// The trainer's command in one generation.
-#[derive(Debug)]
-pub(crate) struct ExternalCall {
-    pub recipe: Recipe,
-    pub call: Call,
-    /// The checkpoint that it resumes from.
-    pub checkpoint: Option<ExternalCheckpoint>,
-}
-
-impl ExternalCall {
-    /// Whether the trainer names its checkpoints like this file or directory. Of an unknown trainer that is not known.
-    pub fn names_checkpoint(&self, path: &Path) -> bool {
-        let prefix = resume::checkpoints(self.recipe.dialect).prefix;
-        let name = path.file_name().and_then(|name| name.to_str());
-        !prefix.is_empty() && name.is_some_and(|name| name.starts_with(prefix))
-    }
-
-    /// The trainer's newest complete checkpoint now.
-    pub fn newest(&self, run: &Path) -> Option<ExternalCheckpoint> {
-        external_trainer(&self.recipe, run).newest()
-    }
-}
-
 /// Builds the command and writes the files that it reads.
-pub(crate) fn external_call(
+pub fn external_call(
     source: &Source<'_>,
     run: &Path,
     record: &Generation,
 ) -> Result<ExternalCall, Problem> {
     let recipe = recipe(source)?;
     let chosen: Chosen = read_json(&call_file(run, record))?;
-    let checkpoint = chosen.checkpoint;
-    let call = external_trainer(&recipe, run).call(record.number, &record.plan, checkpoint.clone());
-    let call = call.map_err(|error| refused(error.to_string()))?;
-    call.write()?;
-    Ok(ExternalCall {
-        recipe,
-        call,
-        checkpoint,
+    let begun = external_trainer(&recipe, run).begin(record, chosen.checkpoint);
+    begun.map_err(|error| match error {
+        ExternalTrainerError::File(error) => error.into(),
+        error => refused(error.to_string()),
     })
 }
 
-pub(crate) fn call_file(run: &Path, record: &Generation) -> PathBuf {
+pub fn call_file(run: &Path, record: &Generation) -> PathBuf {
     run.join(files::generation(record.number)).join(files::CALL)
 }
 

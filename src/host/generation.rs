@@ -1,0 +1,311 @@
+//! The work of a host on one generation, from the start of its ranks to their end.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use super::OomKills;
+use super::program::Start;
+use super::ranks::{Event, News, Ranks};
+use super::silence::Silence;
+use super::stall::ExternalStall;
+use super::tail::{Tail, new_output};
+use crate::external_trainer::{ExternalCall, ProgressWatch};
+use crate::lifecycle::protocol::{Order, Report};
+use crate::lifecycle::rank_status::{self, Cause, RankStatus, Stage};
+use crate::lifecycle::{ExternalCheckpoint, Generation};
+use crate::telemetry::StepRecord;
+
+/// The ranks of one generation on a host: a machine or a pod.
+pub struct HostGeneration {
+    pub record: Generation,
+    /// The external trainer; `None` for the built-in trainer.
+    pub external: Option<Arc<ExternalCall>>,
+    /// The first rank on this host.
+    first: u64,
+    ranks: Ranks,
+    /// One status for each rank on this host.
+    statuses: Vec<RankStatus>,
+    silence: Silence,
+    /// Kills by the kernel since the ranks were started.
+    oom_kills: OomKills,
+    /// Output that is shown.
+    tails: Vec<Tail>,
+    /// The external trainer's progress, on the host of rank 0 until its ranks have ended.
+    progress: Option<(ProgressWatch, ExternalStall)>,
+    /// Whether a rank has connected to all others; it may have taken a step.
+    begun: bool,
+    draining: bool,
+    /// Time of the first order to drain.
+    leaving: Option<Instant>,
+    /// Time of the first problem.
+    trouble: Option<Instant>,
+    /// Time when the survivors of a loss received their orders.
+    settled: Option<Instant>,
+}
+
+/// What is new in a generation; see [`HostGeneration::follow`].
+#[derive(Default)]
+pub struct Followed {
+    /// A step of the external trainer.
+    pub step: Option<StepRecord>,
+    /// The external trainer makes no progress, or makes progress again.
+    pub stall: Option<Report>,
+    /// The external trainer's newest checkpoint, if it was looked for.
+    pub checkpoint: Option<ExternalCheckpoint>,
+    /// The external trainer's ranks have ended, so nothing follows.
+    pub is_last: bool,
+}
+
+impl HostGeneration {
+    /// Starts the ranks; their reports and exits go to `events`.
+    pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<HostGeneration> {
+        let (generation, external) = (start.generation, start.external.as_ref());
+        let (number, first, count) = (generation.number, start.first, start.count);
+        // Only the host of rank 0 has its reports.
+        let progress = external.filter(|_| first == 0).map(|external| {
+            let pattern = external.recipe.spec.trainer.progress_pattern.as_deref();
+            let resumed = external.call.checkpoint.as_deref();
+            ProgressWatch::start(start.run, number, pattern, resumed)
+        });
+        let oom_kills = OomKills::watch();
+        let ranks = Ranks::start(start, progress.as_ref(), events)?;
+        let shown = if start.shows_built_in || external.is_some() {
+            count
+        } else {
+            0
+        };
+        Ok(HostGeneration {
+            record: generation.clone(),
+            external: external.cloned(),
+            first,
+            ranks,
+            statuses: vec![RankStatus::default(); usize::try_from(count).unwrap_or(0)],
+            silence: match external {
+                Some(_) => Silence::of_external_trainer(count),
+                None => Silence::new(count, generation.world()),
+            },
+            oom_kills,
+            tails: (first..first + shown)
+                .map(|rank| Tail::of(start.run, number, rank))
+                .collect(),
+            progress: progress.map(|watch| (watch, ExternalStall::new(start.progress_deadline))),
+            begun: false,
+            draining: false,
+            leaving: None,
+            trouble: None,
+            settled: None,
+        })
+    }
+
+    /// The statuses of the ranks on this host.
+    pub fn statuses(&self) -> &[RankStatus] {
+        &self.statuses
+    }
+
+    /// The ranks on this host.
+    pub fn ranks(&self) -> Range<u64> {
+        self.first..self.first + self.statuses.len() as u64
+    }
+
+    /// The status of a rank; `None` if it is on another host.
+    pub fn status(&self, rank: u64) -> Option<&RankStatus> {
+        self.statuses.get(self.local(rank)?)
+    }
+
+    /// Index of a rank on this host.
+    fn local(&self, rank: u64) -> Option<usize> {
+        let local = usize::try_from(rank.checked_sub(self.first)?).ok()?;
+        (local < self.statuses.len()).then_some(local)
+    }
+
+    /// Whether all ranks have connected and loaded their state.
+    pub fn is_ready(&self) -> bool {
+        self.statuses.iter().all(|rank| rank.stage == Stage::Ready)
+    }
+
+    /// Whether a rank has connected to all others; it may have taken a step.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.statuses.iter().all(RankStatus::has_ended)
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Time of the first problem.
+    pub fn trouble(&self) -> Option<Instant> {
+        self.trouble
+    }
+
+    /// Time when the survivors of a loss received their orders.
+    pub fn settled(&self) -> Option<Instant> {
+        self.settled
+    }
+
+    /// Whether the kernel's out-of-memory killer has struck since the ranks were started.
+    pub fn is_oom_killed(&self) -> bool {
+        self.oom_kills.raised()
+    }
+
+    /// Records an event of a rank; false if it is of another generation or of another host's rank.
+    pub fn take(&mut self, event: &Event) -> bool {
+        let local = self.local(event.rank);
+        let Some(local) = local.filter(|_| event.generation == self.record.number) else {
+            return false;
+        };
+        self.silence.take(local, &event.news);
+        let status = &mut self.statuses[local];
+        match &event.news {
+            News::Report(report) => status.take(report),
+            News::Exited(ending) => {
+                status.end(*ending, self.external.is_some() && self.trouble.is_some());
+            }
+        }
+        self.begun |= status.stage == Stage::Ready;
+        if status.in_trouble() {
+            self.trouble.get_or_insert_with(Instant::now);
+        }
+        true
+    }
+
+    /// Records that a rank ran out of memory.
+    pub fn out_of_memory(&mut self, rank: u64, message: String) {
+        if let Some(local) = self.local(rank) {
+            self.statuses[local].out_of_memory(message);
+        }
+    }
+
+    /// Shows the new output of the ranks, and follows the external trainer. `ended`: the ranks have exited, so this is
+    /// the last report, and the newest checkpoint counts.
+    pub fn follow(&mut self, ended: bool, show: impl FnMut(u64, String)) -> Followed {
+        let watch = self.progress.as_mut().map(|(watch, _)| watch);
+        new_output(&mut self.tails, watch, ended, show);
+        let (Some((watch, stall)), Some(external)) = (&mut self.progress, &self.external) else {
+            return Followed::default();
+        };
+        let mut checkpoint = None;
+        let step = watch.next(&self.record, ended, || {
+            checkpoint = external.newest();
+            Some(checkpoint.as_ref()?.path.clone())
+        });
+        let stall = if ended {
+            None
+        } else {
+            let newest = checkpoint.as_ref().map(|newest| newest.path.as_path());
+            stall.look(&self.tails, newest, step.is_some())
+        };
+        if ended {
+            self.progress = None;
+        }
+        Followed {
+            step,
+            stall,
+            checkpoint,
+            is_last: ended,
+        }
+    }
+
+    /// Lets the ranks drain, or cancels that. Ranks that have already agreed on a step ignore the cancellation.
+    pub fn set_draining(&mut self, draining: bool) {
+        if std::mem::replace(&mut self.draining, draining) == draining {
+            return;
+        }
+        if draining {
+            self.leave();
+        } else {
+            self.ranks.order_all(Order::CancelDrain);
+        }
+    }
+
+    /// Lets the ranks drain because their host leaves, whatever is decided for the generation. They agree with their
+    /// peers on a step, so one drained rank drains all.
+    pub fn leave(&mut self) {
+        self.ranks.order_all(Order::Drain);
+        self.leaving.get_or_insert_with(Instant::now);
+    }
+
+    /// Kills the ranks in place of a drain: ranks that still connect read no orders and have nothing to commit.
+    pub fn kill_undrained(&mut self, message: &str) {
+        self.draining = true;
+        self.kill(message);
+    }
+
+    /// Kills the running ranks and records `message` as the reason; true if nothing else had ended one of them.
+    pub fn kill(&mut self, message: &str) -> bool {
+        let mut first = false;
+        for rank in self.statuses.iter_mut().filter(|rank| !rank.has_ended()) {
+            first |= rank.kill(|| message.to_owned());
+        }
+        self.fence();
+        first
+    }
+
+    /// Kills the running ranks, without which the world has continued.
+    pub fn fence(&mut self) {
+        self.ranks.kill();
+    }
+
+    /// Kills ranks that miss their heartbeat before they have connected to their peers.
+    pub fn kill_silent(&mut self) {
+        for local in self.silence.timed_out() {
+            if let Some(rank) = self.statuses.get_mut(local) {
+                rank.kill(|| self.silence.message());
+            }
+            self.ranks.kill_one(self.first + local as u64);
+        }
+    }
+
+    /// Ends a rank that makes no progress; see [`Ranks::stall`].
+    pub fn stall(&mut self, rank: u64, message: &str, waiting: bool) {
+        self.ranks.stall(&mut self.statuses, rank, message, waiting);
+    }
+
+    /// Once after a loss: kills the ranks that cannot answer any more, and lets `committer` commit and the others stop.
+    pub fn settle(&mut self, committer: Option<u64>) {
+        if self.settled.is_some() {
+            return;
+        }
+        self.settled = Some(Instant::now());
+        let (first, external) = (self.first, self.external.is_some());
+        for rank in rank_status::give_up_unresponsive(&mut self.statuses, first, external) {
+            self.ranks.kill_one(rank);
+        }
+        for (rank, _) in (first..).zip(&self.statuses) {
+            let order = match committer {
+                Some(chosen) if chosen == rank => Order::Commit,
+                _ => Order::Stop,
+            };
+            self.ranks.order(rank, order);
+        }
+    }
+
+    /// Kills ranks of an external trainer that exceed its time limit after the drain signal. Returns a note for the
+    /// user.
+    pub fn kill_overdue(&mut self) -> Option<String> {
+        let limit = self.external.as_ref()?.recipe.spec.trainer.drain_seconds;
+        if self.leaving?.elapsed() <= Duration::from_secs(limit) {
+            return None;
+        }
+        let mut ended = Vec::new();
+        for (rank, status) in (self.first..).zip(&mut self.statuses) {
+            if !status.has_ended() && !status.is_collateral() {
+                status.cause = Some(Cause::Collateral);
+                self.ranks.kill_one(rank);
+                ended.push(format!("rank {rank}"));
+            }
+        }
+        (!ended.is_empty()).then(|| {
+            format!(
+                "{} did not exit within {limit} s and was killed; training repeats the steps since its last checkpoint",
+                ended.join(", ")
+            )
+        })
+    }
+}
