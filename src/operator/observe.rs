@@ -109,7 +109,7 @@ impl ClusterState {
         status: &TrainingJobStatus,
     ) -> impl Iterator<Item = (&String, &AgentStatus)> + Clone {
         let agents = self.agents.iter();
-        agents.filter(|(pod, _)| status.member(pod).is_some())
+        agents.filter(move |(pod, _)| status.member(pod).is_some())
     }
 
     /// Why an agent of a member cannot start its ranks yet.
@@ -125,13 +125,8 @@ impl ClusterState {
 
     /// Message that a rank makes no progress.
     fn stalled_member(&self, status: &TrainingJobStatus) -> Option<String> {
-        let states = self
-            .members(status)
-            .filter_map(|(_, agent)| agent.state.as_ref());
-        {
-            let mut messages = states.filter_map(|state| state.stalled.clone());
-            messages.next()
-        }
+        let mut members = self.members(status);
+        members.find_map(|(_, agent)| agent.state.as_ref()?.stalled.clone())
     }
 
     /// Whether a silent pod may still commit, and the silent pods that are lost, with the message.
@@ -142,8 +137,7 @@ impl ClusterState {
         context: &Context,
     ) -> (bool, BTreeMap<String, String>) {
         let current = status.generation.as_ref();
-        let named = current.map(|current| self.named_as_lost(current));
-        let named = named.unwrap_or_default();
+        let named = current.map_or_else(BTreeSet::new, |current| self.named_as_lost(current));
         let (mut may_commit, mut unconfirmed_end) = (false, BTreeMap::new());
         for (pod, agent) in &self.agents {
             let Some(node) = self.pods.get(pod).and_then(|pod| node_of(pod)) else {
