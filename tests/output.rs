@@ -173,25 +173,23 @@ spec:
 const SMALL_MODEL: &str = "init: random, config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, \
      num_attention_heads: 2, vocab_size: 64, max_position_embeddings: 32}";
 
+/// The result of `launch recipe.yaml` for two nodes of four GPUs, without a cluster.
+fn dry_run(directory: &Path, more: &[&str]) -> Output {
+    let launch = "launch recipe.yaml --nodes 2 --gpus-per-node 4 --dry-run";
+    let mut command = evenkeel(&launch.split(' ').collect::<Vec<_>>());
+    command.args(more).env_remove("EVENKEEL_IMAGE");
+    command.current_dir(directory).output().unwrap()
+}
+
 #[test]
 fn a_job_of_gpus_trains_on_them_unless_the_cpu_is_asked_for() {
     let place = tempfile::tempdir().unwrap();
     small_recipe(place.path(), SMALL_MODEL, "");
-    let launch = [
-        "launch",
-        "recipe.yaml",
-        "--nodes",
-        "2",
-        "--gpus-per-node",
-        "4",
-        "--dry-run",
-    ];
-    let dry = |more: &[&str]| at(place.path(), &[&launch[..], more].concat());
     let job = |output: &Output| -> Value {
         serde_saphyr::from_str(&String::from_utf8_lossy(&output.stdout))
             .unwrap_or_else(|_| panic!("{output:?}"))
     };
-    let output = dry(&[]);
+    let output = dry_run(place.path(), &[]);
     assert_eq!(job(&output)["spec"]["trainer"]["device"], "Auto");
     let image = job(&output)["spec"]["image"].clone();
     assert!(
@@ -202,7 +200,7 @@ fn a_job_of_gpus_trains_on_them_unless_the_cpu_is_asked_for() {
         "{image}"
     );
     assert!(!message(&output).contains("idle"), "{}", message(&output));
-    let output = dry(&["--device", "cpu"]);
+    let output = dry_run(place.path(), &["--device", "cpu"]);
     assert_eq!(job(&output)["spec"]["trainer"]["device"], "Cpu");
     assert!(message(&output).contains("leaves the nvidia.com/gpu of its pods idle"));
 }
@@ -210,15 +208,6 @@ fn a_job_of_gpus_trains_on_them_unless_the_cpu_is_asked_for() {
 #[test]
 fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
     let place = tempfile::tempdir().unwrap();
-    let launch = [
-        "launch",
-        "recipe.yaml",
-        "--nodes",
-        "2",
-        "--gpus-per-node",
-        "4",
-        "--dry-run",
-    ];
     for (model, more, flags, rule) in [
         (
             SMALL_MODEL,
@@ -235,7 +224,7 @@ fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
         ("path: google/gemma-7b", "", &[][..], "trainer-model"),
     ] {
         small_recipe(place.path(), model, more);
-        let output = at(place.path(), &[&launch[..], flags].concat());
+        let output = dry_run(place.path(), flags);
         assert_eq!(output.status.code(), Some(1), "{rule}: {output:?}");
         assert!(
             message(&output).contains(&format!("error[{rule}]")),
