@@ -253,13 +253,10 @@ impl PlacementInput<'_> {
     /// others, and publish the generation once their pods are ready.
     fn without_generation(&self) -> Placement {
         // The end of a job does not depend on the pool.
-        match self.decide(u32::MAX) {
-            RankAction::End(end) => {
-                let overdue = self.overdue.clone().filter(|_| end == End::Drained);
-                let end = overdue.map_or(end, |message| End::Failed { message });
-                return self.without_pods(RankAction::End(end));
-            }
-            _ => {}
+        if let RankAction::End(end) = self.decide(u32::MAX) {
+            let overdue = self.overdue.clone().filter(|_| end == End::Drained);
+            let end = overdue.map_or(end, |message| End::Failed { message });
+            return self.without_pods(RankAction::End(end));
         }
         let Some(target) = self.nodes(self.pool) else {
             return self.without_pods(RankAction::Wait {

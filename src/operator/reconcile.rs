@@ -224,7 +224,7 @@ impl Reconciliation<'_> {
             waits,
             edits: _,
         } = planned;
-        let verdict = verdict.as_ref().map(Result::as_ref);
+        let verdict = verdict.as_ref().map(|verdict| verdict.as_ref().copied());
         let earlier = status.message.clone();
         let status = self.with_decision(status, &placement, world, &cluster);
         let action = placement.action;
@@ -246,7 +246,7 @@ impl Reconciliation<'_> {
         };
         let overdue = self.overdue(&status).filter(|_| over);
         let findings = Findings {
-            planned: verdict.map(|verdict| verdict.map(|()| ())),
+            planned: verdict,
             restored: restored.as_deref(),
             blocked: blocked.as_ref(),
             problem: cluster.problem.as_ref(),
