@@ -43,16 +43,16 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// The memory of the devices on which they run. An external trainer uses GPUs if there are any.
+    /// The memory of the devices on which they run. An external trainer uses GPUs if there are any. `None` for the
+    /// built-in trainer on GPUs, whose engine reserves all its memory before the first step and reports what it lacks.
     pub fn memory(&self, external: bool, inventory: &Inventory) -> Option<DeviceMemory> {
         let smallest = |devices: &[Device]| devices.iter().map(|gpu| gpu.memory).min().flatten();
-        let of_cpu = || inventory.cpu.memory_available.map(DeviceMemory::Shared);
         if !self.gpus.is_empty() {
-            return smallest(&self.gpus).map(DeviceMemory::Each);
+            return None;
         }
         match inventory.devices() {
             Devices::Gpus { devices } if external => smallest(&devices).map(DeviceMemory::Each),
-            _ => of_cpu(),
+            _ => inventory.cpu.memory_available.map(DeviceMemory::Shared),
         }
     }
 }
