@@ -53,18 +53,19 @@ run() {
 
 # Repeats tests that failed together, by themselves: repeat LABEL TEST…
 repeat() {
-  local label=$1 kept=$flaky/$name/${1//::/.} times
+  local label=$1 kept=$flaky/$name/${1//::/.} times code
   shift
   mkdir -p "$kept"
   cp "$work/first" "$kept/first.log"
   for times in 1 2; do
     printf '\n== %s: %s failed; repetition %s\n' "$name" "$label" "$times"
-    if RUST_BACKTRACE=1 run "$work/again" --exact "$@" "${ignored[@]}" --nocapture --test-threads=1; then
-      cp "$work/again" "$kept/repetition-$times.log"
+    code=0
+    RUST_BACKTRACE=1 run "$work/again" --exact "$@" "${ignored[@]}" --nocapture --test-threads=1 || code=$?
+    cp "$work/again" "$kept/repetition-$times.log"
+    if [ "$code" = 0 ]; then
       printf '%s %s: failed in %s, passed in repetition-%s.log\n' "$name" "$label" "$kept/first.log" "$times" >>"$flaky/list"
       return 0
     fi
-    cp "$work/again" "$kept/repetition-$times.log"
   done
   {
     printf '\n== %s: %s failed three times; its first output is in %s\n' "$name" "$label" "$kept/first.log"

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Begins the next part. TIMES has a line for each ended one.
+# Begins the next part. `times` has a line for each ended one.
 say() {
   if [ -n "${part:-}" ]; then
     times+=$(printf '%7d s  %s' $((SECONDS - begun)) "$part")$'\n'
@@ -140,9 +140,10 @@ echo "SKIPPED: the tests that take minutes, and the fuzz targets (scripts/nightl
 
 say "wait for Python packages"
 [ -z "${running[python]:-}" ] || finish python || true
-if "$python" -c "$needs" 2>/dev/null; then
+versions="print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__, 'trl', trl.__version__, 'deepspeed', deepspeed.__version__)"
+if found=$("$python" -c "$needs; $versions" 2>/dev/null); then
   export EVENKEEL_PYTHON=$python
-  echo "found: $("$python" -c "$needs; print('torch', torch.__version__, 'transformers', transformers.__version__, 'accelerate', accelerate.__version__, 'trl', trl.__version__, 'deepspeed', deepspeed.__version__)")"
+  echo "found: $found"
 else
   skip "PyTorch's DDP, Hugging Face's Trainer and TRL under evenkeel (set EVENKEEL_PYTHON)"
 fi

@@ -247,7 +247,11 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
             detected: &recipe.detected,
             hardware: &hardware.words,
             runner: request.runner,
-            refused_by_built_in: plan::refused_by_built_in(&recipe, &request),
+            refused_by_built_in: plan::refused_by_built_in(
+                &recipe,
+                &request,
+                &examined.diagnostics,
+            ),
             horizon: examined.draft.horizon.as_ref(),
             oom: oom.as_deref(),
         })?,

@@ -46,12 +46,11 @@ impl Processes {
     /// The memory of the devices on which they run. An external trainer uses GPUs if there are any. `None` for the
     /// built-in trainer on GPUs, whose engine reserves all its memory before the first step and reports what it lacks.
     pub fn memory(&self, external: bool, inventory: &Inventory) -> Option<DeviceMemory> {
-        let smallest = |devices: &[Device]| devices.iter().map(|gpu| gpu.memory).min().flatten();
         if !self.gpus.is_empty() {
             return None;
         }
         match inventory.devices() {
-            Devices::Gpus { devices } if external => smallest(&devices).map(DeviceMemory::Each),
+            gpus @ Devices::Gpus { .. } if external => gpus.memory().map(DeviceMemory::Each),
             _ => inventory.cpu.memory_available.map(DeviceMemory::Shared),
         }
     }

@@ -95,9 +95,13 @@ impl Examined {
     }
 }
 
-/// What the built-in trainer refuses in a plan for any runner: the first error that is not already a finding of the
-/// plan. `None`: nothing, or the runner is decided.
-pub fn refused_by_built_in(recipe: &Recipe, request: &PlanRequest) -> Option<String> {
+/// What the built-in trainer refuses in a plan for any runner: the first error that is not already one of the plan's
+/// `findings`. `None`: nothing, or the runner is decided.
+pub fn refused_by_built_in(
+    recipe: &Recipe,
+    request: &PlanRequest,
+    findings: &[Diagnostic],
+) -> Option<String> {
     let Runner::Any { device } = request.runner else {
         return None;
     };
@@ -105,10 +109,12 @@ pub fn refused_by_built_in(recipe: &Recipe, request: &PlanRequest) -> Option<Str
         runner: Runner::of(&recipe.spec, AskedRunner::BuiltIn, device, None),
         ..request.clone()
     };
-    let [known, refusals] = [request, &built_in]
-        .map(|request| rules::check(recipe, request, &Draft::new(recipe, request)));
+    let refusals = rules::check(recipe, &built_in, &Draft::new(recipe, &built_in));
     let is_new = |refusal: &Diagnostic| {
-        refusal.is_error() && known.iter().all(|known| known.message != refusal.message)
+        refusal.is_error()
+            && findings
+                .iter()
+                .all(|known| known.message != refusal.message)
     };
     refusals
         .into_iter()

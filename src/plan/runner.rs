@@ -94,17 +94,6 @@ impl Runner {
     }
 }
 
-/// `the built-in trainer`, for sentences.
-impl fmt::Display for Runner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Runner::Any { .. } => "any trainer",
-            Runner::External { .. } => "your program, by torchrun's environment",
-            Runner::BuiltIn { .. } => "the built-in trainer",
-        })
-    }
-}
-
 impl DeviceKind {
     /// The count with its unit: `1 GPU`, `8 GPUs`, `2 processes`.
     pub fn count(self, count: u64) -> String {

@@ -8,8 +8,8 @@ use crate::plan::{
     DeviceKind, Draft, Examined, Horizon, MemoryEstimate, OomStep, PlanRequest, Runner,
     refused_by_built_in,
 };
-use crate::recipe::Recipe;
 use crate::recipe::schema::spec::{BatchSchedule, Estimator, Remainder, Spec};
+use crate::recipe::{Diagnostic, Recipe};
 use crate::util::format::bytes;
 use crate::util::format::count;
 
@@ -31,7 +31,7 @@ pub fn plan(
     let mut text = headline(draft, hardware);
     text += &format!(
         "{DIM}{}\n{}{DIM:#}\n",
-        run_by(recipe, request),
+        run_by(recipe, request, &examined.diagnostics),
         recipe.detected
     );
     text += &changes(draft);
@@ -55,15 +55,16 @@ pub fn plan(
 }
 
 /// What runs the plan, one line.
-fn run_by(recipe: &Recipe, request: &PlanRequest) -> String {
+fn run_by(recipe: &Recipe, request: &PlanRequest, findings: &[Diagnostic]) -> String {
     match request.runner {
-        Runner::BuiltIn { .. } => format!(
-            "run by {} on {}",
-            request.runner,
-            request.count(request.gpus)
-        ),
-        Runner::External { .. } => format!("run by {}", request.runner),
-        Runner::Any { .. } => match refused_by_built_in(recipe, request) {
+        Runner::BuiltIn { .. } => {
+            format!(
+                "run by the built-in trainer on {}",
+                request.count(request.gpus)
+            )
+        }
+        Runner::External { .. } => "run by your program, by torchrun's environment".to_owned(),
+        Runner::Any { .. } => match refused_by_built_in(recipe, request, findings) {
             None => "for any trainer".to_owned(),
             Some(refusal) => format!("for other trainers: {refusal}"),
         },

@@ -164,8 +164,8 @@ fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
-/// Families that the built-in trainer does not have, by parts of a hub id in lower case. Searched in order: Zephyr's
-/// Gemma before Gemma, whose id contains it.
+/// Families that the built-in trainer does not have, by parts of a hub id in lower case. The first match
+/// counts.
 const OTHER_FAMILIES: &[(&str, &[&str])] = &[
     ("Gemma", &["gemma"]),
     ("Mixtral", &["mixtral", "zephyr-orpo-141b"]),

@@ -351,7 +351,7 @@ const RECIPE_NOT_PASSED: Rule = Rule {
     severity: Severity::Warning,
     summary: "an external trainer would get the batch numbers of a recipe, but nothing else of it",
     why: "An external trainer reads its arguments and the files that they name. `{args}`, \
-`{per_device_batch_size}` and the other placeholders for numbers hold only the batch numbers of the plan, so a \
+`{per_device_batch_size}` and the other placeholders for numbers hold only the batch numbers of the plan. A \
 command without `{recipe}` passes on neither the model nor the data nor the learning rate that the recipe states. \
 The program then trains with its own defaults. `{recipe}` is the path of the recipe with the plan's numbers. \
 Values that the command states itself, as `--learning_rate 1e-5`, are not reported.",
