@@ -18,7 +18,6 @@ use crate::util::durable::{FileError, create_directory, read_json, write_json};
 
 /// Where a pod finds the recipe and the command of its external trainer.
 pub struct Source<'a> {
-    /// The recipe.
     pub recipe: &'a RecipeSnapshot,
     /// What happens to a batch that no number of ranks splits exactly.
     pub remainder: Remainder,

@@ -21,7 +21,6 @@ pub struct Identity {
     pub program: PathBuf,
     /// Uid of the TrainingJob.
     pub job: String,
-    /// The job's key.
     pub key: Key,
     /// Uid of the pod.
     pub pod: String,

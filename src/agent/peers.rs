@@ -30,7 +30,6 @@ const AT_ONCE: usize = 32;
 pub struct Peers {
     /// The port on which agents listen.
     pub port: u16,
-    /// The job's key.
     pub key: Key,
 }
 

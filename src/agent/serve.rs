@@ -39,7 +39,6 @@ struct After {
     after: u64,
 }
 
-/// Query of `/events`.
 #[derive(Debug, Deserialize)]
 struct From {
     generation: u64,
@@ -70,12 +69,10 @@ fn both_families(port: u16) -> io::Result<TcpListener> {
 /// What the server for those who have the key needs.
 #[derive(Clone)]
 pub struct Service {
-    /// This agent's key.
     pub key: Key,
     pub state: Receiver<AgentState>,
     /// The queue for requests of the controller.
     pub inputs: Sender<Input>,
-    /// The run directory.
     pub run: PathBuf,
 }
 

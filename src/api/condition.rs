@@ -26,7 +26,6 @@ macro_rules! documented {
                 match self { $($name::$variant => stringify!($variant),)+ }
             }
 
-            /// The variant's documentation.
             pub const fn meaning(self) -> &'static str {
                 match self { $($name::$variant => concat!($($meaning),+),)+ }
             }

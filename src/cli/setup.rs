@@ -24,7 +24,6 @@ const LINE: u64 = 4096;
 const DRAIN: Duration = Duration::from_millis(500);
 /// Lines of the setup command's output in an error.
 const LAST_LINES: usize = 5;
-/// Largest archive.
 const MOST: u64 = 512 << 20;
 
 /// Prepare a pod (started by the agent).

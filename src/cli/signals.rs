@@ -21,7 +21,6 @@ const SIGNAL_OFFSET: i32 = 128;
 /// terminal sends several.
 const AT_ONCE: Duration = Duration::from_millis(300);
 
-/// The received signals.
 pub struct Signals {
     seen: Arc<AtomicUsize>,
     first: Arc<AtomicI32>,

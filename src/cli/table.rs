@@ -17,7 +17,6 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Adds a row.
     pub fn row(&mut self, cells: [String; N]) {
         self.rows.push(cells);
     }

@@ -147,7 +147,6 @@ struct Reader<S> {
     since: Option<Timestamp>,
     /// Index of the next line of the pod's log.
     next_seq: u64,
-    /// The next event.
     next: Position,
     /// Samples of the last step that was shown.
     samples: u64,

@@ -241,7 +241,6 @@ struct Output {
     file: PathBuf,
     /// Index of the next line of the pod's log.
     next: u64,
-    /// Lines to print.
     lines: Vec<String>,
 }
 

@@ -99,7 +99,6 @@ impl DataError {
         }
     }
 
-    /// Reading `path` failed.
     pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
         FileError::from_io("read", path, 0, source).into()
     }

@@ -101,7 +101,6 @@ impl Unit {
         self.push(module, vec![width], false);
     }
 
-    /// Appends a parameter.
     fn push(&mut self, module: &str, shape: Vec<usize>, decay: bool) {
         let parameter = Parameter {
             name: format!("{module}.weight"),

@@ -82,27 +82,19 @@ pub enum Strategy {
 /// Shape of a Llama-family model, from Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ModelConfig {
-    /// `hidden_size`.
     pub hidden_size: usize,
     /// `intermediate_size` of the SwiGLU.
     pub intermediate_size: usize,
-    /// `num_hidden_layers`.
     pub num_hidden_layers: usize,
-    /// `num_attention_heads`.
     pub num_attention_heads: usize,
     /// `num_key_value_heads`, a divisor of the heads.
     pub num_key_value_heads: usize,
     /// `head_dim`; `hidden_size / num_attention_heads` unless given.
     pub head_dim: usize,
-    /// `vocab_size`.
     pub vocab_size: usize,
-    /// `max_position_embeddings`.
     pub max_position_embeddings: usize,
-    /// `rms_norm_eps`.
     pub rms_norm_eps: f32,
-    /// `rope_theta`.
     pub rope_theta: f32,
-    /// `tie_word_embeddings`.
     pub tie_word_embeddings: bool,
     /// `initializer_range`, σ of the random weights.
     pub initializer_range: f32,

@@ -36,7 +36,6 @@ pub enum Form {
     /// Arguments of the trainer.
     Args,
     Env,
-    /// An accelerate config.
     Accelerate,
     Deepspeed,
 }

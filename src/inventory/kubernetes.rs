@@ -18,7 +18,6 @@ pub struct ResourceRequest {
     pub per_slot: u64,
     /// Labels that its nodes must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Required node affinity.
     pub node_affinity: Option<NodeSelector>,
     /// Taints that its pods tolerate.
     pub tolerations: Vec<Toleration>,
@@ -241,7 +240,6 @@ pub struct HeldDevices<'a> {
 /// Pods of another job that are on no node yet.
 pub struct ReservedPods<'a> {
     pub request: &'a ResourceRequest,
-    /// Number of pods.
     pub count: usize,
 }
 

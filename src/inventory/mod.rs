@@ -23,9 +23,7 @@ pub use visible::Visibility;
 pub struct Readings {
     /// NVML's answers, or the state of a driver that could not be queried.
     pub nvml: Result<NvmlReadings, DriverState>,
-    /// The environment's `CUDA_VISIBLE_DEVICES`.
     pub cuda_visible_devices: Option<String>,
-    /// The environment's `CUDA_DEVICE_ORDER`.
     pub cuda_device_order: Option<String>,
     /// Readings of processor and memory.
     pub cpu: CpuReadings,

@@ -250,7 +250,6 @@ impl fmt::Display for Reason {
         }
     }
 }
-/// Records for tests.
 #[cfg(test)]
 pub mod testing {
     use super::*;

@@ -152,7 +152,6 @@ pub enum Order {
     CancelDrain,
     /// After [`Report::Lost`]: commit the complete state alone, then exit.
     Commit,
-    /// After [`Report::Lost`]: exit.
     Stop,
 }
 

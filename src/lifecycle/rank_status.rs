@@ -39,7 +39,6 @@ pub enum Stage {
 /// A peer's loss, as a rank noticed it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeerLoss {
-    /// The lost rank.
     pub rank: u64,
     /// How the loss was detected.
     pub message: String,
@@ -305,7 +304,6 @@ impl RankStatus {
         }
     }
 
-    /// Its texts.
     pub fn messages(&mut self) -> impl Iterator<Item = &mut String> {
         let fault = match &mut self.fault {
             Some(Fault::OutOfMemory(message) | Fault::Failed { message, .. }) => Some(message),

@@ -58,7 +58,6 @@ impl ProgressDeadline {
         }
     }
 
-    /// The setting.
     pub fn seconds(self) -> Option<u64> {
         match self {
             ProgressDeadline::Measured => None,

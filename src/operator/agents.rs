@@ -56,7 +56,6 @@ pub struct AgentStatus {
 #[derive(Clone)]
 pub struct Agents {
     polled: Arc<Mutex<HashMap<String, Entry>>>,
-    /// The controller's key.
     key: Key,
     news: UnboundedSender<ObjectRef<TrainingJob>>,
 }

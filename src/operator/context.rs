@@ -51,13 +51,10 @@ pub struct Context {
     pub reservations: Mutex<Reservations>,
     /// Recipes of the jobs.
     pub recipes: Recipes,
-    /// Turns to plan.
     pub turns: Turns,
     pub recorder: Recorder,
     pub metrics: Arc<Metrics>,
-    /// The controller's namespace.
     pub namespace: String,
-    /// The controller's key.
     pub key: Key,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,

@@ -39,7 +39,6 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 /// Concurrent attempts for the jobs of one namespace. A namespace whose writes hang delays no other.
 const AT_ONCE: usize = 4;
 
-/// An unreadable job.
 struct Report {
     error: String,
     generation: Option<i64>,
@@ -224,7 +223,6 @@ mod tests {
         object
     }
 
-    /// Stores the job.
     fn put(server: &ApiServer, name: &str, uid: &str, generation: i64) {
         let metadata =
             json!({"name": name, "namespace": NAMESPACE, "uid": uid, "generation": generation});

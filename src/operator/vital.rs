@@ -33,7 +33,6 @@ impl Pulse {
         Pulse(Arc::new(Mutex::new(Instant::now())))
     }
 
-    /// Beats for ever.
     pub async fn beat(self) {
         loop {
             *lock(&self.0) = Instant::now();

@@ -13,7 +13,6 @@ pub struct BatchNumbers {
     pub world: u64,
     /// Machines of the world; `None` keeps the number in the recipe's launcher.
     pub nodes: Option<u64>,
-    /// Data-parallel size.
     pub data_parallel: u64,
     /// Global batch, in samples.
     pub global: u64,

@@ -30,7 +30,6 @@ pub(crate) struct Job {
     pub overrides: Vec<String>,
     /// The launcher's settings, with native keys.
     pub launched: Option<Node>,
-    /// The command.
     pub launch: Option<Launch>,
 }
 

@@ -222,7 +222,6 @@ impl Answer {
         Some(value.to_str().ok()?.to_owned())
     }
 
-    /// Reads the body.
     pub async fn body(self) -> Result<Vec<u8>, HttpError> {
         let Limits {
             body: time, bytes, ..

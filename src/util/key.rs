@@ -41,7 +41,6 @@ impl Key {
         Key { bytes, hmac }
     }
 
-    /// A new key.
     pub fn random() -> io::Result<Key> {
         nonce().map(Key::new)
     }

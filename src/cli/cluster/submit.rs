@@ -469,7 +469,6 @@ pub struct Watching<'a> {
     pub job: &'a str,
     /// The cluster of the job.
     pub cluster: &'a ClusterArgs,
-    /// Output mode.
     pub mode: Mode,
 }
 

@@ -59,7 +59,6 @@ pub fn refuse_unknown(recipe: &Recipe, request: &PlanRequest) -> anyhow::Result<
     );
 }
 
-/// Prints the proposal.
 pub fn print(recipe: &Recipe, request: &PlanRequest, format: Format) -> anyhow::Result<ExitCode> {
     refuse_unknown(recipe, request)?;
     let Some(start) = plan::start(recipe, request) else {

@@ -14,7 +14,6 @@ use crate::recipe::{Diagnostic, Sources, Span};
 pub struct Checked<'a> {
     /// Path of the recipe.
     pub recipe: &'a Path,
-    /// Its diagnostics.
     pub diagnostics: &'a [Diagnostic],
     /// The files of the recipe.
     pub sources: &'a Sources,

@@ -35,7 +35,6 @@ impl Mesh {
         }
     }
 
-    /// All connections.
     pub fn all(&self) -> impl Iterator<Item = &TcpStream> {
         let lanes = [&self.data, &self.exchange, &self.heartbeat];
         lanes.into_iter().flatten().flatten()

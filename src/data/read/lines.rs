@@ -129,7 +129,6 @@ impl Lines {
         format!("{}:{number}", self.name.display())
     }
 
-    /// The next line.
     fn read(&mut self) -> Result<Option<Text>, DataError> {
         let mut bytes = Vec::new();
         let read = (&mut self.file)

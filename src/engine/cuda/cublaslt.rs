@@ -135,7 +135,6 @@ struct Shape {
     transposed: [bool; 2],
     /// Of `a`, `b`, the added matrix and the result, in bytes.
     alignments: [u32; 4],
-    /// Bytes of workspace.
     workspace: u64,
 }
 

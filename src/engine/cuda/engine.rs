@@ -62,7 +62,6 @@ pub struct CudaEngine {
     device: Arc<Device>,
 }
 
-/// Memory for micro-batches.
 struct Reserved {
     capacity: Capacity,
     slab: Slab<Workspace>,
@@ -522,7 +521,6 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Ends the step.
     fn clear(&mut self) {
         self.accumulated = 0;
         self.targets = 0;

@@ -80,7 +80,6 @@ functions! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub [u8; ID_BYTES]);
 
-/// The loaded library.
 pub struct Nccl {
     functions: Functions,
 }

@@ -35,7 +35,6 @@ functions! {
 pub struct Source {
     /// Its name, for messages.
     pub file: &'static str,
-    /// CUDA C
     pub text: &'static str,
     /// Names and texts.
     pub headers: &'static [(&'static str, &'static str)],
@@ -48,11 +47,9 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// Assembly for the same architecture, without its final zero.
     pub ptx: Vec<u8>,
-    /// Warnings.
     pub log: String,
 }
 
-/// The loaded library.
 pub struct Nvrtc {
     functions: Functions,
     pub version: Version,

@@ -31,7 +31,6 @@ pub struct Peers {
     /// Where waits for other ranks are recorded.
     activity: Arc<Activity>,
     communicator: Arc<Communicator>,
-    /// Runs the collectives.
     pub stream: Stream,
     /// `None` once it is stopped.
     watchdog: Option<(Sender<()>, JoinHandle<()>)>,

@@ -16,14 +16,12 @@ pub const PARTIALS: usize = 1024;
 /// Size of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Number of rows.
     pub batch: usize,
     /// Number of tokens in a row.
     pub seq_len: usize,
 }
 
 impl Shape {
-    /// Number of tokens.
     pub fn tokens(self) -> usize {
         self.batch * self.seq_len
     }
@@ -63,11 +61,9 @@ pub struct Workspace {
     /// Partial sums of squared norms, f64: of the micro-batch's gradient, of the step's, and of the step's over
     /// all ranks.
     pub square_partials: [u64; 3],
-    /// [`Scalars`].
     pub scalars: u64,
     /// ‖the step's gradient over all ranks‖², f64.
     pub reduced_norm: u64,
-    /// cuBLASLt's workspace.
     pub blas: u64,
 }
 
@@ -134,7 +130,6 @@ impl Scalars {
 }
 
 impl Workspace {
-    /// Takes the buffers.
     pub fn place(
         bump: &mut Bump,
         config: &ModelConfig,

@@ -89,7 +89,6 @@ impl Reference {
     }
 }
 
-/// The script's `mix`.
 fn mix(mut x: u32) -> u32 {
     x ^= x >> 17;
     x = x.wrapping_mul(0xed5a_d4bb);
@@ -98,7 +97,6 @@ fn mix(mut x: u32) -> u32 {
     x ^ (x >> 15)
 }
 
-/// The script's `hash_name`.
 fn hash_name(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)

@@ -32,7 +32,6 @@ async fn reconcile_once(server: &ApiServer, context: &Arc<Context>) -> Action {
     reconcile(job, context.clone()).await.unwrap()
 }
 
-/// Reconciles until `holds`.
 async fn reconcile_until(
     server: &ApiServer,
     context: &Arc<Context>,

@@ -116,7 +116,6 @@ mod tests {
         format!("{} {}", problem.rule, problem.message)
     }
 
-    /// `scripts/train/qwen/grpo_fast_3b_single_node.sh`, shortened.
     #[test]
     fn a_program_that_trains_on_generated_samples_is_refused() {
         for (program, name) in [

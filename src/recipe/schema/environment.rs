@@ -13,7 +13,6 @@ pub enum Environment {
 }
 
 impl Default for Environment {
-    /// No variables.
     fn default() -> Self {
         Environment::Shell(BTreeMap::new())
     }

@@ -27,7 +27,6 @@ impl Opt {
 pub struct AccelerateLaunch {
     /// The options from left to right.
     pub(crate) options: Vec<Opt>,
-    /// The config's file.
     pub(crate) config: Option<Node>,
     /// The distributed type that the options and the config choose.
     pub(crate) kind: String,

@@ -28,7 +28,6 @@ pub const NO_DEVICE: Code = 100;
 pub const NOT_READY: Code = 600;
 
 functions! {
-    /// The driver's functions.
     pub Functions:
     cuInit(c_uint) -> Code;
     cuGetErrorName(Code, *mut *const c_char) -> Code;

@@ -34,7 +34,6 @@ const CAPABILITY_MINOR: c_int = 76;
 const PROHIBITED: c_int = 2;
 const EXCLUSIVE_PROCESS: c_int = 3;
 
-/// The initialised driver.
 pub struct Driver {
     functions: Functions,
     /// The newest CUDA that the driver supports.
@@ -63,7 +62,6 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Visible devices.
     pub fn device_count(&self) -> Result<usize, CudaError> {
         let mut count = 0;
         // SAFETY: the function writes its result.
@@ -126,7 +124,6 @@ fn partitioned() -> Vec<String> {
 /// A GPU with its primary context.
 pub struct Device {
     pub driver: Arc<Driver>,
-    /// The `CUdevice`.
     number: c_int,
     context: Handle,
     pub name: String,
@@ -136,7 +133,6 @@ pub struct Device {
     pub capability: (u32, u32),
     /// Bytes of the device.
     pub total_memory: u64,
-    /// Streaming multiprocessors.
     pub multiprocessors: u32,
 }
 

@@ -50,7 +50,6 @@ pub const SOURCES: [Kernels; 8] = [
     kernels!("cast.cu": "cast"),
 ];
 
-/// Attention in f32.
 pub const ATTENTION_F32: Kernels = kernels!(
     "attention_f32.cu": "attention_forward", "attention_delta", "attention_backward_queries",
     "attention_backward_keys"

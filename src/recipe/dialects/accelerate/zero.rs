@@ -243,7 +243,6 @@ mod tests {
         format!(r#"{{"zero_optimization": {{"stage": {stage}}}, {more}}}"#)
     }
 
-    /// An inline `deepspeed_config`.
     fn with(deepspeed: &str) -> String {
         format!("{EIGHT}deepspeed_config: {{{deepspeed}}}\n")
     }

@@ -88,7 +88,6 @@ impl Command {
         Some(self.launch.program.as_ref()?.text.as_str())
     }
 
-    /// The recipe's file.
     fn recipe(&self) -> Option<&Path> {
         Some(self.config.as_ref()?.value.as_path())
     }

@@ -254,7 +254,6 @@ pub(crate) fn budget(values: &Values, tree: &mut Tree) {
     tree.plain_if("seed", values.int("seed"));
 }
 
-/// AdamW and clipping.
 pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
     tree.plain_if("optimizer.beta1", values.float("adam_beta1"));
     tree.plain_if("optimizer.beta2", values.float("adam_beta2"));

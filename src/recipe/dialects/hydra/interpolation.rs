@@ -69,7 +69,6 @@ struct Resolver<'r> {
     /// Paths of the scalars in progress, the outermost first.
     active: Vec<String>,
     steps: usize,
-    /// Interpolations in progress.
     depth: usize,
     /// Bytes of all copies and texts.
     added: usize,
