@@ -277,6 +277,7 @@ def main():
     found = list(cases(sys.argv[1]))
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
+        tempfile.tempdir = directory  # torchrun makes a directory for logs before it starts anything
         for name, words, config in found:
             given = []
             if config is not None:
