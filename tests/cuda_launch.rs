@@ -89,6 +89,8 @@ impl Machine {
                 "XDG_CACHE_HOME",
                 Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"),
             )
+            // Plans assume this much; only the engine finds out that a device has less.
+            .env("EMULATED_GPU_NVML_MEMORY", (1_u64 << 30).to_string())
             .envs(settings.iter().copied());
         command
     }

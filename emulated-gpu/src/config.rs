@@ -15,6 +15,8 @@ pub struct Config {
     pub visible: Vec<usize>,
     /// Bytes of each device.
     pub memory: u64,
+    /// Bytes of each device as NVML counts them: with those that the driver keeps for itself.
+    pub nvml_memory: u64,
     /// Orders operations, blocks and warps.
     pub seed: u64,
     /// Allocations that succeed before one fails.
@@ -83,6 +85,7 @@ impl Default for Config {
             devices: 1,
             visible: vec![0],
             memory: 1 << 30,
+            nvml_memory: 1 << 30,
             seed: 0,
             fail_after: None,
             models: vec![Model::new(NAME, 90)],
@@ -153,6 +156,13 @@ impl Config {
             0,
             1 << 40,
         )?;
+        let nvml_memory = number(
+            "EMULATED_GPU_NVML_MEMORY",
+            "bytes, at most 2^40",
+            memory,
+            0,
+            1 << 40,
+        )?;
         let fail = number("EMULATED_GPU_FAIL_ALLOC", "a number", 0, 0, u64::MAX)?;
         let drop_wait = number("EMULATED_GPU_DROP_WAIT", "a number", 0, 0, u64::MAX)?;
         let capability = number("EMULATED_GPU_CAPABILITY", "80 to 121", 90, 80, 121)?;
@@ -210,6 +220,7 @@ impl Config {
                 Some(list) => visible(&list, devices as usize),
             },
             memory,
+            nvml_memory,
             seed: number("EMULATED_GPU_SEED", "a number", 0, 0, u64::MAX)?,
             fail_after: fail.checked_sub(1),
             models,

@@ -390,7 +390,7 @@ pub struct MemoryV2 {
 fn memory(device: Device) -> Result<(u64, u64), Code> {
     on(device, |config, faults| {
         if device.slot().is_some() {
-            return Ok((config.memory / faults.mig_devices, 0));
+            return Ok((config.nvml_memory / faults.mig_devices, 0));
         }
         let own = driver::with(|machine| {
             let mut visible = machine.config.visible.iter();
@@ -398,7 +398,7 @@ fn memory(device: Device) -> Result<(u64, u64), Code> {
             Ok(logical.map_or(0, |logical| machine.memory.statistics(logical).live_bytes))
         });
         let used = own.unwrap_or(0) + faults.used;
-        Ok((config.memory, used.min(config.memory)))
+        Ok((config.nvml_memory, used.min(config.nvml_memory)))
     })
 }
 

@@ -43,16 +43,18 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// The memory of the devices on which they run. An external trainer uses GPUs if there are any. `None` for the
-    /// built-in trainer on GPUs, whose engine reserves all its memory before the first step and reports what it lacks.
+    /// The memory of the devices on which they run. An external trainer uses GPUs if there are any.
     pub fn memory(&self, external: bool, inventory: &Inventory) -> Option<DeviceMemory> {
-        if !self.gpus.is_empty() {
-            return None;
+        let gpus = match inventory.devices() {
+            all @ Devices::Gpus { .. } if external => all,
+            _ => Devices::Gpus {
+                devices: self.gpus.clone(),
+            },
+        };
+        if gpus.count() == 0 {
+            return inventory.cpu.memory_available.map(DeviceMemory::Shared);
         }
-        match inventory.devices() {
-            gpus @ Devices::Gpus { .. } if external => gpus.memory().map(DeviceMemory::Each),
-            _ => inventory.cpu.memory_available.map(DeviceMemory::Shared),
-        }
+        gpus.memory().map(DeviceMemory::Each)
     }
 }
 
