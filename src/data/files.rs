@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::bucket::{self, Object, Reader};
 use crate::recipe::schema::spec::{DataFormat, DataSource};
 use crate::util::durable::FileError;
-use crate::util::tree;
+use crate::util::{hub, tree};
 
 use super::error::DataError;
 use super::remote::{Cache, Remote};
@@ -28,7 +28,6 @@ pub(super) struct SourceFile {
 /// Where a file of data is.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
-    /// On this machine.
     Disk(PathBuf),
     Bucket(Remote),
 }
@@ -270,29 +269,10 @@ pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
     })
 }
 
-/// Whether a missing path looks like a data set or model of the hub.
-pub fn is_hub_id(path: &str) -> bool {
-    path.split('/').count() == 2 && path.split('/').all(is_hub_name)
-}
-
-fn is_hub_name(part: &str) -> bool {
-    !part.is_empty()
-        && !part.starts_with('.')
-        && part
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-}
-
-/// Whether a missing model looks like one of the hub. The oldest models there have no owner: `gpt2`,
-/// `bert-base-uncased`. None of these names has a dot, unlike file names.
-pub fn is_hub_model(name: &str) -> bool {
-    is_hub_id(name) || (is_hub_name(name) && !name.contains('.'))
-}
-
 /// Whether a path names a model of the hub that is not on this machine.
 pub(super) fn is_model_on_hub(base: &Path, name: &str) -> bool {
     let owned = name.contains('/');
-    is_on_hub(base, name) || (!owned && is_hub_model(name) && !base.join(name).exists())
+    is_on_hub(base, name) || (!owned && hub::is_model(name) && !base.join(name).exists())
 }
 
 /// Whether a path names a data set of the hub that is not on this machine. A path beside existing files, or
@@ -300,7 +280,7 @@ pub(super) fn is_model_on_hub(base: &Path, name: &str) -> bool {
 pub(super) fn is_on_hub(base: &Path, path: &str) -> bool {
     let place = base.join(path);
     let local = place.exists() || place.parent().is_some_and(Path::is_dir);
-    is_hub_id(path) && !local && format_of(&place).is_none()
+    hub::is_id(path) && !local && format_of(&place).is_none()
 }
 
 fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> DataError {

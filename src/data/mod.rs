@@ -29,7 +29,6 @@ mod tokenizer;
 
 pub use dataset::{Collated, Dataset, Sample};
 pub use error::DataError;
-pub use files::is_hub_model;
 pub use manifest::Manifest;
 pub use preflight::find_problems;
 pub use prepare::{Prepared, prepare};

@@ -9,6 +9,7 @@ use std::path::Path;
 use crate::bucket::{self, is_url};
 use crate::plan::Flaw;
 use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC, Synthetic};
+use crate::util::hub;
 
 use super::error::DataError;
 use super::files::{self, Resolved};
@@ -97,7 +98,7 @@ fn holds_text(source: &DataSource, resolved: Option<&Resolved>) -> bool {
         None => {
             let format = source.format;
             let format = format.or_else(|| files::format_of(Path::new(&source.path)));
-            let may_be_text = || is_url(&source.path) || files::is_hub_id(&source.path);
+            let may_be_text = || is_url(&source.path) || hub::is_id(&source.path);
             format.map_or_else(may_be_text, is_text)
         }
     }

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::data;
 use crate::engine::{ConfigError, ModelConfig};
 use crate::plan::Flaw;
 use crate::plan::memory::Shape;
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
 use crate::util::durable::{FileError, parse_json};
+use crate::util::hub;
 use crate::util::input::{self, CONFIG_BYTES};
 
 /// Keys of a `config.json`.
@@ -157,7 +157,7 @@ fn unknown(model: &Model, downloads: bool, key: Key<'_>) -> Option<Flaw> {
     let (path, config) = (key("model.path"), key("model.config"));
     match &model.path {
         Some(_) if !model.config.is_empty() => not_a_shape(key),
-        Some(id) if downloads && data::is_hub_model(id) => None,
+        Some(id) if downloads && hub::is_model(id) => None,
         Some(id) => flaw(
             "model-missing",
             "model.path",

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::shape::{Biases, LLAMA, Shape};
 use crate::recipe::schema::spec::Model;
+use crate::util::hub;
 
 /// A hub model whose shape is known.
 #[derive(Debug)]
@@ -190,8 +191,8 @@ const OTHER_FAMILIES: &[(&str, &[&str])] = &[
     ("OLMo", &["olmo"]),
 ];
 
-/// The family of a model that the built-in trainer does not have, by its name. `None` if a `config.json` at its path or
-/// the recipe states the family, or if no name of a family is known.
+/// The family of a model that the built-in trainer does not have, by its hub id. `None` if a `config.json` at its path or
+/// the recipe states the family, or if its path is a folder's or names no family.
 pub fn other_family(
     model: &Model,
     config_at_path: Option<&BTreeMap<String, Value>>,
@@ -202,8 +203,9 @@ pub fn other_family(
     if states_it || config_at_path.is_some() {
         return None;
     }
-    let path = model.path.as_deref()?.to_lowercase();
-    let named = |parts: &[&str]| parts.iter().any(|part| path.contains(part));
+    let id = model.path.as_deref().filter(|path| hub::may_be_id(path))?;
+    let id = id.to_lowercase();
+    let named = |parts: &[&str]| parts.iter().any(|part| id.contains(part));
     let family = OTHER_FAMILIES.iter().find(|(_, parts)| named(parts));
     family.map(|(family, _)| *family)
 }
@@ -301,6 +303,21 @@ mod tests {
             let counted = known.shape.parameters();
             assert_eq!(counted, known.stated as f64, "{}", known.id);
         }
+    }
+
+    #[test]
+    fn only_an_id_of_the_hub_names_a_family() {
+        let family = |path: &str| {
+            let model = Model {
+                path: Some(path.to_owned()),
+                ..Model::default()
+            };
+            other_family(&model, None)
+        };
+        assert_eq!(family("google/gemma-7b"), Some("Gemma"));
+        assert_eq!(family("pythia-2.8b"), Some("GPT-NeoX"));
+        assert_eq!(family("/data/qwen-vs-llama/llama"), None);
+        assert_eq!(family("./gemma"), None);
     }
 
     #[test]
