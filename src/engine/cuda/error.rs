@@ -17,7 +17,6 @@ pub enum CudaError {
     /// A call of the driver, cuBLASLt or NVRTC failed.
     #[error("{function} failed with {code}: {words}")]
     Call {
-        /// The C function.
         function: &'static str,
         /// Name of the error code, for example `CUDA_ERROR_ILLEGAL_ADDRESS`.
         code: String,
@@ -34,22 +33,15 @@ pub enum CudaError {
     },
     /// NVRTC refused a source.
     #[error("{file} does not compile:\n{log}")]
-    Compile {
-        /// The source file.
-        file: &'static str,
-        /// NVRTC's log.
-        log: String,
-    },
+    Compile { file: &'static str, log: String },
     /// A call of NCCL failed, or an operation that NCCL runs.
     #[error("{who}: {function} failed with {failure}; {remedy}")]
     Nccl {
         /// The rank, for example `rank 0 of 4`.
         who: String,
-        /// The C function.
         function: &'static str,
         /// Name of the `ncclResult_t`, for example `ncclRemoteError`, NCCL's description of it and its last message.
         failure: String,
-        /// What to do.
         remedy: &'static str,
     },
     /// A wait for other ranks reached its limit. The communicator is aborted.
@@ -62,7 +54,6 @@ pub enum CudaError {
         who: String,
         /// What did not happen, for example `the other ranks did not join`.
         what: &'static str,
-        /// The limit.
         seconds: f64,
     },
     /// The communicator was aborted before the call or during it.

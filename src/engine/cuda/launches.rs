@@ -26,7 +26,8 @@ const COLUMN_SUM_THREADS: u32 = 1024;
 /// starting them takes as long as the work (SwiGLU at half the bandwidth of an H100).
 const PER_THREAD: usize = 8;
 
-type Launched = Result<(), CudaError>;
+/// Work that was put on a stream.
+pub(super) type Enqueued = Result<(), CudaError>;
 
 /// The loaded kernels of one precision and head size.
 pub struct Kernels {
@@ -88,7 +89,7 @@ impl Kernels {
         x: u64,
         table: u64,
         tokens: (u64, usize),
-    ) -> Launched {
+    ) -> Enqueued {
         let (tokens, n) = tokens;
         let arguments = [
             Address(x),
@@ -107,7 +108,7 @@ impl Kernels {
         dx: u64,
         inputs: &Inputs,
         n: usize,
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [
             Address(gradient),
             Address(dx),
@@ -128,7 +129,7 @@ impl Kernels {
         x: u64,
         weights: u64,
         n: usize,
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [
             Address(y),
             Address(inverse),
@@ -150,7 +151,7 @@ impl Kernels {
         (x, inverse): (u64, u64),
         (weights, gradient): (u64, u64),
         n: usize,
-    ) -> Launched {
+    ) -> Enqueued {
         let copied = self.precision == Precision::Bf16;
         let arguments = [
             Address(work.dx),
@@ -190,7 +191,7 @@ impl Kernels {
         table: u64,
         shape: Shape,
         direction: Direction,
-    ) -> Launched {
+    ) -> Enqueued {
         let direction = match direction {
             Direction::Forward => 1.0,
             Direction::Backward => -1.0,
@@ -222,7 +223,7 @@ impl Kernels {
         h: u64,
         gate_up: u64,
         n: usize,
-    ) -> Launched {
+    ) -> Enqueued {
         let elements = n * self.intermediate;
         let arguments = [
             Address(h),
@@ -242,7 +243,7 @@ impl Kernels {
         logits: u64,
         (targets, n): (u64, usize),
         gradient: bool,
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [
             Address(losses),
             Address(logits),
@@ -255,13 +256,13 @@ impl Kernels {
     }
 
     /// Adds the `n` losses, f64, to `total`, f64.
-    pub fn sum_losses(&self, stream: &Stream, total: u64, losses: u64, n: usize) -> Launched {
+    pub fn sum_losses(&self, stream: &Stream, total: u64, losses: u64, n: usize) -> Enqueued {
         let arguments = [Address(total), Address(losses), int(n)];
         self.launch(stream, "sum_losses", grid(1, 1024), &arguments)
     }
 
     /// Attention's output of the stash's `qkv`; keeps the softmax sums' logarithms.
-    pub fn attention_forward(&self, stream: &Stream, stash: &Stash, shape: Shape) -> Launched {
+    pub fn attention_forward(&self, stream: &Stream, stash: &Stash, shape: Shape) -> Enqueued {
         let arguments = [
             Address(stash.attended),
             Address(stash.log_sums),
@@ -281,7 +282,7 @@ impl Kernels {
         work: &Workspace,
         stash: &Stash,
         shape: Shape,
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [
             Address(work.delta),
             Address(work.narrow),
@@ -312,7 +313,7 @@ impl Kernels {
         unit: &UnitAddresses,
         range: Range<usize>,
         factors: u64,
-    ) -> Launched {
+    ) -> Enqueued {
         let f32s = |address: u64| Address(address + (range.start * size_of::<f32>()) as u64);
         let arguments = [
             f32s(unit.weights),
@@ -335,14 +336,14 @@ impl Kernels {
         (result, partials): (u64, u64),
         g: u64,
         elements: usize,
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [Address(partials), Address(g), Size(elements as u64)];
         let blocks = self.strided(stream, "squared_norm", elements, &arguments)?;
         self.sum_partials(stream, result, partials, blocks)
     }
 
     /// Adds `g` to `sum`, both f32.
-    pub fn add_gradient(&self, stream: &Stream, sum: u64, g: u64, elements: usize) -> Launched {
+    pub fn add_gradient(&self, stream: &Stream, sum: u64, g: u64, elements: usize) -> Enqueued {
         let arguments = [Address(sum), Address(g), Size(elements as u64)];
         self.strided(stream, "add_gradient", elements, &arguments)
             .map(|_| ())
@@ -357,7 +358,7 @@ impl Kernels {
         results: [u64; 2],
         partials: [u64; 2],
         (g, elements): (u64, usize),
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [
             Address(sum),
             Address(partials[0]),
@@ -380,7 +381,7 @@ impl Kernels {
         g: u64,
         factor: u64,
         elements: usize,
-    ) -> Launched {
+    ) -> Enqueued {
         let arguments = [
             Address(squares),
             Address(g),
@@ -391,13 +392,13 @@ impl Kernels {
             .map(|_| ())
     }
 
-    fn sum_partials(&self, stream: &Stream, result: u64, partials: u64, blocks: usize) -> Launched {
+    fn sum_partials(&self, stream: &Stream, result: u64, partials: u64, blocks: usize) -> Enqueued {
         let arguments = [Address(result), Address(partials), int(blocks)];
         self.rows(stream, "sum_partials", 1, &arguments)
     }
 
     /// Rounds `elements` f32 at `from` to real at `to`.
-    pub fn cast(&self, stream: &Stream, to: u64, from: u64, elements: usize) -> Launched {
+    pub fn cast(&self, stream: &Stream, to: u64, from: u64, elements: usize) -> Enqueued {
         let arguments = [Address(to), Address(from), Size(elements as u64)];
         self.elements(stream, "cast", elements, &arguments)
     }
@@ -409,7 +410,7 @@ impl Kernels {
         kernel: &'static str,
         rows: usize,
         arguments: &[Argument],
-    ) -> Launched {
+    ) -> Enqueued {
         self.launch(stream, kernel, grid(rows, THREADS), arguments)
     }
 
@@ -420,7 +421,7 @@ impl Kernels {
         kernel: &'static str,
         elements: usize,
         arguments: &[Argument],
-    ) -> Launched {
+    ) -> Enqueued {
         let rows = elements.div_ceil(THREADS as usize * PER_THREAD);
         self.rows(stream, kernel, rows, arguments)
     }
@@ -444,7 +445,7 @@ impl Kernels {
         kernel: &'static str,
         shape: Shape,
         arguments: &[Argument],
-    ) -> Launched {
+    ) -> Enqueued {
         let grid = self.attention.grid(kernel, shape);
         self.launch(stream, kernel, grid, arguments)
     }
@@ -455,7 +456,7 @@ impl Kernels {
         kernel: &'static str,
         grid: Grid,
         arguments: &[Argument],
-    ) -> Launched {
+    ) -> Enqueued {
         // SAFETY: every method passes the parameters that the kernel's source declares; the engine keeps the
         // memory that they point at until it has synchronised with the stream.
         unsafe { stream.launch(&self.functions[kernel], grid, arguments) }

@@ -17,16 +17,13 @@ use std::ops::Range;
 
 use super::cublaslt::{Blas, Operand, Product};
 use super::driver::{Event, Stream};
-use super::error::CudaError;
-use super::launches::Kernels;
+use super::launches::{Enqueued, Kernels};
 use super::options::Precision;
 use super::peers::Peers;
 use super::sharded::Shards;
 use super::state::{State, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace};
 use crate::engine::{BlockTensors, Direction, Layout, Measure, ModelConfig};
-
-type Walked = Result<(), CudaError>;
 
 const F32: usize = size_of::<f32>();
 
@@ -139,7 +136,7 @@ struct Linear {
 
 impl<'a> Walk<'a> {
     /// Loss and gradient of a micro-batch.
-    pub fn train(&self, training: Training) -> Walked {
+    pub fn train(&self, training: Training) -> Enqueued {
         let layers = self.config.num_hidden_layers;
         let head = layers + 1;
         self.begin(training)?;
@@ -164,14 +161,14 @@ impl<'a> Walk<'a> {
     }
 
     /// Summed loss of a micro-batch.
-    pub fn evaluate(&self) -> Walked {
+    pub fn evaluate(&self) -> Enqueued {
         self.clear_scalars()?;
         self.forward()?;
         self.head(None)
     }
 
     /// From the tokens to the last block's output, and to the head's weights.
-    fn forward(&self) -> Walked {
+    fn forward(&self) -> Enqueued {
         if let Some(shards) = &self.shards {
             shards.begin()?;
         }
@@ -191,7 +188,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The compute stream's next work may read the unit's weights.
-    fn acquire(&self, unit: usize) -> Walked {
+    fn acquire(&self, unit: usize) -> Enqueued {
         match &self.shards {
             Some(shards) => shards.acquire(unit),
             None => Ok(()),
@@ -199,7 +196,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The compute stream has read the unit's weights for now. Tied embeddings are not released.
-    fn release(&self, unit: usize, direction: Direction) -> Walked {
+    fn release(&self, unit: usize, direction: Direction) -> Enqueued {
         match &self.shards {
             Some(shards) => shards.release(unit, direction),
             None => Ok(()),
@@ -214,7 +211,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn begin(&self, training: Training) -> Walked {
+    fn begin(&self, training: Training) -> Enqueued {
         self.clear_scalars()?;
         self.zero(self.work.reduced_norm, size_of::<f64>())?;
         if training.first {
@@ -225,11 +222,11 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn clear_scalars(&self) -> Walked {
+    fn clear_scalars(&self) -> Enqueued {
         self.zero(self.work.scalars, Scalars::BYTES)
     }
 
-    fn embed(&self) -> Walked {
+    fn embed(&self) -> Enqueued {
         let tokens = (self.work.inputs.tokens, self.tokens());
         let table = self.whole(0).table;
         let compute = &self.streams.compute;
@@ -237,7 +234,7 @@ impl<'a> Walk<'a> {
             .embedding_forward(compute, self.work.residual[0], table, tokens)
     }
 
-    fn block_forward(&self, layer: usize) -> Walked {
+    fn block_forward(&self, layer: usize) -> Enqueued {
         self.fill_stash(layer)?;
         let (n, work) = (self.tokens(), self.work);
         let (unit, tensors) = self.block(layer);
@@ -250,7 +247,7 @@ impl<'a> Walk<'a> {
     }
 
     /// From the block's input to its stash.
-    fn fill_stash(&self, layer: usize) -> Walked {
+    fn fill_stash(&self, layer: usize) -> Enqueued {
         let (n, work, shape) = (self.tokens(), self.work, self.shape);
         let (hidden, queries) = (self.config.hidden_size, self.config.queries());
         let (unit, tensors) = self.block(layer);
@@ -282,7 +279,7 @@ impl<'a> Walk<'a> {
     }
 
     /// From the gradient of the block's output in `dx` to that of its input, in place. Overwrites the stash.
-    fn block_backward(&self, layer: usize, training: Training) -> Walked {
+    fn block_backward(&self, layer: usize, training: Training) -> Enqueued {
         let (n, work, shape) = (self.tokens(), self.work, self.shape);
         let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
         let (unit, tensors) = self.block(layer);
@@ -327,7 +324,7 @@ impl<'a> Walk<'a> {
     /// Final norm, head and loss; with `training` also their gradients, in `dx` and in the store.
     ///
     /// Rows are processed in chunks, so that only one chunk's logits exist; their gradient overwrites them.
-    fn head(&self, training: Option<Training>) -> Walked {
+    fn head(&self, training: Option<Training>) -> Enqueued {
         let (n, work) = (self.tokens(), self.work);
         let (hidden, vocabulary) = (self.config.hidden_size, self.config.vocab_size);
         let (kernels, compute) = (self.kernels, &self.streams.compute);
@@ -374,7 +371,7 @@ impl<'a> Walk<'a> {
         kernels.rmsnorm_backward(compute, work, (x, work.inverse_head), weights, n)
     }
 
-    fn embedding_backward(&self, training: Training) -> Walked {
+    fn embedding_backward(&self, training: Training) -> Enqueued {
         let gradient = self.gradient(0, training);
         // Tied embeddings already hold the head's part.
         if !self.config.tie_word_embeddings {
@@ -388,7 +385,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The unit's gradient of this micro-batch is complete: the side stream adds and measures it.
-    fn complete(&self, unit: usize, training: Training) -> Walked {
+    fn complete(&self, unit: usize, training: Training) -> Enqueued {
         let Streams {
             compute,
             side,
@@ -457,7 +454,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Waits until no other stream reads the scratch that the unit is about to use.
-    fn await_scratch(&self, unit: usize, training: Training) -> Walked {
+    fn await_scratch(&self, unit: usize, training: Training) -> Enqueued {
         let before = unit + 2;
         let last = self.layout.units.len() - 1;
         // Else the compute stream has waited for the walk before: for its end, or for weights gathered since.
@@ -472,7 +469,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The compute stream waits for the side stream.
-    fn join(&self, training: Training) -> Walked {
+    fn join(&self, training: Training) -> Enqueued {
         if self.adds(training) {
             self.streams.compute.wait(&self.streams.added[0])?;
         }
@@ -544,7 +541,7 @@ impl<'a> Walk<'a> {
         (result, element): (u64, Precision),
         added: Option<u64>,
         n: usize,
-    ) -> Walked {
+    ) -> Enqueued {
         self.multiply(Product {
             rows: n,
             columns: layer.outputs,
@@ -558,7 +555,7 @@ impl<'a> Walk<'a> {
     }
 
     /// dx `[n, inputs]` = dy `[n, outputs]` · w, both real.
-    fn backward_input(&self, layer: Linear, dy: u64, dx: u64, n: usize) -> Walked {
+    fn backward_input(&self, layer: Linear, dy: u64, dx: u64, n: usize) -> Enqueued {
         self.multiply(Product {
             rows: n,
             columns: layer.inputs,
@@ -579,7 +576,7 @@ impl<'a> Walk<'a> {
         x: u64,
         gradient: Gradient,
         n: usize,
-    ) -> Walked {
+    ) -> Enqueued {
         self.multiply(Product {
             rows: layer.outputs,
             columns: layer.inputs,
@@ -592,7 +589,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    fn multiply(&self, product: Product) -> Walked {
+    fn multiply(&self, product: Product) -> Enqueued {
         let workspace = (self.work.blas, Blas::WORKSPACE);
         // SAFETY: the operands lie in the state and the workspace, which live longer than the stream's work.
         unsafe {
@@ -601,14 +598,14 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn zero_unless_added(&self, gradient: Gradient, elements: usize) -> Walked {
+    fn zero_unless_added(&self, gradient: Gradient, elements: usize) -> Enqueued {
         if gradient.add {
             return Ok(());
         }
         self.zero(gradient.address, elements * F32)
     }
 
-    fn zero(&self, address: u64, bytes: usize) -> Walked {
+    fn zero(&self, address: u64, bytes: usize) -> Enqueued {
         // SAFETY: the callers name whole buffers of the state or the workspace.
         unsafe { self.streams.compute.fill_zero(address, bytes) }
     }

@@ -5,7 +5,7 @@
 //! 54bec9d (`examples/configs/`), verl b178a3c (`trainer/config/`), OpenRLHF 3c3be62 (`cli/`), Megatron-LM
 //! d98e8a6 (`training/arguments.py`), ms-swift 3602360 (`swift/arguments/`, `swift/megatron/`).
 
-use crate::recipe::dialects::command::launcher::value_sources;
+use crate::recipe::dialects::command::launcher::word_positions;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Given;
@@ -247,7 +247,7 @@ static TRAINING: [(&str, Words, Option<&Project>); 7] = [
 /// Whether a command calls one of these programs for something else: `swift infer`, `trl vllm-serve`.
 pub(crate) fn trains_nothing(words: &[Word]) -> bool {
     let text = |at: usize| words.get(at).map(|word| word.text.as_str());
-    value_sources(words).any(|at| {
+    word_positions(words).any(|at| {
         let name = words[at].file_name();
         let mut programs = TRAINING.iter();
         let found = programs.find(|(program, ..)| *program == name);

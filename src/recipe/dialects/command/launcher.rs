@@ -31,11 +31,8 @@ pub(crate) enum Launcher {
     /// No known launcher: Python, or another program before the script.
     #[default]
     Python,
-    /// `torchrun`.
     Torchrun,
-    /// `deepspeed`.
     Deepspeed,
-    /// `accelerate launch`.
     Accelerate,
     /// TRL's command line, which starts `accelerate launch`.
     Trl,
@@ -172,7 +169,7 @@ const STARTERS: [(Words, Words); 3] = [
 ];
 
 /// The positions of words that are not option values of a program before the launcher.
-pub(crate) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
+pub(crate) fn word_positions(words: &[Word]) -> impl Iterator<Item = usize> {
     let mut valued = Words("");
     (0..words.len()).filter(move |at| {
         let option = at.checked_sub(1).map(|at| words[at].text.as_str());
@@ -187,7 +184,7 @@ pub(crate) fn value_sources(words: &[Word]) -> impl Iterator<Item = usize> {
 }
 
 fn launcher(words: &[Word]) -> Option<Launch> {
-    value_sources(words).find_map(|at| {
+    word_positions(words).find_map(|at| {
         let (before, from) = words.split_at(at);
         let (word, rest) = from.split_first()?;
         let name = word.file_name();
