@@ -146,7 +146,7 @@ fn the_experiments_on_gpus_are_planned() {
             .map(|nodes| {
                 let request = PlanRequest::gpus(u64::from(nodes * job.spec.gpus_per_node));
                 let plan = plan::plan(&recipe, &request).unwrap();
-                assert_eq!(plan.outline.diagnostics, []);
+                assert_eq!(plan.facts.diagnostics, []);
                 plan.formula_at(None)
             })
             .collect();

@@ -317,14 +317,14 @@ pub struct PlanSummary {
 impl PlanSummary {
     /// The numbers of a plan.
     pub fn of(spec: &TrainingJobSpec, plan: &Plan, feasible_nodes: Vec<u32>) -> PlanSummary {
-        let warnings = plan.outline.diagnostics.iter();
+        let warnings = plan.facts.diagnostics.iter();
         let warnings = warnings.map(|d| format!("{}: {}", d.rule, d.message));
         PlanSummary {
             formula: plan.formula.clone(),
             global_batch_size: plan.global_batch_size,
             per_device_batch_size: plan.per_device_batch_size,
             gradient_accumulation_steps: plan.gradient_accumulation_steps,
-            world_size: plan.outline.world_size,
+            world_size: plan.facts.world_size,
             feasible_nodes,
             warnings: warnings.chain(spec.idle_devices()).collect(),
         }

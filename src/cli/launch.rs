@@ -336,7 +336,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         formula: prepared.formula(&planned),
         world: ranks,
         global_batch: setup.global_batch_size,
-        budget: setup.budget_samples.unwrap_or_default(),
+        budget: setup.horizon.budget_samples.unwrap_or_default(),
         devices: match external {
             true => count(ranks, "process"),
             false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
@@ -346,7 +346,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
                 Devices::Gpus { devices }.to_string()
             }
         },
-        floor: setup.entropy,
+        floor: setup.built_in.as_ref().and_then(|it| it.entropy),
     });
     for message in processes.note.iter().chain(&prepared.notes).cloned() {
         display.event(&Event::Warning { message });

@@ -155,7 +155,7 @@ impl Row {
             } else {
                 Some(state.committed_samples())
             },
-            budget_samples: setup.budget_samples,
+            budget_samples: setup.horizon.budget_samples,
         })
     }
 }
@@ -265,7 +265,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "plan": plan,
             "batch": batch,
             "global_batch_size": setup.global_batch_size,
-            "budget_samples": setup.budget_samples,
+            "budget_samples": setup.horizon.budget_samples,
             "per_device_batch_size_limit": state.per_device_batch_size_limit,
             "committed": state.checkpoint_ref,
             "last_step": steps.first(),
@@ -302,7 +302,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
              --rank-memory retries them"
         ))?;
     }
-    if let Some(progress) = progress(&steps, setup.budget_samples) {
+    if let Some(progress) = progress(&steps, setup.horizon.budget_samples) {
         line(format_args!("  progress    {progress}"))?;
     }
     if let Some(external) = &external {

@@ -189,7 +189,7 @@ impl ExternalTrainer<'_> {
             remarks: Vec::new(),
         };
         let parallel = &self.recipe.spec.parallel;
-        let sharding = plan.outline.world_size / parallel.tensor / parallel.pipeline;
+        let sharding = plan.facts.world_size / parallel.tensor / parallel.pipeline;
         let checkpoint = call.checkpoint.as_deref();
         call.convert = checkpoint.and_then(|path| conversion::needed(path, sharding));
         let batch = numbers.per_device_batch_size;
@@ -291,7 +291,7 @@ impl ExternalTrainer<'_> {
     fn refuse_too_few_devices(&self, plan: &Plan) -> Result<(), ExternalTrainerError> {
         let environment = &self.recipe.spec.trainer.environment;
         let devices = environment.get("CUDA_VISIBLE_DEVICES");
-        let ranks = plan.outline.world_size;
+        let ranks = plan.facts.world_size;
         match devices.map(String::as_str) {
             // Without a device the ranks compute on the CPU.
             None | Some("" | "-1") => Ok(()),

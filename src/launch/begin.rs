@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use super::{LaunchError, Planned, Request};
-use crate::plan::{self, DeviceKind};
+use crate::plan;
 use crate::recipe::Recipe;
 use crate::telemetry::now;
-use crate::train::{FORMAT, Setup};
+use crate::train::{BuiltIn, FORMAT, Setup};
 
 /// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {
@@ -18,15 +18,16 @@ pub fn base() -> Result<PathBuf, LaunchError> {
     })
 }
 
-/// A new run, given its recipe, its plan and the number of its samples.
+/// A new run of the built-in trainer, with the number of its samples, or of an external one.
 pub(super) fn begin(
     recipe: &Recipe,
     planned: &Planned,
     request: &Request,
-    data_samples: Option<u64>,
+    trained: Option<(BuiltIn, u64)>,
 ) -> Result<Setup, LaunchError> {
     let spec = &recipe.spec;
     let global_batch_size = planned.plan.global_batch_size;
+    let (built_in, data_samples) = trained.unzip();
     let horizon = plan::horizon(spec, global_batch_size, data_samples);
     Ok(Setup {
         format: FORMAT,
@@ -38,18 +39,11 @@ pub(super) fn begin(
         overrides: request.overrides.clone(),
         spec: spec.clone(),
         global_batch_size,
-        model: None,
-        model_config: planned.request.model_config.clone(),
-        weights: None,
-        companions: Vec::new(),
-        data_samples,
-        data_fingerprint: None,
-        budget_samples: horizon.budget_samples,
-        horizon,
-        rank_memory: None,
-        device: DeviceKind::Cpu,
+        model_config: planned.worlds.request().model_config.clone(),
         device_memory: request.device_memory,
-        entropy: None,
+        data_samples,
+        horizon,
+        built_in,
     })
 }
 

@@ -48,6 +48,7 @@ pub(super) fn prepare(
     };
     run.write_setup(&setup)?;
     Ok(Prepared {
+        worlds: planned.of_run(&setup),
         setup,
         state,
         external: Some(recipe.clone()),

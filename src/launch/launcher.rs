@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use crate::launch::launcher::external_trainer::ExternalRun;
 
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
-use super::worlds::{self, Feasible};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
 use crate::host::{Event as RankEvent, HostGeneration, Start};
@@ -24,7 +23,7 @@ use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
     End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
 };
-use crate::plan::{self, DeviceKind, OomPolicy};
+use crate::plan::{self, DeviceKind, OomPolicy, Worlds};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::Setup;
@@ -57,7 +56,7 @@ pub struct Launcher<'a> {
     oom_policy: OomPolicy,
     progress_deadline: ProgressDeadline,
     on_stall: OnStall,
-    feasible: Feasible,
+    worlds: Worlds,
     /// Number of signals received: the first drains, the second kills.
     signals: Arc<AtomicUsize>,
     current: Option<Current>,
@@ -107,12 +106,10 @@ impl<'a> Launcher<'a> {
         state.request = run_lock.earlier_request();
         Ok(Launcher {
             run: run_lock.run().clone(),
-            losses: setup
-                .model
-                .as_ref()
-                .map(|model| LossWatch::new(model.vocab_size as u64)),
+            losses: (setup.built_in.as_ref())
+                .map(|built_in| LossWatch::new(built_in.model.vocab_size as u64)),
             external: external.transpose()?,
-            feasible: Feasible::default(),
+            worlds: prepared.worlds,
             setup,
             cores: request.cores,
             gpus: request.gpus.clone(),
@@ -147,33 +144,7 @@ impl<'a> Launcher<'a> {
             {
                 current.host.kill("stopped immediately on request");
             }
-            let mut ranks = self.ranks();
-            if let Ranks::Ended { outcome, .. } = &mut ranks {
-                self.follow_external_trainer(true)?;
-                self.fall_back(outcome)?;
-            }
-            let capacity = self.capacity(&ranks).min(self.most_ranks());
-            let reached = self.state.reached(&self.setup);
-            let input = TransitionInput {
-                desired: self.desired,
-                capacity,
-                bounds: self.bounds(),
-                feasible: &|world| self.feasible.at(&self.setup, world, reached),
-                refusal: &|world| self.feasible.refusal(&self.setup, world, reached),
-                stop: self.signals.load(Ordering::Relaxed) > 0,
-                restarts_left: self.restarts_left,
-                ranks,
-            };
-            let action = decide(&input);
-            if let RankAction::Publish { world, .. } = &action
-                && *world != self.judged_world
-            {
-                let warning = input.without_fallback(*world);
-                self.judged_world = *world;
-                if let Some(message) = warning {
-                    self.warn(message);
-                }
-            }
+            let (action, capacity) = self.decide()?;
             match action {
                 RankAction::Keep => self.wait()?,
                 RankAction::Drain => self.drain()?,
@@ -195,6 +166,38 @@ impl<'a> Launcher<'a> {
                 RankAction::End(end) => return self.end(end),
             }
         }
+    }
+
+    /// Observes the ranks and decides. Also returns the number of ranks that could run.
+    fn decide(&mut self) -> Result<(RankAction, u64), LaunchError> {
+        let mut ranks = self.ranks();
+        if let Ranks::Ended { outcome, .. } = &mut ranks {
+            self.follow_external_trainer(true)?;
+            self.fall_back(outcome)?;
+        }
+        let capacity = self.capacity(&ranks).min(self.most_ranks());
+        let reached = self.state.reached(&self.setup);
+        let input = TransitionInput {
+            desired: self.desired,
+            capacity,
+            bounds: self.bounds(),
+            feasible: &|world| self.worlds.is_feasible(world, reached),
+            refusal: &|world| self.worlds.refused_split(world, reached),
+            stop: self.signals.load(Ordering::Relaxed) > 0,
+            restarts_left: self.restarts_left,
+            ranks,
+        };
+        let action = decide(&input);
+        if let RankAction::Publish { world, .. } = &action
+            && *world != self.judged_world
+        {
+            let warning = input.without_fallback(*world);
+            self.judged_world = *world;
+            if let Some(message) = warning {
+                self.warn(message);
+            }
+        }
+        Ok((action, capacity))
     }
 
     fn bounds(&self) -> std::ops::RangeInclusive<u64> {
@@ -255,7 +258,7 @@ impl<'a> Launcher<'a> {
 
     /// Ranks for which this machine has devices.
     fn most_ranks(&self) -> u64 {
-        match self.setup.device {
+        match self.setup.runner().device() {
             DeviceKind::Cpu => u64::MAX,
             DeviceKind::Cuda => self.gpus.len().min(self.gpus_together) as u64,
         }
@@ -420,7 +423,7 @@ impl<'a> Launcher<'a> {
         self.current = None;
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
-        let plan = worlds::plan(&self.setup, world, self.state.reached(&self.setup))?;
+        let plan = self.worlds.plan(world, self.state.reached(&self.setup))?;
         let last = self.run.last_generation(&self.state)?;
         let number = last.checked_add(1).ok_or_else(|| {
             LaunchError::usage(format!(
@@ -530,6 +533,35 @@ mod tests {
     use super::*;
     use crate::launch::testing::Launched;
     use crate::telemetry::Mode;
+
+    #[test]
+    fn a_launch_plans_its_first_world_once_and_again_only_if_its_data_had_to_be_counted() {
+        let file =
+            "tokenizer: {path: byte}\ndata: {sequence_length: 8, train: [{path: text.jsonl}]}";
+        for (data, plans) in [("", 1), (file, 2)] {
+            let place = tempfile::tempdir().unwrap();
+            let before = plan::examined().len();
+            let path = place.path().join("text.jsonl");
+            let text = "{\"text\": \"as many samples as the file has\"}\n";
+            std::fs::write(&path, text.repeat(100)).unwrap();
+            let data = data.replace("text.jsonl", path.to_str().unwrap());
+            let batch = "batch: {global: 12, per_device_batch_size: 2}";
+            let launched = Launched::at(place.path(), &format!("{batch}\n{data}"), &[]);
+            let run_lock = RunLock::take(launched.run.clone()).unwrap();
+            let mut display = Display::new(Mode::Quiet);
+            let request = &launched.request;
+            let mut launcher =
+                Launcher::new(&run_lock, launched.prepared, 2, request, &mut display).unwrap();
+            let (action, _) = launcher.decide().unwrap();
+            assert!(matches!(action, RankAction::Publish { world: 2, .. }));
+            let reached = launcher.state.reached(&launcher.setup);
+            launcher.worlds.plan(2, reached).unwrap();
+            let examined = &plan::examined()[before..];
+            let of_world = |world| examined.iter().filter(|other| **other == world).count();
+            // The second is where the run would continue without a rank.
+            assert_eq!((of_world(2), of_world(1)), (plans, 1), "{examined:?}");
+        }
+    }
 
     #[test]
     fn a_request_made_while_a_resume_prepares_is_answered() {

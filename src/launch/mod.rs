@@ -38,7 +38,7 @@ pub use survey::survey;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::external_trainer::ExternalTrainerError;
-use crate::plan::Refused;
+use crate::plan::Examined;
 use crate::train::TrainError;
 use crate::util::durable::FileError;
 
@@ -47,7 +47,7 @@ use crate::util::durable::FileError;
 pub enum LaunchError {
     /// A rule refuses the plan.
     #[error(transparent)]
-    Refused(Box<Refused>),
+    Refused(#[from] Box<Examined>),
     /// The directory contains no run.
     #[error(
         "{}: no such file; the directory contains no evenkeel run; `evenkeel status` lists the runs",
@@ -59,7 +59,7 @@ pub enum LaunchError {
         "{} cannot be the run's directory: {problem}; set another directory with --out",
         path.display()
     )]
-    ValueSource { path: PathBuf, problem: String },
+    Directory { path: PathBuf, problem: String },
     /// A file cannot be read or written, or the directory is in use.
     #[error(transparent)]
     File(#[from] FileError),
@@ -130,12 +130,6 @@ impl LaunchError {
     /// A request that is not possible; the message states problem and remedy.
     fn usage(message: String) -> LaunchError {
         LaunchError::Usage { message }
-    }
-}
-
-impl From<Refused> for LaunchError {
-    fn from(refused: Refused) -> Self {
-        LaunchError::Refused(Box::new(refused))
     }
 }
 

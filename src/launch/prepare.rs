@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::begin::{base, begin};
 use super::request::data_of;
-use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey, worlds};
+use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::engine::cuda;
 use crate::launch::external;
-use crate::plan::{self, DeviceKind, DeviceMemory, PlanRequest, Reached, Runner};
+use crate::plan::{DeviceKind, DeviceMemory, PlanRequest, Reached, Runner, Worlds};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
-use crate::train::Setup;
+use crate::train::{BuiltIn, Setup};
 
 /// Plans a recipe for its runner on this machine, whose devices have this memory.
 pub fn plan(
@@ -22,14 +22,15 @@ pub fn plan(
     runner: Runner,
     memory: Option<DeviceMemory>,
 ) -> Result<Planned, LaunchError> {
-    let request = worlds::request(ranks, reached, runner, memory);
+    let request = PlanRequest::of(runner, ranks);
     let (request, model) = survey::survey_with_model(recipe, &base()?, request);
-    let examined = plan::examine(recipe, &request);
-    let diagnostics = examined.diagnostics.clone();
+    let worlds = Worlds::new(recipe.clone(), request, memory);
+    let examined = worlds.examine(ranks, reached);
     Ok(Planned {
+        diagnostics: examined.diagnostics.clone(),
         plan: examined.finish()?,
-        diagnostics,
-        request,
+        reached,
+        worlds,
         model,
     })
 }
@@ -89,9 +90,19 @@ pub fn prepare(
     let manifest = data.manifest;
     refuse_without_evaluation_data(recipe, &manifest)?;
     let samples = manifest.train.samples;
-    let news = judge(recipe, planned, samples)?;
-    let setup = begin(recipe, planned, request, Some(samples))?;
-    if setup.budget_samples.is_none() {
+    let (worlds, news) = judge(planned, samples)?;
+    let companions = initial.weights.as_deref().map(companions);
+    let built_in = BuiltIn {
+        model,
+        weights: initial.weights,
+        companions: companions.unwrap_or_default(),
+        data_fingerprint: Some(manifest.fingerprint),
+        rank_memory: request.runner.rank_memory(),
+        device: request.runner.device(),
+        entropy: manifest.synthetic.as_ref().and_then(entropy),
+    };
+    let setup = begin(recipe, planned, request, Some((built_in, samples)))?;
+    if setup.horizon.budget_samples.is_none() {
         return Err(LaunchError::usage(format!(
             "the recipe does not say how long to train: set {}, {} or {}",
             key("budget.samples"),
@@ -99,20 +110,10 @@ pub fn prepare(
             key("budget.epochs")
         )));
     }
-    let companions = initial.weights.as_deref().map(companions);
-    let setup = Setup {
-        model: Some(model),
-        weights: initial.weights,
-        companions: companions.unwrap_or_default(),
-        data_fingerprint: Some(manifest.fingerprint),
-        rank_memory: request.runner.rank_memory(),
-        device: request.runner.device(),
-        entropy: manifest.synthetic.as_ref().and_then(entropy),
-        ..setup
-    };
     run.write_setup(&setup)?;
     Ok(Prepared {
         setup,
+        worlds,
         state: None,
         external: None,
         notes: [initial.note]
@@ -144,21 +145,19 @@ fn refuse_without_evaluation_data(recipe: &Recipe, manifest: &Manifest) -> Resul
     )))
 }
 
-/// Evaluates the rules that need the data's length, which is known only after counting. Returns
-/// their warnings, one per line.
-fn judge(recipe: &Recipe, planned: &Planned, samples: u64) -> Result<Vec<String>, LaunchError> {
-    let counted = PlanRequest {
-        data_samples: Some(samples),
-        ..planned.request.clone()
-    };
-    let examined = plan::examine(recipe, &counted);
-    let diagnostics = examined.diagnostics.iter();
+/// Evaluates the rules that need the data's length, which is known only after counting. Returns the worlds with this
+/// length, and new warnings, one per line.
+fn judge(planned: &Planned, samples: u64) -> Result<(Worlds, Vec<String>), LaunchError> {
+    let before = &planned.plan.facts;
+    let worlds = planned.worlds.clone();
+    let worlds = worlds.with(None, Some(samples));
+    let plan = worlds.plan(before.world_size, planned.reached)?;
+    let diagnostics = plan.facts.diagnostics.iter();
     let news = diagnostics
-        .filter(|diagnostic| !planned.diagnostics.contains(diagnostic))
+        .filter(|diagnostic| !before.diagnostics.contains(diagnostic))
         .map(|d| format!("{}: {}; {}", d.rule, d.message, d.help))
         .collect();
-    examined.finish()?;
-    Ok(news)
+    Ok((worlds, news))
 }
 
 /// The entropy of the synthetic language, the lower bound of the loss.

@@ -8,13 +8,12 @@ use tempfile::TempDir;
 use super::request::data_of;
 use super::{LaunchError, RunDir};
 use crate::data::{self, DataError, Dataset, PrepareRequest};
-use crate::engine::{IGNORE, ModelConfig};
+use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
-use crate::train::{Setup, TrainState, checkpoint_ref};
+use crate::train::{BuiltIn, Setup, TrainState, checkpoint_ref};
 use crate::util::durable::FileError;
 use crate::util::format::count;
 
-/// Result of [`prove`].
 pub struct LedgerProof {
     /// The checkpoint whose lineage was checked.
     pub checkpoint: String,
@@ -73,7 +72,7 @@ pub fn prove(
 ) -> Result<LedgerProof, LaunchError> {
     let setup = run.setup()?;
     // An external trainer has no ledger.
-    let model = setup.model()?;
+    let built_in = setup.built_in()?;
     let recipe = setup.recipe();
     let checkpoint_ref = run
         .state()?
@@ -88,7 +87,7 @@ pub fn prove(
         })?;
     let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
 
-    let directory = data_again(run, &setup, model, progress)?;
+    let directory = data_again(run, &setup, built_in, progress)?;
     let dataset = Dataset::train(&Setup::data(directory.path()))?;
     let order = setup.order(dataset.len())?;
     let samples = usize::try_from(dataset.len()).unwrap_or(usize::MAX);
@@ -118,7 +117,7 @@ pub fn prove(
 fn data_again(
     run: &RunDir,
     setup: &Setup,
-    model: &ModelConfig,
+    built_in: &BuiltIn,
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<TempDir, LaunchError> {
     let directory = tempfile::tempdir()
@@ -128,8 +127,8 @@ fn data_again(
     let key = recipe.keys();
     let request = PrepareRequest {
         began_in: Some(&began_in),
-        fingerprint: setup.data_fingerprint.as_deref(),
-        ..data_of(&recipe, &key, Some(model), &setup.base, &again)
+        fingerprint: built_in.data_fingerprint.as_deref(),
+        ..data_of(&recipe, &key, Some(&built_in.model), &setup.base, &again)
     };
     data::prepare(&request, progress)?;
     Ok(directory)
@@ -152,10 +151,10 @@ mod tests {
         );
         let launched = Launched::at(place.path(), &lines, &[]);
         let setup = &launched.prepared.setup;
-        let model = setup.model().unwrap();
-        assert!(data_again(&launched.run, setup, model, &mut |_| {}).is_ok());
+        let built_in = setup.built_in().unwrap();
+        assert!(data_again(&launched.run, setup, built_in, &mut |_| {}).is_ok());
         std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(101)).unwrap();
-        let error = data_again(&launched.run, setup, model, &mut |_| {})
+        let error = data_again(&launched.run, setup, built_in, &mut |_| {})
             .err()
             .unwrap();
         let message = error.to_string();

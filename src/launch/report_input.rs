@@ -28,7 +28,7 @@ pub fn report_input(
     let details = match call {
         Some(call) => vec![recipe, fact("command", call.command.join(" "))],
         None => {
-            let model = setup.model()?;
+            let model = &setup.built_in()?.model;
             let shape = format!(
                 "{} layers, width {}, {} heads, vocabulary {}",
                 model.num_hidden_layers,
@@ -64,7 +64,7 @@ pub fn report_input(
     Ok(ReportInput {
         title: setup.name.clone(),
         formula: history::current_formula(run, &state).unwrap_or_default(),
-        budget: total.or(setup.budget_samples),
+        budget: total.or(setup.horizon.budget_samples),
         details,
         generations: state
             .generations
@@ -81,8 +81,8 @@ pub fn report_input(
             .collect(),
         steps: history.steps,
         evaluations: history.evaluations,
-        floor: setup.entropy,
-        vocabulary: setup.model().map_or(0, |model| model.vocab_size as u64),
+        floor: setup.built_in.as_ref().and_then(|it| it.entropy),
+        vocabulary: (setup.built_in.as_ref()).map_or(0, |it| it.model.vocab_size as u64),
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),
             text: verdict.to_string(),

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::RunState;
 use super::model::ResolvedModel;
-use super::{RunState, worlds};
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::plan::{DeviceMemory, OomPolicy, Plan, PlanRequest, Runner};
+use crate::plan::{DeviceMemory, OomPolicy, Plan, Reached, Runner, Worlds};
 use crate::recipe::{Diagnostic, Recipe};
 use crate::train::Setup;
 
@@ -70,14 +70,26 @@ pub struct Planned {
     pub plan: Plan,
     /// Warnings about the plan.
     pub diagnostics: Vec<Diagnostic>,
-    /// The request that the plan answers.
-    pub(super) request: PlanRequest,
+    /// The state of the run that it continues.
+    pub(super) reached: Reached,
+    /// The worlds that the recipe may have on this machine.
+    pub(super) worlds: Worlds,
     pub(super) model: ResolvedModel,
+}
+
+impl Planned {
+    /// The worlds of the run, which keeps what it was launched with.
+    pub(super) fn of_run(&self, setup: &Setup) -> Worlds {
+        let run = Some((&setup.spec, setup.runner()));
+        self.worlds.clone().with(run, setup.data_samples)
+    }
 }
 
 /// A run that is ready for its launcher.
 pub struct Prepared {
     pub setup: Setup,
+    /// The worlds that the run may have.
+    pub worlds: Worlds,
     /// State left by an earlier launcher.
     pub state: Option<RunState>,
     /// Recipe of the external trainer, written again for every generation; `None` for the built-in
@@ -90,12 +102,9 @@ pub struct Prepared {
 impl Prepared {
     /// The formula of the batch with which the run starts or resumes.
     pub fn formula(&self, planned: &Planned) -> String {
-        let Some(state) = &self.state else {
-            return planned.plan.formula.clone();
-        };
         // Old ranks may have committed more since the plan was made.
-        let reached = state.reached(&self.setup);
-        let plan = worlds::plan(&self.setup, planned.plan.outline.world_size, reached);
+        let reached = self.state.clone().unwrap_or_default().reached(&self.setup);
+        let plan = self.worlds.plan(planned.plan.facts.world_size, reached);
         plan.as_ref()
             .unwrap_or(&planned.plan)
             .formula_at(reached.batch)

@@ -13,7 +13,7 @@ use crate::lifecycle::{CheckpointRef, files};
 use crate::plan::{self, Reached};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Division;
-use crate::train::{Setup, TrainError, TrainState, checkpoint_ref, rank};
+use crate::train::{BuiltIn, Setup, TrainError, TrainState, checkpoint_ref, rank};
 use crate::util::format::count;
 
 /// Longest wait for ranks of a dead launcher, which commit a checkpoint and exit.
@@ -78,7 +78,7 @@ pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchErr
         ));
     }
     let horizon = plan::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
-    if setup.horizon != horizon || horizon.budget_samples != setup.budget_samples {
+    if setup.horizon != horizon {
         return Err(edited(run, "other lengths than its own recipe".to_owned()));
     }
     Ok(setup)
@@ -96,7 +96,8 @@ fn edited(run: &RunDir, contradiction: String) -> LaunchError {
 /// Whether the resume changes the memory of the ranks.
 fn memory_changes(setup: &Setup, request: &Request) -> bool {
     let asked = request.runner.rank_memory();
-    asked.is_some() && asked != setup.rank_memory || request.runner.device() != setup.device
+    let kept = setup.runner();
+    asked.is_some() && asked != kept.rank_memory() || request.runner.device() != kept.device()
 }
 
 /// Prepares a resume of the run in the directory.
@@ -107,9 +108,9 @@ pub(super) fn resume(
     request: &Request,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, LaunchError> {
-    let mut setup = setup_of(run, recipe)?;
+    let setup = setup_of(run, recipe)?;
     if let Some(shape) = &planned.model.shape
-        && let Some(key) = difference(setup.model()?, shape)
+        && let Some(key) = difference(&setup.built_in()?.model, shape)
     {
         return Err(LaunchError::usage(format!(
             "{} has another `{key}` of the model than the recipe and its config.json; one of them was \
@@ -146,26 +147,27 @@ pub(super) fn resume(
         )));
     }
     let mut notes = Vec::new();
+    let built_in = setup.built_in()?;
     match (
         state
             .as_mut()
             .filter(|state| state.checkpoint_ref.is_some()),
-        &setup.weights,
+        &built_in.weights,
     ) {
         (Some(state), _) => notes.extend(verify(run, state, &recipe.key("model.path"))?),
-        (None, Some(weights)) => initial::check(weights, setup.model()?)?,
+        (None, Some(weights)) => initial::check(weights, &built_in.model)?,
         (None, None) => {}
     }
     let directory = Setup::data(run.path());
     let data = data::prepare(
         &PrepareRequest {
             began_in: Some(&directory),
-            fingerprint: setup.data_fingerprint.as_deref(),
+            fingerprint: built_in.data_fingerprint.as_deref(),
             stopped: &|| request.stopped(),
             ..data_of(
                 recipe,
                 &recipe.keys(),
-                Some(setup.model()?),
+                Some(&built_in.model),
                 &setup.base,
                 &directory,
             )
@@ -174,21 +176,27 @@ pub(super) fn resume(
     )?;
     // All checks have passed. The state is written first: a micro-batch limit dropped too early is
     // found again, while one kept for other memory would remain.
-    let before = setup.clone();
     if memory_changes(&setup, request)
         && let Some(state) = &state
     {
         run.write_state(state)?;
     }
-    setup.rank_memory = request.runner.rank_memory().or(setup.rank_memory);
-    setup.device = request.runner.device();
-    setup.device_memory = request.device_memory;
-    setup.data_fingerprint = Some(data.manifest.fingerprint);
-    if setup != before {
-        run.write_setup(&setup)?;
+    let resumed = Setup {
+        device_memory: request.device_memory,
+        built_in: Some(BuiltIn {
+            rank_memory: request.runner.rank_memory().or(built_in.rank_memory),
+            device: request.runner.device(),
+            data_fingerprint: Some(data.manifest.fingerprint),
+            ..built_in.clone()
+        }),
+        ..setup.clone()
+    };
+    if resumed != setup {
+        run.write_setup(&resumed)?;
     }
     Ok(Prepared {
-        setup,
+        worlds: planned.of_run(&resumed),
+        setup: resumed,
         state,
         external: None,
         notes: notes.into_iter().chain(data.notes).collect(),
@@ -519,10 +527,8 @@ mod tests {
     fn a_run_of_an_older_version_resumes_with_its_manifest_and_keeps_the_fingerprint() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
-        let old = Setup {
-            data_fingerprint: None,
-            ..launched.prepared.setup.clone()
-        };
+        let mut old = launched.prepared.setup.clone();
+        old.built_in.as_mut().unwrap().data_fingerprint = None;
         launched.run.write_setup(&old).unwrap();
         assert!(launched.resume(|_| {}).is_ok());
         assert_eq!(launched.run.setup().unwrap(), launched.prepared.setup);
@@ -551,11 +557,14 @@ mod tests {
                 (|setup| setup.global_batch_size = 13) as fn(&mut Setup),
                 "another global batch (13) than its recipe (12)",
             ),
-            (|setup| setup.budget_samples = Some(1), "other lengths than"),
+            (
+                |setup| setup.horizon.budget_samples = Some(1),
+                "other lengths than",
+            ),
             (
                 |setup| {
-                    if let Some(model) = &mut setup.model {
-                        model.hidden_size = 16;
+                    if let Some(built_in) = &mut setup.built_in {
+                        built_in.model.hidden_size = 16;
                     }
                 },
                 "another `hidden_size` of the model than the recipe",
@@ -621,7 +630,8 @@ mod tests {
                 };
             })
             .unwrap();
-        assert_eq!(launched.run.setup().unwrap().rank_memory, Some(1 << 30));
+        let runner = launched.run.setup().unwrap().runner();
+        assert_eq!(runner.rank_memory(), Some(1 << 30));
         assert_eq!(limit(), None);
     }
 }

@@ -267,7 +267,7 @@ impl Drop for RunLock {
 }
 
 fn unusable(path: &Path, problem: String) -> LaunchError {
-    LaunchError::ValueSource {
+    LaunchError::Directory {
         path: path.to_path_buf(),
         problem,
     }

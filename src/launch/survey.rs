@@ -161,7 +161,7 @@ mod tests {
             "  batch: {{global: 8, per_device_batch_size: 4}}\n  model: {{path: \"{}\"}}\n",
             folder.path().display()
         ));
-        let memory = |request| plan::examine(&recipe, &request).draft.outline.memory;
+        let memory = |request| plan::examine(&recipe, &request).draft.facts.memory;
         assert_eq!(memory(PlanRequest::gpus(1)), None);
         let surveyed = survey(&recipe, folder.path(), PlanRequest::gpus(1));
         let estimate = memory(surveyed).unwrap();

@@ -1,8 +1,7 @@
 //! Plans the worlds of a job for its runner, by the rules of `evenkeel launch`.
 //!
 //! Jobs of a namespace with the same recipe share its worlds: which are feasible is needed in every
-//! reconciliation. Plans are not cached: they are large and needed once a generation. A tenant's recipe is
-//! never shared with another tenant.
+//! reconciliation. A tenant's recipe is never shared with another tenant.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -16,13 +15,10 @@ use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
-use crate::plan::{self, AskedRunner, DeviceKind, Plan, PlanRequest, Reached, Runner};
-use crate::recipe::{Recipe, trainer_command};
+use crate::plan::{self, AskedRunner, DeviceKind, Plan, PlanRequest, Reached, Runner, Worlds};
+use crate::recipe::trainer_command;
 use crate::util::lock::lock;
 use crate::util::size;
-
-/// Worlds of one recipe that are kept; beyond this number they are evaluated again.
-const MAX_WORLDS: usize = 8192;
 
 /// What the reading of a recipe depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -75,64 +71,77 @@ impl PlanInput {
     }
 }
 
-/// A recipe and its worlds so far.
-struct PlannedRecipe {
+/// A recipe that several jobs may have, and its worlds.
+struct Shared {
     key: RecipeKey,
-    recipe: Recipe,
-    runner: Runner,
-    /// First error of each evaluated world; `None` for feasible worlds.
-    worlds: Mutex<HashMap<(u64, Reached), Option<String>>>,
+    worlds: Worlds,
 }
 
 /// The recipes of all jobs. A recipe is kept while a job has it.
 #[derive(Default)]
-pub struct Recipes(Mutex<HashMap<RecipeKey, Weak<PlannedRecipe>>>);
+pub struct Recipes(Mutex<HashMap<RecipeKey, Weak<Shared>>>);
 
 impl Recipes {
-    fn get(&self, key: &RecipeKey) -> Option<Arc<PlannedRecipe>> {
+    fn get(&self, key: &RecipeKey) -> Option<Arc<Shared>> {
         lock(&self.0).get(key).and_then(Weak::upgrade)
     }
 
-    fn put(&self, key: RecipeKey, recipe: Recipe, runner: Runner) -> Arc<PlannedRecipe> {
-        let planned = Arc::new(PlannedRecipe {
+    fn put(&self, key: RecipeKey, worlds: Worlds) -> Arc<Shared> {
+        let shared = Arc::new(Shared {
             key: key.clone(),
-            recipe,
-            runner,
-            worlds: Mutex::default(),
+            worlds,
         });
         let mut recipes = lock(&self.0);
         recipes.retain(|_, recipe| recipe.strong_count() > 0);
-        recipes.insert(key, Arc::downgrade(&planned));
-        planned
+        recipes.insert(key, Arc::downgrade(&shared));
+        shared
     }
 }
 
 /// Plans the worlds of one job.
 #[derive(Default)]
 pub struct Planner {
-    recipe: Option<Arc<PlannedRecipe>>,
+    /// The recipe; `None`: it was not read, or waits for its turn.
+    recipe: Option<Arc<Shared>>,
     /// Whether a plan for one of the job's worlds was found with this recipe.
     pub found_plan: bool,
-    /// The plan of the running generation, while the recipe cannot be planned or waits for its turn.
-    held: Option<Plan>,
-    /// Further worlds that the status names as feasible, while the recipe waits for its turn.
-    known_worlds: Vec<u64>,
+    /// What the status says, while the recipe cannot be planned or waits for its turn.
+    held: Option<Held>,
     /// `metadata.generation` whose spec gives valid pods, and what these ask for.
     buildable: Option<(i64, ResourceRequest)>,
 }
 
-/// Why a world has no plan: the diagnostics of the rules, one line each.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct NoPlan(String);
+/// The worlds that a status names.
+struct Held {
+    /// The plan of the running generation.
+    plan: Plan,
+    /// Further worlds that are feasible.
+    feasible: Vec<u64>,
+}
+
+impl Held {
+    fn plan(&self, ranks: u64, reached: Reached) -> Option<Plan> {
+        let size = self.plan.per_device_batch_size;
+        let limit = reached.per_device_batch_size_limit;
+        let fits = self.plan.facts.world_size == ranks && limit.is_none_or(|limit| size <= limit);
+        fits.then(|| self.plan.clone())
+    }
+
+    fn is_feasible(&self, ranks: u64, reached: Reached) -> bool {
+        let other = self.plan.facts.world_size != ranks && self.feasible.contains(&ranks);
+        other || self.plan(ranks, reached).is_some()
+    }
+}
+
+/// Why a world has no plan while only the status is known.
+const ONLY_CURRENT: &str = "the job as edited cannot be planned, only its current world is known";
 
 impl Planner {
     /// A planner that knows only the plan of the running generation, and further worlds that the status names as
     /// feasible: the edited job cannot be planned, or the recipe waits for its turn.
-    pub fn with_known_worlds(plan: Plan, worlds: Vec<u64>) -> Planner {
+    pub fn with_known_worlds(plan: Plan, feasible: Vec<u64>) -> Planner {
         Planner {
-            held: Some(plan),
-            known_worlds: worlds,
+            held: Some(Held { plan, feasible }),
             ..Planner::default()
         }
     }
@@ -190,13 +199,15 @@ impl Planner {
         let rank_memory = rank_memory
             .map_err(|error| plan_refused(format!("spec.trainer.rankMemory: {error}")))?;
         let runner = Runner::of(&recipe.spec, AskedRunner::Launch, key.device, rank_memory);
-        self.recipe = Some(recipes.put(key, recipe, runner));
+        // The pool's memory is not known.
+        let worlds = Worlds::new(recipe, PlanRequest::of(runner, 1), None);
+        self.recipe = Some(recipes.put(key, worlds));
         Ok(())
     }
 
     /// Refuses overrides that an external trainer would ignore, and checkpoints that it would lose.
     pub fn refuse_losses(&self, overrides: &[String]) -> Result<(), Refusal> {
-        let Some(recipe) = self.recipe.as_ref().map(|planned| &planned.recipe) else {
+        let Some(recipe) = self.worlds().map(Worlds::recipe) else {
             return Ok(());
         };
         if !recipe.spec.trainer.is_external() {
@@ -207,40 +218,39 @@ impl Planner {
         lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
     }
 
-    /// Plan for `ranks` ranks with the progress `reached`.
-    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, NoPlan> {
-        if let Some(plan) = &self.held {
-            let fits = plan.outline.world_size == ranks
-                && reached
-                    .per_device_batch_size_limit
-                    .is_none_or(|limit| plan.per_device_batch_size <= limit);
-            return fits.then(|| plan.clone()).ok_or_else(|| {
-                let known = "the job as edited cannot be planned, only its current world is known";
-                NoPlan(known.into())
-            });
+    /// The worlds of the recipe, unless only the status is known.
+    fn worlds(&self) -> Option<&Worlds> {
+        self.recipe.as_ref().map(|shared| &shared.worlds)
+    }
+
+    /// Plan for `ranks` ranks with the progress `reached`. The error has one line for each error.
+    pub fn plan(&self, ranks: u64, reached: Reached) -> Result<Plan, String> {
+        match self.worlds() {
+            Some(worlds) => {
+                assert_in_turn();
+                worlds.plan(ranks, reached).map_err(|examined| {
+                    let errors = examined.diagnostics.iter().filter(|d| d.is_error());
+                    let lines = errors.map(|d| format!("{}: {} ({})", d.rule, d.message, d.help));
+                    lines.collect::<Vec<String>>().join("\n")
+                })
+            }
+            None => {
+                let held = self.held.as_ref();
+                let plan = held.and_then(|held| held.plan(ranks, reached));
+                plan.ok_or_else(|| ONLY_CURRENT.to_owned())
+            }
         }
-        let planned = self.recipe.as_ref();
-        let planned = planned.ok_or_else(|| NoPlan("the recipe was not read".into()))?;
-        #[cfg(test)]
-        super::turns::assert_at_work();
-        let request = PlanRequest::of(planned.runner, ranks).after(reached);
-        plan::plan(&planned.recipe, &request).map_err(|refused| {
-            let all = refused.diagnostics.iter();
-            let errors = all.filter(|d| d.is_error());
-            let lines = errors.map(|d| format!("{}: {} ({})", d.rule, d.message, d.help));
-            NoPlan(lines.collect::<Vec<String>>().join("\n"))
-        })
     }
 
     /// Upper limit of the samples that a run with this base batch consumes; `None` if it is unknown.
     pub fn most_samples(&self, global_batch_size: u64) -> Option<u64> {
-        let planned = self.recipe.as_ref()?;
-        plan::most_samples(&planned.recipe.spec, global_batch_size)
+        plan::most_samples(&self.worlds()?.recipe().spec, global_batch_size)
     }
 
     /// Whether a plan without errors exists.
     pub fn is_feasible(&self, ranks: u64, reached: Reached) -> bool {
-        self.may_split(ranks, reached) && self.refusal(ranks, reached).is_none()
+        self.known(ranks, reached)
+            .unwrap_or_else(|| self.refusal(ranks, reached).is_none())
     }
 
     /// First error of the plan; `None` if it is feasible.
@@ -248,51 +258,40 @@ impl Planner {
         if let Some(known) = self.known_refusal(ranks, reached) {
             return known;
         }
-        let refusal = self.first_error(ranks, reached);
-        if let Some(planned) = &self.recipe {
-            let mut worlds = lock(&planned.worlds);
-            if worlds.len() >= MAX_WORLDS {
-                // Those of the same state of the run are needed for one decision.
-                worlds.retain(|(_, other), _| *other == reached);
-            }
-            worlds.insert((ranks, reached), refusal.clone());
-        }
-        refusal
-    }
-
-    fn first_error(&self, ranks: u64, reached: Reached) -> Option<String> {
-        let NoPlan(errors) = self.plan(ranks, reached).err()?;
-        Some(errors.lines().next().unwrap_or_default().to_owned())
+        assert_in_turn();
+        let refusal = self.worlds()?.refusal(ranks, reached)?;
+        Some(refusal.to_string())
     }
 
     /// As [`Planner::is_feasible`], `None` if only a plan can tell.
     pub fn known(&self, ranks: u64, reached: Reached) -> Option<bool> {
-        if !self.may_split(ranks, reached) {
-            return Some(false);
+        match self.worlds() {
+            Some(worlds) => worlds.known(ranks, reached),
+            None => Some(self.known_refusal(ranks, reached)?.is_none()),
         }
-        let refusal = self.known_refusal(ranks, reached)?;
-        Some(refusal.is_none())
     }
 
     /// As [`Planner::refusal`], `None` if only a plan can tell.
     pub fn known_refusal(&self, ranks: u64, reached: Reached) -> Option<Option<String>> {
-        if let Some(planned) = &self.recipe {
-            return lock(&planned.worlds).get(&(ranks, reached)).cloned();
+        if let Some(worlds) = self.worlds() {
+            let refusal = worlds.known_refusal(ranks, reached)?;
+            return Some(refusal.map(|refusal| refusal.to_string()));
         }
-        let current = self.held.as_ref().map(|plan| plan.outline.world_size);
-        if current != Some(ranks) && self.known_worlds.contains(&ranks) {
-            return Some(None);
-        }
-        Some(self.first_error(ranks, reached))
+        let held = self.held.as_ref();
+        let is_feasible = held.is_some_and(|held| held.is_feasible(ranks, reached));
+        Some((!is_feasible).then(|| ONLY_CURRENT.to_owned()))
     }
 
-    fn may_split(&self, ranks: u64, reached: Reached) -> bool {
-        let planned = self.recipe.as_ref();
-        planned.is_none_or(|planned| {
-            let request = PlanRequest::of(planned.runner, ranks).after(reached);
-            plan::may_split(&planned.recipe, &request)
-        })
+    /// The next micro-batch after that of `failed` ran out of memory.
+    pub fn smaller(&self, failed: &Plan, reached: Reached) -> Option<u64> {
+        self.worlds()?.smaller(failed, reached)
     }
+}
+
+/// Fails a test that plans outside a turn.
+fn assert_in_turn() {
+    #[cfg(test)]
+    super::turns::assert_at_work();
 }
 
 /// Progress of a job that restricts its next plans.
@@ -372,7 +371,7 @@ mod tests {
     }
 
     fn evaluated(planner: &Planner) -> usize {
-        lock(&planner.recipe.as_ref().unwrap().worlds).len()
+        planner.worlds().unwrap().evaluated()
     }
 
     #[test]

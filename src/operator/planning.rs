@@ -9,13 +9,13 @@ use tracing::{error, warn};
 
 use super::conditions::Refusal;
 use super::context::Reconciliation;
-use super::planner::{NoPlan, PlanInput, Planner, reached};
+use super::planner::{PlanInput, Planner, reached};
 use super::recipe_source::{plan_refused, snapshot};
 use crate::api::condition::ConditionType;
 use crate::api::status::{Phase, PlanSummary, RecipeSnapshot, TrainingJobStatus};
 use crate::lifecycle::RankAction;
 use crate::lifecycle::placement::{Placement, PlacementAction};
-use crate::plan::{Plan, Reached, descend};
+use crate::plan::{Plan, Reached};
 
 /// Numbers of nodes beyond `nodes` whose feasibility the status names.
 const LOOK_AHEAD: u32 = 8;
@@ -301,14 +301,11 @@ impl Reconciliation<'_> {
         if let Some(pause) = planned.waits {
             return Err(Unplanned::Later(pause));
         }
-        let is_feasible = |limit: &u64| {
-            let within = Reached {
-                per_device_batch_size_limit: Some(*limit),
-                ..reached
-            };
-            planned.planner.is_feasible(plan.outline.world_size, within)
+        let reached = Reached {
+            batch: Some(batch),
+            ..reached
         };
-        self.in_turn(|| descend(plan, batch).find(is_feasible))
+        self.in_turn(|| planned.planner.smaller(plan, reached))
     }
 
     /// Plans the world that a placement publishes. `None`: it publishes none, or the world has no plan.
@@ -335,7 +332,7 @@ impl Reconciliation<'_> {
         let plan = || {
             let feasible_nodes = self.feasible_nodes(reached, planner);
             let plan = planner.plan(ranks, reached)?;
-            Ok::<_, NoPlan>(World {
+            Ok::<_, String>(World {
                 plan,
                 feasible_nodes,
             })

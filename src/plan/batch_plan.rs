@@ -12,7 +12,7 @@ use crate::recipe::schema::spec::{Objective, Remainder, Strategy};
 use crate::recipe::{Located, Recipe};
 
 /// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`): one object, with the keys
-/// of the [`Outline`] at the same level.
+/// of the [`Facts`] at the same level.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The arithmetic shown to people, for example `8 × 16 × 1 = 128`
@@ -30,12 +30,12 @@ pub struct Plan {
     pub quantum: u64,
     /// The part that needs no split.
     #[serde(flatten)]
-    pub outline: Outline,
+    pub facts: Facts,
 }
 
 /// The part of a plan that does not depend on its split. A [`super::Draft`] has it as well.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outline {
+pub struct Facts {
     pub dialect: crate::recipe::Dialect,
     pub objective: Objective,
     /// Devices over all axes.
@@ -105,7 +105,7 @@ impl Plan {
             ranks: self.data_parallel_size,
             per_device_batch_size,
             micro_batches: batch / per_device_batch_size,
-            remainder: self.outline.remainder,
+            remainder: self.facts.remainder,
         };
         format!("{} (base {base})", split.formula())
     }
@@ -113,7 +113,7 @@ impl Plan {
     /// The numbers that a recipe must state to run this plan.
     pub fn numbers(&self, recipe: &Recipe) -> BatchNumbers {
         let key = recipe.key("generation.steps_per_generation");
-        let mut adjusted = self.outline.adjusted.iter();
+        let mut adjusted = self.facts.adjusted.iter();
         let adjusted = adjusted.find(|adjustment| adjustment.key == key);
         let stated = recipe.spec.generation.steps_per_generation;
         BatchNumbers {
@@ -124,11 +124,11 @@ impl Plan {
 
     /// The numbers as environment variables of an external trainer.
     pub fn variables(&self) -> Vec<(&'static str, u64)> {
-        let outline = &self.outline;
+        let facts = &self.facts;
         let axes = [
-            outline.tensor_parallel_size,
-            outline.context_parallel_size,
-            outline.sequence_parallel_size,
+            facts.tensor_parallel_size,
+            facts.context_parallel_size,
+            facts.sequence_parallel_size,
         ];
         batch_arguments::variables(&self.plain_numbers(), axes)
     }
@@ -136,7 +136,7 @@ impl Plan {
     /// The numbers without those of one objective.
     fn plain_numbers(&self) -> BatchNumbers {
         BatchNumbers {
-            world: self.outline.world_size,
+            world: self.facts.world_size,
             nodes: None,
             data_parallel: self.data_parallel_size,
             global: self.global_batch_size,

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::arithmetic::product;
-use super::batch_plan::{Adjustment, Outline, Plan};
+use super::batch_plan::{Adjustment, Facts, Plan};
 use super::elastic;
 use super::horizon::{Horizon, held_out, horizon};
 use super::memory::Memory;
@@ -41,7 +41,7 @@ pub struct Draft {
     pub quantum: Option<u64>,
     /// The part that does not depend on the split.
     #[serde(flatten)]
-    pub outline: Outline,
+    pub facts: Facts,
     /// The split behind the numbers.
     #[serde(skip)]
     pub split: Option<Split>,
@@ -114,7 +114,7 @@ impl Draft {
         let data_samples = request.data_samples.or_else(|| synthetic_samples(spec));
         let horizon = global.map(|global| horizon(spec, global, data_samples));
         let parallel = &spec.parallel;
-        let outline = Outline {
+        let facts = Facts {
             dialect: recipe.dialect,
             objective: spec.objective,
             world_size: request.gpus,
@@ -138,7 +138,7 @@ impl Draft {
             gradient_accumulation_steps: None,
             global_batch_size: global,
             quantum: None,
-            outline,
+            facts,
             split: None,
             recipe_ranks,
             recipe_product,
@@ -185,7 +185,7 @@ impl Draft {
                 && divides(spec, global, ranks)
                 && taken.is_none_or(|valid| valid.contains(&ranks))
         };
-        self.outline.feasible_gpu_counts = (1..=MOST_GPUS)
+        self.facts.feasible_gpu_counts = (1..=MOST_GPUS)
             .filter(|&devices| ranks(devices, &spec.parallel).is_some_and(exact))
             .collect();
         let Some(split) = self
@@ -201,12 +201,12 @@ impl Draft {
         self.per_device_batch_size = Some(split.per_device_batch_size);
         self.gradient_accumulation_steps = Some(split.accumulation());
         self.formula = Some(split.formula());
-        self.outline.remainder = split.remainder;
-        self.outline.memory = memory
+        self.facts.remainder = split.remainder;
+        self.facts.memory = memory
             .as_ref()
             .map(|memory| memory.estimate(split.ranks, split.per_device_batch_size));
-        self.outline.eval_batch_size = evaluation_micro(spec, &split);
-        self.outline.adjusted = adjustments(recipe, request, self, &split);
+        self.facts.eval_batch_size = evaluation_micro(spec, &split);
+        self.facts.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
     }
 
@@ -235,18 +235,16 @@ impl Draft {
     }
 
     /// The plan, if nothing is missing.
-    pub(super) fn complete(self) -> Result<Plan, Box<Draft>> {
-        let (Some(split), Some(quantum)) = (self.split, self.quantum) else {
-            return Err(Box::new(self));
-        };
-        Ok(Plan {
+    pub(super) fn complete(&self) -> Option<Plan> {
+        let (split, quantum) = (self.split?, self.quantum?);
+        Some(Plan {
             formula: split.formula(),
             data_parallel_size: split.ranks,
             per_device_batch_size: split.per_device_batch_size,
             gradient_accumulation_steps: split.accumulation(),
             global_batch_size: split.batch(),
             quantum,
-            outline: self.outline,
+            facts: self.facts.clone(),
         })
     }
 }
@@ -338,7 +336,7 @@ fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<>
 }
 
 /// Training samples of a synthetic data set, whose length the recipe states.
-fn synthetic_samples(spec: &Spec) -> Option<u64> {
+pub(super) fn synthetic_samples(spec: &Spec) -> Option<u64> {
     let samples = spec.data.synthetic()?.samples;
     Some(samples.saturating_sub(held_out(spec.data.held_out, samples)))
 }

@@ -17,14 +17,16 @@ pub mod rules;
 mod runner;
 mod split;
 mod start;
+mod worlds;
 
-pub use batch_plan::{Adjustment, MemoryEstimate, Outline, Plan};
+pub use batch_plan::{Adjustment, Facts, MemoryEstimate, Plan};
 pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
 pub use horizon::{Horizon, held_out, horizon, most_samples};
 pub use oom_policy::{OomPolicy, OomStep, descend};
-pub use planner::{
-    Examined, Refused, default_world, examine, may_split, plan, refused_by_built_in,
-};
+#[cfg(test)]
+pub use planner::examined;
+pub use planner::{Examined, default_world, examine, plan, refused_by_built_in};
 pub use request::{Flaw, PlanRequest, Reached};
 pub use runner::{AskedRunner, DeviceKind, DeviceMemory, Runner};
 pub use start::{Start, start, starter};
+pub use worlds::{Refusal, Worlds};

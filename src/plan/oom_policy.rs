@@ -104,7 +104,7 @@ impl OomPolicy {
 /// stage whose batch it does not divide.
 pub fn descend(plan: &Plan, current: u64) -> impl Iterator<Item = u64> + use<> {
     let both = gcd(plan.global_batch_size, current);
-    let share = match plan.outline.remainder {
+    let share = match plan.facts.remainder {
         Remainder::Exact => both / plan.data_parallel_size.max(1),
         Remainder::Uneven => both,
     };

@@ -1,75 +1,39 @@
 //! From a recipe and a world to a plan, or to all errors in them.
 
-use super::arithmetic::gcd;
 use super::batch_plan::Plan;
-use super::draft::{self, Draft, global_batch};
+use super::draft::{self, Draft};
 use super::request::PlanRequest;
 use super::rules;
 use super::runner::{AskedRunner, Runner};
-use crate::recipe::schema::spec::Remainder;
 use crate::recipe::syntax::diagnostic;
 use crate::recipe::{Diagnostic, Recipe, Spec};
 
-/// The result of checking a recipe in a world.
-#[derive(Debug, Clone, PartialEq)]
+/// A recipe in a world: its numbers, and what the rules find in them. As an error, they allow no plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{}", self.summary())]
 pub struct Examined {
-    /// Every number that follows from the recipe.
+    /// Every number that follows from the recipe, despite the errors.
     pub draft: Draft,
     /// Findings of the reader and the rules, in file order.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// A recipe that cannot run in the requested world, with all reasons.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{}", self.summary())]
-pub struct Refused {
-    /// The numbers that follow despite the errors.
-    pub draft: Box<Draft>,
-    /// At least one error, and all other findings, in file order.
-    pub diagnostics: Vec<Diagnostic>,
-}
-
-impl Refused {
-    fn summary(&self) -> String {
-        let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
-        let first = diagnostic::first_error(&self.diagnostics, line);
-        first.unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
-    }
-}
-
 /// Plans a recipe, or refuses it with all reasons.
 ///
 /// The plan depends only on its arguments: the same recipe and request give the same plan.
-pub fn plan(recipe: &Recipe, request: &PlanRequest) -> Result<Plan, Refused> {
+pub fn plan(recipe: &Recipe, request: &PlanRequest) -> Result<Plan, Box<Examined>> {
     examine(recipe, request).finish()
-}
-
-/// Whether the requested world may have a split of the batch. It costs one division, where [`plan`] derives
-/// every number and runs every rule: if this is false, `plan` refuses the world.
-pub fn may_split(recipe: &Recipe, request: &PlanRequest) -> bool {
-    let spec = &recipe.spec;
-    let Some(ranks) = draft::ranks(request.gpus, &spec.parallel) else {
-        return false;
-    };
-    // DeepSpeed's elasticity derives a batch for each world.
-    let Some(global) = request.global_batch_size.or_else(|| global_batch(spec)) else {
-        return true;
-    };
-    let current = request.current_batch.filter(|&batch| batch > 0);
-    let current = current.unwrap_or(global);
-    match spec.batch.remainder {
-        Remainder::Exact => gcd(global, current).is_multiple_of(ranks),
-        Remainder::Uneven => ranks <= global.min(current),
-    }
 }
 
 /// Derives the numbers of a recipe and runs every rule.
 pub fn examine(recipe: &Recipe, request: &PlanRequest) -> Examined {
+    #[cfg(test)]
+    EXAMINED.with_borrow_mut(|worlds| worlds.push(request.gpus));
     let mut draft = Draft::new(recipe, request);
     let mut diagnostics = recipe.diagnostics.clone();
     diagnostics.extend(rules::check(recipe, request, &draft));
     diagnostic::in_file_order(&mut diagnostics);
-    draft.outline.diagnostics = diagnostics
+    draft.facts.diagnostics = diagnostics
         .iter()
         .map(|diagnostic| diagnostic.locate(&recipe.sources))
         .collect();
@@ -83,16 +47,28 @@ impl Examined {
     }
 
     /// The plan, unless there is an error or a gap.
-    pub fn finish(self) -> Result<Plan, Refused> {
-        let refused = self.has_errors();
-        let Examined { draft, diagnostics } = self;
-        let plan = if refused {
-            Err(Box::new(draft))
-        } else {
-            draft.complete()
-        };
-        plan.map_err(|draft| Refused { draft, diagnostics })
+    pub fn finish(self) -> Result<Plan, Box<Examined>> {
+        let plan = self.draft.complete().filter(|_| !self.has_errors());
+        plan.ok_or_else(|| Box::new(self))
     }
+
+    /// The first error with the way out.
+    fn summary(&self) -> String {
+        let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
+        let first = diagnostic::first_error(&self.diagnostics, line);
+        first.unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    static EXAMINED: std::cell::RefCell<Vec<u64>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// The worlds that this thread has examined, for tests that count them.
+#[cfg(test)]
+pub fn examined() -> Vec<u64> {
+    EXAMINED.with_borrow(Vec::clone)
 }
 
 /// What the built-in trainer refuses in a plan for any runner: the first error that is not already one of the plan's

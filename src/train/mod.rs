@@ -15,7 +15,7 @@ mod watchdog;
 pub mod weights;
 
 pub use checkpoint_ref::TrainState;
-pub use setup::{FORMAT, Setup};
+pub use setup::{BuiltIn, FORMAT, Setup};
 
 use std::path::PathBuf;
 

@@ -262,15 +262,16 @@ fn engine(
     observed: &World,
     activity: &Arc<Activity>,
 ) -> Result<Box<dyn Engine>, TrainError> {
-    let model = setup.model()?.clone();
-    let world = match setup.device {
+    let built_in = setup.built_in()?;
+    let model = built_in.model.clone();
+    let world = match built_in.device {
         DeviceKind::Cpu => observed,
         // Its own watchdog calls the collective, whatever the rank does.
         DeviceKind::Cuda => world,
     };
     let world = (world.world() > 1).then(|| Arc::clone(world));
     // Weights that `load` reads are not drawn first, which would take as long.
-    let reads = generation.start.is_some() || setup.weights.is_some();
+    let reads = generation.start.is_some() || built_in.weights.is_some();
     let seed = (!reads).then_some(setup.spec.seed);
     let activation_checkpointing = setup.spec.model.activation_checkpointing;
     // The measurements that any step of the run may request.
@@ -281,18 +282,18 @@ fn engine(
         ),
         None => (Measure::default(), false),
     };
-    let strategy = if sharded(generation.plan.outline.strategy) {
+    let strategy = if sharded(generation.plan.facts.strategy) {
         engine::Strategy::Sharded {
             unsharded_accumulation,
         }
     } else {
         engine::Strategy::Replicated
     };
-    let engine = match setup.device {
+    let engine = match built_in.device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
                 threads: Some(options.threads),
-                memory_limit: setup.rank_memory,
+                memory_limit: built_in.rank_memory,
                 activation_checkpointing,
                 strategy,
                 measure,
@@ -306,7 +307,7 @@ fn engine(
                     Precision::F32 => cuda::Precision::F32,
                     Precision::Bf16 | Precision::F16 => cuda::Precision::Bf16,
                 },
-                memory_limit: setup.rank_memory,
+                memory_limit: built_in.rank_memory,
                 activation_checkpointing,
                 strategy,
                 measure,
@@ -354,10 +355,10 @@ fn load(
         budget: setup.budget()?,
         micro_batch: plan.per_device_batch_size,
         workers: plan.data_parallel_size,
-        sharded: sharded(plan.outline.strategy),
+        sharded: sharded(plan.facts.strategy),
     };
     let Some(checkpoint_ref) = &generation.start else {
-        if let Some(directory) = &setup.weights {
+        if let Some(directory) = &setup.built_in()?.weights {
             Weights::open(directory)?.restore(engine)?;
         }
         return Ok(TrainState {
@@ -383,7 +384,7 @@ fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), Train
     let plan = &trainer.generation.plan;
     let rows = plan
         .per_device_batch_size
-        .max(plan.outline.eval_batch_size.unwrap_or(0));
+        .max(plan.facts.eval_batch_size.unwrap_or(0));
     let reserved = trainer
         .engine
         .reserve(rows as usize, setup.spec.data.sequence_length as usize);
@@ -411,7 +412,7 @@ fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainE
         rank: rank as u64,
         message,
         samples: trainer.state.samples,
-        whole: !sharded(trainer.generation.plan.outline.strategy),
+        whole: !sharded(trainer.generation.plan.facts.strategy),
     });
     match trainer.orders.next(ORDERS) {
         Some(Order::Commit) => trainer.commit_alone(),

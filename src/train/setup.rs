@@ -40,34 +40,36 @@ pub struct Setup {
     pub spec: Spec,
     /// The run's global batch, in samples; the norm test starts from it.
     pub global_batch_size: u64,
-    /// The model's shape; `None` for an external trainer, which has its own model.
-    #[serde(default)]
-    pub model: Option<ModelConfig>,
     /// The keys of the `config.json` at the model's path, for the planner.
     pub model_config: Option<BTreeMap<String, Value>>,
+    /// Memory of the machine's devices; `None` if it is unknown, or if a controller plans the worlds.
+    #[serde(default)]
+    pub device_memory: Option<DeviceMemory>,
+    /// Training samples of the prepared data; `None` if an external trainer runs.
+    pub data_samples: Option<u64>,
+    /// Training horizon, warm-up and intervals in samples.
+    pub horizon: Horizon,
+    /// What the built-in trainer trains; `None`: an external trainer runs, which has its own model and data.
+    #[serde(flatten)]
+    pub built_in: Option<BuiltIn>,
+}
+
+/// What the built-in trainer trains, and where.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BuiltIn {
+    /// The model's shape.
+    pub model: ModelConfig,
     /// Source of the initial weights; `None`: seeded random.
     pub weights: Option<PathBuf>,
     /// Files of the tokenizer, copied into every checkpoint.
     pub companions: Vec<PathBuf>,
-    /// Training samples of the prepared data.
-    pub data_samples: Option<u64>,
     /// The fingerprint of the prepared data. Runs of older versions have none.
     #[serde(default)]
     pub data_fingerprint: Option<String>,
-    /// Training horizon, warm-up and intervals in samples.
-    pub horizon: Horizon,
-    /// Training ends after the first step that reaches it; `None` if an external trainer runs and the recipe
-    /// has no budget.
-    #[serde(default)]
-    pub budget_samples: Option<u64>,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
-    /// Where the built-in trainer computes.
     #[serde(default)]
     pub device: DeviceKind,
-    /// Memory of the machine's devices; `None` if it is unknown, or if a controller plans the worlds.
-    #[serde(default)]
-    pub device_memory: Option<DeviceMemory>,
     /// The lowest possible loss of synthetic data, nats per token.
     pub entropy: Option<f64>,
 }
@@ -91,27 +93,32 @@ impl Setup {
             let run = run.to_path_buf();
             return Err(TrainError::Format { run, found });
         }
-        Ok(parse_json(&path, &bytes)?)
+        let setup: Setup = parse_json(&path, &bytes)?;
+        if setup.built_in.is_none() && !setup.spec.trainer.is_external() {
+            // The error names the field that is missing or invalid.
+            parse_json::<BuiltIn>(&path, &bytes)?;
+        }
+        Ok(setup)
     }
 
-    /// The model's shape; an error if an external trainer runs.
-    pub fn model(&self) -> Result<&ModelConfig, TrainError> {
-        self.model.as_ref().ok_or(TrainError::OwnProgram)
+    /// What the built-in trainer trains; an error if an external trainer runs.
+    pub fn built_in(&self) -> Result<&BuiltIn, TrainError> {
+        self.built_in.as_ref().ok_or(TrainError::OwnProgram)
     }
 
-    /// The budget, in samples; an error if an external trainer runs.
+    /// Training ends after the first step that reaches it, samples; an error if the recipe has no budget, as only that of
+    /// an external trainer may.
     pub fn budget(&self) -> Result<u64, TrainError> {
-        self.budget_samples.ok_or(TrainError::OwnProgram)
+        self.horizon.budget_samples.ok_or(TrainError::OwnProgram)
     }
 
     /// What runs every generation.
     pub fn runner(&self) -> Runner {
-        Runner::of(
-            &self.spec,
-            AskedRunner::Launch,
-            self.device,
-            self.rank_memory,
-        )
+        let (device, rank_memory) = match &self.built_in {
+            Some(built_in) => (built_in.device, built_in.rank_memory),
+            None => (DeviceKind::Cpu, None),
+        };
+        Runner::of(&self.spec, AskedRunner::Launch, device, rank_memory)
     }
 
     /// The recipe for the planner, without the places of its values.
@@ -142,7 +149,8 @@ impl Setup {
 
     /// Whether prepared data are those of this run. Runs of older versions have no fingerprint to compare.
     pub fn prepared(&self, data: &Path) -> Result<bool, TrainError> {
-        let Some(expected) = &self.data_fingerprint else {
+        let fingerprint = self.built_in()?.data_fingerprint.as_ref();
+        let Some(expected) = fingerprint else {
             return Ok(true);
         };
         Ok(Manifest::read(data)?.fingerprint == *expected)

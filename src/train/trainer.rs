@@ -303,7 +303,7 @@ impl Trainer<'_> {
         };
         let plan = &self.generation.plan;
         let micro_batch = plan
-            .outline
+            .facts
             .eval_batch_size
             .unwrap_or(plan.per_device_batch_size);
         let wanted = self.setup.spec.evaluation.samples.unwrap_or(data.len());
@@ -482,12 +482,13 @@ impl Saving {
         world: &dyn Collective,
         setup: &Setup,
     ) -> Result<CheckpointRef, TrainError> {
+        let built_in = setup.built_in()?;
         let contents = Contents {
             layout: engine.layout(),
             samples: self.samples,
             state: &self.state,
-            config: &setup.model()?.to_json(),
-            companions: &setup.companions,
+            config: &built_in.model.to_json(),
+            companions: &built_in.companions,
         };
         let committed = checkpoint::finish_together(self.writer, &self.target, contents, world)?;
         let run = &self.target.run_directory;

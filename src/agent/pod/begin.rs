@@ -234,7 +234,7 @@ impl PodAgent {
             self.preparation = None;
             if self.state.budget.is_none() {
                 let setup = Setup::read(&self.identity.run);
-                self.state.budget = setup.ok().and_then(|setup| setup.budget_samples);
+                self.state.budget = setup.ok().and_then(|setup| setup.horizon.budget_samples);
             }
         }
         Ok(ready)

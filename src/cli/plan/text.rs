@@ -36,7 +36,7 @@ pub fn plan(
     );
     text += &changes(draft);
     text += &counts(draft, request.runner.device());
-    if let Some(memory) = &draft.outline.memory {
+    if let Some(memory) = &draft.facts.memory {
         text += &memory_of(memory);
     }
     text += &oom.map(out_of_memory).unwrap_or_default();
@@ -77,7 +77,7 @@ fn heading(words: &str) -> String {
 
 /// The formula and the meaning of its numbers.
 fn headline(draft: &Draft, hardware: &str) -> String {
-    let (formula, legend) = match (&draft.formula, draft.outline.remainder) {
+    let (formula, legend) = match (&draft.formula, draft.facts.remainder) {
         (Some(formula), Remainder::Exact) => (
             formula.clone(),
             "data-parallel ranks × micro-batch × accumulation = global batch",
@@ -93,10 +93,10 @@ fn headline(draft: &Draft, hardware: &str) -> String {
         None => AnsiColor::Red.on_default().bold(),
     };
     let axes: Vec<String> = [
-        ("tensor", draft.outline.tensor_parallel_size),
-        ("pipeline", draft.outline.pipeline_parallel_size),
-        ("context", draft.outline.context_parallel_size),
-        ("sequence", draft.outline.sequence_parallel_size),
+        ("tensor", draft.facts.tensor_parallel_size),
+        ("pipeline", draft.facts.pipeline_parallel_size),
+        ("context", draft.facts.context_parallel_size),
+        ("sequence", draft.facts.sequence_parallel_size),
     ]
     .into_iter()
     .filter(|(_, size)| *size > 1)
@@ -104,8 +104,8 @@ fn headline(draft: &Draft, hardware: &str) -> String {
     .collect();
     format!(
         "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}{DIM:#}\n",
-        draft.outline.objective,
-        draft.outline.dialect,
+        draft.facts.objective,
+        draft.facts.dialect,
         axes.concat()
     )
 }
@@ -120,17 +120,17 @@ fn no_plan(draft: &Draft) -> String {
 }
 
 fn changes(draft: &Draft) -> String {
-    if draft.outline.adjusted.is_empty() {
+    if draft.facts.adjusted.is_empty() {
         return String::new();
     }
     let width = |cell: fn(&crate::plan::Adjustment) -> usize| {
-        draft.outline.adjusted.iter().map(cell).max().unwrap_or(0)
+        draft.facts.adjusted.iter().map(cell).max().unwrap_or(0)
     };
     let change = |from: &str, to: &str| format!("{from} → {to}");
     let keys = width(|a| a.key.chars().count());
     let values = width(|a| a.from.chars().count() + a.to.chars().count() + 3);
     let mut text = heading("changed from the recipe");
-    for adjustment in &draft.outline.adjusted {
+    for adjustment in &draft.facts.adjusted {
         let (key, reason) = (&adjustment.key, &adjustment.reason);
         let change = change(&adjustment.from, &adjustment.to);
         text += &format!("  {key:keys$}  {change:values$}  {reason}\n");
@@ -140,7 +140,7 @@ fn changes(draft: &Draft) -> String {
 
 /// The feasible counts nearest to the requested one, which is in brackets.
 fn counts(draft: &Draft, devices: DeviceKind) -> String {
-    let counts = &draft.outline.feasible_gpu_counts;
+    let counts = &draft.facts.feasible_gpu_counts;
     let Some(global) = draft.global_batch_size else {
         return String::new();
     };
@@ -151,7 +151,7 @@ fn counts(draft: &Draft, devices: DeviceKind) -> String {
     if counts.is_empty() {
         return text + "  none up to 1024\n";
     }
-    let world = draft.outline.world_size;
+    let world = draft.facts.world_size;
     let at = counts.partition_point(|&count| count < world);
     let chosen = counts.get(at) == Some(&world);
     let (from, to) = (at.saturating_sub(NEAR), at + NEAR + usize::from(chosen));
@@ -249,7 +249,7 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
         evaluation.every_epoch,
     );
     lines.extend(evaluated.map(|when| {
-        let per_device_batch_size = draft.outline.eval_batch_size;
+        let per_device_batch_size = draft.facts.eval_batch_size;
         let each = per_device_batch_size.map_or(String::new(), |n| format!(", micro-batch {n}"));
         ("evaluation", when + &each)
     }));

@@ -24,7 +24,7 @@ impl Launcher<'_> {
             let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
             smaller.filter(|per_device_batch_size| *per_device_batch_size > 0)
         } else {
-            worlds::descend(&self.setup, failed, self.state.reached(&self.setup))
+            self.worlds.smaller(failed, self.state.reached(&self.setup))
         }
     }
 

@@ -54,10 +54,7 @@ async fn a_job_runs_from_its_first_pods_to_its_end() {
     ];
     assert_eq!(members, expected);
     assert_eq!(
-        (
-            record.plan.outline.world_size,
-            record.plan.global_batch_size
-        ),
+        (record.plan.facts.world_size, record.plan.global_batch_size),
         (2, 8)
     );
 

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::plan::rules::testing::{norm_test, recipe, wrote};
+use crate::plan::{Reached, Worlds};
 use crate::recipe::schema::spec::{Prefer, Remainder};
 use crate::recipe::{Request, Setting, corpus, read};
 
@@ -56,7 +57,7 @@ fn golden_rescales_are_reproduced() {
                     number(&to_ga),
                     "{what}"
                 );
-                assert!(plan.outline.feasible_gpu_counts.contains(&world), "{what}");
+                assert!(plan.facts.feasible_gpu_counts.contains(&world), "{what}");
             }
             Err(refused) => {
                 assert_eq!(feasible, "no", "{what}");
@@ -66,7 +67,7 @@ fn golden_rescales_are_reproduced() {
                 assert_eq!(error.rule, "batch-divisible", "{what}");
                 assert!(error.message.ends_with(&reason), "{what}");
                 assert!(
-                    !refused.draft.outline.feasible_gpu_counts.contains(&world),
+                    !refused.draft.facts.feasible_gpu_counts.contains(&world),
                     "{what}"
                 );
             }
@@ -121,11 +122,11 @@ fn upstream_recipes_keep_their_authors_global_batch_and_worlds() {
         // `GBS=8x16x1=128` against `8 × 16 × 1 = 128`.
         let formula = at_home.formula.replace(" × ", "x").replace(" = ", "=");
         assert_eq!(format!("GBS={formula}"), *product, "{path}");
-        assert_eq!(at_home.outline.adjusted, [], "{path}");
+        assert_eq!(at_home.facts.adjusted, [], "{path}");
         for world in worlds.trim_end_matches(']').split(", ") {
             let world = world.parse().unwrap();
             assert!(
-                at_home.outline.feasible_gpu_counts.contains(&world),
+                at_home.facts.feasible_gpu_counts.contains(&world),
                 "{path} at {world}"
             );
             let moved = plan(&recipe, &PlanRequest::gpus(world)).unwrap();
@@ -151,7 +152,7 @@ fn adjustments_name_the_key_in_the_recipes_dialect() {
     let of = |gpus| {
         plan(&recipe, &PlanRequest::gpus(gpus))
             .unwrap()
-            .outline
+            .facts
             .adjusted
     };
     assert!(of(8).is_empty());
@@ -179,7 +180,7 @@ fn unstated_values_are_named_by_the_dialects_key() {
     recipe.spec.batch.accumulation = Some(1);
     recipe.spec.batch.gpus = Some(4);
     let plan = plan(&recipe, &PlanRequest::gpus(2)).unwrap();
-    assert_eq!(plan.outline.adjusted[0].key, "gradient_accumulation_steps");
+    assert_eq!(plan.facts.adjusted[0].key, "gradient_accumulation_steps");
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn every_axis_but_data_divides_the_world() {
     assert_eq!(plan.data_parallel_size, 4);
     assert_eq!(plan.formula, "4 × 16 × 2 = 128");
     assert_eq!(
-        plan.outline.feasible_gpu_counts,
+        plan.facts.feasible_gpu_counts,
         [4, 8, 16, 32, 64, 128, 256, 512]
     );
 }
@@ -205,7 +206,7 @@ fn uneven_dealing_is_planned_where_no_exact_split_exists() {
     assert_eq!(three.deal(three.global_batch_size), [3, 3, 2]);
     assert_eq!(three.gradient_accumulation_steps, 3);
     let four = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
-    assert_eq!(four.outline.remainder, Remainder::Exact);
+    assert_eq!(four.facts.remainder, Remainder::Exact);
 }
 
 #[test]
@@ -221,7 +222,7 @@ fn prefer_micro_raises_the_micro_batch_within_memory() {
     request.device_memory = Some(141_000_000_000);
     let with = plan(&recipe, &request).unwrap();
     assert_eq!(with.formula, "4 × 32 × 1 = 128");
-    assert!(with.outline.memory.unwrap().total < 141_000_000_000);
+    assert!(with.facts.memory.unwrap().total < 141_000_000_000);
 }
 
 #[test]
@@ -244,10 +245,7 @@ fn an_unreachable_maximum_is_rounded_down_with_an_adjustment() {
     let mut recipe = norm_test(|test| test.max_batch = 1000);
     recipe.spec.elasticity.max = Some(8);
     recipe.spec.elasticity.min = Some(8);
-    let adjusted = plan(&recipe, &PlanRequest::gpus(8))
-        .unwrap()
-        .outline
-        .adjusted;
+    let adjusted = plan(&recipe, &PlanRequest::gpus(8)).unwrap().facts.adjusted;
     assert_eq!(
         (adjusted[0].from.as_str(), adjusted[0].to.as_str()),
         ("1000", "896")
@@ -283,7 +281,7 @@ fn all_problems_are_reported_in_file_order() {
             "elasticity-bounds"
         ]
     );
-    assert_eq!(refused.draft.outline.diagnostics.len(), 4);
+    assert_eq!(refused.draft.facts.diagnostics.len(), 4);
     assert!(refused.to_string().ends_with("and 1 more"), "{refused}");
 }
 
@@ -355,11 +353,17 @@ proptest! {
         };
         match plan(&recipe, &request) {
             Ok(plan) => {
-                prop_assert!(may_split(&recipe, &request));
+                let reached = Reached {
+                    per_device_batch_size_limit: limit,
+                    batch: current,
+                    ..Reached::default()
+                };
+                let worlds = Worlds::new(recipe, request, None);
+                prop_assert_eq!(worlds.known(world, reached), None, "only a plan can tell");
                 let batch = plan.global_batch_size;
                 let dealt: u64 = plan.deal(batch).iter().sum();
                 prop_assert_eq!(dealt * plan.per_device_batch_size, batch);
-                let axes = plan.outline.tensor_parallel_size * plan.outline.pipeline_parallel_size;
+                let axes = plan.facts.tensor_parallel_size * plan.facts.pipeline_parallel_size;
                 prop_assert_eq!(plan.data_parallel_size * axes, world);
                 prop_assert_eq!(batch % plan.quantum, 0);
                 prop_assert_eq!(plan.quantum % plan.per_device_batch_size, 0);
@@ -381,9 +385,11 @@ proptest! {
         recipe.spec.batch.per_device_batch_size = Some(per_device_batch_size);
         recipe.spec.parallel.tensor = tensor;
         let examined = examine(&recipe, &PlanRequest::gpus(world));
-        let listed = examined.draft.outline.feasible_gpu_counts.contains(&world);
+        let listed = examined.draft.facts.feasible_gpu_counts.contains(&world);
         prop_assert_eq!(listed, world % tensor == 0 && global % (world / tensor) == 0);
         prop_assert_eq!(listed, examined.finish().is_ok());
-        prop_assert_eq!(listed, may_split(&recipe, &PlanRequest::gpus(world)));
+        let worlds = Worlds::new(recipe, PlanRequest::gpus(1), None);
+        let known = worlds.known(world, Reached::default());
+        prop_assert_eq!(known, (!listed).then_some(false));
     }
 }

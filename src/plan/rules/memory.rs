@@ -389,7 +389,7 @@ mod tests {
         let plan = plan(&recipe, &request).unwrap();
         assert_eq!(plan.formula, "8 × 1 × 16 = 128");
         assert_eq!(
-            plan.outline.adjusted[0].reason,
+            plan.facts.adjusted[0].reason,
             "as much as the devices' memory allows, by estimate"
         );
     }
@@ -427,7 +427,7 @@ mod tests {
         recipe.spec.batch.per_device_batch_size = None;
         let plan = plan(&recipe, &PlanRequest::gpus(8)).unwrap();
         assert_eq!(plan.formula, "8 × 8 × 2 = 128");
-        assert_eq!(plan.outline.diagnostics[0].rule, "start-batch-estimate");
+        assert_eq!(plan.facts.diagnostics[0].rule, "start-batch-estimate");
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl Case<'_> {
         let axes = model_parallel(&self.spec().parallel);
         axes.is_some_and(|axes| {
             self.draft
-                .outline
+                .facts
                 .feasible_gpu_counts
                 .contains(&(ranks * axes))
         })
@@ -167,7 +167,7 @@ impl Case<'_> {
     fn feasible_near(&self) -> String {
         let elasticity = &self.spec().elasticity;
         let allowed = elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(u64::MAX);
-        let counts = self.draft.outline.feasible_gpu_counts.iter().copied();
+        let counts = self.draft.facts.feasible_gpu_counts.iter().copied();
         let counts: Vec<u64> = counts.filter(|count| allowed.contains(count)).collect();
         match nearest(&counts, self.request.gpus).as_str() {
             "" => "another global batch".to_owned(),

@@ -365,7 +365,7 @@ mod tests {
         recipe.spec.generation.steps_per_generation = Some(2);
         let plan = plan(&recipe, &PlanRequest::gpus(4)).unwrap();
         let change = plan
-            .outline
+            .facts
             .adjusted
             .iter()
             .find(|a| a.key.contains("steps_per_generation"));

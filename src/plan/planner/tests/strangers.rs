@@ -156,19 +156,19 @@ fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
     assert_eq!(dealt.len() as u64, ranks);
     assert_eq!(dealt.iter().sum::<u64>() * per_device_batch_size, global);
     assert_eq!(dealt.iter().max(), Some(&plan.gradient_accumulation_steps));
-    if plan.outline.remainder == Remainder::Exact {
+    if plan.facts.remainder == Remainder::Exact {
         assert_eq!(
             ranks * per_device_batch_size * plan.gradient_accumulation_steps,
             global
         );
     }
     assert!(dealt.iter().all(|&each| each > 0));
-    let axes = plan.outline.tensor_parallel_size
-        * plan.outline.pipeline_parallel_size
-        * plan.outline.context_parallel_size
-        * plan.outline.sequence_parallel_size;
-    assert_eq!(ranks * axes, plan.outline.world_size);
-    assert_eq!(plan.outline.world_size, request.gpus);
+    let axes = plan.facts.tensor_parallel_size
+        * plan.facts.pipeline_parallel_size
+        * plan.facts.context_parallel_size
+        * plan.facts.sequence_parallel_size;
+    assert_eq!(ranks * axes, plan.facts.world_size);
+    assert_eq!(plan.facts.world_size, request.gpus);
     let batch = &recipe.spec.batch;
     match (
         batch.global,
@@ -191,12 +191,12 @@ fn adds_up(recipe: &Recipe, request: &PlanRequest, plan: &Plan) {
     }
     assert_eq!(global % plan.quantum, 0);
     let exact = plan
-        .outline
+        .facts
         .feasible_gpu_counts
-        .contains(&plan.outline.world_size);
+        .contains(&plan.facts.world_size);
     assert_eq!(
         exact,
-        plan.outline.remainder == Remainder::Exact && plan.outline.world_size <= MOST_GPUS
+        plan.facts.remainder == Remainder::Exact && plan.facts.world_size <= MOST_GPUS
     );
     let json = serde_json::to_string(plan).unwrap();
     assert_eq!(&serde_json::from_str::<Plan>(&json).unwrap(), plan);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::export::{Form, emit};
-use crate::plan::{Plan, PlanRequest, Refused, examine, plan};
+use crate::plan::{Examined, Plan, PlanRequest, examine, plan};
 use crate::recipe::{Recipe, Request, Setting, corpus, read, read_text};
 
 fn manifest_files(root: &Path, dialect: &str) -> Vec<(String, std::path::PathBuf)> {
@@ -31,12 +31,12 @@ fn job(path: &Path, gpus: Option<&str>, command: &str) -> Recipe {
     .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn at(recipe: &Recipe, gpus: u64) -> Result<Plan, Refused> {
+fn at(recipe: &Recipe, gpus: u64) -> Result<Plan, Box<Examined>> {
     plan(recipe, &PlanRequest::gpus(gpus))
 }
 
 /// Whether one of the reasons contains this text.
-fn says(refused: &Refused, words: &str) -> bool {
+fn says(refused: &Examined, words: &str) -> bool {
     let mut reasons = refused.diagnostics.iter();
     reasons.any(|diagnostic| diagnostic.message.contains(words))
 }
@@ -80,7 +80,7 @@ fn deepspeed_configs_split_only_where_upstream_does() {
             (plan.per_device_batch_size, plan.gradient_accumulation_steps),
             (2, accumulation)
         );
-        assert_eq!(plan.outline.diagnostics, [], "{gpus}");
+        assert_eq!(plan.facts.diagnostics, [], "{gpus}");
     }
     let refused = at(&hybrid, 3).unwrap_err();
     assert!(says(&refused, "32 ≠ 2 × 5 × 3 = 30"), "{refused}");
@@ -186,7 +186,7 @@ fn emitted_upstream_recipes_give_the_same_plan_in_every_world() {
             let again = read_text(&request, text.clone()).unwrap_or_else(|e| panic!("{what}: {e}"));
             let same = at(&again, world).unwrap_or_else(|e| panic!("{what}: {e}"));
             assert_eq!(same.formula, plan.formula, "{what}");
-            assert_eq!(same.outline.adjusted, [], "{what}");
+            assert_eq!(same.facts.adjusted, [], "{what}");
             let twice = emit(&again, &same.numbers(&again), Form::Recipe)
                 .unwrap()
                 .text;
@@ -434,7 +434,7 @@ fn emitted_trees_give_the_same_plan_in_every_world() {
             let again = tree(copy.path(), version, world, &overrides);
             let same = at(&again, world).unwrap_or_else(|refused| panic!("{what}: {refused}"));
             assert_eq!(same.formula, plan.formula, "{what}");
-            assert_eq!(same.outline.adjusted, [], "{what}");
+            assert_eq!(same.facts.adjusted, [], "{what}");
             let twice = emit(&again, &same.numbers(&again), Form::Recipe).unwrap();
             assert_eq!(twice.text, emitted.text, "{what}");
             std::fs::write(&file, before).unwrap();

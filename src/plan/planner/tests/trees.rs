@@ -94,7 +94,7 @@ fn golden_commands_give_upstreams_batches() {
                 assert_eq!(expected, "OK micro=8 eval_micro=8");
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
                 assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
-                assert_eq!(examined.draft.outline.eval_batch_size, Some(8));
+                assert_eq!(examined.draft.facts.eval_batch_size, Some(8));
                 silent(&examined);
             }
             "scripts/launch_llama_ppo.sh:83-113"
@@ -140,13 +140,13 @@ fn golden_commands_give_upstreams_batches() {
                 assert_eq!(recipe.spec.batch.global, Some(32));
                 assert_eq!(per_device_batch_size(&at(&recipe, 8)), (Some(2), Some(2)));
                 assert_eq!(per_device_batch_size(&at(&recipe, 4)), (Some(4), Some(2)));
-                assert_eq!(at(&recipe, 8).draft.outline.eval_every, Some(20_000));
+                assert_eq!(at(&recipe, 8).draft.facts.eval_every, Some(20_000));
                 silent(&at(&recipe, 8));
             }
             "README.md:85-87" => {
                 let examined = at(&recipe.unwrap(), gpus.unwrap());
                 assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
-                assert_eq!(examined.draft.outline.eval_every, Some(19_968));
+                assert_eq!(examined.draft.facts.eval_every, Some(19_968));
                 // 20000 is no multiple of 64; upstream rounds it too.
                 let rounded = ("eval-interval-multiple", Severity::Warning);
                 assert_eq!(found(&examined), [rounded]);
@@ -216,7 +216,7 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
                     let mut all = rest("halos-hydra", &[]);
                     all.push(size);
                     let recipe = read_with(root.join(HALOS), &all).unwrap();
-                    at(&recipe, 4).draft.outline.eval_every
+                    at(&recipe, 4).draft.facts.eval_every
                 };
                 assert_eq!(whole("++model.batch_size=32"), Some(1024));
                 assert_eq!(whole("++model.batch_size=24"), Some(1008));
@@ -322,7 +322,7 @@ fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
         assert!(rules.contains(&expected), "{expected:?} in {rules:?}");
     }
     assert_eq!(
-        examined.draft.outline.feasible_gpu_counts,
+        examined.draft.facts.feasible_gpu_counts,
         [1, 2, 4, 8, 16, 32, 64]
     );
     assert!(found(&at(&recipe, 32)).contains(&("fsdp-batch-min", Severity::Warning)));
