@@ -36,7 +36,7 @@ pub fn document(results: Vec<Value>) -> Value {
             json!({
                 "id": rule.id,
                 "shortDescription": {"text": rule.summary},
-                "fullDescription": {"text": rule.why},
+                "fullDescription": {"text": rule.why()},
                 "help": {"text": format!("evenkeel explain {}", rule.id)},
                 "defaultConfiguration": {"level": rule.severity},
             })

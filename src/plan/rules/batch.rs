@@ -24,27 +24,15 @@ const GLOBAL_BATCH_UNKNOWN: Rule = Rule {
     id: "global-batch-unknown",
     severity: Severity::Error,
     summary: "the recipe does not determine its global batch",
-    why:
-        "A per-device batch and an accumulation make a global batch only together with the number \
-of GPUs that the author had. Recipes of the alignment-handbook keep that number in an accelerate \
-config, in a comment, or do not state it. A guess would fix the one number that everything else must \
-keep.
-
-An accelerate config alone describes a world without a batch: give it with a recipe, \
-`--accelerate FILE`. A DeepSpeed config whose batch is \"auto\" takes the batch of a trainer: give it with \
-that trainer's arguments.
-
-A command states its batch as arguments. If a shell variable may expand to further arguments \
-(`train.py $ARGS`), or if a script starts several trainings, its text does not determine the batch. A \
-program without an argument that only `TrainingArguments` has (`--do_train`, `--eval_strategy`, \
-`--deepspeed FILE`; many programs have `--output_dir` and `--learning_rate`) may not use the `Trainer`, \
-so it does not get the `Trainer`'s default of 8. A program that only has the name of one of TRL's (`rloo.py`) \
-may set its batch itself, so it does not get TRL's defaults either.",
-    upstream: "transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`): micro-batch × \
-accumulation × the current world. alignment-handbook 925acdf, `recipes/*/README.md`: \
-the numbers of GPUs, as text.",
-    wrong: file("--gpus 4", "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n"),
-    right: file("--gpus 4 --recipe-gpus 8", "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n"),
+    text: include_str!("texts/global-batch-unknown.md"),
+    wrong: file(
+        "--gpus 4",
+        "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n",
+    ),
+    right: file(
+        "--gpus 4 --recipe-gpus 8",
+        "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n",
+    ),
     check: Check::Plan(global_batch_unknown),
 };
 
@@ -113,11 +101,7 @@ const GLOBAL_BATCH_CONFLICT: Rule = Rule {
     id: "global-batch-conflict",
     severity: Severity::Error,
     summary: "the stated global batch is not the product of the recipe's numbers",
-    why: "A recipe that states its global batch, its micro-batch, its accumulation and its GPUs \
-states the batch twice. When the two differ, one of them is a mistake, and no reader can know \
-which. A global batch on the command line counts, with a warning; in a file it is an error.",
-    upstream: "DeepSpeed edaa722, `runtime/config.py`: refuses a train batch that is not micro-batch \
-× accumulation × world.",
+    text: include_str!("texts/global-batch-conflict.md"),
     wrong: native(
         "--gpus 8",
         "  batch: {global: 256, per_device_batch_size: 16, accumulation: 1, gpus: 8}\n",
@@ -166,9 +150,7 @@ const BATCH_TOO_LARGE: Rule = Rule {
     id: "batch-too-large",
     severity: Severity::Error,
     summary: "micro-batch × accumulation × ranks exceeds the largest global batch",
-    why: "Each number may be in its range and their product still be absurd, most often because a \
-recipe gives a global batch where a per-device one belongs. The limit is 2^32 samples a step.",
-    upstream: "None: upstream uses the product and runs out of data or memory.",
+    text: include_str!("texts/batch-too-large.md"),
     wrong: native(
         "--gpus 8",
         "  batch: {per_device_batch_size: 1048576, accumulation: 1048576, gpus: 8}\n",
@@ -208,22 +190,15 @@ const BATCH_DIVISIBLE: Rule = Rule {
     id: "batch-divisible",
     severity: Severity::Error,
     summary: "the global batch does not split exactly over the data-parallel ranks",
-    why: "Every rank runs the same number of equal micro-batches, so the global batch must be a \
-multiple of the number of data-parallel ranks. Rounding it would train with another batch than the \
-recipe states, and the learning rate, the warm-up and every published result belong to the stated \
-one.
-
-Use a count that divides it (the message names the nearest ones), or distribute whole micro-batches \
-unevenly with `--remainder uneven`: some ranks then run one more than others. The loss is normalised \
-over the whole batch, so the sum is exact. Only the built-in trainer does this.",
-    upstream: "DeepSpeed edaa722, `runtime/config.py`: asserts that train batch = micro-batch × \
-accumulation × world, and exits otherwise. transformers 5.23.0, `trainer.py` \
-(`get_total_train_batch_size`): multiplies the numbers that it gets, so another world silently trains \
-with another batch; alignment-handbook 925acdf, `scripts/README.md`, asks its users to correct \
-that by hand. HALOs 4831988, `launch.py` (`main`): raises unless the batch is a multiple of \
-num_processes × gradient_accumulation_steps; before 2f70d00 (2025-05-01), of num_processes.",
-    wrong: native("--gpus 6", "  batch: {global: 128, per_device_batch_size: 16}\n"),
-    right: native("--gpus 8", "  batch: {global: 128, per_device_batch_size: 16}\n"),
+    text: include_str!("texts/batch-divisible.md"),
+    wrong: native(
+        "--gpus 6",
+        "  batch: {global: 128, per_device_batch_size: 16}\n",
+    ),
+    right: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 16}\n",
+    ),
     check: Check::Plan(batch_divisible),
 };
 
@@ -309,19 +284,15 @@ const UNEVEN_DEALING: Rule = Rule {
     id: "uneven-dealing",
     severity: Severity::Error,
     summary: "some ranks run one micro-batch more than others, which only the built-in trainer supports",
-    why: "With `--remainder uneven`, Evenkeel distributes whole micro-batches as evenly as possible in a \
-world that does not divide the global batch. The batch is exact: the trainer sums losses and gradients \
-over all samples and divides once by the target tokens of the whole batch. The cost is time: \
-every rank waits for the busiest one. Under sharding the idle ranks join the collectives \
-with zeros. The note states the idle share.
-
-Only the built-in trainer does this. Every other trainer runs the same number of micro-batches on each \
-rank, that of the busiest, and so trains on a larger batch than planned. A plan for one (a command, \
-an external trainer, an objective that the built-in trainer does not have) is refused.",
-    upstream: "None: DistributedDataParallel and FSDP average over ranks, which is wrong \
-for unequal shares.",
-    wrong: native("--gpus 3 --remainder uneven", "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n"),
-    right: native("--gpus 4 --remainder uneven", "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n"),
+    text: include_str!("texts/uneven-dealing.md"),
+    wrong: native(
+        "--gpus 3 --remainder uneven",
+        "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n",
+    ),
+    right: native(
+        "--gpus 4 --remainder uneven",
+        "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n",
+    ),
     check: Check::Plan(uneven_dealing),
 };
 
@@ -375,13 +346,7 @@ const GLOBAL_BATCH_CONSTANT: Rule = Rule {
     id: "global-batch-constant",
     severity: Severity::Note,
     summary: "upstream would train with another global batch in this world",
-    why: "The recipe fixes the numbers of one device, so upstream the global batch follows the number of \
-GPUs: half the GPUs, half the batch, at the same learning rate. Evenkeel keeps the global batch and \
-changes accumulation or the micro-batch. This note explains why the per-device numbers differ from the \
-recipe's.",
-    upstream: "alignment-handbook 925acdf, `scripts/README.md`, leaves it to the reader: \"scaling up the \
-per-device batch size or number of gradient accumulation steps to keep the global batch size constant\". \
-transformers 5.23.0, `trainer.py` (`get_total_train_batch_size`).",
+    text: include_str!("texts/global-batch-constant.md"),
     wrong: file(
         "--gpus 4 --recipe-gpus 8",
         "per_device_train_batch_size: 16\ngradient_accumulation_steps: 1\nevenkeel:\n  objective: sft\n",
@@ -424,19 +389,15 @@ const EFFECTIVE_BATCH_FLOORED: Rule = Rule {
     id: "effective-batch-floored",
     severity: Severity::Error,
     summary: "upstream drops samples of every batch",
-    why: "direct-preference-optimization and HALOs' legacy tree cut a batch into one slice for every \
-accumulation step and every GPU, and round down both times. They load the remainder and drop it at \
-every step, without a message: a batch of 64 with 2 accumulation steps on 6 GPUs trains on 60. The \
-warning names both numbers. Where a slice is empty, upstream trains on nothing: an error.
-
-The plan keeps the batch that the recipe states and trains on every sample. Where that batch does not \
-split at all, `batch-divisible` refuses it and names the counts that work; \
-`--global-batch-size` with the smaller number trains as upstream would.",
-    upstream: "direct-preference-optimization f8b8c0f and HALOs 61b9ee6, `utils.py` \
-(`slice_and_move_batch_for_device`): chunk_size = batch // world_size, twice in the former's `trainers.py` \
-(`train`). HALOs issue 9 reports the empty slice.",
-    wrong: native("--gpus 8", "  batch: {global: 4, accumulation: 1, division: floored}\n"),
-    right: native("--gpus 4", "  batch: {global: 64, accumulation: 2, division: floored}\n"),
+    text: include_str!("texts/effective-batch-floored.md"),
+    wrong: native(
+        "--gpus 8",
+        "  batch: {global: 4, accumulation: 1, division: floored}\n",
+    ),
+    right: native(
+        "--gpus 4",
+        "  batch: {global: 64, accumulation: 2, division: floored}\n",
+    ),
     check: Check::Plan(effective_batch_floored),
 };
 
@@ -489,14 +450,7 @@ const AUTO_FIND_SHRINKS_BATCH: Rule = Rule {
     id: "auto-find-shrinks-batch",
     severity: Severity::Warning,
     summary: "upstream's `auto_find_batch_size` silently shrinks the global batch",
-    why: "When memory runs out, upstream tries again with a smaller per-device batch and leaves \
-accumulation as it is, so the global batch shrinks without a message. Evenkeel \
-steps down through the divisors of the batch instead and raises accumulation, so the global batch \
-stays. `plan --oom-policy transformers` shows upstream's result, step by step.",
-    upstream: "accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`): int(0.9 × b) \
-on every failure since 1.9.0, before that b // 2. transformers 5.23.0, `training_args.py` \
-(`auto_find_batch_size`), and `trainer.py`: has no effect with ZeRO-3. TRL f2cd577, `trainer/grpo_config.py`: \
-GRPO refuses it, because a smaller batch no longer holds whole groups.",
+    text: include_str!("texts/auto-find-shrinks-batch.md"),
     wrong: native(
         "--gpus 8",
         "  batch: {global: 128, per_device_batch_size: 16, auto_find: true}\n",

@@ -24,10 +24,7 @@ const TRAINER_OBJECTIVE: Rule = Rule {
     id: "trainer-objective",
     severity: Severity::Error,
     summary: "the built-in trainer does not train this objective",
-    why: "Evenkeel reads and plans recipes of every objective. The built-in trainer supports language \
-modelling and supervised fine-tuning. It refuses another objective by name instead of training one of \
-these.",
-    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    text: include_str!("texts/trainer-objective.md"),
     wrong: native(
         "",
         "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 4}\n",
@@ -54,9 +51,7 @@ const TRAINER_PARALLELISM: Rule = Rule {
     id: "trainer-parallelism",
     severity: Severity::Error,
     summary: "the built-in trainer has no tensor, pipeline, context or sequence parallelism",
-    why: "A plan counts all axes, for recipes that another trainer runs. The built-in trainer is \
-data-parallel, replicated or sharded, and cannot split a model along these axes.",
-    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    text: include_str!("texts/trainer-parallelism.md"),
     wrong: with("  parallel: {tensor: 4}\n"),
     right: with("  parallel: {strategy: fsdp}\n"),
     check: Check::Trainer(trainer_parallelism),
@@ -80,10 +75,7 @@ const TRAINER_WEIGHTS: Rule = Rule {
     id: "trainer-weights",
     severity: Severity::Error,
     summary: "the built-in trainer has no adapters and no quantised weights",
-    why: "Low-rank adapters (PEFT) and weights in 4 or 8 bits change the trained parameters. The built-in \
-trainer trains all weights. With a recipe for adapters that would be another experiment under the same \
-name.",
-    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    text: include_str!("texts/trainer-weights.md"),
     wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"),
     right: with("  model: {path: mistralai/Mistral-7B-v0.1}\n"),
     check: Check::Trainer(trainer_weights),
@@ -119,14 +111,7 @@ const TRAINER_NUMERICS: Rule = Rule {
     id: "trainer-numerics",
     severity: Severity::Error,
     summary: "the recipe requests an optimiser or numerics that the built-in trainer does not have",
-    why: "The built-in trainer computes in f32 on CPUs, and in f32 or bf16 on GPUs, with exact attention. It uses AdamW with both \
-moments in f32. It keeps everything on every rank (`ddp`) or shards everything (`fsdp`, also for ZeRO-1 \
-and ZeRO-2). The warnings state what `launch` does \
-instead; `check` omits them for upstream recipes. Lower precision, states of fewer bits and another \
-sharding change rounding, speed and memory, not the objective. Another kind of optimiser is \
-another experiment: `launch` refuses it.",
-    upstream: "transformers 5.23.0, `training_args.py`: `bf16`, `tf32` and `OptimizerNames`. DeepSpeed edaa722: ZeRO \
-stages 1 to 3.",
+    text: include_str!("texts/trainer-numerics.md"),
     wrong: native(
         "--gpus 4",
         "  batch: {global: 128, per_device_batch_size: 4}\n  optimizer: {name: lion_8bit}\n",
@@ -202,10 +187,7 @@ const TRAINER_MODEL: Rule = Rule {
     id: "trainer-model",
     severity: Severity::Error,
     summary: "the built-in trainer does not support this model",
-    why: "It supports the Llama family: RMSNorm, gated SiLU MLPs, RoPE without scaling, no biases, no \
-dropout, attention over the whole sample. Another architecture, or a sample longer than a sliding \
-window, would be another model under the same name.",
-    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    text: include_str!("texts/trainer-model.md"),
     wrong: with(
         "  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n",
     ),

@@ -12,19 +12,15 @@ const DEEPSPEED_BATCH_TRIPLE: Rule = Rule {
     id: "deepspeed-batch-triple",
     severity: Severity::Error,
     summary: "DeepSpeed's train batch is not micro-batch × accumulation × world",
-    why: "DeepSpeed derives a missing one of `train_batch_size`, `train_micro_batch_size_per_gpu` and \
-`gradient_accumulation_steps` by floor division. It then asserts that the product with the world is the \
-train batch. For example, 32 with a micro-batch of 2 in a world of 3 gives an accumulation of 5. The assertion \
-fails, because 30 is not 32. A trainer's own numbers must agree as well; `\"auto\"` takes the trainer's.
-
-If the train batch splits exactly, but not into the config's own numbers, the finding is a warning: the \
-plan names numbers that do, and `--emit recipe` writes them. The reader refuses three numbers that are \
-no product in any world, because the file does not say which of them is wrong.",
-    upstream: "DeepSpeed edaa722, `runtime/config.py` (`_set_batch_related_parameters`, \
-`_batch_assertion`). transformers 5.23.0, `integrations/deepspeed.py` (`fill_match`): the comparison \
-with the trainer's own.",
-    wrong: file("--gpus 3", "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 2}\n"),
-    right: file("--gpus 4", "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 2}\n"),
+    text: include_str!("texts/deepspeed-batch-triple.md"),
+    wrong: file(
+        "--gpus 3",
+        "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 2}\n",
+    ),
+    right: file(
+        "--gpus 4",
+        "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 2}\n",
+    ),
     check: Check::Plan(deepspeed_batch_triple),
 };
 
@@ -78,21 +74,17 @@ const DEEPSPEED_ELASTIC_BATCH: Rule = Rule {
     id: "deepspeed-elastic-batch",
     severity: Severity::Error,
     summary: "DeepSpeed's elasticity trains with another batch than its maximum, or refuses this world",
-    why: "Elasticity takes a maximum batch and a list of micro-batches, and chooses a batch that many \
-numbers of GPUs divide. The chosen batch is seldom the maximum: 128 with micro-batches of 1, 2, 4, 8 and \
-16 gives 120. Version 0.1 keeps that batch in the worlds of its list and refuses all others. Version 0.2 \
-works in whole nodes. Outside of its list it chooses another batch for the world that it finds, so the \
-batch changes with the world.
-
-A refused world is an error. A batch below the maximum, or one that changes with the world, is a \
-warning: set `train_batch_size` and switch `elasticity` off, and Evenkeel keeps exactly that batch in \
-every world that divides it.",
-    upstream: "DeepSpeed edaa722, `elasticity/elasticity.py` (`compute_elastic_config`, \
-`get_best_candidates`), `elasticity/config.py`, `runtime/config.py`.",
-    wrong: file("--gpus 7", "{\"zero_optimization\": {\"stage\": 2}, \"elasticity\": {\"enabled\": true, \
-\"max_train_batch_size\": 128, \"micro_batch_sizes\": [1, 2, 4, 8, 16], \"version\": 0.1}}\n"),
-    right: file("--gpus 8", "{\"zero_optimization\": {\"stage\": 2}, \"train_batch_size\": 128, \
-\"train_micro_batch_size_per_gpu\": 16}\n"),
+    text: include_str!("texts/deepspeed-elastic-batch.md"),
+    wrong: file(
+        "--gpus 7",
+        "{\"zero_optimization\": {\"stage\": 2}, \"elasticity\": {\"enabled\": true, \
+\"max_train_batch_size\": 128, \"micro_batch_sizes\": [1, 2, 4, 8, 16], \"version\": 0.1}}\n",
+    ),
+    right: file(
+        "--gpus 8",
+        "{\"zero_optimization\": {\"stage\": 2}, \"train_batch_size\": 128, \
+\"train_micro_batch_size_per_gpu\": 16}\n",
+    ),
     check: Check::Plan(deepspeed_elastic_batch),
 };
 

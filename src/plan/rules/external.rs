@@ -31,13 +31,7 @@ const EXTERNAL_TRAINER: Rule = Rule {
     id: "external-trainer",
     severity: Severity::Error,
     summary: "an external trainer would train with another batch than planned",
-    why: "Evenkeel starts an external trainer once for every device and passes the plan's numbers in every \
-world. Four things would silently change the global batch. A number in the command does not follow \
-the world. A launcher in the command starts a process for every device again. Upstream's batch finder \
-lowers the per-device batch. Only the built-in trainer supports unequal shares and a growing batch.",
-    upstream: "torch 2.9 `distributed/run.py` and accelerate 16cb6eb `commands/launch.py` start \
-their own processes; evenkeel replaces them where they begin the command. accelerate 16cb6eb, `utils/memory.py` (`find_executable_batch_size`). \
-DistributedDataParallel averages over ranks, whatever their shares.",
+    text: include_str!("texts/external-trainer.md"),
     wrong: with(
         "  trainer: {command: [mpirun, python, train.py, --batch, '{per_device_batch_size}']}\n",
     ),
@@ -160,16 +154,7 @@ const CHECKPOINT_PORTABLE: Rule = Rule {
     id: "checkpoint-portable",
     severity: Severity::Error,
     summary: "an external trainer's checkpoint would not load in another world",
-    why: "When devices come or go, Evenkeel starts the program again in another world, and the program loads its \
-newest checkpoint there. Checkpoints with a part for each rank load only in a world of the same size, unless they \
-can be converted. Evenkeel converts those of DeepSpeed's ZeRO to universal checkpoints, and must then set \
-`checkpoint.load_universal` in the DeepSpeed config of the program. direct-preference-optimization saves checkpoints, \
-but has no argument to continue from them. docs/external-trainer.md says for each trainer \
-and sharding what its checkpoint needs.",
-    upstream: "accelerate 1.15.0 `utils/fsdp_utils.py` and transformers 5.23.0 `trainer.py` \
-(`_load_from_checkpoint` finds no checkpoint with `LOCAL_STATE_DICT`). DeepSpeed 0.19.8 `runtime/zero/` refuses a \
-checkpoint of another data-parallel size; `checkpoint/ds_to_universal.py` converts it. direct-preference-optimization \
-f8b8c0f `train.py` loads only `model.archive`, the weights of a policy.",
+    text: include_str!("texts/checkpoint-portable.md"),
     wrong: with(
         "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_STATE_DICT_TYPE: LOCAL_STATE_DICT}\n",
@@ -243,19 +228,7 @@ const OPTIMIZER_STATE_LOST: Rule = Rule {
     id: "optimizer-state-lost",
     severity: Severity::Warning,
     summary: "an external trainer would begin with another optimiser's state after a restart",
-    why: "After every restart the program continues from its newest checkpoint, in the same world or in another one. \
-With FSDP 1, accelerate restores the parameters, but Adam's moments begin at zero with sharded state dicts, and with \
-full state dicts the first moments were wrong in worlds of CPUs. FSDP 2 restores both. That holds for accelerate's \
-launcher, which chooses FSDP 1 without `fsdp_version`, as well as for the arguments `fsdp` and `fsdp_config` of \
-transformers. They choose FSDP 2 without `version` since transformers 5.10, which Evenkeel assumes; for older ones \
-set `version: 2`. A `fsdp_config` in a separate file is not read. With `save_only_model` transformers saves no optimiser's state. HALOs restores the weights and \
-the schedule, but reads its optimiser's state into a key that nothing uses. It also counts samples from 0 after a \
-restart, so a second restart trains samples again. The run continues without an error, but its losses differ.",
-    upstream: "accelerate 1.15.0 `utils/fsdp_utils.py` (`load_fsdp_optimizer` loads into the state dict of an optimiser \
-that has made no step, which is empty), seen with transformers 5.23.0 and torch 2.15 on CPUs. transformers 5.24.0 `training_args.py` \
-(`_process_fsdp_args`; the default `version` was 1 up to 5.9) and `trainer.py` (`save_only_model`). HALOs 4831988 `launch.py` \
-(`optimizer_state.update`) and `train/trainers.py` (`save`, `example_counter`). Evenkeel's comparison is in \
-docs/external-trainer.md.",
+    text: include_str!("texts/optimizer-state-lost.md"),
     wrong: with(
         "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '1'}\n",
@@ -350,13 +323,7 @@ const RECIPE_NOT_PASSED: Rule = Rule {
     id: "recipe-not-passed",
     severity: Severity::Warning,
     summary: "an external trainer would get the batch numbers of a recipe, but nothing else of it",
-    why: "An external trainer reads its arguments and the files that they name. `{args}`, \
-`{per_device_batch_size}` and the other placeholders for numbers hold only the batch numbers of the plan. A \
-command without `{recipe}` passes on neither the model nor the data nor the learning rate that the recipe states. \
-The program then trains with its own defaults. `{recipe}` is the path of the recipe with the plan's numbers. \
-Values that the command states itself, as `--learning_rate 1e-5`, are not reported.",
-    upstream: "transformers 5.23.0 `hf_argparser.py` and TRL f2cd577 `scripts/utils.py` read only the arguments, and \
-the file that `--config` names.",
+    text: include_str!("texts/recipe-not-passed.md"),
     wrong: with(
         "  learning_rate: {peak: 1.0e-5}\n  \
              trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n",

@@ -29,12 +29,7 @@ const MODEL_MISSING: Rule = Rule {
     id: "model-missing",
     severity: Severity::Error,
     summary: "the model that the recipe names is not on this machine",
-    why: "A run starts from weights in a directory, or from random weights of a shape that the recipe gives. \
-Nothing is downloaded: give the directory of a download, or start from random weights with \
-`model.init=random` (`evenkeel.model.init=random` in upstream dialects). A plan only warns, because it \
-may be for another machine. It does not report models of the hub, which other trainers download.",
-    upstream: "transformers 5.23.0, `from_pretrained`: downloads from the hub when the job starts, on every \
-machine.",
+    text: include_str!("texts/model-missing.md"),
     wrong: with("  model: {path: models/that/does-not/exist}\n"),
     right: with(
         "  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
@@ -46,11 +41,7 @@ const MODEL_SHAPE: Rule = Rule {
     id: "model-shape",
     severity: Severity::Error,
     summary: "the model's sizes are inconsistent",
-    why: "The sizes of the recipe's `model.config`, or of the `config.json` in the model's directory, must \
-describe a model. None of them is 0 or beyond the memory of any machine. The heads divide the width, and the \
-key-value heads divide the heads. The width of a head is even, for RoPE.",
-    upstream: "transformers 5.23.0, `modeling_llama.py` and `configuration_llama.py`: raises on heads that do \
-not divide the width, divides by 0, or fails in the first forward pass on the other errors.",
+    text: include_str!("texts/model-shape.md"),
     wrong: with(
         "  model:\n    config: {hidden_size: 64, num_attention_heads: 6, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
@@ -64,11 +55,7 @@ const TOKENIZER_MISSING: Rule = Rule {
     id: "tokenizer-missing",
     severity: Severity::Error,
     summary: "the tokeniser that the recipe names is not on this machine",
-    why: "A `tokenizer.json`, the recipe's own or the model's, turns text into tokens, or the built-in \
-vocabulary of bytes does: `tokenizer.path=byte`, in upstream dialects `evenkeel.tokenizer.path=byte` or \
-`tokenizer_name_or_path: byte`. Nothing is downloaded. A plan only warns, because it may \
-be for another machine. It does not report models of the hub, which have a tokeniser.",
-    upstream: "transformers 5.23.0, `AutoTokenizer`: downloads from the hub when the job starts.",
+    text: include_str!("texts/tokenizer-missing.md"),
     wrong: with(
         "  tokenizer: {path: nowhere/tokenizer.json}\n  data:\n    train: [{path: chat.jsonl}]\n",
     ),
@@ -80,9 +67,7 @@ const VOCABULARY_TOO_SMALL: Rule = Rule {
     id: "vocabulary-too-small",
     severity: Severity::Error,
     summary: "the data contain token ids without an embedding in the model",
-    why: "Every token id needs a row of the embedding. The built-in vocabulary of bytes has 259 \
-ids, the synthetic language one for each word; data preparation counts those of a `tokenizer.json`.",
-    upstream: "PyTorch: an index out of range in the first forward pass, on a GPU a device-side assertion.",
+    text: include_str!("texts/vocabulary-too-small.md"),
     wrong: with(
         "  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}\n  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 256}}]\n",
     ),
@@ -96,13 +81,7 @@ const SEQUENCE_TOO_LONG: Rule = Rule {
     id: "sequence-too-long",
     severity: Severity::Error,
     summary: "samples are longer than the model's number of positions",
-    why: "A model has `max_position_embeddings` positions. It was never trained on positions beyond them, so \
-longer samples are refused rather than truncated or extrapolated. For a hub model that is not on this \
-machine the number is not known, and the rule checks nothing. Reduce \
-`data.sequence_length` (upstream's `max_length`), or state the model's positions in \
-`model.config`.",
-    upstream: "transformers 5.23.0: the tokenizer warns once, and RoPE extrapolates beyond the trained \
-positions.",
+    text: include_str!("texts/sequence-too-long.md"),
     wrong: with(
         "  data: {sequence_length: 4096}\n  model:\n    config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256, max_position_embeddings: 2048}\n",
     ),
@@ -116,13 +95,7 @@ const DATA_MISSING: Rule = Rule {
     id: "data-missing",
     severity: Severity::Error,
     summary: "the data that the recipe names are not on this machine",
-    why: "A run reads its data from files: JSONL, Parquet, plain text or token ids. Nothing is \
-downloaded, so fetch a data set of the hub first and give its path, for example \
-`dataset_mixture.datasets.0.id=chat.jsonl` in the handbook's dialect. A plan only warns, \
-because it may be for another machine. It does not report data sets of the hub, which other trainers \
-download.",
-    upstream: "`datasets` downloads from the hub when the job starts, on every machine, and fails there if \
-it cannot.",
+    text: include_str!("texts/data-missing.md"),
     wrong: with("  data:\n    train: [{path: data/nowhere/train.jsonl}]\n"),
     right: with("  data:\n    train: [{path: synthetic}]\n"),
     check: Check::PlanWarning(surveyed),
@@ -132,11 +105,7 @@ const SYNTHETIC_LANGUAGE: Rule = Rule {
     id: "synthetic-language",
     severity: Severity::Error,
     summary: "the synthetic language is mostly noise, or is not the only source",
-    why: "The synthetic language has a known entropy, the floor of the loss. It is worth learning if that \
-floor is well below the loss before training: at most half of ln V nats for V words, with at \
-least 2 successors of every word. A `branching` that is too large makes it noise. It must be the only \
-source: with files its floor would mean nothing.",
-    upstream: "None: the language exists only in Evenkeel.",
+    text: include_str!("texts/synthetic-language.md"),
     wrong: with(
         "  data:\n    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 64}}]\n",
     ),
@@ -150,10 +119,7 @@ const SYNTHETIC_KEYS: Rule = Rule {
     id: "synthetic-keys",
     severity: Severity::Warning,
     summary: "a key has no effect with the synthetic language",
-    why: "The synthetic language is generated: it has no columns, splits or shares, needs no tokeniser \
-and no packing, and every token of it is a target. `data.held_out` takes its evaluation samples from it. \
-Likewise `synthetic` has no effect on a source that is read from files.",
-    upstream: "None: the language exists only in Evenkeel.",
+    text: include_str!("texts/synthetic-keys.md"),
     wrong: with("  data:\n    train: [{path: synthetic, weight: 0.5}]\n"),
     right: with("  data:\n    train: [{path: synthetic, synthetic: {samples: 50000}}]\n"),
     check: Check::Plan(synthetic_keys),

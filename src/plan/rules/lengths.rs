@@ -30,10 +30,7 @@ const BUDGET_MISSING: Rule = Rule {
     id: "budget-missing",
     severity: Severity::Error,
     summary: "the recipe does not say how long to train",
-    why: "A plan needs no budget, a run does: the budget sets the learning rate schedule, the stages of \
-a batch schedule and the end of training. Give samples, steps of the global batch, or epochs.",
-    upstream: "transformers 5.23.0, `training_args.py`: 3 epochs by default. The readers of its dialects \
-use the same default.",
+    text: include_str!("texts/budget-missing.md"),
     wrong: native("", "  batch: {global: 128, per_device_batch_size: 16}\n"),
     right: native(
         "",
@@ -59,10 +56,7 @@ const WARMUP_EXCEEDS_BUDGET: Rule = Rule {
     id: "warmup-exceeds-budget",
     severity: Severity::Warning,
     summary: "the learning rate is still warming up when the budget ends",
-    why: "Warm-up and budget are both counted in samples. If the warm-up is not shorter, the run \
-never reaches its peak learning rate and never decays it. The norm test waits for \
-the end of the warm-up, so it never lets the batch grow.",
-    upstream: "transformers 5.23.0, `optimization.py`: silently trains below the peak.",
+    text: include_str!("texts/warmup-exceeds-budget.md"),
     wrong: with("  budget: {samples: 10000}\n  learning_rate: {warmup_steps: 100}\n"),
     right: with("  budget: {samples: 10000}\n  learning_rate: {warmup_ratio: 0.1}\n"),
     check: Check::Plan(warmup_exceeds_budget),
@@ -90,11 +84,7 @@ const DATASET_SMALLER_THAN_BATCH: Rule = Rule {
     id: "dataset-smaller-than-batch",
     severity: Severity::Error,
     summary: "the data set holds fewer samples than one global batch",
-    why: "With `last_batch: drop` such an epoch has no batch, and the run trains on nothing: an error. \
-With `last_batch: wrap` one step sees the same samples several times, which is rarely intended: a \
-warning.",
-    upstream: "transformers 5.23.0, `trainer.py`: with `dataloader_drop_last` the loader is empty \
-and training ends at once.",
+    text: include_str!("texts/dataset-smaller-than-batch.md"),
     wrong: native(
         "--gpus 4",
         "  batch: {global: 128, per_device_batch_size: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 100}}]\n",
@@ -143,21 +133,15 @@ const DATASET_TRUNCATED: Rule = Rule {
     id: "dataset-truncated",
     severity: Severity::Warning,
     summary: "every epoch drops the samples that do not fill its last batch",
-    why: "With `last_batch: drop` an epoch ends at the last whole batch and drops the samples after it; \
-a larger global batch drops more. With `last_batch: \
-wrap`, the default, the next epoch fills up the batch and no sample is dropped.
-
-HALOs and direct-preference-optimization drop samples without a key for it. HALOs on one device runs \
-a smaller last step on the remainder. Evenkeel drops it in every world, so that the steps do not \
-depend on the world.",
-    upstream: "torch `DataLoader(drop_last=True)`, which transformers 5.23.0 calls \
-`dataloader_drop_last`. Without it transformers runs a smaller last step \
-(`trainer.py`: the remainder of the epoch over accumulation), so its last step of an epoch has \
-another global batch. HALOs 4831988, `train/dataloader.py` \
-(`get_process_data`): ⌊n / B⌋ · B samples in a world of more than one. direct-preference-optimization f8b8c0f, \
-`preference_datasets.py` (`get_batch_iterator`): begins every epoch with an empty batch.",
-    wrong: native("--gpus 4", "  batch: {global: 128, per_device_batch_size: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"),
-    right: native("--gpus 4", "  batch: {global: 128, per_device_batch_size: 16, last_batch: wrap}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n"),
+    text: include_str!("texts/dataset-truncated.md"),
+    wrong: native(
+        "--gpus 4",
+        "  batch: {global: 128, per_device_batch_size: 16, last_batch: drop}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n",
+    ),
+    right: native(
+        "--gpus 4",
+        "  batch: {global: 128, per_device_batch_size: 16, last_batch: wrap}\n  data:\n    train: [{path: synthetic, synthetic: {samples: 1000}}]\n",
+    ),
     check: Check::Plan(dataset_truncated),
 };
 
@@ -194,13 +178,7 @@ const EVAL_DATA_MISSING: Rule = Rule {
     id: "eval-data-missing",
     severity: Severity::Error,
     summary: "the recipe requests evaluations but names no evaluation data",
-    why: "An interval requests evaluations. They run on the sources of `data.evaluation`, or on samples \
-that `data.held_out` takes from the training data. With neither, a run of days would end without one \
-evaluation. Hold samples out, name a source, or request no evaluations. A recipe without training data \
-gets no finding.",
-    upstream: "transformers 5.23.0, `trainer.py`: raises when `eval_strategy` is not `no` and there \
-is no `eval_dataset`. alignment-handbook 925acdf, `scripts/sft.py`: without `test_split_size` there \
-is no split `test`, and the script exits with a KeyError.",
+    text: include_str!("texts/eval-data-missing.md"),
     wrong: with("  data:\n    train: [{path: synthetic}]\n  evaluation: {every_samples: 12800}\n"),
     right: with(
         "  data:\n    train: [{path: synthetic}]\n    held_out: 512\n  evaluation: {every_samples: 12800}\n",
@@ -233,17 +211,7 @@ const EVAL_INTERVAL_MULTIPLE: Rule = Rule {
     id: "eval-interval-multiple",
     severity: Severity::Error,
     summary: "the evaluation interval is not a multiple of the global batch",
-    why: "The trainer checks an interval in samples after every step, so an evaluation runs at the first \
-step that reaches a multiple of it. With an interval that is no multiple of the global batch, \
-evaluations are late by varying amounts (a note). With an interval below the batch, every step ends with \
-an evaluation, which is rarely intended. With a schedule that changes the batch, no interval is always a \
-multiple, so the rule checks only the second case.
-
-HALOs and direct-preference-optimization round the interval down to a multiple of the batch; a warning \
-names both numbers. If the result is 0, upstream divides by zero at its first step: an error.",
-    upstream: "HALOs 4831988, `launch.py` (`main`) and direct-preference-optimization f8b8c0f, `train.py` (`main`): \
-floor `eval_every` to a multiple of the batch, to 0 when it is smaller; `trainers.py` (`train`) then \
-takes the samples modulo 0.",
+    text: include_str!("texts/eval-interval-multiple.md"),
     wrong: with("  evaluation: {every_samples: 100, rounding: batch}\n"),
     right: with("  evaluation: {every_samples: 1024}\n"),
     check: Check::Plan(eval_interval_multiple),
@@ -299,21 +267,15 @@ const EVAL_BATCH_DIVISIBLE: Rule = Rule {
     id: "eval-batch-divisible",
     severity: Severity::Error,
     summary: "the evaluation batch does not split, or does not hold whole groups of generations",
-    why: "Recipes of HALOs and of direct-preference-optimization state how many samples all devices \
-evaluate together. HALOs divides that by the ranks and by accumulation, and raises on a remainder. \
-direct-preference-optimization and HALOs' legacy tree round down and drop the remainder: a warning, or \
-an error where a rank gets no sample.
-
-GRPO and RLOO compare the generations of one prompt with each other, so an evaluation batch over \
-all devices must be a multiple of the number of generations. The product changes with the number of \
-devices, so a recipe that evaluates in one world may not in another.",
-    upstream: "TRL f2cd577, `trainer/grpo_config.py` and `trainer/rloo_config.py` (`__post_init__`): raise when \
-per_device_eval_batch_size × num_processes is not a multiple of num_generations_eval, or where that is \
-not given of num_generations. HALOs 4831988, `launch.py` (`main`): raises unless eval_batch_size is a \
-multiple of num_processes × gradient_accumulation_steps. direct-preference-optimization f8b8c0f, `utils.py` \
-(`slice_and_move_batch_for_device`): rounds down.",
-    wrong: native("--gpus 2", "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  evaluation: {per_device_batch_size: 2, every_samples: 640}\n  generation: {num_generations: 8}\n"),
-    right: native("--gpus 2", "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  evaluation: {per_device_batch_size: 4, every_samples: 640}\n  generation: {num_generations: 8}\n"),
+    text: include_str!("texts/eval-batch-divisible.md"),
+    wrong: native(
+        "--gpus 2",
+        "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  evaluation: {per_device_batch_size: 2, every_samples: 640}\n  generation: {num_generations: 8}\n",
+    ),
+    right: native(
+        "--gpus 2",
+        "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  evaluation: {per_device_batch_size: 4, every_samples: 640}\n  generation: {num_generations: 8}\n",
+    ),
     check: Check::Plan(eval_batch_divisible),
 };
 

@@ -13,17 +13,7 @@ const MODEL_NEEDS_SHARDING: Rule = Rule {
     id: "model-needs-sharding",
     severity: Severity::Error,
     summary: "weights, gradients and optimiser states, or a single sample, do not fit into a device",
-    why: "Full training takes about 16 bytes a parameter before the first activation: 7B \
-parameters are 108 GiB. If that does not fit, it must be sharded: FSDP or ZeRO-3 divide all of \
-it by the data-parallel ranks; adapters avoid most of it. States that are too large are an error. \
-Activations of a single sample that are too large are a warning, because that part of \
-the estimate depends most on the implementation. Some recipes of other dialects do not state their \
-sharding (the alignment-handbook's state it in the accelerate config that they are launched with). They \
-get only a warning as long as the model would fit fully sharded: the estimate counts everything on every \
-device, which may not be intended. No estimate offloads to the host. If the devices' memory is not known, \
-the rule checks nothing: give `--device-memory`.",
-    upstream: "ZeRO (arXiv 1910.02054, section 3.1) for the 16 bytes. Upstream starts and fails with an \
-out-of-memory error.",
+    text: include_str!("texts/model-needs-sharding.md"),
     wrong: native(
         "--gpus 8 --device-memory 80GB",
         "  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: mistralai/Mistral-7B-v0.1, precision: bf16}\n",
@@ -128,15 +118,7 @@ const START_BATCH_ESTIMATE: Rule = Rule {
     id: "start-batch-estimate",
     severity: Severity::Warning,
     summary: "the micro-batch is an estimate, not the recipe's",
-    why: "There are three cases. `--estimate` requests the largest micro-batch that fits, whatever the \
-recipe states (a note). Or the recipe's micro-batch does not fit into a device by the estimate: the plan \
-takes the largest divisor that fits and raises accumulation, so the global batch stays. Or the recipe \
-states no micro-batch: the plan takes the largest that fits, or 8 if the devices' memory is not \
-known (a note). If the estimate is too high, an out-of-memory error leads to the next smaller \
-one. If it is too low, state the micro-batch.",
-    upstream: "transformers 5.23.0, `training_args.py`: the default of `per_device_train_batch_size` is 8. \
-Its rule of thumb: 4 samples of a 7B model on a GPU of 24 GB, 2 of a 13B model, and \
-model parallelism for 70B.",
+    text: include_str!("texts/start-batch-estimate.md"),
     wrong: native(
         "--gpus 8 --device-memory 24GB",
         "  objective: sft\n  batch: {global: 128, per_device_batch_size: 16}\n  parallel: {strategy: fsdp}\n  data: {sequence_length: 2048}\n  model:\n    path: mistralai/Mistral-7B-v0.1\n    precision: bf16\n    activation_checkpointing: true\n",
@@ -218,12 +200,7 @@ const RANK_MEMORY: Rule = Rule {
     id: "rank-memory",
     severity: Severity::Error,
     summary: "weights, gradients and optimiser states do not fit into the memory of a rank",
-    why: "`launch --rank-memory` limits the memory of a rank. The built-in trainer holds 16 bytes a \
-parameter before the first sample: weights, gradients and Adam's two states, all in f32. Under DDP every \
-rank holds all of it, under FSDP each rank holds a shard. No micro-batch is small enough for a limit below \
-that. Samples need more, which only training shows: an out-of-memory error lowers the micro-batch \
-until it fits.",
-    upstream: "None: it concerns Evenkeel's built-in trainer.",
+    text: include_str!("texts/rank-memory.md"),
     wrong: native(
         "",
         "  # launched with --rank-memory 8GiB\n  batch: {global: 128, per_device_batch_size: 4}\n  model: {path: meta-llama/Llama-3.2-1B}\n",

@@ -56,16 +56,36 @@ pub struct Rule {
     pub severity: Severity,
     /// One line, for lists and pages.
     pub summary: &'static str,
-    /// The consequence of breaking it.
-    pub why: &'static str,
-    /// The upstream behaviour, with file and revision.
-    pub upstream: &'static str,
+    /// `texts/ID.md`: the consequence of breaking it, and under [`UPSTREAM`] what upstream does, with file and revision.
+    text: &'static str,
     /// A recipe that breaks the rule.
     pub wrong: Example,
     /// The same recipe, corrected.
     pub right: Example,
     /// When it is checked, and by which function.
     pub check: Check,
+}
+
+/// The heading between the two parts of a rule's text.
+const UPSTREAM: &str = "\n## Upstream\n\n";
+
+impl Rule {
+    /// The consequence of breaking it, a line for each paragraph.
+    pub fn why(&self) -> String {
+        let (why, _) = self.parts();
+        let paragraphs = why.split("\n\n").map(|lines| lines.replace('\n', " "));
+        paragraphs.collect::<Vec<String>>().join("\n\n")
+    }
+
+    /// The upstream behaviour, with file and revision.
+    pub fn upstream(&self) -> &'static str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&'static str, &'static str) {
+        let parts = self.text.split_once(UPSTREAM);
+        parts.unwrap_or((self.text, ""))
+    }
 }
 
 /// A recipe, with the flags to plan it.

@@ -19,15 +19,7 @@ const GENERATION_BATCH_DIVISIBLE: Rule = Rule {
     id: "generation-batch-divisible",
     severity: Severity::Error,
     summary: "the generation batch of GRPO or RLOO does not hold whole groups, or does not divide into whole passes",
-    why: "GRPO and RLOO generate completions for a batch of prompts, `num_generations` of each, and train \
-on them over several steps. The generation batch must hold whole groups, because the algorithms compare the \
-completions of one prompt. It must be a multiple of micro-batch × data-parallel ranks, because every pass \
-takes one such slice. Evenkeel keeps the generation batch when the world changes, and changes \
-`steps_per_generation` instead.",
-    upstream: "TRL f2cd577, `trainer/grpo_config.py` and `trainer/rloo_config.py` (`__post_init__`): \
-raise on both, on fewer than two generations, and when both `generation_batch_size` and \
-`steps_per_generation` are given; GRPO's also on `auto_find_batch_size`, and on context and sequence \
-parallelism.",
+    text: include_str!("texts/generation-batch-divisible.md"),
     wrong: native(
         "--gpus 8",
         "  objective: grpo\n  batch: {global: 64, per_device_batch_size: 8}\n  generation: {num_generations: 8, generation_batch_size: 96}\n",
@@ -114,12 +106,7 @@ const MINI_BATCH_DIVISIBLE: Rule = Rule {
     id: "mini-batch-divisible",
     severity: Severity::Error,
     summary: "PPO's mini-batches do not divide the samples of one device",
-    why: "PPO generates a batch and trains on it in `num_mini_batches` parts. Each device cuts its \
-share, micro-batch × accumulation, so in every world that share must be a multiple of the number of \
-parts.",
-    upstream: "TRL f2cd577, `experimental/ppo/ppo_trainer.py` (`exact_div`): raises when \
-per-device batch × accumulation is not a multiple of num_mini_batches, and asserts 8 samples in each \
-where `whiten_rewards` is on.",
+    text: include_str!("texts/mini-batch-divisible.md"),
     wrong: native(
         "--gpus 8",
         "  objective: ppo\n  batch: {global: 64, per_device_batch_size: 8}\n  generation: {num_mini_batches: 3}\n",
@@ -163,15 +150,7 @@ const KTO_BATCH_MIN: Rule = Rule {
     id: "kto-batch-min",
     severity: Severity::Error,
     summary: "KTO needs a micro-batch of at least 2",
-    why: "KTO estimates its KL term from mismatched pairs within one device's micro-batch: each \
-prompt with the next sample's completion. With a single sample the pair is the sample itself, and \
-the term becomes its own reward. Accumulation does not help, because the pairs are made per forward \
-pass. The loss `apo_zero_unpaired` has no such term. HALOs makes its pairs in the same way and refuses \
-only a single sample over all devices, so there the finding is a warning.",
-    upstream: "TRL f2cd577, `trainer/kto_trainer.py` (`calculate_KL`): raises \"Actual (not effective) batch size \
-must be > 1\". HALOs 4831988, \
-`train/dataloader.py` (`UnpairedPreferenceDataLoader`): the sample after each one in its micro-batch, \
-which for a single one is itself.",
+    text: include_str!("texts/kto-batch-min.md"),
     wrong: native(
         "--gpus 32",
         "  objective: kto\n  batch: {global: 32, per_device_batch_size: 4}\n",
@@ -220,12 +199,7 @@ const UNPAIRED_BATCH_MIN: Rule = Rule {
     id: "unpaired-batch-min",
     severity: Severity::Error,
     summary: "a loss on unpaired feedback needs more than one sample over all devices",
-    why: "HALOs pairs every prompt with the next sample's answer, to estimate how far the policy has \
-moved. With one sample over all devices there is no next sample, and its loader raises. It counts \
-the samples of one accumulation step: micro-batch × ranks.",
-    upstream: "HALOs 4831988, `train/dataloader.py` (`UnpairedPreferenceDataLoader`, which KTO, PPO and \
-GRPO use): raises \"can't use batch size of 1\" when microbatch_size × num_processes is 1 or less. 61b9ee6 \
-raises on a batch of 1.",
+    text: include_str!("texts/unpaired-batch-min.md"),
     wrong: file(
         "--gpus 1 --dialect halos --dialect-version head",
         "model: {batch_size: 2, gradient_accumulation_steps: 2, eval_batch_size: 2}\nloss: {trainer: KTOTrainer, dataloader: UnpairedPreferenceDataLoader}\n",
@@ -267,12 +241,7 @@ const FSDP_BATCH_MIN: Rule = Rule {
     id: "fsdp-batch-min",
     severity: Severity::Warning,
     summary: "fewer than 2 samples a GPU make FSDP slow",
-    why: "Sharding gathers every layer's weights for each forward and backward pass, whatever the \
-micro-batch. A single sample has too little computation to hide that communication, and upstream's authors \
-saw no speed-up over one process. Fewer accumulation steps, mixed precision \
-(`model.fsdp_policy_mp=bfloat16`) or activation checkpointing allow more samples.",
-    upstream: "direct-preference-optimization f8b8c0f, `README.md` (\"Tips for faster training on multiple \
-GPUs\"): a batch of at least 2 on each GPU.",
+    text: include_str!("texts/fsdp-batch-min.md"),
     wrong: file(
         "--gpus 8 --dialect dpo",
         "trainer: FSDPTrainer\nbatch_size: 16\ngradient_accumulation_steps: 2\neval_batch_size: 16\n",

@@ -1,6 +1,6 @@
 //! The page that `evenkeel explain` prints and that `docs/rules/` contains.
 
-use super::{Check, Example, Rule};
+use super::{Check, Example, Rule, UPSTREAM};
 
 /// Columns of a line of text.
 const WIDTH: usize = 92;
@@ -19,12 +19,12 @@ pub fn page(rule: &Rule) -> String {
     let mut page = format!("# {}\n\n", rule.id);
     page += &wrap(&format!("**{}**: {}", rule.severity, rule.summary));
     page += &wrap(&format!("({who})"));
-    for paragraph in rule.why.split("\n\n") {
+    for paragraph in rule.why().split("\n\n") {
         page.push('\n');
         page += &wrap(paragraph);
     }
-    page += "\n## Upstream\n\n";
-    page += &wrap(rule.upstream);
+    page += UPSTREAM;
+    page += &wrap(rule.upstream());
     page += "\n## Breaks the rule\n\n";
     page += &example(&rule.wrong, command);
     page += "\n## Satisfies it\n\n";

@@ -28,9 +28,7 @@ const SCHEDULE_EMPTY: Rule = Rule {
     id: "schedule-empty",
     severity: Severity::Error,
     summary: "a stage-wise or replayed schedule without stages or runs",
-    why: "Such a schedule lists batches, so it needs at least one stage or run. \
-`kind: constant` is the schedule that keeps the recipe's global batch.",
-    upstream: "None: the key exists only in Evenkeel.",
+    text: include_str!("texts/schedule-empty.md"),
     wrong: with("  schedule: {kind: stages, stages: []}\n"),
     right: with("  schedule: {kind: constant}\n"),
     check: Check::Plan(schedule_empty),
@@ -57,9 +55,7 @@ const STAGE_SHARES: Rule = Rule {
     id: "stage-shares",
     severity: Severity::Error,
     summary: "the shares of a stage-wise schedule do not add up to 1",
-    why: "Every stage takes its share of the sample budget, so the shares must add up to 1. A \
-smaller sum leaves samples without a batch, a larger sum leaves stages without samples.",
-    upstream: "arXiv 2412.21124, the stage-wise baseline: 2.5 % of the samples at 2048, 2.5 % at 4096, 95 % at 8192.",
+    text: include_str!("texts/stage-shares.md"),
     wrong: with(
         "  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.4, batch: 512}]\n",
     ),
@@ -89,12 +85,7 @@ const SCHEDULE_QUANTUM: Rule = Rule {
     id: "schedule-quantum",
     severity: Severity::Error,
     summary: "a batch of the schedule is not a multiple of the quantum",
-    why: "A run may use every world that its elasticity allows, and every batch of its \
-schedule must split in each of them. The quantum is the least common multiple of world × micro-batch \
-over those worlds; it divides the base batch. Without `elasticity` every count that splits the base \
-batch is allowed, and the quantum is the base batch itself; bounds give a finer quantum.",
-    upstream: "None: the key exists only in Evenkeel. arXiv 2412.21124 rounds its batches up to multiples \
-of workers × accumulation.",
+    text: include_str!("texts/schedule-quantum.md"),
     wrong: with(
         "  schedule:\n    kind: stages\n    stages: [{share: 0.5, batch: 256}, {share: 0.5, batch: 400}]\n",
     ),
@@ -140,10 +131,7 @@ const MAX_BATCH_BELOW_BASE: Rule = Rule {
     id: "max-batch-below-base",
     severity: Severity::Error,
     summary: "the norm test's maximum batch is below the base batch",
-    why: "The norm test starts at the recipe's global batch and lets it grow up to \
-`schedule.max_batch`, rounded down to a multiple of the quantum. A maximum below the base batch is an \
-error. A maximum less than one quantum above it allows no growth: a warning.",
-    upstream: "arXiv 2412.21124: tests stop at the maximum batch.",
+    text: include_str!("texts/max-batch-below-base.md"),
     wrong: with("  schedule: {kind: norm-test, max_batch: 128}\n"),
     right: with("  schedule: {kind: norm-test, max_batch: 8192}\n"),
     check: Check::Plan(max_batch_below_base),
@@ -187,11 +175,7 @@ const NORM_TEST_NEVER_GROWS: Rule = Rule {
     id: "norm-test-never-grows",
     severity: Severity::Warning,
     summary: "with η of 1 or more the norm test never fails",
-    why: "The test fails, and the batch grows, if the share of noise in the gradient's squared \
-norm is above η². That share is at most 1, so a test with η ≥ 1 always passes and the batch never \
-grows. Useful values are between 0.05 and 0.5. The batch settles where η² = noise scale / (noise \
-scale + batch).",
-    upstream: "arXiv 2412.21124: η in (0, 1).",
+    text: include_str!("texts/norm-test-never-grows.md"),
     wrong: with("  schedule: {kind: norm-test, eta: 1.5}\n"),
     right: with("  schedule: {kind: norm-test, eta: 0.15}\n"),
     check: Check::Plan(norm_test_never_grows),
@@ -215,12 +199,7 @@ const ONE_GROUP: Rule = Rule {
     id: "one-group",
     severity: Severity::Error,
     summary: "the norm test has only one group",
-    why: "The norm test estimates the variance of the gradient from the differences between groups: all \
-micro-batches of all workers, or the workers themselves. A single group has no variance. A run \
-with a single worker and `groups: workers` (or `estimator: paper`), or with a single micro-batch a \
-step, has no estimate, and the batch silently never grows.",
-    upstream: "arXiv 2412.21124: the variance over J workers; norm-test code that \
-divides by J − 1 fails at J = 1.",
+    text: include_str!("texts/one-group.md"),
     wrong: native(
         "--gpus 1",
         "  batch: {global: 64, per_device_batch_size: 64}\n  schedule: {kind: norm-test}\n",
@@ -284,12 +263,7 @@ const PAPER_ETA_OUT_OF_REACH: Rule = Rule {
     id: "paper-eta-out-of-reach",
     severity: Severity::Warning,
     summary: "with few workers the paper's test rarely asks for more than the base batch",
-    why: "The test as printed divides the variance between J workers' gradients by ‖ḡ‖², the squared norm \
-of their mean ḡ. With b samples a step it lacks the factor b/(J−1). For pure-noise gradients, T·η² is \
-about J − 1 on average, whatever the batch: with 4 workers and η 0.2 the test asks for about 75 samples. A \
-larger base batch grows only by chance. So the paper's η is not valid for another J or b: \
-η_unbiased = η_paper·√(b/(J−1)).",
-    upstream: "arXiv 2412.21124, the test as printed.",
+    text: include_str!("texts/paper-eta-out-of-reach.md"),
     wrong: with("  schedule: {kind: norm-test, estimator: paper, eta: 0.2}\n"),
     right: with("  schedule: {kind: norm-test, estimator: unbiased, eta: 0.2}\n"),
     check: Check::Plan(paper_eta_out_of_reach),
@@ -326,13 +300,7 @@ const SHARDED_WORKERS: Rule = Rule {
     id: "sharded-workers",
     severity: Severity::Error,
     summary: "the norm test needs gradients that sharding does not keep",
-    why: "`estimator: paper` and `groups: workers` compare each worker's gradient over all of its \
-micro-batches. FSDP and ZeRO-2 reduce and scatter every micro-batch's gradient at once: \
-no rank holds a worker's sum, only a shard of the sum over all workers. `unsharded_accumulation: true` \
-keeps it, at the cost of a whole gradient in memory on every rank. Otherwise the test is \
-refused, because it would use the wrong gradients. Micro-batches as groups need none of that.",
-    upstream: "arXiv 2412.21124, FSDP-Norm: unsharded local gradients, with one \
-micro-batch a step or with unsharded accumulation.",
+    text: include_str!("texts/sharded-workers.md"),
     wrong: native(
         "--gpus 4",
         "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {strategy: fsdp}\n  schedule: {kind: norm-test, estimator: paper, eta: 0.1}\n",

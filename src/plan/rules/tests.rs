@@ -20,7 +20,7 @@ fn ids_are_unique_kebab_case_words_in_order() {
 #[test]
 fn every_page_has_every_section() {
     for rule in RULES.iter() {
-        for text in [rule.summary, rule.why, rule.upstream] {
+        for text in [rule.summary, &rule.why(), rule.upstream()] {
             assert!(!text.trim().is_empty(), "{}", rule.id);
         }
         assert!(!rule.summary.ends_with('.'), "{}", rule.id);

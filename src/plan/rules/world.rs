@@ -11,14 +11,7 @@ const PARALLELISM_PRODUCT: Rule = Rule {
     id: "parallelism-product",
     severity: Severity::Error,
     summary: "tensor, pipeline, context, sequence and data-parallel sizes do not multiply to the number of devices",
-    why: "A device belongs to exactly one rank of every axis, so the number of devices is the \
-product of all sizes. The data-parallel size is the number of devices divided by the other sizes. \
-A remainder means idle devices or a world that cannot be built.",
-    upstream: "accelerate 16cb6eb, `parallelism_config.py` (`_validate_accelerator`): raises when \
-dp_replicate × dp_shard × tp × cp × sp is not num_processes (not with DeepSpeed's sequence \
-parallelism). It also raises on combinations of axes that exclude each other. `utils/launch.py` starts \
-num_processes // num_machines on each machine, without the remainder. transformers 5.23.0, `trainer.py`: world // \
-(tp × cp × sp), floored, not divided by pipeline stages.",
+    text: include_str!("texts/parallelism-product.md"),
     wrong: native(
         "--gpus 6",
         "  batch: {global: 128, per_device_batch_size: 4}\n  parallel: {tensor: 4}\n",
@@ -146,9 +139,7 @@ const ELASTICITY_BOUNDS: Rule = Rule {
     id: "elasticity-bounds",
     severity: Severity::Error,
     summary: "the world is outside of the recipe's elasticity bounds",
-    why: "`elasticity.min` and `elasticity.max` bound every world of a run, including the first. The norm \
-test chooses batches that split in these worlds; outside of the bounds they need not split.",
-    upstream: "None: the key exists only in Evenkeel.",
+    text: include_str!("texts/elasticity-bounds.md"),
     wrong: native(
         "--gpus 16",
         "  batch: {global: 128, per_device_batch_size: 4}\n  elasticity: {min: 2, max: 8}\n",
@@ -188,11 +179,7 @@ const ONE_MACHINE: Rule = Rule {
     id: "one-machine",
     severity: Severity::Error,
     summary: "upstream trains on the GPUs of one machine only",
-    why: "direct-preference-optimization starts one process for every GPU that it sees on its machine. On \
-two machines it would train two separate models, each on one machine's GPUs. Plan for one machine; \
-Evenkeel's built-in trainer runs the recipe on several after conversion to the native form.",
-    upstream: "direct-preference-optimization f8b8c0f, `train.py` (`main`): world_size = \
-torch.cuda.device_count(), processes of one `mp.spawn`.",
+    text: include_str!("texts/one-machine.md"),
     wrong: file(
         "--nodes 2 --gpus-per-node 4 --dialect dpo",
         "trainer: FSDPTrainer\nbatch_size: 64\ngradient_accumulation_steps: 2\neval_batch_size: 32\n",
