@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all checks of this repository, the quick ones first; needs only rustup. Installs missing tools and reports the
 # checks that it skips. A test that fails is repeated (scripts/repeat-failed.sh); the last lines list the flaky ones and
-# the time of each part.
+# the time of each part. ~/.cache/evenkeel/tests.log keeps these of every run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,14 +14,17 @@ say() {
   [ -z "$part" ] || printf '\n== %s\n' "$part"
 }
 
-# Runs something that the tests need beside the parts before them, with what these leave of the processors:
-# background NAME COMMAND…. Its output goes into target/NAME.log.
+# Runs something beside the parts that follow: beside NAME COMMAND…. Its output goes into target/NAME.log.
 declare -A running
-background() {
-  # A session has a share of the processors by its own niceness where the kernel groups processes by session.
-  setsid bash -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$@"' background "${@:2}" \
-    >"target/$1.log" 2>&1 &
+beside() {
+  setsid "${@:2}" >"target/$1.log" 2>&1 &
   running[$1]=$!
+}
+
+# The same, with what these parts leave of the processors. Where the kernel groups processes by session, a session has a
+# share by its own niceness.
+background() {
+  beside "$1" bash -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$@"' background "${@:2}"
 }
 
 # Waits for it and returns its exit status. Prints its output if it failed.
@@ -39,19 +42,25 @@ skip() {
   [ "${CI:-}" != true ] || exit 1
 }
 
-flaky=$PWD/target/flaky
+flaky=$PWD/target/flaky history=${XDG_CACHE_HOME:-$HOME/.cache}/evenkeel
 report() {
   local code=$? name line
   for name in "${!running[@]}"; do kill -- "-${running[$name]}" 2>/dev/null || true; done
   say ""
-  printf '\n== time\n%s%7d s  all\n' "${times:-}" "$SECONDS"
-  if [ -s "$flaky/list" ]; then
-    printf '\n== FLAKY: passed when repeated; find the cause, and add it to tests/flaky.md\n'
-    while read -r line; do
-      name=${line%%: *}
-      grep -qF "${name#* }" tests/flaky.md || line+=" (not in tests/flaky.md)"
-      echo "$line"
-    done <"$flaky/list"
+  {
+    printf '\n== time\n%s%7d s  all\n' "${times:-}" "$SECONDS"
+    if [ -s "$flaky/list" ]; then
+      printf '\n== FLAKY: passed when repeated; find the cause, and add it to tests/flaky.md\n'
+      while read -r line; do
+        name=${line%%: *}
+        grep -qF "${name#* }" tests/flaky.md || line+=" (not in tests/flaky.md)"
+        echo "$line"
+      done <"$flaky/list"
+    fi
+  } | tee "$flaky/summary"
+  # Kept beyond this clone, to compare runs on this machine.
+  if mkdir -p "$history" 2>/dev/null; then
+    { date -u "+%F %T, exit code $code, $(git rev-parse --short HEAD 2>/dev/null)" && cat "$flaky/summary"; } >>"$history/tests.log" || true
   fi
   if [ -s "$flaky/failed" ]; then cat "$flaky/failed"; fi
   exit "$code"
@@ -123,12 +132,12 @@ if echo 'pub fn f() -> i32 { return 2; }' |
 fi
 # Always the whole workspace: another choice of packages has other features, and compiles dependencies again.
 # The library's tests are slower without optimisation by less than it takes. Programs that train are not.
-plain() { CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --locked --workspace --lib "$@"; }
-plain --no-run
+library=(env CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --locked --workspace --lib)
+"${library[@]}" --no-run
 
 say "unit tests and generated files"
 # Those of CUDA come later: their kernels take minutes on the emulated GPU.
-plain -- --nocapture --skip cuda
+"${library[@]}" -- --nocapture --skip cuda
 
 say "clippy, and compile the other tests"
 mapfile -t programs < <(basename -s .rs tests/*.rs emulated-gpu/tests/*.rs)
@@ -149,8 +158,11 @@ echo "SKIPPED: CUDA tests run on the emulated GPU only; benches/first_contact.sh
 
 say "tests of CUDA, and of the program"
 # With NVRTC the emulated GPU runs the kernels of the repository.
-TEST_LIMIT=1200 plain -- --nocapture cuda
+export TEST_LIMIT=1200
+beside cuda "${library[@]}" -- --nocapture cuda
 cargo test --locked --workspace "${programs[@]}" -- --nocapture
+finish cuda
+tail -n 5 target/cuda.log
 echo "SKIPPED: the tests that take minutes, and the fuzz targets (scripts/nightly.sh)"
 
 say "wait for Python packages"
