@@ -11,6 +11,7 @@ use super::support::{Job, kit, kubectl, output_text, poll, recipe, s3_environmen
 use super::{elastic, fencing};
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_job_completes_on_a_bucket() {
     elastic::completes(Job::with_bucket("bucket-whole"));
 }

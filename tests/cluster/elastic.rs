@@ -99,7 +99,7 @@ fn a_suspended_job_releases_its_gpus_and_resumes_from_its_checkpoint() {
 }
 
 pub fn is_suspended(job: Job) {
-    let job = job.start(&recipe(19_200), json!({}));
+    let job = job.start(&recipe(400_000), json!({}));
     job.wait_training_on(3);
     job.patch(json!({"suspend": true}));
     let status = job.wait("its suspension", |status| status["phase"] == "Suspended");
@@ -107,7 +107,8 @@ pub fn is_suspended(job: Job) {
     assert!(samples > 0);
     job.pods_left(0);
     job.patch(json!({"suspend": false}));
-    let status = job.finish(96);
+    job.wait_training_on(3);
+    let status = job.settle(96);
     let last = status["history"]
         .as_array()
         .unwrap()

@@ -261,14 +261,14 @@ fn a_job_can_be_deleted_during_a_rescale() {
 fn two_jobs_never_reserve_the_same_devices() {
     let first = Job::apply("first", &recipe(400_000), json!({}));
     first.wait_training_on(3);
-    let second = Job::apply("second", &recipe(9600), json!({"nodes": 2}));
+    let second = Job::apply("second", &recipe(400_000), json!({"nodes": 2}));
     let status = second.wait("a pool", |status| status["phase"] == "Waiting");
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("0 of the pool's nodes"), "{message}");
     first.patch(json!({"nodes": 2}));
     second.wait_training_on(1);
     first.wait_training_on(2);
-    second.finish(96);
+    second.settle(96);
     first.settle(96);
 }
 
