@@ -8,8 +8,7 @@ use super::launcher::{self, Launch, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
 use crate::recipe::syntax::shell::word::{self, Word};
-use crate::recipe::syntax::shell::{self, Form, Shell};
-use crate::recipe::syntax::source::FileId;
+use crate::recipe::syntax::shell;
 use crate::recipe::syntax::words::Words;
 
 /// A launcher that evenkeel cannot replace.
@@ -103,11 +102,9 @@ fn for_ranks(assigned: &[(&str, &str)]) -> BTreeMap<String, String> {
 /// Splits a command as typed.
 pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let (assigned, program) = assignments(command);
-    let text = word::join(program);
-    let lines = shell::read(&text, FileId(0), Form::Typed).map_err(|_| LauncherError::Unknown)?;
     // A command in an inline script is refused: the shell may do more than start it.
-    let line = lines.first().filter(|line| line.shell == Shell::Own);
-    let words = without_srun(&line.ok_or(LauncherError::Unknown)?.words)?;
+    let words = shell::typed(program).ok_or(LauncherError::Unknown)?;
+    let words = without_srun(&words)?;
     let first = words.first().map_or("", |first| first.text.as_str());
     let name = first.rsplit('/').next().unwrap_or_default();
     let named = Words("torchrun accelerate accelerate-launch deepspeed deepspeed.pt trl");

@@ -86,6 +86,21 @@ pub(crate) fn read(text: &str, file: FileId, form: Form) -> Result<Vec<Line>, Sp
     Ok(lines)
 }
 
+/// The words of a command that the user's shell has already split. Their places are only in order. `None`: there is no
+/// word, or the command starts a shell with an inline script.
+pub(crate) fn typed(command: &[String]) -> Option<Vec<Word>> {
+    let mut span = Span::of("", 0..0, FileId(0));
+    let word = |text: &String| {
+        (span.start, span.end) = (span.end, span.end + text.len() + 1);
+        let mut word = Word::new(text, span, text.len());
+        doubt(&mut word);
+        word
+    };
+    let words: Vec<Word> = command.iter().map(word).collect();
+    let is_inline = inner::script(&words).is_some() && !inner::is_harmless(&words);
+    (!words.is_empty() && !is_inline).then_some(words)
+}
+
 /// One command with the words of a text, split only at white space.
 fn white_space(text: &str, file: FileId) -> Vec<Line> {
     let source = Text::of_file(text, file);
