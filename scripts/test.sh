@@ -112,14 +112,7 @@ if [ "$(id -u)" = 0 ] && command -v go >/dev/null && command -v apt-get >/dev/nu
   background go scripts/cluster-build.sh
 fi
 
-say "cargo-deny"
-if command -v cargo-deny >/dev/null; then
-  cargo deny check licenses bans sources
-else
-  echo "SKIPPED: licences and sources of dependencies (no cargo-deny; scripts/nightly.sh installs it, which takes minutes)"
-fi
-
-say "clippy, and compile the unit tests"
+say "import layers and messages"
 # Clippy's driver is also a compiler, so one build does both: `cargo clippy` by itself would compile every dependency once
 # more, without code. Its arguments are what `cargo clippy -- -D warnings` passes on.
 RUSTC_WORKSPACE_WRAPPER=$(rustup which clippy-driver)
@@ -130,6 +123,16 @@ if echo 'pub fn f() -> i32 { return 2; }' |
   echo "clippy-driver accepts what clippy refuses: see CLIPPY_ARGS in scripts/test.sh" >&2
   exit 1
 fi
+cargo test --locked --package source-tests -- --nocapture
+
+say "cargo-deny"
+if command -v cargo-deny >/dev/null; then
+  cargo deny check licenses bans sources
+else
+  echo "SKIPPED: licences and sources of dependencies (no cargo-deny; scripts/nightly.sh installs it, which takes minutes)"
+fi
+
+say "clippy, and compile the unit tests"
 # Always the whole workspace: another choice of packages has other features, and compiles dependencies again.
 # The library's tests are slower without optimisation by less than it takes. Programs that train are not.
 library=(env CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --locked --workspace --lib)

@@ -1,6 +1,6 @@
 //! Evenkeel launches and orchestrates LLM training with a constant global batch, also when the number
 //! of GPUs changes. `docs/architecture.md` shows how the modules depend on each other;
-//! `tests/layers.rs` checks it.
+//! `source-tests/tests/layers.rs` checks it.
 
 pub mod agent;
 pub mod api;

@@ -2,8 +2,6 @@
 //! recipes of all namespaces in the controller. None of them reads more than they hold, hangs the reader, or
 //! takes its memory.
 
-mod source_files;
-
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -28,13 +26,13 @@ struct Ambient(Vec<String>);
 
 impl<'ast> Visit<'ast> for Ambient {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if !source_files::for_tests(&item.attrs) {
+        if !source_tests::for_tests(&item.attrs) {
             syn::visit::visit_item_mod(self, item);
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names = source_files::names(path);
+        let names = source_tests::names(path);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         if matches!(
             names.as_slice(),
@@ -86,7 +84,7 @@ fn the_controller_reads_no_file_and_no_variable_for_a_recipe() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = vec![src.join("external_trainer/resume.rs")];
     for module in READ_BY_THE_CONTROLLER {
-        files.extend(source_files::below(&src.join(module)));
+        files.extend(source_tests::below(&src.join(module)));
     }
     let mut found = Vec::new();
     for file in files {
@@ -134,13 +132,13 @@ struct Opened(Vec<String>);
 
 impl<'ast> Visit<'ast> for Opened {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if !source_files::for_tests(&item.attrs) {
+        if !source_tests::for_tests(&item.attrs) {
             syn::visit::visit_item_mod(self, item);
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names = source_files::names(path);
+        let names = source_tests::names(path);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let opens = matches!(
             names.as_slice(),
@@ -157,7 +155,7 @@ fn files_of_other_people_are_opened_by_one_function() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     for module in OPENS_FOR_OTHERS {
-        for file in source_files::below(&src.join(module)) {
+        for file in source_tests::below(&src.join(module)) {
             let name = file
                 .strip_prefix(&src)
                 .unwrap()

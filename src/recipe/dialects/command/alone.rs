@@ -7,8 +7,8 @@ use super::launcher::options::{Given, SRUN, options};
 use super::launcher::{self, Launch, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
-use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell;
+use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::words::Words;
 
 /// A launcher that evenkeel cannot replace.

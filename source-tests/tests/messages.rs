@@ -1,13 +1,9 @@
-//! Every text that a user can see, in one place: `tests/snapshots/` lists the messages of each source
-//! file and the help of each command. A change of a text changes these snapshots, so that a reviewer
-//! reads all texts of a change together. `INSTA_UPDATE=always cargo test --test messages` writes them.
-
-mod source_files;
+//! Every message that a user can see, in one place: `snapshots/` lists those of each source file. A change of a text
+//! changes these snapshots, so that a reviewer reads all texts of a change together (the help of each command is in
+//! `tests/help.rs`). `INSTA_UPDATE=always cargo test -p source-tests` writes them.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -62,15 +58,15 @@ fn texts(tokens: TokenStream, found: &mut Vec<String>) {
 
 #[test]
 fn messages_of_every_file() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let paths = source_files::below(&root.join("src"));
+    let root = source_tests::root();
+    let paths = source_tests::below(&root.join("src"));
     let mut by_file = BTreeMap::new();
     for path in paths {
         let mut found = Vec::new();
         let tokens: TokenStream = fs::read_to_string(&path).unwrap().parse().unwrap();
         texts(tokens, &mut found);
         if !found.is_empty() {
-            by_file.insert(path.strip_prefix(root).unwrap().to_owned(), found);
+            by_file.insert(path.strip_prefix(&root).unwrap().to_owned(), found);
         }
     }
     // One snapshot per module.
@@ -89,40 +85,4 @@ fn messages_of_every_file() {
     for (module, shown) in by_module {
         insta::assert_snapshot!(module, shown);
     }
-}
-
-/// `--help` of a command, and of its subcommands.
-fn help(command: &[&str], shown: &mut String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
-        .args(command)
-        .arg("--help")
-        .env_clear()
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{command:?}");
-    let text = String::from_utf8(output.stdout).unwrap();
-    shown.push_str(&format!(
-        "$ evenkeel {}--help\n{text}\n",
-        command
-            .iter()
-            .fold(String::new(), |all, word| all + word + " ")
-    ));
-    let subcommands = text
-        .lines()
-        .skip_while(|line| *line != "Commands:")
-        .skip(1)
-        .take_while(|line| line.starts_with("  "))
-        .filter(|line| !line.starts_with("   "))
-        .filter_map(|line| line.split_whitespace().next())
-        .filter(|name| *name != "help");
-    for name in subcommands {
-        help(&[command, &[name]].concat(), shown);
-    }
-}
-
-#[test]
-fn help_of_every_command() {
-    let mut shown = String::new();
-    help(&[], &mut shown);
-    insta::assert_snapshot!("help", shown);
 }

@@ -2,8 +2,6 @@
 //! reads every file of `src` that is not compiled for tests only, follows re-exports to the file that
 //! defines an item, and fails when an import breaks the table or closes a circle.
 
-mod source_files;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -175,7 +173,7 @@ struct Imports<'m> {
 
 impl<'ast> Visit<'ast> for Imports<'_> {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        if !source_files::for_tests(&item.attrs) && item.content.is_some() {
+        if !source_tests::for_tests(&item.attrs) && item.content.is_some() {
             self.depth += 1;
             syn::visit::visit_item_mod(self, item);
             self.depth -= 1;
@@ -188,7 +186,7 @@ impl<'ast> Visit<'ast> for Imports<'_> {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let segments = source_files::names(path);
+        let segments = source_tests::names(path);
         if segments.len() > 1
             && let Some(path) = self.absolute(&segments)
         {
@@ -277,8 +275,8 @@ fn module_of(relative: &Path) -> ItemPath {
 
 /// Every file of `src` by its module.
 fn sources() -> BTreeMap<ItemPath, Source> {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let paths = source_files::below(&src);
+    let src = source_tests::root().join("src");
+    let paths = source_tests::below(&src);
     let modules: BTreeSet<ItemPath> = paths
         .iter()
         .map(|path| module_of(path.strip_prefix(&src).unwrap()))
@@ -355,7 +353,7 @@ fn row(module: &[String], from: &[String]) -> String {
 
 /// The table in `docs/architecture.md`: module, and what it may import.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
+    let path = source_tests::root().join("docs/architecture.md");
     let text = fs::read_to_string(path).unwrap();
     let rows = text
         .lines()
@@ -484,9 +482,6 @@ fn a_directory_holds_at_least_three_files() {
         }
     }
     let mut found = Vec::new();
-    small(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut found,
-    );
+    small(&source_tests::root().join("src"), &mut found);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

@@ -1,7 +1,12 @@
-//! The files of `src`, for tests that read the source code.
+//! The source code of Evenkeel, for tests that read it. They compile in seconds, and `scripts/test.sh` runs them first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
 
 /// The Rust files below a directory that are not compiled for tests only.
 pub fn below(directory: &Path) -> Vec<PathBuf> {
@@ -22,7 +27,6 @@ pub fn below(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether attributes compile an item for tests only.
-#[allow(dead_code, reason = "one of the tests only lists the files")]
 pub fn for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
@@ -33,7 +37,6 @@ pub fn for_tests(attributes: &[syn::Attribute]) -> bool {
 }
 
 /// The names of a path, without generic arguments.
-#[allow(dead_code, reason = "one of the tests only lists the files")]
 pub fn names(path: &syn::Path) -> Vec<String> {
     path.segments.iter().map(|s| s.ident.to_string()).collect()
 }
