@@ -19,7 +19,7 @@ use crate::data::Phase;
 use crate::external_trainer;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, port, prepare, reached, run_path,
+    LaunchError, Launcher, Request, RunDir, RunOptions, continued, port, prepare, run_path,
     take_command_of_run,
 };
 use crate::lifecycle::End;
@@ -303,7 +303,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         resume: args.resume,
         signals: signals.count(),
     };
-    let reached = reached(&run, recipe, &request)?;
+    let (reached, runner) = continued(&run, recipe, &request)?;
     let planned = prepare::plan(recipe, ranks, reached, runner, device_memory)?;
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);

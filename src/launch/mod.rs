@@ -31,7 +31,7 @@ pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use launcher::Launcher;
 pub use request::{Planned, Prepared, Request};
-pub use resume::{reached, refuse_finished};
+pub use resume::{continued, refuse_finished};
 pub use run_dir::{Phase, RunDir, RunState};
 pub use survey::survey;
 

@@ -10,7 +10,7 @@ use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, in
 use crate::checkpoint::{self, Committed};
 use crate::data::{self, PrepareRequest, Progress};
 use crate::lifecycle::{CheckpointRef, files};
-use crate::plan::{self, Reached};
+use crate::plan::{self, Reached, Runner};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Division;
 use crate::train::{BuiltIn, Setup, TrainError, TrainState, checkpoint_ref, rank};
@@ -19,20 +19,42 @@ use crate::util::format::count;
 /// Longest wait for ranks of a dead launcher, which commit a checkpoint and exit.
 const OLD_RANKS: Duration = Duration::from_secs(60);
 
-/// Progress of the run to resume. A different memory limit allows larger micro-batches again.
-pub fn reached(run: &RunDir, recipe: &Recipe, request: &Request) -> Result<Reached, LaunchError> {
+/// Progress of the run to resume, and what runs it from now on. A different memory limit allows larger micro-batches
+/// again; without one the run keeps its own.
+pub fn continued(
+    run: &RunDir,
+    recipe: &Recipe,
+    request: &Request,
+) -> Result<(Reached, Runner), LaunchError> {
     if !request.resume {
-        return Ok(Reached::default());
+        return Ok((Reached::default(), request.runner));
     }
     let setup = setup_of(run, recipe)?;
     let state = run.state()?.unwrap_or_default();
     if let Some(checkpoint_ref) = &state.checkpoint_ref {
         refuse_contradictory_reference(run, checkpoint_ref)?;
     }
-    Ok(progress_of(&setup, &state, request))
+    Ok((
+        progress_of(&setup, &state, request),
+        runner_of(&setup, request),
+    ))
 }
 
-/// As [`reached`], for data already read.
+/// What runs a resumed run.
+fn runner_of(setup: &Setup, request: &Request) -> Runner {
+    match request.runner {
+        Runner::BuiltIn {
+            device,
+            rank_memory: None,
+        } => Runner::BuiltIn {
+            device,
+            rank_memory: setup.runner().rank_memory(),
+        },
+        runner => runner,
+    }
+}
+
+/// The progress of a run for its next plans.
 fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
     let reached = state.reached(setup);
     if memory_changes(setup, request) {
@@ -181,11 +203,12 @@ pub(super) fn resume(
     {
         run.write_state(state)?;
     }
+    let runner = runner_of(&setup, request);
     let resumed = Setup {
         device_memory: request.device_memory,
         built_in: Some(BuiltIn {
-            rank_memory: request.runner.rank_memory().or(built_in.rank_memory),
-            device: request.runner.device(),
+            rank_memory: runner.rank_memory(),
+            device: runner.device(),
             data_fingerprint: Some(data.manifest.fingerprint),
             ..built_in.clone()
         }),
@@ -547,7 +570,7 @@ mod tests {
             let mut edited = setup.clone();
             change(&mut edited);
             launched.run.write_setup(&edited).unwrap();
-            let error = reached(&launched.run, &launched.recipe, &request).err();
+            let error = continued(&launched.run, &launched.recipe, &request).err();
             let error = error.map(|error| error.to_string());
             error.or_else(|| launched.resume(|_| {}).err())
         };
@@ -633,5 +656,12 @@ mod tests {
         let runner = launched.run.setup().unwrap().runner();
         assert_eq!(runner.rank_memory(), Some(1 << 30));
         assert_eq!(limit(), None);
+        // The plan that a later resume shows is that of the limit which the run keeps.
+        let request = Request {
+            resume: true,
+            ..launched.request.clone()
+        };
+        let (_, planned) = continued(&launched.run, &launched.recipe, &request).unwrap();
+        assert_eq!(planned, runner);
     }
 }
