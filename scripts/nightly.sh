@@ -28,6 +28,8 @@ fi
 
 cargo test --locked --workspace --test cuda_launch -- --ignored --nocapture
 EVENKEEL_THOROUGH=1 cargo test --locked --workspace --test attention
+EVENKEEL_THOROUGH=1 EVENKEEL_PYTHON=${EVENKEEL_PYTHON:-$PWD/target/python/bin/python} \
+  cargo test --locked --workspace --test endurance accelerate_launch_and
 
 # The tests of the chart's alerts. promtool takes minutes to compile. Needs helm, which the cluster tests build.
 if ! command -v promtool >/dev/null; then

@@ -1,7 +1,7 @@
 """Print what the real `accelerate launch` gives to a rank: one JSON object a line, for every accelerate config below
 a directory, and for generated configs and options that cover every key and every option.
 
-    accelerate_launch.py RECIPES
+    accelerate_launch.py RECIPES EVERY      every EVERY-th of these cases
 
 accelerate parses the words and builds the environment. Replaced are the questions about hardware, packages and
 ports, and the calls that start processes. The options come from accelerate's own parser.
@@ -274,7 +274,7 @@ def mixed(options, dumped, count=400):
 
 def main():
     patch()
-    found = list(cases(sys.argv[1]))
+    found = list(cases(sys.argv[1]))[:: int(sys.argv[2])]
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         tempfile.tempdir = directory  # torchrun makes a directory for logs before it starts anything
