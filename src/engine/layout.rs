@@ -73,17 +73,6 @@ impl Layout {
     }
 }
 
-/// The ranges of a block's tensors within its unit.
-pub struct BlockTensors {
-    pub norm_input: Range<usize>,
-    /// Queries, keys and values.
-    pub qkv: Range<usize>,
-    pub output: Range<usize>,
-    pub norm_middle: Range<usize>,
-    pub gate_up: Range<usize>,
-    pub down: Range<usize>,
-}
-
 impl Unit {
     fn new(name: String) -> Unit {
         Unit {
@@ -110,21 +99,6 @@ impl Unit {
         };
         self.len += parameter.len();
         self.parameters.push(parameter);
-    }
-
-    /// The tensors of a block.
-    pub(super) fn block_tensors(&self) -> BlockTensors {
-        let span = |first: usize, last: usize| {
-            self.parameters[first].range().start..self.parameters[last].range().end
-        };
-        BlockTensors {
-            norm_input: span(0, 0),
-            qkv: span(1, 3),
-            output: span(4, 4),
-            norm_middle: span(5, 5),
-            gate_up: span(6, 7),
-            down: span(8, 8),
-        }
     }
 
     /// Refuses a state of another length.

@@ -12,13 +12,17 @@ pub mod cpu;
 pub mod cuda;
 pub mod initial;
 mod layout;
+mod step;
 #[cfg(test)]
 mod testing;
+mod walk;
 
 use capacity::Capacity;
 pub use config::ConfigError;
 pub use layout::layout;
-use layout::{BlockTensors, part};
+use layout::part;
+use step::{Keeps, Pass, Step, Training, no_worker_gradient};
+use walk::Walk;
 
 use crate::comm::{CommError, World};
 
@@ -273,15 +277,6 @@ fn sum_over_ranks(world: &World, part: f64) -> Result<f64, EngineError> {
         })?;
     }
     Ok(sum)
-}
-
-/// The error for a norm of a gradient that never exists.
-fn no_worker_gradient() -> EngineError {
-    EngineError::Shape(
-        "the norm of a rank's accumulated gradient does not exist under full sharding with more than one \
-         micro-batch a step: measure micro-batches, or accumulate unsharded"
-            .to_owned(),
-    )
 }
 
 /// Parameters and optimiser states of one unit, unsharded.

@@ -3,99 +3,48 @@
 //! Rows without a target never reach the head. The other rows are processed in chunks, so that only one
 //! chunk's logits exist; their gradient overwrites them.
 
+use super::backend::CpuBackend;
 use super::kernels::{cross_entropy, linear, rmsnorm};
-use super::store::{Gradient, Store};
-use super::workspace::Shared;
-use crate::engine::{IGNORE, ModelConfig};
+use super::store::Gradient;
+use crate::engine::IGNORE;
+use crate::engine::walk::{Head, Slot};
 
-/// The head of one micro-batch.
-pub struct Head<'a> {
-    /// Shape of the model.
-    pub config: &'a ModelConfig,
-    /// The unit with the final norm, and with the head's weights unless they are tied.
-    pub unit: usize,
-    /// `[n]`.
-    pub targets: &'a [u32],
-}
-
-impl Head<'_> {
-    /// Summed loss and targets of the last block's output x `[n, hidden]`.
-    pub fn forward(&self, store: &Store, x: &[f32], shared: &mut Shared) -> (f64, u64) {
-        let rows = self.rows();
-        let mut loss = 0.0;
-        for rows in rows.chunks(shared.head_rows) {
-            let targets = self.logits(store, x, rows, shared);
-            let logits = &mut shared.logits[..rows.len() * self.config.vocab_size];
-            loss += cross_entropy::forward(logits, &targets, self.config.vocab_size);
-        }
-        (loss, rows.len() as u64)
-    }
-
-    /// As [`Head::forward`], with the gradients: of x in `shared.dx`, of the weights in the store.
-    pub fn forward_backward(
-        &self,
-        store: &mut Store,
-        x: &[f32],
-        shared: &mut Shared,
-    ) -> (f64, u64) {
-        let (hidden, vocabulary) = (self.config.hidden_size, self.config.vocab_size);
-        let rows = self.rows();
-        shared.dx[..x.len()].fill(0.0);
-        if rows.is_empty() {
-            self.no_gradient(store);
-        }
-        let mut loss = 0.0;
-        for (chunk, rows) in rows.chunks(shared.head_rows).enumerate() {
-            let n = rows.len();
-            let targets = self.logits(store, x, rows, shared);
-            let logits = &mut shared.logits[..n * vocabulary];
-            loss += cross_entropy::forward_backward(logits, &targets, vocabulary);
-
-            // The weights' gradient first, then that of the norm's output in place of the output.
-            let normed = &mut shared.wide[..n * hidden];
-            let (w, Gradient { values, add }) = store.gradient(self.matrix_unit());
-            let matrix = self.matrix(w.len());
-            linear::backward_weight(
-                &mut values[matrix.clone()],
-                logits,
-                normed,
-                n,
-                add || chunk > 0,
-            );
-            linear::backward_input(normed, logits, &w[matrix], n);
-
-            let dx = &mut shared.head[..n * hidden];
-            dx.fill(0.0);
-            let (w, Gradient { values, add }) = store.gradient(self.unit);
-            let gathered = &shared.narrow[..n * hidden];
-            let (inverse, norm_scratch) = shared.norm_scratch.split_at_mut(n);
-            rmsnorm::backward(
-                normed,
-                dx,
-                (&mut values[..hidden], add || chunk > 0),
-                gathered,
-                inverse,
-                &w[..hidden],
-                norm_scratch,
-            );
-            for (&row, dx) in rows.iter().zip(dx.chunks_exact(hidden)) {
-                shared.dx[row * hidden..][..hidden].copy_from_slice(dx);
+impl CpuBackend<'_> {
+    /// Adds the summed loss of the last block's output; with `gradient` also leaves the gradient of that output in
+    /// `dx` and of the weights in the store.
+    pub(super) fn add_loss(&mut self, head: &Head, gradient: bool) {
+        let n = self.tokens() * self.config.hidden_size;
+        let last = Slot::Residual(self.config.num_hidden_layers);
+        let x = self.buffer(last).lend();
+        let targets = self.micro_batch.targets;
+        let rows: Vec<usize> = (0..targets.len())
+            .filter(|&row| targets[row] != IGNORE)
+            .collect();
+        if gradient {
+            self.shared.dx[..n].fill(0.0);
+            if rows.is_empty() {
+                self.no_gradient(head);
             }
         }
-        (loss, rows.len() as u64)
-    }
-
-    /// The rows with a target.
-    fn rows(&self) -> Vec<usize> {
-        (0..self.targets.len())
-            .filter(|&row| self.targets[row] != IGNORE)
-            .collect()
+        for (chunk, rows) in rows.chunks(self.shared.head_rows).enumerate() {
+            let targets = self.logits(head, &x, rows);
+            let logits = &mut self.shared.logits[..rows.len() * self.config.vocab_size];
+            if gradient {
+                self.loss +=
+                    cross_entropy::forward_backward(logits, &targets, self.config.vocab_size);
+                self.backward(head, rows, chunk > 0);
+            } else {
+                self.loss += cross_entropy::forward(logits, &targets, self.config.vocab_size);
+            }
+        }
+        self.buffer(last).restore(x);
     }
 
     /// Leaves x's rows in `narrow`, the norm's output in `wide`, the inverse rms at the beginning of
     /// `norm_scratch` and the logits; returns the targets of the rows.
-    fn logits(&self, store: &Store, x: &[f32], rows: &[usize], shared: &mut Shared) -> Vec<u32> {
+    fn logits(&mut self, head: &Head, x: &[f32], rows: &[usize]) -> Vec<u32> {
         let (n, hidden) = (rows.len(), self.config.hidden_size);
+        let (store, shared) = (&*self.store, &mut *self.shared);
         let gathered = &mut shared.narrow[..n * hidden];
         for (&row, into) in rows.iter().zip(gathered.chunks_exact_mut(hidden)) {
             into.copy_from_slice(&x[row * hidden..][..hidden]);
@@ -105,36 +54,56 @@ impl Head<'_> {
             normed,
             &mut shared.norm_scratch[..n],
             gathered,
-            &store.parameters(self.unit)[..hidden],
+            &store.parameters(head.unit)[..hidden],
             self.config.rms_norm_eps,
         );
-        let w = store.parameters(self.matrix_unit());
+        let w = &store.parameters(head.logits.unit)[head.logits.weights.clone()];
         let logits = &mut shared.logits[..n * self.config.vocab_size];
-        linear::forward(logits, normed, &w[self.matrix(w.len())], n);
-        rows.iter().map(|&row| self.targets[row]).collect()
+        linear::forward(logits, normed, w, n);
+        let targets = self.micro_batch.targets;
+        rows.iter().map(|&row| targets[row]).collect()
+    }
+
+    /// From the gradient of the logits of these rows to that of x in `dx`, and of the weights: added to those of the
+    /// rows before if any `precede`.
+    fn backward(&mut self, head: &Head, rows: &[usize], precede: bool) {
+        let (n, hidden) = (rows.len(), self.config.hidden_size);
+        let shared = &mut *self.shared;
+        let logits = &shared.logits[..n * self.config.vocab_size];
+        // The weights' gradient first, then that of the norm's output in place of the output.
+        let normed = &mut shared.wide[..n * hidden];
+        let (w, Gradient { values, add }) = self.store.gradient(head.logits.unit);
+        let matrix = head.logits.weights.clone();
+        let dw = &mut values[matrix.clone()];
+        linear::backward_weight(dw, logits, normed, n, add || precede);
+        linear::backward_input(normed, logits, &w[matrix], n);
+
+        let dx = &mut shared.head[..n * hidden];
+        dx.fill(0.0);
+        let (w, Gradient { values, add }) = self.store.gradient(head.unit);
+        let gathered = &shared.narrow[..n * hidden];
+        let (inverse, norm_scratch) = shared.norm_scratch.split_at_mut(n);
+        rmsnorm::backward(
+            normed,
+            dx,
+            (&mut values[..hidden], add || precede),
+            gathered,
+            inverse,
+            &w[..hidden],
+            norm_scratch,
+        );
+        for (&row, dx) in rows.iter().zip(dx.chunks_exact(hidden)) {
+            shared.dx[row * hidden..][..hidden].copy_from_slice(dx);
+        }
     }
 
     /// Without targets the gradients are zero; places that are to be overwritten must be zeroed.
-    fn no_gradient(&self, store: &mut Store) {
-        for unit in [self.matrix_unit(), self.unit] {
-            let (_, Gradient { values, add }) = store.gradient(unit);
+    fn no_gradient(&mut self, head: &Head) {
+        for unit in [head.logits.unit, head.unit] {
+            let (_, Gradient { values, add }) = self.store.gradient(unit);
             if !add {
                 values.fill(0.0);
             }
         }
-    }
-
-    /// The unit with the head's weights.
-    fn matrix_unit(&self) -> usize {
-        if self.config.tie_word_embeddings {
-            0
-        } else {
-            self.unit
-        }
-    }
-
-    /// Range of the weights `[vocabulary, hidden]` within a unit of `len` elements: its end.
-    fn matrix(&self, len: usize) -> std::ops::Range<usize> {
-        len - self.config.vocab_size * self.config.hidden_size..len
     }
 }

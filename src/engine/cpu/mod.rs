@@ -1,25 +1,23 @@
 //! The CPU engine: f32 on every core, with the processor's widest vectors.
 //!
-//! `model` walks the units, `block` and `head` compute one unit each, `kernels` holds the arithmetic,
+//! `backend` and `head` carry out the operations of a walk, `kernels` holds the arithmetic,
 //! `workspace` the activations, `store` the parameters and gradients, and `arena` counts their memory.
 
 mod arena;
-mod block;
+mod backend;
 mod head;
 pub(super) mod kernels;
-mod model;
 mod store;
 mod workspace;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::Arena;
-use self::model::Model;
-use self::store::{Pass, Store};
+use self::store::Store;
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Strategy, Unit, UnitState, initial, layout,
+    Pass, Reduced, Strategy, Training, Unit, UnitState, Walk, initial, layout,
 };
 use crate::comm::World;
 
@@ -43,7 +41,8 @@ pub struct CpuOptions {
 pub struct CpuEngine {
     pool: ThreadPool,
     arena: Arena,
-    model: Model,
+    config: ModelConfig,
+    layout: Layout,
     store: Store,
     workspace: Option<Workspace>,
     activation_checkpointing: bool,
@@ -78,7 +77,8 @@ impl CpuEngine {
         Ok(CpuEngine {
             pool,
             arena,
-            model: Model { config, layout },
+            config,
+            layout,
             store,
             workspace: None,
             activation_checkpointing: options.activation_checkpointing,
@@ -87,7 +87,7 @@ impl CpuEngine {
 
     /// Checks a micro-batch and reserves memory for it.
     fn admit(&mut self, micro_batch: MicroBatch<'_>) -> Result<(), EngineError> {
-        micro_batch.check(&self.model.config)?;
+        micro_batch.check(&self.config)?;
         let reserved = self.workspace.as_ref().map(|workspace| workspace.capacity);
         match Capacity::of(micro_batch).beyond(reserved) {
             Some(capacity) => self.reserve_workspace(capacity),
@@ -99,7 +99,7 @@ impl CpuEngine {
     fn reserve_workspace(&mut self, capacity: Capacity) -> Result<(), EngineError> {
         // The old workspace is dropped first, so that both never count together.
         self.workspace = None;
-        let (arena, config) = (&self.arena, &self.model.config);
+        let (arena, config) = (&self.arena, &self.config);
         let checkpointing = self.activation_checkpointing;
         let workspace = self
             .pool
@@ -108,27 +108,29 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// Runs `f` on this engine's threads with the workspace from [`CpuEngine::admit`].
-    fn run<R: Send>(
-        &mut self,
-        f: impl FnOnce(&Model, &mut Store, &mut Workspace) -> R + Send,
-    ) -> Result<R, EngineError> {
-        let (model, store) = (&self.model, &mut self.store);
+    /// Runs a micro-batch on this engine's threads with the workspace from [`CpuEngine::admit`].
+    fn run(&mut self, pass: Pass, micro_batch: MicroBatch<'_>) -> Result<Accumulated, EngineError> {
+        let walk = Walk {
+            config: &self.config,
+            layout: &self.layout,
+        };
+        let store = &mut self.store;
         let workspace = self
             .workspace
             .as_mut()
             .ok_or_else(|| EngineError::Shape("no memory was reserved".to_owned()))?;
-        Ok(self.pool.install(|| f(model, store, workspace)))
+        let run = || backend::run(walk, store, workspace, micro_batch, pass);
+        self.pool.install(run)
     }
 }
 
 impl Engine for CpuEngine {
     fn layout(&self) -> &Layout {
-        &self.model.layout
+        &self.layout
     }
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
-        let capacity = Capacity::new(&self.model.config, batch, seq_len)?;
+        let capacity = Capacity::new(&self.config, batch, seq_len)?;
         match &self.workspace {
             Some(workspace) if workspace.capacity == capacity => Ok(()),
             _ => self.reserve_workspace(capacity),
@@ -142,17 +144,13 @@ impl Engine for CpuEngine {
         last: bool,
     ) -> Result<Accumulated, EngineError> {
         self.admit(micro_batch)?;
-        self.run(|model, store, workspace| {
-            model.train(store, workspace, micro_batch, (measure, last))
-        })?
+        let targets = micro_batch.target_tokens();
+        let training = self.store.next(measure, (targets, last))?;
+        self.run(Pass::Training(training), micro_batch)
     }
 
-    fn join(&mut self, last: bool) -> Result<(), EngineError> {
-        let pass = Pass::Training {
-            measure: Measure::default(),
-            targets: 0,
-            last,
-        };
+    fn join(&mut self, _last: bool) -> Result<(), EngineError> {
+        let pass = Pass::Training(Training::default());
         self.pool.install(|| self.store.join(pass))
     }
 
@@ -175,7 +173,8 @@ impl Engine for CpuEngine {
 
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
         self.admit(micro_batch)?;
-        self.run(|model, store, workspace| model.evaluate(store, workspace, micro_batch))?
+        let result = self.run(Pass::Evaluation, micro_batch)?;
+        Ok((result.loss, result.targets))
     }
 
     fn join_evaluation(&mut self) -> Result<(), EngineError> {
@@ -183,12 +182,12 @@ impl Engine for CpuEngine {
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
-        self.model.layout.unit(unit)?;
+        self.layout.unit(unit)?;
         self.store.export(unit, wanted)
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        self.model.layout.unit(unit)?.check_state(state)?;
+        self.layout.unit(unit)?.check_state(state)?;
         self.store.import(unit, state);
         Ok(())
     }

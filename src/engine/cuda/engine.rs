@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::arena::{Slab, bytes_of};
+use super::backend::{CudaBackend, Streams};
 use super::compiler::Compiler;
 use super::cublaslt::Blas;
 use super::driver::{Device, Event, Graph, Pinned};
@@ -13,13 +14,13 @@ use super::options::CudaOptions;
 use super::peers::Peers;
 use super::sharded::{Events, Shards};
 use super::state::{FACTORS, Share, State};
-use super::walk::{Streams, Training, Walk};
 use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
-    Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Reduced, Strategy, UnitState, initial, layout, no_worker_gradient, part,
+    Accumulated, AdamW, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
+    ModelConfig, Pass, Reduced, Step, Strategy, UnitState, Walk, initial, layout,
+    no_worker_gradient, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -48,12 +49,7 @@ pub struct CudaEngine {
     staging: Pinned,
     factors: Pinned,
     results: Pinned,
-    /// Micro-batches whose gradients the step's gradient holds.
-    accumulated: u64,
-    /// Their target tokens.
-    targets: u64,
-    /// Training walks of this step, including joined ones: the same on every rank of a sharded model.
-    walks: u64,
+    step: Step,
     /// ‖this rank's gradient of the step‖², once its last micro-batch has run.
     squared_norm: Option<f64>,
     /// Bytes of device memory that the engine may use.
@@ -67,13 +63,6 @@ struct Reserved {
     slab: Slab<Workspace>,
     /// Pinned memory from which [`Workspace::inputs`] are sent.
     inputs: Pinned,
-}
-
-/// The purpose of a walk over the units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Pass {
-    Evaluation,
-    Training(Training),
 }
 
 impl CudaEngine {
@@ -142,9 +131,7 @@ impl CudaEngine {
             staging: device.pinned(STAGING, "staging")?,
             factors: device.pinned(2 * FACTORS, "factors")?,
             results: device.pinned(Scalars::BYTES, "results")?,
-            accumulated: 0,
-            targets: 0,
-            walks: 0,
+            step: Step::default(),
             squared_norm: None,
             limit,
             device: device.clone(),
@@ -302,7 +289,7 @@ impl CudaEngine {
     ) -> Result<Scalars, EngineError> {
         let reserved = self.reserved.as_mut().ok_or_else(nothing_reserved)?;
         let (inputs, scalars) = (reserved.slab.at.inputs, reserved.slab.at.scalars);
-        inputs.fill(reserved.inputs.bytes_mut(), micro_batch, self.targets);
+        inputs.fill(reserved.inputs.bytes_mut(), micro_batch, self.step.targets);
         // SAFETY: the pinned memory has the size of the inputs, and changes only after the next
         // synchronisation.
         unsafe {
@@ -355,9 +342,12 @@ impl CudaEngine {
     }
 
     fn walk(&self, pass: Pass, shape: Shape) -> Result<(), EngineError> {
-        let walk = Walk {
-            config: &self.config,
-            layout: &self.layout,
+        let mut backend = CudaBackend {
+            walk: Walk {
+                config: &self.config,
+                layout: &self.layout,
+            },
+            pass,
             precision: self.options.precision,
             kernels: &self.kernels,
             blas: &self.blas,
@@ -368,11 +358,7 @@ impl CudaEngine {
             shards: self.shards(),
             shape,
         };
-        match pass {
-            Pass::Evaluation => walk.evaluate()?,
-            Pass::Training(training) => walk.train(training)?,
-        }
-        Ok(())
+        Ok(backend.run()?)
     }
 
     /// The sharded model; `None` if every rank holds everything.
@@ -471,7 +457,7 @@ impl CudaEngine {
     fn zero_gradient(&mut self) -> Result<(), EngineError> {
         let share = self.state.at.share;
         for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
-            let elements = match (share.scatters(), self.walks) {
+            let elements = match (share.scatters(), self.step.walks) {
                 (false, _) => unit.len,
                 (true, 0) => share.held(unit.len),
                 // The shards hold the other ranks' gradient.
@@ -522,9 +508,7 @@ impl CudaEngine {
     }
 
     fn clear(&mut self) {
-        self.accumulated = 0;
-        self.targets = 0;
-        self.walks = 0;
+        self.step = Step::default();
         self.squared_norm = None;
     }
 }
@@ -548,29 +532,15 @@ impl Engine for CudaEngine {
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
-        let reserved = self.options.measure;
-        if measure.micro_batches && !reserved.micro_batches
-            || measure.coordinates && !reserved.coordinates
-        {
-            return Err(EngineError::Shape(
-                "the engine has no memory for this measurement; create it with the measurement"
-                    .to_owned(),
-            ));
-        }
-        let scatters = self.state.at.share.scatters();
-        if scatters && measure.whole_step() && self.accumulated > 0 {
-            return Err(no_worker_gradient());
-        }
         let targets = micro_batch.target_tokens();
-        self.targets += targets;
-        let training = if scatters {
-            Training::scattered(measure, self.walks == 0)
-        } else {
-            Training::new(measure, last, self.accumulated, reserved.micro_batches)
+        let scatters = self.state.at.share.scatters();
+        let keeps = Keeps {
+            whole: !scatters,
+            measure: self.options.measure,
         };
+        let training = self.step.begin(keeps, measure, (targets, last))?;
         let scalars = self.checked(|engine| engine.run(Pass::Training(training), micro_batch))?;
-        self.accumulated += 1;
-        self.walks += 1;
+        self.step.end();
         let own = if last && !training.apart {
             scalars.whole
         } else {
@@ -592,25 +562,25 @@ impl Engine for CudaEngine {
     /// holds everything, it adds its zeros in `reduce`.
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
         self.checked(|engine| {
-            if engine.state.at.share.scatters() && engine.walks == 0 {
+            if engine.state.at.share.scatters() && engine.step.walks == 0 {
                 // Later micro-batches of the step add to the sums.
                 engine.zero_squares()?;
             }
             if let Some(shards) = engine.shards() {
-                shards.join(engine.walks == 0)?;
+                shards.join(engine.step.walks == 0)?;
             }
-            engine.walks += 1;
+            engine.step.join();
             Ok(())
         })
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         self.checked(|engine| {
-            if engine.accumulated == 0 {
+            if engine.step.accumulated == 0 {
                 engine.zero_gradient()?;
             }
             let started = engine.squared_norm;
-            let local = match engine.accumulated {
+            let local = match engine.step.accumulated {
                 0 => Some(0.0),
                 // The gradients of several micro-batches were never whole together.
                 micro_batches if engine.state.at.share.scatters() => {

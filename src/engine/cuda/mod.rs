@@ -4,11 +4,12 @@
 //! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc`, `cublaslt` and `nccl` bind their
 //! functions.
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
-//! `workspace` place its memory in allocations of an `arena`, `walk` runs the model over the units, and
+//! `workspace` place its memory in allocations of an `arena`, `backend` carries out the operations of a walk, and
 //! `launches` has each kernel's parameters and geometry. With other ranks, `peers` adds gradients over them
 //! with `nccl`, and `sharded` gathers weights from shards.
 
 mod arena;
+mod backend;
 pub mod compiler;
 pub mod cublaslt;
 pub mod driver;
@@ -26,7 +27,6 @@ mod state;
 mod table;
 #[cfg(test)]
 mod tests;
-mod walk;
 mod workspace;
 
 pub use engine::{CudaEngine, supported};

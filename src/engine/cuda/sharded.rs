@@ -21,13 +21,11 @@ use std::sync::Arc;
 
 use super::driver::{Device, Event, Stream};
 use super::error::CudaError;
-use super::launches::Kernels;
+use super::launches::{Enqueued, Kernels};
 use super::options::Precision;
 use super::peers::Peers;
 use super::state::{Places, State, Whole, norms};
 use crate::engine::{Direction, Layout};
-
-type Enqueued = Result<(), CudaError>;
 
 const F32: usize = size_of::<f32>();
 
@@ -99,9 +97,10 @@ impl<'a> Shards<'a> {
     }
 
     /// The compute stream has finished with the unit's weights for now: the next unit is gathered into their
-    /// place. Not for tied embeddings.
+    /// place. Tied embeddings have a place of their own.
     pub fn release(&self, unit: usize, direction: Direction) -> Enqueued {
         let next = match direction {
+            _ if unit == 0 && self.is_tied() => None,
             Direction::Forward => Some(unit + 2).filter(|&next| next < self.units()),
             // The embedding's backward needs no weights.
             Direction::Backward => unit.checked_sub(2).filter(|&next| next > 0),

@@ -40,7 +40,7 @@ pub struct Workspace {
     pub rope: u64,
     /// Real `[n, max(hidden, heads × head_dim)]`.
     pub narrow: u64,
-    /// Real `[n, max(intermediate, qkv)]`.
+    /// Real `[n, max(hidden, intermediate, qkv)]`.
     pub wide: u64,
     /// Gradient of the residual stream, f32 `[n, hidden]`.
     pub dx: u64,
@@ -159,7 +159,10 @@ impl Workspace {
                 .collect(),
             rope: bump.f32(capacity.seq_len * config.head_dim),
             narrow: bump.take(n * hidden.max(queries), real),
-            wide: bump.take(n * config.intermediate_size.max(config.qkv()), real),
+            wide: bump.take(
+                n * hidden.max(config.intermediate_size).max(config.qkv()),
+                real,
+            ),
             dx,
             dx_operand: match precision {
                 Precision::F32 => dx,

@@ -92,7 +92,8 @@ pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size:
     let block = size * (qkv + queries + 2.0 * inner) + F32 * (hidden + heads + 2.0);
     let stashes = if checkpointing { 1.0 } else { layers };
     let gradient_operand = if size < F32 { size * hidden } else { 0.0 };
-    let scratch = size * (hidden.max(queries) + inner.max(qkv)) + gradient_operand + F32 * heads;
+    let scratch =
+        size * (hidden.max(queries) + hidden.max(inner).max(qkv)) + gradient_operand + F32 * heads;
     let vocabulary = shape.vocabulary as f64;
     let logits = LOGITS.min(tokens * vocabulary) * size;
     tokens * (residual + stashes * block + scratch) + logits + WORKSPACE

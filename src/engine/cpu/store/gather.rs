@@ -7,9 +7,9 @@
 
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
-use crate::engine::{EngineError, Layout};
+use crate::engine::{EngineError, Layout, Pass};
 
-use super::{Part, Pass};
+use super::Part;
 
 /// The buffers and the position of the walk.
 pub(super) struct Gather {
@@ -137,7 +137,7 @@ impl Gather {
         let turn = self.units;
         match self.pass {
             _ if index < turn => Some(index),
-            Pass::Training { .. } => (turn + turn)
+            Pass::Training(_) => (turn + turn)
                 .checked_sub(index + 2)
                 .filter(|&unit| unit > 0),
             Pass::Evaluation => None,

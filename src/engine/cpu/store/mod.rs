@@ -7,7 +7,7 @@
 //! rank holds everything, its part is the whole: nothing is gathered, and the all-reduce of each unit's gradient starts
 //! in the last micro-batch, when its backward is done, and runs beside the rest of the backward pass.
 //!
-//! A gradient that is whole on this rank until the step is reduced ([`Store::keeps_whole`]) is accumulated in place: the
+//! A gradient that is whole on this rank until the step is reduced ([`Keeps::whole`]) is accumulated in place: the
 //! first micro-batch of a step overwrites it, so nothing is zeroed, and later ones add to it. Where micro-batches may
 //! be measured, they use a separate buffer first.
 //!
@@ -44,25 +44,9 @@ use super::arena::{Arena, Buffer};
 use super::kernels::{adamw, vector};
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::{
-    AdamW, EngineError, Layout, Measure, Reduced, Strategy, Unit, UnitState, no_worker_gradient,
-    part, sum_over_ranks,
+    AdamW, EngineError, Keeps, Layout, Measure, Pass, Reduced, Step, Strategy, Training, Unit,
+    UnitState, part, sum_over_ranks,
 };
-
-/// The purpose of a walk over the units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pass {
-    /// A forward pass without gradients.
-    Evaluation,
-    /// A micro-batch forward and backward.
-    Training {
-        /// The measurements that the norm test requests.
-        measure: Measure,
-        /// Target tokens of the micro-batch.
-        targets: u64,
-        /// Whether this is the last of this rank's micro-batches in the step.
-        last: bool,
-    },
-}
 
 /// The place for a unit's gradient of the current micro-batch.
 #[derive(Debug)]
@@ -83,20 +67,14 @@ pub struct Store {
     /// `None` if every rank holds everything.
     gather: Option<Gather>,
     scatter: Scatter,
-    /// This rank's gradient of a step is whole until it is reduced.
-    keeps_whole: bool,
+    keeps: Keeps,
     squares: Option<Squares>,
-    /// Micro-batches may be measured: each gradient is kept separate until then.
-    measures_micro_batches: bool,
     /// The purpose of the current walk.
     pass: Pass,
     /// The measurements of this step.
     measure: Measure,
-    /// Training walks of this step, including joined ones: the same on every rank of a sharded model.
-    walks: u64,
-    /// This rank's micro-batches in this step.
-    own: u64,
-    /// Their target tokens, including those of the current walk.
+    step: Step,
+    /// Target tokens of the latest micro-batch.
     targets: u64,
     /// ‖gradient of the latest micro-batch‖², where measured.
     squared_norm: f64,
@@ -208,47 +186,36 @@ impl Store {
         Ok(Store {
             gather: gather.transpose()?,
             scatter: Scatter::new(layout, tied, keeps_whole, sharding, arena)?,
-            keeps_whole,
+            keeps: Keeps {
+                whole: keeps_whole,
+                measure,
+            },
             squares: Squares::new(layout, measure, arena)?,
-            measures_micro_batches: measure.micro_batches,
             world,
             tied,
             parts,
             pass: Pass::Evaluation,
             measure: Measure::default(),
-            walks: 0,
-            own: 0,
+            step: Step::default(),
             targets: 0,
             squared_norm: 0.0,
         })
     }
 
-    /// Whether the norm of this micro-batch's gradient is computed. With a single micro-batch it is also the
-    /// norm of this rank's gradient.
-    fn measures(&self) -> bool {
-        self.measure.micro_batches || (self.measure.worker && !self.keeps_whole)
+    /// What a training walk does with the gradient of this rank's next micro-batch, which has this many target tokens
+    /// and may be the last of its step.
+    pub fn next(
+        &mut self,
+        measure: Measure,
+        (targets, last): (u64, bool),
+    ) -> Result<Training, EngineError> {
+        let training = self.step.begin(self.keeps, measure, (targets, last))?;
+        (self.measure, self.targets, self.squared_norm) = (measure, targets, 0.0);
+        Ok(training)
     }
 
     /// Starts a walk over the units.
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if let Pass::Training {
-            measure, targets, ..
-        } = pass
-        {
-            if measure.coordinates && self.squares.is_none() {
-                return Err(not_measured());
-            }
-            if measure.whole_step() && self.own > 0 && !self.keeps_whole {
-                return Err(no_worker_gradient());
-            }
-            self.measure = measure;
-            self.targets += targets;
-            self.squared_norm = 0.0;
-        }
-        self.begin_walk(pass)
-    }
-
-    fn begin_walk(&mut self, pass: Pass) -> Result<(), EngineError> {
         if pass != Pass::Evaluation {
             self.scatter.begin(&mut self.parts)?;
         }
@@ -267,6 +234,14 @@ impl Store {
         }
     }
 
+    /// The current walk's, if it trains.
+    fn training(&self) -> Option<Training> {
+        match self.pass {
+            Pass::Evaluation => None,
+            Pass::Training(training) => Some(training),
+        }
+    }
+
     /// An acquired unit's parameters, `unit.len` elements.
     pub fn parameters(&self, unit: usize) -> &[f32] {
         let part = &self.parts[unit];
@@ -280,8 +255,7 @@ impl Store {
     /// may be empty, because it is not acquired there. The place and its values stay the same until the
     /// unit's [`Store::complete`], and so does `add`.
     pub fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>) {
-        let add = self.own > 0;
-        let apart = add && (self.measures_micro_batches || self.measures());
+        let training = self.training().unwrap_or_default();
         let Part {
             unit: of,
             len,
@@ -294,7 +268,7 @@ impl Store {
             Some(gather) => gather.parameters(unit, of.len),
             None => parameters,
         };
-        let gradient = if !self.keeps_whole || apart {
+        let gradient = if training.apart {
             Gradient {
                 values: self.scatter.open(unit, of.len, *len),
                 add: false,
@@ -303,7 +277,7 @@ impl Store {
             let whole = unsharded.as_mut().unwrap_or(gradient);
             Gradient {
                 values: &mut whole[..of.len],
-                add,
+                add: !training.first,
             }
         };
         (parameters, gradient)
@@ -318,29 +292,25 @@ impl Store {
 
     /// The unit's gradient of this micro-batch is complete: the store may measure, reduce and free it.
     pub fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
-        let Pass::Training {
-            measure,
-            targets,
-            last,
-        } = self.pass
-        else {
+        let Some(training) = self.training() else {
             return Ok(());
         };
-        let (first, measured) = (self.walks == 0, self.measures());
+        let Training {
+            first, measured, ..
+        } = training;
         let part = &mut self.parts[unit];
         let len = part.unit.len;
         if let Some(squares) = &mut self.squares
-            && measure.coordinates
-            && (measure.micro_batches || !self.keeps_whole)
+            && training.micro_batch_squares
         {
             let gradient = match self.scatter.of(unit) {
                 Some(gradient) => &gradient[..len],
-                None if self.keeps_whole => part.whole(),
+                None if self.keeps.whole => part.whole(),
                 None => return Err(no_gradient(unit)),
             };
-            squares.add(unit, gradient, targets);
+            squares.add(unit, gradient, self.targets);
         }
-        if !self.keeps_whole {
+        if !self.keeps.whole {
             let norm = self
                 .scatter
                 .reduce(unit, &mut self.parts, first, measured)?;
@@ -363,8 +333,8 @@ impl Store {
             None => None,
         };
         self.squared_norm += norms.map_or(0.0, |(own, _)| own);
-        if last {
-            self.finish(unit, measure, norms.map(|(_, sum)| sum));
+        if training.last {
+            self.finish(unit, self.measure, norms.map(|(_, sum)| sum));
             // Shards are reduced at the end of the step: other ranks may gather more often.
             if self.gather.is_none() {
                 self.start_reduction(unit);
@@ -381,7 +351,7 @@ impl Store {
             && measure.coordinates
             && !measure.micro_batches
         {
-            squares.add(unit, part.whole(), self.targets);
+            squares.add(unit, part.whole(), self.step.targets);
         }
         // Without other ranks this is the global norm; it is computed while the gradient is in the caches.
         if measure.worker || self.world.is_none() {
@@ -408,12 +378,9 @@ impl Store {
 
     /// Ends the walk. Returns ‖gradient of this micro-batch‖² when [`Measure::micro_batches`] requests it.
     pub fn end(&mut self) -> Option<f64> {
-        let Pass::Training { measure, .. } = self.pass else {
-            return None;
-        };
-        self.walks += 1;
-        self.own += 1;
-        measure.micro_batches.then_some(self.squared_norm)
+        self.training()?;
+        self.step.end();
+        self.measure.micro_batches.then_some(self.squared_norm)
     }
 
     /// Takes part in a walk of the other ranks without a micro-batch.
@@ -422,7 +389,7 @@ impl Store {
             return Ok(());
         }
         let last = self.parts.len() - 1;
-        self.begin_walk(pass)?;
+        self.begin(pass)?;
         for unit in 0..=last {
             self.acquire(unit)?;
             if unit > 0 || !self.tied {
@@ -440,14 +407,14 @@ impl Store {
                 self.acquire(unit)?;
                 self.release(unit);
             }
-            if !self.keeps_whole {
+            if !self.keeps.whole {
                 let part = &self.parts[unit];
                 self.scatter.open(unit, part.unit.len, part.len).fill(0.0);
-                let first = self.walks == 0;
+                let first = self.step.walks == 0;
                 self.scatter.reduce(unit, &mut self.parts, first, false)?;
             }
         }
-        self.walks += 1;
+        self.step.join();
         Ok(())
     }
 
@@ -458,10 +425,10 @@ impl Store {
         // ‖reduced gradient‖² of a replicated model, computed while the all-reduces of later units run.
         let mut reduced = 0.0;
         let units = self.parts.len();
-        if self.keeps_whole {
+        if self.keeps.whole {
             // In the order in which backward completes the units, as on every other rank.
             for unit in (0..units).rev() {
-                if self.own == 0 {
+                if self.step.accumulated == 0 {
                     self.parts[unit].whole().fill(0.0);
                 }
                 if !self.parts[unit].finished {
@@ -477,7 +444,7 @@ impl Store {
                     reduced += vector::squared_norm(&part.gradient);
                 }
             }
-        } else if self.walks == 0 {
+        } else if self.step.walks == 0 {
             for part in &mut self.parts {
                 part.gradient.fill(0.0);
             }
@@ -490,10 +457,10 @@ impl Store {
             order.reverse();
         }
         let norms = order.iter().map(|part| part.squared_norm);
-        let local = match self.own {
-            _ if self.keeps_whole => norms.sum(),
+        let local = match self.step.accumulated {
+            _ if self.keeps.whole => norms.sum(),
             0 => Some(0.0),
-            1 if self.measures() => Some(self.squared_norm),
+            1 if self.measure.micro_batches || self.measure.worker => Some(self.squared_norm),
             _ => None,
         };
         if measure.worker && local.is_none() {
@@ -575,9 +542,7 @@ impl Store {
 
     /// Clears the step's gradient.
     fn clear(&mut self) {
-        self.walks = 0;
-        self.own = 0;
-        self.targets = 0;
+        self.step = Step::default();
         for part in &mut self.parts {
             part.finished = false;
             part.squared_norm = None;

@@ -67,22 +67,16 @@ fn layout() -> Layout {
     }
 }
 
-const TRAINING: Pass = Pass::Training {
-    measure: Measure {
-        micro_batches: false,
-        worker: false,
-        coordinates: false,
-    },
-    targets: 1,
-    last: true,
-};
-
 /// Records that a unit computes.
 type Compute<'a> = &'a dyn Fn(&str, usize);
 
 /// Walks over the units in the model's order.
-fn walk(store: &mut Store, pass: Pass, tied: bool, compute: Compute<'_>) {
+fn walk(store: &mut Store, trains: bool, tied: bool, compute: Compute<'_>) {
     let head = 4;
+    let pass = match trains {
+        true => Pass::Training(store.next(Measure::default(), (1, true)).unwrap()),
+        false => Pass::Evaluation,
+    };
     store.begin(pass).unwrap();
     for unit in 0..head {
         store.acquire(unit).unwrap();
@@ -94,7 +88,7 @@ fn walk(store: &mut Store, pass: Pass, tied: bool, compute: Compute<'_>) {
     }
     store.acquire(head).unwrap();
     compute("head", head);
-    if pass == TRAINING {
+    if trains {
         store.gradient(head).1.values.fill(1.0);
         if tied {
             store.gradient(0).1.values.fill(1.0);
@@ -104,7 +98,7 @@ fn walk(store: &mut Store, pass: Pass, tied: bool, compute: Compute<'_>) {
     if tied {
         store.release(0);
     }
-    if pass == TRAINING {
+    if trains {
         store.complete(head).unwrap();
         for unit in (1..head).rev() {
             store.acquire(unit).unwrap();
@@ -149,17 +143,13 @@ fn record(tied: bool, work: impl Fn(&mut Store, usize, Compute<'_>) + Sync) -> V
 
 #[test]
 fn units_are_gathered_ahead_and_scattered_behind() {
-    let events = record(false, |store, _, compute| {
-        walk(store, TRAINING, false, compute)
-    });
+    let events = record(false, |store, _, compute| walk(store, true, false, compute));
     insta::assert_snapshot!(events[0].join("\n"));
 }
 
 #[test]
 fn tied_embeddings_stay_whole_until_the_head_is_done() {
-    let events = record(true, |store, _, compute| {
-        walk(store, TRAINING, true, compute)
-    });
+    let events = record(true, |store, _, compute| walk(store, true, true, compute));
     insta::assert_snapshot!(events[0].join("\n"));
 }
 
@@ -173,20 +163,20 @@ fn a_unit_that_is_still_whole_is_not_gathered_again() {
             .count()
     };
     // Forward 0 to 4, backward 3 (still present), 2, 1.
-    let one = gathers(|store, compute| walk(store, TRAINING, false, compute));
+    let one = gathers(|store, compute| walk(store, true, false, compute));
     assert_eq!(one, 5 + 2);
     // Unit 1, the last of backward, is the second of the next forward.
     let two = gathers(|store, compute| {
-        walk(store, TRAINING, false, compute);
-        walk(store, TRAINING, false, compute);
+        walk(store, true, false, compute);
+        walk(store, true, false, compute);
     });
     assert_eq!(two, 2 * one - 1);
     // Not after an optimiser step.
     let updated = gathers(|store, compute| {
-        walk(store, TRAINING, false, compute);
+        walk(store, true, false, compute);
         store.reduce(Measure::default()).unwrap();
         store.forget();
-        walk(store, TRAINING, false, compute);
+        walk(store, true, false, compute);
     });
     assert_eq!(updated, 2 * one);
 }
@@ -195,10 +185,11 @@ fn a_unit_that_is_still_whole_is_not_gathered_again() {
 fn a_joining_rank_starts_the_same_operations_in_the_same_order() {
     for tied in [false, true] {
         let events = record(tied, |store, rank, compute| {
-            for pass in [TRAINING, Pass::Evaluation, TRAINING] {
-                match rank {
-                    0 => walk(store, pass, tied, compute),
-                    _ => store.join(pass).unwrap(),
+            for trains in [true, false, true] {
+                match (rank, trains) {
+                    (0, _) => walk(store, trains, tied, compute),
+                    (_, true) => store.join(Pass::Training(Training::default())).unwrap(),
+                    (_, false) => store.join(Pass::Evaluation).unwrap(),
                 }
             }
             // Twice the operations of the rank with data, and the other rank's zeros.

@@ -197,11 +197,10 @@ fn the_vector_is_allocated_only_where_coordinates_are_measured() {
 #[test]
 fn coordinates_that_were_not_measured_are_refused() {
     let batch = Batch::new(1, SEQ_LEN);
-    let expected = "coordinates are available only in a step that measures them, from an engine made \
-                    for it";
     let mut plain = engine(config());
     let error = plain.accumulate(batch.micro_batch(), OF_MICRO_BATCHES, true);
-    assert_eq!(error.unwrap_err().to_string(), expected);
+    let no_memory = "the engine has no memory for this measurement; create it with the measurement";
+    assert_eq!(error.unwrap_err().to_string(), no_memory);
 
     let mut engine = rank(&config(), Strategy::Replicated, OF_MICRO_BATCHES, None);
     engine
@@ -209,7 +208,9 @@ fn coordinates_that_were_not_measured_are_refused() {
         .unwrap();
     engine.reduce(NOTHING).unwrap();
     let error = engine.coordinates(&mut |_, _| {});
-    assert_eq!(error.unwrap_err().to_string(), expected);
+    let not_measured =
+        "coordinates are available only in a step that measures them, from an engine made for it";
+    assert_eq!(error.unwrap_err().to_string(), not_measured);
 }
 
 #[test]

@@ -15,6 +15,7 @@ fn the_memory_limit_is_known_before_the_first_step() {
     let limited = |limit| {
         let options = CpuOptions {
             memory_limit: Some(limit),
+            measure: EVERYTHING,
             ..CpuOptions::default()
         };
         CpuEngine::new(config(), options, None, Some(5))

@@ -15,7 +15,11 @@ fn engine_with(config: ModelConfig, options: CpuOptions) -> CpuEngine {
 }
 
 fn engine(config: ModelConfig) -> CpuEngine {
-    engine_with(config, CpuOptions::default())
+    let options = CpuOptions {
+        measure: EVERYTHING,
+        ..CpuOptions::default()
+    };
+    engine_with(config, options)
 }
 
 contract_tests!(Some(|config| -> Box<dyn Engine> {

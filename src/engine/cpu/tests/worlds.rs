@@ -20,6 +20,7 @@ fn rank(config: &ModelConfig, strategy: Strategy, world: Option<World>) -> CpuEn
     let options = CpuOptions {
         threads: Some(1),
         strategy,
+        measure: EVERYTHING,
         ..CpuOptions::default()
     };
     CpuEngine::new(config.clone(), options, world, Some(5)).unwrap()

@@ -1,0 +1,305 @@
+//! The operations of a walk on this machine's processors.
+
+use super::arena::Buffer;
+use super::kernels::{attention, embedding, linear, rmsnorm, rope, swiglu, vector};
+use super::store::{Gradient, Store};
+use super::workspace::{Shared, Stash, Workspace};
+use crate::engine::walk::{Backend, Head, Linear, Norm, Slot, Walk};
+use crate::engine::{Accumulated, Direction, EngineError, MicroBatch, ModelConfig, Pass};
+
+type Done = Result<(), EngineError>;
+
+/// One micro-batch on its way through the model. The store receives its gradient.
+pub struct CpuBackend<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) store: &'a mut Store,
+    pub(super) micro_batch: MicroBatch<'a>,
+    /// A block's output takes the place of an earlier block's input where there are fewer than blocks.
+    inputs: &'a mut [Buffer],
+    stashes: &'a mut [Stash],
+    pub(super) shared: &'a mut Shared,
+    shape: attention::Shape,
+    /// Sum of the cross-entropies over target tokens.
+    pub(super) loss: f64,
+}
+
+/// Runs a micro-batch.
+pub fn run(
+    walk: Walk<'_>,
+    store: &mut Store,
+    workspace: &mut Workspace,
+    micro_batch: MicroBatch<'_>,
+    pass: Pass,
+) -> Result<Accumulated, EngineError> {
+    store.begin(pass)?;
+    let Workspace {
+        inputs,
+        stashes,
+        shared,
+        ..
+    } = workspace;
+    let (inputs, stashes) = match pass {
+        // No backward follows: one stash and two inputs stay in the caches.
+        Pass::Evaluation => (&mut inputs[..2], &mut stashes[..1]),
+        Pass::Training(_) => (&mut inputs[..], &mut stashes[..]),
+    };
+    let config = walk.config;
+    let mut backend = CpuBackend {
+        config,
+        store,
+        micro_batch,
+        inputs,
+        stashes,
+        shared,
+        shape: attention::Shape {
+            batch: micro_batch.batch,
+            seq_len: micro_batch.seq_len,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+        },
+        loss: 0.0,
+    };
+    match pass {
+        Pass::Evaluation => walk.evaluate(&mut backend)?,
+        Pass::Training(_) => walk.train(&mut backend)?,
+    }
+    Ok(Accumulated {
+        loss: backend.loss,
+        targets: micro_batch.target_tokens(),
+        squared_norm: backend.store.end(),
+    })
+}
+
+impl CpuBackend<'_> {
+    pub(super) fn tokens(&self) -> usize {
+        self.micro_batch.tokens.len()
+    }
+
+    pub(super) fn buffer(&mut self, slot: Slot) -> &mut Buffer {
+        let (inputs, stashes) = (self.inputs.len(), self.stashes.len());
+        match slot {
+            Slot::Residual(layer) => &mut self.inputs[layer % inputs],
+            Slot::InverseInput(layer) => &mut self.stashes[layer % stashes].inverse_input,
+            Slot::Qkv(layer) => &mut self.stashes[layer % stashes].qkv,
+            Slot::LogSums(layer) => &mut self.stashes[layer % stashes].log_sums,
+            Slot::Attended(layer) => &mut self.stashes[layer % stashes].attended,
+            Slot::Middle(layer) => &mut self.stashes[layer % stashes].middle,
+            Slot::InverseMiddle(layer) => &mut self.stashes[layer % stashes].inverse_middle,
+            Slot::GateUp(layer) => &mut self.stashes[layer % stashes].gate_up,
+            Slot::Narrow => &mut self.shared.narrow,
+            Slot::Wide => &mut self.shared.wide,
+            Slot::DResidual => &mut self.shared.dx,
+        }
+    }
+
+    /// Runs `work` on the rows of distinct buffers, which have these widths, with the store and the scratch of kernels.
+    fn on<const N: usize>(
+        &mut self,
+        slots: [(Slot, usize); N],
+        work: impl FnOnce([&mut [f32]; N], &mut Store, &mut Shared),
+    ) -> Done {
+        let n = self.tokens();
+        let mut lent = slots.map(|(slot, width)| (self.buffer(slot).lend(), n * width));
+        let rows = lent.each_mut().map(|(data, len)| &mut data[..*len]);
+        work(rows, self.store, self.shared);
+        for ((slot, _), (data, _)) in slots.into_iter().zip(lent) {
+            self.buffer(slot).restore(data);
+        }
+        Ok(())
+    }
+
+    fn hidden(&self) -> usize {
+        self.config.hidden_size
+    }
+}
+
+impl Backend for CpuBackend<'_> {
+    type Error = EngineError;
+
+    fn acquire(&mut self, unit: usize) -> Done {
+        self.store.acquire(unit)
+    }
+
+    fn release(&mut self, unit: usize, _direction: Direction) -> Done {
+        self.store.release(unit);
+        Ok(())
+    }
+
+    fn open(&mut self, _unit: usize) -> Done {
+        Ok(())
+    }
+
+    fn complete(&mut self, unit: usize) -> Done {
+        self.store.complete(unit)
+    }
+
+    fn recomputes(&self) -> bool {
+        self.stashes.len() < self.config.num_hidden_layers
+    }
+
+    fn embed(&mut self) -> Done {
+        let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
+        self.on([(Slot::Residual(0), hidden)], |[x], store, _| {
+            embedding::forward(x, tokens, store.parameters(0), hidden)
+        })
+    }
+
+    fn embed_backward(&mut self) -> Done {
+        let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
+        let tied = self.config.tie_word_embeddings;
+        self.on([(Slot::DResidual, hidden)], |[dx], store, _| {
+            let (_, Gradient { values, add }) = store.gradient(0);
+            // Tied embeddings already hold the head's part.
+            embedding::backward((values, add || tied), tokens, dx, hidden);
+        })
+    }
+
+    fn head(&mut self, head: &Head, gradient: bool) -> Done {
+        self.add_loss(head, gradient);
+        Ok(())
+    }
+
+    fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Done {
+        let (hidden, eps) = (self.hidden(), self.config.rms_norm_eps);
+        let slots = [(normed, hidden), (norm.inverse, 1), (x, hidden)];
+        self.on(slots, |[normed, inverse, x], store, _| {
+            let w = &store.parameters(norm.unit)[norm.weights.clone()];
+            rmsnorm::forward(normed, inverse, x, w, eps)
+        })
+    }
+
+    fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Done {
+        let hidden = self.hidden();
+        let slots = [
+            (Slot::Narrow, hidden),
+            (Slot::DResidual, hidden),
+            (x, hidden),
+            (norm.inverse, 1),
+        ];
+        self.on(slots, |[normed, dx, x, inverse], store, shared| {
+            let (w, Gradient { values, add }) = store.gradient(norm.unit);
+            let dw = (&mut values[norm.weights.clone()], add);
+            let w = &w[norm.weights.clone()];
+            rmsnorm::backward(normed, dx, dw, x, inverse, w, &mut shared.norm_scratch)
+        })
+    }
+
+    fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Done {
+        let n = self.tokens();
+        let slots = [(y, linear.outputs()), (x, linear.inputs)];
+        self.on(slots, |[y, x], store, _| {
+            let w = &store.parameters(linear.unit)[linear.weights.clone()];
+            linear::forward(y, x, w, n)
+        })
+    }
+
+    fn linear_add(&mut self, linear: &Linear, x: Slot, residual: Slot, sum: Slot) -> Done {
+        self.linear(linear, x, Slot::Narrow)?;
+        let hidden = self.hidden();
+        let slots = [(sum, hidden), (residual, hidden), (Slot::Narrow, hidden)];
+        self.on(slots, |[sum, residual, projected], _, _| {
+            vector::add(sum, residual, projected)
+        })
+    }
+
+    /// The sum and its norm in one pass over memory.
+    fn linear_add_norm(
+        &mut self,
+        linear: &Linear,
+        x: Slot,
+        (residual, sum): (Slot, Slot),
+        norm: &Norm,
+        normed: Slot,
+    ) -> Done {
+        self.linear(linear, x, Slot::Narrow)?;
+        let (hidden, eps) = (self.hidden(), self.config.rms_norm_eps);
+        let slots = [
+            (normed, hidden),
+            (norm.inverse, 1),
+            (sum, hidden),
+            (residual, hidden),
+            (Slot::Narrow, hidden),
+        ];
+        self.on(
+            slots,
+            |[normed, inverse, sum, residual, projected], store, _| {
+                let w = &store.parameters(norm.unit)[norm.weights.clone()];
+                rmsnorm::add_forward(normed, inverse, sum, (residual, projected), w, eps)
+            },
+        )
+    }
+
+    fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Done {
+        let n = self.tokens();
+        let slots = [(dx, linear.inputs), (dy, linear.outputs())];
+        self.on(slots, |[dx, dy], store, _| {
+            let w = &store.parameters(linear.unit)[linear.weights.clone()];
+            linear::backward_input(dx, dy, w, n)
+        })
+    }
+
+    fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Done {
+        let n = self.tokens();
+        let slots = [(dy, linear.outputs()), (x, linear.inputs)];
+        self.on(slots, |[dy, x], store, _| {
+            let (_, Gradient { values, add }) = store.gradient(linear.unit);
+            linear::backward_weight(&mut values[linear.weights.clone()], dy, x, n, add)
+        })
+    }
+
+    fn rope(&mut self, qkv: Slot, direction: Direction) -> Done {
+        let shape = self.shape;
+        self.on([(qkv, shape.qkv())], |[qkv], _, shared| {
+            let table = (&shared.rope[..], shape.seq_len, shape.head_dim);
+            let rotated = shape.heads + shape.kv_heads;
+            rope::rotate(qkv, shape.qkv(), rotated, table, direction)
+        })
+    }
+
+    fn attention(&mut self, layer: usize) -> Done {
+        let (shape, queries) = (self.shape, self.config.queries());
+        let slots = [
+            (Slot::Attended(layer), queries),
+            (Slot::LogSums(layer), shape.heads),
+            (Slot::Qkv(layer), shape.qkv()),
+        ];
+        self.on(slots, |[attended, log_sums, qkv], _, shared| {
+            attention::forward(attended, log_sums, qkv, shape, &shared.attention)
+        })
+    }
+
+    fn attention_backward(&mut self, layer: usize) -> Done {
+        let (shape, queries) = (self.shape, self.config.queries());
+        let slots = [
+            (Slot::Wide, shape.qkv()),
+            (Slot::Narrow, queries),
+            (Slot::Qkv(layer), shape.qkv()),
+            (Slot::Attended(layer), queries),
+            (Slot::LogSums(layer), shape.heads),
+        ];
+        self.on(
+            slots,
+            |[dqkv, dattended, qkv, attended, log_sums], _, shared| {
+                let forward = (&*qkv, &*attended, &*log_sums);
+                attention::backward(dqkv, dattended, forward, shape, &shared.attention)
+            },
+        )
+    }
+
+    fn swiglu(&mut self, layer: usize) -> Done {
+        let inner = self.config.intermediate_size;
+        let slots = [(Slot::Wide, inner), (Slot::GateUp(layer), 2 * inner)];
+        self.on(slots, |[h, gate_up], _, _| {
+            swiglu::forward(h, gate_up, inner)
+        })
+    }
+
+    fn swiglu_backward(&mut self, layer: usize) -> Done {
+        let inner = self.config.intermediate_size;
+        let slots = [(Slot::Wide, inner), (Slot::GateUp(layer), 2 * inner)];
+        self.on(slots, |[h, gate_up], _, _| {
+            swiglu::backward(h, gate_up, inner)
+        })
+    }
+}

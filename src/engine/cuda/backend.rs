@@ -1,0 +1,517 @@
+//! The operations of a walk on the device.
+//!
+//! The residual stream and its gradient are f32, as under PyTorch's autocast; the matrix products add to them
+//! directly. The model runs on the compute stream. As soon as a unit's gradient is complete, the side stream adds
+//! and measures it, while the compute stream continues with the next unit. With other ranks, their
+//! stream then adds the step's gradient over all of them; or, if the model is sharded, it reduces every
+//! micro-batch's gradient to shards.
+
+use std::ops::Range;
+
+use super::cublaslt::{Blas, Operand, Product};
+use super::driver::{Event, Stream};
+use super::error::CudaError;
+use super::launches::{Enqueued, Kernels};
+use super::options::Precision;
+use super::peers::Peers;
+use super::sharded::Shards;
+use super::state::{State, Whole};
+use super::workspace::{Scalars, Shape, Stash, Workspace};
+use crate::engine::walk::{Backend, Head, Linear, Norm, Slot, Walk};
+use crate::engine::{Direction, Pass, Training};
+
+const F32: usize = size_of::<f32>();
+
+/// The two streams, and the events that order them.
+pub struct Streams {
+    /// Forward, backward, and the optimiser step.
+    pub compute: Stream,
+    /// Sums and norms of complete gradients.
+    pub side: Stream,
+    /// By unit: the compute stream has completed the gradient.
+    pub complete: Vec<Event>,
+    /// By unit: the side stream has added and measured the gradient.
+    pub added: Vec<Event>,
+}
+
+/// One micro-batch on its way through the model. The methods only enqueue work.
+pub struct CudaBackend<'a> {
+    pub walk: Walk<'a>,
+    pub pass: Pass,
+    pub precision: Precision,
+    pub kernels: &'a Kernels,
+    pub blas: &'a Blas,
+    pub streams: &'a Streams,
+    pub state: &'a State,
+    pub work: &'a Workspace,
+    /// `None` where this process trains alone.
+    pub peers: Option<&'a Peers>,
+    /// Gathers the weights of a sharded model; `None` if every rank holds everything.
+    pub shards: Option<Shards<'a>>,
+    pub shape: Shape,
+}
+
+/// The place for a unit's gradient.
+#[derive(Debug, Clone, Copy)]
+struct Gradient {
+    address: u64,
+    /// Whether to add to the values; otherwise they are unspecified and every one is overwritten.
+    add: bool,
+}
+
+impl Gradient {
+    /// The part of a tensor.
+    fn part(self, range: &Range<usize>) -> Gradient {
+        Gradient {
+            address: f32_at(self.address, range.start),
+            ..self
+        }
+    }
+}
+
+impl<'a> CudaBackend<'a> {
+    /// Runs the micro-batch.
+    pub fn run(&mut self) -> Enqueued {
+        self.zero(self.work.scalars, Scalars::BYTES)?;
+        let walk = self.walk;
+        match self.pass {
+            Pass::Evaluation => {
+                self.begin_shards()?;
+                walk.evaluate(self)
+            }
+            Pass::Training(training) => {
+                self.zero(self.work.reduced_norm, size_of::<f64>())?;
+                if training.first {
+                    for (squares, elements) in self.state.squares(walk.layout) {
+                        self.zero(squares, elements * F32)?;
+                    }
+                }
+                self.begin_shards()?;
+                walk.train(self)?;
+                // The compute stream waits for the side stream.
+                if adds(training) {
+                    self.streams.compute.wait(&self.streams.added[0])?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_shards(&self) -> Enqueued {
+        match &self.shards {
+            Some(shards) => shards.begin(),
+            None => Ok(()),
+        }
+    }
+
+    /// The walk's, if it trains.
+    fn training(&self) -> Training {
+        match self.pass {
+            Pass::Evaluation => Training::default(),
+            Pass::Training(training) => training,
+        }
+    }
+
+    /// An acquired unit's weights.
+    fn whole(&self, unit: usize) -> Whole {
+        match &self.shards {
+            Some(shards) => shards.whole(unit),
+            None => self.state.units[unit].whole(),
+        }
+    }
+
+    /// The place for a unit's gradient of this micro-batch.
+    fn gradient(&self, unit: usize) -> Gradient {
+        let (state, training) = (self.state, self.training());
+        let tied = state.scratch_of_tied.filter(|_| unit == 0);
+        match state.scratch {
+            Some(scratch) if training.apart => Gradient {
+                address: tied.unwrap_or(scratch[unit % 2]),
+                add: false,
+            },
+            _ => Gradient {
+                address: state.units[unit].gradient,
+                add: !training.first,
+            },
+        }
+    }
+
+    fn stash(&self, layer: usize) -> &'a Stash {
+        let stashes = &self.work.stashes;
+        &stashes[layer % stashes.len()]
+    }
+
+    fn tokens(&self) -> usize {
+        self.shape.tokens()
+    }
+
+    fn address(&self, slot: Slot) -> u64 {
+        match slot {
+            Slot::Residual(layer) => self.work.residual[layer],
+            Slot::InverseInput(layer) => self.stash(layer).inverse_input,
+            Slot::Qkv(layer) => self.stash(layer).qkv,
+            Slot::LogSums(layer) => self.stash(layer).log_sums,
+            Slot::Attended(layer) => self.stash(layer).attended,
+            Slot::Middle(layer) => self.stash(layer).middle,
+            Slot::InverseMiddle(layer) => self.stash(layer).inverse_middle,
+            Slot::GateUp(layer) => self.stash(layer).gate_up,
+            Slot::Narrow => self.work.narrow,
+            Slot::Wide => self.work.wide,
+            Slot::DResidual => self.work.dx,
+        }
+    }
+
+    /// The address of a matrix product's operand.
+    fn real(&self, slot: Slot) -> u64 {
+        match slot {
+            Slot::DResidual => self.work.dx_operand,
+            slot => self.address(slot),
+        }
+    }
+
+    fn real_at(&self, address: u64, elements: usize) -> u64 {
+        address + (elements * self.precision.size()) as u64
+    }
+
+    fn weights(&self, linear: &Linear) -> Operand {
+        let unit = self.whole(linear.unit).operands;
+        self.operand(self.real_at(unit, linear.weights.start), linear.inputs)
+    }
+
+    /// Activations or weights of `width` elements a row.
+    fn operand(&self, address: u64, width: usize) -> Operand {
+        Operand {
+            address,
+            element: self.precision,
+            stride: width,
+            transposed: false,
+        }
+    }
+
+    /// y `[n, outputs]` = x `[n, inputs]` · wᵀ, plus `added`. x is real.
+    fn product(
+        &self,
+        linear: &Linear,
+        x: u64,
+        (result, element): (u64, Precision),
+        added: Option<u64>,
+        n: usize,
+    ) -> Enqueued {
+        self.multiply(Product {
+            rows: n,
+            columns: linear.outputs(),
+            inner: linear.inputs,
+            a: self.operand(x, linear.inputs),
+            b: transposed(self.weights(linear)),
+            added,
+            result,
+            element,
+        })
+    }
+
+    /// dx `[n, inputs]` = dy `[n, outputs]` · w, both real.
+    fn product_of_input(&self, linear: &Linear, dy: u64, dx: u64, n: usize) -> Enqueued {
+        self.multiply(Product {
+            rows: n,
+            columns: linear.inputs,
+            inner: linear.outputs(),
+            a: self.operand(dy, linear.outputs()),
+            b: self.weights(linear),
+            added: None,
+            result: dx,
+            element: self.precision,
+        })
+    }
+
+    /// The gradient of the weights, f32 `[outputs, inputs]`: dyᵀ · x, of real dy `[n, outputs]` and x `[n, inputs]`.
+    fn product_of_weights(
+        &self,
+        linear: &Linear,
+        (dy, x): (u64, u64),
+        gradient: Gradient,
+        n: usize,
+    ) -> Enqueued {
+        self.multiply(Product {
+            rows: linear.outputs(),
+            columns: linear.inputs,
+            inner: n,
+            a: transposed(self.operand(dy, linear.outputs())),
+            b: self.operand(x, linear.inputs),
+            added: gradient.add.then_some(gradient.address),
+            result: gradient.address,
+            element: Precision::F32,
+        })
+    }
+
+    fn multiply(&self, product: Product) -> Enqueued {
+        let workspace = (self.work.blas, Blas::WORKSPACE);
+        // SAFETY: the operands lie in the state and the workspace, which live longer than the stream's work.
+        unsafe {
+            self.blas
+                .multiply(&self.streams.compute, &product, workspace)
+        }
+    }
+
+    fn zero_unless_added(&self, gradient: Gradient, elements: usize) -> Enqueued {
+        if gradient.add {
+            return Ok(());
+        }
+        self.zero(gradient.address, elements * F32)
+    }
+
+    fn zero(&self, address: u64, bytes: usize) -> Enqueued {
+        // SAFETY: the callers name whole buffers of the state or the workspace.
+        unsafe { self.streams.compute.fill_zero(address, bytes) }
+    }
+}
+
+impl Backend for CudaBackend<'_> {
+    type Error = CudaError;
+
+    fn acquire(&mut self, unit: usize) -> Enqueued {
+        match &self.shards {
+            Some(shards) => shards.acquire(unit),
+            None => Ok(()),
+        }
+    }
+
+    fn release(&mut self, unit: usize, direction: Direction) -> Enqueued {
+        match &self.shards {
+            Some(shards) => shards.release(unit, direction),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until no other stream reads the scratch that the unit is about to use.
+    fn open(&mut self, unit: usize) -> Enqueued {
+        let before = unit + 2;
+        let last = self.walk.layout.units.len() - 1;
+        // Else the compute stream has waited for the walk before: for its end, or for weights gathered since.
+        if self.training().apart && before <= last {
+            let free = match &self.shards {
+                Some(shards) if self.state.share.scatters() => shards.scattered(before),
+                _ => &self.streams.added[before],
+            };
+            self.streams.compute.wait(free)?;
+        }
+        Ok(())
+    }
+
+    /// The side stream adds and measures the gradient.
+    fn complete(&mut self, unit: usize) -> Enqueued {
+        let training = self.training();
+        let Streams {
+            compute,
+            side,
+            complete,
+            added,
+        } = self.streams;
+        if !adds(training) {
+            return Ok(());
+        }
+        compute.record(&complete[unit])?;
+        side.wait(&complete[unit])?;
+
+        let (kernels, work) = (self.kernels, self.work);
+        let addresses = &self.state.units[unit];
+        let (sum, own) = (addresses.gradient, self.gradient(unit).address);
+        let elements = self.walk.layout.units[unit].len;
+        let [own_norm, whole_norm] = [8, 16].map(|offset| work.scalars + offset);
+        let [own_partials, whole_partials, reduced_partials] = work.square_partials;
+        if let Some(squares) = addresses.squares
+            && training.micro_batch_squares
+        {
+            let factor = work.inputs.factors;
+            kernels.add_squares(side, squares, own, factor, elements)?;
+        }
+        if self.state.share.scatters() {
+            if training.measured {
+                kernels.squared_norm(side, (own_norm, own_partials), own, elements)?;
+            }
+        } else if training.apart && (training.measured || training.last) {
+            let (results, partials) = ([own_norm, whole_norm], [own_partials, whole_partials]);
+            kernels.add_gradient_measuring(side, sum, results, partials, (own, elements))?;
+        } else if training.apart {
+            kernels.add_gradient(side, sum, own, elements)?;
+        } else {
+            // The first micro-batch of a step is the step so far; if it is also the last, it is the whole step.
+            if training.last {
+                kernels.squared_norm(side, (whole_norm, whole_partials), sum, elements)?;
+            } else if training.measured {
+                kernels.squared_norm(side, (own_norm, own_partials), sum, elements)?;
+            }
+        }
+        if let Some(squares) = addresses.squares
+            && training.step_squares
+        {
+            let factor = f32_at(work.inputs.factors, 1);
+            kernels.add_squares(side, squares, sum, factor, elements)?;
+        }
+        side.record(&added[unit])?;
+        match (&self.shards, self.peers) {
+            (Some(shards), _) if self.state.share.scatters() => {
+                shards.scatter(unit, &added[unit], training.first)
+            }
+            (None, Some(peers)) if training.last => {
+                peers.stream.wait(&added[unit])?;
+                peers.all_reduce(sum, elements)?;
+                let result = (work.reduced_norm, reduced_partials);
+                kernels.squared_norm(&peers.stream, result, sum, elements)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn recomputes(&self) -> bool {
+        self.work.stashes.len() < self.walk.config.num_hidden_layers
+    }
+
+    fn embed(&mut self) -> Enqueued {
+        let (tokens, table) = (
+            (self.work.inputs.tokens, self.tokens()),
+            self.whole(0).table,
+        );
+        let compute = &self.streams.compute;
+        self.kernels
+            .embedding_forward(compute, self.work.residual[0], table, tokens)
+    }
+
+    fn embed_backward(&mut self) -> Enqueued {
+        let gradient = self.gradient(0);
+        // Tied embeddings already hold the head's part.
+        if !self.walk.config.tie_word_embeddings {
+            self.zero_unless_added(gradient, self.walk.layout.units[0].len)?;
+        }
+        let compute = &self.streams.compute;
+        let (dx, n) = (self.work.dx, self.tokens());
+        self.kernels
+            .embedding_backward(compute, gradient.address, dx, &self.work.inputs, n)
+    }
+
+    /// Rows are processed in chunks, so that only one chunk's logits exist; their gradient overwrites them.
+    fn head(&mut self, head: &Head, gradient: bool) -> Enqueued {
+        let (n, work, linear) = (self.tokens(), self.work, &head.logits);
+        let hidden = self.walk.config.hidden_size;
+        let (kernels, compute) = (self.kernels, &self.streams.compute);
+        let x = work.residual[self.walk.config.num_hidden_layers];
+        let norm_weights = self.whole(head.unit).norms[0];
+
+        let normed = (work.narrow, work.inverse_head);
+        kernels.rmsnorm_forward(compute, normed, x, norm_weights, n)?;
+        for first in (0..n).step_by(work.logits_rows) {
+            let rows = work.logits_rows.min(n - first);
+            let normed = self.real_at(work.narrow, first * hidden);
+            self.product(linear, normed, (work.logits, self.precision), None, rows)?;
+            let losses = work.losses + (first * size_of::<f64>()) as u64;
+            let targets = (f32_at(work.inputs.targets, first), rows);
+            kernels.cross_entropy(compute, losses, work.logits, targets, gradient)?;
+            if gradient {
+                // The weights' gradient first, then that of the norm's output in place of the output.
+                let dw = self.gradient(linear.unit).part(&linear.weights);
+                let dw = Gradient {
+                    add: dw.add || first > 0,
+                    ..dw
+                };
+                self.product_of_weights(linear, (work.logits, normed), dw, rows)?;
+                self.product_of_input(linear, work.logits, normed, rows)?;
+            }
+        }
+        kernels.sum_losses(compute, work.scalars, work.losses, n)?;
+        if !gradient {
+            return Ok(());
+        }
+        let dw = self.gradient(head.unit);
+        self.zero_unless_added(dw, hidden)?;
+        self.zero(work.dx, n * hidden * F32)?;
+        let weights = (norm_weights, dw.address);
+        kernels.rmsnorm_backward(compute, work, (x, work.inverse_head), weights, n)
+    }
+
+    fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Enqueued {
+        let weights = self.whole(norm.unit).norms[norm.index];
+        let y = (self.address(normed), self.address(norm.inverse));
+        let compute = &self.streams.compute;
+        self.kernels
+            .rmsnorm_forward(compute, y, self.address(x), weights, self.tokens())
+    }
+
+    fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Enqueued {
+        let dw = self.gradient(norm.unit).part(&norm.weights);
+        self.zero_unless_added(dw, norm.weights.len())?;
+        let input = (self.address(x), self.address(norm.inverse));
+        let weights = (self.whole(norm.unit).norms[norm.index], dw.address);
+        let compute = &self.streams.compute;
+        self.kernels
+            .rmsnorm_backward(compute, self.work, input, weights, self.tokens())
+    }
+
+    fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Enqueued {
+        let y = (self.address(y), self.precision);
+        self.product(linear, self.real(x), y, None, self.tokens())
+    }
+
+    fn linear_add(&mut self, linear: &Linear, x: Slot, residual: Slot, sum: Slot) -> Enqueued {
+        let sum = (self.address(sum), Precision::F32);
+        let added = Some(self.address(residual));
+        self.product(linear, self.real(x), sum, added, self.tokens())
+    }
+
+    fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Enqueued {
+        self.product_of_input(linear, self.real(dy), self.real(dx), self.tokens())
+    }
+
+    fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Enqueued {
+        let dw = self.gradient(linear.unit).part(&linear.weights);
+        let operands = (self.real(dy), self.real(x));
+        self.product_of_weights(linear, operands, dw, self.tokens())
+    }
+
+    fn rope(&mut self, qkv: Slot, direction: Direction) -> Enqueued {
+        let (compute, table) = (&self.streams.compute, self.work.rope);
+        self.kernels
+            .rope(compute, self.address(qkv), table, self.shape, direction)
+    }
+
+    fn attention(&mut self, layer: usize) -> Enqueued {
+        let compute = &self.streams.compute;
+        self.kernels
+            .attention_forward(compute, self.stash(layer), self.shape)
+    }
+
+    fn attention_backward(&mut self, layer: usize) -> Enqueued {
+        let compute = &self.streams.compute;
+        self.kernels
+            .attention_backward(compute, self.work, self.stash(layer), self.shape)
+    }
+
+    fn swiglu(&mut self, layer: usize) -> Enqueued {
+        let (h, gate_up) = (self.work.wide, self.stash(layer).gate_up);
+        let compute = &self.streams.compute;
+        self.kernels
+            .swiglu(compute, "swiglu_forward", h, gate_up, self.tokens())
+    }
+
+    fn swiglu_backward(&mut self, layer: usize) -> Enqueued {
+        let (h, gate_up) = (self.work.wide, self.stash(layer).gate_up);
+        let compute = &self.streams.compute;
+        self.kernels
+            .swiglu(compute, "swiglu_backward", h, gate_up, self.tokens())
+    }
+}
+
+/// Whether the side stream has work for this micro-batch.
+fn adds(training: Training) -> bool {
+    training.apart || training.measured || training.last
+}
+
+/// The address of an f32 element.
+fn f32_at(address: u64, elements: usize) -> u64 {
+    address + (elements * F32) as u64
+}
+
+fn transposed(operand: Operand) -> Operand {
+    Operand {
+        transposed: true,
+        ..operand
+    }
+}

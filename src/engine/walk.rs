@@ -1,0 +1,327 @@
+//! The walk over a model's units, written once for every backend: forward, and backward in reverse order.
+//!
+//! ```text
+//! qkv      = rope(norm(x) · Wqkvᵀ)
+//! middle   = x + attention(qkv) · Woᵀ
+//! next     = middle + swiglu(norm(middle) · Wgate,upᵀ) · Wdownᵀ
+//! ```
+//!
+//! A block is a list of operations on named buffers; a [`Backend`] carries them out. Normed inputs and SwiGLU's product
+//! are cheap, so backward recomputes them instead of storing them.
+
+use std::ops::Range;
+
+use super::{Direction, Layout, ModelConfig};
+
+use Slot::{
+    Attended, DResidual, GateUp, InverseInput, InverseMiddle, Middle, Narrow, Qkv, Residual, Wide,
+};
+
+/// A buffer of activations. n is the number of tokens; the argument is a block's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// The residual stream before a block, and after the last, `[n, hidden]`.
+    Residual(usize),
+    /// 1 / rms of the block's input, `[n]`.
+    InverseInput(usize),
+    /// Rotated queries and keys, and values, `[n, qkv]`.
+    Qkv(usize),
+    /// Logarithms of attention's softmax sums, `[batch, heads, seq_len]`.
+    LogSums(usize),
+    /// Attention's output before its projection, `[n, heads × head_dim]`.
+    Attended(usize),
+    /// The residual stream after attention, `[n, hidden]`.
+    Middle(usize),
+    /// 1 / rms of `Middle`, `[n]`.
+    InverseMiddle(usize),
+    /// Gates and ups, `[n, 2 × intermediate]`; backward replaces them by their gradient.
+    GateUp(usize),
+    /// Scratch, `[n, max(hidden, heads × head_dim)]`.
+    Narrow,
+    /// Scratch, `[n, max(hidden, intermediate, qkv)]`.
+    Wide,
+    /// Gradient of the residual stream, `[n, hidden]`.
+    DResidual,
+}
+
+/// A linear layer: its weights `[outputs, inputs]` are a range of a unit.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    pub unit: usize,
+    pub weights: Range<usize>,
+    pub inputs: usize,
+}
+
+impl Linear {
+    pub fn outputs(&self) -> usize {
+        self.weights.len() / self.inputs
+    }
+}
+
+/// An RMSNorm of the residual stream: its weights `[hidden]` are a range of a unit.
+#[derive(Debug, Clone)]
+pub struct Norm {
+    pub unit: usize,
+    /// Its number among the norms of the unit.
+    pub index: usize,
+    pub weights: Range<usize>,
+    /// Forward keeps 1 / rms of the input there.
+    pub inverse: Slot,
+}
+
+/// The final norm, the first tensor of the last unit, and the head.
+#[derive(Debug, Clone)]
+pub struct Head {
+    /// The unit of the norm.
+    pub unit: usize,
+    /// To the logits. Tied embeddings are in the first unit.
+    pub logits: Linear,
+}
+
+/// The operations of a walk. Each leaves all buffers that it does not name unchanged.
+pub trait Backend {
+    type Error;
+
+    /// Makes the unit's weights readable until their release.
+    fn acquire(&mut self, unit: usize) -> Result<(), Self::Error>;
+
+    /// The walk has read the unit's weights for now, and goes on in the direction `next`.
+    fn release(&mut self, unit: usize, next: Direction) -> Result<(), Self::Error>;
+
+    /// The unit's gradient is about to be written. Not called for the head, nor for embeddings tied to it.
+    fn open(&mut self, unit: usize) -> Result<(), Self::Error>;
+
+    /// The unit's gradient of this micro-batch is complete.
+    fn complete(&mut self, unit: usize) -> Result<(), Self::Error>;
+
+    /// Whether backward recomputes what forward stored (activation checkpointing).
+    fn recomputes(&self) -> bool;
+
+    /// From the tokens to the first `Residual`.
+    fn embed(&mut self) -> Result<(), Self::Error>;
+
+    /// From `DResidual` to the gradient of the embeddings.
+    fn embed_backward(&mut self) -> Result<(), Self::Error>;
+
+    /// From the last `Residual` to the loss; with `gradient` also to `DResidual` and the gradient of the weights.
+    fn head(&mut self, head: &Head, gradient: bool) -> Result<(), Self::Error>;
+
+    /// `normed` = norm(`x`).
+    fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Result<(), Self::Error>;
+
+    /// `Narrow` holds the gradient of the norm's output, and then the output. Adds the gradient of `x` to `DResidual`.
+    fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Result<(), Self::Error>;
+
+    /// `y` `[n, outputs]` = `x` `[n, inputs]` · wᵀ.
+    fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Result<(), Self::Error>;
+
+    /// `sum` = `residual` + `x` · wᵀ. It may overwrite `Narrow`.
+    fn linear_add(
+        &mut self,
+        linear: &Linear,
+        x: Slot,
+        residual: Slot,
+        sum: Slot,
+    ) -> Result<(), Self::Error>;
+
+    /// As [`Backend::linear_add`], then `normed` = norm(`sum`).
+    fn linear_add_norm(
+        &mut self,
+        linear: &Linear,
+        x: Slot,
+        (residual, sum): (Slot, Slot),
+        norm: &Norm,
+        normed: Slot,
+    ) -> Result<(), Self::Error> {
+        self.linear_add(linear, x, residual, sum)?;
+        self.norm(norm, sum, normed)
+    }
+
+    /// `dx` `[n, inputs]` = `dy` `[n, outputs]` · w.
+    fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Result<(), Self::Error>;
+
+    /// The gradient of the weights: dyᵀ · x.
+    fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Result<(), Self::Error>;
+
+    /// Rotates queries and keys in place.
+    fn rope(&mut self, qkv: Slot, direction: Direction) -> Result<(), Self::Error>;
+
+    /// From the block's `Qkv` to `Attended`; keeps `LogSums`.
+    fn attention(&mut self, layer: usize) -> Result<(), Self::Error>;
+
+    /// From the gradient of `Attended` in `Narrow` to that of `Qkv` in `Wide`.
+    fn attention_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
+
+    /// `Wide` = SwiGLU of the block's `GateUp`.
+    fn swiglu(&mut self, layer: usize) -> Result<(), Self::Error>;
+
+    /// `Wide` holds the gradient of SwiGLU's product, and then the product; `GateUp` becomes its gradient.
+    fn swiglu_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
+}
+
+/// A model as its units and their order.
+#[derive(Debug, Clone, Copy)]
+pub struct Walk<'a> {
+    pub config: &'a ModelConfig,
+    pub layout: &'a Layout,
+}
+
+impl Walk<'_> {
+    /// Loss and gradient of a micro-batch.
+    pub fn train<B: Backend>(self, backend: &mut B) -> Result<(), B::Error> {
+        let (head, tied) = (self.head(), self.config.tie_word_embeddings);
+        self.forward(backend)?;
+        backend.head(&head, true)?;
+        self.release_head(backend, Direction::Backward)?;
+        backend.complete(head.unit)?;
+        for layer in (0..self.config.num_hidden_layers).rev() {
+            let (block, unit) = (self.block(layer), layer + 1);
+            backend.acquire(unit)?;
+            if backend.recomputes() {
+                block.fill_stash(backend)?;
+            }
+            backend.open(unit)?;
+            block.backward(backend)?;
+            backend.release(unit, Direction::Backward)?;
+            backend.complete(unit)?;
+        }
+        if !tied {
+            backend.open(0)?;
+        }
+        backend.embed_backward()?;
+        backend.complete(0)
+    }
+
+    /// Loss of a micro-batch.
+    pub fn evaluate<B: Backend>(self, backend: &mut B) -> Result<(), B::Error> {
+        let head = self.head();
+        self.forward(backend)?;
+        backend.head(&head, false)?;
+        self.release_head(backend, Direction::Forward)
+    }
+
+    /// From the tokens to the last block's output, and to the head's weights.
+    fn forward<B: Backend>(self, backend: &mut B) -> Result<(), B::Error> {
+        backend.acquire(0)?;
+        backend.embed()?;
+        // The head needs tied embeddings, too.
+        if !self.config.tie_word_embeddings {
+            backend.release(0, Direction::Forward)?;
+        }
+        for layer in 0..self.config.num_hidden_layers {
+            let (block, unit) = (self.block(layer), layer + 1);
+            backend.acquire(unit)?;
+            block.fill_stash(backend)?;
+            block.finish(backend)?;
+            backend.release(unit, Direction::Forward)?;
+        }
+        backend.acquire(self.layout.units.len() - 1)
+    }
+
+    /// In backward the head is not computed again.
+    fn release_head<B: Backend>(self, backend: &mut B, next: Direction) -> Result<(), B::Error> {
+        backend.release(self.layout.units.len() - 1, next)?;
+        if self.config.tie_word_embeddings {
+            backend.release(0, next)?;
+        }
+        Ok(())
+    }
+
+    fn head(self) -> Head {
+        let unit = self.layout.units.len() - 1;
+        let of_logits = if self.config.tie_word_embeddings {
+            0
+        } else {
+            unit
+        };
+        let last = self.layout.units[of_logits].parameters.len() - 1;
+        Head {
+            unit,
+            logits: self.linear(of_logits, last, last),
+        }
+    }
+
+    fn block(self, layer: usize) -> Block {
+        let unit = layer + 1;
+        let parameters = &self.layout.units[unit].parameters;
+        let norm = |index, parameter: usize, inverse| Norm {
+            unit,
+            index,
+            weights: parameters[parameter].range(),
+            inverse,
+        };
+        Block {
+            layer,
+            norm_input: norm(0, 0, InverseInput(layer)),
+            qkv: self.linear(unit, 1, 3),
+            output: self.linear(unit, 4, 4),
+            norm_middle: norm(1, 5, InverseMiddle(layer)),
+            gate_up: self.linear(unit, 6, 7),
+            down: self.linear(unit, 8, 8),
+        }
+    }
+
+    /// The layer whose weights are these adjacent parameters of a unit.
+    fn linear(self, unit: usize, first: usize, last: usize) -> Linear {
+        let parameters = &self.layout.units[unit].parameters;
+        Linear {
+            unit,
+            weights: parameters[first].range().start..parameters[last].range().end,
+            inputs: parameters[first].shape[1],
+        }
+    }
+}
+
+/// A block's layers.
+struct Block {
+    layer: usize,
+    norm_input: Norm,
+    /// Queries, keys and values.
+    qkv: Linear,
+    output: Linear,
+    norm_middle: Norm,
+    gate_up: Linear,
+    down: Linear,
+}
+
+impl Block {
+    /// From the block's input to what backward needs.
+    fn fill_stash<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
+        let (layer, x) = (self.layer, Residual(self.layer));
+        backend.norm(&self.norm_input, x, Narrow)?;
+        backend.linear(&self.qkv, Narrow, Qkv(layer))?;
+        backend.rope(Qkv(layer), Direction::Forward)?;
+        backend.attention(layer)?;
+        let sum = (x, Middle(layer));
+        backend.linear_add_norm(&self.output, Attended(layer), sum, &self.norm_middle, Wide)?;
+        backend.linear(&self.gate_up, Wide, GateUp(layer))
+    }
+
+    /// From there to the next block's input.
+    fn finish<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
+        let layer = self.layer;
+        backend.swiglu(layer)?;
+        backend.linear_add(&self.down, Wide, Middle(layer), Residual(layer + 1))
+    }
+
+    /// From the gradient of the block's output to that of its input, in place. Overwrites what forward stored.
+    fn backward<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
+        let layer = self.layer;
+        backend.backward_input(&self.down, DResidual, Wide)?;
+        backend.swiglu_backward(layer)?;
+        backend.backward_weight(&self.down, DResidual, Wide)?;
+
+        backend.backward_input(&self.gate_up, GateUp(layer), Narrow)?;
+        backend.norm_backward(&self.norm_middle, Middle(layer))?;
+        backend.backward_weight(&self.gate_up, GateUp(layer), Narrow)?;
+
+        backend.backward_input(&self.output, DResidual, Narrow)?;
+        backend.backward_weight(&self.output, DResidual, Attended(layer))?;
+        backend.attention_backward(layer)?;
+        backend.rope(Wide, Direction::Backward)?;
+
+        backend.backward_input(&self.qkv, Wide, Narrow)?;
+        backend.norm_backward(&self.norm_input, Residual(layer))?;
+        backend.backward_weight(&self.qkv, Wide, Narrow)
+    }
+}
