@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::{Membership, external, mirror};
 use crate::bucket::{Bucket, BucketError, Cause};
 use crate::checkpoint::{CheckpointError, bucket_copy};
+use crate::external_trainer::choice;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{Generation, files};
 use crate::train::{Setup, checkpoint_ref};
@@ -165,7 +166,7 @@ fn bring_external(
         mirror::refuse(bucket, &chosen)?;
         bucket.delete(&key)?;
     }
-    external::write_choice(run, record, fetched?)?;
+    choice::write(run, record, fetched?)?;
     if waited.is_some() {
         bucket.put_json(&key_of(record, files::RECORD), record)?;
     }

@@ -2,19 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use crate::api::status::RecipeSnapshot;
 use crate::external_trainer::{
-    ExternalCall, ExternalTrainer, ExternalTrainerError, launcher, resume,
+    ExternalCall, ExternalTrainer, ExternalTrainerError, choice, launcher, resume,
 };
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::generation::Generation;
-use crate::lifecycle::{ExternalCheckpoint, files};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Remainder;
 use crate::telemetry::now;
-use crate::util::durable::{FileError, create_directory, read_json, write_json};
 
 /// Where a pod finds the recipe and the command of its external trainer.
 pub struct Source<'a> {
@@ -23,13 +19,6 @@ pub struct Source<'a> {
     pub remainder: Remainder,
     /// The command, not empty.
     pub command: &'a [String],
-}
-
-/// The checkpoint that a generation resumes from. The first member writes it once for all members.
-#[derive(Serialize, Deserialize)]
-struct Chosen {
-    /// The newest checkpoint at that time.
-    checkpoint: Option<ExternalCheckpoint>,
 }
 
 /// Longest wait for the first member's choice, seconds. Agents of older versions write none; then
@@ -45,26 +34,14 @@ pub fn choose(
     record: &Generation,
     mine: bool,
 ) -> Result<bool, Problem> {
-    let file = call_file(run, record);
-    if file.exists() {
+    if choice::file(run, record).exists() {
         return Ok(true);
     }
     if !mine && now() - record.created < CHOICE_TIMEOUT {
         return Ok(false);
     }
-    let checkpoint = external_trainer(&recipe(source)?, run).newest();
-    write_choice(run, record, checkpoint)?;
+    external_trainer(&recipe(source)?, run).choose(record)?;
     Ok(true)
-}
-
-/// Fixes the checkpoint that the trainer resumes from.
-pub fn write_choice(
-    run: &Path,
-    record: &Generation,
-    checkpoint: Option<ExternalCheckpoint>,
-) -> Result<(), FileError> {
-    create_directory(&run.join(files::generation(record.number)))?;
-    write_json(&call_file(run, record), &Chosen { checkpoint })
 }
 
 /// The trainer's checkpoint directory, and how the names of its checkpoints begin, if that is known.
@@ -81,16 +58,11 @@ pub fn external_call(
     record: &Generation,
 ) -> Result<ExternalCall, Problem> {
     let recipe = recipe(source)?;
-    let chosen: Chosen = read_json(&call_file(run, record))?;
-    let begun = external_trainer(&recipe, run).begin(record, chosen.checkpoint);
+    let begun = external_trainer(&recipe, run).begin(record);
     begun.map_err(|error| match error {
         ExternalTrainerError::File(error) => error.into(),
         error => refused(error.to_string()),
     })
-}
-
-pub fn call_file(run: &Path, record: &Generation) -> PathBuf {
-    run.join(files::generation(record.number)).join(files::CALL)
 }
 
 fn refused(message: String) -> Problem {

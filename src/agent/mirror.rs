@@ -736,9 +736,10 @@ fn entry(file: &Path) -> Result<FileEntry, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::external::{self, Source, external_call};
+    use crate::agent::external::{Source, external_call};
     use crate::api::status::RecipeSnapshot;
     use crate::bucket::tests::in_memory;
+    use crate::external_trainer::choice;
     use crate::lifecycle::generation::{Member, testing};
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
@@ -782,7 +783,7 @@ mod tests {
             remainder: Remainder::Exact,
             command: &command,
         };
-        external::write_choice(disk.path(), &record, None).unwrap();
+        choice::write(disk.path(), &record, None).unwrap();
         let external = external_call(&source, disk.path(), &record).unwrap();
         let copier = Copier {
             bucket: bucket.clone(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{checkpoints, conversion, resume};
+use super::{checkpoints, choice, conversion, resume};
 use crate::export::{self, EmitError, Form};
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::plan::Plan;
@@ -140,12 +140,18 @@ impl ExternalTrainer<'_> {
         newest(self.recipe, &self.checkpoint_dir())
     }
 
-    /// Fills in the command of a generation that resumes from `checkpoint`, and writes the files that it reads.
-    pub fn begin(
-        &self,
-        record: &Generation,
-        checkpoint: Option<ExternalCheckpoint>,
-    ) -> Result<ExternalCall, ExternalTrainerError> {
+    /// Chooses the newest checkpoint for a generation, unless one was chosen for it.
+    pub fn choose(&self, record: &Generation) -> Result<(), FileError> {
+        if choice::file(self.run, record).exists() {
+            return Ok(());
+        }
+        choice::write(self.run, record, self.newest())
+    }
+
+    /// Fills in the command of a generation that resumes from the checkpoint chosen for it, and writes the files that it
+    /// reads.
+    pub fn begin(&self, record: &Generation) -> Result<ExternalCall, ExternalTrainerError> {
+        let checkpoint = choice::read(self.run, record)?;
         let call = self.call(record.number, &record.plan, checkpoint.clone())?;
         call.write()?;
         Ok(ExternalCall {

@@ -1,6 +1,7 @@
 //! The external trainer: the user's own program, started in place of the built-in trainer.
 
 mod checkpoints;
+pub mod choice;
 mod command;
 pub mod conversion;
 pub mod launcher;

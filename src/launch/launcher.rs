@@ -258,7 +258,7 @@ impl<'a> Launcher<'a> {
 
     /// Ranks for which this machine has devices.
     fn most_ranks(&self) -> u64 {
-        match self.setup.runner().device() {
+        match self.worlds.request().runner.device() {
             DeviceKind::Cpu => u64::MAX,
             DeviceKind::Cuda => self.gpus.len().min(self.gpus_together) as u64,
         }
@@ -453,8 +453,13 @@ impl<'a> Launcher<'a> {
         };
         generation.write(self.run.path())?;
         let trainer = (self.external.as_ref()).map(|external| external.trainer(&self.setup));
-        let external = trainer.map(|trainer| trainer.begin(&generation, trainer.newest()));
-        let external = external.transpose()?.map(Arc::new);
+        let external = match trainer {
+            Some(trainer) => {
+                trainer.choose(&generation)?;
+                Some(Arc::new(trainer.begin(&generation)?))
+            }
+            None => None,
+        };
         let call = external.as_ref().map(|external| external.call.clone());
         self.state.phase = Phase::Starting;
         self.state.generations.push(GenerationRow {

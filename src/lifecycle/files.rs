@@ -5,7 +5,7 @@
 //! run.json                settings common to all ranks: written once
 //! data/                   the prepared data
 //! gen-N/record.json       the generation's record: written once
-//! gen-N/call.json         in pods: the checkpoint from which an external trainer resumes: written once
+//! gen-N/call.json         the checkpoint from which an external trainer resumes: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
 //! gen-N/events.jsonl      in pods: its events, for followers
 //! gen-N/ranks.lock        locked while ranks of the generation live

@@ -13,6 +13,7 @@ use crate::agent::mirror::Mirror;
 use crate::agent::preparation::Preparation;
 use crate::agent::volume;
 use crate::bucket::Bucket;
+use crate::external_trainer::choice;
 use crate::host::{HostGeneration, Start};
 use crate::inventory::{Devices, Inventory};
 use crate::lifecycle::agent_state::{AgentState, Problem};
@@ -212,7 +213,7 @@ impl PodAgent {
             // An external trainer prepares its own data.
             let chosen = external::choose(&job.trainer_source(), &self.identity.run, record, mine)?;
             if !chosen {
-                let call = external::call_file(&self.identity.run, record);
+                let call = choice::file(&self.identity.run, record);
                 // After a timeout the trainer starts without the first member's choice.
                 if let Err(problem) = self.wait_for(record, &call) {
                     self.report_wait(problem.message);
