@@ -16,7 +16,7 @@ use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
 use crate::plan::{self, AskedRunner, DeviceKind, Plan, PlanRequest, Reached, Runner, Worlds};
-use crate::recipe::trainer_command;
+use crate::recipe::{Diagnostic, trainer_command};
 use crate::util::lock::lock;
 use crate::util::size;
 
@@ -229,9 +229,8 @@ impl Planner {
             Some(worlds) => {
                 assert_in_turn();
                 worlds.plan(ranks, reached).map_err(|examined| {
-                    let errors = examined.diagnostics.iter().filter(|d| d.is_error());
-                    let lines = errors.map(|d| format!("{}: {} ({})", d.rule, d.message, d.help));
-                    lines.collect::<Vec<String>>().join("\n")
+                    let lines: Vec<String> = examined.errors().map(Diagnostic::one_line).collect();
+                    lines.join("\n")
                 })
             }
             None => {

@@ -8,6 +8,9 @@ use super::runner::{AskedRunner, Runner};
 use crate::recipe::syntax::diagnostic;
 use crate::recipe::{Diagnostic, Recipe, Spec};
 
+/// Why a recipe without an error has no plan.
+pub(super) const NOT_ENOUGH: &str = "the recipe does not state enough for a plan";
+
 /// A recipe in a world: its numbers, and what the rules find in them. As an error, they allow no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{}", self.summary())]
@@ -48,15 +51,24 @@ impl Examined {
 
     /// The plan, unless there is an error or a gap.
     pub fn finish(self) -> Result<Plan, Box<Examined>> {
-        let plan = self.draft.complete().filter(|_| !self.has_errors());
-        plan.ok_or_else(|| Box::new(self))
+        self.plan().ok_or_else(|| Box::new(self))
+    }
+
+    /// As [`Examined::finish`]; `None`: there is an error or a gap.
+    pub fn plan(&self) -> Option<Plan> {
+        self.draft.complete().filter(|_| !self.has_errors())
+    }
+
+    /// The errors.
+    pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.diagnostics.iter().filter(|found| found.is_error())
     }
 
     /// The first error with the way out.
     fn summary(&self) -> String {
         let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
         let first = diagnostic::first_error(&self.diagnostics, line);
-        first.unwrap_or_else(|| "the recipe does not state enough for a plan".to_owned())
+        first.unwrap_or_else(|| NOT_ENOUGH.to_owned())
     }
 }
 

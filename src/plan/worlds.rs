@@ -9,11 +9,11 @@ use super::Plan;
 use super::arithmetic::gcd;
 use super::draft::{self, global_batch, synthetic_samples};
 use super::oom_policy::descend;
-use super::planner::{self, Examined};
+use super::planner::{self, Examined, NOT_ENOUGH};
 use super::request::{PlanRequest, Reached};
 use super::runner::{DeviceMemory, Runner};
 use crate::recipe::schema::spec::Remainder;
-use crate::recipe::{Recipe, Spec};
+use crate::recipe::{Diagnostic, Recipe, Spec};
 use crate::util::lock::lock;
 
 /// Verdicts that are kept; beyond this number worlds are planned again.
@@ -44,33 +44,25 @@ struct Known {
 /// Why a world has no plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The rule of the first error; `None`: the recipe has too little for a plan.
-    rule: Option<String>,
-    /// The first error, one line.
-    message: String,
-    /// The way out, one line.
-    help: String,
+    /// The first error; `None`: the recipe has too little for a plan.
+    error: Option<Diagnostic>,
     /// The world splits the batch: another rule refuses it.
     splits: bool,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.rule {
-            Some(rule) => write!(f, "{rule}: {} ({})", self.message, self.help),
-            None => f.write_str(&self.message),
+        match &self.error {
+            Some(error) => f.write_str(&error.one_line()),
+            None => f.write_str(NOT_ENOUGH),
         }
     }
 }
 
 impl Refusal {
     fn of(examined: &Examined) -> Refusal {
-        let mut errors = examined.diagnostics.iter().filter(|d| d.is_error());
-        let first = errors.next();
         Refusal {
-            rule: first.map(|error| error.rule.clone()),
-            message: first.map_or_else(|| examined.to_string(), |error| error.message.clone()),
-            help: first.map(|error| error.help.clone()).unwrap_or_default(),
+            error: examined.errors().next().cloned(),
             splits: examined.draft.split.is_some(),
         }
     }
@@ -157,7 +149,7 @@ impl Worlds {
             ..self.request.clone()
         };
         let examined = planner::examine(&self.recipe, &request.after(reached));
-        let plan = examined.clone().finish();
+        let plan = examined.plan();
         let mut known = lock(&self.known);
         if known.verdicts.len() >= MAX_VERDICTS {
             // Those of the same state of the run are needed for one decision.
@@ -167,11 +159,11 @@ impl Worlds {
             known.plans.clear();
         }
         let refusal = match plan {
-            Ok(plan) => {
+            Some(plan) => {
                 known.plans.insert(self.key(world, reached), plan);
                 None
             }
-            Err(refused) => Some(Refusal::of(&refused)),
+            None => Some(Refusal::of(&examined)),
         };
         known.verdicts.insert((world, reached), refusal);
         examined
@@ -212,7 +204,10 @@ impl Worlds {
             return None;
         }
         let refusal = self.refusal(world, reached)?;
-        refusal.splits.then_some(refusal.message)
+        let message = refusal.error.map(|error| error.message);
+        refusal
+            .splits
+            .then(|| message.unwrap_or_else(|| NOT_ENOUGH.to_owned()))
     }
 
     /// Whether a world has a plan.

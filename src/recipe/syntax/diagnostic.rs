@@ -105,6 +105,11 @@ impl Diagnostic {
         self.severity == Severity::Error
     }
 
+    /// The rule, the problem and the way out in one line.
+    pub fn one_line(&self) -> String {
+        format!("{}: {} ({})", self.rule, self.message, self.help)
+    }
+
     /// An error. `span`: the value's place, `None` for a default or a missing value.
     pub fn error(
         rule: &str,
