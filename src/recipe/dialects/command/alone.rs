@@ -207,15 +207,12 @@ fn refuse_options(found: &Launch) -> Result<Vec<String>, LauncherError> {
         let problem = "the launcher has both `--module` and `--no_python`; remove one of them";
         return Err(LauncherError::Options(problem.to_owned()));
     }
-    let launcher = match found.launcher {
-        Launcher::Torchrun => "torchrun",
-        Launcher::Deepspeed => "deepspeed",
-        _ => "",
-    };
+    let is_read = matches!(found.launcher, Launcher::Torchrun | Launcher::Deepspeed);
     let mut ignored = Vec::new();
     for option in &found.options {
-        if !launcher.is_empty() && !REPLACED.has(&option.name) {
-            return Err(no_counterpart(launcher, &format!("--{}", option.name)));
+        if is_read && !REPLACED.has(&option.name) {
+            let option = format!("--{}", option.name);
+            return Err(no_counterpart(found.launcher.name(), &option));
         }
         if IGNORED.has(&option.name) {
             ignored.push(option.written());

@@ -38,6 +38,27 @@ pub(crate) enum Launcher {
     Trl,
 }
 
+impl Launcher {
+    /// All that have a name of their own.
+    pub const NAMED: [Launcher; 4] = [
+        Launcher::Torchrun,
+        Launcher::Deepspeed,
+        Launcher::Accelerate,
+        Launcher::Trl,
+    ];
+
+    /// The program's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Launcher::Python => "python",
+            Launcher::Torchrun => "torchrun",
+            Launcher::Deepspeed => "deepspeed",
+            Launcher::Accelerate => "accelerate",
+            Launcher::Trl => "trl",
+        }
+    }
+}
+
 /// A command that starts a training: its launcher and its program, with the places of their words.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Launch {

@@ -142,8 +142,11 @@ pub(crate) fn refuse_unread(
     let unread = lines.iter().filter(|line| line.shell == Shell::Unread);
     let starts = |part: &str| {
         let name = part.rsplit('/').next().unwrap_or_default();
-        let launchers = ["torchrun", "accelerate", "deepspeed", "trl"];
-        launchers.contains(&name) || name.starts_with("python") || name.ends_with(".py")
+        Launcher::NAMED
+            .iter()
+            .any(|launcher| launcher.name() == name)
+            || name.starts_with("python")
+            || name.ends_with(".py")
     };
     let mentions = |word: &Word| {
         let between = |c: char| c.is_whitespace() || "\"'`;&|()".contains(c);
