@@ -120,11 +120,16 @@ impl Unit {
         Ok(())
     }
 
-    /// Ranges of adjacent parameters with the same weight decay: whether it applies.
-    pub(super) fn decay_ranges(&self) -> Vec<(Range<usize>, bool)> {
+    /// The ranges within a `part` of the unit whose parameters have the same weight decay: whether it applies.
+    pub(super) fn decay_ranges(&self, part: Range<usize>) -> Vec<(Range<usize>, bool)> {
         let mut ranges: Vec<(Range<usize>, bool)> = Vec::new();
         for parameter in &self.parameters {
             let range = parameter.range();
+            let (from, to) = (range.start.max(part.start), range.end.min(part.end));
+            if from >= to {
+                continue;
+            }
+            let range = from - part.start..to - part.start;
             match ranges.last_mut() {
                 Some((last, decay)) if *decay == parameter.decay => last.end = range.end,
                 _ => ranges.push((range, parameter.decay)),
@@ -194,6 +199,27 @@ mod tests {
         assert_eq!(head.len, 256);
         assert_eq!(head.parameters[0].name, "model.norm.weight");
         assert_eq!(tied.len(), 8_425_728 - 4096 * 256);
+    }
+
+    #[test]
+    fn parts_of_a_unit_decay_as_the_whole() {
+        let unit = &layout(&config()).units[1];
+        let flags = |part: Range<usize>| {
+            let ranges = unit.decay_ranges(part).into_iter();
+            let flags = ranges.flat_map(|(range, decay)| range.map(move |at| (at, decay)));
+            flags.collect::<Vec<_>>()
+        };
+        let whole = flags(0..unit.len);
+        assert!(whole.iter().map(|(at, _)| *at).eq(0..unit.len));
+        // A norm ends within the second part; the last one is padded.
+        let held = unit.len / 3 + 100;
+        for start in (0..unit.len).step_by(held) {
+            let end = (start + held).min(unit.len);
+            let part = whole[start..end]
+                .iter()
+                .map(|(at, decay)| (at - start, *decay));
+            assert!(flags(start..start + held).into_iter().eq(part));
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod walk;
 
 use capacity::Capacity;
 pub use config::ConfigError;
+pub use cpu_kernels::adamw::AdamW;
 pub use layout::layout;
 use layout::part;
 use step::{Keeps, Pass, Step, Training, no_worker_gradient};
@@ -246,25 +247,6 @@ impl Measure {
     pub fn whole_step(self) -> bool {
         self.worker || (self.coordinates && !self.micro_batches)
     }
-}
-
-/// Parameters of one AdamW step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamW {
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// β₁, decay of the first moment.
-    pub beta1: f64,
-    /// β₂, decay of the second moment.
-    pub beta2: f64,
-    /// ε, added to the denominator.
-    pub epsilon: f64,
-    /// Decoupled weight decay, relative to the learning rate.
-    pub weight_decay: f64,
-    /// Steps taken including this one, for the bias correction.
-    pub step: u64,
-    /// Factor of the summed gradient: 1/N target tokens × clipping.
-    pub gradient_scale: f64,
 }
 
 /// The sum of every rank's part of ‖gradient‖². Collective.

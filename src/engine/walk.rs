@@ -85,7 +85,7 @@ pub trait Backend {
     /// Makes the unit's weights readable until their release.
     fn acquire(&mut self, unit: usize) -> Result<(), Self::Error>;
 
-    /// The walk has read the unit's weights for now, and goes on in the direction `next`.
+    /// The walk has read the unit's weights for now; `next` is its direction after this.
     fn release(&mut self, unit: usize, next: Direction) -> Result<(), Self::Error>;
 
     /// The unit's gradient is about to be written. Not called for the head, nor for embeddings tied to it.

@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use cpu_kernels::vector::{accumulate_on_this_thread, add_on_this_thread};
+
 use super::wire::Flow;
 use crate::comm::{Kind, Operation};
 
@@ -120,7 +122,7 @@ impl<'a> Transfer<'a> {
         let (below, above) = self.scratch.split_at_mut(self.rank);
         if let Some((first, others)) = below.split_first_mut() {
             for other in others {
-                add(&mut first[..chunk], &other[..chunk]);
+                accumulate_on_this_thread(&mut first[..chunk], &other[..chunk]);
             }
         }
         let addends = below.first().into_iter().chain(&above[1..]);
@@ -129,7 +131,7 @@ impl<'a> Transfer<'a> {
             OwnPart::Into(shard) => {
                 let sum = &mut shard[self.ready..self.ready + chunk];
                 match addends.next() {
-                    Some(addend) => add_into(sum, own, addend),
+                    Some(addend) => add_on_this_thread(sum, own, addend),
                     None => sum.copy_from_slice(own),
                 }
                 sum
@@ -137,7 +139,7 @@ impl<'a> Transfer<'a> {
             OwnPart::InPlace | OwnPart::From(_) => own,
         };
         for addend in addends {
-            add(sum, addend);
+            accumulate_on_this_thread(sum, addend);
         }
     }
 }
@@ -265,22 +267,4 @@ fn describe(header: &[u8; HEADER]) -> String {
         _ => "an unknown operation",
     };
     format!("{name} (operation {}) of {} elements", field(1), field(2))
-}
-
-/// `sum = own + addend`, with the processor's widest vectors.
-fn add_into(sum: &mut [f32], own: &[f32], addend: &[f32]) {
-    pulp::Arch::new().dispatch(|| {
-        for ((sum, own), addend) in sum.iter_mut().zip(own).zip(addend) {
-            *sum = own + addend;
-        }
-    });
-}
-
-/// `sum += addend`, with the processor's widest vectors.
-fn add(sum: &mut [f32], addend: &[f32]) {
-    pulp::Arch::new().dispatch(|| {
-        for (sum, addend) in sum.iter_mut().zip(addend) {
-            *sum += addend;
-        }
-    });
 }

@@ -1,7 +1,8 @@
 //! The operations of a walk on this machine's processors.
 
+use cpu_kernels::{attention, embedding, linear, rmsnorm, rope, swiglu, vector};
+
 use super::arena::Buffer;
-use super::kernels::{attention, embedding, linear, rmsnorm, rope, swiglu, vector};
 use super::store::{Gradient, Store};
 use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, Linear, Norm, Slot, Walk};
@@ -253,7 +254,10 @@ impl Backend for CpuBackend<'_> {
         self.on([(qkv, shape.qkv())], |[qkv], _, shared| {
             let table = (&shared.rope[..], shape.seq_len, shape.head_dim);
             let rotated = shape.heads + shape.kv_heads;
-            rope::rotate(qkv, shape.qkv(), rotated, table, direction)
+            match direction {
+                Direction::Forward => rope::rotate(qkv, shape.qkv(), rotated, table),
+                Direction::Backward => rope::rotate_back(qkv, shape.qkv(), rotated, table),
+            }
         })
     }
 

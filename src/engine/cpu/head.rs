@@ -3,8 +3,9 @@
 //! Rows without a target never reach the head. The other rows are processed in chunks, so that only one
 //! chunk's logits exist; their gradient overwrites them.
 
+use cpu_kernels::{cross_entropy, linear, rmsnorm};
+
 use super::backend::CpuBackend;
-use super::kernels::{cross_entropy, linear, rmsnorm};
 use super::store::Gradient;
 use crate::engine::IGNORE;
 use crate::engine::walk::{Head, Slot};

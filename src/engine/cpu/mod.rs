@@ -1,12 +1,11 @@
 //! The CPU engine: f32 on every core, with the processor's widest vectors.
 //!
-//! `backend` and `head` carry out the operations of a walk, `kernels` holds the arithmetic,
+//! `backend` and `head` carry out the operations of a walk with the arithmetic of `cpu_kernels`,
 //! `workspace` the activations, `store` the parameters and gradients, and `arena` counts their memory.
 
 mod arena;
 mod backend;
 mod head;
-pub(super) mod kernels;
 mod store;
 mod workspace;
 

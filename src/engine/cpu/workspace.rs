@@ -1,7 +1,8 @@
 //! Activations and scratch of one micro-batch, all reserved before the first step.
 
+use cpu_kernels::{attention, rmsnorm, rope};
+
 use super::arena::{Arena, Buffer};
-use super::kernels::{attention, rmsnorm, rope};
 use crate::engine::{Capacity, EngineError, ModelConfig};
 
 /// Elements of logits that exist at a time: 8 MiB, which fit the last-level cache.
@@ -49,8 +50,10 @@ pub struct Shared {
     pub dx: Buffer,
     /// Partial sums of the norms' weight gradients, and one number per row of the head.
     pub norm_scratch: Buffer,
-    /// Scratch for attention's scores.
+    /// Scratch for attention's scores; the memory that it has is that of `scores`.
     pub attention: attention::Scratch,
+    #[expect(dead_code, reason = "it counts the memory")]
+    scores: Vec<Buffer>,
     /// Cosines and sines, `[seq_len, head_dim]`.
     pub rope: Buffer,
     /// `[head_rows, vocabulary]`.
@@ -121,12 +124,21 @@ impl Shared {
         let mut table = arena.buffer(capacity.seq_len * config.head_dim, "the RoPE table")?;
         rope::fill_table(&mut table, config.head_dim, config.rope_theta);
         let wide = hidden.max(config.intermediate_size).max(config.qkv());
+        let len = attention::Scratch::block_len(capacity.seq_len);
+        let mut scores: Vec<Buffer> = (0..2 * rayon::current_num_threads())
+            .map(|_| arena.buffer(len, "attention scores"))
+            .collect::<Result<_, _>>()?;
+        let lent = scores.as_chunks_mut().0.iter_mut();
+        let lent = lent
+            .map(|[first, second]| [first.lend(), second.lend()])
+            .collect();
         Ok(Shared {
             narrow: arena.buffer(n * hidden.max(queries), what)?,
             wide: arena.buffer(n * wide, what)?,
             dx: arena.buffer(n * hidden, what)?,
             norm_scratch: arena.buffer(rmsnorm::scratch_len(n, hidden) + head_rows, what)?,
-            attention: attention::Scratch::new(arena, capacity.seq_len)?,
+            attention: attention::Scratch::new(lent),
+            scores,
             rope: table,
             logits: arena.buffer(head_rows * config.vocab_size, "logits")?,
             head: arena.buffer(head_rows * hidden, what)?,

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cpu_kernels::{adamw::Factors, rope};
+
 use super::arena::{Slab, bytes_of};
 use super::backend::{CudaBackend, Streams};
 use super::compiler::Compiler;
@@ -16,7 +18,6 @@ use super::sharded::{Events, Shards};
 use super::state::{FACTORS, Share, State};
 use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
-use crate::engine::cpu::kernels::{adamw::Factors, rope};
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
     ModelConfig, Pass, Reduced, Step, Strategy, UnitState, Walk, initial, layout,
@@ -495,13 +496,9 @@ impl CudaEngine {
         for (index, unit) in self.layout.units.iter().enumerate() {
             let addresses = self.state.at.part(index, unit.len);
             let part = self.state.at.share.part(unit.len);
-            for (range, decay) in unit.decay_ranges() {
-                let (from, to) = (range.start.max(part.start), range.end.min(part.end));
-                if from < to {
-                    let range = from - part.start..to - part.start;
-                    let factors = factors[usize::from(decay)];
-                    self.kernels.adamw(compute, &addresses, range, factors)?;
-                }
+            for (range, decay) in unit.decay_ranges(part) {
+                let factors = factors[usize::from(decay)];
+                self.kernels.adamw(compute, &addresses, range, factors)?;
             }
         }
         Ok(())

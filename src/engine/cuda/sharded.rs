@@ -97,7 +97,7 @@ impl<'a> Shards<'a> {
     }
 
     /// The compute stream has finished with the unit's weights for now: the next unit is gathered into their
-    /// place. Tied embeddings have a place of their own.
+    /// place. Tied embeddings keep their place.
     pub fn release(&self, unit: usize, direction: Direction) -> Enqueued {
         let next = match direction {
             _ if unit == 0 && self.is_tied() => None,

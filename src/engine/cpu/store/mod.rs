@@ -37,11 +37,13 @@ mod gather;
 mod scatter;
 mod squares;
 
+use cpu_kernels::adamw::{self, Factors};
+use cpu_kernels::vector;
+
 use self::gather::Gather;
 use self::scatter::{Scatter, no_gradient};
 use self::squares::{Squares, not_measured};
 use super::arena::{Arena, Buffer};
-use super::kernels::{adamw, vector};
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::{
     AdamW, EngineError, Keeps, Layout, Measure, Pass, Reduced, Step, Strategy, Training, Unit,
@@ -508,16 +510,18 @@ impl Store {
 
     /// The optimiser step on the reduced gradient; clears the step's gradient.
     pub fn update(&mut self, step: AdamW) {
+        let factors = [false, true].map(|decay| Factors::new(&step, decay));
         for part in &mut self.parts {
-            adamw::update(
-                &part.unit,
-                part.offset,
-                &mut part.parameters,
-                &part.gradient,
-                &mut part.exp_avg,
-                &mut part.exp_avg_sq,
-                &step,
-            );
+            let held = part.offset..part.offset + part.len;
+            for (range, decay) in part.unit.decay_ranges(held) {
+                adamw::update(
+                    &factors[usize::from(decay)],
+                    &mut part.parameters[range.clone()],
+                    &part.gradient[range.clone()],
+                    &mut part.exp_avg[range.clone()],
+                    &mut part.exp_avg_sq[range],
+                );
+            }
         }
         self.forget();
         self.clear();

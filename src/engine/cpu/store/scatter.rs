@@ -4,9 +4,10 @@
 //! alternate: one is reduced and scattered while the backward pass fills the other. Where a rank's gradient is kept
 //! whole for the whole step, one buffer holds a micro-batch's gradient until it is measured and added.
 
+use cpu_kernels::vector;
+
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
-use crate::engine::cpu::kernels::vector;
 use crate::engine::{EngineError, Layout};
 
 use super::Part;

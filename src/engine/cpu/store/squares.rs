@@ -2,11 +2,12 @@
 //! rank holds a vector of the model's size, with any strategy: a group's gradient is squared while it is
 //! whole.
 
+use cpu_kernels::vector;
+
 use std::ops::Range;
 
 use crate::comm::{Operation, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
-use crate::engine::cpu::kernels::vector;
 use crate::engine::{EngineError, Layout, Measure};
 
 /// The sums by unit: zero between steps; each rank has its own until they are reduced.

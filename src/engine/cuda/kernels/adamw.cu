@@ -7,7 +7,7 @@
 // Any grid of 256 threads; a thread handles 4 elements at a time.
 #include "real.cuh"
 
-// The scalars of one step, computed by src/engine/cpu/kernels/adamw.rs.
+// The scalars of one step, computed by cpu-kernels/src/adamw.rs.
 struct Factors {
     float gradient_scale, keep, beta1, beta2, step_size, inverse_root_correction2, epsilon;
 };

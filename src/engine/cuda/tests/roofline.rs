@@ -69,7 +69,7 @@ pub struct Step {
     pub norm_test: Cost,
 }
 
-/// Costs of a micro-batch of `batch` × `seq_len` tokens in `precision`, as `walk.rs` launches it.
+/// Costs of a micro-batch of `batch` × `seq_len` tokens in `precision`, as the walk launches it.
 pub fn step(config: &ModelConfig, (batch, seq_len): (usize, usize), precision: Precision) -> Step {
     let real = precision.size() as f64;
     let float = 4.0;

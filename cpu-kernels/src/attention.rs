@@ -7,16 +7,13 @@
 //! `qkv` is `[n, (heads + 2 × kv_heads) × head_dim]`: the query heads of a row, its key heads, its value
 //! heads.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
 use super::exp::{exp, exp_and_sum, max};
 use super::matrix::{Matrix, MatrixMut, multiply};
 use super::{dot, vectorised};
-use crate::engine::EngineError;
-use crate::engine::cpu::arena::{Arena, Buffer};
-use crate::util::lock::lock;
 
 const BLOCK: usize = 64;
 
@@ -74,25 +71,28 @@ impl Shape {
 /// Scratch for two blocks of scores per thread.
 #[derive(Debug)]
 pub struct Scratch {
-    threads: Vec<Mutex<[Buffer; 2]>>,
+    threads: Vec<Mutex<[Vec<f32>; 2]>>,
 }
 
 impl Scratch {
-    /// For sequences of up to `seq_len` tokens on the current pool.
-    pub fn new(arena: &Arena, seq_len: usize) -> Result<Scratch, EngineError> {
-        let len = BLOCK.min(seq_len) * seq_len;
-        let buffer = || arena.buffer(len, "attention scores");
-        let threads = (0..rayon::current_num_threads())
-            .map(|_| Ok(Mutex::new([buffer()?, buffer()?])))
-            .collect::<Result<_, EngineError>>()?;
-        Ok(Scratch { threads })
+    /// Elements of each block, for sequences of up to `seq_len` tokens.
+    pub fn block_len(seq_len: usize) -> usize {
+        BLOCK.min(seq_len) * seq_len
+    }
+
+    /// Two blocks of at least [`Scratch::block_len`] for each thread of the pool.
+    pub fn new(threads: Vec<[Vec<f32>; 2]>) -> Scratch {
+        Scratch {
+            threads: threads.into_iter().map(Mutex::new).collect(),
+        }
     }
 
     /// Lends this thread's two blocks.
     fn with<R>(&self, f: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
         let thread = rayon::current_thread_index().unwrap_or(0);
         // Each thread has its own scratch, whose content is unspecified between uses.
-        let mut blocks = lock(&self.threads[thread]);
+        let blocks = self.threads[thread].lock();
+        let mut blocks = blocks.unwrap_or_else(PoisonError::into_inner);
         let [first, second] = &mut *blocks;
         f(first, second)
     }

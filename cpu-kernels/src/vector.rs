@@ -15,16 +15,31 @@ pub fn add(sum: &mut [f32], a: &[f32], b: &[f32]) {
     sum.par_chunks_mut(CHUNK)
         .zip(a.par_chunks(CHUNK))
         .zip(b.par_chunks(CHUNK))
-        .for_each(|((sum, a), b)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
-                        *sum = a + b;
-                    }
-                },
-            )
-        });
+        .for_each(|((sum, a), b)| add_on_this_thread(sum, a, b));
+}
+
+/// As [`add`], on this thread.
+pub fn add_on_this_thread(sum: &mut [f32], a: &[f32], b: &[f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+                *sum = a + b;
+            }
+        },
+    );
+}
+
+/// As [`accumulate`], on this thread.
+pub fn accumulate_on_this_thread(sum: &mut [f32], x: &[f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (sum, x) in sum.iter_mut().zip(x) {
+                *sum += x;
+            }
+        },
+    );
 }
 
 /// sum += x, elementwise.

@@ -4,7 +4,6 @@
 use rayon::prelude::*;
 
 use super::{ROWS, vectorised};
-use crate::engine::Direction;
 
 /// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's head_dim / 2
 /// angles. The angles are rounded to f32, as in transformers.
@@ -23,13 +22,30 @@ pub fn fill_table(table: &mut [f32], head_dim: usize, theta: f32) {
 }
 
 /// Rotates the first `heads` heads of every row of `x` `[n, row]` in place; row r is at position r mod
-/// seq_len. Backward is the inverse, which is the transpose.
-pub(in crate::engine) fn rotate(
+/// seq_len.
+pub fn rotate(x: &mut [f32], row: usize, heads: usize, table: (&[f32], usize, usize)) {
+    turn_rows(x, row, heads, table, turn);
+}
+
+/// The inverse of [`rotate`], which is its transpose.
+pub fn rotate_back(x: &mut [f32], row: usize, heads: usize, table: (&[f32], usize, usize)) {
+    turn_rows(
+        x,
+        row,
+        heads,
+        table,
+        #[inline(always)]
+        |a, b, cos, sin| turn(b, a, cos, sin),
+    );
+}
+
+#[inline(always)]
+fn turn_rows(
     x: &mut [f32],
     row: usize,
     heads: usize,
     (table, seq_len, head_dim): (&[f32], usize, usize),
-    direction: Direction,
+    turn: impl Fn(&mut [f32], &mut [f32], &[f32], &[f32]) + Sync,
 ) {
     let half = head_dim / 2;
     x.par_chunks_mut(ROWS * row)
@@ -43,10 +59,7 @@ pub(in crate::engine) fn rotate(
                         let (cos, sin) = table[position * head_dim..][..head_dim].split_at(half);
                         for head in x[..heads * head_dim].chunks_exact_mut(head_dim) {
                             let (a, b) = head.split_at_mut(half);
-                            match direction {
-                                Direction::Forward => turn(a, b, cos, sin),
-                                Direction::Backward => turn(b, a, cos, sin),
-                            }
+                            turn(a, b, cos, sin);
                         }
                     }
                 },
@@ -74,7 +87,7 @@ mod tests {
         let original: Vec<f32> = (0..2 * seq_len * row).map(|i| (i as f32).sin()).collect();
         let mut x = original.clone();
         let shape = (&table[..], seq_len, head_dim);
-        rotate(&mut x, row, heads, shape, Direction::Forward);
+        rotate(&mut x, row, heads, shape);
         assert_eq!(x[..row], original[..row]);
         assert_eq!(x[seq_len * row..][..row], original[seq_len * row..][..row]);
         // Elements after the rotated heads do not change.
@@ -83,7 +96,7 @@ mod tests {
         let (a, b) = (original[row], original[row + 3]);
         assert!((x[row] - (a * 1f32.cos() - b * 1f32.sin())).abs() < 1e-6);
         assert!((x[row + 3] - (b * 1f32.cos() + a * 1f32.sin())).abs() < 1e-6);
-        rotate(&mut x, row, heads, shape, Direction::Backward);
+        rotate_back(&mut x, row, heads, shape);
         for (x, original) in x.iter().zip(&original) {
             assert!((x - original).abs() < 1e-6);
         }
