@@ -71,7 +71,7 @@ fn a_missing_bucket_is_reported_and_the_job_starts_with_data_from_another_once_i
 
 #[test]
 fn a_server_that_is_away_for_a_while_costs_no_sample() {
-    let job = Job::with_bucket("bucket-away").start(&recipe(400_000), json!({}));
+    let job = Job::with_bucket("bucket-away").start(&recipe(2_000_000), json!({}));
     let before = job.wait("a checkpoint", |status| status["checkpoint"].is_object());
     kit(&["restart", "s3", "15"]);
     let step = |status: &Value| status["checkpoint"]["step"].as_u64().unwrap_or(0);
@@ -86,7 +86,7 @@ fn a_server_that_is_away_for_a_while_costs_no_sample() {
 #[test]
 #[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_bucket_emptied_under_a_running_job_is_reported() {
-    let job = Job::with_bucket("bucket-emptied").start(&recipe(400_000), json!({}));
+    let job = Job::with_bucket("bucket-emptied").start(&recipe(2_000_000), json!({}));
     job.wait("a checkpoint", |status| status["checkpoint"].is_object());
     job.patch(json!({"suspend": true}));
     job.wait("its suspension", |status| status["phase"] == "Suspended");

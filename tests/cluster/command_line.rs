@@ -78,7 +78,7 @@ fn launch_follows_its_job_to_the_end() {
 #[test]
 fn commands_change_and_show_a_job() {
     let job = Job::with_volume("moved");
-    let recipe = file(&recipe(400_000));
+    let recipe = file(&recipe(2_000_000));
     let planned = stdout(&[
         "plan",
         path(&recipe),

@@ -193,7 +193,7 @@ fn a_controller_killed_at_every_step_of_every_transition_loses_nothing() {
     let made = ["companions/place", "pods/place", "pod/create"];
     let begun = [&["place", "publish"][..], &made].concat();
     let job = killed_throughout("begin", &begun, || {
-        let job = job.start(&recipe(400_000), json!({}));
+        let job = job.start(&recipe(2_000_000), json!({}));
         job.wait_training_on(3);
         job
     });

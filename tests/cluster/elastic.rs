@@ -21,7 +21,7 @@ pub fn completes(job: Job) {
 
 #[test]
 fn a_cordoned_node_is_left_with_a_checkpoint_and_reused() {
-    let job = Job::apply("cordon", &recipe(400_000), json!({}));
+    let job = Job::apply("cordon", &recipe(2_000_000), json!({}));
     let before = job.wait_training_on(3);
     let pods = job.pods();
     let _restored = restored("kubectl", &["uncordon", "node3"]);
@@ -48,7 +48,7 @@ fn a_node_without_power_is_left_before_kubernetes_declares_it_lost() {
 }
 
 pub fn loses_power(job: Job) {
-    let job = job.start(&recipe(400_000), json!({}));
+    let job = job.start(&recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     let _restored = restored("kit", &["return", &node]);
@@ -68,7 +68,7 @@ fn three_two_one_three_nodes_keep_the_batch() {
 }
 
 pub fn moves_over_the_pool(job: Job) {
-    let job = job.start(&recipe(400_000), json!({}));
+    let job = job.start(&recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let _restored = [
         restored("kubectl", &["uncordon", "node1"]),
@@ -99,7 +99,7 @@ fn a_suspended_job_releases_its_gpus_and_resumes_from_its_checkpoint() {
 }
 
 pub fn is_suspended(job: Job) {
-    let job = job.start(&recipe(400_000), json!({}));
+    let job = job.start(&recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     job.patch(json!({"suspend": true}));
     let status = job.wait("its suspension", |status| status["phase"] == "Suspended");
@@ -120,7 +120,7 @@ pub fn is_suspended(job: Job) {
 
 #[test]
 fn a_scaled_job_moves_to_the_requested_nodes() {
-    let job = Job::apply("scaled", &recipe(400_000), json!({}));
+    let job = Job::apply("scaled", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     kubectl(&["scale", "tj", "scaled", "--replicas=1"]);
     job.wait_training_on(1);
@@ -129,7 +129,7 @@ fn a_scaled_job_moves_to_the_requested_nodes() {
 
 #[test]
 fn a_deleted_job_leaves_nothing_behind() {
-    let job = Job::apply("deleted", &recipe(400_000), json!({}));
+    let job = Job::apply("deleted", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     job.delete_whole();
 }

@@ -10,7 +10,7 @@ fn a_node_behind_a_network_partition_commits_nothing_and_is_reused() {
 }
 
 pub fn is_cut_off(job: Job) {
-    let job = job.start(&recipe(400_000), json!({}));
+    let job = job.start(&recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     {

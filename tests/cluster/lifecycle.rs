@@ -141,7 +141,7 @@ fn a_finished_job_is_deleted_after_its_ttl() {
 
 #[test]
 fn an_edited_image_takes_effect_after_a_checkpoint() {
-    let job = Job::apply("edited", &recipe(400_000), json!({}));
+    let job = Job::apply("edited", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let old = job.pods();
     job.patch(json!({"image": OTHER_IMAGE}));
@@ -157,7 +157,7 @@ fn an_edited_image_takes_effect_after_a_checkpoint() {
 
 #[test]
 fn a_drained_node_costs_no_step() {
-    let job = Job::apply("drained", &recipe(400_000), json!({}));
+    let job = Job::apply("drained", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let _restored = restored("kubectl", &["uncordon", "node2"]);
     kubectl(&[
@@ -174,7 +174,7 @@ fn a_drained_node_costs_no_step() {
 
 #[test]
 fn training_continues_while_the_api_server_restarts() {
-    let job = Job::apply("api", &recipe(400_000), json!({}));
+    let job = Job::apply("api", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     kit(&["restart", "apiserver", "3"]);
     let status = job.settle(96);
@@ -183,7 +183,7 @@ fn training_continues_while_the_api_server_restarts() {
 
 #[test]
 fn an_upgraded_controller_continues_from_the_status() {
-    let job = Job::apply("upgrade", &recipe(400_000), json!({}));
+    let job = Job::apply("upgrade", &recipe(2_000_000), json!({}));
     let pods = job.wait_training_on(3);
     let system = ["-n", "evenkeel-system"];
     let image = |image: &str| {
@@ -207,7 +207,7 @@ fn an_upgraded_controller_continues_from_the_status() {
 
 #[test]
 fn a_killed_rank_is_restarted_in_the_same_pods() {
-    let job = Job::apply("rank", &recipe(400_000), json!({}));
+    let job = Job::apply("rank", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let before = job.pods();
     signal("KILL", &job.processes("rank")[3]);
@@ -222,7 +222,7 @@ fn a_killed_rank_is_restarted_in_the_same_pods() {
 
 #[test]
 fn a_killed_container_is_replaced() {
-    let job = Job::apply("container", &recipe(400_000), json!({}));
+    let job = Job::apply("container", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     signal("KILL", &job.processes("agent")[1]);
     job.wait("a second generation", |status| {
@@ -234,7 +234,7 @@ fn a_killed_container_is_replaced() {
 
 #[test]
 fn a_job_can_be_suspended_during_a_rescale() {
-    let job = Job::apply("halfway", &recipe(400_000), json!({}));
+    let job = Job::apply("halfway", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let _restored = restored("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
@@ -249,7 +249,7 @@ fn a_job_can_be_suspended_during_a_rescale() {
 
 #[test]
 fn a_job_can_be_deleted_during_a_rescale() {
-    let job = Job::apply("cutshort", &recipe(400_000), json!({}));
+    let job = Job::apply("cutshort", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let _restored = restored("kubectl", &["uncordon", "node1"]);
     kubectl(&["cordon", "node1"]);
@@ -259,9 +259,9 @@ fn a_job_can_be_deleted_during_a_rescale() {
 
 #[test]
 fn two_jobs_never_reserve_the_same_devices() {
-    let first = Job::apply("first", &recipe(400_000), json!({}));
+    let first = Job::apply("first", &recipe(2_000_000), json!({}));
     first.wait_training_on(3);
-    let second = Job::apply("second", &recipe(400_000), json!({"nodes": 2}));
+    let second = Job::apply("second", &recipe(2_000_000), json!({"nodes": 2}));
     let status = second.wait("a pool", |status| status["phase"] == "Waiting");
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("0 of the pool's nodes"), "{message}");
@@ -274,7 +274,7 @@ fn two_jobs_never_reserve_the_same_devices() {
 
 #[test]
 fn a_batch_raised_by_the_norm_test_survives_a_scale_down() {
-    let mut growing = recipe(400_000);
+    let mut growing = recipe(2_000_000);
     growing["spec"]["schedule"] = json!({
         "kind": "norm-test", "eta": 0.3, "interval": 2, "max_batch": 384,
     });

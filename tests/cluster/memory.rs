@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::support::{Job, recipe, signal};
+use super::support::{Job, signal, wide_recipe};
 
 /// Creates a job whose micro-batch of 32 exceeds its pod's memory, while 16 fits.
 fn too_large(name: &str, nodes: u64, gpus: u64, memory: &str) -> Job {
-    let mut recipe = recipe(640);
+    let mut recipe = wide_recipe(640);
     let spec = &mut recipe["spec"];
     spec["batch"] = json!({"global": 64, "per_device_batch_size": 32});
-    spec["model"]["config"]["max_position_embeddings"] = json!(512);
+    let model = &mut spec["model"]["config"];
+    model["max_position_embeddings"] = json!(512);
     spec["data"]["sequence_length"] = json!(512);
     spec["data"]["train"][0]["synthetic"]["samples"] = json!(1000);
     let limited = json!([{"name": "trainer", "resources": {"limits": {"memory": memory}}}]);

@@ -158,7 +158,7 @@ fn a_users_pod_with_the_labels_of_a_job_only_holds_its_devices() {
     create(&sleeping_pod(POD, &labels, 2));
     wait_ready(POD);
     let pod = object("Pod", POD);
-    let job = Job::apply("lure", &recipe(400_000), json!({}));
+    let job = Job::apply("lure", &recipe(2_000_000), json!({}));
     job.wait_training_on(2);
     job.patch(json!({"suspend": true}));
     job.wait("its suspension", |status| status["phase"] == "Suspended");

@@ -23,7 +23,7 @@ fn important() {
 
 #[test]
 fn every_loss_of_devices_causes_one_scale_down() {
-    let job = Job::apply("pool", &recipe(400_000), json!({}));
+    let job = Job::apply("pool", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
 
     let taint = "autoscaler.example/going=soon:NoSchedule";
@@ -60,7 +60,7 @@ fn every_loss_of_devices_causes_one_scale_down() {
 
 #[test]
 fn a_deleted_node_is_left_at_once_and_reused() {
-    let job = Job::apply("removed", &recipe(400_000), json!({}));
+    let job = Job::apply("removed", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let node = node_without_controller();
     kubectl(&["delete", "node", &node]);
@@ -85,7 +85,7 @@ fn policies_ignore_a_cordon_and_keep_a_pending_pod_for_the_autoscaler() {
     let elasticity = json!({"onCordon": "Wait", "capacity": "Request"});
     let job = Job::apply(
         "policy",
-        &recipe(400_000),
+        &recipe(2_000_000),
         json!({"elasticity": elasticity}),
     );
     job.wait_training_on(3);
@@ -134,7 +134,7 @@ fn mig_slices_are_devices_of_their_resource_name() {
     kit(&["gpus", "node1", "3", slice]);
     kit(&["gpus", "node2", "4", slice]);
     let more = json!({"nodes": 2, "gpusPerNode": 3, "resourceName": slice});
-    let job = Job::apply("slices", &recipe(400_000), more);
+    let job = Job::apply("slices", &recipe(2_000_000), more);
     let status = job.wait_training_on(2);
     assert_eq!(status["plan"]["formula"], "6 × 4 × 4 = 96");
     let nodes = kubectl(&[

@@ -230,7 +230,7 @@ fn a_quota_that_blocks_pods_is_reported_and_can_be_removed() {
 
 #[test]
 fn a_refused_edit_has_no_effect_and_the_job_is_still_reconciled() {
-    let job = Job::apply("meddled", &recipe(400_000), json!({}));
+    let job = Job::apply("meddled", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let pods = job.pods();
     job.patch(json!({"trainer": {"command": ["mpirun", "train.py", "{per_device_batch_size}"]}}));

@@ -46,7 +46,7 @@ fn leader() -> String {
 fn the_other_replica_takes_over_from_an_isolated_leader() {
     let _one_replica = OneReplica;
     scale(2);
-    let job = Job::apply("leaders", &recipe(400_000), json!({}));
+    let job = Job::apply("leaders", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let first = leader();
     let pods = kubectl(&[&["get", "pods", "-o", "json"][..], &SYSTEM].concat());

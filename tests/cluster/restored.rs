@@ -17,7 +17,7 @@ fn is_restored(status: &Value) -> bool {
 
 #[test]
 fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
-    let job = Job::apply("restored", &recipe(400_000), json!({}));
+    let job = Job::apply("restored", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     kit(&["backup"]);
     // These generations remain on the volume only.

@@ -10,7 +10,7 @@ use super::support::{Job, kubectl, output_text, poll, recipe, running, try_kubec
 
 #[test]
 fn agents_answer_strangers_nothing_but_health_and_metrics() {
-    let job = Job::apply("strangers", &recipe(96_000), json!({}));
+    let job = Job::apply("strangers", &recipe(960_000), json!({}));
     let status = job.wait_training_on(3);
     let pod = &status["jobGeneration"]["record"]["members"][0]["pod"];
     let (name, address) = (pod["name"].as_str().unwrap(), pod["ip"].as_str().unwrap());

@@ -100,7 +100,7 @@ pub fn recipe(samples: u64) -> Value {
         "spec": {
             "batch": {"global": 96, "per_device_batch_size": 4},
             "model": {"init": "random", "config": {
-                "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+                "hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 2,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
                 "max_position_embeddings": 32, "tie_word_embeddings": true}},
             "data": {"sequence_length": 32, "held_out": 96, "train": [{"path": "synthetic",
@@ -110,6 +110,15 @@ pub fn recipe(samples: u64) -> Value {
             "checkpoint": {"every_samples": 960, "keep": 3},
         },
     })
+}
+
+/// The same with four times the parameters, for scenarios in which memory or a volume ends.
+pub fn wide_recipe(samples: u64) -> Value {
+    let mut recipe = recipe(samples);
+    let model = &mut recipe["spec"]["model"]["config"];
+    model["hidden_size"] = json!(64);
+    model["intermediate_size"] = json!(176);
+    recipe
 }
 
 /// Number of slots in a status.

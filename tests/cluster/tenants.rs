@@ -21,7 +21,7 @@ fn create_job(name: &str, pod: Value) {
         "metadata": {"name": name, "namespace": STRANGER},
         "spec": {
             "nodes": 2, "gpusPerNode": 2, "image": IMAGE, "trainer": {"device": "Cpu"},
-            "recipe": {"inline": recipe(400_000).to_string()},
+            "recipe": {"inline": recipe(2_000_000).to_string()},
             "checkpoint": {"path": "/tmp"},
             "elasticity": {"capacity": "Request", "placementSeconds": 3600},
             "podTemplate": {"spec": pod},
@@ -39,7 +39,7 @@ fn wait_pods(name: &str, count: usize) {
 
 #[test]
 fn pods_that_are_never_placed_take_nothing_from_a_running_job() {
-    let job = Job::apply("holder", &recipe(400_000), json!({}));
+    let job = Job::apply("holder", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     let _gone = stranger();
     create_job("unscheduled", json!({"schedulerName": "absent"}));

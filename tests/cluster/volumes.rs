@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use super::support::{Job, recipe};
+use super::support::{Job, recipe, wide_recipe};
 
 #[test]
 fn a_full_volume_fails_the_job_and_keeps_its_checkpoint() {
     let job = Job::with_volume("full");
     job.limit_volume("3m");
-    let job = job.start(&recipe(120_000), json!({}));
+    let job = job.start(&wide_recipe(120_000), json!({}));
     let status = job.wait_failure();
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("no space left"), "{message}");
@@ -23,7 +23,7 @@ fn a_read_only_volume_is_reported_and_the_job_starts_once_it_is_writable() {
     let job = Job::with_volume("readonly");
     job.limit_volume("64m");
     job.remount_volume("ro");
-    let job = job.start(&recipe(400_000), json!({}));
+    let job = job.start(&recipe(2_000_000), json!({}));
     let status = job.wait("a message about the volume", |status| {
         let message = status["message"].as_str().unwrap_or_default();
         message.contains("the checkpoint volume is read-only")
