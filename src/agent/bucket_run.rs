@@ -13,7 +13,7 @@ use crate::checkpoint::{CheckpointError, bucket_copy};
 use crate::external_trainer::choice;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{Generation, files};
-use crate::train::{Setup, checkpoint_ref};
+use crate::train::{Run, checkpoint_ref};
 use crate::util::durable::{self, create_directory};
 use crate::util::tree;
 
@@ -121,7 +121,7 @@ fn bring(
     record: &Generation,
     mine: bool,
 ) -> Result<Brought, CheckpointError> {
-    if !bring_setup(bucket, run, mine)? {
+    if !bring_run(bucket, run, mine)? {
         return Ok(Brought::Unprepared);
     }
     if let Some(start) = &record.start {
@@ -179,22 +179,22 @@ fn key_of(record: &Generation, file: &str) -> String {
 
 /// Makes `run.json` and the prepared data of disk and bucket the same; false if neither has them, or only the disk of a
 /// pod that is not the first. Of two pods that prepared the run, the bucket has the result of the first.
-fn bring_setup(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, CheckpointError> {
-    let (setup, data) = (run.join(files::RUN), run.join(files::DATA));
+fn bring_run(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, CheckpointError> {
+    let (file, data) = (run.join(files::RUN), run.join(files::DATA));
     loop {
-        let own = match durable::read(&setup) {
+        let own = match durable::read(&file) {
             Err(error) if error.is_absent() => None,
             read => Some(read?),
         };
         match (bucket.get(files::RUN)?, own) {
             (Some(theirs), Some(own)) if theirs == own => return Ok(true),
             (Some(theirs), _) => {
-                for outdated in [&setup, &data] {
+                for outdated in [&file, &data] {
                     durable::remove(outdated)?;
                 }
                 download_directory(bucket, files::DATA, &data)?;
                 check_data(bucket, &theirs, &data)?;
-                durable::write_atomically(&setup, &theirs)?;
+                durable::write_atomically(&file, &theirs)?;
                 return Ok(true);
             }
             (None, Some(own)) if mine => {
@@ -214,10 +214,10 @@ fn bring_setup(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, Checkpoi
 }
 
 /// Refuses data of another preparation than that of `run.json`.
-fn check_data(bucket: &Bucket, setup: &[u8], data: &Path) -> Result<(), CheckpointError> {
+fn check_data(bucket: &Bucket, run: &[u8], data: &Path) -> Result<(), CheckpointError> {
     let damaged = |message: String| BucketError::damaged(&bucket.url(files::DATA), message);
-    let setup: Setup = serde_json::from_slice(setup).map_err(|error| damaged(error.to_string()))?;
-    match setup.prepared(data) {
+    let run: Run = serde_json::from_slice(run).map_err(|error| damaged(error.to_string()))?;
+    match run.prepared(data) {
         Ok(true) => Ok(()),
         Ok(false) => Err(damaged("it is of another preparation than run.json".to_owned()).into()),
         Err(error) => Err(damaged(error.to_string()).into()),

@@ -83,7 +83,7 @@ fn recipe(source: &Source<'_>) -> Result<Recipe, Problem> {
 fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> ExternalTrainer<'a> {
     ExternalTrainer {
         recipe,
-        run,
+        run_dir: run,
         // Only the volume outlives a container.
         base: None,
     }

@@ -9,7 +9,7 @@ use super::Identity;
 use crate::bucket::Bucket;
 use crate::checkpoint::{self, bucket_copy};
 use crate::lifecycle::CheckpointRef;
-use crate::train::{Setup, TrainError};
+use crate::train::{Run, TrainError};
 
 /// Removes old checkpoints, one at a time.
 #[derive(Default)]
@@ -60,7 +60,7 @@ fn remove(
     if !first {
         return Ok(());
     }
-    let keep = Setup::read(run)?.spec.checkpoint.keep;
+    let keep = Run::read(run)?.spec.checkpoint.keep;
     if let Some(bucket) = bucket {
         bucket_copy::retain(bucket, keep, newest, start)?;
     } else if let Some(keep) = keep {

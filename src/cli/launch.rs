@@ -279,8 +279,8 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let processes = processes(args, &recipe, &inventory)?;
     let ranks = processes.count;
     recipe.spec.batch.settle(ranks);
-    let run = run_path::choose(&asked, &recipe.spec)?;
-    recipe.spec.name = run_path::name(&run, &asked, &recipe.spec)?;
+    let run_dir = run_path::choose(&asked, &recipe.spec)?;
+    recipe.spec.name = run_path::name(&run_dir, &asked, &recipe.spec)?;
     let recipe = &recipe;
     let device = if processes.gpus.is_empty() {
         DeviceKind::Cpu
@@ -303,17 +303,17 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         resume: args.resume,
         signals: signals.count(),
     };
-    let (reached, runner) = continued(&run, recipe, &request)?;
+    let (reached, runner) = continued(&run_dir, recipe, &request)?;
     let planned = prepare::plan(recipe, ranks, reached, runner, device_memory)?;
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 
     // Check the loopback interface before any file is written.
     port::free(ranks)?;
-    let run_lock = run_path::acquire(run, &asked, &recipe.spec)?;
-    let run = run_lock.run();
+    let run_lock = run_path::acquire(run_dir, &asked, &recipe.spec)?;
+    let run_dir = run_lock.run_dir();
     let mut display = Display::new(mode(args));
-    let prepared = match prepare::prepare(run, recipe, &planned, &request, &mut |progress| {
+    let prepared = match prepare::prepare(run_dir, recipe, &planned, &request, &mut |progress| {
         display.event(&Event::Preparing {
             what: match progress.phase {
                 Phase::Checksums => "checksums of the data".into(),
@@ -326,17 +326,17 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     }) {
         Err(LaunchError::Stopped) => {
             drop(display);
-            return Ok(stopped(args, run, &signals));
+            return Ok(stopped(args, run_dir, &signals));
         }
         prepared => prepared?,
     };
-    let setup = &prepared.setup;
+    let run = &prepared.run;
     display.event(&Event::Planned {
-        name: run.path().display().to_string(),
+        name: run_dir.path().display().to_string(),
         formula: prepared.formula(&planned),
         world: ranks,
-        global_batch: setup.global_batch_size,
-        budget: setup.horizon.budget_samples.unwrap_or_default(),
+        global_batch: run.global_batch_size,
+        budget: run.horizon.budget_samples.unwrap_or_default(),
         devices: match external {
             true => count(ranks, "process"),
             false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
@@ -346,7 +346,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
                 Devices::Gpus { devices }.to_string()
             }
         },
-        floor: setup.built_in.as_ref().and_then(|it| it.entropy),
+        floor: run.built_in.as_ref().and_then(|it| it.entropy),
     });
     for message in processes.note.iter().chain(&prepared.notes).cloned() {
         display.event(&Event::Warning { message });
@@ -362,19 +362,19 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         Ok(end) => end,
     };
     drop(display);
-    finish(run, &end, external)
+    finish(run_dir, &end, external)
 }
 
 /// Prints the result and the next step. `external`: an external trainer ran.
-fn finish(run: &RunDir, end: &End, external: bool) -> anyhow::Result<ExitCode> {
-    let place = run.path().display();
+fn finish(run_dir: &RunDir, end: &End, external: bool) -> anyhow::Result<ExitCode> {
+    let place = run_dir.path().display();
     Ok(match end {
         End::Finished if external => {
             say(format_args!("finished: {place}\n"));
             ExitCode::SUCCESS
         }
         End::Finished => {
-            let page = report::write(run, None)?;
+            let page = report::write(run_dir, None)?;
             say(format_args!(
                 "finished: {place}; report: {}\n",
                 page.display()
@@ -406,12 +406,12 @@ fn mode(args: &Args) -> Mode {
 }
 
 /// Reports a signal before training. Dropping the run lock removes the files of a new run.
-fn stopped(args: &Args, run: &RunDir, signals: &Signals) -> ExitCode {
+fn stopped(args: &Args, run_dir: &RunDir, signals: &Signals) -> ExitCode {
     if args.resume {
         say(format_args!(
             "stopped before training: no process was started, and {} is unchanged; the same command \
              continues\n",
-            run.path().display()
+            run_dir.path().display()
         ));
         return ExitCode::from(EXIT_DRAINED);
     }

@@ -119,7 +119,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         // No signals: the agent kills this process, and the next attempt removes partial data.
         ..Request::of(snapshot.path(), runner)
     };
-    prepare::prepare(run_lock.run(), &recipe, &planned, &request, &mut |_| {})?;
+    prepare::prepare(run_lock.run_dir(), &recipe, &planned, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)
 }
 

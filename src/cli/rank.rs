@@ -43,7 +43,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if !args.command.is_empty() {
         let error = become_program(&Become {
-            run: &args.run,
+            run_dir: &args.run,
             generation: args.generation,
             drain: args.drain_signal,
             agent: args.agent,
@@ -56,7 +56,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let rank = variable("RANK")?;
     Ok(ExitCode::from(rank::run(&RankOptions {
-        run: args.run,
+        run_dir: args.run,
         generation: args.generation,
         rank,
         threads: variable("RAYON_NUM_THREADS")?,

@@ -25,13 +25,13 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let run = run_arg::find(&args.run)?;
+    let run_dir = run_arg::find(&args.run)?;
     let verdict = if args.ledger {
-        Some(proof::prove(&run, &mut |_| {})?)
+        Some(proof::prove(&run_dir, &mut |_| {})?)
     } else {
         None
     };
-    let page = write(&run, verdict.as_ref())?;
+    let page = write(&run_dir, verdict.as_ref())?;
     line(page.display())?;
     Ok(match verdict {
         Some(verdict) if !verdict.is_proved() => {
@@ -43,9 +43,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes the page into the run directory and returns its path.
-pub fn write(run: &RunDir, verdict: Option<&LedgerProof>) -> anyhow::Result<PathBuf> {
-    let page = run.path().join("report.html");
-    let html = report::render(&report_input::report_input(run, verdict)?)?;
+pub fn write(run_dir: &RunDir, verdict: Option<&LedgerProof>) -> anyhow::Result<PathBuf> {
+    let page = run_dir.path().join("report.html");
+    let html = report::render(&report_input::report_input(run_dir, verdict)?)?;
     durable::write_atomically(&page, html.as_bytes())?;
     Ok(page)
 }

@@ -38,38 +38,44 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let run = run_arg::find(&args.run)?;
-    let formula = match worlds::formula_of_run(&run, args.processes) {
+    let run_dir = run_arg::find(&args.run)?;
+    let formula = match worlds::formula_of_run(&run_dir, args.processes) {
         Err(LaunchError::Refused(refused)) => {
             super::render::print(&refused.diagnostics, &Sources::default());
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
         formula => formula?,
     };
-    if let Some(state) = run.state()? {
-        refuse_finished(&run, &run.setup()?, &state)?;
+    if let Some(state) = run_dir.state()? {
+        refuse_finished(&run_dir, &run_dir.run()?, &state)?;
     }
-    if !run.in_use()? {
+    if !run_dir.in_use()? {
         bail!(
             "no launcher runs in {place}; `evenkeel launch … --resume --procs {n} --out {place}` \
              continues with {processes}",
-            place = run.path().display(),
+            place = run_dir.path().display(),
             n = args.processes,
             processes = DeviceKind::Cpu.count(args.processes),
         );
     }
-    let before = run.state()?.map_or(0, |s| s.generations.len());
-    let desired = run.write_desired(args.processes)?;
+    let before = run_dir.state()?.map_or(0, |s| s.generations.len());
+    let desired = run_dir.write_desired(args.processes)?;
     let devices = DeviceKind::Cpu.count(args.processes);
     line(format_args!("requested {devices}: {formula}"))?;
     if args.no_wait {
         return Ok(ExitCode::SUCCESS);
     }
-    wait(&run, args.processes, desired.request, before, args.timeout)
+    wait(
+        &run_dir,
+        args.processes,
+        desired.request,
+        before,
+        args.timeout,
+    )
 }
 
 fn wait(
-    run: &RunDir,
+    run_dir: &RunDir,
     processes: u64,
     request: u64,
     before: usize,
@@ -77,14 +83,14 @@ fn wait(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + Duration::from_secs(timeout);
     while Instant::now() < deadline {
-        let launcher_works = run.in_use()?;
-        if let Some(state) = run.state()? {
+        let launcher_works = run_dir.in_use()?;
+        if let Some(state) = run_dir.state()? {
             match end(&state, request, launcher_works) {
                 Some(Some(message)) => {
                     say(format_args!(
                         "error: the run failed: {message}; `evenkeel launch … --resume --out {}` continues \
                          where it stopped\n",
-                        run.path().display()
+                        run_dir.path().display()
                     ));
                     return Ok(ExitCode::from(EXIT_REFUSED));
                 }
@@ -103,14 +109,14 @@ fn wait(
                 return Ok(ExitCode::SUCCESS);
             }
         }
-        if let Some(newer) = run.desired()?.filter(|newer| newer.request > request) {
+        if let Some(newer) = run_dir.desired()?.filter(|newer| newer.request > request) {
             say(format_args!(
                 "error: request {request} for {} was replaced by request {} for {}; `evenkeel status \
                  {}` shows its progress\n",
                 DeviceKind::Cpu.count(processes),
                 newer.request,
                 DeviceKind::Cpu.count(newer.ranks),
-                run.path().display()
+                run_dir.path().display()
             ));
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
@@ -118,7 +124,7 @@ fn wait(
             bail!(
                 "the launcher has ended; `evenkeel launch … --resume --procs {processes} --out {}` \
                  continues with {}",
-                run.path().display(),
+                run_dir.path().display(),
                 DeviceKind::Cpu.count(processes)
             );
         }

@@ -51,12 +51,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             cluster::list::list(&args.cluster, false, args.output)
         }
         None => list(args.output),
-        Some(run) => {
-            let run = run_arg::find(&run)?;
+        Some(run_dir) => {
+            let run_dir = run_arg::find(&run_dir)?;
             if args.ledger {
-                prove(&run, args.output)
+                prove(&run_dir, args.output)
             } else {
-                show(&run, args.output)
+                show(&run_dir, args.output)
             }
         }
     }
@@ -76,19 +76,19 @@ struct Activity {
 
 impl Activity {
     /// Reads the activity of a run, and its state.
-    fn read(run: &RunDir) -> Result<(Activity, Option<RunState>), LaunchError> {
-        Activity::with_state(run, || run.state())
+    fn read(run_dir: &RunDir) -> Result<(Activity, Option<RunState>), LaunchError> {
+        Activity::with_state(run_dir, || run_dir.state())
     }
 
     fn with_state(
-        run: &RunDir,
+        run_dir: &RunDir,
         state: impl FnOnce() -> Result<Option<RunState>, LaunchError>,
     ) -> Result<(Activity, Option<RunState>), LaunchError> {
         // Check the lock before the state: a launcher that ends in between has written its final
         // state. Check it again for a launcher that starts in between.
-        let in_use = run.in_use()?;
+        let in_use = run_dir.in_use()?;
         let state = state()?;
-        let activity = Activity::of(state.as_ref(), in_use || run.in_use()?);
+        let activity = Activity::of(state.as_ref(), in_use || run_dir.in_use()?);
         Ok((activity, state))
     }
 
@@ -141,21 +141,21 @@ struct Row {
 }
 
 impl Row {
-    fn of(run: &RunDir) -> Result<Row, LaunchError> {
-        let setup = run.setup()?;
-        let (activity, state) = Activity::read(run)?;
+    fn of(run_dir: &RunDir) -> Result<Row, LaunchError> {
+        let run = run_dir.run()?;
+        let (activity, state) = Activity::read(run_dir)?;
         let state = state.unwrap_or_default();
         Ok(Row {
-            recipe: setup.recipe_path,
+            recipe: run.recipe_path,
             activity,
             generations: state.generations.len(),
-            plan: history::current_formula(run, &state),
-            committed_samples: if setup.spec.trainer.is_external() {
+            plan: history::current_formula(run_dir, &state),
+            committed_samples: if run.spec.trainer.is_external() {
                 None
             } else {
                 Some(state.committed_samples())
             },
-            budget_samples: setup.horizon.budget_samples,
+            budget_samples: run.horizon.budget_samples,
         })
     }
 }
@@ -180,18 +180,18 @@ fn row_or_error<S: Serializer>(
 }
 
 impl Listed {
-    fn of(run: &RunDir) -> Listed {
+    fn of(run_dir: &RunDir) -> Listed {
         Listed {
-            run: run.path().to_path_buf(),
-            row: Row::of(run),
+            run: run_dir.path().to_path_buf(),
+            row: Row::of(run_dir),
         }
     }
 
     fn cells(&self) -> [String; 5] {
-        let run = self.run.display().to_string();
+        let run_dir = self.run.display().to_string();
         match &self.row {
             Ok(row) => [
-                run,
+                run_dir,
                 row.plan.clone().unwrap_or_default(),
                 match (row.committed_samples, row.budget_samples) {
                     (Some(committed), Some(budget)) => format!("{committed} of {budget}"),
@@ -201,7 +201,7 @@ impl Listed {
                 row.activity.to_string(),
             ],
             Err(error) => [
-                run,
+                run_dir,
                 String::new(),
                 String::new(),
                 String::new(),
@@ -240,32 +240,32 @@ struct Shown<'a> {
     rest: serde_json::Value,
 }
 
-fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
-    let setup = run.setup()?;
-    let (activity, state) = Activity::read(run)?;
+fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
+    let run = run_dir.run()?;
+    let (activity, state) = Activity::read(run_dir)?;
     let Some(state) = state else {
         if output == Format::Text {
-            line(format_args!("{}: {activity}", run.path().display()))?;
+            line(format_args!("{}: {activity}", run_dir.path().display()))?;
         } else {
             output.print(&Shown {
-                run: run.path(),
+                run: run_dir.path(),
                 activity,
                 rest: json!({}),
             })?;
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let steps = history::last_steps(run, &state);
-    let batch = history::current_batch(run, &state).unwrap_or(setup.global_batch_size);
-    let plan = history::current_formula(run, &state);
-    let external = super::status_external::ExternalStatus::of(run, &state);
+    let steps = history::last_steps(run_dir, &state);
+    let batch = history::current_batch(run_dir, &state).unwrap_or(run.global_batch_size);
+    let plan = history::current_formula(run_dir, &state);
+    let external = super::status_external::ExternalStatus::of(run_dir, &state);
     if output != Format::Text {
         let rest = json!({
-            "recipe": setup.recipe_path,
+            "recipe": run.recipe_path,
             "plan": plan,
             "batch": batch,
-            "global_batch_size": setup.global_batch_size,
-            "budget_samples": setup.horizon.budget_samples,
+            "global_batch_size": run.global_batch_size,
+            "budget_samples": run.horizon.budget_samples,
             "per_device_batch_size_limit": state.per_device_batch_size_limit,
             "committed": state.checkpoint_ref,
             "last_step": steps.first(),
@@ -273,21 +273,18 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             "external_trainer": external,
         });
         output.print(&Shown {
-            run: run.path(),
+            run: run_dir.path(),
             activity,
             rest,
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    line(format_args!("{}: {activity}", run.path().display()))?;
-    line(format_args!(
-        "  recipe      {}",
-        setup.recipe_path.display()
-    ))?;
-    let grown = if batch == setup.global_batch_size {
+    line(format_args!("{}: {activity}", run_dir.path().display()))?;
+    line(format_args!("  recipe      {}", run.recipe_path.display()))?;
+    let grown = if batch == run.global_batch_size {
         String::new()
     } else {
-        format!(", grown from {}", setup.global_batch_size)
+        format!(", grown from {}", run.global_batch_size)
     };
     line(format_args!(
         "  batch       {}{grown}",
@@ -302,7 +299,7 @@ fn show(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
              --rank-memory retries them"
         ))?;
     }
-    if let Some(progress) = progress(&steps, setup.horizon.budget_samples) {
+    if let Some(progress) = progress(&steps, run.horizon.budget_samples) {
         line(format_args!("  progress    {progress}"))?;
     }
     if let Some(external) = &external {
@@ -375,8 +372,8 @@ fn generations(rows: &[GenerationRow]) -> String {
     table.render()
 }
 
-fn prove(run: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
-    let verdict = proof::prove(run, &mut |_| {})?;
+fn prove(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
+    let verdict = proof::prove(run_dir, &mut |_| {})?;
     let proved = verdict.is_proved();
     if output == Format::Text {
         let mark = if proved { "proved" } else { "NOT PROVED" };
@@ -447,13 +444,13 @@ mod tests {
     #[test]
     fn a_launcher_that_ends_during_the_read_is_not_interrupted() {
         let directory = tempfile::tempdir().unwrap();
-        let run = RunDir::at(directory.path());
-        let lock = Lock::acquire(run.path()).unwrap();
+        let run_dir = RunDir::at(directory.path());
+        let lock = Lock::acquire(run_dir.path()).unwrap();
         let state = RunState {
             phase: Phase::Running,
             ..RunState::default()
         };
-        let (activity, read) = Activity::with_state(&run, || {
+        let (activity, read) = Activity::with_state(&run_dir, || {
             drop(lock);
             Ok(Some(state.clone()))
         })

@@ -31,10 +31,10 @@ struct Rank {
 
 impl ExternalStatus {
     /// Reads it from a run; `None` for the built-in trainer.
-    pub fn of(run: &RunDir, state: &RunState) -> Option<ExternalStatus> {
+    pub fn of(run_dir: &RunDir, state: &RunState) -> Option<ExternalStatus> {
         let row = state.generations.last()?;
         let call = row.call.clone()?;
-        let log = |rank| run.path().join(files::rank_log(row.number, rank));
+        let log = |rank| run_dir.path().join(files::rank_log(row.number, rank));
         let rank = |rank| Rank {
             rank,
             last_line: last_line(&log(rank)),

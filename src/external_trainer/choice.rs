@@ -19,25 +19,27 @@ struct Choice {
 }
 
 /// The file with the choice of a generation.
-pub fn file(run: &Path, record: &Generation) -> PathBuf {
-    run.join(files::generation(record.number)).join(files::CALL)
+pub fn file(run_dir: &Path, record: &Generation) -> PathBuf {
+    run_dir
+        .join(files::generation(record.number))
+        .join(files::CALL)
 }
 
 /// Writes the choice.
 pub fn write(
-    run: &Path,
+    run_dir: &Path,
     record: &Generation,
     checkpoint: Option<ExternalCheckpoint>,
 ) -> Result<(), FileError> {
-    create_directory(&run.join(files::generation(record.number)))?;
-    write_json(&file(run, record), &Choice { checkpoint })
+    create_directory(&run_dir.join(files::generation(record.number)))?;
+    write_json(&file(run_dir, record), &Choice { checkpoint })
 }
 
 /// The choice that was written.
 pub(super) fn read(
-    run: &Path,
+    run_dir: &Path,
     record: &Generation,
 ) -> Result<Option<ExternalCheckpoint>, FileError> {
-    let choice: Choice = read_json(&file(run, record))?;
+    let choice: Choice = read_json(&file(run_dir, record))?;
     Ok(choice.checkpoint)
 }

@@ -21,7 +21,7 @@ pub struct ExternalTrainer<'a> {
     /// The recipe that contains the command.
     pub recipe: &'a Recipe,
     /// The run directory, an absolute path.
-    pub run: &'a Path,
+    pub run_dir: &'a Path,
     /// Working directory and base of relative paths. `None` in a container, whose own disk does not
     /// outlive it.
     pub base: Option<&'a Path>,
@@ -34,7 +34,7 @@ pub struct Call {
     pub command: Vec<String>,
     /// The run directory, an absolute path.
     #[serde(skip)]
-    run: PathBuf,
+    run_dir: PathBuf,
     /// Working directory; `None` means the agent's.
     #[serde(skip)]
     pub directory: Option<PathBuf>,
@@ -132,7 +132,7 @@ impl ExternalTrainer<'_> {
             Some(base) => Some(base.join(path)),
             None => path.is_absolute().then_some(path),
         });
-        named.unwrap_or_else(|| self.run.join("checkpoints"))
+        named.unwrap_or_else(|| self.run_dir.join("checkpoints"))
     }
 
     /// The newest complete checkpoint in [`Self::checkpoint_dir`].
@@ -142,16 +142,16 @@ impl ExternalTrainer<'_> {
 
     /// Chooses the newest checkpoint for a generation, unless one was chosen for it.
     pub fn choose(&self, record: &Generation) -> Result<(), FileError> {
-        if choice::file(self.run, record).exists() {
+        if choice::file(self.run_dir, record).exists() {
             return Ok(());
         }
-        choice::write(self.run, record, self.newest())
+        choice::write(self.run_dir, record, self.newest())
     }
 
     /// Fills in the command of a generation that resumes from the checkpoint chosen for it, and writes the files that it
     /// reads.
     pub fn begin(&self, record: &Generation) -> Result<ExternalCall, ExternalTrainerError> {
-        let checkpoint = choice::read(self.run, record)?;
+        let checkpoint = choice::read(self.run_dir, record)?;
         let call = self.call(record.number, &record.plan, checkpoint.clone())?;
         call.write()?;
         Ok(ExternalCall {
@@ -181,10 +181,10 @@ impl ExternalTrainer<'_> {
         } else {
             Vec::new()
         };
-        let generation_files = self.run.join(files::generation(generation));
+        let generation_files = self.run_dir.join(files::generation(generation));
         let mut call = Call {
             command: Vec::new(),
-            run: self.run.to_owned(),
+            run_dir: self.run_dir.to_owned(),
             directory: self.base.map(Path::to_owned),
             checkpoint_dir: self.checkpoint_dir(),
             checkpoint: checkpoint.map(|checkpoint| checkpoint.path),
@@ -272,7 +272,7 @@ impl ExternalTrainer<'_> {
             placeholder::ARGS => Some(Value::Words(arguments.clone())),
             placeholder::RESUME_ARGS => Some(Value::Words(resume_args.clone())),
             placeholder::CHECKPOINT_DIR => Some(path(&call.checkpoint_dir)),
-            placeholder::RUN_DIR => Some(path(self.run)),
+            placeholder::RUN_DIR => Some(path(self.run_dir)),
             placeholder::GENERATION => Some(Value::Word(generation.to_string())),
             placeholder::DEEPSPEED_CONFIG => Some(path(&deepspeed)),
             placeholder::WORKING_DIRECTORY => {
@@ -341,7 +341,7 @@ impl Call {
             ("EVENKEEL_CHECKPOINT_DIR", Some(&self.checkpoint_dir)),
             ("EVENKEEL_CHECKPOINT", self.checkpoint.as_ref()),
             ("EVENKEEL_RECIPE", self.recipe.as_ref()),
-            ("EVENKEEL_RUN_DIR", Some(&self.run)),
+            ("EVENKEEL_RUN_DIR", Some(&self.run_dir)),
         ];
         let paths = paths.into_iter();
         paths.filter_map(|(name, path)| Some((name, path?.as_path())))
@@ -405,7 +405,7 @@ mod tests {
         fn external_trainer(&self) -> ExternalTrainer<'_> {
             ExternalTrainer {
                 recipe: &self.recipe,
-                run: self.place.path(),
+                run_dir: self.place.path(),
                 base: Some(self.place.path()),
             }
         }
@@ -626,10 +626,10 @@ mod tests {
         let of = |text: &str, base: bool| {
             let case = Case::new(text, &["train"]);
             let base = base.then_some(Path::new("/started/here"));
-            let run = Path::new("/run");
+            let run_dir = Path::new("/run");
             ExternalTrainer {
                 recipe: &case.recipe,
-                run,
+                run_dir,
                 base,
             }
             .checkpoint_dir()

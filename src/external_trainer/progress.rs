@@ -74,12 +74,12 @@ impl ProgressWatch {
     /// Begins to watch; `pattern` is `trainer.progress_pattern`, and `resumed` the checkpoint from which the generation
     /// continues. Without a server, the other sources remain.
     pub fn start(
-        run: &Path,
+        run_dir: &Path,
         generation: u64,
         pattern: Option<&str>,
         resumed: Option<&Path>,
     ) -> ProgressWatch {
-        let directory = run.join(files::generation(generation));
+        let directory = run_dir.join(files::generation(generation));
         let file = directory.join(files::PROGRESS);
         // A repeated start of the generation must not read the older one's.
         let _ = fs::remove_file(&file);
@@ -373,15 +373,15 @@ mod tests {
     const PATTERN: &str =
         "step (?<step>[0-9]+)(?: of (?<total_steps>[0-9]+))?(?: loss=(?<loss>\\S+))?";
 
-    fn watch(run: &Path) -> ProgressWatch {
-        fs::create_dir_all(run.join("gen-3")).unwrap();
-        ProgressWatch::start(run, 3, Some(PATTERN), None)
+    fn watch(run_dir: &Path) -> ProgressWatch {
+        fs::create_dir_all(run_dir.join("gen-3")).unwrap();
+        ProgressWatch::start(run_dir, 3, Some(PATTERN), None)
     }
 
     #[test]
     fn a_written_file_is_a_step_of_the_plans_batch() {
-        let run = tempfile::tempdir().unwrap();
-        let mut watch = watch(run.path());
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut watch = watch(run_dir.path());
         let (name, file) = watch.variables().remove(0);
         assert_eq!(name, "EVENKEEL_PROGRESS");
         let mut next = |text: &str| {
@@ -411,9 +411,9 @@ mod tests {
 
     #[test]
     fn the_newest_checkpoint_tells_the_progress_of_older_trainers() {
-        let run = tempfile::tempdir().unwrap();
-        let mut watch = watch(run.path());
-        let checkpoint = run.path().join("checkpoint-20");
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut watch = watch(run_dir.path());
+        let checkpoint = run_dir.path().join("checkpoint-20");
         fs::create_dir(&checkpoint).unwrap();
         let state = json!({"global_step": 20, "max_steps": 50, "num_input_tokens_seen": 0, "log_history": [
             {"step": 10, "loss": 3.0, "learning_rate": 1e-4, "grad_norm": "NaN"}, {"step": 20, "loss": 2.0}, {"eval_loss": 9.0}]});
@@ -431,14 +431,14 @@ mod tests {
             None
         );
         // The one from which it continues.
-        let mut watch = ProgressWatch::start(run.path(), 3, None, Some(&checkpoint));
+        let mut watch = ProgressWatch::start(run_dir.path(), 3, None, Some(&checkpoint));
         assert_eq!(watch.next(&generation(), true, || Some(checkpoint)), None);
     }
 
     #[test]
     fn the_newest_match_of_the_pattern_is_the_progress() {
-        let run = tempfile::tempdir().unwrap();
-        let mut watch = watch(run.path());
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut watch = watch(run_dir.path());
         let mut next = |lines: &[&str]| {
             lines.iter().for_each(|line| watch.search(line));
             watch.next(&generation(), false, || None)
@@ -457,8 +457,8 @@ mod tests {
 
     #[test]
     fn the_source_with_the_latest_step_counts() {
-        let run = tempfile::tempdir().unwrap();
-        let mut watch = watch(run.path());
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut watch = watch(run_dir.path());
         let (_, file) = watch.variables().remove(0);
         let mut next = |printed: u64, written: u64| {
             watch.search(&format!("step {printed}"));
@@ -472,8 +472,8 @@ mod tests {
 
     #[test]
     fn files_are_read_at_intervals_until_the_end() {
-        let run = tempfile::tempdir().unwrap();
-        let mut watch = watch(run.path());
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut watch = watch(run_dir.path());
         let (_, file) = watch.variables().remove(0);
         fs::write(&file, r#"{"step": 1}"#).unwrap();
         let no_checkpoint = || -> Option<PathBuf> { panic!("searched before its time") };
@@ -484,8 +484,8 @@ mod tests {
 
     #[test]
     fn only_a_post_with_the_token_is_progress() {
-        let run = tempfile::tempdir().unwrap();
-        let mut watch = watch(run.path());
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut watch = watch(run_dir.path());
         let variables = watch.variables();
         let value = |name: &str| {
             let (_, value) = variables.iter().find(|(of, _)| *of == name).unwrap();

@@ -68,7 +68,7 @@ impl HostGeneration {
         let progress = external.filter(|_| first == 0).map(|external| {
             let pattern = external.recipe.spec.trainer.progress_pattern.as_deref();
             let resumed = external.call.checkpoint.as_deref();
-            ProgressWatch::start(start.run, number, pattern, resumed)
+            ProgressWatch::start(start.run_dir, number, pattern, resumed)
         });
         let oom_kills = OomKills::watch();
         let ranks = Ranks::start(start, progress.as_ref(), events)?;
@@ -89,7 +89,7 @@ impl HostGeneration {
             },
             oom_kills,
             tails: (first..first + shown)
-                .map(|rank| Tail::of(start.run, number, rank))
+                .map(|rank| Tail::of(start.run_dir, number, rank))
                 .collect(),
             progress: progress.map(|watch| (watch, ExternalStall::new(start.progress_deadline))),
             begun: false,

@@ -28,7 +28,7 @@ pub const KEY_VARIABLE: &str = "EVENKEEL_GENERATION_KEY";
 pub struct Start<'a> {
     /// Path of the `evenkeel` executable; every rank process starts as it.
     pub evenkeel: &'a Path,
-    pub run: &'a Path,
+    pub run_dir: &'a Path,
     pub generation: &'a Generation,
     /// The first rank on this host.
     pub first: u64,
@@ -72,7 +72,7 @@ pub(crate) fn command(
     command
         .arg("rank")
         .arg("--run")
-        .arg(start.run)
+        .arg(start.run_dir)
         .args(["--generation", &start.generation.number.to_string()])
         .envs(torchrun(start, rank, local));
     if let Some(bucket) = start.bucket {
@@ -254,7 +254,7 @@ impl BecomeError {
 /// Arguments of [`become_program`].
 #[derive(Debug, Clone, Copy)]
 pub struct Become<'a> {
-    pub run: &'a Path,
+    pub run_dir: &'a Path,
     pub generation: u64,
     /// The signal that the program receives when its parent, the agent, dies.
     pub drain: DrainSignal,
@@ -272,7 +272,7 @@ pub struct Become<'a> {
 /// when its agent dies, as ranks of the built-in trainer do.
 pub fn become_program(to_be: &Become<'_>) -> BecomeError {
     let prepared = || -> Result<_, BecomeError> {
-        let alive = rank::hold(&to_be.run.join(files::generation(to_be.generation)))?;
+        let alive = rank::hold(&to_be.run_dir.join(files::generation(to_be.generation)))?;
         // The program and its children inherit the descriptor.
         fcntl_setfd(&alive, FdFlags::empty())?;
         set_parent_process_death_signal(Some(signal(to_be.drain)))?;

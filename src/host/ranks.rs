@@ -113,7 +113,7 @@ impl Ranks {
             };
             let rank = reporter.rank;
             let log = files::rank_log(reporter.generation, rank);
-            let log = start.run.join(log);
+            let log = start.run_dir.join(log);
             if let Some(logs) = log.parent() {
                 fs::create_dir_all(logs)?;
             }

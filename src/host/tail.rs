@@ -28,10 +28,10 @@ pub struct Tail {
 
 impl Tail {
     /// The log of a rank of a generation, from its beginning.
-    pub fn of(run: &Path, generation: u64, rank: u64) -> Tail {
+    pub fn of(run_dir: &Path, generation: u64, rank: u64) -> Tail {
         Tail {
             rank,
-            path: run.join(files::rank_log(generation, rank)),
+            path: run_dir.join(files::rank_log(generation, rank)),
             file: None,
             begun: Vec::new(),
             bytes_read: 0,
@@ -143,14 +143,14 @@ mod tests {
 
     #[test]
     fn every_line_is_copied_once_and_complete() {
-        let run = tempfile::tempdir().unwrap();
-        let mut tail = Tail::of(run.path(), 2, 5);
+        let run_dir = tempfile::tempdir().unwrap();
+        let mut tail = Tail::of(run_dir.path(), 2, 5);
         assert_eq!(
             output(&mut tail, false),
             Vec::<String>::new(),
             "no file yet"
         );
-        let path = run.path().join(files::rank_log(2, 5));
+        let path = run_dir.path().join(files::rank_log(2, 5));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let mut log = File::create(path).unwrap();
         log.write_all(b"one\ntwo\r\nthr").unwrap();
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn a_progress_bar_keeps_its_final_text_and_the_last_line_needs_no_newline() {
-        let run = tempfile::tempdir().unwrap();
-        let path = run.path().join(files::rank_log(1, 0));
+        let run_dir = tempfile::tempdir().unwrap();
+        let path = run_dir.path().join(files::rank_log(1, 0));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, " 1%\r 50%\r100%\ndone").unwrap();
-        let mut tail = Tail::of(run.path(), 1, 0);
+        let mut tail = Tail::of(run_dir.path(), 1, 0);
         assert_eq!(output(&mut tail, false), ["100%"]);
         assert_eq!(output(&mut tail, true), ["done"]);
         assert_eq!(output(&mut tail, true), Vec::<String>::new());
@@ -174,11 +174,11 @@ mod tests {
 
     #[test]
     fn an_endless_line_is_copied_in_pieces() {
-        let run = tempfile::tempdir().unwrap();
-        let path = run.path().join(files::rank_log(1, 0));
+        let run_dir = tempfile::tempdir().unwrap();
+        let path = run_dir.path().join(files::rank_log(1, 0));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, vec![b'x'; 3 * LONGEST + 7]).unwrap();
-        let mut tail = Tail::of(run.path(), 1, 0);
+        let mut tail = Tail::of(run_dir.path(), 1, 0);
         let lines = output(&mut tail, false);
         assert_eq!(lines.len(), 3);
         assert!(lines.iter().all(|line| line.len() == LONGEST));
@@ -186,14 +186,14 @@ mod tests {
 
     #[test]
     fn a_long_progress_bar_is_cut_between_its_texts() {
-        let run = tempfile::tempdir().unwrap();
-        let path = run.path().join(files::rank_log(1, 0));
+        let run_dir = tempfile::tempdir().unwrap();
+        let path = run_dir.path().join(files::rank_log(1, 0));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let text: String = (0..LONGEST / 8)
             .map(|step| format!("{step}/99999\r"))
             .collect();
         std::fs::write(&path, text).unwrap();
-        let mut tail = Tail::of(run.path(), 1, 0);
+        let mut tail = Tail::of(run_dir.path(), 1, 0);
         let lines = output(&mut tail, true);
         assert_eq!(lines.len(), 2);
         assert!(
@@ -204,15 +204,15 @@ mod tests {
 
     #[test]
     fn the_progress_is_searched_in_rank_0_and_in_a_progress_bar_that_has_not_ended() {
-        let run = tempfile::tempdir().unwrap();
-        let path = run.path().join(files::rank_log(1, 0));
+        let run_dir = tempfile::tempdir().unwrap();
+        let path = run_dir.path().join(files::rank_log(1, 0));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(run.path().join(files::rank_log(1, 1)), "step 9\n").unwrap();
-        let mut tails = [0, 1].map(|rank| Tail::of(run.path(), 1, rank));
+        std::fs::write(run_dir.path().join(files::rank_log(1, 1)), "step 9\n").unwrap();
+        let mut tails = [0, 1].map(|rank| Tail::of(run_dir.path(), 1, rank));
         let mut searched = |text: &str, ended| {
             std::fs::write(&path, text).unwrap();
             let mut progress =
-                ProgressWatch::start(run.path(), 1, Some("step (?<step>[0-9]+)"), None);
+                ProgressWatch::start(run_dir.path(), 1, Some("step (?<step>[0-9]+)"), None);
             new_output(&mut tails, Some(&mut progress), ended, |_, _| ());
             progress.printed_step()
         };

@@ -6,7 +6,7 @@ use super::{LaunchError, Planned, Request};
 use crate::plan;
 use crate::recipe::Recipe;
 use crate::telemetry::now;
-use crate::train::{BuiltIn, FORMAT, Setup};
+use crate::train::{BuiltIn, FORMAT, Run};
 
 /// The base of a recipe's relative paths: the working directory.
 pub fn base() -> Result<PathBuf, LaunchError> {
@@ -24,12 +24,12 @@ pub(super) fn begin(
     planned: &Planned,
     request: &Request,
     trained: Option<(BuiltIn, u64)>,
-) -> Result<Setup, LaunchError> {
+) -> Result<Run, LaunchError> {
     let spec = &recipe.spec;
     let global_batch_size = planned.plan.global_batch_size;
     let (built_in, data_samples) = trained.unzip();
     let horizon = plan::horizon(spec, global_batch_size, data_samples);
-    Ok(Setup {
+    Ok(Run {
         format: FORMAT,
         job: uid(),
         name: spec.name.clone(),

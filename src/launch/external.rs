@@ -12,44 +12,44 @@ use crate::plan::Plan;
 use crate::recipe::schema::placeholder;
 use crate::recipe::schema::spec::Trainer;
 use crate::recipe::{Recipe, Spec, trainer_command};
-use crate::train::Setup;
+use crate::train::Run;
 
 /// Prepares a new run in the directory, or resumes an existing one. The caller holds the run lock.
 pub(super) fn prepare(
-    run: &RunDir,
+    run_dir: &RunDir,
     recipe: &Recipe,
     planned: &Planned,
     request: &Request,
 ) -> Result<Prepared, LaunchError> {
     refuse_lost_override(recipe, &request.overrides)?;
-    let setup = if request.resume {
-        resumed_setup(run, recipe)?
+    let run = if request.resume {
+        resumed(run_dir, recipe)?
     } else {
         begin::begin(recipe, planned, request, None)?
     };
-    let place = absolute(run.path())?;
+    let place = absolute(run_dir.path())?;
     let trainer = ExternalTrainer {
         recipe,
-        run: &place,
-        base: Some(&setup.base),
+        run_dir: &place,
+        base: Some(&run.base),
     };
     let call = trainer.call(0, &planned.plan, trainer.newest())?;
-    refuse_unknown_program(&call, &setup.base)?;
+    refuse_unknown_program(&call, &run.base)?;
     let state = if request.resume {
-        let state = run.state()?;
+        let state = run_dir.state()?;
         if let Some(state) = &state {
-            resume::refuse_finished(run, &setup, state)?;
+            resume::refuse_finished(run_dir, &run, state)?;
         }
-        resume::wait_for_old_ranks(run, state.as_ref(), request)?;
+        resume::wait_for_old_ranks(run_dir, state.as_ref(), request)?;
         state
     } else {
         refuse_existing_checkpoint(recipe, &call)?;
         None
     };
-    run.write_setup(&setup)?;
+    run_dir.write_run(&run)?;
     Ok(Prepared {
-        worlds: planned.of_run(&setup),
-        setup,
+        worlds: planned.of_run(&run),
+        run,
         state,
         external: Some(recipe.clone()),
         notes: notes(recipe, call),
@@ -69,7 +69,7 @@ pub fn check_external_trainer(
     }
     let trainer = ExternalTrainer {
         recipe,
-        run: Path::new("."),
+        run_dir: Path::new("."),
         base: None,
     };
     let call = trainer.call(0, plan, None)?;
@@ -91,10 +91,10 @@ pub fn take_command_of_run(
         },
         ..spec.clone()
     };
-    let Ok(run) = run_path::choose(options, &defaults) else {
+    let Ok(run_dir) = run_path::choose(options, &defaults) else {
         return Ok(false);
     };
-    let of_run = run.setup()?.spec;
+    let of_run = run_dir.run()?.spec;
     if !of_run.trainer.is_external() {
         return Ok(false);
     }
@@ -123,12 +123,12 @@ pub fn take_command_of_run(
 }
 
 /// The run to resume, with its current command.
-fn resumed_setup(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
-    let mut setup = resume::setup_of(run, recipe)?;
-    let directory = |setup: &Setup| external_trainer::resume::directory(setup.dialect, &setup.spec);
-    let before = directory(&setup);
-    setup.spec.trainer.clone_from(&recipe.spec.trainer);
-    let now = directory(&setup);
+fn resumed(run_dir: &RunDir, recipe: &Recipe) -> Result<Run, LaunchError> {
+    let mut run = resume::run_of(run_dir, recipe)?;
+    let directory = |run: &Run| external_trainer::resume::directory(run.dialect, &run.spec);
+    let before = directory(&run);
+    run.spec.trainer.clone_from(&recipe.spec.trainer);
+    let now = directory(&run);
     if before != now {
         let describe = |directory: Option<String>| {
             directory.map_or("the run's directory".to_owned(), |path| format!("`{path}`"))
@@ -136,19 +136,19 @@ fn resumed_setup(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
         return Err(LaunchError::usage(format!(
             "{} keeps its checkpoints in {}, but the recipe now sets {}: resume with the \
              original directory, or start a new run with another --out",
-            run.path().display(),
+            run_dir.path().display(),
             describe(before),
             describe(now)
         )));
     }
-    if !setup.base.is_dir() {
+    if !run.base.is_dir() {
         return Err(LaunchError::usage(format!(
             "{}, the trainer's working directory, no longer exists: \
              restore it, or start a new run with another --out",
-            setup.base.display()
+            run.base.display()
         )));
     }
-    Ok(setup)
+    Ok(run)
 }
 
 /// A path that stays valid when the program changes its working directory.
@@ -250,16 +250,16 @@ mod tests {
         );
         let (mut recipe, request) = recipe_of(place.path(), &text, overrides);
         recipe.spec.trainer.command = command.iter().map(|&word| word.to_owned()).collect();
-        let run = RunDir::at(place.path().join("run"));
+        let run_dir = RunDir::at(place.path().join("run"));
         let runner = Runner::of(&recipe.spec, AskedRunner::Launch, DeviceKind::Cpu, None);
         let plan = |ranks| prepare::plan(&recipe, ranks, Reached::default(), runner, None);
         let planned = match plan(3).or_else(|_| plan(2)) {
             Ok(planned) => planned,
             Err(error) => return Some(error.to_string()),
         };
-        std::fs::create_dir_all(run.path()).unwrap();
-        let error = super::prepare(&run, &recipe, &planned, &request).err();
-        assert_eq!(run.contains_run(), error.is_none());
+        std::fs::create_dir_all(run_dir.path()).unwrap();
+        let error = super::prepare(&run_dir, &recipe, &planned, &request).err();
+        assert_eq!(run_dir.contains_run(), error.is_none());
         error.map(|error| error.to_string())
     }
 

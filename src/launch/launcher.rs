@@ -26,7 +26,7 @@ use crate::lifecycle::{
 use crate::plan::{self, DeviceKind, OomPolicy, Worlds};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
-use crate::train::Setup;
+use crate::train::Run;
 use crate::util::format::count;
 use crate::util::key::Key;
 
@@ -37,8 +37,8 @@ const RESTARTS: u64 = 3;
 
 /// One run on this machine.
 pub struct Launcher<'a> {
-    run: RunDir,
-    setup: Setup,
+    run_dir: RunDir,
+    run: Run,
     /// CPU cores shared by the ranks.
     cores: u64,
     /// Ids of the GPUs that ranks take, in this order. Lost ones are removed.
@@ -97,20 +97,20 @@ impl<'a> Launcher<'a> {
         display: &'a mut Display,
     ) -> Result<Launcher<'a>, LaunchError> {
         let program = std::env::current_exe().map_err(|error| LaunchError::Program { error })?;
-        let setup = prepared.setup;
+        let run = prepared.run;
         let mut state = prepared.state.unwrap_or_default();
         let external = prepared
             .external
-            .map(|recipe| ExternalRun::new(recipe, &setup, run_lock.run()));
+            .map(|recipe| ExternalRun::new(recipe, &run, run_lock.run_dir()));
         // Requests to an earlier launcher are already answered.
         state.request = run_lock.earlier_request();
         Ok(Launcher {
-            run: run_lock.run().clone(),
-            losses: (setup.built_in.as_ref())
+            run_dir: run_lock.run_dir().clone(),
+            losses: (run.built_in.as_ref())
                 .map(|built_in| LossWatch::new(built_in.model.vocab_size as u64)),
             external: external.transpose()?,
             worlds: prepared.worlds,
-            setup,
+            run,
             cores: request.cores,
             gpus: request.gpus.clone(),
             gpus_together: request.gpus_together,
@@ -176,7 +176,7 @@ impl<'a> Launcher<'a> {
             self.fall_back(outcome)?;
         }
         let capacity = self.capacity(&ranks).min(self.most_ranks());
-        let reached = self.state.reached(&self.setup);
+        let reached = self.state.reached(&self.run);
         let input = TransitionInput {
             desired: self.desired,
             capacity,
@@ -201,7 +201,7 @@ impl<'a> Launcher<'a> {
     }
 
     fn bounds(&self) -> std::ops::RangeInclusive<u64> {
-        let elasticity = &self.setup.spec.elasticity;
+        let elasticity = &self.run.spec.elasticity;
         elasticity.min.unwrap_or(1)..=elasticity.max.unwrap_or(plan::MOST_GPUS)
     }
 
@@ -247,7 +247,7 @@ impl<'a> Launcher<'a> {
         if !*deterministic || !refused || self.external.is_some() {
             return Ok(());
         }
-        if let Some(note) = resume::fall_back_if_damaged(&self.run, &mut self.state)? {
+        if let Some(note) = resume::fall_back_if_damaged(&self.run_dir, &mut self.state)? {
             self.warn(note);
             // Every fall-back has fewer checkpoints left, so it needs no other limit.
             self.restarts_left += 1;
@@ -294,7 +294,7 @@ impl<'a> Launcher<'a> {
 
     /// Reads a new request for a number of ranks. A request also makes lost ranks available again.
     fn read_desired(&mut self) -> Result<(), LaunchError> {
-        let desired = match self.run.desired() {
+        let desired = match self.run_dir.desired() {
             Ok(desired) => desired,
             // An unreadable request does not stop a run.
             Err(error) => {
@@ -374,7 +374,7 @@ impl<'a> Launcher<'a> {
         let message = if stop && !met {
             "stop requested".to_string()
         } else if stop && self.external.is_some() {
-            let trainer = &self.setup.spec.trainer;
+            let trainer = &self.run.spec.trainer;
             format!(
                 "stop requested: {} sent, {} s to save (repeat to stop immediately)",
                 trainer.drain_signal, trainer.drain_seconds
@@ -423,19 +423,19 @@ impl<'a> Launcher<'a> {
         self.current = None;
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
-        let plan = self.worlds.plan(world, self.state.reached(&self.setup))?;
-        let last = self.run.last_generation(&self.state)?;
+        let plan = self.worlds.plan(world, self.state.reached(&self.run))?;
+        let last = self.run_dir.last_generation(&self.state)?;
         let number = last.checked_add(1).ok_or_else(|| {
             LaunchError::usage(format!(
                 "{}: generation {last} leaves no number for the next one; a directory of that \
                  name or an edited state.json causes this: remove it, or restore a copy",
-                self.run.path().display()
+                self.run_dir.path().display()
             ))
         })?;
         // The ranks of earlier generations have exited; remove their unfinished files.
-        checkpoint::sweep(self.run.path(), number)?;
+        checkpoint::sweep(self.run_dir.path(), number)?;
         let generation = Generation {
-            job: self.setup.job.clone(),
+            job: self.run.job.clone(),
             number,
             reason,
             members: vec![Member {
@@ -451,8 +451,8 @@ impl<'a> Launcher<'a> {
             },
             created: now(),
         };
-        generation.write(self.run.path())?;
-        let trainer = (self.external.as_ref()).map(|external| external.trainer(&self.setup));
+        generation.write(self.run_dir.path())?;
+        let trainer = (self.external.as_ref()).map(|external| external.trainer(&self.run));
         let external = match trainer {
             Some(trainer) => {
                 trainer.choose(&generation)?;
@@ -478,7 +478,7 @@ impl<'a> Launcher<'a> {
         let host = HostGeneration::start(
             &Start {
                 evenkeel: &self.program,
-                run: trainer.map_or(self.run.path(), |trainer| trainer.run),
+                run_dir: trainer.map_or(self.run_dir.path(), |trainer| trainer.run_dir),
                 generation: &generation,
                 first: 0,
                 count: world,
@@ -529,7 +529,7 @@ impl<'a> Launcher<'a> {
     }
 
     fn write_state(&self) -> Result<(), LaunchError> {
-        self.run.write_state(&self.state)
+        self.run_dir.write_state(&self.state)
     }
 }
 
@@ -552,14 +552,14 @@ mod tests {
             let data = data.replace("text.jsonl", path.to_str().unwrap());
             let batch = "batch: {global: 12, per_device_batch_size: 2}";
             let launched = Launched::at(place.path(), &format!("{batch}\n{data}"), &[]);
-            let run_lock = RunLock::take(launched.run.clone()).unwrap();
+            let run_lock = RunLock::take(launched.run_dir.clone()).unwrap();
             let mut display = Display::new(Mode::Quiet);
             let request = &launched.request;
             let mut launcher =
                 Launcher::new(&run_lock, launched.prepared, 2, request, &mut display).unwrap();
             let (action, _) = launcher.decide().unwrap();
             assert!(matches!(action, RankAction::Publish { world: 2, .. }));
-            let reached = launcher.state.reached(&launcher.setup);
+            let reached = launcher.state.reached(&launcher.run);
             launcher.worlds.plan(2, reached).unwrap();
             let examined = &plan::examined()[before..];
             let of_world = |world| examined.iter().filter(|other| **other == world).count();
@@ -576,9 +576,9 @@ mod tests {
             "batch: {global: 12, per_device_batch_size: 2}",
             &[],
         );
-        launched.run.write_desired(4).unwrap();
-        let run_lock = RunLock::take(launched.run.clone()).unwrap();
-        launched.run.write_desired(1).unwrap();
+        launched.run_dir.write_desired(4).unwrap();
+        let run_lock = RunLock::take(launched.run_dir.clone()).unwrap();
+        launched.run_dir.write_desired(1).unwrap();
         let prepared = launched.resume(|_| {}).unwrap();
         let mut display = Display::new(Mode::Quiet);
         let request = &launched.request;

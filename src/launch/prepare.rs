@@ -12,7 +12,7 @@ use crate::launch::external;
 use crate::plan::{DeviceKind, DeviceMemory, PlanRequest, Reached, Runner, Worlds};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
-use crate::train::{BuiltIn, Setup};
+use crate::train::{BuiltIn, Run};
 
 /// Plans a recipe for its runner on this machine, whose devices have this memory.
 pub fn plan(
@@ -37,13 +37,13 @@ pub fn plan(
 
 /// Prepares a new run in the directory, or resumes an existing one. The caller holds the run lock.
 pub fn prepare(
-    run: &RunDir,
+    run_dir: &RunDir,
     recipe: &Recipe,
     planned: &Planned,
     request: &Request,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, LaunchError> {
-    for path in [run.path(), &request.recipe_path, &base()?] {
+    for path in [run_dir.path(), &request.recipe_path, &base()?] {
         if path.to_str().is_none() {
             return Err(LaunchError::usage(format!(
                 "the path {} is not UTF-8, as run records must be; rename it, \
@@ -53,10 +53,10 @@ pub fn prepare(
         }
     }
     if recipe.spec.trainer.is_external() {
-        return external::prepare(run, recipe, planned, request);
+        return external::prepare(run_dir, recipe, planned, request);
     }
     if request.resume {
-        return resume::resume(run, recipe, planned, request, progress);
+        return resume::resume(run_dir, recipe, planned, request, progress);
     }
     let (spec, found) = (&recipe.spec, &planned.model);
     let key = recipe.keys();
@@ -82,7 +82,7 @@ pub fn prepare(
                 &key,
                 Some(&model),
                 &base()?,
-                &Setup::data(run.path()),
+                &Run::data(run_dir.path()),
             )
         },
         progress,
@@ -101,8 +101,8 @@ pub fn prepare(
         device: request.runner.device(),
         entropy: manifest.synthetic.as_ref().and_then(entropy),
     };
-    let setup = begin(recipe, planned, request, Some((built_in, samples)))?;
-    if setup.horizon.budget_samples.is_none() {
+    let run = begin(recipe, planned, request, Some((built_in, samples)))?;
+    if run.horizon.budget_samples.is_none() {
         return Err(LaunchError::usage(format!(
             "the recipe does not say how long to train: set {}, {} or {}",
             key("budget.samples"),
@@ -110,9 +110,9 @@ pub fn prepare(
             key("budget.epochs")
         )));
     }
-    run.write_setup(&setup)?;
+    run_dir.write_run(&run)?;
     Ok(Prepared {
-        setup,
+        run,
         worlds,
         state: None,
         external: None,

@@ -10,7 +10,7 @@ use super::{LaunchError, RunDir};
 use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::engine::IGNORE;
 use crate::samples::{self, Digest, Fault, Proof};
-use crate::train::{BuiltIn, Setup, TrainState, checkpoint_ref};
+use crate::train::{BuiltIn, Run, TrainState, checkpoint_ref};
 use crate::util::durable::FileError;
 use crate::util::format::count;
 
@@ -67,29 +67,30 @@ impl fmt::Display for LedgerProof {
 /// directory, because the run's prepared data are not trusted. Sources and settings that have changed since the
 /// run began are refused as by a resume.
 pub fn prove(
-    run: &RunDir,
+    run_dir: &RunDir,
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<LedgerProof, LaunchError> {
-    let setup = run.setup()?;
+    let run = run_dir.run()?;
     // An external trainer has no ledger.
-    let built_in = setup.built_in()?;
-    let recipe = setup.recipe();
-    let checkpoint_ref = run
+    let built_in = run.built_in()?;
+    let recipe = run.recipe();
+    let checkpoint_ref = run_dir
         .state()?
         .and_then(|state| state.checkpoint_ref)
         .ok_or_else(|| {
             LaunchError::usage(format!(
                 "{}: no checkpoint is committed yet, so no history can be proved; wait for the \
                  first one ({}), or stop the run, which commits one",
-                run.path().display(),
+                run_dir.path().display(),
                 recipe.key("checkpoint.every_samples")
             ))
         })?;
-    let state = TrainState::from_checkpoint(&checkpoint_ref::open(run.path(), &checkpoint_ref)?)?;
+    let state =
+        TrainState::from_checkpoint(&checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?)?;
 
-    let directory = data_again(run, &setup, built_in, progress)?;
-    let dataset = Dataset::train(&Setup::data(directory.path()))?;
-    let order = setup.order(dataset.len())?;
+    let directory = data_again(run_dir, &run, built_in, progress)?;
+    let dataset = Dataset::train(&Run::data(directory.path()))?;
+    let order = run.order(dataset.len())?;
     let samples = usize::try_from(dataset.len()).unwrap_or(usize::MAX);
     let mut trained = vec![false; samples];
     let result = samples::verify(Vec::from(state.ledger), |positions| {
@@ -115,20 +116,20 @@ pub fn prove(
 
 /// Prepares the data again in a temporary directory.
 fn data_again(
-    run: &RunDir,
-    setup: &Setup,
+    run_dir: &RunDir,
+    run: &Run,
     built_in: &BuiltIn,
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<TempDir, LaunchError> {
     let directory = tempfile::tempdir()
         .map_err(|error| FileError::from_io("write in", &std::env::temp_dir(), 0, error))?;
-    let (began_in, again) = (Setup::data(run.path()), Setup::data(directory.path()));
-    let recipe = setup.recipe();
+    let (began_in, again) = (Run::data(run_dir.path()), Run::data(directory.path()));
+    let recipe = run.recipe();
     let key = recipe.keys();
     let request = PrepareRequest {
         began_in: Some(&began_in),
         fingerprint: built_in.data_fingerprint.as_deref(),
-        ..data_of(&recipe, &key, Some(&built_in.model), &setup.base, &again)
+        ..data_of(&recipe, &key, Some(&built_in.model), &run.base, &again)
     };
     data::prepare(&request, progress)?;
     Ok(directory)
@@ -150,11 +151,11 @@ mod tests {
             corpus.display()
         );
         let launched = Launched::at(place.path(), &lines, &[]);
-        let setup = &launched.prepared.setup;
-        let built_in = setup.built_in().unwrap();
-        assert!(data_again(&launched.run, setup, built_in, &mut |_| {}).is_ok());
+        let run = &launched.prepared.run;
+        let built_in = run.built_in().unwrap();
+        assert!(data_again(&launched.run_dir, run, built_in, &mut |_| {}).is_ok());
         std::fs::write(&corpus, "{\"text\": \"abcdefgh\"}\n".repeat(101)).unwrap();
-        let error = data_again(&launched.run, setup, built_in, &mut |_| {})
+        let error = data_again(&launched.run_dir, run, built_in, &mut |_| {})
             .err()
             .unwrap();
         let message = error.to_string();

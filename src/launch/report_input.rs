@@ -7,28 +7,28 @@ use crate::telemetry::report::{Fact, GenerationFacts, LedgerVerdict, ReportInput
 
 /// All data that the report shows. `ledger` is the proof, if requested.
 pub fn report_input(
-    run: &RunDir,
+    run_dir: &RunDir,
     ledger: Option<&LedgerProof>,
 ) -> Result<ReportInput, LaunchError> {
-    let setup = run.setup()?;
-    let state = run.state()?.ok_or_else(|| {
+    let run = run_dir.run()?;
+    let state = run_dir.state()?.ok_or_else(|| {
         LaunchError::usage(format!(
             "{}: no step is recorded yet; a report needs at least one \
              step",
-            run.path().display()
+            run_dir.path().display()
         ))
     })?;
-    let history = history::committed(run, &state)?;
+    let history = history::committed(run_dir, &state)?;
     let fact = |label: &str, value: String| Fact {
         label: label.into(),
         value,
     };
-    let recipe = fact("recipe", setup.recipe_path.display().to_string());
+    let recipe = fact("recipe", run.recipe_path.display().to_string());
     let call = state.generations.last().and_then(|row| row.call.as_ref());
     let details = match call {
         Some(call) => vec![recipe, fact("command", call.command.join(" "))],
         None => {
-            let model = &setup.built_in()?.model;
+            let model = &run.built_in()?.model;
             let shape = format!(
                 "{} layers, width {}, {} heads, vocabulary {}",
                 model.num_hidden_layers,
@@ -36,12 +36,12 @@ pub fn report_input(
                 model.num_attention_heads,
                 model.vocab_size
             );
-            let strategy = format!("{:?}", setup.spec.parallel.strategy).to_lowercase();
+            let strategy = format!("{:?}", run.spec.parallel.strategy).to_lowercase();
             vec![
                 recipe,
                 fact("model", shape),
                 fact("strategy", strategy),
-                fact("seed", setup.spec.seed.to_string()),
+                fact("seed", run.spec.seed.to_string()),
             ]
         }
     };
@@ -62,9 +62,9 @@ pub fn report_input(
     };
     let starts: Vec<u64> = state.generations.iter().map(start_of).collect();
     Ok(ReportInput {
-        title: setup.name.clone(),
-        formula: history::current_formula(run, &state).unwrap_or_default(),
-        budget: total.or(setup.horizon.budget_samples),
+        title: run.name.clone(),
+        formula: history::current_formula(run_dir, &state).unwrap_or_default(),
+        budget: total.or(run.horizon.budget_samples),
         details,
         generations: state
             .generations
@@ -81,8 +81,8 @@ pub fn report_input(
             .collect(),
         steps: history.steps,
         evaluations: history.evaluations,
-        floor: setup.built_in.as_ref().and_then(|it| it.entropy),
-        vocabulary: (setup.built_in.as_ref()).map_or(0, |it| it.model.vocab_size as u64),
+        floor: run.built_in.as_ref().and_then(|it| it.entropy),
+        vocabulary: (run.built_in.as_ref()).map_or(0, |it| it.model.vocab_size as u64),
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),
             text: verdict.to_string(),

@@ -11,7 +11,7 @@ use crate::engine::ModelConfig;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{DeviceMemory, OomPolicy, Plan, Reached, Runner, Worlds};
 use crate::recipe::{Diagnostic, Recipe};
-use crate::train::Setup;
+use crate::train::Run;
 
 /// The command line's additions to the recipe.
 #[derive(Debug, Clone)]
@@ -79,15 +79,15 @@ pub struct Planned {
 
 impl Planned {
     /// The worlds of the run, which keeps what it was launched with.
-    pub(super) fn of_run(&self, setup: &Setup) -> Worlds {
-        let run = Some((&setup.spec, setup.runner()));
-        self.worlds.clone().with(run, setup.data_samples)
+    pub(super) fn of_run(&self, run: &Run) -> Worlds {
+        let run_dir = Some((&run.spec, run.runner()));
+        self.worlds.clone().with(run_dir, run.data_samples)
     }
 }
 
 /// A run that is ready for its launcher.
 pub struct Prepared {
-    pub setup: Setup,
+    pub run: Run,
     /// The worlds that the run may have.
     pub worlds: Worlds,
     /// State left by an earlier launcher.
@@ -103,7 +103,7 @@ impl Prepared {
     /// The formula of the batch with which the run starts or resumes.
     pub fn formula(&self, planned: &Planned) -> String {
         // Old ranks may have committed more since the plan was made.
-        let reached = self.state.clone().unwrap_or_default().reached(&self.setup);
+        let reached = self.state.clone().unwrap_or_default().reached(&self.run);
         let plan = self.worlds.plan(planned.plan.facts.world_size, reached);
         plan.as_ref()
             .unwrap_or(&planned.plan)
@@ -152,11 +152,11 @@ mod tests {
             &[],
         );
         let named = |dialect| {
-            let setup = Setup {
+            let run = Run {
                 dialect,
-                ..launched.prepared.setup.clone()
+                ..launched.prepared.run.clone()
             };
-            let recipe = setup.recipe();
+            let recipe = run.recipe();
             let key = recipe.keys();
             let data = data_of(&recipe, &key, None, place.path(), place.path());
             (data.key)("data.train")

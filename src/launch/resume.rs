@@ -13,7 +13,7 @@ use crate::lifecycle::{CheckpointRef, files};
 use crate::plan::{self, Reached, Runner};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Division;
-use crate::train::{BuiltIn, Setup, TrainError, TrainState, checkpoint_ref, rank};
+use crate::train::{BuiltIn, Run, TrainError, TrainState, checkpoint_ref, rank};
 use crate::util::format::count;
 
 /// Longest wait for ranks of a dead launcher, which commit a checkpoint and exit.
@@ -22,42 +22,39 @@ const OLD_RANKS: Duration = Duration::from_secs(60);
 /// Progress of the run to resume, and what runs it from now on. A different memory limit allows larger micro-batches
 /// again; without one the run keeps its own.
 pub fn continued(
-    run: &RunDir,
+    run_dir: &RunDir,
     recipe: &Recipe,
     request: &Request,
 ) -> Result<(Reached, Runner), LaunchError> {
     if !request.resume {
         return Ok((Reached::default(), request.runner));
     }
-    let setup = setup_of(run, recipe)?;
-    let state = run.state()?.unwrap_or_default();
+    let run = run_of(run_dir, recipe)?;
+    let state = run_dir.state()?.unwrap_or_default();
     if let Some(checkpoint_ref) = &state.checkpoint_ref {
-        refuse_contradictory_reference(run, checkpoint_ref)?;
+        refuse_contradictory_reference(run_dir, checkpoint_ref)?;
     }
-    Ok((
-        progress_of(&setup, &state, request),
-        runner_of(&setup, request),
-    ))
+    Ok((progress_of(&run, &state, request), runner_of(&run, request)))
 }
 
 /// What runs a resumed run.
-fn runner_of(setup: &Setup, request: &Request) -> Runner {
+fn runner_of(run: &Run, request: &Request) -> Runner {
     match request.runner {
         Runner::BuiltIn {
             device,
             rank_memory: None,
         } => Runner::BuiltIn {
             device,
-            rank_memory: setup.runner().rank_memory(),
+            rank_memory: run.runner().rank_memory(),
         },
         runner => runner,
     }
 }
 
 /// The progress of a run for its next plans.
-fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
-    let reached = state.reached(setup);
-    if memory_changes(setup, request) {
+fn progress_of(run: &Run, state: &RunState, request: &Request) -> Reached {
+    let reached = state.reached(run);
+    if memory_changes(run, request) {
         Reached {
             per_device_batch_size_limit: None,
             ..reached
@@ -68,119 +65,122 @@ fn progress_of(setup: &Setup, state: &RunState, request: &Request) -> Reached {
 }
 
 /// Reads the run and checks that it matches the recipe.
-pub(super) fn setup_of(run: &RunDir, recipe: &Recipe) -> Result<Setup, LaunchError> {
-    let setup = run.setup()?;
+pub(super) fn run_of(run_dir: &RunDir, recipe: &Recipe) -> Result<Run, LaunchError> {
+    let run = run_dir.run()?;
     let mut spec = recipe.spec.clone();
-    if spec.trainer.is_external() && setup.spec.trainer.is_external() {
+    if spec.trainer.is_external() && run.spec.trainer.is_external() {
         // The command may be corrected between two launches; it does not change the batch.
-        spec.trainer.clone_from(&setup.spec.trainer);
+        spec.trainer.clone_from(&run.spec.trainer);
     }
     if spec.batch.division != Division::Stated {
         // The micro-batch derives from the world of the first launch.
-        spec.batch.gpus = setup.spec.batch.gpus;
+        spec.batch.gpus = run.spec.batch.gpus;
     }
-    if let Some(key) = difference(&setup.spec, &spec) {
+    if let Some(key) = difference(&run.spec, &spec) {
         return Err(LaunchError::usage(format!(
             "{} was launched with another `{key}`; resume it with its original recipe and \
                  overrides (`{} {}`), or start a new run with another --out",
-            run.path().display(),
-            setup.recipe_path.display(),
-            setup.overrides.join(" ")
+            run_dir.path().display(),
+            run.recipe_path.display(),
+            run.overrides.join(" ")
         )));
     }
     let global = plan::global_batch(&spec);
-    if global != Some(setup.global_batch_size) {
+    if global != Some(run.global_batch_size) {
         return Err(edited(
-            run,
+            run_dir,
             format!(
                 "another global batch ({}) than its recipe ({})",
-                setup.global_batch_size,
+                run.global_batch_size,
                 global.map_or("none".to_owned(), |global| global.to_string())
             ),
         ));
     }
-    let horizon = plan::horizon(&setup.spec, setup.global_batch_size, setup.data_samples);
-    if setup.horizon != horizon {
-        return Err(edited(run, "other lengths than its own recipe".to_owned()));
+    let horizon = plan::horizon(&run.spec, run.global_batch_size, run.data_samples);
+    if run.horizon != horizon {
+        return Err(edited(
+            run_dir,
+            "other lengths than its own recipe".to_owned(),
+        ));
     }
-    Ok(setup)
+    Ok(run)
 }
 
 /// The error of a run file that contradicts the recipe.
-fn edited(run: &RunDir, contradiction: String) -> LaunchError {
+fn edited(run_dir: &RunDir, contradiction: String) -> LaunchError {
     LaunchError::usage(format!(
         "{} was edited: it has {contradiction}; restore a copy, or start a new run with another \
              --out",
-        run.path().join(files::RUN).display()
+        run_dir.path().join(files::RUN).display()
     ))
 }
 
 /// Whether the resume changes the memory of the ranks.
-fn memory_changes(setup: &Setup, request: &Request) -> bool {
+fn memory_changes(run: &Run, request: &Request) -> bool {
     let asked = request.runner.rank_memory();
-    let kept = setup.runner();
+    let kept = run.runner();
     asked.is_some() && asked != kept.rank_memory() || request.runner.device() != kept.device()
 }
 
 /// Prepares a resume of the run in the directory.
 pub(super) fn resume(
-    run: &RunDir,
+    run_dir: &RunDir,
     recipe: &Recipe,
     planned: &Planned,
     request: &Request,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, LaunchError> {
-    let setup = setup_of(run, recipe)?;
+    let run = run_of(run_dir, recipe)?;
     if let Some(shape) = &planned.model.shape
-        && let Some(key) = difference(&setup.built_in()?.model, shape)
+        && let Some(key) = difference(&run.built_in()?.model, shape)
     {
         return Err(LaunchError::usage(format!(
             "{} has another `{key}` of the model than the recipe and its config.json; one of them was \
              edited: undo that, or start a new run with another --out",
-            run.path().join(files::RUN).display()
+            run_dir.path().join(files::RUN).display()
         )));
     }
-    let mut state = run.state()?;
+    let mut state = run_dir.state()?;
     if let Some(state) = &state {
-        refuse_finished(run, &setup, state)?;
+        refuse_finished(run_dir, &run, state)?;
     }
-    if state.is_none() && run.holds_checkpoints()? {
+    if state.is_none() && run_dir.holds_checkpoints()? {
         return Err(LaunchError::usage(format!(
             "{} contains checkpoints but no state.json, which lists the valid ones; restore a \
              copy of it, or start a new run with another --out",
-            run.path().display()
+            run_dir.path().display()
         )));
     }
-    wait_for_old_ranks(run, state.as_ref(), request)?;
+    wait_for_old_ranks(run_dir, state.as_ref(), request)?;
     // Ranks may have committed checkpoints after their launcher died.
     if let Some(state) = &mut state {
-        state.checkpoint_ref = newest(run, state)?;
+        state.checkpoint_ref = newest(run_dir, state)?;
         state.per_device_batch_size_limit =
-            progress_of(&setup, state, request).per_device_batch_size_limit;
+            progress_of(&run, state, request).per_device_batch_size_limit;
     }
     let pinned = state
         .as_ref()
         .is_none_or(|state| state.checkpoint_ref.is_some());
-    if !pinned && run.holds_checkpoints()? {
+    if !pinned && run_dir.holds_checkpoints()? {
         return Err(LaunchError::usage(format!(
             "{} contains checkpoints, but its state.json lists none of them; restore a copy of it, or \
              start a new run with another --out",
-            run.path().display()
+            run_dir.path().display()
         )));
     }
     let mut notes = Vec::new();
-    let built_in = setup.built_in()?;
+    let built_in = run.built_in()?;
     match (
         state
             .as_mut()
             .filter(|state| state.checkpoint_ref.is_some()),
         &built_in.weights,
     ) {
-        (Some(state), _) => notes.extend(verify(run, state, &recipe.key("model.path"))?),
+        (Some(state), _) => notes.extend(verify(run_dir, state, &recipe.key("model.path"))?),
         (None, Some(weights)) => initial::check(weights, &built_in.model)?,
         (None, None) => {}
     }
-    let directory = Setup::data(run.path());
+    let directory = Run::data(run_dir.path());
     let data = data::prepare(
         &PrepareRequest {
             began_in: Some(&directory),
@@ -190,7 +190,7 @@ pub(super) fn resume(
                 recipe,
                 &recipe.keys(),
                 Some(&built_in.model),
-                &setup.base,
+                &run.base,
                 &directory,
             )
         },
@@ -198,13 +198,13 @@ pub(super) fn resume(
     )?;
     // All checks have passed. The state is written first: a micro-batch limit dropped too early is
     // found again, while one kept for other memory would remain.
-    if memory_changes(&setup, request)
+    if memory_changes(&run, request)
         && let Some(state) = &state
     {
-        run.write_state(state)?;
+        run_dir.write_state(state)?;
     }
-    let runner = runner_of(&setup, request);
-    let resumed = Setup {
+    let runner = runner_of(&run, request);
+    let resumed = Run {
         device_memory: request.device_memory,
         built_in: Some(BuiltIn {
             rank_memory: runner.rank_memory(),
@@ -212,14 +212,14 @@ pub(super) fn resume(
             data_fingerprint: Some(data.manifest.fingerprint),
             ..built_in.clone()
         }),
-        ..setup.clone()
+        ..run.clone()
     };
-    if resumed != setup {
-        run.write_setup(&resumed)?;
+    if resumed != run {
+        run_dir.write_run(&resumed)?;
     }
     Ok(Prepared {
         worlds: planned.of_run(&resumed),
-        setup: resumed,
+        run: resumed,
         state,
         external: None,
         notes: notes.into_iter().chain(data.notes).collect(),
@@ -227,7 +227,7 @@ pub(super) fn resume(
 }
 
 /// Refuses a run whose budget is exhausted; no launcher can continue it in any world.
-pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<(), LaunchError> {
+pub fn refuse_finished(run_dir: &RunDir, run: &Run, state: &RunState) -> Result<(), LaunchError> {
     if state.phase != Phase::Finished {
         return Ok(());
     }
@@ -237,37 +237,38 @@ pub fn refuse_finished(run: &RunDir, setup: &Setup, state: &RunState) -> Result<
         .map_or_else(String::new, |checkpoint_ref| {
             format!(
                 " from its weights, {}={}",
-                setup.recipe().key("model.path"),
-                run.path().join(&checkpoint_ref.path).display()
+                run.recipe().key("model.path"),
+                run_dir.path().join(&checkpoint_ref.path).display()
             )
         });
     Err(LaunchError::usage(format!(
         "{} is finished, its budget is exhausted; to train more, start a new run{weights}",
-        run.path().display()
+        run_dir.path().display()
     )))
 }
 
 /// The newest checkpoint of the run's last generation, else the referenced one. Checkpoints of
 /// earlier generations after the start of the last one are not in the lineage.
-fn newest(run: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, LaunchError> {
+fn newest(run_dir: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, LaunchError> {
     let Some(last) = state.generations.last() else {
         return Ok(state.checkpoint_ref.clone());
     };
-    let found = checkpoint::list(run.path())?
+    let found = checkpoint::list(run_dir.path())?
         .committed
         .into_iter()
         .filter(|committed| committed.generation == last.number)
         .max_by_key(|committed| committed.samples);
     let pinned = state.committed_samples();
     match found.filter(|committed| committed.samples > pinned) {
-        Some(committed) => Ok(Some(checkpoint_ref::of(&committed, run.path())?)),
+        Some(committed) => Ok(Some(checkpoint_ref::of(&committed, run_dir.path())?)),
         None => Ok(state.checkpoint_ref.clone()),
     }
 }
 
 /// Reads all of a checkpoint and compares it with its checksums.
-fn read_whole(run: &RunDir, checkpoint_ref: &CheckpointRef) -> Result<TrainState, TrainError> {
-    let checkpoint = checkpoint_ref::open(run.path(), checkpoint_ref).map_err(TrainError::from)?;
+fn read_whole(run_dir: &RunDir, checkpoint_ref: &CheckpointRef) -> Result<TrainState, TrainError> {
+    let checkpoint =
+        checkpoint_ref::open(run_dir.path(), checkpoint_ref).map_err(TrainError::from)?;
     TrainState::from_checkpoint(&checkpoint)
 }
 
@@ -275,26 +276,26 @@ fn read_whole(run: &RunDir, checkpoint_ref: &CheckpointRef) -> Result<TrainState
 /// before it, with everything in it; returns a note about that. Without one the error names another
 /// checkpoint of the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
 fn verify(
-    run: &RunDir,
+    run_dir: &RunDir,
     state: &mut RunState,
     path_key: &str,
 ) -> Result<Option<String>, LaunchError> {
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    let Err(error) = read_whole(run, checkpoint_ref) else {
+    let Err(error) = read_whole(run_dir, checkpoint_ref) else {
         return Ok(None);
     };
     if is_damage(&error)
-        && let Some(note) = fall_back(run, state, &error.to_string())?
+        && let Some(note) = fall_back(run_dir, state, &error.to_string())?
     {
         return Ok(Some(note));
     }
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    let pinned = run.path().join(&checkpoint_ref.path);
-    let others = checkpoint::list(run.path())?.committed;
+    let pinned = run_dir.path().join(&checkpoint_ref.path);
+    let others = checkpoint::list(run_dir.path())?.committed;
     // If only the training state has another version, its weights are still valid.
     let whole = matches!(error, TrainError::State { .. });
     let newest = others
@@ -318,14 +319,14 @@ fn verify(
 /// As [`verify`], for a generation whose ranks have refused its start checkpoint. Returns a note if the run
 /// falls back to an older one; `None` if the checkpoint is whole or no other is.
 pub(super) fn fall_back_if_damaged(
-    run: &RunDir,
+    run_dir: &RunDir,
     state: &mut RunState,
 ) -> Result<Option<String>, LaunchError> {
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    match read_whole(run, checkpoint_ref) {
-        Err(error) if is_damage(&error) => fall_back(run, state, &error.to_string()),
+    match read_whole(run_dir, checkpoint_ref) {
+        Err(error) if is_damage(&error) => fall_back(run_dir, state, &error.to_string()),
         _ => Ok(None),
     }
 }
@@ -344,19 +345,19 @@ fn is_damage(error: &TrainError) -> bool {
 /// References the newest whole checkpoint before the referenced one, which is damaged as `problem` says.
 /// Returns a note, or `None` if there is no such checkpoint.
 fn fall_back(
-    run: &RunDir,
+    run_dir: &RunDir,
     state: &mut RunState,
     problem: &str,
 ) -> Result<Option<String>, LaunchError> {
     let Some(damaged) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    let mut older = lineage(state, checkpoint::list(run.path())?.committed);
-    let path = run.path().join(&damaged.path);
+    let mut older = lineage(state, checkpoint::list(run_dir.path())?.committed);
+    let path = run_dir.path().join(&damaged.path);
     older.retain(|committed| committed.path != path && committed.samples <= damaged.samples);
     let whole = older.iter().rev().find_map(|committed| {
-        let checkpoint_ref = checkpoint_ref::of(committed, run.path()).ok()?;
-        read_whole(run, &checkpoint_ref).ok()?;
+        let checkpoint_ref = checkpoint_ref::of(committed, run_dir.path()).ok()?;
+        read_whole(run_dir, &checkpoint_ref).ok()?;
         Some(checkpoint_ref)
     });
     let Some(whole) = whole else {
@@ -392,14 +393,14 @@ fn lineage(state: &RunState, committed: Vec<Committed>) -> Vec<Committed> {
 /// Refuses a checkpoint reference that contradicts its checkpoint. [`verify`] handles an unreadable
 /// one.
 fn refuse_contradictory_reference(
-    run: &RunDir,
+    run_dir: &RunDir,
     checkpoint_ref: &CheckpointRef,
 ) -> Result<(), LaunchError> {
-    let checkpoints = checkpoint::list(run.path())?.committed;
-    let path = run.path().join(&checkpoint_ref.path);
+    let checkpoints = checkpoint::list(run_dir.path())?.committed;
+    let path = run_dir.path().join(&checkpoint_ref.path);
     let committed = checkpoints.iter().find(|other| other.path == path);
     let Some(found) =
-        committed.and_then(|committed| checkpoint_ref::of(committed, run.path()).ok())
+        committed.and_then(|committed| checkpoint_ref::of(committed, run_dir.path()).ok())
     else {
         return Ok(());
     };
@@ -417,7 +418,7 @@ fn refuse_contradictory_reference(
     Err(LaunchError::usage(format!(
         "state.json of {} was edited and contradicts {}: {} in state.json, {} in \
              the checkpoint; restore a copy, or set the checkpoint's numbers",
-        run.path().display(),
+        run_dir.path().display(),
         checkpoint_ref.path,
         describe(checkpoint_ref),
         describe(&found)
@@ -425,14 +426,14 @@ fn refuse_contradictory_reference(
 }
 
 pub(super) fn wait_for_old_ranks(
-    run: &RunDir,
+    run_dir: &RunDir,
     state: Option<&RunState>,
     request: &Request,
 ) -> Result<(), LaunchError> {
-    let last = run.last_generation(state.unwrap_or(&RunState::default()))?;
+    let last = run_dir.last_generation(state.unwrap_or(&RunState::default()))?;
     let since = Instant::now();
     // Generation 0 never exists and has no ranks.
-    while rank::any_alive(&run.generation(last))? {
+    while rank::any_alive(&run_dir.generation(last))? {
         if request.stopped() {
             return Err(LaunchError::Stopped);
         }
@@ -441,7 +442,7 @@ pub(super) fn wait_for_old_ranks(
                 "ranks of generation {last} still run after {} s; stop them (`fuser {}` lists \
                      them), then resume",
                 OLD_RANKS.as_secs(),
-                run.generation(last).join(files::RANKS_LOCK).display()
+                run_dir.generation(last).join(files::RANKS_LOCK).display()
             )));
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -529,7 +530,7 @@ mod tests {
             corpus.display()
         );
         let launched = Launched::at(place.path(), &lines, &[]);
-        let data = Setup::data(launched.run.path());
+        let data = Run::data(launched.run_dir.path());
         std::fs::remove_dir_all(&data).unwrap();
         assert!(launched.resume(|_| {}).is_ok());
         std::fs::remove_dir_all(&data).unwrap();
@@ -550,43 +551,43 @@ mod tests {
     fn a_run_of_an_older_version_resumes_with_its_manifest_and_keeps_the_fingerprint() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
-        let mut old = launched.prepared.setup.clone();
+        let mut old = launched.prepared.run.clone();
         old.built_in.as_mut().unwrap().data_fingerprint = None;
-        launched.run.write_setup(&old).unwrap();
+        launched.run_dir.write_run(&old).unwrap();
         assert!(launched.resume(|_| {}).is_ok());
-        assert_eq!(launched.run.setup().unwrap(), launched.prepared.setup);
+        assert_eq!(launched.run_dir.run().unwrap(), launched.prepared.run);
     }
 
     #[test]
     fn contradictory_run_files_are_refused_before_planning() {
         let place = tempfile::tempdir().unwrap();
         let launched = Launched::at(place.path(), BATCH, &[]);
-        let setup = launched.prepared.setup.clone();
+        let run = launched.prepared.run.clone();
         let request = Request {
             resume: true,
             ..launched.request.clone()
         };
-        let refused = |change: fn(&mut Setup)| {
-            let mut edited = setup.clone();
+        let refused = |change: fn(&mut Run)| {
+            let mut edited = run.clone();
             change(&mut edited);
-            launched.run.write_setup(&edited).unwrap();
-            let error = continued(&launched.run, &launched.recipe, &request).err();
+            launched.run_dir.write_run(&edited).unwrap();
+            let error = continued(&launched.run_dir, &launched.recipe, &request).err();
             let error = error.map(|error| error.to_string());
             error.or_else(|| launched.resume(|_| {}).err())
         };
         assert_eq!(refused(|_| {}), None);
         for (change, expected) in [
             (
-                (|setup| setup.global_batch_size = 13) as fn(&mut Setup),
+                (|run| run.global_batch_size = 13) as fn(&mut Run),
                 "another global batch (13) than its recipe (12)",
             ),
             (
-                |setup| setup.horizon.budget_samples = Some(1),
+                |run| run.horizon.budget_samples = Some(1),
                 "other lengths than",
             ),
             (
-                |setup| {
-                    if let Some(built_in) = &mut setup.built_in {
+                |run| {
+                    if let Some(built_in) = &mut run.built_in {
                         built_in.model.hidden_size = 16;
                     }
                 },
@@ -613,11 +614,11 @@ mod tests {
             checkpoint_ref: Some(checkpoint_ref),
             ..RunState::default()
         };
-        assert!(refuse_finished(&launched.run, &launched.prepared.setup, &state).is_ok());
+        assert!(refuse_finished(&launched.run_dir, &launched.prepared.run, &state).is_ok());
         state.phase = Phase::Finished;
-        launched.run.write_state(&state).unwrap();
+        launched.run_dir.write_state(&state).unwrap();
         let message = launched.resume(|_| {}).err().unwrap();
-        let weights = launched.run.path().join("gen-1/step-0000004");
+        let weights = launched.run_dir.path().join("gen-1/step-0000004");
         let way_out = format!(
             "a new run from its weights, model.path={}",
             weights.display()
@@ -633,10 +634,10 @@ mod tests {
             per_device_batch_size_limit: Some(1),
             ..RunState::default()
         };
-        launched.run.write_state(&starved).unwrap();
+        launched.run_dir.write_state(&starved).unwrap();
         let limit = || {
             launched
-                .run
+                .run_dir
                 .state()
                 .unwrap()
                 .unwrap()
@@ -653,7 +654,7 @@ mod tests {
                 };
             })
             .unwrap();
-        let runner = launched.run.setup().unwrap().runner();
+        let runner = launched.run_dir.run().unwrap().runner();
         assert_eq!(runner.rank_memory(), Some(1 << 30));
         assert_eq!(limit(), None);
         // The plan that a later resume shows is that of the limit which the run keeps.
@@ -661,7 +662,7 @@ mod tests {
             resume: true,
             ..launched.request.clone()
         };
-        let (_, planned) = continued(&launched.run, &launched.recipe, &request).unwrap();
+        let (_, planned) = continued(&launched.run_dir, &launched.recipe, &request).unwrap();
         assert_eq!(planned, runner);
     }
 }

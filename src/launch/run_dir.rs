@@ -20,7 +20,7 @@ use crate::checkpoint;
 use crate::external_trainer::Call;
 use crate::lifecycle::{CheckpointRef, Generation, Reason, files};
 use crate::plan::Reached;
-use crate::train::{Setup, TrainError};
+use crate::train::{Run, TrainError};
 use crate::util::durable::{FileError, Lock, read_json, write_json};
 
 const STATE: &str = "state.json";
@@ -63,9 +63,9 @@ impl RunState {
     }
 
     /// Constraints on every further plan of the run.
-    pub fn reached(&self, setup: &Setup) -> Reached {
+    pub fn reached(&self, run: &Run) -> Reached {
         Reached {
-            global_batch_size: Some(setup.global_batch_size),
+            global_batch_size: Some(run.global_batch_size),
             per_device_batch_size_limit: self.per_device_batch_size_limit,
             batch: self
                 .checkpoint_ref
@@ -143,8 +143,8 @@ impl RunDir {
         Ok(Lock::is_held(&self.0)?)
     }
 
-    pub fn setup(&self) -> Result<Setup, LaunchError> {
-        Setup::read(&self.0).map_err(|error| match error {
+    pub fn run(&self) -> Result<Run, LaunchError> {
+        Run::read(&self.0).map_err(|error| match error {
             TrainError::File(error) if error.is_absent() => LaunchError::NoRun {
                 path: self.0.join(files::RUN),
             },
@@ -154,8 +154,8 @@ impl RunDir {
     }
 
     /// Writes `run.json`: once, and again when a resume changes it.
-    pub fn write_setup(&self, setup: &Setup) -> Result<(), LaunchError> {
-        self.write(files::RUN, setup)
+    pub fn write_run(&self, run: &Run) -> Result<(), LaunchError> {
+        self.write(files::RUN, run)
     }
 
     /// Reads `state.json`; `None` before the first generation.
@@ -257,8 +257,8 @@ mod tests {
     #[test]
     fn concurrent_requests_get_different_numbers() {
         let directory = tempfile::tempdir().unwrap();
-        let run = RunDir::at(directory.path());
-        let ask = || (0..5).map(|_| run.write_desired(2).unwrap().request);
+        let run_dir = RunDir::at(directory.path());
+        let ask = || (0..5).map(|_| run_dir.write_desired(2).unwrap().request);
         let numbers: BTreeSet<u64> = thread::scope(|scope| {
             let asking: Vec<_> = (0..8)
                 .map(|_| scope.spawn(|| ask().collect::<Vec<u64>>()))
@@ -267,7 +267,7 @@ mod tests {
             asked.collect()
         });
         assert_eq!(numbers, (1..=40).collect());
-        assert_eq!(run.desired().unwrap().unwrap().request, 40);
+        assert_eq!(run_dir.desired().unwrap().unwrap().request, 40);
     }
 
     fn after(number: u64) -> RunState {
@@ -306,8 +306,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run");
         fs::write(&path, "no directory").unwrap();
-        let run = RunDir::at(&path);
-        let message = run.last_generation(&after(3)).unwrap_err().to_string();
+        let run_dir = RunDir::at(&path);
+        let message = run_dir.last_generation(&after(3)).unwrap_err().to_string();
         assert!(message.starts_with("cannot list "), "{message}");
     }
 }

@@ -55,11 +55,11 @@ pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchErr
         )));
     }
     if let Some(directory) = options.directory() {
-        let run = RunDir::at(directory);
-        if resume && !run.contains_run() {
-            return Err(nothing(run.path()));
+        let run_dir = RunDir::at(directory);
+        if resume && !run_dir.contains_run() {
+            return Err(nothing(run_dir.path()));
         }
-        if !resume && run.contains_run() {
+        if !resume && run_dir.contains_run() {
             let flag = if options.out.is_some() {
                 "--out"
             } else {
@@ -68,10 +68,10 @@ pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchErr
             return Err(LaunchError::usage(format!(
                 "{} already contains a run; --resume continues it, another {flag} starts a new \
                      one",
-                run.path().display()
+                run_dir.path().display()
             )));
         }
-        return Ok(run);
+        return Ok(run_dir);
     }
     // With an external trainer, the recipe's `output` belongs to the trainer.
     let output = spec.output.as_ref().filter(|_| !spec.trainer.is_external());
@@ -85,11 +85,11 @@ pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchErr
         return Ok(numbered(&base, newest));
     }
     for number in newest.unwrap_or(0) + 1.. {
-        let run = numbered(&base, number);
+        let run_dir = numbered(&base, number);
         // A number may belong to another recipe's run with such a name, or to a launch that still
         // prepares its run.
-        if !run.contains_run() && !run.in_use()? {
-            return Ok(run);
+        if !run_dir.contains_run() && !run_dir.in_use()? {
+            return Ok(run_dir);
         }
     }
     Ok(RunDir::at(&base))
@@ -97,17 +97,21 @@ pub fn choose(options: &RunOptions<'_>, spec: &Spec) -> Result<RunDir, LaunchErr
 
 /// The name of the chosen run. A resume by `--out` or `--name` keeps the name that the run has; a
 /// `--name` that is neither that name nor the directory's is refused.
-pub fn name(run: &RunDir, options: &RunOptions<'_>, spec: &Spec) -> Result<String, LaunchError> {
+pub fn name(
+    run_dir: &RunDir,
+    options: &RunOptions<'_>,
+    spec: &Spec,
+) -> Result<String, LaunchError> {
     if !options.resume || options.directory().is_none() {
         return Ok(options.name.unwrap_or(&spec.name).to_owned());
     }
-    let name = run.setup()?.spec.name;
-    let directory = run.path().file_name();
+    let name = run_dir.run()?.spec.name;
+    let directory = run_dir.path().file_name();
     match options.name {
         Some(asked) if asked != name && directory != Some(asked.as_ref()) => {
             Err(LaunchError::usage(format!(
                 "{} contains the run `{name}`, not `{asked}`; remove --name, or set another --out",
-                run.path().display()
+                run_dir.path().display()
             )))
         }
         _ => Ok(name),
@@ -123,16 +127,16 @@ pub fn acquire(
 ) -> Result<RunLock, LaunchError> {
     let resume = options.resume;
     let numbered = options.directory().is_none();
-    let mut run = chosen;
+    let mut run_dir = chosen;
     loop {
-        match RunLock::take(run) {
-            Ok(run_lock) if resume || !run_lock.run.contains_run() => return Ok(run_lock),
+        match RunLock::take(run_dir) {
+            Ok(run_lock) if resume || !run_lock.run_dir.contains_run() => return Ok(run_lock),
             // Another launch used the directory in between and has ended.
             Ok(_) => {}
             Err(LaunchError::File(FileError::HeldBy { .. })) if numbered && !resume => {}
             Err(error) => return Err(error),
         }
-        run = choose(options, spec)?;
+        run_dir = choose(options, spec)?;
     }
 }
 
@@ -176,10 +180,10 @@ fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
             .and_then(|file| file.strip_prefix(stem)?.strip_prefix('-')?.parse().ok())
             .filter(|number| *number >= 2);
         let Some(number) = number else { continue };
-        let run = numbered(base, number);
+        let run_dir = numbered(base, number);
         // A launch never chooses `run-02`.
-        let chosen = run.path().file_name() == Some(file.as_os_str());
-        if chosen && run.contains_run() && run.setup().map_or(true, |setup| setup.name == name) {
+        let chosen = run_dir.path().file_name() == Some(file.as_os_str());
+        if chosen && run_dir.contains_run() && run_dir.run().map_or(true, |run| run.name == name) {
             found.push(number);
         }
     }
@@ -189,7 +193,7 @@ fn numbers(base: &Path, name: &str) -> Result<Vec<u64>, LaunchError> {
 /// The run lock held by this process. An unused lock deletes the files created for it when dropped.
 #[derive(Debug)]
 pub struct RunLock {
-    run: RunDir,
+    run_dir: RunDir,
     /// Files that this launch created.
     created: Vec<PathBuf>,
     /// Directories that this launch created, the innermost first.
@@ -203,9 +207,9 @@ pub struct RunLock {
 impl RunLock {
     /// Creates the directory if it is missing, and locks it. A directory with unrelated files is
     /// refused, because a run could overwrite files of the same names.
-    pub fn take(run: RunDir) -> Result<RunLock, LaunchError> {
-        let path = run.path();
-        if !run.contains_run()
+    pub fn take(run_dir: RunDir) -> Result<RunLock, LaunchError> {
+        let path = run_dir.path();
+        if !run_dir.contains_run()
             && let Some(entry) = unrelated_entry(path)?
         {
             return Err(unusable(
@@ -221,15 +225,15 @@ impl RunLock {
                 .take_while(|ancestor| *ancestor != Path::new("") && !ancestor.exists())
                 .map(Path::to_path_buf)
                 .collect(),
-            run,
+            run_dir,
             lock: None,
             request: 0,
         };
-        let path = run_lock.run.path();
+        let path = run_lock.run_dir.path();
         fs::create_dir_all(path).map_err(|error| unusable(path, error.to_string()))?;
         run_lock.lock = Some(Lock::acquire(path)?);
         // An unreadable request counts as none; the next one replaces it.
-        let desired = run_lock.run.desired().ok().flatten();
+        let desired = run_lock.run_dir.desired().ok().flatten();
         run_lock.request = desired.map_or(0, |desired| desired.request);
         Ok(run_lock)
     }
@@ -240,14 +244,14 @@ impl RunLock {
         self.request
     }
 
-    pub fn run(&self) -> &RunDir {
-        &self.run
+    pub fn run_dir(&self) -> &RunDir {
+        &self.run_dir
     }
 }
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        if self.run.contains_run() {
+        if self.run_dir.contains_run() {
             return;
         }
         // A directory with files of others cannot be removed and stays.
@@ -310,10 +314,10 @@ mod tests {
     #[test]
     fn an_unused_run_lock_leaves_no_files() {
         let place = tempfile::tempdir().unwrap();
-        let run = RunDir::at(place.path().join("runs/one"));
-        let run_lock = RunLock::take(run.clone()).unwrap();
-        assert!(run.in_use().unwrap());
-        fs::create_dir_all(run.path().join("data/train")).unwrap();
+        let run_dir = RunDir::at(place.path().join("runs/one"));
+        let run_lock = RunLock::take(run_dir.clone()).unwrap();
+        assert!(run_dir.in_use().unwrap());
+        fs::create_dir_all(run_dir.path().join("data/train")).unwrap();
         drop(run_lock);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
@@ -329,21 +333,21 @@ mod tests {
     #[test]
     fn a_locked_run_stays_after_the_lock() {
         let place = tempfile::tempdir().unwrap();
-        let run = RunDir::at(place.path().join("run"));
-        let run_lock = RunLock::take(run.clone()).unwrap();
-        fs::write(run.path().join(files::RUN), "{}").unwrap();
+        let run_dir = RunDir::at(place.path().join("run"));
+        let run_lock = RunLock::take(run_dir.clone()).unwrap();
+        fs::write(run_dir.path().join(files::RUN), "{}").unwrap();
         drop(run_lock);
-        assert!(run.contains_run() && !run.in_use().unwrap());
+        assert!(run_dir.contains_run() && !run_dir.in_use().unwrap());
     }
 
     #[test]
     fn the_loser_of_a_race_removes_no_files_of_the_winner() {
         let place = tempfile::tempdir().unwrap();
-        let run = RunDir::at(place.path().join("run"));
-        let run_lock = RunLock::take(run.clone()).unwrap();
-        let message = refused(run.path());
+        let run_dir = RunDir::at(place.path().join("run"));
+        let run_lock = RunLock::take(run_dir.clone()).unwrap();
+        let message = refused(run_dir.path());
         assert!(message.contains("in use by process"), "{message}");
-        assert!(run.in_use().unwrap());
+        assert!(run_dir.in_use().unwrap());
         drop(run_lock);
     }
 
@@ -394,7 +398,7 @@ mod tests {
             };
             choose(&options, &spec)
         };
-        let chosen = |resume| at(None, resume).map(|run| run.path().to_path_buf());
+        let chosen = |resume| at(None, resume).map(|run_dir| run_dir.path().to_path_buf());
         assert_eq!(chosen(false).unwrap(), base);
         assert!(
             chosen(true)
@@ -428,10 +432,10 @@ mod tests {
         let choose = || choose(&options, &spec).unwrap();
         // All four choose before the first one locks.
         let chosen = [choose(), choose(), choose(), choose()];
-        let run_locks = chosen.map(|run| acquire(run, &options, &spec).unwrap());
+        let run_locks = chosen.map(|run_dir| acquire(run_dir, &options, &spec).unwrap());
         let names = run_locks
             .each_ref()
-            .map(|run_lock| run_lock.run().path().to_owned());
+            .map(|run_lock| run_lock.run_dir().path().to_owned());
         let expected = ["run", "run-2", "run-3", "run-4"].map(|name| place.path().join(name));
         assert_eq!(names, expected);
         assert_eq!(choose().path(), place.path().join("run-5"));
@@ -441,7 +445,7 @@ mod tests {
         fs::write(base.join(files::RUN), "{}").unwrap();
         drop(run_locks);
         let next = acquire(chosen.clone(), &options, &spec).unwrap();
-        assert_eq!(next.run().path(), place.path().join("run-2"));
+        assert_eq!(next.run_dir().path(), place.path().join("run-2"));
         let out = RunOptions {
             out: Some(&base),
             ..options
@@ -459,7 +463,7 @@ mod tests {
             "batch: {global: 12, per_device_batch_size: 2}",
             &[],
         );
-        fs::rename(launched.run.path(), place.path().join("run-2")).unwrap();
+        fs::rename(launched.run_dir.path(), place.path().join("run-2")).unwrap();
         let chosen = |name: &str, resume| {
             let spec = Spec {
                 name: name.to_owned(),
@@ -470,7 +474,7 @@ mod tests {
                 resume,
                 ..RunOptions::default()
             };
-            choose(&options, &spec).map(|run| run.path().to_path_buf())
+            choose(&options, &spec).map(|run_dir| run_dir.path().to_path_buf())
         };
         assert_eq!(chosen("run", true).unwrap(), place.path().join("run-2"));
         assert!(chosen("another", true).is_err());
@@ -488,9 +492,9 @@ mod tests {
             name: Some(name),
             ..RunOptions::default()
         };
-        let run = choose(&named("first"), &spec).unwrap();
-        assert_eq!(run.path(), Path::new("runs/first"));
-        assert_eq!(name(&run, &named("first"), &spec).unwrap(), "first");
+        let run_dir = choose(&named("first"), &spec).unwrap();
+        assert_eq!(run_dir.path(), Path::new("runs/first"));
+        assert_eq!(name(&run_dir, &named("first"), &spec).unwrap(), "first");
         let message = choose(&named("../first"), &spec).unwrap_err().to_string();
         assert_eq!(
             message,
@@ -520,7 +524,7 @@ mod tests {
             ..Spec::default()
         };
         let moved = place.path().join("moved");
-        fs::rename(launched.run.path(), &moved).unwrap();
+        fs::rename(launched.run_dir.path(), &moved).unwrap();
         let resumed = |asked| {
             let options = RunOptions {
                 out: Some(&moved),

@@ -8,7 +8,7 @@ use crate::recipe::{self, Recipe};
 
 /// A run that is ready for its launcher.
 pub(super) struct Launched {
-    pub run: RunDir,
+    pub run_dir: RunDir,
     pub recipe: Recipe,
     pub planned: Planned,
     pub request: Request,
@@ -65,13 +65,13 @@ spec:
             lines.replace('\n', "\n  ")
         );
         let (recipe, request) = recipe_of(place, &text, overrides);
-        let run = RunDir::at(place.join("run"));
-        std::fs::create_dir_all(run.path()).unwrap();
+        let run_dir = RunDir::at(place.join("run"));
+        std::fs::create_dir_all(run_dir.path()).unwrap();
         let planned = prepare::plan(&recipe, 2, Reached::default(), request.runner, None).unwrap();
-        let prepared = prepare::prepare(&run, &recipe, &planned, &request, &mut |_| {})
+        let prepared = prepare::prepare(&run_dir, &recipe, &planned, &request, &mut |_| {})
             .map_err(|error| error.to_string())?;
         Ok(Launched {
-            run,
+            run_dir,
             recipe,
             planned,
             request,
@@ -87,7 +87,7 @@ spec:
         };
         change(&mut request);
         prepare::prepare(
-            &self.run,
+            &self.run_dir,
             &self.recipe,
             &self.planned,
             &request,

@@ -2,27 +2,27 @@
 
 use super::{LaunchError, RunDir, history};
 use crate::plan::{self, Plan, PlanRequest, Reached, Worlds};
-use crate::train::Setup;
+use crate::train::Run;
 
 /// The worlds of a run whose recipe is not read again.
-fn of_setup(setup: &Setup) -> Worlds {
+fn of_setup(run: &Run) -> Worlds {
     let request = PlanRequest {
-        model_config: setup.model_config.clone(),
-        data_samples: setup.data_samples,
-        ..PlanRequest::of(setup.runner(), 1)
+        model_config: run.model_config.clone(),
+        data_samples: run.data_samples,
+        ..PlanRequest::of(run.runner(), 1)
     };
-    Worlds::new(setup.recipe(), request, setup.device_memory)
+    Worlds::new(run.recipe(), request, run.device_memory)
 }
 
 /// The formula of a run at `world` ranks, with its current progress.
-pub fn formula_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
-    let setup = run.setup()?;
-    let state = run.state()?.unwrap_or_default();
+pub fn formula_of_run(run_dir: &RunDir, world: u64) -> Result<String, LaunchError> {
+    let run = run_dir.run()?;
+    let state = run_dir.state()?.unwrap_or_default();
     let reached = Reached {
-        batch: history::current_batch(run, &state),
-        ..state.reached(&setup)
+        batch: history::current_batch(run_dir, &state),
+        ..state.reached(&run)
     };
-    Ok(of_setup(&setup)
+    Ok(of_setup(&run)
         .plan(world, reached)?
         .formula_at(reached.batch))
 }
@@ -30,14 +30,14 @@ pub fn formula_of_run(run: &RunDir, world: u64) -> Result<String, LaunchError> {
 /// An untrained run whose micro-batch of `failed` did not fit, restarted as upstream would: a
 /// smaller micro-batch and the same accumulation. Its global batch, and all lengths counted in
 /// steps, shrink.
-pub fn shrunk(setup: &Setup, failed: &Plan, per_device_batch_size: u64) -> Setup {
+pub fn shrunk(run: &Run, failed: &Plan, per_device_batch_size: u64) -> Run {
     let passes = failed.gradient_accumulation_steps;
     let global_batch_size = failed.data_parallel_size * per_device_batch_size * passes;
-    let horizon = plan::horizon(&setup.spec, global_batch_size, setup.data_samples);
-    Setup {
+    let horizon = plan::horizon(&run.spec, global_batch_size, run.data_samples);
+    Run {
         global_batch_size,
         horizon,
-        ..setup.clone()
+        ..run.clone()
     }
 }
 
@@ -64,10 +64,10 @@ mod tests {
             let launched = Launched::at(place.path(), batch, &overrides);
             let planned = &launched.planned.plan;
             assert_eq!(planned.global_batch_size, global);
-            let setup = &launched.prepared.setup;
-            let reached = RunState::default().reached(setup);
+            let run = &launched.prepared.run;
+            let reached = RunState::default().reached(run);
             let world = planned.facts.world_size;
-            let mut again = of_setup(setup).plan(world, reached).unwrap();
+            let mut again = of_setup(run).plan(world, reached).unwrap();
             // The warnings were already shown at the launch.
             again.facts.diagnostics = planned.facts.diagnostics.clone();
             assert_eq!(&again, planned, "{overrides:?}");
@@ -84,12 +84,12 @@ mod tests {
         );
         let failed = &launched.planned.plan;
         assert_eq!(failed.formula, "2 × 16 × 2 = 64");
-        let setup = shrunk(&launched.prepared.setup, failed, 14);
+        let run = shrunk(&launched.prepared.run, failed, 14);
         let reached = Reached {
             per_device_batch_size_limit: Some(14),
-            ..RunState::default().reached(&setup)
+            ..RunState::default().reached(&run)
         };
-        let worlds = of_setup(&setup);
+        let worlds = of_setup(&run);
         let again = worlds.plan(failed.facts.world_size, reached).unwrap();
         assert_eq!(again.formula, "2 × 14 × 2 = 56");
     }
@@ -103,7 +103,7 @@ mod tests {
             &[],
         );
         let worlds = &launched.prepared.worlds;
-        let reached = RunState::default().reached(&launched.prepared.setup);
+        let reached = RunState::default().reached(&launched.prepared.run);
         assert!(worlds.is_feasible(2, reached));
         assert_eq!(
             worlds.refused_split(1, reached).as_deref(),

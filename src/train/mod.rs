@@ -7,15 +7,15 @@ pub mod checkpoint_ref;
 mod message;
 mod orders;
 pub mod rank;
+pub mod run;
 pub mod schedule;
-pub mod setup;
 mod stacks;
 mod trainer;
 mod watchdog;
 pub mod weights;
 
 pub use checkpoint_ref::TrainState;
-pub use setup::{BuiltIn, FORMAT, Setup};
+pub use run::{BuiltIn, FORMAT, Run};
 
 use std::path::PathBuf;
 

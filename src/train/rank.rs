@@ -13,8 +13,8 @@ use rustix::process::{Signal, getpid, kill_process};
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::orders::{Orders, report};
+use super::run::Run;
 use super::schedule::LearningRateSchedule;
-use super::setup::Setup;
 use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
 use super::watchdog::{self, EverySecond};
 use super::weights::Weights;
@@ -48,7 +48,7 @@ const ORDERS: Duration = Duration::from_secs(30);
 /// Identity of a rank and its resources.
 #[derive(Debug, Clone)]
 pub struct RankOptions {
-    pub run: PathBuf,
+    pub run_dir: PathBuf,
     pub generation: u64,
     /// This rank, counted from 0.
     pub rank: usize,
@@ -105,8 +105,8 @@ pub fn run(options: &RankOptions) -> u8 {
 }
 
 fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
-    let directory = options.run.join(files::generation(options.generation));
-    let setup = Setup::read(&options.run)?;
+    let directory = options.run_dir.join(files::generation(options.generation));
+    let run = Run::read(&options.run_dir)?;
     let generation: Generation = read_json(&directory.join(files::RECORD))?;
     // Held until the process ends, so that a later launcher detects living ranks.
     let _alive = hold(&directory)?;
@@ -126,7 +126,7 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
     report(&Report::Connected);
     // Peers would notice that this process hangs.
     let _alone = (world.world() == 1).then(|| EverySecond::start(|| report(&Report::Alive)));
-    let result = train(options, &setup, &generation, &world, orders);
+    let result = train(options, &run, &generation, &world, orders);
     match &result {
         Ok(_) => world.close()?,
         // The collective has already reported the lost peer.
@@ -138,34 +138,34 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
 
 fn train(
     options: &RankOptions,
-    setup: &Setup,
+    run: &Run,
     generation: &Generation,
     world: &World,
     orders: &Orders,
 ) -> Result<Ending, TrainError> {
     let (observed, activity) = Observed::of(Arc::clone(world));
     let stacks = files::stacks(generation.number, options.rank as u64);
-    let stacks = options.run.join(stacks);
+    let stacks = options.run_dir.join(stacks);
     let watchdog = watchdog::watch(Arc::clone(&activity), options.progress_deadline, stacks);
-    let data = Setup::data(&options.run);
+    let data = Run::data(&options.run_dir);
     let training = Dataset::train(&data)?;
-    let mut engine = engine(options, setup, generation, world, &observed, &activity)?;
-    let state = load(options, setup, generation, engine.as_mut())?;
+    let mut engine = engine(options, run, generation, world, &observed, &activity)?;
+    let state = load(options, run, generation, engine.as_mut())?;
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
     let mut trainer = Trainer {
-        run: &options.run,
-        setup,
+        run_dir: &options.run_dir,
+        run,
         generation,
         world: observed,
         engine,
-        order: setup.order(training.len())?,
+        order: run.order(training.len())?,
         data: training,
         evaluation: Dataset::evaluation(&data)?,
         learning_rate: LearningRateSchedule {
-            recipe: setup.spec.learning_rate.clone(),
-            warmup: setup.horizon.warmup_samples.unwrap_or(0),
-            budget: setup.budget()?,
-            base_batch: setup.global_batch_size,
+            recipe: run.spec.learning_rate.clone(),
+            warmup: run.horizon.warmup_samples.unwrap_or(0),
+            budget: run.budget()?,
+            base_batch: run.global_batch_size,
         },
         watched_batch: state.controller.batch(),
         state,
@@ -177,7 +177,7 @@ fn train(
         last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),
     };
-    agree_on_memory(setup, &mut trainer)?;
+    agree_on_memory(run, &mut trainer)?;
     report(&Report::Ready);
     let result = trainer.train();
     // What follows does not call the collective.
@@ -211,7 +211,7 @@ fn report_lost_device(error: &TrainError) -> bool {
 /// The metrics file, which rank 0 writes for all ranks. Hosts without a common disk each have one, so that any survivor
 /// can add it to a checkpoint.
 fn metrics(options: &RankOptions) -> Result<Option<MetricsWriter>, TrainError> {
-    let generation = options.run.join(files::generation(options.generation));
+    let generation = options.run_dir.join(files::generation(options.generation));
     let writer = || MetricsWriter::append_to(generation.join(files::METRICS));
     let writes = options.rank == 0 || options.bucket.is_some() && options.first_of_host;
     Ok(writes.then(writer).transpose()?)
@@ -256,13 +256,13 @@ fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainEr
 
 fn engine(
     options: &RankOptions,
-    setup: &Setup,
+    run: &Run,
     generation: &Generation,
     world: &World,
     observed: &World,
     activity: &Arc<Activity>,
 ) -> Result<Box<dyn Engine>, TrainError> {
-    let built_in = setup.built_in()?;
+    let built_in = run.built_in()?;
     let model = built_in.model.clone();
     let world = match built_in.device {
         DeviceKind::Cpu => observed,
@@ -272,10 +272,10 @@ fn engine(
     let world = (world.world() > 1).then(|| Arc::clone(world));
     // Weights that `load` reads are not drawn first, which would take as long.
     let reads = generation.start.is_some() || built_in.weights.is_some();
-    let seed = (!reads).then_some(setup.spec.seed);
-    let activation_checkpointing = setup.spec.model.activation_checkpointing;
+    let seed = (!reads).then_some(run.spec.seed);
+    let activation_checkpointing = run.spec.model.activation_checkpointing;
     // The measurements that any step of the run may request.
-    let (measure, unsharded_accumulation) = match setup.spec.schedule.norm_test() {
+    let (measure, unsharded_accumulation) = match run.spec.schedule.norm_test() {
         Some(test) => (
             measure(Some(test.measured_groups()), test.coordinate_interval > 0),
             test.unsharded_accumulation,
@@ -303,7 +303,7 @@ fn engine(
         DeviceKind::Cuda => {
             let options = CudaOptions {
                 // f16 is computed in bf16, which needs no loss scaling.
-                precision: match setup.spec.model.precision {
+                precision: match run.spec.model.precision {
                     Precision::F32 => cuda::Precision::F32,
                     Precision::Bf16 | Precision::F16 => cuda::Precision::Bf16,
                 },
@@ -344,7 +344,7 @@ fn sharded(strategy: Strategy) -> bool {
 /// by the engine.
 fn load(
     options: &RankOptions,
-    setup: &Setup,
+    run: &Run,
     generation: &Generation,
     engine: &mut dyn Engine,
 ) -> Result<TrainState, TrainError> {
@@ -352,23 +352,23 @@ fn load(
     let conditions = Conditions {
         base_batch: plan.global_batch_size,
         quantum: plan.quantum,
-        budget: setup.budget()?,
+        budget: run.budget()?,
         micro_batch: plan.per_device_batch_size,
         workers: plan.data_parallel_size,
         sharded: sharded(plan.facts.strategy),
     };
     let Some(checkpoint_ref) = &generation.start else {
-        if let Some(directory) = &setup.built_in()?.weights {
+        if let Some(directory) = &run.built_in()?.weights {
             Weights::open(directory)?.restore(engine)?;
         }
         return Ok(TrainState {
             step: 0,
             samples: 0,
-            controller: Controller::new(&setup.spec.schedule, conditions)?,
+            controller: Controller::new(&run.spec.schedule, conditions)?,
             ledger: Ledger::default(),
         });
     };
-    let checkpoint = checkpoint_ref::open_lazily(&options.run, checkpoint_ref)?;
+    let checkpoint = checkpoint_ref::open_lazily(&options.run_dir, checkpoint_ref)?;
     checkpoint.restore(engine)?;
     let mut state = TrainState::from_checkpoint(&checkpoint)?;
     let change = state.controller.refit(conditions)?;
@@ -380,14 +380,14 @@ fn load(
 
 /// Every rank reserves its memory before the first step and reports a failure to all, so that no rank waits
 /// in a collective for one that has left.
-fn agree_on_memory(setup: &Setup, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
+fn agree_on_memory(run: &Run, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
     let plan = &trainer.generation.plan;
     let rows = plan
         .per_device_batch_size
         .max(plan.facts.eval_batch_size.unwrap_or(0));
     let reserved = trainer
         .engine
-        .reserve(rows as usize, setup.spec.data.sequence_length as usize);
+        .reserve(rows as usize, run.spec.data.sequence_length as usize);
     let everyones = trainer.world.exchange(&[u8::from(reserved.is_err())])?;
     reserved?;
     match everyones.iter().position(|message| message != &[0]) {

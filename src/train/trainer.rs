@@ -14,8 +14,8 @@ use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::message::{StepSums, decode, encode, exchange};
 use super::orders::{Orders, report};
+use super::run::Run;
 use super::schedule::LearningRateSchedule;
-use super::setup::Setup;
 use crate::bucket::Bucket;
 use crate::checkpoint::{self, Contents, Target, Writer};
 use crate::comm::solo::Solo;
@@ -46,9 +46,8 @@ pub enum Ending {
 
 /// The loop of one rank with all its state.
 pub struct Trainer<'a> {
-    pub run: &'a Path,
-    /// The setup of the run.
-    pub setup: &'a Setup,
+    pub run_dir: &'a Path,
+    pub run: &'a Run,
     /// The generation, with its plan.
     pub generation: &'a Generation,
     /// Collective of the generation's ranks.
@@ -86,9 +85,9 @@ impl Trainer<'_> {
     /// Trains until the budget is reached or a drain is agreed on. The last checkpoint is committed when it
     /// returns.
     pub fn train(&mut self) -> Result<Ending, TrainError> {
-        let horizon = self.setup.horizon.clone();
+        let horizon = self.run.horizon.clone();
         let world = Arc::clone(&self.world);
-        let budget = self.setup.budget()?;
+        let budget = self.run.budget()?;
         let crossed = |every: Option<u64>, from: u64, to: u64| {
             every.is_some_and(|every| from / every < to / every)
         };
@@ -182,7 +181,7 @@ impl Trainer<'_> {
             .transpose()?;
         let factor = self.state.controller.learning_rate_factor();
         let learning_rate = self.learning_rate.at(from) * factor;
-        let optimizer = &self.setup.spec.optimizer;
+        let optimizer = &self.run.spec.optimizer;
         self.engine.update(AdamW {
             learning_rate,
             beta1: optimizer.beta1,
@@ -306,7 +305,7 @@ impl Trainer<'_> {
             .facts
             .eval_batch_size
             .unwrap_or(plan.per_device_batch_size);
-        let wanted = self.setup.spec.evaluation.samples.unwrap_or(data.len());
+        let wanted = self.run.spec.evaluation.samples.unwrap_or(data.len());
         let total = wanted.min(data.len());
         let world = self.world.world() as u64;
         let passes = total.div_ceil(micro_batch).div_ceil(world);
@@ -362,7 +361,7 @@ impl Trainer<'_> {
         let Some(step) = self.last_step.take() else {
             return Ok(());
         };
-        if metrics::append_missing(&self.run.join(self.target().metrics()), &step)? {
+        if metrics::append_missing(&self.run_dir.join(self.target().metrics()), &step)? {
             report(&Report::Step(step));
         }
         Ok(())
@@ -371,7 +370,7 @@ impl Trainer<'_> {
     /// The checkpoint of the present state.
     fn target(&self) -> Target {
         Target {
-            run_directory: self.run.to_path_buf(),
+            run_directory: self.run_dir.to_path_buf(),
             bucket: self.bucket.clone(),
             generation: self.generation.number,
             step: self.state.step,
@@ -391,7 +390,7 @@ impl Trainer<'_> {
             return Ok(());
         };
         let started = saving.started;
-        let checkpoint_ref = saving.finish(self.engine.as_ref(), world, self.setup)?;
+        let checkpoint_ref = saving.finish(self.engine.as_ref(), world, self.run)?;
         self.last_checkpoint = Some(checkpoint_ref.path.clone());
         if world.rank() == 0 {
             report(&Report::Committed {
@@ -480,9 +479,9 @@ impl Saving {
         self,
         engine: &dyn Engine,
         world: &dyn Collective,
-        setup: &Setup,
+        run: &Run,
     ) -> Result<CheckpointRef, TrainError> {
-        let built_in = setup.built_in()?;
+        let built_in = run.built_in()?;
         let contents = Contents {
             layout: engine.layout(),
             samples: self.samples,
@@ -491,8 +490,8 @@ impl Saving {
             companions: &built_in.companions,
         };
         let committed = checkpoint::finish_together(self.writer, &self.target, contents, world)?;
-        let run = &self.target.run_directory;
-        Ok(checkpoint_ref::with_batch(&committed, run, self.batch))
+        let run_dir = &self.target.run_directory;
+        Ok(checkpoint_ref::with_batch(&committed, run_dir, self.batch))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::lifecycle::generation::Generation;
 use crate::lifecycle::{Reason, authentication, files};
 use crate::plan::DeviceKind;
 use crate::telemetry::{Pace, now};
-use crate::train::Setup;
+use crate::train::Run;
 use crate::util::durable::FileError;
 
 /// Retry interval of NVML queries, volume checks and a failed preparation.
@@ -165,7 +165,7 @@ impl PodAgent {
         let host = HostGeneration::start(
             &Start {
                 evenkeel: &self.identity.program,
-                run,
+                run_dir: run,
                 generation: record,
                 first,
                 count,
@@ -221,21 +221,21 @@ impl PodAgent {
             }
             return Ok(chosen);
         }
-        let setup = self.identity.run.join(files::RUN);
+        let file = self.identity.run.join(files::RUN);
         let ready = match self.identity.bucket.clone() {
             Some(bucket) => self.brought(&bucket, record, mine)?,
-            None if setup.exists() => true,
-            None if mine => self.prepare()? && setup.exists(),
+            None if file.exists() => true,
+            None if mine => self.prepare()? && file.exists(),
             None => {
-                self.wait_for(record, &setup)?;
+                self.wait_for(record, &file)?;
                 false
             }
         };
         if ready {
             self.preparation = None;
             if self.state.budget.is_none() {
-                let setup = Setup::read(&self.identity.run);
-                self.state.budget = setup.ok().and_then(|setup| setup.horizon.budget_samples);
+                let run = Run::read(&self.identity.run);
+                self.state.budget = run.ok().and_then(|run| run.horizon.budget_samples);
             }
         }
         Ok(ready)

@@ -9,12 +9,12 @@ use crate::launch::{LaunchError, RunDir, external};
 use crate::lifecycle::ExternalCheckpoint;
 use crate::recipe::Recipe;
 use crate::telemetry::{Event, Metric, metrics};
-use crate::train::Setup;
+use crate::train::Run;
 
 /// State of the external trainer.
 pub(super) struct ExternalRun {
     pub(super) recipe: Recipe,
-    run: PathBuf,
+    run_dir: PathBuf,
     /// The newest checkpoint found; a newer one is progress.
     pub(super) newest: Option<ExternalCheckpoint>,
 }
@@ -22,24 +22,24 @@ pub(super) struct ExternalRun {
 impl ExternalRun {
     pub(super) fn new(
         recipe: Recipe,
-        setup: &Setup,
-        run: &RunDir,
+        run: &Run,
+        run_dir: &RunDir,
     ) -> Result<ExternalRun, LaunchError> {
-        let run = external::absolute(run.path())?;
+        let run_dir = external::absolute(run_dir.path())?;
         let mut external = ExternalRun {
             recipe,
-            run,
+            run_dir,
             newest: None,
         };
-        external.newest = external.trainer(setup).newest();
+        external.newest = external.trainer(run).newest();
         Ok(external)
     }
 
-    pub(super) fn trainer<'a>(&'a self, setup: &'a Setup) -> ExternalTrainer<'a> {
+    pub(super) fn trainer<'a>(&'a self, run: &'a Run) -> ExternalTrainer<'a> {
         ExternalTrainer {
             recipe: &self.recipe,
-            run: &self.run,
-            base: Some(&setup.base),
+            run_dir: &self.run_dir,
+            base: Some(&run.base),
         }
     }
 }
@@ -54,7 +54,7 @@ impl Launcher<'_> {
         let followed = host.follow(ended, |rank, line| {
             self.display.event(&Event::Output { rank, line });
         });
-        let file = self.run.metrics(host.record.number);
+        let file = self.run_dir.metrics(host.record.number);
         if let Some(external) = &mut self.external
             && followed.is_last
             && followed.checkpoint != external.newest

@@ -24,7 +24,7 @@ impl Launcher<'_> {
             let smaller = self.oom_policy.smaller(failed.per_device_batch_size);
             smaller.filter(|per_device_batch_size| *per_device_batch_size > 0)
         } else {
-            self.worlds.smaller(failed, self.state.reached(&self.setup))
+            self.worlds.smaller(failed, self.state.reached(&self.run))
         }
     }
 
@@ -33,16 +33,12 @@ impl Launcher<'_> {
         let Some(current) = &self.current else {
             return Ok(());
         };
-        let was = self.setup.global_batch_size;
-        self.setup = worlds::shrunk(
-            &self.setup,
-            &current.host.record.plan,
-            per_device_batch_size,
-        );
-        self.run.write_setup(&self.setup)?;
+        let was = self.run.global_batch_size;
+        self.run = worlds::shrunk(&self.run, &current.host.record.plan, per_device_batch_size);
+        self.run_dir.write_run(&self.run)?;
         let message = format!(
             "out of memory; `--oom-policy` shrinks the global batch: {was} → {}",
-            self.setup.global_batch_size
+            self.run.global_batch_size
         );
         self.display.event(&Event::Warning { message });
         Ok(())

@@ -140,15 +140,15 @@ impl Launcher<'_> {
         self.state.checkpoint_ref = Some(checkpoint_ref.clone());
         self.restarts_left = RESTARTS;
         self.write_state()?;
-        if let Some(keep) = self.setup.spec.checkpoint.keep {
-            let run = self.run.path();
+        if let Some(keep) = self.run.spec.checkpoint.keep {
+            let run_dir = self.run_dir.path();
             let current = self.current.as_ref();
             let start = current.and_then(|current| current.host.record.start.as_ref());
-            let start = start.map(|start| run.join(&start.path));
+            let start = start.map(|start| run_dir.join(&start.path));
             let kept = checkpoint::retain_in_run(
-                run,
+                run_dir,
                 keep,
-                &run.join(checkpoint_ref.path),
+                &run_dir.join(checkpoint_ref.path),
                 start.as_deref(),
             );
             // A surplus copy does not stop training.

@@ -1,4 +1,4 @@
-//! The setup of a run (`run.json`), which every rank of every generation reads; the launcher writes it before
+//! A run (`run.json`), which every rank of every generation reads; the launcher writes it before
 //! anything starts. A resume may change only the memory limit of a rank and its kind of device, or add values
 //! that an older version did not record.
 
@@ -21,9 +21,9 @@ use crate::util::durable::{parse_json, read};
 /// that older files do not satisfy increases it.
 pub const FORMAT: u64 = 2;
 
-/// The fixed settings of a run.
+/// What is fixed of a run: its identity, what trains, and its horizon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Setup {
+pub struct Run {
     /// [`FORMAT`] of the version that created the run.
     pub format: u64,
     /// Unique id; ranks refuse connections with another one.
@@ -80,10 +80,10 @@ struct Header {
     format: Option<u64>,
 }
 
-impl Setup {
+impl Run {
     /// Reads `run.json` of a run directory. A run of another format is refused before any other field is
     /// read.
-    pub fn read(run: &Path) -> Result<Setup, TrainError> {
+    pub fn read(run: &Path) -> Result<Run, TrainError> {
         let path = run.join(files::RUN);
         let bytes = read(&path)?;
         let Header { format } = parse_json(&path, &bytes)?;
@@ -93,12 +93,12 @@ impl Setup {
             let run = run.to_path_buf();
             return Err(TrainError::Format { run, found });
         }
-        let setup: Setup = parse_json(&path, &bytes)?;
-        if setup.built_in.is_none() && !setup.spec.trainer.is_external() {
+        let run: Run = parse_json(&path, &bytes)?;
+        if run.built_in.is_none() && !run.spec.trainer.is_external() {
             // The error names the field that is missing or invalid.
             parse_json::<BuiltIn>(&path, &bytes)?;
         }
-        Ok(setup)
+        Ok(run)
     }
 
     /// What the built-in trainer trains; an error if an external trainer runs.
