@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -219,6 +219,11 @@ impl Write for Log {
 impl Log {
     /// Writes warnings, and each span when it begins.
     fn subscriber(&self) -> impl tracing::Subscriber + Send + Sync + use<> {
+        // If there were only one subscriber, the first test to enter a span would decide for all whether it is enabled,
+        // also a test without a subscriber.
+        static SECOND: LazyLock<tracing::Dispatch> =
+            LazyLock::new(|| tracing::Dispatch::new(tracing_subscriber::registry()));
+        LazyLock::force(&SECOND);
         let writer = self.clone();
         tracing_subscriber::fmt()
             .with_max_level(tracing::Level::WARN)
