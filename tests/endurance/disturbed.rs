@@ -495,9 +495,10 @@ fn a_run_directory_in_use_is_refused() {
 fn an_edited_checkpoint_is_not_resumed() {
     let run = Run::of(small(json!({})));
     run.drained(&[]);
-    let checkpoint_ref = run.state().unwrap()["checkpoint_ref"]["path"]
+    let state = run.state().unwrap();
+    let checkpoint_ref = state["checkpoint_ref"]["path"]
         .as_str()
-        .unwrap()
+        .unwrap_or_else(|| panic!("{state:#}\n{}", run.log()))
         .to_string();
     let victim = run
         .out()
