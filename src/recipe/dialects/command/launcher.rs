@@ -39,7 +39,7 @@ pub(crate) enum Launcher {
 }
 
 impl Launcher {
-    /// All that have a name of their own.
+    /// All launchers, without Python.
     pub const NAMED: [Launcher; 4] = [
         Launcher::Torchrun,
         Launcher::Deepspeed,
