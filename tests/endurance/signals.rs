@@ -92,3 +92,22 @@ fn a_closed_terminal_drains_unless_hangups_are_ignored() {
     assert!(launched.wait().success(), "{}", run.log());
     assert_eq!(run.worlds(), [2]);
 }
+
+/// A busy machine may leave the launcher no time to read its ranks' reports.
+#[test]
+fn an_interrupt_drains_ranks_whose_reports_were_not_read() {
+    let run = Run::of(small(json!({"budget": {"samples": 120_000}})));
+    let launched = run.start(&["--procs", "1"]);
+    run.rank(1, 0);
+    launched.signal(Signal::STOP);
+    run.wait_for_steps(1, 5);
+    launched.signal(Signal::INT);
+    launched.signal(Signal::CONT);
+    assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+    let state = run.state().unwrap();
+    assert!(
+        state["checkpoint_ref"].is_object(),
+        "{state:#}\n{}",
+        run.log()
+    );
+}
