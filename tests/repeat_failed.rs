@@ -18,6 +18,8 @@ const PLANTED: &str = r#"
     #[test] fn passes() {}
     #[test] #[should_panic] fn panics() { panic!() }
     #[test] #[ignore] fn ignored() { panic!() }
+    #[test] #[ignore = "takes minutes: elsewhere"] fn ignored_for_a_reason() { panic!() }
+    #[test] #[should_panic(expected = "another")] fn panics_otherwise() { if planted_once("panics") { panic!("one") } panic!("another") }
     mod module {
         #[test] fn fails_once() { if super::planted_once("fails-once") { panic!("for the first time") } }
     }
@@ -118,6 +120,14 @@ fn tests_without_a_result_are_repeated() {
     assert_eq!(planted.listed(), ["planted hangs_once"]);
     let first = std::fs::read_to_string(planted.flaky("planted/hangs_once/first.log")).unwrap();
     assert!(first.contains("no end after 10 s"), "{first}");
+}
+
+#[test]
+fn a_test_that_panics_with_another_message_is_repeated() {
+    let planted = Planted::new(&["panics"]);
+    let output = planted.run();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(planted.listed(), ["planted panics_otherwise"]);
 }
 
 #[test]

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_step_moves_by_the_learning_rate_and_decays_if_it_is_told_to() {
+    fn the_first_step_moves_by_the_learning_rate_and_decays_on_request() {
         let step = AdamW {
             learning_rate: 0.01,
             beta1: 0.9,

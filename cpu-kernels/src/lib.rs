@@ -1,5 +1,5 @@
-//! The arithmetic of Evenkeel's CPU engine, one file per operation, forward and backward. It is a package of its own so
-//! that tests, which are compiled quickly, train at full speed.
+//! The arithmetic of Evenkeel's CPU engine, one file per operation, forward and backward. As a package it is optimised also
+//! in tests, which train with it.
 //!
 //! Tensors are row-major slices. Doc comments state their shapes, with n for the tokens of a micro-batch
 //! (batch × seq_len). Every kernel splits its work over rayon's current pool and adds in a fixed order, so
