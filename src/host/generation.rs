@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use super::tail::{Tail, new_output};
 use crate::external_trainer::{ExternalCall, ProgressWatch};
 use crate::lifecycle::protocol::{Order, Report};
 use crate::lifecycle::rank_status::{self, Cause, RankStatus, Stage};
-use crate::lifecycle::{ExternalCheckpoint, Generation};
+use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
 
 /// The ranks of one generation on a host: a machine or a pod.
@@ -35,8 +36,10 @@ pub struct HostGeneration {
     tails: Vec<Tail>,
     /// The external trainer's progress, on the host of rank 0 until its ranks have ended.
     progress: Option<(ProgressWatch, ExternalStall)>,
-    /// Whether a rank has connected to all others; it may have taken a step.
+    /// Whether a rank has reported that it is connected to all others.
     begun: bool,
+    /// The file of its steps.
+    metrics: PathBuf,
     draining: bool,
     /// Time of the first order to drain.
     leaving: Option<Instant>,
@@ -93,6 +96,9 @@ impl HostGeneration {
                 .collect(),
             progress: progress.map(|watch| (watch, ExternalStall::new(start.progress_deadline))),
             begun: false,
+            metrics: (start.run_dir)
+                .join(files::generation(number))
+                .join(files::METRICS),
             draining: false,
             leaving: None,
             trouble: None,
@@ -128,7 +134,8 @@ impl HostGeneration {
 
     /// Whether a rank has connected to all others; it may have taken a step.
     pub fn has_begun(&self) -> bool {
-        self.begun
+        // On a busy machine ranks may have taken steps before their reports arrive.
+        self.begun || self.metrics.metadata().is_ok_and(|steps| steps.len() > 0)
     }
 
     pub fn has_ended(&self) -> bool {

@@ -363,10 +363,7 @@ impl<'a> Launcher<'a> {
         let stop = self.signals.load(Ordering::Relaxed) > 0;
         let mut met = true;
         if let Some(Current { host, .. }) = &mut self.current {
-            // On a busy machine the ranks may have taken steps before their reports arrive.
-            let steps = self.run_dir.metrics(host.record.number);
-            let has_stepped = steps.metadata().is_ok_and(|steps| steps.len() > 0);
-            met = host.has_begun() || has_stepped;
+            met = host.has_begun();
             if stop && !met {
                 host.kill_undrained("stopped on request before the ranks had connected");
             } else {
