@@ -140,11 +140,8 @@ impl ExternalTrainer<'_> {
         newest(self.recipe, &self.checkpoint_dir())
     }
 
-    /// Chooses the newest checkpoint for a generation, unless one was chosen for it.
+    /// Chooses the newest checkpoint for a generation.
     pub fn choose(&self, record: &Generation) -> Result<(), FileError> {
-        if choice::file(self.run_dir, record).exists() {
-            return Ok(());
-        }
         choice::write(self.run_dir, record, self.newest())
     }
 
