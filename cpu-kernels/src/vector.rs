@@ -32,13 +32,11 @@ pub fn add_on_this_thread(sum: &mut [f32], a: &[f32], b: &[f32]) {
 
 /// As [`accumulate`], on this thread.
 pub fn accumulate_on_this_thread(sum: &mut [f32], x: &[f32]) {
-    vectorised(
+    each_on_this_thread(
+        sum,
+        x,
         #[inline(always)]
-        || {
-            for (sum, x) in sum.iter_mut().zip(x) {
-                *sum += x;
-            }
-        },
+        |sum, x| *sum += x,
     );
 }
 
@@ -67,16 +65,19 @@ fn each(values: &mut [f32], x: &[f32], change: impl Fn(&mut f32, f32) + Sync) {
     values
         .par_chunks_mut(CHUNK)
         .zip(x.par_chunks(CHUNK))
-        .for_each(|(values, x)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (value, &x) in values.iter_mut().zip(x) {
-                        change(value, x);
-                    }
-                },
-            )
-        });
+        .for_each(|(values, x)| each_on_this_thread(values, x, &change));
+}
+
+#[inline(always)]
+fn each_on_this_thread(values: &mut [f32], x: &[f32], change: impl Fn(&mut f32, f32)) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (value, &x) in values.iter_mut().zip(x) {
+                change(value, x);
+            }
+        },
+    );
 }
 
 /// ‖x‖², summed in f64.

@@ -11,6 +11,16 @@ pub enum Pass {
     Training(Training),
 }
 
+impl Pass {
+    /// What a walk that trains does with the gradient.
+    pub fn training(self) -> Option<Training> {
+        match self {
+            Pass::Evaluation => None,
+            Pass::Training(training) => Some(training),
+        }
+    }
+}
+
 /// What is done with a micro-batch's gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Training {

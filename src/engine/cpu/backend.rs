@@ -22,6 +22,8 @@ pub struct CpuBackend<'a> {
     shape: attention::Shape,
     /// Sum of the cross-entropies over target tokens.
     pub(super) loss: f64,
+    /// Number of target tokens.
+    pub(super) targets: u64,
 }
 
 /// Runs a micro-batch.
@@ -60,6 +62,7 @@ pub fn run(
             head_dim: config.head_dim,
         },
         loss: 0.0,
+        targets: 0,
     };
     match pass {
         Pass::Evaluation => walk.evaluate(&mut backend)?,
@@ -67,7 +70,7 @@ pub fn run(
     }
     Ok(Accumulated {
         loss: backend.loss,
-        targets: micro_batch.target_tokens(),
+        targets: backend.targets,
         squared_norm: backend.store.end(),
     })
 }
@@ -157,7 +160,7 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn head(&mut self, head: &Head, gradient: bool) -> Done {
-        self.add_loss(head, gradient);
+        self.set_loss(head, gradient);
         Ok(())
     }
 

@@ -11,9 +11,9 @@ use crate::engine::IGNORE;
 use crate::engine::walk::{Head, Slot};
 
 impl CpuBackend<'_> {
-    /// Adds the summed loss of the last block's output; with `gradient` also leaves the gradient of that output in
+    /// Sets loss and targets of the last block's output; with `gradient` also leaves the gradient of that output in
     /// `dx` and of the weights in the store.
-    pub(super) fn add_loss(&mut self, head: &Head, gradient: bool) {
+    pub(super) fn set_loss(&mut self, head: &Head, gradient: bool) {
         let n = self.tokens() * self.config.hidden_size;
         let last = Slot::Residual(self.config.num_hidden_layers);
         let x = self.buffer(last).lend();
@@ -21,6 +21,7 @@ impl CpuBackend<'_> {
         let rows: Vec<usize> = (0..targets.len())
             .filter(|&row| targets[row] != IGNORE)
             .collect();
+        self.targets = rows.len() as u64;
         if gradient {
             self.shared.dx[..n].fill(0.0);
             if rows.is_empty() {

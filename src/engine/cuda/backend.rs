@@ -104,12 +104,9 @@ impl<'a> CudaBackend<'a> {
         }
     }
 
-    /// The walk's, if it trains.
+    /// What is done with the gradient; only a walk that trains has one.
     fn training(&self) -> Training {
-        match self.pass {
-            Pass::Evaluation => Training::default(),
-            Pass::Training(training) => training,
-        }
+        self.pass.training().unwrap_or_default()
     }
 
     /// An acquired unit's weights.

@@ -298,7 +298,7 @@ impl CudaEngine {
             compute.upload(inputs.tokens, &reserved.inputs, 0..inputs.bytes)?;
         }
         // Graphs of collectives could not be aborted one by one.
-        let last = matches!(pass, Pass::Training(training) if training.last);
+        let last = pass.training().is_some_and(|training| training.last);
         let collective = self.sharding.is_some() || last && self.peers.is_some();
         if self.options.no_graphs || collective {
             self.walk(pass, shape)?;

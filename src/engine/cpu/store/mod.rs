@@ -236,14 +236,6 @@ impl Store {
         }
     }
 
-    /// The current walk's, if it trains.
-    fn training(&self) -> Option<Training> {
-        match self.pass {
-            Pass::Evaluation => None,
-            Pass::Training(training) => Some(training),
-        }
-    }
-
     /// An acquired unit's parameters, `unit.len` elements.
     pub fn parameters(&self, unit: usize) -> &[f32] {
         let part = &self.parts[unit];
@@ -257,7 +249,7 @@ impl Store {
     /// may be empty, because it is not acquired there. The place and its values stay the same until the
     /// unit's [`Store::complete`], and so does `add`.
     pub fn gradient(&mut self, unit: usize) -> (&[f32], Gradient<'_>) {
-        let training = self.training().unwrap_or_default();
+        let training = self.pass.training().unwrap_or_default();
         let Part {
             unit: of,
             len,
@@ -294,7 +286,7 @@ impl Store {
 
     /// The unit's gradient of this micro-batch is complete: the store may measure, reduce and free it.
     pub fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
-        let Some(training) = self.training() else {
+        let Some(training) = self.pass.training() else {
             return Ok(());
         };
         let Training {
@@ -380,7 +372,7 @@ impl Store {
 
     /// Ends the walk. Returns ‖gradient of this micro-batch‖² when [`Measure::micro_batches`] requests it.
     pub fn end(&mut self) -> Option<f64> {
-        self.training()?;
+        self.pass.training()?;
         self.step.end();
         self.measure.micro_batches.then_some(self.squared_norm)
     }
