@@ -195,6 +195,15 @@ fn start(options: &Options, rank: usize) -> Result<serde_json::Value, EngineErro
     result
 }
 
+/// The norms that a measured step computes. Full sharding keeps no whole gradient of a rank.
+fn measure(measured: bool, sharded: bool) -> Measure {
+    Measure {
+        micro_batches: measured,
+        worker: measured && !sharded,
+        coordinates: false,
+    }
+}
+
 fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, EngineError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let engine_options = CpuOptions {
@@ -210,6 +219,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
             },
             false => Strategy::Replicated,
         },
+        measure: measure(options.measure, options.sharded),
         ..CpuOptions::default()
     };
     let mut engine = CpuEngine::new(options.config(), engine_options, world, Some(0))?;
@@ -227,11 +237,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
     let mut loss = 0.0;
     for step in 1..=options.warmup + options.steps {
         let measured = options.measure && step % 2 == 0;
-        let measure = Measure {
-            micro_batches: measured,
-            worker: measured && !options.sharded,
-            coordinates: false,
-        };
+        let measure = measure(measured, options.sharded);
         let start = Instant::now();
         let (mut sum, mut targets) = (0.0, 0);
         for index in 1..=options.accumulation {

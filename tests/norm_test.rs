@@ -48,6 +48,7 @@ fn engine(strategy: Strategy, world: Option<World>) -> CpuEngine {
     let options = CpuOptions {
         threads: Some(1),
         strategy,
+        measure: EVERYTHING,
         ..CpuOptions::default()
     };
     CpuEngine::new(config, options, world, Some(3)).unwrap()
