@@ -135,7 +135,7 @@ fi
 say "clippy, and compile the unit tests"
 # Always the whole workspace: another choice of packages has other features, and compiles dependencies again.
 # The library's tests are slower without optimisation by less than it takes. Programs that train are not.
-library=(env CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --locked --workspace --lib)
+library=(cargo test --config profile.dev.package.evenkeel.opt-level=0 --locked --workspace --lib)
 "${library[@]}" --no-run
 
 say "unit tests and generated files"

@@ -136,29 +136,38 @@ impl<'a> MatrixMut<'a> {
 /// `out = factor · a · b`, or `out += factor · a · b`, on the calling thread.
 pub fn multiply(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, factor: f32, add: bool) {
     assert_fit(&out, a, b);
+    let shared = a.columns;
+    // The kernel prefers a result with adjacent rows: outᵀ = bᵀ · aᵀ.
+    let (rows, columns, strides, a, b) = match out.row_stride {
+        0 | 1 => (out.rows, out.columns, (1, out.row_stride), a, b),
+        stride => (out.columns, out.rows, (stride, 1), b.t(), a.t()),
+    };
+    let of = |matrix: Matrix<'_>| (matrix.column_stride as isize, matrix.row_stride as isize);
+    let ((a_columns, a_rows), (b_columns, b_rows)) = (of(a), of(b));
+    let product = gemm_f32::gemm::f32::get_gemm_fn();
     // SAFETY: the views cover their elements, the shapes fit, and `out`, a mutable borrow, does not overlap
     // `a` or `b`.
     unsafe {
-        gemm::gemm(
-            out.rows,
-            out.columns,
-            a.columns,
+        product(
+            rows,
+            columns,
+            shared,
             out.start,
-            1,
-            out.row_stride as isize,
+            strides.0 as isize,
+            strides.1 as isize,
             add,
             a.start,
-            a.column_stride as isize,
-            a.row_stride as isize,
+            a_columns,
+            a_rows,
             b.start,
-            b.column_stride as isize,
-            b.row_stride as isize,
+            b_columns,
+            b_rows,
             1.0,
             factor,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }
