@@ -69,7 +69,13 @@ impl<'a> Builder<'a, '_> {
                 total += read::count(file, reading)?;
             }
             let keys = [self.encoder.request.seed, keys[0], keys[1]];
-            let wanted = (total as f64 * weight) as u64;
+            // Above 1, a weight is a number of documents.
+            let wanted = if weight > 1.0 {
+                weight
+            } else {
+                total as f64 * weight
+            };
+            let wanted = (wanted as u64).min(total);
             selection = Some(choose(&keys, wanted, total));
         }
         let mut pending: Option<Piece> = None;

@@ -30,7 +30,7 @@ mod tokenizer;
 pub use dataset::{Collated, Dataset, Sample};
 pub use error::DataError;
 pub use manifest::Manifest;
-pub use preflight::find_problems;
+pub use preflight::{few_rows, find_problems};
 pub use prepare::{Prepared, prepare};
 pub use publish::draft;
 pub use remote::directory as cache;

@@ -12,7 +12,8 @@ use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC, Synthetic};
 use crate::util::hub;
 
 use super::error::DataError;
-use super::files::{self, Resolved};
+use super::files::{self, Place, Resolved};
+use super::read::{self, Reading};
 use super::request::PrepareRequest;
 use super::sources;
 use super::synthetic::Language;
@@ -62,6 +63,40 @@ pub fn find_problems(request: &PrepareRequest<'_>, elsewhere: bool) -> Vec<Flaw>
         found.extend(tokenizer(request, elsewhere));
     }
     found
+}
+
+/// The most bytes of files whose rows are counted for a plan: a few milliseconds.
+const COUNTED_BYTES: u64 = 1 << 20;
+
+/// The rows that the training sources have in small local files. `None`: a source is large, elsewhere, cut to a share,
+/// or no file of rows.
+pub fn few_rows(request: &PrepareRequest<'_>) -> Option<u64> {
+    let reading = Reading {
+        packing: false,
+        vocabulary_size: u64::MAX,
+        stopped: request.stopped,
+    };
+    let (mut bytes, mut rows) = (0, 0);
+    let sources = &request.data.train;
+    for (index, source) in sources.iter().enumerate() {
+        let elsewhere = source.path == SYNTHETIC || is_url(&source.path);
+        if elsewhere || source.weight.is_some() {
+            return None;
+        }
+        let resolved = files::resolve(request, source, &format!("data.train.{index}")).ok()?;
+        for file in &resolved.files {
+            let of_rows = [DataFormat::Jsonl, DataFormat::Parquet].contains(&file.format);
+            let Place::Disk(path) = &file.place else {
+                return None;
+            };
+            bytes += path.metadata().ok().filter(|_| of_rows)?.len();
+            if bytes > COUNTED_BYTES {
+                return None;
+            }
+            rows += read::count(file, reading).ok()?;
+        }
+    }
+    (!sources.is_empty()).then_some(rows)
 }
 
 /// `paths`: native paths of the causes, the likeliest first.

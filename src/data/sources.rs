@@ -63,11 +63,11 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
                 return Err(mixed(request, &path));
             }
             let weight = source.weight.unwrap_or(1.0);
-            if !(0.0..=1.0).contains(&weight) {
+            if !(0.0..=1.0).contains(&weight) && (weight < 0.0 || weight.fract() != 0.0) {
                 return Err(request.setting(
                     &format!("{path}.weight"),
                     format!("a share of {weight}"),
-                    "give a share of 0 to 1",
+                    "give a share of 0 to 1, or a number of samples",
                 ));
             }
             let Resolved { mut files, note } = if is_url(&source.path) {
@@ -90,7 +90,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
             list.push(Source {
                 files: if weight > 0.0 { files } else { Vec::new() },
                 columns: source.columns.clone(),
-                weight: (weight < 1.0).then_some(weight),
+                weight: (weight != 1.0).then_some(weight),
             });
         }
     }

@@ -93,7 +93,8 @@ pub(super) fn emit(
         text = edit::splice(&text, start, end, &with);
     }
     let path = recipe.sources.get(file).map(|source| source.path.as_path());
-    if !only_numbers_changed(path.unwrap_or(Path::new("")), before, &text, &typed) {
+    let path = path.unwrap_or(Path::new(""));
+    if !only_numbers_changed(path, (before, &text), &recipe.variables, &typed) {
         let processes = format!("{} processes", numbers.world);
         let processes = relaunches.then_some(processes).into_iter();
         let typed = typed.iter().map(|(key, value)| format!("--{key} {value}"));

@@ -33,6 +33,7 @@ pub(super) fn survey_with_model(
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(data::find_problems(&request_of_data, downloads));
     let request = PlanRequest {
+        data_rows: data::few_rows(&request_of_data),
         model_config: model.stored.clone(),
         flaws,
         ..request

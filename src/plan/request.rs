@@ -30,6 +30,8 @@ pub struct PlanRequest {
     pub current_batch: Option<u64>,
     /// Training samples of the data, if counted.
     pub data_samples: Option<u64>,
+    /// Rows of the training files, if they are few. A program may make other samples of them.
+    pub data_rows: Option<u64>,
     /// The keys of the `config.json` at the model's path, if the caller has read one.
     pub model_config: Option<BTreeMap<String, Value>>,
     /// The trainer's reaction to an out-of-memory error.
@@ -76,6 +78,7 @@ impl PlanRequest {
             per_device_batch_size_limit: None,
             current_batch: None,
             data_samples: None,
+            data_rows: None,
             model_config: None,
             oom_policy: OomPolicy::default(),
             flaws: Vec::new(),

@@ -2,6 +2,7 @@
 //! names. Upstream, several programs read them. Here they become one tree with the trainer's keys and one
 //! native tree with the launcher's settings. As upstream, arguments override files.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::dialects::command::{self, Command, Launch, Stated, slurm};
@@ -14,7 +15,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::shell;
+use crate::recipe::syntax::shell::{self, word};
 use crate::recipe::syntax::source::FileId;
 
 /// The parts of a job, each with its precedence settled.
@@ -31,6 +32,8 @@ pub(crate) struct Job {
     /// The launcher's settings, with native keys.
     pub launched: Option<Node>,
     pub launch: Option<Launch>,
+    /// Overrides that give variables of the script.
+    pub variables: BTreeMap<String, String>,
 }
 
 /// The recipe's tree and its file.
@@ -42,25 +45,64 @@ pub(crate) fn gather(
     text: Option<String>,
     reading: &mut Reading,
 ) -> Option<Job> {
-    let (recipe, mut command) = given_file(request, text, reading)?;
+    let GivenFile {
+        recipe,
+        mut command,
+        variables,
+    } = given_file(request, text, reading)?;
     if !request.command.is_empty() {
         command = Some(read_words(&request.command, reading)?);
     }
-    match command {
+    let job = match command {
         None => without_command(recipe?, request, reading),
         Some(command) if command.project.is_some() => of_project(&command, request, reading),
         Some(command) => with_command(recipe, command, request, reading),
+    }?;
+    let job = Job { variables, ..job };
+    Some(if is_unknown(&job, request) {
+        unread(job, reading)
+    } else {
+        job
+    })
+}
+
+/// Whether no reader takes a job's file, and the user gives the batch that a reader would find.
+fn is_unknown(job: &Job, request: &Request) -> bool {
+    let chosen = job.dialect.is_some() || request.dialect.is_some() || !job.overrides.is_empty();
+    !chosen
+        && request.states_batch()
+        && job.root.entries().is_some()
+        && !readers::detects(&job.root, &job.path, &request.origin)
+}
+
+/// The job without its file.
+fn unread(job: Job, reading: &mut Reading) -> Job {
+    reading.note(
+        "unknown-dialect",
+        Some(job.root.span),
+        "no supported dialect has these keys, so that only the launcher and the given numbers are read",
+        "nothing to do if the given global batch and axes are those of the training",
+    );
+    Job {
+        launch: job.launch,
+        variables: job.variables,
+        ..Job::without_batch(job.path, Node::mapping(job.root.span), job.launched)
     }
 }
 
-/// The given file, which holds a recipe or a command. `None`: it is unreadable.
-fn given_file(
-    request: &Request,
-    text: Option<String>,
-    reading: &mut Reading,
-) -> Option<(Option<Recipe>, Option<Command>)> {
+/// What the given file holds.
+#[derive(Default)]
+struct GivenFile {
+    recipe: Option<Recipe>,
+    command: Option<Command>,
+    /// Overrides that give variables of its script.
+    variables: BTreeMap<String, String>,
+}
+
+/// Reads the given file. `None`: it is unreadable.
+fn given_file(request: &Request, text: Option<String>, reading: &mut Reading) -> Option<GivenFile> {
     if text.is_none() && request.path.as_os_str().is_empty() {
-        return Some((None, None));
+        return Some(GivenFile::default());
     }
     // A Hydra tree is read from its root file.
     let path = match hydra::root_of(&request.path, &request.origin) {
@@ -74,10 +116,37 @@ fn given_file(
     let file = reading.sources.add(&path, text.as_str());
     reading.files.recipe = Some(file);
     if command::is_one(&path, &text) {
-        let command = read_command(&path, &text, file, reading)?;
-        return Some((None, Some(command)));
+        let variables = variables_of(&text, &request.overrides);
+        let command = read_command(&path, &text, file, &variables, reading)?;
+        return Some(GivenFile {
+            command: Some(command),
+            variables,
+            ..GivenFile::default()
+        });
     }
-    Some((Some((path, reading.tree(file)?)), None))
+    Some(GivenFile {
+        recipe: Some((path, reading.tree(file)?)),
+        ..GivenFile::default()
+    })
+}
+
+/// The overrides `NAME=VALUE` whose names a script uses as variables: the environment that it will have.
+fn variables_of(script: &str, overrides: &[String]) -> BTreeMap<String, String> {
+    let used = |name: &str| {
+        let begins = ["$", "${"].map(|mark| format!("{mark}{name}"));
+        let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        let mut found = begins.iter().flat_map(|begin| {
+            script
+                .match_indices(begin.as_str())
+                .map(|(at, begin)| &script[at + begin.len()..])
+        });
+        found.any(ends)
+    };
+    let given = overrides.iter().filter_map(|text| text.split_once('='));
+    let given = given.filter(|(name, _)| word::is_name(name) && used(name));
+    given
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
 /// The job of a recipe alone, or of one that a launcher starts.
@@ -164,6 +233,7 @@ fn with_command(
     }
     let launched = launcher(request, Some(&command), by_recipe, reading)?;
     slurm::compare(launched.as_ref(), reading);
+    refuse_other_world(&command, request, reading);
     let script = command.launch.script();
     // Upstream scripts named `*no_trainer` have a custom loop, which does not compare the two configs.
     let stem = script
@@ -196,6 +266,31 @@ fn with_command(
         add_arguments(&mut job, command, alone, request, reading)?;
     }
     Some(job)
+}
+
+/// Refuses `--recipe-gpus 8` where the script has computed the accumulation for another number of processes. With theirs,
+/// it would have computed another one.
+fn refuse_other_world(command: &Command, request: &Request, reading: &mut Reading) {
+    let (Some(computed), Some(asked)) = (&command.computed_for, request.setting("batch.gpus"))
+    else {
+        return;
+    };
+    let (name, processes) = (&computed.key, computed.value);
+    if asked.value == processes.to_string() {
+        return;
+    }
+    reading.error(
+        "accumulation-conflict",
+        Some(computed.span),
+        format!(
+            "the script computes the accumulation for {processes} processes (`{name}`), but `{}` is {}",
+            asked.flag, asked.value
+        ),
+        format!(
+            "remove `{}`, or give the command as the shell expands it with that number: `evenkeel plan … -- COMMAND`",
+            asked.flag
+        ),
+    );
 }
 
 /// The recipe that a command names, or the root of its Hydra tree. The outer `None`: it is unreadable.
@@ -252,7 +347,16 @@ fn add_arguments(
     job.dialect = dialect_of(root, &command, judged, alone, reading);
     root.overlay(command.arguments);
     if let Some(script) = script {
-        programs::refuse(script.value, script.span, root, reading);
+        let stated = job
+            .launched
+            .as_ref()
+            .and_then(|launched| launched.get_path("batch.gpus")?.text());
+        let processes = request
+            .setting("batch.gpus")
+            .map(|setting| setting.value.as_str())
+            .or(stated);
+        let processes = processes.and_then(|text| text.parse().ok());
+        programs::complete(script.value, script.span, root, processes, reading);
     }
     Some(())
 }
@@ -267,6 +371,7 @@ impl Job {
             overrides: Vec::new(),
             launched,
             launch: None,
+            variables: BTreeMap::new(),
         }
     }
 
@@ -283,7 +388,13 @@ impl Job {
 /// Refuses the config of a project that is not read, or empties it if the user gives the batch. Returns
 /// whether it emptied it; `None`: it refused.
 fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading) -> Option<bool> {
-    let found = projects::of_config(root).filter(|_| request.dialect.is_none());
+    let source = reading.sources.get(root.span.file);
+    let extension = source.and_then(|source| source.path.extension());
+    let found = if extension.is_some_and(|extension| extension == "toml") {
+        Some(projects::of_toml(root))
+    } else {
+        projects::of_config(root).filter(|_| request.dialect.is_none())
+    };
     let Some(project) = found else {
         return Some(false);
     };
@@ -296,9 +407,16 @@ fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading)
     Some(true)
 }
 
-fn read_command(path: &Path, text: &str, file: FileId, reading: &mut Reading) -> Option<Command> {
+/// `variables`: those that its environment has.
+fn read_command(
+    path: &Path,
+    text: &str,
+    file: FileId,
+    variables: &BTreeMap<String, String>,
+    reading: &mut Reading,
+) -> Option<Command> {
     reading.converted.push(file);
-    let command = command::parse(path, text, file, &mut reading.diagnostics)?;
+    let command = command::parse(path, text, file, variables, &mut reading.diagnostics)?;
     reading.files.command = Some((file, command.end));
     Some(command)
 }
@@ -308,7 +426,7 @@ fn read_words(words: &[String], reading: &mut Reading) -> Option<Command> {
     let text = shell::join(words);
     let path = Path::new(shell::COMMAND);
     let file = reading.sources.add(path, format!("{text}\n"));
-    read_command(path, &text, file, reading)
+    read_command(path, &text, file, &BTreeMap::new(), reading)
 }
 
 /// Whether a program is one of TRL's scripts, by its folder.

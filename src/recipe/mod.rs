@@ -15,6 +15,7 @@ pub mod syntax;
 pub mod trainer_command;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use dialects::command::launcher::Launch;
 use dialects::readers::{self, READERS};
@@ -22,6 +23,7 @@ use dialects::{accelerate, deepspeed, native};
 use inputs::Job;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
+use syntax::shell;
 
 pub use schema::dialect::{Dialect, RESERVED};
 pub use schema::environment::Environment;
@@ -99,6 +101,8 @@ pub struct Recipe {
     pub accelerate: Option<AccelerateLaunch>,
     /// The command, if the job has one.
     pub(crate) launch: Option<Launch>,
+    /// The given variables of its script.
+    pub(crate) variables: BTreeMap<String, String>,
     /// Evenkeel replaces a launcher at the start of the external trainer's command.
     pub launcher_replaced: bool,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
@@ -172,7 +176,11 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
 /// The recipe of a job, without its sources and diagnostics.
 fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
     let (reader, mut detected) = choose(&job, request, reading)?;
-    let overrides = [job.overrides.as_slice(), &request.overrides].concat();
+    let given = request.overrides.iter().filter(|text| {
+        let name = text.split('=').next().unwrap_or_default();
+        !job.variables.contains_key(name)
+    });
+    let overrides: Vec<String> = job.overrides.iter().chain(given).cloned().collect();
     let settings = &request.settings;
     let command_line = overrides::add_source(&mut reading.sources, &overrides, settings);
     reading.converted.extend(command_line);
@@ -227,6 +235,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
         files: std::mem::take(&mut reading.files),
         accelerate: reading.accelerate.take(),
         launch: job.launch,
+        variables: job.variables,
         launcher_replaced: false,
         diagnostics: Vec::new(),
     })
@@ -291,7 +300,9 @@ fn choose(
                 None => "no supported dialect has these keys".to_owned(),
             },
             format!(
-                "supported dialects are {}; `--dialect` selects one",
+                "give the samples of a step, and only the launcher is read: `evenkeel plan {} --gpus N --global-batch-size B`; or \
+                 select a dialect with `--dialect` ({})",
+                shell::join(&[job.path.display().to_string()]),
                 read.join(", ")
             ),
         );

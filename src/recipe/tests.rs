@@ -49,6 +49,52 @@ pub(crate) fn messages(result: Result<Recipe, ReadError>) -> Vec<String> {
     diagnostics.into_iter().map(|d| d.message).collect()
 }
 
+#[test]
+fn a_number_that_only_the_environment_knows_is_given_beside_the_script() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    let text =
+        "torchrun --nproc_per_node $GPUS train.py --do_train --per_device_train_batch_size ${BS}\n";
+    std::fs::write(&path, text).unwrap();
+    let request = |overrides: &[&str]| Request {
+        path: path.clone(),
+        overrides: overrides.iter().map(|text| (*text).to_owned()).collect(),
+        ..Request::default()
+    };
+    let refused = read(&request(&["GPUS=8"])).unwrap_err();
+    let help = &refused.diagnostics[0].help;
+    assert!(help.contains("`evenkeel plan SCRIPT BS=VALUE`"), "{help}");
+    let given = ["GPUS=8", "BS=4", "gradient_accumulation_steps=2"];
+    let recipe = read(&request(&given)).unwrap();
+    let batch = &recipe.spec.batch;
+    let numbers = (batch.gpus, batch.per_device_batch_size, batch.accumulation);
+    assert_eq!(numbers, (Some(8), Some(4), Some(2)));
+}
+
+#[test]
+fn a_file_that_no_reader_takes_needs_only_the_samples_of_a_step() {
+    let request = |batch: Option<&str>| Request {
+        path: "my config.yaml".into(),
+        settings: batch
+            .map(|value| Setting {
+                flag: "--global-batch-size",
+                path: "batch.global",
+                value: value.to_owned(),
+            })
+            .into_iter()
+            .collect(),
+        ..Request::default()
+    };
+    let text = "layers: 12\nbatch: {size: 3}\n".to_owned();
+    let refused = read_text(&request(None), text.clone()).unwrap_err();
+    let help = &refused.diagnostics[0].help;
+    let line = "`evenkeel plan 'my config.yaml' --gpus N --global-batch-size B`";
+    assert!(help.contains(line), "{help}");
+    let recipe = read_text(&request(Some("64")), text).unwrap();
+    assert_eq!(recipe.spec.batch.global, Some(64));
+    assert_eq!(recipe.diagnostics[0].severity, Severity::Note);
+}
+
 /// The manifest's rows, by column name.
 fn manifest(root: &Path) -> Vec<HashMap<String, String>> {
     let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();

@@ -167,6 +167,7 @@ pub fn lost_override(recipe: &Recipe, overrides: &[String]) -> Option<String> {
         let key = text.trim_start_matches(['+', '~', '-']);
         let key = key.split('=').next().unwrap_or_default();
         key.starts_with(&reserved)
+            || recipe.variables.contains_key(key)
             || typed(command, key).is_some()
             || (!uses(RECIPE) && numbers.contains(&key))
     };

@@ -133,6 +133,7 @@ impl Run {
             files: Default::default(),
             accelerate: None,
             launch: None,
+            variables: Default::default(),
             launcher_replaced: false,
             diagnostics: Vec::new(),
         }

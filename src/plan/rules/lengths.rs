@@ -97,11 +97,12 @@ const DATASET_SMALLER_THAN_BATCH: Rule = Rule {
 };
 
 fn dataset_smaller_than_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let Some((samples, dropped, global)) =
-        lengths(case).filter(|(samples, _, global)| samples < global)
-    else {
-        return;
+    let Some((samples, dropped, global)) = lengths(case) else {
+        return few_rows(case, findings);
     };
+    if samples >= global {
+        return;
+    }
     let message = format!(
         "the data hold {}, one global batch takes {global}",
         count(samples, "sample")
@@ -118,6 +119,20 @@ fn dataset_smaller_than_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
             &["data.train", "batch.global"],
             format!("{message}: a step sees the same sample more than once"),
             format!("use {smaller}"),
+        );
+    }
+}
+
+/// Warns where the samples are not counted and the files hold fewer rows than a batch takes.
+fn few_rows(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let (rows, global) = (case.request.data_rows, case.draft.global_batch_size);
+    if let (Some(rows), Some(global)) = (rows, global)
+        && rows < global
+    {
+        findings.warn(
+            &["data.train.0.path", "data.train", "batch.global"],
+            format!("the training files hold {}, one global batch takes {global}", count(rows, "row")),
+            "give other data, or a smaller batch, unless the program makes several samples of a row",
         );
     }
 }

@@ -22,6 +22,7 @@ pub(in crate::plan) fn recipe() -> Recipe {
         files: Default::default(),
         accelerate: None,
         launch: None,
+        variables: Default::default(),
         launcher_replaced: false,
         diagnostics: Vec::new(),
     }

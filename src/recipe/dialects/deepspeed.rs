@@ -15,6 +15,7 @@ pub(crate) mod hosts;
 
 use std::path::Path;
 
+use crate::recipe::dialects::handbook;
 use crate::recipe::schema::deepspeed::distinctive_key;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
@@ -25,7 +26,7 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::util::suggest;
+use crate::util::suggest::{self, short};
 
 /// Reads a DeepSpeed config that is the recipe itself.
 pub struct Deepspeed;
@@ -65,6 +66,7 @@ impl Reader for Deepspeed {
 fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     refuse_duplicates(root, reading);
     warn_unknown(root, reading);
+    handbook::refuse_unread_axes(root, &["sequence_parallel_size"], reading);
     let mut tree = Tree::new(root.span);
     tree.default("name", run_name::of_file(path));
     tree.lay(translate(root, "", reading));
@@ -168,7 +170,7 @@ fn is_stated(node: &Node) -> bool {
 
 /// Refuses a ZeRO stage that does not exist.
 pub(crate) fn refuse_stage(key: &str, node: &Node, reading: &mut Reading) {
-    let message = format!("`{key}` is `{}`", suggest::short(node.shown()));
+    let message = format!("`{key}` is `{}`", short(node.shown()));
     reading.error(
         "out-of-range",
         Some(node.span),
@@ -209,14 +211,17 @@ pub(crate) fn refuse_another_batch<'n>(
         let (Some(here), Some(there)) = (config.get_path(path), of_recipe(path)) else {
             continue;
         };
-        if here.text() != there.text() {
+        // Python's `"8"` is another value than 8, and to DeepSpeed no number.
+        let is_text = matches!(here.resolve(Schema::PyYaml), Some(Resolved::Str(_)));
+        if here.text() != there.text() || is_text {
             let key = here.key.as_deref().unwrap_or(path);
             let of = there.key.as_ref().map(|key| format!("`{key}`"));
             let (value, of) = (there.shown(), of.unwrap_or("a default".to_owned()));
-            let message = format!(
-                "`{key}` is {} here, but {value} in the recipe ({of})",
-                here.shown()
-            );
+            let shown = match is_text {
+                true => format!("the text \"{}\"", short(here.shown())),
+                false => here.shown().to_owned(),
+            };
+            let message = format!("`{key}` is {shown} here, but {value} in the recipe ({of})");
             reading.error(rule, Some(here.span), message, AUTO);
         }
     }

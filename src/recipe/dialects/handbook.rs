@@ -115,7 +115,30 @@ fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
     let evaluates = training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
     settings::lengths(&values, objective, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
+    if objective == Objective::Dpo {
+        warn_of_smoothing(&values, reading);
+    }
     tree.into_node()
+}
+
+/// Warns of a smoothing that depends on TRL's version (TRL issue #3906).
+fn warn_of_smoothing(values: &Values, reading: &mut Reading) {
+    let smoothing = values
+        .float("label_smoothing")
+        .filter(|given| given.value > 0.0);
+    let losses = values.node("loss_type");
+    let is_sigmoid = losses.is_none_or(|losses| {
+        let listed = losses.items().unwrap_or(std::slice::from_ref(losses));
+        listed.iter().any(|loss| loss.text() == Some("sigmoid"))
+    });
+    if let Some(given) = smoothing.filter(|_| is_sigmoid) {
+        reading.warning(
+            "unsupported-value",
+            Some(given.span),
+            format!("`label_smoothing` is {} with `loss_type` sigmoid: TRL 0.29 and newer ignore it, TRL 0.28 and HALOs apply it", given.value),
+            "set `loss_type: robust`, or remove the smoothing, so that every version trains the same",
+        );
+    }
 }
 
 /// Translates the keys of `TrainingArguments` and returns whether the run evaluates.
@@ -128,7 +151,7 @@ pub(crate) fn training_arguments(
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
-    refuse_unread_axes(root, reading);
+    refuse_unread_axes(root, &[], reading);
     settings::batch(values, path, tree, reading);
     settings::parallel(values, path, tree, reading);
     settings::model(values, path, tree, reading);
@@ -314,20 +337,25 @@ fn refuse_older(root: &Node, objective: Objective, path: &Path, reading: &mut Re
 pub(crate) fn is_size(key: &str) -> bool {
     const ENGINES: [&str; 3] = ["rollout", "sglang", "vllm"];
     // Names without `parallel` that several projects give to such a size.
-    const SHORT: [&str; 4] = ["cp_degree", "cp_size", "pp_size", "sp_size"];
+    const SHORT: Words = Words(
+        "cp_degree cp_size pp_degree pp_size ring_degree sp_degree sp_size tensor_model_parallel tp_degree \
+         ulysses_degree ulysses_size",
+    );
     let named = key.contains("parallel") && (key.ends_with("size") || key.ends_with("degree"));
-    (named || SHORT.contains(&key)) && !ENGINES.iter().any(|engine| key.starts_with(engine))
+    (named || SHORT.has(key)) && !ENGINES.iter().any(|engine| key.starts_with(engine))
 }
 
 /// Refuses a size above 1 of an axis that is not read: it divides the data-parallel ranks, so the batch depends on it.
-/// The user may state the axes with native keys.
-fn refuse_unread_axes(root: &Node, reading: &mut Reading) {
+/// The user may state the axes with native keys. `read`: the sizes that are read.
+pub(crate) fn refuse_unread_axes(root: &Node, read: &[&str], reading: &mut Reading) {
     if root.get_path(&format!("{RESERVED}.parallel")).is_some() {
         return;
     }
     for entry in root.entries().unwrap_or_default() {
         let text = entry.value.shown();
-        if !is_size(&entry.name) || ["1", "", "null", "None"].contains(&text) {
+        let name = entry.name.replace('-', "_");
+        let is_one = ["1", "", "null", "None"].contains(&text);
+        if !is_size(&name) || read.contains(&name.as_str()) || is_one {
             continue;
         }
         let message = format!(
@@ -335,7 +363,7 @@ fn refuse_unread_axes(root: &Node, reading: &mut Reading) {
             entry.name,
             short(text)
         );
-        let help = "state the axes as `evenkeel.parallel.sequence=N` (`tensor`, `pipeline`, `context`); the batch follows";
+        let help = "state the axes as `evenkeel.parallel.sequence=N` (`tensor`, `pipeline`, `context`), and the batch follows; with 1 where every rank still takes samples of its own, as in ms-swift's GRPO";
         reading.error("unsupported-value", Some(entry.value.span), message, help);
     }
 }

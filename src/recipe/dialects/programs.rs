@@ -46,11 +46,61 @@ pub(crate) fn is_swift(script: &Path) -> bool {
     text.rsplit('.').next() == Some("swift") || modules.iter().any(|module| text.ends_with(module))
 }
 
-/// Refuses a program whose arguments do not set the batch as a `Trainer`'s do.
-pub(crate) fn refuse(script: &Path, span: Span, arguments: &Node, reading: &mut Reading) {
+/// Whether a program starts torchrun with the values of `NPROC_PER_NODE` and `NNODES`.
+pub(crate) fn takes_torchruns_variables(program: &str) -> bool {
+    ["swift", "llamafactory-cli", "lmf"].contains(&program.rsplit('/').next().unwrap_or_default())
+}
+
+/// The arguments of ms-swift that its defaults add, for a number of processes. `None`: the number is unknown, so that
+/// the accumulation is.
+fn swift_defaults(arguments: &Node, processes: Option<u64>) -> Option<Vec<(&'static str, u64)>> {
+    let [micro_batch, accumulation] = MUST_BE_TYPED;
+    let mut defaults = Vec::new();
+    let per_device: u64 = match arguments.get(micro_batch) {
+        Some(node) => node.text()?.parse().ok()?,
+        None => 1,
+    };
+    if arguments.get(micro_batch).is_none() {
+        defaults.push((micro_batch, per_device));
+    }
+    if arguments.get(accumulation).is_none() {
+        let grpo = arguments.get("rlhf_type").and_then(Node::text) == Some("grpo");
+        let default = match processes {
+            _ if grpo => 1,
+            Some(processes) => {
+                16_u64.div_ceil(per_device.checked_mul(processes).filter(|all| *all > 0)?)
+            }
+            None => return None,
+        };
+        defaults.push((accumulation, default));
+    }
+    Some(defaults)
+}
+
+/// Completes or refuses the arguments of a program that do not set the batch as a `Trainer`'s do. `processes`: their
+/// number where the program runs as written.
+pub(crate) fn complete(
+    script: &Path,
+    span: Span,
+    arguments: &mut Node,
+    processes: Option<u64>,
+    reading: &mut Reading,
+) {
     if is_swift(script) {
-        let defaults = "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation";
-        return require_batch(defaults, span, arguments, reading);
+        let Some(defaults) = swift_defaults(arguments, processes) else {
+            let defaults = "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation";
+            return require_batch(defaults, span, arguments, reading);
+        };
+        for (key, value) in defaults {
+            reading.note(
+                "mandatory-missing",
+                Some(span),
+                format!("`{key}` is not given: ms-swift takes {value}"),
+                "nothing to do: its per-device batch is 1 by default, and its accumulation ⌈16 / per-device batch / processes⌉, or 1 for GRPO",
+            );
+            arguments.set(key, span, Node::plain(value.to_string(), span));
+        }
+        return;
     }
     if script.file_stem().is_some_and(|stem| stem == "qlora") {
         let defaults = "qlora has other defaults, 1 and 16";
@@ -172,11 +222,6 @@ mod tests {
                  `gradient_accumulation_steps` is unknown",
             ),
             (
-                "torchrun --nproc_per_node 2 swift/cli/sft.py --gradient_accumulation_steps 4 --model m",
-                "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation: \
-                 `per_device_train_batch_size` is unknown",
-            ),
-            (
                 "python qlora.py --do_train True --per_device_train_batch_size 2",
                 "qlora has other defaults, 1 and 16: `gradient_accumulation_steps` is unknown",
             ),
@@ -190,12 +235,26 @@ mod tests {
                 "{line}"
             );
         }
-        let line =
-            "swift sft --model m --per_device_train_batch_size 1 --gradient_accumulation_steps 4";
-        let batch = read_command(line).unwrap().spec.batch;
-        assert_eq!(
-            (batch.per_device_batch_size, batch.accumulation),
-            (Some(1), Some(4))
-        );
+        for (line, expected) in [
+            (
+                "swift sft --model m --per_device_train_batch_size 1 --gradient_accumulation_steps 4",
+                (1, 4),
+            ),
+            (
+                "torchrun --nproc_per_node 2 swift/cli/sft.py --gradient_accumulation_steps 4 --do_train",
+                (1, 4),
+            ),
+            (
+                "NPROC_PER_NODE=4 swift sft --model m --per_device_train_batch_size 2",
+                (2, 2),
+            ),
+            ("NPROC_PER_NODE=3 swift pt --model m", (1, 6)),
+            ("NPROC_PER_NODE=32 swift pt --model m", (1, 1)),
+            ("swift rlhf --rlhf_type grpo --model m", (1, 1)),
+        ] {
+            let batch = read_command(line).unwrap().spec.batch;
+            let numbers = (batch.per_device_batch_size, batch.accumulation);
+            assert_eq!(numbers, (Some(expected.0), Some(expected.1)), "{line}");
+        }
     }
 }

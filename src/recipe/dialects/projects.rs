@@ -3,13 +3,14 @@
 //!
 //! Sources: axolotl 067b021 (`utils/schemas/config.py`), torchtune bd2a0fc (`recipes/configs/`), NeMo-RL
 //! 54bec9d (`examples/configs/`), verl b178a3c (`trainer/config/`), OpenRLHF 3c3be62 (`cli/`), Megatron-LM
-//! d98e8a6 (`training/arguments.py`), ms-swift 3602360 (`swift/arguments/`, `swift/megatron/`).
+//! d98e8a6 (`training/arguments.py`), ms-swift 3602360 (`swift/arguments/`, `swift/megatron/`), torchtitan
+//! (`torchtitan/config/job_config.py`), GPT-NeoX (`configs/`).
 
 use crate::recipe::dialects::command::launcher::word_positions;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Given;
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
@@ -29,6 +30,19 @@ static AXOLOTL: Project = Project {
 static TORCHTUNE: Project = Project {
     name: "torchtune",
     batch: "`batch_size` × `gradient_accumulation_steps` × data-parallel ranks",
+};
+static TORCHTITAN: Project = Project {
+    name: "torchtitan",
+    batch: "`global_batch_size`, or `local_batch_size` × data-parallel ranks",
+};
+static GPT_NEOX: Project = Project {
+    name: "GPT-NeoX",
+    batch: "`train_batch_size`, or `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × GPUs / \
+            (`pipe_parallel_size` × `model_parallel_size`)",
+};
+static IN_TOML: Project = Project {
+    name: "a program with a TOML config",
+    batch: "micro-batch × accumulation × data-parallel ranks",
 };
 static LLAMA_FACTORY_V1: Project = Project {
     name: "LLaMA-Factory v1",
@@ -145,10 +159,32 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
         let megatron = any(&["micro_batch_size", "tensor_model_parallel_size"]);
         return found("model", if megatron { &SWIFT_MEGATRON } else { &SWIFT });
     }
+    // GPT-NeoX accepts each key with either mark (EleutherAI/gpt-neox, `configs/`).
+    const OF_NEOX: Words = Words("model_parallel_size pipe_parallel_size");
+    let of_neox = |entry: &&Entry| OF_NEOX.has(&entry.name.replace('-', "_"));
+    if let Some(entry) = entries.iter().find(of_neox) {
+        return found(&entry.name, &GPT_NEOX);
+    }
     if nested("MODEL_ARGS") {
         return found("MODEL_ARGS", &MEGATRON);
     }
     None
+}
+
+/// The project of a TOML file. No trainer whose config is read has one.
+pub(crate) fn of_toml(tables: &Node) -> Given<&'static Project> {
+    const OF_TORCHTITAN: Words = Words("activation_checkpoint parallelism training");
+    let entries = tables.entries().unwrap_or_default();
+    let known = entries.iter().find(|entry| OF_TORCHTITAN.has(&entry.name));
+    match known {
+        Some(entry) => Given::new(&entry.name, &TORCHTITAN, entry.name_span),
+        None => {
+            let first = entries.first();
+            let name = first.map_or("this file", |entry| &entry.name);
+            let at = first.map_or(tables.span, |entry| entry.name_span);
+            Given::new(name, &IN_TOML, at)
+        }
+    }
 }
 
 /// Modules of the projects, by the start of their names.

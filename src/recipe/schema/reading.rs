@@ -12,7 +12,7 @@ use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
-use crate::recipe::syntax::{json, yaml};
+use crate::recipe::syntax::{json, toml, yaml};
 use crate::util::suggest::{did_you_mean, short};
 
 /// The rule of a file that cannot be read at all.
@@ -163,6 +163,9 @@ impl Reading {
     pub(crate) fn tree(&mut self, file: FileId) -> Option<Node> {
         let source = self.sources.get(file)?;
         let extension = source.path.extension();
+        if extension.is_some_and(|e| e == "toml") {
+            return Some(toml::tables(&source.text, file));
+        }
         let is_json = extension.is_some_and(|e| e == "json" || e == "hjson");
         // A TrainingJob does not store the recipe's file name, so comments that are not YAML's tell JSON.
         let begins = |mark: &str| source.text.trim_start().starts_with(mark);

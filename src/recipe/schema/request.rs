@@ -37,13 +37,15 @@ pub struct Request {
 }
 
 impl Request {
+    /// The value of the flag for a native path, such as `batch.gpus`.
+    pub(crate) fn setting(&self, path: &str) -> Option<&Setting> {
+        self.settings.iter().find(|setting| setting.path == path)
+    }
+
     /// Whether the user gives the global batch, so that a recipe need not state one.
     pub(crate) fn states_batch(&self) -> bool {
         let typed = format!("{RESERVED}.batch.global=");
-        let flag = self
-            .settings
-            .iter()
-            .any(|setting| setting.path == "batch.global");
-        flag || self.overrides.iter().any(|text| text.starts_with(&typed))
+        self.setting("batch.global").is_some()
+            || self.overrides.iter().any(|text| text.starts_with(&typed))
     }
 }

@@ -597,7 +597,7 @@ pub struct DataSource {
     pub config: Option<String>,
     /// Upstream's columns of the data set.
     pub columns: Vec<String>,
-    /// Share of the source's samples, 0 to 1.
+    /// Share of the source's samples, 0 to 1; of a training source also their number, above 1.
     pub weight: Option<f64>,
     /// The synthetic language, when `path` is `synthetic`.
     pub synthetic: Option<Synthetic>,

@@ -6,5 +6,6 @@ pub mod node;
 pub mod scalar;
 pub mod shell;
 pub mod source;
+pub mod toml;
 pub(crate) mod words;
 pub mod yaml;

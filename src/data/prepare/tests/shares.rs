@@ -81,6 +81,12 @@ fn weights_take_an_exact_seeded_share_of_each_source() {
     case.data.train[0].weight = Some(0.0);
     case.data.train[1].weight = Some(1.0);
     assert_eq!(case.samples().len(), 50);
+
+    // Above 1 it is a number, and at most all.
+    case.data.train[0].weight = Some(7.0);
+    assert_eq!(case.samples().len(), 57);
+    case.data.train[0].weight = Some(1000.0);
+    assert_eq!(case.samples().len(), 100);
 }
 
 #[test]

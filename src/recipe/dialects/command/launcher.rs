@@ -143,6 +143,9 @@ pub(crate) fn find(words: &[Word]) -> Option<Launch> {
     };
     // A program that forwards commands does more than start processes.
     launched.alone = None;
+    if script.file_name() == "mason.py" {
+        multiply_by_nodes(&found.arguments[..at.unwrap_or(0)], &mut launched);
+    }
     if let Some(second) = inner.next() {
         launched.refused = Some(Diagnostic::error(
             "global-batch-unknown",
@@ -155,6 +158,27 @@ pub(crate) fn find(words: &[Word]) -> Option<Launch> {
         ));
     }
     Some(launched)
+}
+
+/// Multiplies the processes of `accelerate launch` by the nodes of open-instruct's `mason.py`, as it does
+/// (allenai/open-instruct 002c330 `mason.py`, `make_internal_command`).
+fn multiply_by_nodes(own: &[Word], launched: &mut Launch) {
+    let nodes = own.iter().enumerate().find_map(|(at, word)| {
+        let (name, tied) = word.long_option()?;
+        let value = tied.or_else(|| own.get(at + 1).cloned());
+        value
+            .filter(|_| name == "num_nodes")?
+            .text
+            .parse::<u64>()
+            .ok()
+    });
+    let options = launched.options.iter_mut();
+    let counts = options.filter(|option| option.name == "num_processes");
+    for value in counts.filter_map(|option| option.value.as_mut()) {
+        if let (Some(nodes), Ok(processes)) = (nodes, value.text.parse::<u64>()) {
+            value.text = nodes.saturating_mul(processes).to_string();
+        }
+    }
 }
 
 /// A script with its arguments, or arguments alone. Options before a script belong to its wrapper (`srun`).

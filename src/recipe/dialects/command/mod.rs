@@ -9,7 +9,9 @@ pub(crate) mod launcher;
 pub(crate) mod script;
 pub(crate) mod slurm;
 pub(crate) mod unresolved;
+mod world;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::accelerate::options::{TRL_CONFIG, is_launcher_key};
@@ -37,8 +39,13 @@ const MAX_SCRIPT: usize = 64 << 10;
 
 /// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
 /// value.
-pub(crate) fn value_at(path: &Path, text: &str, span: Span) -> Option<String> {
-    let lines = shell::read(text, span.file, Form::of(path)).ok()?;
+pub(crate) fn value_at(
+    path: &Path,
+    text: &str,
+    variables: &BTreeMap<String, String>,
+    span: Span,
+) -> Option<String> {
+    let lines = shell::read(text, span.file, Form::of(path), variables).ok()?;
     let words = lines.iter().flat_map(|line| &line.words);
     let mut covering =
         words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
@@ -78,6 +85,8 @@ pub(crate) struct Command {
     pub deepspeed: bool,
     /// The settings of `accelerate launch`.
     pub accelerate: Stated,
+    /// The processes for which the script computed the accumulation, with the names of its variables.
+    pub computed_for: Option<Given<u64>>,
     /// Byte offset at which arguments may be added, after the last one.
     pub end: usize,
 }
@@ -145,11 +154,12 @@ fn refuse_long(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> b
     long
 }
 
-/// The command of a text that starts a training.
+/// The command of a text that starts a training. `variables`: those that its environment has.
 pub(crate) fn parse(
     path: &Path,
     text: &str,
     file: FileId,
+    variables: &BTreeMap<String, String>,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Command> {
     let form = Form::of(path);
@@ -158,7 +168,7 @@ pub(crate) fn parse(
     {
         return None;
     }
-    let lines = match shell::read(text, file, form) {
+    let lines = match shell::read(text, file, form, variables) {
         Ok(lines) => lines,
         Err(at) => {
             let blank = script::blank(&text[at.start..at.end], at);
@@ -184,7 +194,7 @@ pub(crate) fn parse(
         ));
         return None;
     }
-    let mut candidates = script::candidates(&lines);
+    let mut candidates = script::candidates(&lines, (text, file));
     if let Some(project) = projects::of_script(text)
         && let Some(first) = candidates.first_mut()
         && first.project.is_none()
@@ -210,6 +220,7 @@ pub(crate) fn parse(
         script::refuse_others(&candidates, diagnostics);
     }
     script::refuse_blanks(form, found, diagnostics);
+    script::warn_of_escaped_end(text, form, found, diagnostics);
     unresolved::warn_of_defaults(found.words, diagnostics);
     Some(understand(found, diagnostics))
 }
@@ -276,6 +287,7 @@ fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Comma
             .or(only.map(|word| Given::new("config", PathBuf::from(&word.text), word.span))),
         deepspeed,
         accelerate: stated(launch, start),
+        computed_for: world::computed_for(words),
         end: end_of_options(launch, *last),
         launch: launch.clone(),
     }
@@ -406,13 +418,13 @@ pub(crate) fn take_launch(root: &mut Node) -> Stated {
 /// `numbers` have the given values. An added word may become another option's value or an option of the launcher.
 pub(crate) fn only_numbers_changed(
     path: &Path,
-    before: &str,
-    after: &str,
+    (before, after): (&str, &str),
+    variables: &BTreeMap<String, String>,
     numbers: &[(String, u64)],
 ) -> bool {
     let read = |text: &str| {
         let mut diagnostics = Vec::new();
-        let command = parse(path, text, FileId(0), &mut diagnostics)?;
+        let command = parse(path, text, FileId(0), variables, &mut diagnostics)?;
         (!has_error(&diagnostics)).then_some(command)
     };
     let (Some(before), Some(after)) = (read(before), read(after)) else {

@@ -1,6 +1,7 @@
 //! Finds the command of a script that starts the training.
 
 use super::launcher::{self, Launch, Launcher};
+use super::world;
 use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::dialects::programs;
 use crate::recipe::dialects::projects::{self, Project};
@@ -76,8 +77,8 @@ impl Candidate<'_> {
 }
 
 /// The commands that are most likely a training.
-pub(crate) fn candidates(lines: &[Line]) -> Vec<Candidate<'_>> {
-    let candidate = |line| candidate(line, lines);
+pub(crate) fn candidates<'w>(lines: &'w [Line], text: (&str, FileId)) -> Vec<Candidate<'w>> {
+    let candidate = |line| candidate(line, lines, text);
     let mut found: Vec<Candidate<'_>> = lines.iter().filter_map(candidate).collect();
     let most = found.iter().map(Candidate::likely).max();
     found.retain(|candidate| Some(candidate.likely()) == most);
@@ -85,7 +86,7 @@ pub(crate) fn candidates(lines: &[Line]) -> Vec<Candidate<'_>> {
 }
 
 /// The command of one of the lines, if it may be a training.
-fn candidate<'w>(line: &'w Line, lines: &[Line]) -> Option<Candidate<'w>> {
+fn candidate<'w>(line: &'w Line, lines: &[Line], text: (&str, FileId)) -> Option<Candidate<'w>> {
     let words = line.words.as_slice();
     // An inline script whose quoting is not supported is no command.
     if line.shell == Shell::Unread || inner::is_harmless(words) || projects::trains_nothing(words) {
@@ -105,6 +106,11 @@ fn candidate<'w>(line: &'w Line, lines: &[Line]) -> Option<Candidate<'w>> {
         && others.any(launcher::sets_defaults)
     {
         launch.world = None;
+    }
+    // Programs have no use for the blank. It would be the last switch's value.
+    launch.arguments.pop_if(|word| is_escaped_end(text.0, word));
+    if launch.world.is_none() {
+        launch.world = world::of(&launch, line, lines, text);
     }
     Some(Candidate {
         last: launch.arguments.last().or(words.last())?.span,
@@ -203,6 +209,34 @@ pub(crate) fn refuse_blanks(
     {
         diagnostics.extend(blank(&word.text, word.span));
     }
+}
+
+/// Warns of a `\` before a blank at the end of a line: the command ends there.
+pub(crate) fn warn_of_escaped_end(
+    text: &str,
+    form: Form,
+    training: &Candidate<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    if let Some(last) = training.words.last()
+        && form == Form::Script
+        && is_escaped_end(text, last)
+    {
+        diagnostics.push(Diagnostic::warning(
+            "yaml-syntax",
+            Some(last.span),
+            "a blank follows this `\\`, so that it does not continue the line: the command ends here, without the arguments below",
+            "remove the blank if the next line belongs to the command",
+        ));
+    }
+}
+
+/// Whether a word is an escaped blank at the end of its line, which was meant to continue it.
+fn is_escaped_end(text: &str, word: &Word) -> bool {
+    let written = text.get(word.span.start..word.span.end);
+    let rest = text.get(word.span.end..).unwrap_or_default();
+    let rest = rest.trim_start_matches([' ', '\t']);
+    written.is_some_and(|written| ["\\ ", "\\\t"].contains(&written)) && rest.starts_with('\n')
 }
 
 /// The error for white space in a text that does not separate words. `None`: there is none.

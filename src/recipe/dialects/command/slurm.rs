@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::cut;
 
 /// An option with a number. `at`: the bytes of its first word.
@@ -23,6 +23,28 @@ struct Request {
     nodes: Option<Counted>,
     each: Option<Counted>,
     all: Option<Counted>,
+    tasks: Option<Counted>,
+    tasks_each: Option<Counted>,
+}
+
+/// The tasks that a script requests in its `#SBATCH` lines, which `srun` starts by default.
+pub(super) struct Tasks {
+    pub all: Option<(u64, Span)>,
+    pub nodes: Option<(u64, Span)>,
+    /// On each node.
+    pub each: Option<(u64, Span)>,
+}
+
+pub(super) fn tasks(text: &str, file: FileId) -> Tasks {
+    let (directives, _) = requests(text);
+    let place = |option: Option<Counted>| {
+        option.map(|option| (option.count, Span::of(text, option.at, file)))
+    };
+    Tasks {
+        all: place(directives.tasks),
+        nodes: place(directives.nodes),
+        each: place(directives.tasks_each),
+    }
 }
 
 /// Warns if the command's script requests another number of GPUs from Slurm than it starts processes.
@@ -61,6 +83,13 @@ pub(crate) fn compare(launched: Option<&Node>, reading: &mut Reading) {
 
 /// Every GPU request in a script with a resolved number: the GPUs on all nodes, the nodes, and the option.
 fn gpu_requests(text: &str) -> Vec<(u64, u64, Counted)> {
+    let (directives, calls) = requests(text);
+    let requests = std::iter::once(directives).chain(calls);
+    requests.filter_map(Request::total).collect()
+}
+
+/// The `#SBATCH` lines of a script, and the calls in its comments.
+fn requests(text: &str) -> (Request, Vec<Request>) {
     let mut directives = Request::default();
     let mut calls = Vec::new();
     let mut start = 0;
@@ -77,8 +106,7 @@ fn gpu_requests(text: &str) -> Vec<(u64, u64, Counted)> {
         }
         start += line.len();
     }
-    let requests = std::iter::once(directives).chain(calls);
-    requests.filter_map(Request::total).collect()
+    (directives, calls)
 }
 
 impl Request {
@@ -91,11 +119,13 @@ impl Request {
                 "--nodes" | "-N" => &mut self.nodes,
                 "--gres" | "--gpus-per-node" => &mut self.each,
                 "--gpus" | "-G" => &mut self.all,
+                "--ntasks" | "-n" => &mut self.tasks,
+                "--ntasks-per-node" => &mut self.tasks_each,
                 _ => continue,
             };
             let value = tied.or_else(|| options.next()).unwrap_or_default();
             let count = match name {
-                "--nodes" | "-N" => value.parse().ok(),
+                "--nodes" | "-N" | "--ntasks" | "-n" | "--ntasks-per-node" => value.parse().ok(),
                 "--gres" => value
                     .split(',')
                     .find_map(|part| devices(part.strip_prefix("gpu")?)),

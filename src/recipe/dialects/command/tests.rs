@@ -9,7 +9,13 @@ pub(crate) fn understood(text: &str) -> Result<Command, String> {
     let mut sources = Sources::default();
     let file = sources.add(shell::COMMAND, text);
     let mut diagnostics = Vec::new();
-    let command = parse(Path::new("run.sh"), text, file, &mut diagnostics);
+    let command = parse(
+        Path::new("run.sh"),
+        text,
+        file,
+        &BTreeMap::new(),
+        &mut diagnostics,
+    );
     match diagnostics.iter().find(|d| d.severity == Severity::Error) {
         Some(error) => Err(error.message.clone()),
         None => Ok(command.unwrap()),
@@ -24,6 +30,70 @@ pub(crate) fn gpus(text: &str) -> Option<String> {
 pub(crate) fn argument(text: &str, key: &str) -> Option<String> {
     let command = understood(text).unwrap();
     Some(command.arguments.get(key)?.text()?.to_owned())
+}
+
+/// A task of Slurm or MPI is a process; one task states nothing, since it may use every GPU.
+#[test]
+fn tasks_and_variables_set_the_number_of_processes() {
+    let train = "python train.py --per_device_train_batch_size 4";
+    for (text, expected) in [
+        ("srun --ntasks=16 --gres=gpu:8", Some("16")),
+        ("srun -N 2 --ntasks-per-node 8", Some("16")),
+        ("srun -n4", Some("4")),
+        ("srun -n 1", None),
+        ("srun --ntasks=$N", None),
+        (
+            "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun",
+            Some("8"),
+        ),
+        (
+            "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun -N 1",
+            Some("4"),
+        ),
+        ("#SBATCH --ntasks=8\n", None),
+        ("mpirun -np 8 -H a:4,b:4", Some("8")),
+        ("mpiexec -n 2", Some("2")),
+        ("NPROC_PER_NODE=4", None),
+    ] {
+        let text = format!("{text} {train}");
+        assert_eq!(gpus(&text).as_deref(), expected, "{text}");
+    }
+    let swift = "swift sft --model m --per_device_train_batch_size 2";
+    for (before, expected) in [
+        ("NPROC_PER_NODE=4 ", Some("4")),
+        ("NNODES=2 NPROC_PER_NODE=4 ", Some("8")),
+        ("export NPROC_PER_NODE=4\n", Some("4")),
+        ("export NPROC_PER_NODE=4\nexport NPROC_PER_NODE=8\n", None),
+        ("if x; then export NPROC_PER_NODE=4; fi\n", None),
+        ("NPROC_PER_NODE=4\n", None),
+        ("NPROC_PER_NODE=4 NNODES=$N ", None),
+        ("", None),
+    ] {
+        let text = format!("{before}{swift}");
+        assert_eq!(gpus(&text).as_deref(), expected, "{text}");
+    }
+}
+
+#[test]
+fn mason_multiplies_the_processes_by_its_nodes() {
+    let own = "accelerate launch --num_processes 8 open_instruct/finetune.py --seed 1";
+    let processes = |before: &str| {
+        let command = understood(&format!("{before} -- {own}")).unwrap();
+        let value = command.launch.value(&["num_processes"]).cloned();
+        value.map(|word| word.text)
+    };
+    assert_eq!(
+        processes("python mason.py --num_nodes 4 --gpus 8").as_deref(),
+        Some("32")
+    );
+    assert_eq!(
+        processes("python mason.py --num_nodes=2").as_deref(),
+        Some("16")
+    );
+    assert_eq!(
+        processes("python other.py --num_nodes 4").as_deref(),
+        Some("8")
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::Line;
-use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word};
+use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word, is_name};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
@@ -113,8 +113,24 @@ pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
         "global-batch-unknown",
         Some(at),
         format!("`{name}` is unresolved: only the shell or its environment knows `{text}`"),
-        format!("{AS_EXPANDED}, or write the value"),
+        match variable(text) {
+            Some(variable) => format!(
+                "give the value beside the script, `evenkeel plan SCRIPT {variable}=VALUE`, or write it there"
+            ),
+            None => format!("{AS_EXPANDED}, or write the value"),
+        },
     )
+}
+
+/// The variable that is the whole of a text: `$N`, `${N}` or `${N:-8}`.
+fn variable(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('$')?;
+    let inside = inside.strip_prefix('{').unwrap_or(inside);
+    let end = inside.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let name = &inside[..end.unwrap_or(inside.len())];
+    let rest = &inside[name.len()..];
+    let ends = rest.is_empty() || rest == "}" || rest.starts_with([':', '-']);
+    (is_name(name) && ends).then_some(name)
 }
 
 /// The warning for an unresolved value on which no batch number depends.
@@ -141,7 +157,7 @@ pub(crate) fn warn_of_defaults(words: &[Word], diagnostics: &mut Vec<Diagnostic>
                         short(name),
                         short(default)
                     ),
-                    format!("if the environment sets it, {AS_EXPANDED}"),
+                    format!("if the environment sets it, give its value beside the script, `evenkeel plan SCRIPT {name}=VALUE`"),
                 ));
             }
         }

@@ -130,7 +130,8 @@ fn push(source: &Node, fields: &Values, keys: [&str; 2], tree: &mut Tree, readin
 }
 
 /// `dataset_mixer: {set: share}` with `dataset_splits`: takes the share of every train split, and
-/// whole test splits.
+/// whole test splits. open-instruct's mixer also takes a number of rows above 1 (allenai/open-instruct e6c3044
+/// `dataset_transformation.py`, `get_dataset_v1`).
 fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let configs = words(values.node("dataset_configs"), "dataset_configs");
     let splits = words(values.node("dataset_splits"), "dataset_splits");
@@ -155,7 +156,7 @@ fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut R
         let value = entry.value.resolve(Schema::PyYaml);
         let Some(share) = value.and_then(|value| value.number()) else {
             let message = format!("`{key}` takes a share, this is {}", entry.value.kind());
-            let help = "give a number from 0 to 1";
+            let help = "give a share from 0 to 1, or a number of rows";
             reading.error("wrong-type", Some(entry.value.span), message, help);
             continue;
         };

@@ -173,11 +173,15 @@ pub(crate) fn checkpoint(values: &Values, tree: &mut Tree, reading: &mut Reading
             tree.plain_if("checkpoint.every_epoch", on);
         }
         When::Steps => match values.float("save_steps") {
+            // Not above 0: never (transformers 5.23.0 `trainer_callback.py`, `DefaultFlowCallback`).
+            Some(steps) if steps.value <= 0.0 => {}
             Some(steps) => interval("checkpoint", &steps, tree, reading),
             None => tree.default("checkpoint.every_steps", 500),
         },
     }
-    tree.plain_if("checkpoint.keep", values.int("save_total_limit"));
+    // Not above 0: all stay (`trainer_utils.py`, `rotate_checkpoints`).
+    let kept = values.int("save_total_limit");
+    tree.plain_if("checkpoint.keep", kept.filter(|kept| kept.value > 0));
 }
 
 /// A number of steps; below 1 a share of the run.

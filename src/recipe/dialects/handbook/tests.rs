@@ -191,8 +191,36 @@ fn generation_settings_reach_the_rules() {
     assert_eq!(spec.generation.num_generations, Some(8), "TRL's default");
 }
 
+/// transformers 5.24.0 `trainer_callback.py` and `trainer_utils.py`.
+#[test]
+fn intervals_and_limits_of_zero_mean_never_and_all() {
+    let spec = sft("save_steps: 0\nsave_total_limit: -1\neval_strategy: steps\neval_steps: 0\n");
+    let checkpoint = &spec.checkpoint;
+    assert_eq!((checkpoint.every_steps, checkpoint.keep), (None, None));
+    assert_eq!(
+        spec.evaluation.every_steps,
+        Some(10),
+        "evaluation follows the log"
+    );
+    assert_eq!(sft("save_steps: -1\n").checkpoint.every_steps, None);
+    assert_eq!(sft("save_total_limit: 2\n").checkpoint.keep, Some(2));
+}
+
+#[test]
+fn a_smoothing_that_depends_on_the_version_is_a_warning() {
+    let warned = |lines: &str| problems("dpo", lines, &[]).contains("TRL 0.29 and newer ignore it");
+    assert!(warned("label_smoothing: 0.1\n"));
+    assert!(warned("label_smoothing: 0.1\nloss_type: [sigmoid, sft]\n"));
+    assert!(!warned("label_smoothing: 0.1\nloss_type: robust\n"));
+    assert!(!warned("label_smoothing: 0.0\n"));
+}
+
 #[test]
 fn every_form_of_data_is_read() {
+    let counted = sft("dataset_mixer: {org/a: 5000, org/b: 1.0}\n").data.train;
+    let weights: Vec<_> = counted.iter().map(|source| source.weight).collect();
+    assert_eq!(weights, [Some(5000.0), Some(1.0)]);
+
     let spec = sft("dataset_mixer:\n  org/a: 0.5\n  org/b: 1\n\
          dataset_splits: [train_sft, test_sft]\ndataset_configs: [x, y]\n");
     let train: Vec<_> = spec

@@ -82,7 +82,7 @@ const LIMITS: &[Limit] = &[
     range("schedule.runs.*.steps", 1.0, COUNT),
     share_or_count("data.held_out"),
     range("data.sequence_length", 1.0, (1_u64 << 24) as f64),
-    above("data.train.*.weight", 0.0, 1.0),
+    share_or_count("data.train.*.weight"),
     range("data.evaluation.*.weight", 0.0, 1.0),
     range("data.train.*.synthetic.vocabulary", 2.0, WORDS),
     range("data.train.*.synthetic.branching", 1.0, WORDS),

@@ -106,7 +106,7 @@ fn numbers_out_of_range_are_refused_with_their_bounds() {
     let found = problems(
         "batch: {per_device_batch_size: 0, global: 99999999999}\n\
          schedule: {kind: norm-test, interval: 1000, ema: 1}\n\
-         data: {train: [{path: a, weight: 2}]}\n\
+         data: {train: [{path: a, weight: 1.5}]}\n\
          learning_rate: {peak: .nan}",
     );
     insta::assert_snapshot!(found.join("\n"));

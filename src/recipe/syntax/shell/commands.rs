@@ -1,10 +1,12 @@
 //! The commands of a script, in its order, with their words. The bytes between two words must be blanks.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use tree_sitter::Node;
 
 use super::changes::{Changes, assigns};
+use super::hide::hide;
 use super::inner;
 use super::resolve::{RawWord, Variables, add_expansions};
 use super::text::Text;
@@ -17,17 +19,30 @@ use crate::recipe::syntax::source::Span;
 const MAX_INNER: usize = 3;
 
 /// The commands of a script. An error is the place of a syntax error or of too deep a nesting.
-pub(super) fn script(text: &Text) -> Result<Vec<Line>, Span> {
-    let at = |range: Range<usize>| text.span(range.start, range.end);
-    let tree = parse(&text.text).map_err(at)?;
-    let changes = Changes::of(text, tree.root_node()).map_err(at)?;
+pub(super) fn script(
+    text: &Text,
+    environment: &BTreeMap<String, String>,
+) -> Result<Vec<Line>, Span> {
+    let lines = lines(text, &text.text, environment).or_else(|error| {
+        let hidden = hide(text).ok_or_else(|| error.clone())?;
+        lines(&hidden.text, &hidden.parsed, environment).map_err(|_| error)
+    });
+    lines.map_err(|at| text.span(at.start, at.end))
+}
+
+/// `parsed`: what the parser reads of the text.
+fn lines(
+    text: &Text,
+    parsed: &str,
+    environment: &BTreeMap<String, String>,
+) -> Result<Vec<Line>, Range<usize>> {
+    let tree = parse(parsed)?;
     let mut reader = Reader {
-        variables: Variables::new(changes),
+        variables: Variables::new(Changes::of(text, tree.root_node())?, environment),
         lines: Vec::new(),
         inner: 0,
     };
-    let read = reader.statement(text, tree.root_node(), START);
-    read.map_err(at)?;
+    reader.statement(text, tree.root_node(), START)?;
     Ok(reader.lines)
 }
 
@@ -199,7 +214,23 @@ impl Reader {
             } else {
                 Shell::Own
             },
+            certain: place.certain,
         };
+        if let Some(evaluated) = inner::evaluated(&line.words) {
+            let defaults: Vec<_> = line
+                .words
+                .iter()
+                .flat_map(|word| word.defaults.clone())
+                .collect();
+            let from = self.lines.len();
+            if self.inline(&evaluated, &[], place) {
+                let words = self.lines[from..]
+                    .iter_mut()
+                    .filter_map(|line| line.words.first_mut());
+                words.for_each(|word| word.defaults.extend(defaults.iter().cloned()));
+                return;
+            }
+        }
         let found = inner::script(&line.words).filter(|_| !inner::is_harmless(&line.words));
         if let Some(found) = found {
             let raw = &parts.words[owners[found]];

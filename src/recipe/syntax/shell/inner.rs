@@ -6,7 +6,7 @@
 
 use super::pieces::{Piece, Quote};
 use super::resolve::RawWord;
-use super::text::Text;
+use super::text::{Place, Text};
 use super::word::Word;
 
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
@@ -83,6 +83,33 @@ fn after_option(words: &[Word]) -> Option<usize> {
         at += 1 + usize::from(is_valued(&word.text));
     }
     None
+}
+
+/// The text that `eval` reads: its arguments, joined by blanks. `None`: only the shell knows how it begins, or the
+/// command is another one.
+pub(super) fn evaluated(words: &[Word]) -> Option<Text> {
+    let at = words.iter().position(|word| word.assignment().is_none())?;
+    let (name, arguments) = words[at..].split_first()?;
+    let first = arguments.first()?;
+    if name.text != "eval" || first.text.starts_with(['$', '`', '-']) {
+        return None;
+    }
+    let mut inner = Text::default();
+    let mut place = Place {
+        span: first.span,
+        inner: true,
+    };
+    for (index, word) in arguments.iter().enumerate() {
+        place.span = word.span;
+        let blank = (index > 0).then_some(' ');
+        blank
+            .into_iter()
+            .chain(word.text.chars())
+            .for_each(|c| inner.push(c, place));
+    }
+    place.span.start = place.span.end;
+    inner.finish(place);
+    Some(inner)
 }
 
 /// The text that the inner shell reads from a word. The outer shell's variables are not expanded in it. `None`:

@@ -3,6 +3,7 @@
 
 mod changes;
 mod commands;
+mod hide;
 pub(crate) mod inner;
 mod pieces;
 mod resolve;
@@ -12,6 +13,7 @@ mod text;
 mod tree;
 pub(crate) mod word;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::recipe::syntax::source::{FileId, Span};
@@ -56,6 +58,8 @@ pub(crate) struct Line {
     pub words: Vec<Word>,
     /// The shell that runs the command.
     pub shell: Shell,
+    /// It runs exactly once, whatever other commands return.
+    pub certain: bool,
 }
 
 /// The shell that runs a command.
@@ -69,8 +73,14 @@ pub(crate) enum Shell {
     Unread,
 }
 
-/// The commands of a text. An error is the place that bash does not accept.
-pub(crate) fn read(text: &str, file: FileId, form: Form) -> Result<Vec<Line>, Span> {
+/// The commands of a text. An error is the place that bash does not accept. `environment`: its variables, as far as they
+/// are known.
+pub(crate) fn read(
+    text: &str,
+    file: FileId,
+    form: Form,
+    environment: &BTreeMap<String, String>,
+) -> Result<Vec<Line>, Span> {
     if form == Form::ArgumentsFile {
         return Ok(white_space(text, file));
     }
@@ -78,7 +88,7 @@ pub(crate) fn read(text: &str, file: FileId, form: Form) -> Result<Vec<Line>, Sp
     if form == Form::Script {
         source.text.truncate(without_last_backslash(text).len());
     }
-    let mut lines = commands::script(&source)?;
+    let mut lines = commands::script(&source, environment)?;
     if form == Form::Typed {
         let own = lines.iter_mut().filter(|line| line.shell != Shell::Inner);
         own.flat_map(|line| &mut line.words).for_each(doubt);
@@ -114,8 +124,11 @@ fn white_space(text: &str, file: FileId) -> Vec<Line> {
         }
         at += part.len();
     }
-    let shell = Shell::Own;
-    let line = (!words.is_empty()).then_some(Line { words, shell });
+    let line = (!words.is_empty()).then_some(Line {
+        words,
+        shell: Shell::Own,
+        certain: true,
+    });
     line.into_iter().collect()
 }
 
@@ -151,7 +164,7 @@ fn without_last_backslash(text: &str) -> &str {
 /// The words of each command of a text, split as a shell does. A text that bash does not accept is split at
 /// white space.
 pub(crate) fn commands(text: &str) -> Vec<Vec<String>> {
-    match read(text, FileId(0), Form::Script) {
+    match read(text, FileId(0), Form::Script, &BTreeMap::new()) {
         Ok(lines) => {
             let words = |line: Line| line.words.into_iter().map(|word| word.text).collect();
             lines.into_iter().map(words).collect()

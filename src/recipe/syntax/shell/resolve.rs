@@ -3,7 +3,7 @@
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.6. File names are not expanded.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 use tree_sitter::Node;
@@ -22,12 +22,29 @@ pub(super) struct Value {
     pub text: String,
     /// The defaults in it that the environment may replace, by variable.
     defaults: Vec<(String, String)>,
+    /// The variables by which arithmetic divided it, with their values.
+    divisors: Vec<(String, i64)>,
+}
+
+impl Value {
+    fn add(&mut self, part: Value) {
+        self.text += &part.text;
+        self.came_from(part);
+    }
+
+    /// The value depends on another one.
+    fn came_from(&mut self, other: Value) {
+        self.defaults.extend(other.defaults);
+        self.divisors.extend(other.divisors);
+    }
 }
 
 /// The variables of a script at one of its commands.
 pub(super) struct Variables {
     changes: Changes,
-    /// The variables assigned so far. `None`: unresolved.
+    /// The variables that the environment sets.
+    environment: HashSet<String>,
+    /// The variables set so far. `None`: unresolved.
     values: HashMap<String, Option<Value>>,
     /// Bytes of all expanded values so far. Nested variables can double with every assignment.
     spent: usize,
@@ -51,18 +68,31 @@ impl RawWord<'_> {
 }
 
 impl Variables {
-    pub fn new(changes: Changes) -> Variables {
+    pub fn new(changes: Changes, environment: &BTreeMap<String, String>) -> Variables {
+        let value = |text: &String| Value {
+            text: text.clone(),
+            ..Value::default()
+        };
+        let given = environment.iter();
+        let given = given.map(|(name, text)| (name.clone(), Some(value(text))));
         Variables {
+            environment: environment.keys().cloned().collect(),
+            values: given.collect(),
             changes,
-            values: HashMap::new(),
             spent: 0,
             disturbed: false,
         }
     }
 
+    /// Whether a variable has one value wherever it has any.
+    fn is_certain(&self, name: &str) -> bool {
+        let given = self.environment.contains(name) && self.changes.leaves_unset(name, false);
+        given || self.changes.is_assigned_once(name)
+    }
+
     /// Assigns a variable whose assignment certainly runs.
     pub fn assign(&mut self, name: &str, value: Option<Value>) {
-        let value = value.filter(|_| self.changes.is_assigned_once(name));
+        let value = value.filter(|_| self.is_certain(name));
         self.values.insert(name.to_owned(), value);
     }
 
@@ -88,9 +118,7 @@ impl Variables {
                 Piece::Char(c, ..) => value.text.push(c),
                 Piece::Expansion { node, .. } => {
                     let (_, node) = raw.expansions.get(node?)?;
-                    let part = self.expansion(text, *node, place)?;
-                    value.text += &part.text;
-                    value.defaults.extend(part.defaults);
+                    value.add(self.expansion(text, *node, place)?);
                 }
             }
         }
@@ -140,6 +168,7 @@ impl Variables {
                 continue;
             };
             word.defaults.extend(value.defaults);
+            word.divisors.extend(value.divisors);
             let mut parts = value
                 .text
                 .split([' ', '\t', '\n'])
@@ -174,12 +203,10 @@ impl Variables {
             "arithmetic_expansion" => {
                 let mut inner = children(node).filter(Node::is_named);
                 let (expression, rest) = (inner.next()?, inner.next());
-                let mut defaults = Vec::new();
-                let number = self.number(text, expression, place, &mut defaults)?;
-                rest.is_none().then(|| Value {
-                    text: number.to_string(),
-                    defaults,
-                })?
+                let mut value = Value::default();
+                let number = self.number(text, expression, place, &mut value)?;
+                value.text = number.to_string();
+                rest.is_none().then_some(value)?
             }
             _ => return None,
         };
@@ -192,7 +219,7 @@ impl Variables {
 
     fn lookup(&self, name: &str) -> Option<Value> {
         let value = self.values.get(name)?.clone();
-        value.filter(|_| self.changes.is_assigned_once(name))
+        value.filter(|_| self.is_certain(name))
     }
 
     /// `${NAME}`, `${NAME:-default}` or `${NAME-default}`.
@@ -220,7 +247,7 @@ impl Variables {
         }
         let mut value = Value {
             text: default.to_owned(),
-            defaults: Vec::new(),
+            ..Value::default()
         };
         if !self.values.contains_key(name) {
             let default = (name.to_owned(), value.text.clone());
@@ -230,17 +257,12 @@ impl Variables {
     }
 
     /// The value of an arithmetic expression in decimal numbers, `+`, `-`, `*`, `/`, `%` and parentheses.
-    /// Adds the defaults in it.
-    fn number(
-        &mut self,
-        text: &Text,
-        node: Node<'_>,
-        place: Place,
-        defaults: &mut Vec<(String, String)>,
-    ) -> Option<i64> {
+    /// `of`: the value that it becomes.
+    fn number(&mut self, text: &Text, node: Node<'_>, place: Place, of: &mut Value) -> Option<i64> {
         let mut of_value = |value: Value| {
-            defaults.extend(value.defaults);
-            decimal(&value.text)
+            let number = decimal(&value.text);
+            of.came_from(value);
+            number
         };
         let source = text.text.get(node.byte_range())?.trim();
         match node.kind() {
@@ -254,15 +276,23 @@ impl Variables {
             "parenthesized_expression" => {
                 let mut inner = children(node).filter(Node::is_named);
                 let (only, rest) = (inner.next()?, inner.next());
-                let number = self.number(text, only, place, defaults)?;
+                let number = self.number(text, only, place, of)?;
                 rest.is_none().then_some(number)
             }
             "binary_expression" => {
-                let left = self.number(text, node.child_by_field_name("left")?, place, defaults)?;
-                let right =
-                    self.number(text, node.child_by_field_name("right")?, place, defaults)?;
+                let left = self.number(text, node.child_by_field_name("left")?, place, of)?;
+                let divisor = node.child_by_field_name("right")?;
+                let right = self.number(text, divisor, place, of)?;
                 let operator = node.child_by_field_name("operator")?;
-                match text.text.get(operator.byte_range())?.trim() {
+                let operator = text.text.get(operator.byte_range())?.trim();
+                if operator == "/" {
+                    for name in factors(text, divisor) {
+                        let number = self.lookup(name).and_then(|value| decimal(&value.text));
+                        of.divisors
+                            .extend(number.map(|number| (name.to_owned(), number)));
+                    }
+                }
+                match operator {
                     "+" => left.checked_add(right),
                     "-" => left.checked_sub(right),
                     "*" => left.checked_mul(right),
@@ -273,6 +303,29 @@ impl Variables {
             }
             _ => None,
         }
+    }
+}
+
+/// The variables in a product.
+fn factors<'t>(text: &'t Text, node: Node<'_>) -> Vec<&'t str> {
+    let source = text.text[node.byte_range()].trim();
+    match node.kind() {
+        "variable_name" | "word" | "simple_expansion" | "expansion" => {
+            let name = identifier(source.trim_start_matches(['$', '{']));
+            (!name.is_empty()).then_some(name).into_iter().collect()
+        }
+        "parenthesized_expression" => {
+            let inner = children(node).filter(Node::is_named);
+            inner.flat_map(|inner| factors(text, inner)).collect()
+        }
+        "binary_expression" => {
+            let field = |name| node.child_by_field_name(name);
+            let operator = field("operator").map(|node| text.text[node.byte_range()].trim());
+            let sides = [field("left"), field("right")].into_iter().flatten();
+            let sides = sides.filter(|_| operator == Some("*"));
+            sides.flat_map(|side| factors(text, side)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -302,11 +355,13 @@ fn has_braces(pieces: &[Piece]) -> bool {
     inside.contains('}') && (inside.contains(',') || inside.contains(".."))
 }
 
-/// The bytes of a node without the white space that the parser puts before an expansion in quotes.
+/// The bytes of a node without the white space and continued lines that the parser puts before an expansion in quotes.
 fn trimmed(text: &Text, node: Node<'_>) -> Range<usize> {
-    let source = &text.text[node.byte_range()];
-    let blank = source.len() - source.trim_start().len();
-    node.start_byte() + blank..node.end_byte()
+    let mut rest = text.text[node.byte_range()].trim_start();
+    while let Some(continued) = rest.strip_prefix("\\\n") {
+        rest = continued.trim_start();
+    }
+    node.end_byte() - rest.len()..node.end_byte()
 }
 
 /// Adds the expansions in a node to the word that holds it.

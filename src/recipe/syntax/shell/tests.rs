@@ -3,6 +3,11 @@ use proptest::prelude::*;
 use super::word::UnresolvedExtent;
 use super::*;
 
+/// The commands of a text whose environment is unknown.
+fn read(text: &str, file: FileId, form: Form) -> Result<Vec<Line>, Span> {
+    super::read(text, file, form, &BTreeMap::new())
+}
+
 fn texts(text: &str, form: Form) -> Vec<Vec<String>> {
     let lines = read(text, FileId(0), form).unwrap().into_iter();
     lines
@@ -19,7 +24,11 @@ fn last(script: &str) -> Vec<Word> {
 
 /// The words of the last command, joined by `|`; `?` marks an unresolved word.
 fn expanded(script: &str) -> String {
-    let shown = last(script).into_iter().map(|word| {
+    shown(last(script))
+}
+
+fn shown(words: Vec<Word>) -> String {
+    let shown = words.into_iter().map(|word| {
         if word.unresolved.is_empty() {
             word.text
         } else {
@@ -69,6 +78,105 @@ fn words_end_where_they_end_in_bash() {
         ),
     ] {
         assert_eq!(expanded(script), expected, "{script}");
+    }
+}
+
+/// Each result is that of bash 5.2.
+#[test]
+fn what_the_parser_refuses_and_bash_accepts_is_read() {
+    for (script, expected) in [
+        ("run a \\ \n", "run|a| "),
+        ("run a \\ b \\ # c", "run|a| b| #|c"),
+        ("run a `# c` b", "run|a|b"),
+        ("run a \\\n  `# c` \\\n b", "run|a|b"),
+        ("A=(\n x \\ # c 1\n)\nrun b", "run|b"),
+        ("run a\n# b\\\n# c\nrun d", "run|d"),
+        ("Y=${Y:-['n','c']}\nrun $Y d", "run|?$Y|d"),
+        (
+            "# it's\nrun ${X:-['a','b']} \"it's\" # \"c",
+            "run|?${X:-['a','b']}|it's",
+        ),
+        ("cat <<E\n# it's `\nE\nrun \\ x `# c` y", "run| x|y"),
+        ("cat <<-'E'\n\ta \\ \n\tE\nrun \\ x", "run| x"),
+        ("run $'it\\'s' \\ x", "run|?$'it\\'s'| x"),
+        ("A=$(ls # c)\n) \nrun \\ x", "run| x"),
+        ("run ${#A} a#b $# \\ x", "run|?${#A}|a#b|?$#| x"),
+    ] {
+        assert_eq!(expanded(script), expected, "{script}");
+    }
+    // A quote that nothing closes stays an error.
+    assert!(read("run \\ x 'a", FileId(0), Form::Script).is_err());
+}
+
+#[test]
+fn eval_runs_the_command_in_its_arguments() {
+    for (script, expected) in [
+        ("c='run a b'\neval $c", "run|a|b"),
+        ("c='run \"a b\" c'\neval \"$c\"", "run|a b|c"),
+        (
+            "n=2\nc=\"run $n \\\n --a b\"\neval $c --c",
+            "run|2|--a|b|--c",
+        ),
+        ("a=A\nb=B\nc=\"run $a \\\n  $b \\\n\"\neval $c", "run|A|B"),
+        ("eval run a '$X'", "run|a|?$X"),
+        ("eval 'echo x; run a'", "run|a"),
+        ("eval \"$(conda hook)\"", "eval|?$(conda hook)"),
+        ("eval \"$c\"", "eval|?$c"),
+    ] {
+        assert_eq!(expanded(script), expected, "{script}");
+    }
+    let words = last("c=\"run ${N:-4}\"\neval $c");
+    assert_eq!(words[0].defaults, [("N".to_owned(), "4".to_owned())]);
+}
+
+#[test]
+fn given_variables_are_the_environment_of_a_script() {
+    let environment =
+        [("G", "4"), ("B", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let environment = BTreeMap::from(environment);
+    for (script, expected) in [
+        ("run $G ${G:-8} ${B:-2} ${B-2}", "run|4|4|2"),
+        ("N=$((G * 2))\nrun $N", "run|8"),
+        ("G=${G:-8}\nrun $G", "run|4"),
+        ("G=16\nrun $G", "run|16"),
+        ("if x; then G=16; fi\nrun $G", "run|?$G"),
+        ("source x\nrun $G", "run|?$G"),
+        ("run $H", "run|?$H"),
+    ] {
+        let lines = super::read(script, FileId(0), Form::Script, &environment).unwrap();
+        assert_eq!(
+            shown(lines.last().unwrap().words.clone()),
+            expected,
+            "{script}"
+        );
+    }
+}
+
+#[test]
+fn a_quotient_names_the_variables_that_divided_it() {
+    let divisors = |script: &str| {
+        let word = last(script).pop().unwrap();
+        let names = word
+            .divisors
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        (word.text, names.collect::<Vec<_>>().join(" "))
+    };
+    for (script, text, expected) in [
+        ("B=128\nG=16\nrun $((B / G))", "8", "G=16"),
+        ("B=128\nG=16\nA=$((B / 4 / G))\nrun $A", "2", "G=16"),
+        (
+            "B=128\nG=8\nN=2\nrun --a=$((B / (G * $N)))",
+            "--a=8",
+            "G=8 N=2",
+        ),
+        ("B=128\nG=8\nrun $((B * G))", "1024", ""),
+    ] {
+        assert_eq!(
+            divisors(script),
+            (text.to_owned(), expected.to_owned()),
+            "{script}"
+        );
     }
 }
 

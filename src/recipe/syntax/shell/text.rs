@@ -1,6 +1,8 @@
 //! A text of commands with the place of each of its bytes in the file. An inline script (`bash -c "…"`) is
 //! another text than its file, since the outer shell removes quotes and backslashes.
 
+use std::ops::Range;
+
 use crate::recipe::syntax::source::{FileId, Span};
 
 /// A character in its file.
@@ -11,7 +13,7 @@ pub(super) struct Place {
     pub inner: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Text {
     pub text: String,
     /// The place of each byte, and of the end.
@@ -44,6 +46,23 @@ impl Text {
     pub fn finish(&mut self, mut at: Place) {
         at.span.end = at.span.start;
         self.places.push(at);
+    }
+
+    /// The text with blanks in place of some parts.
+    pub fn blanked(&self, parts: &[Range<usize>]) -> Text {
+        let mut new = self.clone();
+        for part in parts {
+            let blank = |c: char| {
+                if c == '\n' {
+                    "\n".to_owned()
+                } else {
+                    " ".repeat(c.len_utf8())
+                }
+            };
+            let blanks: String = self.text[part.clone()].chars().map(blank).collect();
+            new.text.replace_range(part.clone(), &blanks);
+        }
+        new
     }
 
     /// The place of the character at a byte offset.

@@ -15,6 +15,8 @@ pub(crate) struct Word {
     /// Variables that the environment may set, with the default that is taken (`${N:-8}`). Only the first of
     /// several words from one has them.
     pub defaults: Vec<(String, String)>,
+    /// Variables by which arithmetic divided the value, with their values (`$((BATCH / GPUS))`).
+    pub divisors: Vec<(String, i64)>,
     /// Bytes at the start of the word that have no quotes, escapes or variables.
     pub(crate) literal: usize,
 }
@@ -51,6 +53,7 @@ impl Word {
             span,
             unresolved: Vec::new(),
             defaults: Vec::new(),
+            divisors: Vec::new(),
             literal,
         }
     }
@@ -97,6 +100,7 @@ impl Word {
             span,
             unresolved: unresolved.collect(),
             defaults: self.defaults.clone(),
+            divisors: self.divisors.clone(),
             literal: self.literal.saturating_sub(bytes),
         }
     }
