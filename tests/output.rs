@@ -403,7 +403,6 @@ fn a_flag_without_the_flag_that_it_needs_is_refused_by_name() {
         &["--claim", "volume"],
         &["--resource", "amd.com/gpu"],
         &["--min-nodes", "2"],
-        &["--dry-run"],
         &["--detach"],
         &["--gpus-per-node", "8"],
     ] {
@@ -609,4 +608,54 @@ fn a_run_of_another_version_is_refused_by_every_command() {
     newer["format"] = json!(3);
     write("run.json", newer);
     refused(&refusal("a later", 3));
+}
+
+#[test]
+fn a_dry_run_on_this_machine_is_the_plan_of_the_launch() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/quickstart.yaml");
+    let call = |more: &[&str]| {
+        let mut command = evenkeel(&[
+            "launch",
+            recipe.to_str().unwrap(),
+            "--procs",
+            "2",
+            "--dry-run",
+        ]);
+        command
+            .args(more)
+            .current_dir(folder.path())
+            .output()
+            .unwrap()
+    };
+    let planned = call(&[]);
+    assert!(planned.status.success(), "{planned:?}");
+    let text = String::from_utf8(planned.stdout).unwrap();
+    assert!(text.starts_with("2 × 4 × 2 = 16\n"), "{text}");
+    let said = String::from_utf8(planned.stderr).unwrap();
+    assert!(said.contains("nothing was started"), "{said}");
+    let refused = call(&["batch.global=17"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(folder.path().read_dir().unwrap().next().is_none());
+}
+
+#[test]
+fn a_refused_launch_ends_with_the_next_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = "model_name_or_path: acme/model\ndataset_name: acme/pairs\nper_device_train_batch_size: 2\nbeta: 0.1\n\
+                  loss_type: sigmoid\nnum_train_epochs: 1\n";
+    std::fs::write(folder.path().join("dpo.yaml"), recipe).unwrap();
+    let ended = evenkeel(&["launch", "dpo.yaml", "--recipe-gpus", "8", "--procs", "2"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let said = String::from_utf8(ended.stderr).unwrap();
+    let last = "next:\n  evenkeel launch dpo.yaml --recipe-gpus 8 --procs 2 -- trl dpo --config '{recipe}' '{resume_args}'\n";
+    let last = last.replace('\'', "");
+    assert!(said.ends_with(&last), "{said}");
+    assert!(
+        said.contains(" errors, ") || said.contains(" errors; "),
+        "{said}"
+    );
 }

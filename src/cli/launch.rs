@@ -7,12 +7,14 @@ use std::str::FromStr;
 use anyhow::bail;
 
 use super::cluster::submit;
-use super::output::say;
+use super::output::{self, say};
+use super::plan::text;
 use super::processes::{Asked, DeviceChoice, Gpus, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{
-    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, refuse_unread, render, report,
+    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, next_command, refuse_unread,
+    render, report,
 };
 use crate::api::TrainerDevice;
 use crate::data::Phase;
@@ -202,6 +204,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             .cloned()
             .collect();
         render::print(&news, &recipe.sources);
+        say(render::closing(&refused.diagnostics));
+        let typed = std::iter::once("evenkeel".to_owned()).chain(std::env::args().skip(1));
+        let typed: Vec<String> = typed.collect();
+        let next = next_command::after_refusal(&recipe, &refused.diagnostics, &typed);
+        if !next.is_empty() {
+            say(format_args!("next:\n  {}\n", next.join("\n  ")));
+        }
         return Ok(ExitCode::from(EXIT_REFUSED));
     }
     ended
@@ -305,6 +314,31 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     };
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
     let planned = prepare::plan(recipe, ranks, reached, runner, device_memory)?;
+    let devices = match external {
+        true => count(ranks, "process"),
+        false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
+        false => {
+            let used = usize::try_from(ranks)?;
+            let devices = processes.gpus.iter().take(used).cloned().collect();
+            Devices::Gpus { devices }.to_string()
+        }
+    };
+    if args.cluster.dry_run {
+        let worlds = &planned.worlds;
+        let examined = worlds.examine(ranks, reached);
+        output::print(text::plan(
+            recipe,
+            worlds.request(),
+            &examined,
+            None,
+            &devices,
+        ))?;
+        say(format_args!(
+            "nothing was started; without `--dry-run` the run is in {}\n",
+            run_dir.path().display()
+        ));
+        return Ok(ExitCode::SUCCESS);
+    }
     render::print(&planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 
@@ -337,15 +371,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         world: ranks,
         global_batch: run.global_batch_size,
         budget: run.horizon.budget_samples.unwrap_or_default(),
-        devices: match external {
-            true => count(ranks, "process"),
-            false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
-            false => {
-                let used = usize::try_from(ranks)?;
-                let devices = processes.gpus.iter().take(used).cloned().collect();
-                Devices::Gpus { devices }.to_string()
-            }
-        },
+        devices,
         floor: run.built_in.as_ref().and_then(|it| it.entropy),
     });
     for message in processes.note.iter().chain(&prepared.notes).cloned() {

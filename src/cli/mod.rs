@@ -11,6 +11,7 @@ mod gpus;
 mod install;
 mod launch;
 mod logging;
+mod next_command;
 mod output;
 mod plan;
 mod prepare;

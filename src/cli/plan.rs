@@ -1,7 +1,7 @@
 //! `evenkeel plan`: the batch arithmetic of a recipe in a given world, without starting a process.
 
 mod estimate;
-mod text;
+pub(super) mod text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

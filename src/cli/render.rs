@@ -8,6 +8,13 @@ use crate::recipe::{Diagnostic, Sources};
 
 pub use draw::{diagnostics, summary};
 
+/// The last line of a result with diagnostics: how many there are, and where to read on.
+pub fn closing(all: &[Diagnostic]) -> String {
+    let gravest = all.iter().min_by_key(|d| d.severity);
+    let rule = gravest.map_or("", |d| d.rule.as_str());
+    format!("{}; more in `evenkeel explain {rule}`\n", summary(all))
+}
+
 /// Draws diagnostics on standard error.
 pub fn print(all: &[Diagnostic], sources: &Sources) {
     say(diagnostics(all, sources));

@@ -73,7 +73,7 @@ pub struct Planned {
     /// The state of the run that it continues.
     pub(super) reached: Reached,
     /// The worlds that the recipe may have on this machine.
-    pub(super) worlds: Worlds,
+    pub worlds: Worlds,
     pub(super) model: ResolvedModel,
 }
 

@@ -32,8 +32,10 @@ pub(super) fn survey_with_model(
     let request_of_data = data_of(recipe, &key, model.shape.as_ref(), base, base);
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(data::find_problems(&request_of_data, downloads));
+    // The built-in trainer counts its samples.
+    let rows = downloads.then(|| data::few_rows(&request_of_data));
     let request = PlanRequest {
-        data_rows: data::few_rows(&request_of_data),
+        data_rows: rows.flatten(),
         model_config: model.stored.clone(),
         flaws,
         ..request

@@ -10,7 +10,8 @@
 //!
 //! A unit is the divisor of the loss: a target token under token weighting.
 //! Weighting by N/n_i keeps the estimates unbiased when groups differ (masked answers, uneven
-//! dealing). Everything is f64, because A − C is a small difference of large numbers.
+//! dealing), if the noise of a group's mean gradient falls as 1/n_i. Tokens of one answer depend on each other, so that it
+//! falls more slowly in long answers: those of 1 to 22 tokens, one in a group, measured V 6 to 8 % low. Everything is f64, because A − C is a small difference of large numbers.
 
 use serde::{Deserialize, Serialize};
 

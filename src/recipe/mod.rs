@@ -222,6 +222,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
     if let Some(file) = command_line {
         native.overlay(overrides::settings_tree(&overrides, settings, file));
         reading.refuse_unknown_keys_of(file);
+        native::leave_other_schedule(&mut native, file, reading);
     }
     let built = native::build(&native, &mut reading.diagnostics);
     let (spec, value_sources) = built.filter(|_| !reading.has_error())?;

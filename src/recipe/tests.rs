@@ -95,6 +95,49 @@ fn a_file_that_no_reader_takes_needs_only_the_samples_of_a_step() {
     assert_eq!(recipe.diagnostics[0].severity, Severity::Note);
 }
 
+#[test]
+fn an_override_of_the_schedule_leaves_the_settings_of_the_files_one() {
+    let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 8}\n  budget: {samples: 80}\n  \
+                schedule: {kind: norm-test, eta: 0.5, interval: 4, max_batch: 64}\n";
+    let of = |overrides: &[&str]| {
+        let request = Request {
+            path: "recipe.yaml".into(),
+            overrides: overrides.iter().map(|text| (*text).to_owned()).collect(),
+            ..Request::default()
+        };
+        read_text(&request, text.to_owned())
+    };
+    let constant = of(&["schedule.kind=constant"]).unwrap();
+    assert_eq!(constant.spec.schedule, spec::BatchSchedule::Constant);
+    let note = &constant.diagnostics[0];
+    assert_eq!(note.severity, Severity::Note);
+    assert!(
+        note.message
+            .contains("`eta`, `interval`, `max_batch` no longer count"),
+        "{}",
+        note.message
+    );
+    let stages = of(&[
+        "schedule.kind=stages",
+        "schedule.stages=[{share: 1, batch: 8}]",
+    ])
+    .unwrap();
+    assert!(matches!(
+        stages.spec.schedule,
+        spec::BatchSchedule::Stages { .. }
+    ));
+    let same = of(&["schedule.kind=norm-test", "schedule.eta=0.4"]).unwrap();
+    let test = same.spec.schedule.norm_test().unwrap();
+    assert_eq!((test.eta, test.interval), (0.4, 4));
+    // What is typed is never left out.
+    let both = of(&["schedule.kind=constant", "schedule.eta=0.4"]).unwrap_err();
+    assert!(
+        both.diagnostics
+            .iter()
+            .any(|d| d.message.contains("`schedule.eta`"))
+    );
+}
+
 /// The manifest's rows, by column name.
 fn manifest(root: &Path) -> Vec<HashMap<String, String>> {
     let text = std::fs::read_to_string(root.join("manifest.csv")).unwrap();

@@ -74,9 +74,9 @@ pub struct Args {
     /// Smallest number of nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     min_nodes: Option<u32>,
-    /// Print the TrainingJob without creating it
+    /// Print the plan, or the TrainingJob with --nodes, and start nothing
     #[arg(long)]
-    dry_run: bool,
+    pub dry_run: bool,
     /// Create the TrainingJob without following it
     #[arg(long)]
     detach: bool,
@@ -88,7 +88,7 @@ pub struct Args {
 const IMAGE: &str = "EVENKEEL_IMAGE";
 
 impl Args {
-    /// The first option that is set, as the user types it. All of them need `--nodes`.
+    /// The first set option that needs `--nodes`, as the user types it.
     pub fn flag(&self) -> Option<&'static str> {
         let set = [
             ("--image", self.image.is_some()),
@@ -106,7 +106,6 @@ impl Args {
             ("--pod-template", self.pod_template.is_some()),
             ("--resource", self.resource.is_some()),
             ("--min-nodes", self.min_nodes.is_some()),
-            ("--dry-run", self.dry_run),
             ("--detach", self.detach),
         ];
         first_set(&set).or(self.cluster.flag())

@@ -46,10 +46,7 @@ pub fn plan(
     if !examined.diagnostics.is_empty() {
         text += "\n";
         text += &render::diagnostics(&examined.diagnostics, &recipe.sources);
-        let summary = render::summary(&examined.diagnostics);
-        let gravest = examined.diagnostics.iter().min_by_key(|d| d.severity);
-        let rule = gravest.map_or("", |d| d.rule.as_str());
-        text += &format!("{summary}; more in `evenkeel explain {rule}`\n");
+        text += &render::closing(&examined.diagnostics);
     }
     text
 }

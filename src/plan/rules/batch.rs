@@ -1,13 +1,17 @@
 //! The global batch: whether the recipe determines it, and whether it splits over the ranks.
 
+use std::path::Path;
+
 use super::{Case, Check, Findings, Rule, file, is_for_another_trainer, native};
+use crate::plan::DeviceKind;
 use crate::plan::arithmetic::divisors;
 use crate::plan::draft::{DEFAULT_MICRO, MAX_BATCH, model_parallel};
 use crate::plan::memory::TRAINED;
 use crate::plan::split::{Cap, Split, Splitter};
 use crate::recipe::schema::overrides::COMMAND_LINE;
 use crate::recipe::schema::spec::{Division, EvaluationDivision};
-use crate::recipe::{Dialect, Severity};
+use crate::recipe::syntax::shell::{self, COMMAND};
+use crate::recipe::{Dialect, Recipe, Severity, SourceFile};
 
 pub(super) const RULES: &[&Rule] = &[
     &GLOBAL_BATCH_UNKNOWN,
@@ -35,6 +39,27 @@ const GLOBAL_BATCH_UNKNOWN: Rule = Rule {
     ),
     check: Check::Plan(global_batch_unknown),
 };
+
+/// The command that plans the same recipe with a further flag.
+fn next_command(case: &Case<'_>, flag: &str) -> String {
+    let Recipe { files, sources, .. } = case.recipe;
+    let path = |file| {
+        sources
+            .get(file)
+            .map(|source: &SourceFile| source.path.as_path())
+    };
+    let typed = files.command.and_then(|(file, _)| path(file)) == Some(Path::new(COMMAND));
+    let mut words = vec!["evenkeel plan".to_owned()];
+    if let Some(path) = files.recipe.and_then(path) {
+        words.push(shell::join(&[path.display().to_string()]));
+    }
+    if case.request.runner.device() == DeviceKind::Cuda {
+        words.push(format!("--gpus {}", case.request.gpus));
+    }
+    words.push(flag.to_owned());
+    words.extend(typed.then(|| "-- …".to_owned()));
+    format!("`{}`", words.join(" "))
+}
 
 fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (dialect, batch) = (case.recipe.dialect, &case.spec().batch);
@@ -75,8 +100,10 @@ fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
                     "the recipe gives {per_device_batch_size} × {accumulation} = {each} samples per device, but not \
                      the number of devices"
                 ),
-                "give the number of GPUs that it was written for, `--recipe-gpus N`, or the samples per step, \
-                 `--global-batch-size B`",
+                format!(
+                    "give the number of GPUs that it was written for, {}, or the samples of a step, `--global-batch-size B`",
+                    next_command(case, "--recipe-gpus N")
+                ),
             );
         }
         None if deepspeed => findings.at(
@@ -85,13 +112,11 @@ fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
             "give it with the trainer's arguments, `evenkeel plan -- deepspeed train.py --deepspeed FILE …`",
         ),
         None => {
-            let help = match dialect {
-                Dialect::Transformers | Dialect::HandbookTrl => {
-                    "give the samples per step, `--global-batch-size B`; for a `Trainer`'s default write \
-                     `--per_device_train_batch_size 8`"
-                }
-                _ => "give the samples per step, `--global-batch-size B`",
-            };
+            let given = next_command(case, "--global-batch-size B");
+            let mut help = format!("give the samples of a step, {given}");
+            if [Dialect::Transformers, Dialect::HandbookTrl].contains(&dialect) {
+                help += "; for a `Trainer`'s default write `--per_device_train_batch_size 8`";
+            }
             findings.at(&paths, "the recipe states no batch", help);
         }
     }

@@ -15,7 +15,7 @@ pub(crate) mod hosts;
 
 use std::path::Path;
 
-use crate::recipe::dialects::handbook;
+use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::distinctive_key;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
@@ -66,7 +66,7 @@ impl Reader for Deepspeed {
 fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     refuse_duplicates(root, reading);
     warn_unknown(root, reading);
-    handbook::refuse_unread_axes(root, &["sequence_parallel_size"], reading);
+    axes::refuse_unread(root, &["sequence_parallel_size"], reading);
     let mut tree = Tree::new(root.span);
     tree.default("name", run_name::of_file(path));
     tree.lay(translate(root, "", reading));

@@ -16,6 +16,7 @@ pub(crate) mod values;
 use std::path::Path;
 
 use crate::recipe::dialects::accelerate::options::is_launcher_key;
+use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
@@ -29,7 +30,7 @@ use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
-use crate::util::suggest::{nearest, short, within};
+use crate::util::suggest::{nearest, within};
 
 use values::Values;
 
@@ -151,7 +152,7 @@ pub(crate) fn training_arguments(
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
-    refuse_unread_axes(root, &[], reading);
+    axes::refuse_unread(root, &[], reading);
     settings::batch(values, path, tree, reading);
     settings::parallel(values, path, tree, reading);
     settings::model(values, path, tree, reading);
@@ -330,42 +331,6 @@ fn refuse_older(root: &Node, objective: Objective, path: &Path, reading: &mut Re
         "state the global batch with `--dialect transformers --global-batch-size B`",
     );
     true
-}
-
-/// Whether a key is the size of an axis of the trainer. The sizes of inference engines do not divide its
-/// ranks.
-pub(crate) fn is_size(key: &str) -> bool {
-    const ENGINES: [&str; 3] = ["rollout", "sglang", "vllm"];
-    // Names without `parallel` that several projects give to such a size.
-    const SHORT: Words = Words(
-        "cp_degree cp_size pp_degree pp_size ring_degree sp_degree sp_size tensor_model_parallel tp_degree \
-         ulysses_degree ulysses_size",
-    );
-    let named = key.contains("parallel") && (key.ends_with("size") || key.ends_with("degree"));
-    (named || SHORT.has(key)) && !ENGINES.iter().any(|engine| key.starts_with(engine))
-}
-
-/// Refuses a size above 1 of an axis that is not read: it divides the data-parallel ranks, so the batch depends on it.
-/// The user may state the axes with native keys. `read`: the sizes that are read.
-pub(crate) fn refuse_unread_axes(root: &Node, read: &[&str], reading: &mut Reading) {
-    if root.get_path(&format!("{RESERVED}.parallel")).is_some() {
-        return;
-    }
-    for entry in root.entries().unwrap_or_default() {
-        let text = entry.value.shown();
-        let name = entry.name.replace('-', "_");
-        let is_one = ["1", "", "null", "None"].contains(&text);
-        if !is_size(&name) || read.contains(&name.as_str()) || is_one {
-            continue;
-        }
-        let message = format!(
-            "`{}` is {}: it divides the data-parallel ranks and is not read",
-            entry.name,
-            short(text)
-        );
-        let help = "state the axes as `evenkeel.parallel.sequence=N` (`tensor`, `pipeline`, `context`), and the batch follows; with 1 where every rank still takes samples of its own, as in ms-swift's GRPO";
-        reading.error("unsupported-value", Some(entry.value.span), message, help);
-    }
 }
 
 #[cfg(test)]

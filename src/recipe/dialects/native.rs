@@ -19,9 +19,9 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::ValueSources;
+use crate::recipe::syntax::source::{FileId, ValueSources};
 use crate::util::suggest::{did_you_mean, short};
 
 /// `apiVersion` of the native form.
@@ -163,6 +163,49 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
     }
     let refused = has_error(&diagnostics[before..]);
     (!refused).then_some((spec, value_sources))
+}
+
+/// Removes the file's settings of another batch schedule than the one that an override chooses
+/// (`schedule.kind=constant` over a norm test). `command_line`: the overrides' file.
+pub(crate) fn leave_other_schedule(native: &mut Node, command_line: FileId, reading: &mut Reading) {
+    let Some(schedule) = native.get_mut("schedule") else {
+        return;
+    };
+    let kind = schedule
+        .get("kind")
+        .filter(|kind| kind.span.file == command_line);
+    let Some((kind, at)) = kind.and_then(|kind| Some((kind.text()?.to_owned(), kind.span))) else {
+        return;
+    };
+    let belongs = |key: &str| match kind.as_str() {
+        "constant" => false,
+        "stages" => key == "stages",
+        "replay" => key == "runs",
+        _ => !["stages", "runs"].contains(&key),
+    };
+    let Value::Mapping(entries) = &mut schedule.value else {
+        return;
+    };
+    let mut left = Vec::new();
+    entries.retain(|entry| {
+        let typed = entry.name_span.file == command_line || entry.value.span.file == command_line;
+        let stays = entry.name == "kind" || typed || belongs(&entry.name);
+        if !stays {
+            left.push(format!("`{}`", entry.name));
+        }
+        stays
+    });
+    if !left.is_empty() {
+        reading.note(
+            "unknown-key",
+            Some(at),
+            format!(
+                "the schedule is {kind}: of the file's schedule {} no longer count",
+                left.join(", ")
+            ),
+            "nothing to do",
+        );
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::handbook::keys;
 use super::handbook::values::Values;
 use super::handbook::{self, settings};
 use super::llama_factory;
+use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
@@ -198,7 +199,7 @@ fn warn_unknown(root: &Node, reading: &mut Reading) {
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
         let known = keys::kind_in_training(name).is_some() || keys::example(name).is_some();
-        let other = llama_factory::is_no_typo(name) || handbook::is_size(name);
+        let other = llama_factory::is_no_typo(name) || axes::is_size(name);
         if known || other || name == RESERVED || name.len() < 6 || name.len() > 80 {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What bash accepts and tree-sitter-bash 0.25 does not: comments that end in a backslash or stand within backquotes or
+//! What bash accepts and tree-sitter-bash 0.25 does not: comments that end in a backslash or are within backquotes or
 //! between the elements of an array, escaped blanks as words, and quotes in the default of a parameter. They are hidden
 //! from the parser; every byte keeps its offset.
 //!

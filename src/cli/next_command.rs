@@ -1,0 +1,142 @@
+//! What to type after a refused launch: the same command with downloaded files, or with the user's own trainer.
+
+use std::path::Path;
+
+use crate::recipe::schema::spec::Objective;
+use crate::recipe::syntax::shell;
+use crate::recipe::{Diagnostic, Dialect, Recipe, Severity};
+use crate::util::hub;
+
+/// The commands after a refusal, one a line, for the words that the user typed. Empty: the findings say what to change.
+pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String]) -> Vec<String> {
+    let errors: Vec<&str> = findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Error)
+        .map(|finding| finding.rule.as_str())
+        .collect();
+    if recipe.spec.trainer.is_external() {
+        return Vec::new();
+    }
+    let own = typed
+        .iter()
+        .position(|word| word == "--")
+        .unwrap_or(typed.len());
+    let typed = shell::join(&typed[..own]);
+    if errors.iter().any(|rule| rule.starts_with("trainer-")) {
+        return vec![format!("{typed} -- {}", program(recipe))];
+    }
+    let absent = ["model-missing", "tokenizer-missing", "data-missing"];
+    if !errors.iter().all(|rule| absent.contains(rule)) {
+        return Vec::new();
+    }
+    let (mut lines, mut overrides) = (Vec::new(), Vec::new());
+    for (path, name, flags) in named(recipe) {
+        if !Path::new(&name).exists() && hub::is_id(&name) {
+            let folder = name.rsplit('/').next().unwrap_or(&name).to_owned();
+            let download = format!("hf download {name} {flags}--local-dir {folder}");
+            if !lines.contains(&download) {
+                lines.push(download);
+            }
+            overrides.push(format!("{}={folder}", recipe.key(&path)));
+        }
+    }
+    if !lines.is_empty() {
+        lines.push(format!("{typed} {}", overrides.join(" ")));
+    }
+    lines
+}
+
+/// The model and the data of a recipe, each with its native path and the options of `hf download`.
+fn named(recipe: &Recipe) -> Vec<(String, String, &'static str)> {
+    let spec = &recipe.spec;
+    let model = spec.model.path.iter();
+    let mut found: Vec<_> = model
+        .map(|name| ("model.path".to_owned(), name.clone(), ""))
+        .collect();
+    for (index, source) in spec.data.train.iter().enumerate() {
+        let path = format!("data.train.{index}.path");
+        found.push((path, source.path.clone(), "--repo-type dataset "));
+    }
+    found
+}
+
+/// The program that trains such a recipe upstream, with the words that evenkeel fills in.
+fn program(recipe: &Recipe) -> String {
+    let objective = recipe.spec.objective;
+    match recipe.dialect {
+        Dialect::HandbookTrl if handbooks(recipe) => {
+            format!("python scripts/{objective}.py --config {{recipe}} {{resume_args}}")
+        }
+        Dialect::HandbookTrl => format!("trl {objective} --config {{recipe}} {{resume_args}}"),
+        Dialect::Halos => "python launch.py OVERRIDES {args}".to_owned(),
+        Dialect::Dpo => "python train.py OVERRIDES {args}".to_owned(),
+        _ => "python train.py {recipe} {resume_args}".to_owned(),
+    }
+}
+
+/// Whether one of the handbook's three scripts trains the recipe, by its key for the data.
+fn handbooks(recipe: &Recipe) -> bool {
+    let scripts = [Objective::Sft, Objective::Dpo, Objective::Orpo];
+    let key = recipe.key("data.train.0.path");
+    scripts.contains(&recipe.spec.objective)
+        && (key.starts_with("dataset_mixture") || key.starts_with("dataset_mixer"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{Request, read_text};
+
+    /// What follows a refused `evenkeel launch recipe.yaml --procs 2` by these rules.
+    fn next(text: &str, rules: &[&str]) -> Vec<String> {
+        let request = Request {
+            path: "recipe.yaml".into(),
+            ..Request::default()
+        };
+        let recipe = read_text(&request, text.to_owned()).unwrap();
+        let findings: Vec<_> = rules
+            .iter()
+            .map(|rule| Diagnostic::error(rule, None, "", ""))
+            .collect();
+        let typed = ["evenkeel", "launch", "recipe.yaml", "--procs", "2"].map(str::to_owned);
+        after_refusal(&recipe, &findings, &typed)
+    }
+
+    const BATCH: &str =
+        "per_device_train_batch_size: 4\nnum_train_epochs: 1\nmodel_name_or_path: acme/model\n";
+
+    #[test]
+    fn what_the_built_in_trainer_does_not_train_is_the_users_trainers() {
+        let dpo = format!("{BATCH}beta: 0.1\nloss_type: sigmoid\n");
+        for (data, program) in [
+            (
+                "dataset_mixer: {acme/pairs: 1.0}\n",
+                "python scripts/dpo.py --config {recipe}",
+            ),
+            ("dataset_name: acme/pairs\n", "trl dpo --config {recipe}"),
+        ] {
+            let expected =
+                format!("evenkeel launch recipe.yaml --procs 2 -- {program} {{resume_args}}");
+            let rules = ["data-missing", "trainer-objective"];
+            assert_eq!(next(&format!("{dpo}{data}"), &rules), [expected]);
+        }
+    }
+
+    #[test]
+    fn what_is_on_the_hub_is_downloaded_and_named() {
+        let sft = format!("{BATCH}dataset_name: acme/chats\n");
+        assert_eq!(
+            next(
+                &sft,
+                &["model-missing", "tokenizer-missing", "data-missing"]
+            ),
+            [
+                "hf download acme/model --local-dir model",
+                "hf download acme/chats --repo-type dataset --local-dir chats",
+                "evenkeel launch recipe.yaml --procs 2 model_name_or_path=model dataset_name=chats",
+            ]
+        );
+        // Another error has another way out.
+        assert_eq!(next(&sft, &["data-missing", "batch-divisible"]), [""; 0]);
+    }
+}
