@@ -49,7 +49,17 @@ impl Storm {
             KillApiServer { seconds } => kit(&["restart", "apiserver", &seconds.to_string()]),
             KillScheduler { seconds } => kit(&["restart", "scheduler", &seconds.to_string()]),
             RestartEtcd { seconds } => kit(&["restart", "etcd", &seconds.to_string()]),
-            RestoreEtcd { seconds } => kit(&["restore", &seconds.to_string()]),
+            RestoreEtcd { seconds } => {
+                kit(&["restore", &seconds.to_string()]);
+                // The next fault may strike one of the lost jobs.
+                let found = loop {
+                    if let Some(found) = super::statuses() {
+                        break found;
+                    }
+                    std::thread::sleep(Duration::from_millis(500));
+                };
+                self.replace_lost(&found);
+            }
         }
     }
 

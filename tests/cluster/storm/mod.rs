@@ -181,13 +181,12 @@ impl Storm {
     fn tend(&mut self) {
         // The API server may have been killed a moment ago.
         let Some(statuses) = statuses() else { return };
+        self.replace_lost(&statuses);
         let mut line = Vec::new();
         for kind in Kind::ALL {
             let name = self.running[&kind].name.clone();
+            // The others have just begun.
             let Some(status) = statuses.get(&name) else {
-                assert!(self.restores, "{name} is gone");
-                self.log(&format!("{name} is not in the restored etcd"));
-                self.replace(kind);
                 continue;
             };
             assert!(status["phase"] != "Failed", "{name} failed: {status:#}");
@@ -223,6 +222,18 @@ impl Storm {
         old.disk.set("sound");
         self.ended.push(old);
         self.restarts.remove(&kind);
+    }
+
+    /// Replaces the jobs that a restored etcd does not have.
+    fn replace_lost(&mut self, statuses: &BTreeMap<String, Value>) {
+        for kind in Kind::ALL {
+            let name = self.running[&kind].name.clone();
+            if !statuses.contains_key(&name) {
+                assert!(self.restores, "{name} is gone");
+                self.log(&format!("{name} is not in the restored etcd"));
+                self.replace(kind);
+            }
+        }
     }
 
     /// Waits for all jobs and verifies everything.
@@ -266,6 +277,10 @@ impl Drop for Storm {
 /// Statuses of all jobs by name; `None` if the API server does not answer.
 fn statuses() -> Option<BTreeMap<String, Value>> {
     let output = try_kubectl(&["get", "tj", "-o", "json", "--request-timeout=5s"], "");
+    // A failed call prints an empty list.
+    if !output.status.success() {
+        return None;
+    }
     let list: Value = serde_json::from_slice(&output.stdout).ok()?;
     let jobs = list["items"].as_array()?.iter();
     let named = |job: &Value| {
