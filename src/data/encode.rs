@@ -130,10 +130,15 @@ impl<'a> Encoder<'a> {
         let text = format!("{prompt}{completion}");
         let answer = prompt.len()..text.len();
         let mut tokens = all_targets(&self.tokenizer.start);
+        let only = self.request.completions_only();
         for token in &mut tokens {
-            token.target = !self.request.answers_only();
+            token.target = !only;
         }
-        tokens.extend(self.spans(&text, &[answer])?);
+        if only {
+            tokens.extend(self.spans(&text, &[answer])?);
+        } else {
+            tokens.extend(self.whole(&text)?);
+        }
         self.end(&mut tokens);
         Ok(Outcome::Tokens(tokens))
     }
@@ -146,7 +151,12 @@ impl<'a> Encoder<'a> {
         };
         let template = self.template.as_ref();
         let template = template.map_err(|error| failed(error.clone()))?;
-        if !self.request.answers_only() {
+        // Messages before the first answer are a prompt that is apart from its completion.
+        let only = match first {
+            0 => self.request.answers_only(),
+            _ => self.request.completions_only(),
+        };
+        if !only {
             let text = template.render(messages, false).map_err(failed)?;
             if text.trim().is_empty() {
                 return Ok(Outcome::Empty);
@@ -168,11 +178,8 @@ impl<'a> Encoder<'a> {
         Ok(all_targets(&ids))
     }
 
-    /// Tokens with loss on the spans, or on all tokens if the prompt carries loss too.
+    /// Tokens with loss on the spans.
     fn spans(&self, text: &str, spans: &[Range<usize>]) -> Result<Vec<Token>, Fault> {
-        if !self.request.answers_only() {
-            return self.whole(text);
-        }
         self.tokenizer
             .encode_spans(text, spans)
             .map_err(cannot_encode)

@@ -161,10 +161,13 @@ fn prepare_files(
     let earlier = sources::earlier(request.began_in.into_iter().chain([request.directory]));
     let trained = sources.train.records(&earlier, &mut meter)?;
     let evaluated = sources.evaluation.records(&earlier, &mut meter)?;
+    let answers = request.answers_only();
+    let completions = request.completions_only();
     let identity = json!({
         "sequence_length": data.sequence_length,
         "packing": data.packing,
-        "answers_only": request.answers_only(),
+        // Runs of older versions know one value for both.
+        "answers_only": if answers == completions { json!(answers) } else { json!([answers, completions]) },
         "seed": request.seed,
         "held_out": data.held_out,
         "tokenizer": [tokenizer.checksum, vocabulary_size],

@@ -98,6 +98,11 @@ impl PrepareRequest<'_> {
         self.data.answers_only.unwrap_or(of_objective)
     }
 
+    /// Whether only completions carry loss, where prompts are apart from them.
+    pub(super) fn completions_only(&self) -> bool {
+        self.data.completions_only.unwrap_or(self.answers_only())
+    }
+
     /// An error about a setting, named as the recipe spells it.
     pub(super) fn setting(
         &self,

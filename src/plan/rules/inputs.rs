@@ -126,7 +126,7 @@ const SYNTHETIC_KEYS: Rule = Rule {
 };
 
 /// Keys without effect on a generated language.
-const IGNORED: [&str; 10] = [
+const IGNORED: [&str; 11] = [
     "data.train.0.format",
     "data.train.0.split",
     "data.train.0.config",
@@ -135,6 +135,7 @@ const IGNORED: [&str; 10] = [
     "data.evaluation",
     "data.packing",
     "data.answers_only",
+    "data.completions_only",
     "tokenizer.path",
     "tokenizer.chat_template",
 ];

@@ -550,6 +550,8 @@ pub struct Data {
     pub packing: bool,
     /// Loss on the answers only; default: the objective's (`true` for SFT).
     pub answers_only: Option<bool>,
+    /// Loss on the completions only, in data with prompts and completions; default: as `answers_only`.
+    pub completions_only: Option<bool>,
     /// Shuffle the sample order, by `seed`.
     pub shuffle: bool,
 }
@@ -563,6 +565,7 @@ impl Default for Data {
             sequence_length: 1024,
             packing: false,
             answers_only: None,
+            completions_only: None,
             shuffle: true,
         }
     }

@@ -71,6 +71,24 @@ fn completions_carry_loss_and_prompts_do_not() {
     assert_eq!(text(&case.samples()[0]), "^1+1=2$");
 }
 
+/// As TRL by default: whole conversations, and completions only.
+#[test]
+fn completions_have_their_own_setting() {
+    let as_trl = |line: &str| {
+        let mut case = sft(line);
+        case.data.answers_only = Some(false);
+        case.data.completions_only = Some(true);
+        learned(&case.samples()[0])
+    };
+    assert_eq!(
+        as_trl(r#"{"prompt": "1+1=", "completion": "2"}"#),
+        "·····2$"
+    );
+    assert_eq!(as_trl(CHAT), "u:Hi$\na:Yo$\nu:2$\na:3$\n");
+    let prompted = r#"{"prompt": [{"role": "user", "content": "2"}], "completion": [{"role": "assistant", "content": "3"}]}"#;
+    assert_eq!(as_trl(prompted), "·······3$·");
+}
+
 #[test]
 fn conversational_prompts_teach_only_the_completion() {
     let case = sft(

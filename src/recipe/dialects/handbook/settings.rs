@@ -233,9 +233,14 @@ pub(crate) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
         }
     }
     tree.plain_if("data.packing", values.bool("packing"));
-    for key in ["completion_only_loss", "assistant_only_loss"] {
-        tree.plain_if("data.answers_only", values.bool(key));
+    // TRL 1.16 `trainer/sft_config.py`: `assistant_only_loss` is false, and `completion_only_loss` true where there are
+    // completions.
+    if objective == Objective::Sft {
+        tree.default("data.answers_only", false);
+        tree.default("data.completions_only", true);
     }
+    tree.plain_if("data.answers_only", values.bool("assistant_only_loss"));
+    tree.plain_if("data.completions_only", values.bool("completion_only_loss"));
     if let Some(order) = values.text("train_sampling_strategy") {
         let shuffle = order.value != "sequential";
         tree.plain("data.shuffle", &order.with(shuffle));

@@ -207,6 +207,20 @@ fn intervals_and_limits_of_zero_mean_never_and_all() {
 }
 
 #[test]
+fn the_loss_is_on_the_tokens_that_trl_trains() {
+    let of = |lines: &str| {
+        let data = sft(lines).data;
+        (data.answers_only, data.completions_only)
+    };
+    assert_eq!(of(""), (Some(false), Some(true)));
+    assert_eq!(of("assistant_only_loss: true\n"), (Some(true), Some(true)));
+    assert_eq!(
+        of("completion_only_loss: false\n"),
+        (Some(false), Some(false))
+    );
+}
+
+#[test]
 fn a_smoothing_that_depends_on_the_version_is_a_warning() {
     let warned = |lines: &str| problems("dpo", lines, &[]).contains("TRL 0.29 and newer ignore it");
     assert!(warned("label_smoothing: 0.1\n"));
