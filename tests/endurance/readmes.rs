@@ -474,7 +474,7 @@ fn commands_of_accelerate_s_examples_are_refused_since_the_script_sets_its_batch
         assert_eq!(exit, Some(1), "{message}");
         let expected = "error[global-batch-unknown]: the recipe states no batch";
         assert!(message.contains(expected), "{message}");
-        assert!(message.contains("`--global-batch-size B`"), "{message}");
+        assert!(message.contains("--global-batch-size B"), "{message}");
     }
 }
 
