@@ -4,7 +4,7 @@
 //! Sources: axolotl 067b021 (`utils/schemas/config.py`), torchtune bd2a0fc (`recipes/configs/`), NeMo-RL
 //! 54bec9d (`examples/configs/`), verl b178a3c (`trainer/config/`), OpenRLHF 3c3be62 (`cli/`), Megatron-LM
 //! d98e8a6 (`training/arguments.py`), ms-swift 3602360 (`swift/arguments/`, `swift/megatron/`), torchtitan
-//! (`torchtitan/config/job_config.py`), GPT-NeoX (`configs/`).
+//! 6404b93 (`torchtitan/config/job_config.py`), GPT-NeoX 28443c6 (`configs/125M.yml`).
 
 use crate::recipe::dialects::command::launcher::word_positions;
 use crate::recipe::schema::dialect::RESERVED;
@@ -159,7 +159,7 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
         let megatron = any(&["micro_batch_size", "tensor_model_parallel_size"]);
         return found("model", if megatron { &SWIFT_MEGATRON } else { &SWIFT });
     }
-    // GPT-NeoX accepts each key with either mark (EleutherAI/gpt-neox, `configs/`).
+    // GPT-NeoX's configs write their keys with either mark.
     const OF_NEOX: Words = Words("model_parallel_size pipe_parallel_size");
     let of_neox = |entry: &&Entry| OF_NEOX.has(&entry.name.replace('-', "_"));
     if let Some(entry) = entries.iter().find(of_neox) {

@@ -15,7 +15,7 @@ use crate::recipe::schema::launch::Opt;
 use crate::recipe::schema::tree;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::shell::Line;
-use crate::recipe::syntax::shell::word::Word;
+use crate::recipe::syntax::shell::word::{Word, values_of};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
@@ -163,15 +163,7 @@ pub(crate) fn find(words: &[Word]) -> Option<Launch> {
 /// Multiplies the processes of `accelerate launch` by the nodes of open-instruct's `mason.py`, as it does
 /// (allenai/open-instruct 002c330 `mason.py`, `make_internal_command`).
 fn multiply_by_nodes(own: &[Word], launched: &mut Launch) {
-    let nodes = own.iter().enumerate().find_map(|(at, word)| {
-        let (name, tied) = word.long_option()?;
-        let value = tied.or_else(|| own.get(at + 1).cloned());
-        value
-            .filter(|_| name == "num_nodes")?
-            .text
-            .parse::<u64>()
-            .ok()
-    });
+    let nodes = values_of(own, "num_nodes").find_map(|value| value.text.parse::<u64>().ok());
     let options = launched.options.iter_mut();
     let counts = options.filter(|option| option.name == "num_processes");
     for value in counts.filter_map(|option| option.value.as_mut()) {

@@ -8,7 +8,7 @@ use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::Line;
-use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word, is_name};
+use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word, is_name, values_of};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
@@ -214,12 +214,8 @@ fn hides(word: &Word, how: UnresolvedExtent, option: Option<&str>, settled: bool
 
 /// Whether words give one of these options a resolved value.
 fn gives(words: &[Word], names: &[&str]) -> bool {
-    words.iter().enumerate().any(|(at, word)| {
-        let option = word.long_option();
-        let Some((name, tied)) = option else {
-            return false;
-        };
-        let value = tied.or_else(|| words.get(at + 1).cloned());
-        names.contains(&name.as_str()) && value.is_some_and(|value| value.unresolved.is_empty())
-    })
+    let resolved = |value: Word| value.unresolved.is_empty();
+    names
+        .iter()
+        .any(|name| values_of(words, name).any(resolved))
 }

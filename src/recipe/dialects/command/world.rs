@@ -1,15 +1,15 @@
 //! The number of processes where the launcher's options do not state it: Slurm and MPI start one process for each task,
 //! and ms-swift and LLaMA-Factory take torchrun's options from variables.
 //!
-//! Sources: Slurm 25.05 `srun(1)`; Open MPI 5.0 `mpirun(1)`, MPICH 4.3 `mpiexec`; ms-swift 3602360 `swift/cli/main.py`
-//! (`get_torchrun_args`); LLaMA-Factory 30a3d7e `src/llamafactory/launcher.py`.
+//! Sources: Slurm `srun(1)`; Open MPI `mpirun(1)`; ms-swift 01a14c1 `swift/cli/main.py` (`get_torchrun_args`);
+//! LLaMA-Factory 0f53217 `src/llamafactory/cli.py` (`main`; one device without `FORCE_TORCHRUN` starts one process).
 
 use super::launcher::{Launch, Launcher};
 use super::slurm;
 use crate::recipe::dialects::programs;
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::shell::Line;
-use crate::recipe::syntax::shell::word::Word;
+use crate::recipe::syntax::shell::word::{Word, values_of};
 use crate::recipe::syntax::source::{FileId, Span};
 
 /// The processes that a command starts beside its launcher's options. One process may use all GPUs of its machine
@@ -145,15 +145,7 @@ fn variable(name: &str, line: &Line, lines: &[Line]) -> Result<Option<Word>, ()>
 /// The processes for which a script computed the accumulation of its training: the variables for GPUs, processes and
 /// nodes by which it divided (`$((BATCH / MICRO / GPUS))`).
 pub(super) fn computed_for(arguments: &[Word]) -> Option<Given<u64>> {
-    let sets = |word: &Word| {
-        word.long_option()
-            .is_some_and(|(name, _)| name == "gradient_accumulation_steps")
-    };
-    let at = arguments.iter().rposition(sets)?;
-    let value = match arguments[at].long_option()?.1 {
-        Some(tied) => tied,
-        None => arguments.get(at + 1)?.clone(),
-    };
+    let value = values_of(arguments, "gradient_accumulation_steps").next_back()?;
     let counts = |name: &str| {
         let name = name.to_uppercase();
         let any = |parts: &[&str]| parts.iter().any(|part| name.contains(part));

@@ -130,8 +130,8 @@ fn push(source: &Node, fields: &Values, keys: [&str; 2], tree: &mut Tree, readin
 }
 
 /// `dataset_mixer: {set: share}` with `dataset_splits`: takes the share of every train split, and
-/// whole test splits. open-instruct's mixer also takes a number of rows above 1 (allenai/open-instruct e6c3044
-/// `dataset_transformation.py`, `get_dataset_v1`).
+/// whole test splits. open-instruct's mixer also takes a number of rows above 1 (allenai/open-instruct 00440da
+/// `open_instruct/utils.py`, `combine_dataset`).
 fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut Reading) {
     let configs = words(values.node("dataset_configs"), "dataset_configs");
     let splits = words(values.node("dataset_splits"), "dataset_splits");

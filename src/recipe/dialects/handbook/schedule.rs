@@ -173,7 +173,7 @@ pub(crate) fn checkpoint(values: &Values, tree: &mut Tree, reading: &mut Reading
             tree.plain_if("checkpoint.every_epoch", on);
         }
         When::Steps => match values.float("save_steps") {
-            // Not above 0: never (transformers 5.23.0 `trainer_callback.py`, `DefaultFlowCallback`).
+            // Not above 0: never (transformers 5.24.0 `trainer_callback.py`, `DefaultFlowCallback`).
             Some(steps) if steps.value <= 0.0 => {}
             Some(steps) => interval("checkpoint", &steps, tree, reading),
             None => tree.default("checkpoint.every_steps", 500),

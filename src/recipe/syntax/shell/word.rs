@@ -148,6 +148,18 @@ impl Word {
     }
 }
 
+/// The values that words give to a long option, tied to its name or as the next word.
+pub(crate) fn values_of<'w>(
+    words: &'w [Word],
+    name: &'w str,
+) -> impl DoubleEndedIterator<Item = Word> + 'w {
+    words.iter().enumerate().filter_map(move |(at, word)| {
+        let (found, tied) = word.long_option()?;
+        let value = tied.or_else(|| words.get(at + 1).cloned());
+        value.filter(|_| found == name)
+    })
+}
+
 /// `NAME=value`.
 pub(crate) struct Assignment<'w> {
     pub name: &'w str,
