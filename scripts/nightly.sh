@@ -35,6 +35,8 @@ EVENKEEL_THOROUGH=1 EVENKEEL_PYTHON=${EVENKEEL_PYTHON:-$PWD/target/python/bin/py
 if ! command -v promtool >/dev/null; then
   GOBIN=$PWD/target/go go install github.com/prometheus/prometheus/cmd/promtool@v0.316.0
 fi
+# What the wheels of TRL and transformers say about their fields.
+python3 scripts/upstream-versions.py --check
 PATH=$PWD/target/go:${CLUSTER_BIN:-/tmp/evenkeel-cluster-bin}:$PATH scripts/manifests.sh --check
 
 # An hour of faults on a real Kubernetes, restores of etcd among them, from a new seed every day.

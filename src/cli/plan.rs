@@ -29,24 +29,32 @@ use crate::util::size;
 /// Show the batch plan of a recipe
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4     half the GPUs, the same global batch
-  evenkeel plan recipe.yaml --nodes 2 --gpus-per-node 8 --device-memory 80GB
-  evenkeel plan recipe.yaml --gpus 8 --device-memory 24GiB    does it fit into 24 × 1024³ bytes?
-  evenkeel plan recipe.yaml --gpus 3 --remainder uneven  a count that does not divide the batch
-  evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
-  evenkeel plan HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
-  evenkeel plan recipe.yaml --gpus 8 --oom-policy transformers
-  evenkeel plan recipe.yaml --from-cluster               the GPUs that are free there now
-  evenkeel plan --gpus 6 -- torchrun --nproc_per_node 4 train.py --per_device_train_batch_size 8
-  evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --emit recipe > recipe-4.yaml
-  evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --estimate --device-memory 24GB
-  evenkeel plan --estimate --model 7B --gpus 1 --device-memory 24GB
-  evenkeel plan --estimate --model 7B --gpus 8 --device-memory 80GB model.adapters=false parallel.strategy=fsdp
-  evenkeel plan ds_config.json --gpus 8                  a DeepSpeed config by itself
+  half the GPUs, the same global batch
+    evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4
+    evenkeel plan recipe.yaml --recipe-gpus 8 --gpus 4 --emit recipe > r4.yaml
+  two nodes, and whether it fits
+    evenkeel plan recipe.yaml --nodes 2 --gpus-per-node 8 --device-memory 80GB
+    evenkeel plan recipe.yaml --gpus 8 --device-memory 24GiB
+  a count that does not divide the batch
+    evenkeel plan recipe.yaml --gpus 3 --remainder uneven
+  a command, a config tree, a DeepSpeed config by itself
+    evenkeel plan --gpus 6 -- torchrun --nproc_per_node 4 train.py \\
+      --per_device_train_batch_size 8
+    evenkeel plan HALOs/config loss=dpo model=llama exp_name=x --gpus 8
+    evenkeel plan ds_config.json --gpus 8
+  the GPUs that are free in a cluster now
+    evenkeel plan recipe.yaml --from-cluster
+  what upstream does after out-of-memory
+    evenkeel plan recipe.yaml --gpus 8 --oom-policy transformers
+  a micro-batch that fits
+    evenkeel plan recipe.yaml --recipe-gpus 8 --estimate --device-memory 24GB
+    evenkeel plan --estimate --model 7B --gpus 1 --device-memory 24GB
+  as data, with another key
+    evenkeel plan recipe.yaml --gpus 8 -o json max_seq_length=1024
 
 Without --gpus or --nodes the plan is for the detected hardware.
-Exit codes: 0 success, 1 a rule refuses the recipe or the plan, 2 invalid arguments or a file that cannot
-be read.")]
+Exit codes: 0 success, 1 a rule refuses the recipe or the plan, 2 invalid
+arguments or a file that cannot be read.")]
 pub struct Args {
     /// Recipe file in any supported dialect, or a script with the command that starts it
     #[arg(required_unless_present_any = ["command", "model"])]
@@ -151,7 +159,10 @@ impl From<Emit> for Form {
 struct Document<'a> {
     #[serde(flatten)]
     draft: &'a Draft,
-    /// Reason for the detected dialect.
+    /// Version of the dialect that the recipe is read as.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dialect_version: Option<&'a str>,
+    /// Reason for the detected dialect and version.
     detected: &'a str,
     /// Description of the planned hardware.
     hardware: &'a str,
@@ -244,6 +255,7 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         }
         format => format.print(&Document {
             draft: &examined.draft,
+            dialect_version: recipe.version.as_deref(),
             detected: &recipe.detected,
             hardware: &hardware.words,
             runner: request.runner,

@@ -42,8 +42,8 @@ pub struct RecipeOptions {
     #[arg(long, value_name = "DIALECT", value_parser = parse_dialect)]
     pub dialect: Option<Dialect>,
 
-    /// Version of a dialect with several meanings: for halos head, before-2025-05-01, legacy, or a
-    /// date as 2025-04-30
+    /// Version for which the recipe is written: trl-0.9, transformers-4.41, or both with a comma;
+    /// for halos head, before-2025-05-01, legacy, or a date as 2025-04-30
     #[arg(long, value_name = "VERSION")]
     pub dialect_version: Option<String>,
 

@@ -32,10 +32,10 @@ pub(super) fn build(
     meter: &mut Meter<'_>,
 ) -> Result<(PartRecord, Summary), DataError> {
     let width = token_width(encoder.tokenizer.vocabulary_size);
-    let sequence_length = encoder.request.data.sequence_length;
+    let data = encoder.request.data;
     let mut builder = Builder {
         encoder,
-        writer: SampleWriter::create(directory, width, sequence_length)?,
+        writer: SampleWriter::create(directory, width, data.sequence_length, data.extra_token)?,
         meter,
         pieces: Vec::new(),
         bytes: 0,
@@ -182,8 +182,8 @@ pub(super) fn hold_out(
     let shorter = train.join("index.shorter");
     let mut kept = IndexWriter::create(shorter.clone())?;
     // The limit is the longest sample, so nothing is cut or skipped a second time.
-    let longest = record.longest_sample - 1;
-    let mut held = SampleWriter::create(evaluation, record.token_width, longest)?;
+    let (width, longest) = (record.token_width, record.longest_sample);
+    let mut held = SampleWriter::create(evaluation, width, longest, false)?;
     let mut is_held = choose(&[request.seed, HELD_OUT], count, record.samples);
     for index in 0..record.samples {
         check_stopped(request.stopped)?;

@@ -30,7 +30,8 @@ pub struct Manifest {
     pub fingerprint: String,
     /// Everything that determines the content: settings, tokenizer, template and sources.
     pub identity: serde_json::Value,
-    /// Most input tokens per sample; a sample holds one token more, the last target.
+    /// Most input tokens per sample; a sample holds one token more, the last target, unless the recipe says
+    /// `extra_token: false`.
     pub sequence_length: u64,
     /// Whether documents were concatenated and cut.
     pub packing: bool,

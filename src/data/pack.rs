@@ -3,8 +3,9 @@
 //!
 //! A sample of a sequence length L holds L + 1 tokens: L inputs, and L targets that are the same tokens
 //! shifted by one. Packed samples overlap by one token, so that every token of the stream except the first is
-//! a target exactly once. The rest of a stream becomes a shorter sample. A sample without a target token
-//! teaches nothing and is skipped.
+//! a target exactly once. Without the extra token, as upstream has it, a sample holds L tokens, of which the first
+//! is no target, and packed samples do not overlap. The rest of a stream becomes a shorter sample. A sample without
+//! a target token teaches nothing and is skipped.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -110,6 +111,8 @@ pub(super) struct SampleWriter {
     width: u64,
     /// Tokens of a full sample.
     limit: u64,
+    /// Tokens that a packed sample shares with the next one.
+    overlap: u64,
     /// Number of tokens so far: the position of the next one.
     position: u64,
     /// Position at which the open sample of the stream begins; the end of the tokens if none is open.
@@ -129,12 +132,15 @@ impl SampleWriter {
         directory: &Path,
         width: u64,
         sequence_length: u64,
+        extra_token: bool,
     ) -> Result<SampleWriter, DataError> {
+        let overlap = u64::from(extra_token);
         Ok(SampleWriter {
             tokens: Output::create(directory.join(TOKENS))?,
             index: IndexWriter::create(directory.join(INDEX))?,
             width,
-            limit: sequence_length + 1,
+            limit: sequence_length + overlap,
+            overlap,
             position: 0,
             start: 0,
             targets: 0,
@@ -178,8 +184,8 @@ impl SampleWriter {
             if self.open() == self.limit {
                 self.full += 1;
                 self.emit()?;
-                // The last target is the next sample's first input.
-                self.start = self.position - 1;
+                // With an extra token the last target is the next sample's first input.
+                self.start = self.position - self.overlap;
             }
         }
         Ok(())
@@ -266,10 +272,12 @@ mod tests {
     /// Writes with `write` and reads the samples back as (id, target) pairs.
     fn samples(
         sequence_length: u64,
+        extra_token: bool,
         write: impl FnOnce(&mut SampleWriter),
     ) -> (Vec<Vec<(u32, bool)>>, Summary) {
         let directory = tempfile::tempdir().unwrap();
-        let mut writer = SampleWriter::create(directory.path(), 2, sequence_length).unwrap();
+        let mut writer =
+            SampleWriter::create(directory.path(), 2, sequence_length, extra_token).unwrap();
         write(&mut writer);
         let (record, summary) = writer.finish().unwrap();
         let store = Store::open(directory.path().to_path_buf(), record.clone(), 1 << 15).unwrap();
@@ -310,11 +318,12 @@ mod tests {
         #[test]
         fn packing_loses_and_repeats_no_target(
             length in 1u64..20,
+            extra in any::<bool>(),
             flags in prop::collection::vec(any::<bool>(), 0..200),
             pieces in prop::collection::vec(1usize..40, 1..20),
         ) {
             let stream = tokens(&flags);
-            let (samples, _) = samples(length, |writer| {
+            let (samples, _) = samples(length, extra, |writer| {
                 let mut rest = &stream[..];
                 for &piece in pieces.iter().cycle() {
                     let (now, later) = rest.split_at(piece.min(rest.len()));
@@ -327,25 +336,29 @@ mod tests {
             });
             let mut learned = Vec::new();
             for sample in &samples {
-                prop_assert!((2..=length as usize + 1).contains(&sample.len()));
+                prop_assert!((2..=length as usize + usize::from(extra)).contains(&sample.len()));
                 prop_assert!(sample.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0));
                 learned.extend(sample[1..].iter().filter(|token| token.1).map(|token| token.0));
             }
-            let expected: Vec<u32> = stream.iter().skip(1).filter(|t| t.target).map(|t| t.id).collect();
+            // Ids are positions. Samples that do not overlap begin with a token that is no target.
+            let begins = |id: u32| if extra { id == 0 } else { u64::from(id) % length == 0 };
+            let targets = stream.iter().filter(|token| token.target && !begins(token.id));
+            let expected: Vec<u32> = targets.map(|token| token.id).collect();
             prop_assert_eq!(learned, expected);
         }
 
         #[test]
         fn documents_of_their_own_share_nothing(
             length in 1u64..20,
+            extra in any::<bool>(),
             documents in prop::collection::vec(prop::collection::vec(any::<bool>(), 0..30), 0..20),
         ) {
-            let (samples, summary) = samples(length, |writer| {
+            let (samples, summary) = samples(length, extra, |writer| {
                 documents.iter().for_each(|flags| writer.document(tokens(flags)).unwrap());
             });
             let kept: Vec<Vec<(u32, bool)>> = documents
                 .iter()
-                .map(|flags| flags[..flags.len().min(length as usize + 1)].to_vec())
+                .map(|flags| flags[..flags.len().min(length as usize + usize::from(extra))].to_vec())
                 .filter(|flags| flags.iter().skip(1).any(|&target| target))
                 .map(|flags| (0..).zip(flags).collect())
                 .collect();

@@ -163,7 +163,7 @@ fn prepare_files(
     let evaluated = sources.evaluation.records(&earlier, &mut meter)?;
     let answers = request.answers_only();
     let completions = request.completions_only();
-    let identity = json!({
+    let mut identity = json!({
         "sequence_length": data.sequence_length,
         "packing": data.packing,
         // Runs of older versions know one value for both.
@@ -175,6 +175,9 @@ fn prepare_files(
         "training_data": sources.train.identity(&trained),
         "evaluation_data": sources.evaluation.identity(&evaluated),
     });
+    if !data.extra_token {
+        identity["extra_token"] = json!(false);
+    }
     let mut manifest = Manifest {
         packing: data.packing,
         tokenizer: tokenizer.name.clone(),
@@ -244,6 +247,7 @@ fn check_enough(
     summary: &Summary,
 ) -> Result<(), DataError> {
     let length = request.data.sequence_length;
+    let overlap = u64::from(request.data.extra_token);
     if record.samples == 0 {
         let mut files = sources.files().map(|file| file.name.display());
         let mut problem = match (files.next(), files.count()) {
@@ -276,12 +280,12 @@ fn check_enough(
             "data.sequence_length",
             format!(
                 "a packed sample of {length} needs {} tokens, the whole data has {}",
-                length + 1,
+                length + overlap,
                 summary.tokens
             ),
             format!(
                 "set it to at most {}, give more data, or set packing=false",
-                summary.tokens.saturating_sub(1)
+                summary.tokens.saturating_sub(overlap)
             ),
         ));
     }

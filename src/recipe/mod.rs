@@ -33,6 +33,7 @@ pub use schema::origin::{Origin, OutsidePath};
 pub use schema::overrides::{self, Setting};
 pub use schema::request::Request;
 pub use schema::spec::{self, Spec};
+pub use schema::untrained::{Untrained, Why};
 pub use syntax::diagnostic::{self, Diagnostic, Located, Severity};
 pub use syntax::source::{FileId, SourceFile, Sources, Span, ValueSource, ValueSources};
 
@@ -86,7 +87,9 @@ impl ReadError {
 pub struct Recipe {
     /// The dialect of its file.
     pub dialect: Dialect,
-    /// The reason for choosing the dialect, one line.
+    /// The version of the dialect that it is read as, if there are several.
+    pub version: Option<String>,
+    /// The reason for choosing the dialect and the version, one line.
     pub detected: String,
     pub spec: Spec,
     /// The file is only a part of a recipe; other files hold the rest.
@@ -97,6 +100,8 @@ pub struct Recipe {
     pub sources: Sources,
     /// The role of each file.
     pub files: Files,
+    /// Keys by which the built-in trainer does not train.
+    pub untrained: Vec<Untrained>,
     /// The settings of `accelerate launch`, if it starts the program.
     pub accelerate: Option<AccelerateLaunch>,
     /// The command, if the job has one.
@@ -202,8 +207,8 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
     if reading.has_error() && native.entries().is_some_and(<[_]>::is_empty) {
         return None;
     }
-    if let Some(version) = version {
-        detected = format!("{detected}; {version}");
+    if let Some(version) = &version {
+        detected = format!("{detected}; {}", version.reason);
     }
     if let Some(launched) = job.launched {
         let mut launched = accelerate::with_deepspeed(launched, reading);
@@ -228,12 +233,14 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
     let (spec, value_sources) = built.filter(|_| !reading.has_error())?;
     Some(Recipe {
         dialect: reader.dialect(),
+        version: version.map(|version| version.name),
         detected,
         spec,
         part,
         value_sources,
         sources: Sources::default(),
         files: std::mem::take(&mut reading.files),
+        untrained: std::mem::take(&mut reading.untrained),
         accelerate: reading.accelerate.take(),
         launch: job.launch,
         variables: job.variables,
@@ -245,7 +252,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
 /// Refuses a version for a dialect with only one version.
 fn refuse_unknown_version(reader: &dyn Reader, asked: &ReadOptions<'_>, reading: &mut Reading) {
     if let Some(version) = asked.version
-        && reader.versions().is_empty()
+        && !reader.has_versions()
     {
         reading.error(
             "unknown-value",

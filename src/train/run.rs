@@ -125,12 +125,14 @@ impl Run {
     pub fn recipe(&self) -> Recipe {
         Recipe {
             dialect: self.dialect,
+            version: None,
             detected: "read when the run was launched".into(),
             part: false,
             spec: self.spec.clone(),
             value_sources: ValueSources::new(),
             sources: Sources::default(),
             files: Default::default(),
+            untrained: Vec::new(),
             accelerate: None,
             launch: None,
             variables: Default::default(),

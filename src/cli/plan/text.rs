@@ -28,7 +28,7 @@ pub fn plan(
     hardware: &str,
 ) -> String {
     let draft = &examined.draft;
-    let mut text = headline(draft, hardware);
+    let mut text = headline(recipe, draft, hardware);
     text += &format!(
         "{DIM}{}\n{}{DIM:#}\n",
         run_by(recipe, request, &examined.diagnostics),
@@ -73,7 +73,7 @@ fn heading(words: &str) -> String {
 }
 
 /// The formula and the meaning of its numbers.
-fn headline(draft: &Draft, hardware: &str) -> String {
+fn headline(recipe: &Recipe, draft: &Draft, hardware: &str) -> String {
     let (formula, legend) = match (&draft.formula, draft.facts.remainder) {
         (Some(formula), Remainder::Exact) => (
             formula.clone(),
@@ -99,8 +99,10 @@ fn headline(draft: &Draft, hardware: &str) -> String {
     .filter(|(_, size)| *size > 1)
     .map(|(axis, size)| format!(", {axis} {size}"))
     .collect();
+    let version = recipe.version.as_deref();
+    let version = version.map_or(String::new(), |version| format!(" ({version})"));
     format!(
-        "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}, for {hardware}{}{DIM:#}\n",
+        "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}{version}, for {hardware}{}{DIM:#}\n",
         draft.facts.objective,
         draft.facts.dialect,
         axes.concat()

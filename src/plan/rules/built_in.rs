@@ -1,11 +1,12 @@
 //! What the built-in trainer supports.
 
-use super::{Case, Check, Example, Findings, Rule, native, surveyed};
+use super::{Case, Check, Example, Findings, Rule, file, native, surveyed};
 use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
 use crate::plan::memory::{TRAINED, other_family};
 use crate::recipe::schema::spec::{Precision, Strategy};
-use crate::recipe::{Dialect, Severity};
+use crate::recipe::{Dialect, Severity, Untrained, Why};
+use crate::util::suggest::short;
 
 pub(super) const RULES: &[&Rule] = &[
     &TRAINER_OBJECTIVE,
@@ -13,6 +14,7 @@ pub(super) const RULES: &[&Rule] = &[
     &TRAINER_WEIGHTS,
     &TRAINER_NUMERICS,
     &TRAINER_MODEL,
+    &TRAINER_KEYS,
 ];
 
 /// An example of 128 samples a step, with these keys in addition.
@@ -180,8 +182,14 @@ fn trainer_numerics(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// Attention kernels that compute exact attention in the precision of the model.
-const EXACT: [&str; 2] = ["eager", "sdpa"];
+/// Attention kernels that compute exact attention: they differ by rounding, as two versions of one of them do.
+const EXACT: [&str; 5] = [
+    "eager",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flex_attention",
+    "sdpa",
+];
 
 const TRAINER_MODEL: Rule = Rule {
     id: "trainer-model",
@@ -212,6 +220,66 @@ fn trainer_model(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     }
     surveyed(case, findings);
+}
+
+const TRAINER_KEYS: Rule = Rule {
+    id: "trainer-keys",
+    severity: Severity::Error,
+    summary: "the built-in trainer does not train by a key of the recipe",
+    text: include_str!("texts/trainer-keys.md"),
+    wrong: file(
+        "--global-batch-size 128",
+        "model_name_or_path: mistralai/Mistral-7B-v0.1\nnum_train_epochs: 1\nneftune_noise_alpha: 5\n",
+    ),
+    right: file(
+        "--global-batch-size 128",
+        "model_name_or_path: mistralai/Mistral-7B-v0.1\nnum_train_epochs: 1\nlearning_rate: 2.0e-5\n",
+    ),
+    check: Check::Trainer(trainer_keys),
+};
+
+fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let own = "run your own program after `--`";
+    let mut without_effect = Vec::new();
+    for Untrained {
+        key,
+        value,
+        span,
+        why,
+    } in &case.recipe.untrained
+    {
+        let (message, help) = match why {
+            Why::NoEffect => {
+                without_effect.push(format!("`{key}`"));
+                continue;
+            }
+            Why::Unsupported(instead) => (
+                format!(
+                    "the built-in trainer does not train by `{key}`, which is {}",
+                    short(value)
+                ),
+                match instead {
+                    Some(instead) => format!("override it with `{instead}`, or {own}"),
+                    None => format!("remove it, or {own}"),
+                },
+            ),
+            Why::Unknown => (
+                format!("the built-in trainer does not know `{key}`"),
+                format!("remove it, or {own}"),
+            ),
+        };
+        findings.spot(*span, message, help);
+    }
+    if !without_effect.is_empty() {
+        findings.note(
+            &[],
+            format!(
+                "without effect in the built-in trainer: {}",
+                without_effect.join(", ")
+            ),
+            "nothing to do: these keys change no weights",
+        );
+    }
 }
 
 #[cfg(test)]
@@ -252,7 +320,7 @@ mod tests {
         let mut recipe = recipe();
         assert!(launched("trainer-numerics", &recipe).is_empty());
         recipe.spec.model.precision = Precision::Bf16;
-        recipe.spec.model.attention = Some("flash_attention_2".to_owned());
+        recipe.spec.model.attention = Some("paged|eager".to_owned());
         recipe.spec.parallel.strategy = Strategy::Zero2;
         recipe.spec.optimizer.name = Some("paged_adamw_8bit".to_owned());
         let found = launched("trainer-numerics", &recipe);
@@ -262,7 +330,7 @@ mod tests {
             [
                 "the built-in trainer computes in f32 on CPUs, but `model.precision` asks for bf16",
                 "the built-in trainer computes exact attention with its own kernels, but `model.attention` \
-                 asks for flash_attention_2",
+                 asks for paged|eager",
                 "the built-in trainer shards everything, but `parallel.strategy` asks for ZeRO-2",
                 "the built-in trainer keeps AdamW's moments in f32, but `optimizer.name` asks for \
                  paged_adamw_8bit",

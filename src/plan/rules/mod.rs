@@ -24,7 +24,7 @@ use super::memory::Memory;
 use super::request::PlanRequest;
 use super::split::Split;
 use crate::recipe::schema::spec::Remainder;
-use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Spec};
+use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Span, Spec};
 
 pub use page::page;
 
@@ -230,6 +230,17 @@ impl Findings<'_> {
     /// Adds a note of a rule that also reports errors or warnings.
     fn note(&mut self, paths: &[&str], message: impl Into<String>, help: impl Into<String>) {
         self.add(Severity::Note, paths, message.into(), help.into());
+    }
+
+    /// Adds a finding of the rule's severity at a place.
+    fn spot(&mut self, span: Span, message: String, help: String) {
+        self.found.push(Diagnostic {
+            rule: self.rule.id.to_owned(),
+            severity: self.severity,
+            message,
+            help,
+            span: Some(span),
+        });
     }
 
     fn add(&mut self, severity: Severity, paths: &[&str], message: String, help: String) {

@@ -14,12 +14,14 @@ pub(in crate::plan) fn recipe() -> Recipe {
     spec.batch.per_device_batch_size = Some(16);
     Recipe {
         dialect: Dialect::Native,
+        version: None,
         detected: "made by a test".to_owned(),
         part: false,
         spec,
         value_sources: ValueSources::new(),
         sources: Sources::default(),
         files: Default::default(),
+        untrained: Vec::new(),
         accelerate: None,
         launch: None,
         variables: Default::default(),

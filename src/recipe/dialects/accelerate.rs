@@ -191,6 +191,9 @@ pub(crate) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: 
     }
 }
 
+/// Distributed types whose processes do not read `use_cpu`.
+const ON_GPUS: [&str; 4] = ["FSDP", "DEEPSPEED", "MULTI_GPU", "MEGATRON_LM"];
+
 /// Translates the settings. `config` is the path of their config, which may be TRL's.
 fn translate(root: &Node, config: Option<&Path>, reading: &mut Reading) -> Node {
     let mut tree = Tree::new(root.span);
@@ -227,6 +230,17 @@ fn translate(root: &Node, config: Option<&Path>, reading: &mut Reading) -> Node 
         launch.passes_sizes = passes_sizes.is_ok();
     }
     world::world(root, kind, config.is_some(), &mut tree, reading);
+    let cpu = root
+        .get("use_cpu")
+        .filter(|node| node.is_bool(true, Schema::PyYaml));
+    if let Some(node) = cpu.filter(|_| ON_GPUS.contains(&kind)) {
+        reading.warning(
+            "unsupported-value",
+            Some(node.span),
+            format!("`use_cpu` has no effect with `distributed_type: {kind}`: accelerate drops it"),
+            "remove it",
+        );
+    }
     match kind {
         "FSDP" => fsdp(root.get("fsdp_config"), &mut tree, reading),
         "DEEPSPEED" if world::switch(root, world::CPU).is_none() => {

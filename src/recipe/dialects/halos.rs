@@ -132,15 +132,15 @@ impl Reader for Halos {
         preference::detect(root, path, origin, Kind::Halos)
     }
 
-    fn versions(&self) -> &'static [&'static str] {
-        Version::NAMES
+    fn has_versions(&self) -> bool {
+        true
     }
 
     fn read(&self, root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         let composed = preference::compose(root, asked, &PROGRAM, reading);
         let values = Values::new(&composed.config);
         let roots = [Some(&composed.config), composed.part_of.as_ref()];
-        let (version, why) = version::detect(&values, roots, asked.version, reading);
+        let (version, read_as) = version::detect(&values, roots, asked.version, reading);
         let mut tree = Tree::new(composed.config.span);
         preference::name(&values, asked.path, &mut tree, reading);
         let supervised = objective(&values, &mut tree, reading);
@@ -154,7 +154,7 @@ impl Reader for Halos {
         Translated {
             native: tree.into_node(),
             source: composed.config,
-            version: Some(why),
+            version: Some(read_as),
             part: composed.part_of.is_some(),
         }
     }

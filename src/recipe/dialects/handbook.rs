@@ -7,11 +7,13 @@ pub(crate) mod abbreviation;
 pub(crate) mod accelerator;
 mod data;
 pub(crate) mod deepspeed;
+pub(crate) mod effects;
 pub(crate) mod keys;
 pub(crate) mod objective;
 mod schedule;
 pub(crate) mod settings;
 pub(crate) mod values;
+pub(crate) mod versions;
 
 use std::path::Path;
 
@@ -21,7 +23,7 @@ use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{
-    Confidence, Detected, ReadOptions, Reader, Resume, Translated, others,
+    Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
@@ -33,12 +35,10 @@ use crate::recipe::syntax::words::Words;
 use crate::util::suggest::{nearest, within};
 
 use values::Values;
+use versions::Versions;
 
 /// Reads YAML recipes of the alignment-handbook and of TRL.
 pub struct Handbook;
-
-/// TRL's default of `logging_steps` (f2cd577, `trainer/base_config.py`).
-const LOGGING_STEPS: u64 = 10;
 
 /// Top-level keys that hardly any other dialect has.
 const DISTINCTIVE: Words = Words(
@@ -75,13 +75,20 @@ impl Reader for Handbook {
 
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
-        let mut native = translate(&mut root, asked.path, reading);
+        let (mut native, version) = translate(&mut root, asked, reading);
         if reading.only_by_name && !BATCH.iter().any(|key| root.get(key).is_some()) {
             // The program may set another batch itself, as TRL's `examples/scripts/rloo.py` does.
             native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
         }
-        Translated::whole(root, native)
+        Translated {
+            version,
+            ..Translated::whole(root, native)
+        }
+    }
+
+    fn has_versions(&self) -> bool {
+        true
     }
 
     fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
@@ -97,33 +104,111 @@ impl Reader for Handbook {
     }
 }
 
-fn translate(root: &mut Node, path: &Path, reading: &mut Reading) -> Node {
+fn translate(
+    root: &mut Node,
+    asked: &ReadOptions<'_>,
+    reading: &mut Reading,
+) -> (Node, Option<ReadAs>) {
+    let path = asked.path;
     let Some(objective) = objective::detect(root, path, reading) else {
-        return Node::mapping(root.span);
+        return (Node::mapping(root.span), None);
     };
     let known = keys::known(objective);
     abbreviation::expand(root, &known, reading);
     let root = &*root;
+    let (versions, read_as) = versions::choose(root, Some(objective), asked.version, reading);
     if !refuse_older(root, objective, path, reading) {
         refuse_unknown(root, objective, &known, reading);
+        refuse_of_other_versions(root, Some(objective), versions, reading);
     }
-    let kind_of = |key: &str| keys::kind(key, objective);
+    let taken = |key: &str| versions.takes(key, Some(objective));
+    let kind_of = |key: &str| keys::kind(key, objective).filter(|_| taken(key));
     let values = Values::check(root, "", kind_of, reading);
+    if matches!(objective, Objective::Sft | Objective::LanguageModelling) {
+        let is_known = |key: &str| taken(key) && keys::kind(key, objective).is_some();
+        effects::find(root, versions, is_known, reading);
+    }
     let mut tree = Tree::new(root.span);
     tree.default("objective", objective);
     settings::name(&values, path, &mut tree, reading);
-    settings::objective_defaults(objective, &mut tree);
-    let evaluates = training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
-    settings::lengths(&values, objective, &mut tree);
+    settings::objective_defaults(objective, versions, &mut tree);
+    let evaluates = training_arguments(root, &values, path, versions, &mut tree, reading);
+    settings::lengths(&values, objective, versions, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
     if objective == Objective::Dpo {
-        warn_of_smoothing(&values, reading);
+        warn_of_smoothing(&values, asked, versions, reading);
     }
-    tree.into_node()
+    (tree.into_node(), Some(read_as))
 }
 
-/// Warns of a smoothing that depends on TRL's version (TRL issue #3906).
-fn warn_of_smoothing(values: &Values, reading: &mut Reading) {
+/// Reports the keys that the versions do not have. TRL's own scripts ignore them in a file, and a program may define
+/// an argument of that name.
+pub(crate) fn refuse_of_other_versions(
+    root: &Node,
+    objective: Option<Objective>,
+    versions: Versions,
+    reading: &mut Reading,
+) {
+    let command = reading.files.command.map(|(file, _)| file);
+    for entry in root.entries().unwrap_or_default() {
+        let name = entry.name.as_str();
+        if versions.takes(name, objective) {
+            continue;
+        }
+        let file = Some(entry.name_span.file);
+        let typed = file == command || file == reading.files.command_line;
+        let is_error = keys::sets_batch(name) || (typed && objective.is_some());
+        reading.diagnostics.push(Diagnostic {
+            rule: "unknown-key".to_owned(),
+            severity: if is_error { Severity::Error } else { Severity::Warning },
+            message: format!("`{name}` has no effect in {versions}: {}", versions.lack(name, objective)),
+            help: "remove it, or name the versions that train this recipe: `--dialect-version trl-0.9,transformers-4.41`"
+                .to_owned(),
+            span: Some(entry.name_span),
+        });
+    }
+}
+
+/// Keys of which upstream ignores the second one beside the first.
+const SHADOWING: [(&str, &str); 6] = [
+    ("max_seq_length", "max_length"),
+    ("per_gpu_train_batch_size", "per_device_train_batch_size"),
+    ("per_gpu_eval_batch_size", "per_device_eval_batch_size"),
+    ("activation_checkpointing", "gradient_checkpointing"),
+    ("evaluation_strategy", "eval_strategy"),
+    ("warmup_steps", "warmup_ratio"),
+];
+
+/// Refuses an override beside a key of the file that wins over it.
+fn refuse_shadowed(values: &Values, reading: &mut Reading) {
+    let command_line = reading.files.command_line;
+    for (winner, loser) in SHADOWING {
+        let (Some(winning), Some(losing)) = (values.node(winner), values.node(loser)) else {
+            continue;
+        };
+        let is_zero = winning.text().and_then(|text| text.parse().ok()) == Some(0.0);
+        let overridden = |node: &Node| Some(node.span.file) == command_line;
+        if overridden(losing) && !overridden(winning) && !is_zero {
+            reading.error(
+                "unknown-override",
+                Some(losing.span),
+                format!("`{loser}` has no effect: the recipe sets `{winner}`, which wins over it"),
+                format!("override `{winner}` instead"),
+            );
+        }
+    }
+}
+
+/// Warns of a smoothing that depends on TRL's version (TRL issue #3906), unless the user names the version.
+fn warn_of_smoothing(
+    values: &Values,
+    asked: &ReadOptions<'_>,
+    versions: Versions,
+    reading: &mut Reading,
+) {
+    if asked.version.is_some() && !versions.trl_since(0, 29) {
+        return;
+    }
     let smoothing = values
         .float("label_smoothing")
         .filter(|given| given.value > 0.0);
@@ -143,25 +228,27 @@ fn warn_of_smoothing(values: &Values, reading: &mut Reading) {
 }
 
 /// Translates the keys of `TrainingArguments` and returns whether the run evaluates.
-/// `logging_steps` is the dialect's default, which its `eval_steps` follows.
 pub(crate) fn training_arguments(
     root: &Node,
     values: &Values,
     path: &Path,
-    logging_steps: u64,
+    versions: Versions,
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
     axes::refuse_unread(root, &[], reading);
+    // Upstream cuts tokens to the length and shifts the targets by one inside of it.
+    tree.default("data.extra_token", false);
+    refuse_shadowed(values, reading);
     settings::batch(values, path, tree, reading);
-    settings::parallel(values, path, tree, reading);
+    settings::parallel(values, path, versions, tree, reading);
     settings::model(values, path, tree, reading);
     settings::budget(values, tree);
     settings::optimizer(values, tree);
-    schedule::learning_rate(values, tree, reading);
+    schedule::learning_rate(values, versions, tree, reading);
     schedule::checkpoint(values, tree, reading);
     tree.text_if("output", values.text("output_dir"));
-    schedule::evaluation(values, logging_steps, tree, reading)
+    schedule::evaluation(values, versions, tree, reading)
 }
 
 /// The native name of the trainer in a program's name: `trl/scripts/dpo.py`, or `sft` of TRL's own

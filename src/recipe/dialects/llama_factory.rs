@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(recipe.dialect, Dialect::Transformers);
         assert_eq!(
             recipe.detected,
-            "it has LLaMA-Factory's key `finetuning_type`"
+            "it has LLaMA-Factory's key `finetuning_type`; versions: the newest known"
         );
         let batch = &recipe.spec.batch;
         assert_eq!(

@@ -154,8 +154,10 @@ pub(crate) const DTYPES: &[(&str, &str)] = &[
     ("half", "f16"),
 ];
 
-/// The length of the run: epochs, examples, or whichever of both ends first.
+/// The lengths of the samples and of the run: epochs, examples, or whichever of both ends first.
 pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    // Upstream cuts tokens to the length and shifts the targets by one inside of it.
+    tree.default("data.extra_token", false);
     let epochs = values.float("n_epochs", reading);
     let examples = values.int("n_examples", reading);
     tree.plain_if("seed", values.int("seed", reading));

@@ -11,14 +11,14 @@ use std::path::Path;
 use super::handbook::abbreviation::{Meant, meant};
 use super::handbook::keys;
 use super::handbook::values::Values;
-use super::handbook::{self, settings};
+use super::handbook::{self, effects, settings, versions};
 use super::llama_factory;
 use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{
-    Confidence, Detected, ReadOptions, Reader, Resume, Translated, others,
+    Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
@@ -47,9 +47,6 @@ const COMMON: &[&str] = &[
 ];
 
 const BATCH: &[&str] = &["per_device_train_batch_size", "per_gpu_train_batch_size"];
-
-/// The default of `logging_steps`.
-const LOGGING_STEPS: u64 = 500;
 
 impl Reader for Transformers {
     fn dialect(&self) -> Dialect {
@@ -95,13 +92,20 @@ impl Reader for Transformers {
         if !trainer && let Some(plugin) = &mut reading.deepspeed_plugin {
             plugin.file = None;
         }
-        let mut native = translate(&root, asked.path, reading);
+        let (mut native, version) = translate(&root, asked, reading);
         if !trainer {
             // The program's defaults are not `Trainer`'s.
             native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
         }
-        Translated::whole(root, native)
+        Translated {
+            version: trainer.then_some(version),
+            ..Translated::whole(root, native)
+        }
+    }
+
+    fn has_versions(&self) -> bool {
+        true
     }
 
     fn batch_keys(&self) -> &'static [(&'static str, &'static str)] {
@@ -147,23 +151,32 @@ fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
     true
 }
 
-fn translate(root: &Node, path: &Path, reading: &mut Reading) -> Node {
+fn translate(root: &Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> (Node, ReadAs) {
+    let path = asked.path;
     warn_unknown(root, reading);
-    let kind_of = |key: &str| keys::kind_in_training(key).or_else(|| keys::example(key));
+    let (versions, read_as) = versions::choose(root, None, asked.version, reading);
+    let of_trainer = is_for_a_trainer(root);
+    if of_trainer {
+        handbook::refuse_of_other_versions(root, None, versions, reading);
+    }
+    let kind_of = |key: &str| {
+        let kind = keys::kind_in_training(key).or_else(|| keys::example(key));
+        kind.filter(|_| !of_trainer || versions.takes(key, None))
+    };
+    effects::find(root, versions, |key| kind_of(key).is_some(), reading);
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
     tree.default("objective", "language-modelling");
     settings::name(&values, path, &mut tree, reading);
     tree.default("budget.epochs", 3);
     tree.default("seed", 42);
-    let evaluates =
-        handbook::training_arguments(root, &values, path, LOGGING_STEPS, &mut tree, reading);
+    let evaluates = handbook::training_arguments(root, &values, path, versions, &mut tree, reading);
     tree.text_if("tokenizer.path", values.text("tokenizer_name"));
     for key in ["cutoff_len", "max_length", "max_seq_length", "block_size"] {
         tree.plain_if("data.sequence_length", values.int(key));
     }
     data(&values, evaluates, &mut tree);
-    tree.into_node()
+    (tree.into_node(), read_as)
 }
 
 /// Batch numbers whose defaults are those of `TrainingArguments` only.

@@ -16,3 +16,4 @@ pub mod request;
 pub mod run_name;
 pub mod spec;
 pub mod tree;
+pub mod untrained;

@@ -117,6 +117,14 @@ impl ReadOptions<'_> {
     }
 }
 
+/// The version of its dialect that a file is read as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadAs {
+    pub name: String,
+    /// Why this one, a clause.
+    pub reason: String,
+}
+
 /// A file's tree, as written and with native keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translated {
@@ -125,8 +133,8 @@ pub struct Translated {
     /// The tree with native keys ([`crate::recipe::schema::spec::Spec`]'s). Values from the user keep their places and their
     /// upstream keys ([`Node::key`]); defaults of the dialect have no key.
     pub native: Node,
-    /// The version of the dialect and the reason, if the dialect has several versions.
-    pub version: Option<String>,
+    /// The version of the dialect, if it has several.
+    pub version: Option<ReadAs>,
     /// The file is only a part of a recipe; other files hold the rest.
     pub part: bool,
 }
@@ -151,9 +159,9 @@ pub trait Reader: Sync {
     /// Checks whether a file has this dialect. Other files of its tree are at the same origin.
     fn detect(&self, root: &Node, path: &Path, origin: &Origin) -> Option<Detected>;
 
-    /// The values of `--dialect-version`; empty if there is only one version.
-    fn versions(&self) -> &'static [&'static str] {
-        &[]
+    /// Whether `--dialect-version` has a meaning.
+    fn has_versions(&self) -> bool {
+        false
     }
 
     /// Reads a file and applies the overrides. Problems go to `reading`; an error ends reading.

@@ -8,6 +8,7 @@ use super::files::Files;
 use super::launch::AccelerateLaunch;
 use super::origin::Origin;
 use super::tree::Given;
+use super::untrained::Untrained;
 use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
@@ -42,6 +43,8 @@ pub struct Reading {
     pub(crate) by_trl: bool,
     /// Only the program's name says that it uses TRL. It may set its batch itself.
     pub(crate) only_by_name: bool,
+    /// Keys by which the built-in trainer does not train.
+    pub(crate) untrained: Vec<Untrained>,
     /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.
     pub(crate) deepspeed_plugin: Option<DeepSpeedPlugin>,
     /// The settings of `accelerate launch`, if it starts the program.

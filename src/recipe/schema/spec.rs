@@ -546,6 +546,8 @@ pub struct Data {
     pub held_out: Option<f64>,
     /// Maximum tokens per sample.
     pub sequence_length: u64,
+    /// A sample has one token more than `sequence_length`, so that every input has a target. Upstream's samples do not.
+    pub extra_token: bool,
     /// Pack several documents into one sample.
     pub packing: bool,
     /// Loss on the answers only; default: the objective's (`true` for SFT).
@@ -563,6 +565,7 @@ impl Default for Data {
             evaluation: Vec::new(),
             held_out: None,
             sequence_length: 1024,
+            extra_token: true,
             packing: false,
             answers_only: None,
             completions_only: None,

@@ -194,3 +194,19 @@ fn an_unread_deepspeed_file_is_a_warning() {
     assert_eq!(recipe.diagnostics[0].rule, "deepspeed-unread");
     assert_eq!(recipe.diagnostics[0].severity, Severity::Warning);
 }
+
+#[test]
+fn a_cpu_that_processes_on_gpus_do_not_read_is_a_warning() {
+    let of = |kind: &str| {
+        problems(&format!(
+            "distributed_type: {kind}\nnum_processes: 2\nuse_cpu: true\n"
+        ))
+    };
+    for kind in ["FSDP", "MULTI_GPU"] {
+        let message = format!(
+            "3: warning[unsupported-value] `use_cpu` has no effect with `distributed_type: {kind}`"
+        );
+        assert!(of(kind).contains(&message), "{}", of(kind));
+    }
+    assert!(!of("MULTI_CPU").contains("use_cpu"), "{}", of("MULTI_CPU"));
+}

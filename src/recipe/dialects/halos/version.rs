@@ -7,6 +7,7 @@
 //! | `legacy`, up to 61b9ee6 | one accumulation step | ⌊B / ranks⌋, the remainder is dropped |
 
 use crate::recipe::dialects::hydra::Values;
+use crate::recipe::schema::reader::ReadAs;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::{SourceFile, Sources};
@@ -30,7 +31,7 @@ const ACCELERATE_SINCE: &str = "2024-09-05";
 
 impl Version {
     /// Values of `--dialect-version` in the order of [`Version::ALL`], in addition to days such as `2025-04-30`.
-    pub const NAMES: &'static [&'static str] = &["head", "before-2025-05-01", "legacy"];
+    const NAMES: &'static [&'static str] = &["head", "before-2025-05-01", "legacy"];
 
     const ALL: [Version; 3] = [Version::Head, Version::PerStep, Version::Legacy];
 
@@ -75,7 +76,7 @@ pub(super) fn detect(
     roots: [Option<&Node>; 2],
     asked: Option<&str>,
     reading: &mut Reading,
-) -> (Version, String) {
+) -> (Version, ReadAs) {
     let named = asked.and_then(Version::named);
     if let (Some(text), None) = (asked, named) {
         let names = did_you_mean(text, Version::NAMES.iter().copied());
@@ -102,7 +103,9 @@ pub(super) fn detect(
         warn(values, reading);
         (Version::Head, "the default".to_owned())
     };
-    (version, format!("version {}: {why}", version.name()))
+    let name = version.name().to_owned();
+    let reason = format!("version {name}: {why}");
+    (version, ReadAs { name, reason })
 }
 
 /// Warns which batch is assumed, if it makes a difference.

@@ -18,15 +18,22 @@ use crate::util::suggest::short;
 
 use super::schedule::stated_warmup;
 use super::values::Values;
+use super::versions::Versions;
 
 /// Reads the config of the key `deepspeed`. Without that key, compares the file that the launcher's
 /// config names.
-pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+pub(super) fn read(
+    values: &Values,
+    path: &Path,
+    versions: Versions,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     let Some(node) = values.node("deepspeed") else {
         // The launcher's reader has compared the batch of its config.
         let plugin = reading.deepspeed_plugin.as_mut();
         if let Some(launched) = plugin.and_then(|plugin| plugin.file.take()) {
-            compare(&launched, values, tree, reading);
+            compare(&launched, values, versions, tree, reading);
         }
         return;
     };
@@ -42,7 +49,7 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
     };
     let mut native = config::translate(&config, "deepspeed", reading);
     config::refuse_another_batch(&native, |path| tree.get(path), reading);
-    compare(&config, values, tree, reading);
+    compare(&config, values, versions, tree, reading);
     for key in ["per_device_batch_size", "accumulation"] {
         native.remove_path(&format!("batch.{key}"));
     }
@@ -52,7 +59,7 @@ pub(super) fn read(values: &Values, path: &Path, tree: &mut Tree, reading: &mut 
 
 /// Refuses values other than the batch that differ from the trainer's, as the trainer does. Truth values count as 0
 /// and 1.
-fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
+fn compare(config: &Node, values: &Values, versions: Versions, tree: &Tree, reading: &mut Reading) {
     let given = |key: &str, default: f64| values.float(key).map_or(default, |given| given.value);
     // TRL's trainers have their own defaults, which are in the tree.
     let rate = tree.get("learning_rate.peak").and_then(number);
@@ -67,7 +74,7 @@ fn compare(config: &Node, values: &Values, tree: &Tree, reading: &mut Reading) {
     let steps = values.int("max_steps").filter(|steps| steps.value > 0);
     let steps = steps.map(|steps| steps.value as f64);
     // No warm-up is 0 steps in transformers 4 and 1 in 5.23.0, so both pass.
-    let warmup = warmup(values, steps).filter(|steps| *steps > 0.0);
+    let warmup = warmup(values, versions, steps).filter(|steps| *steps > 0.0);
     let float = |value: f64| (vec![value], format!("{value:?}"));
     // The arguments, or those of evaluation, switch the precision on.
     let switch = |key: &str, on: bool| {
@@ -150,8 +157,8 @@ fn number_or_truth(node: &Node) -> Option<f64> {
 }
 
 /// Steps of warm-up; `None` where they depend on an unknown number of steps.
-fn warmup(values: &Values, steps: Option<f64>) -> Option<f64> {
-    match stated_warmup(values)?.value {
+fn warmup(values: &Values, versions: Versions, steps: Option<f64>) -> Option<f64> {
+    match stated_warmup(values, versions)?.value {
         count if count >= 1.0 => Some(count.trunc()),
         share => steps.map(|steps| (steps * share).ceil()),
     }

@@ -388,3 +388,9 @@ const EXAMPLES: &str = "\
 pub(crate) fn example(key: &str) -> Option<Kind> {
     kind_in(EXAMPLES, key)
 }
+
+/// Every argument of the example scripts.
+#[cfg(test)]
+pub(crate) fn examples() -> impl Iterator<Item = &'static str> {
+    fields(EXAMPLES).map(|(name, _)| name)
+}

@@ -6,6 +6,7 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 
 use super::values::Values;
+use super::versions::Versions;
 
 /// `lr_scheduler_type` and the native shape; empty without a counterpart.
 const SCHEDULERS: [(&str, &str); 12] = [
@@ -24,7 +25,12 @@ const SCHEDULERS: [(&str, &str); 12] = [
 ];
 
 /// Translates the learning rate. `polynomial` ends at 1e-7 and is linear with its default power.
-pub(crate) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Reading) {
+pub(crate) fn learning_rate(
+    values: &Values,
+    versions: Versions,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     let peak = values.float("learning_rate");
     tree.plain_if("learning_rate.peak", peak.clone());
     let scheduler = values.text("lr_scheduler_type");
@@ -49,7 +55,7 @@ pub(crate) fn learning_rate(values: &Values, tree: &mut Tree, reading: &mut Read
     let kwargs = values.node("lr_scheduler_kwargs");
     let floor = kwargs.and_then(|kwargs| floor(name, kwargs, peak.map(|p| p.value)));
     tree.plain_if("learning_rate.floor", floor);
-    warmup(values, name, tree, reading);
+    warmup(values, name, versions, tree, reading);
 }
 
 /// The minimum learning rate as a share of the peak.
@@ -69,15 +75,27 @@ fn floor(scheduler: &str, kwargs: &Node, peak: Option<f64>) -> Option<Given<f64>
     }
 }
 
-/// The warm-up that counts: steps take precedence over the ratio, and 0 is none.
-pub(super) fn stated_warmup(values: &Values) -> Option<Given<f64>> {
-    let given = |key| values.float(key).filter(|given| given.value != 0.0);
-    given("warmup_steps").or_else(|| given("warmup_ratio"))
+/// The warm-up that counts; 0 is none. Steps win over the ratio, except in transformers 5, where a ratio replaces them.
+///
+/// Source: transformers 4.57.6 and 5.14.1 `training_args.py` (`__post_init__`, `get_warmup_steps`).
+pub(super) fn stated_warmup(values: &Values, versions: Versions) -> Option<Given<f64>> {
+    let positive = |given: Option<Given<f64>>| given.filter(|given| given.value != 0.0);
+    let (steps, ratio) = (values.float("warmup_steps"), values.float("warmup_ratio"));
+    if versions.transformers_since(5, 0) && ratio.is_some() {
+        return positive(ratio);
+    }
+    positive(steps).or_else(|| positive(ratio))
 }
 
 /// Since transformers 5 a number of steps below 1 is a ratio.
-fn warmup(values: &Values, scheduler: &str, tree: &mut Tree, reading: &mut Reading) {
-    let Some(given) = stated_warmup(values) else {
+fn warmup(
+    values: &Values,
+    scheduler: &str,
+    versions: Versions,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
+    let Some(given) = stated_warmup(values, versions) else {
         return;
     };
     if scheduler == "constant" {
@@ -119,16 +137,16 @@ fn when(given: &Given<String>, words: &[&'static str], reading: &mut Reading) ->
     }
 }
 
-/// Translates evaluation; returns whether the run evaluates. `logging_steps` is the trainer's
-/// default of that key.
+/// Translates evaluation; returns whether the run evaluates.
 pub(crate) fn evaluation(
     values: &Values,
-    logging_steps: u64,
+    versions: Versions,
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
-    let strategy = values.text("eval_strategy");
-    let strategy = strategy.or_else(|| values.text("evaluation_strategy"));
+    // Where both exist, the older key wins (transformers 4.50.3 `training_args.py`, `__post_init__`).
+    let strategy = values.text("evaluation_strategy");
+    let strategy = strategy.or_else(|| values.text("eval_strategy"));
     let words = ["no", "steps", "epoch"];
     let when = strategy
         .as_ref()
@@ -152,7 +170,9 @@ pub(crate) fn evaluation(
         }
         (When::Steps, Some(steps)) => interval("evaluation", &steps, tree, reading),
         (When::Steps, None) => {
-            let steps = strategy.map(|given| given.with(logging_steps));
+            // The default of `logging_steps`: TRL's own since 0.19.
+            let default = if versions.trl_since(0, 19) { 10 } else { 500 };
+            let steps = strategy.map(|given| given.with(default));
             tree.plain_if("evaluation.every_steps", steps);
         }
     }

@@ -1,8 +1,8 @@
 //! All settings except the data: batch, parallelism, model, optimizer, schedule, evaluation,
 //! checkpoints.
 //!
-//! Defaults are those of TRL f2cd577 with transformers 5.23.0. Older versions differ in the
-//! learning rate (5e-5) and in `bf16` and `gradient_checkpointing` (off).
+//! Defaults are those of the versions that the recipe is read as. Source: the wheels in `versions.txt`,
+//! `trainer/*_config.py`.
 
 use std::path::Path;
 
@@ -18,6 +18,7 @@ use crate::util::suggest::did_you_mean;
 use super::accelerator;
 use super::deepspeed;
 use super::values::Values;
+use super::versions::Versions;
 
 /// Translates `gradient_accumulation_steps`, `per_device_train_batch_size` and related keys.
 pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
@@ -68,7 +69,7 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
 }
 
 /// Sets the defaults of the objective.
-pub(crate) fn objective_defaults(objective: Objective, tree: &mut Tree) {
+pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree: &mut Tree) {
     if let Some(generations) = objective.default_generations() {
         tree.default("generation.num_generations", generations);
     }
@@ -79,23 +80,36 @@ pub(crate) fn objective_defaults(objective: Objective, tree: &mut Tree) {
         _ => {}
     }
     let peak = match objective {
-        Objective::Sft | Objective::LanguageModelling => "2e-5",
-        Objective::Ppo => "3e-6",
-        Objective::Reward => "1e-4",
-        Objective::Dpo | Objective::Kto | Objective::Orpo | Objective::Simpo => "1e-6",
         Objective::Grpo | Objective::Rloo => "1e-6",
+        Objective::Ppo => "3e-6",
+        Objective::Reward if versions.trl_since(0, 24) => "1e-4",
+        Objective::Sft | Objective::LanguageModelling if versions.trl_since(0, 12) => "2e-5",
+        Objective::Dpo | Objective::Kto | Objective::Orpo | Objective::Simpo
+            if versions.trl_since(0, 12) =>
+        {
+            "1e-6"
+        }
+        Objective::Kto if versions.trl_since(0, 11) => "5e-7",
+        _ => "5e-5",
     };
     tree.default("learning_rate.peak", peak);
-    tree.default("model.precision", "bf16");
-    tree.default("model.activation_checkpointing", true);
+    let bf16 = versions.trl_since(0, 19);
+    tree.default("model.precision", if bf16 { "bf16" } else { "f32" });
+    tree.default("model.activation_checkpointing", versions.trl_since(0, 22));
     tree.default("budget.epochs", 3);
     tree.default("seed", 42);
 }
 
 /// FSDP, DeepSpeed and the sizes of the other axes, where the recipe itself sets them.
-pub(crate) fn parallel(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
+pub(crate) fn parallel(
+    values: &Values,
+    path: &Path,
+    versions: Versions,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     fsdp(values, tree, reading);
-    deepspeed::read(values, path, tree, reading);
+    deepspeed::read(values, path, versions, tree, reading);
     tree.plain_if("parallel.tensor", values.int("tp_size"));
     if let Some(sizes) = values.node("parallelism_config") {
         axes(sizes, "parallelism_config", tree, reading);
@@ -217,27 +231,34 @@ fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut R
 }
 
 /// Lengths, packing and the order of the data.
-pub(crate) fn lengths(values: &Values, objective: Objective, tree: &mut Tree) {
+pub(crate) fn lengths(values: &Values, objective: Objective, versions: Versions, tree: &mut Tree) {
     if objective.default_generations().is_some() {
         // Prompts without a limit have TRL's last default, 512.
         let prompt = values.int("max_prompt_length");
         let completion = values.int("max_completion_length");
-        let value = |given: &Option<Given<i128>>| given.as_ref().map_or(512, |given| given.value);
-        let sum = value(&prompt).saturating_add(value(&completion));
+        let value = |given: &Option<Given<i128>>, default| {
+            given.as_ref().map_or(default, |given| given.value)
+        };
+        let generated = if versions.trl_since(1, 10) { 512 } else { 256 };
+        let sum = value(&prompt, 512).saturating_add(value(&completion, generated));
         tree.default("data.sequence_length", sum);
         let place = completion.or(prompt);
         tree.plain_if("data.sequence_length", place.map(|place| place.with(sum)));
     } else {
+        // Without a length, the older trainers of preferences take 512 (0.13.0 `trainer/*_trainer.py`, `__init__`).
+        let supervised = matches!(objective, Objective::Sft | Objective::LanguageModelling);
+        let older = !supervised && !versions.trl_since(0, 14);
+        tree.default("data.sequence_length", if older { 512 } else { 1024 });
         for key in ["max_length", "max_seq_length"] {
             tree.plain_if("data.sequence_length", values.int(key));
         }
     }
     tree.plain_if("data.packing", values.bool("packing"));
-    // TRL 1.16 `trainer/sft_config.py`: `assistant_only_loss` is false, and `completion_only_loss` true where there are
-    // completions.
+    // `trainer/sft_config.py`: `assistant_only_loss` is false, and `completion_only_loss`, which came with 0.17, is true
+    // where there are completions.
     if objective == Objective::Sft {
         tree.default("data.answers_only", false);
-        tree.default("data.completions_only", true);
+        tree.default("data.completions_only", versions.trl_since(0, 17));
     }
     tree.plain_if("data.answers_only", values.bool("assistant_only_loss"));
     tree.plain_if("data.completions_only", values.bool("completion_only_loss"));

@@ -78,6 +78,123 @@ fn defaults_are_those_of_trl() {
     );
 }
 
+/// An SFT recipe with these lines, as these versions read it.
+fn sft_of(version: &str, lines: &str, overrides: &[&str]) -> Result<Recipe, ReadError> {
+    crate::recipe::read_text(
+        &Request {
+            path: "sft/config.yaml".into(),
+            version: Some(version.to_owned()),
+            overrides: overrides.iter().map(|text| (*text).to_owned()).collect(),
+            ..Request::default()
+        },
+        format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}"),
+    )
+}
+
+#[test]
+fn defaults_are_those_of_the_version() {
+    let of = |version: &str| {
+        let spec = sft_of(version, "eval_strategy: steps\n", &[]).unwrap().spec;
+        (
+            spec.learning_rate.peak,
+            spec.model.precision,
+            spec.model.activation_checkpointing,
+            spec.evaluation.every_steps,
+            spec.data.completions_only,
+        )
+    };
+    let f32 = Precision::F32;
+    assert_eq!(of("trl-0.11"), (5e-5, f32, false, Some(500), Some(false)));
+    assert_eq!(of("trl-0.18"), (2e-5, f32, false, Some(500), Some(true)));
+    assert_eq!(
+        of("trl-0.21"),
+        (2e-5, Precision::Bf16, false, Some(10), Some(true))
+    );
+    assert_eq!(
+        of("trl-1.16"),
+        (2e-5, Precision::Bf16, true, Some(10), Some(true))
+    );
+    let length = |version: &str| {
+        let request = Request {
+            path: "dpo/config.yaml".into(),
+            version: Some(version.to_owned()),
+            ..Request::default()
+        };
+        let recipe = crate::recipe::read_text(&request, "model_name_or_path: m\n".to_owned());
+        recipe.unwrap().spec.data.sequence_length
+    };
+    assert_eq!([length("trl-0.13"), length("trl-0.14")], [512, 1024]);
+}
+
+#[test]
+fn a_key_is_read_as_its_version_reads_it() {
+    let lines = "max_seq_length: 2048\nwarmup_ratio: 0.1\n";
+    let recipe = read_in("sft", &format!("model_name_or_path: m\n{lines}"), &[]).unwrap();
+    assert_eq!(
+        recipe.version.as_deref(),
+        Some("TRL 0.19, transformers 4.54")
+    );
+    assert_eq!(recipe.spec.data.sequence_length, 2048);
+    let later = sft_of("trl-1.16", lines, &[]).unwrap();
+    assert_eq!(later.spec.data.sequence_length, 1024);
+    let message =
+        "`max_seq_length` has no effect in TRL 1.16, transformers 5.14: TRL 0.20 removed it";
+    assert_eq!(messages(Ok(later)), [message]);
+    // A typed one is meant to have an effect, and a batch that upstream ignores is another batch.
+    let typed = messages(sft_of("trl-1.16", "", &["max_seq_length=2048"]));
+    assert!(
+        typed[0].starts_with("`max_seq_length` has no effect"),
+        "{typed:?}"
+    );
+    let batch = sft_of(
+        "trl-1.16,transformers-5.0",
+        "per_gpu_train_batch_size: 2\n",
+        &[],
+    );
+    let batch = messages(Err(batch.unwrap_err()));
+    assert!(
+        batch[0].ends_with("transformers 5.0 removed it"),
+        "{batch:?}"
+    );
+}
+
+#[test]
+fn an_override_that_a_key_of_the_file_hides_is_refused() {
+    for (lines, hidden, shown) in [
+        (
+            "max_seq_length: 2048\n",
+            "max_length=64",
+            "max_seq_length=64",
+        ),
+        (
+            "per_gpu_train_batch_size: 2\n",
+            "per_device_train_batch_size=4",
+            "per_gpu_train_batch_size=4",
+        ),
+        (
+            "evaluation_strategy: epoch\n",
+            "eval_strategy=no",
+            "evaluation_strategy=no",
+        ),
+    ] {
+        let text = format!("model_name_or_path: m\nnum_train_epochs: 1\n{lines}");
+        let refused = messages(read_in("sft", &text, &[hidden]));
+        let key = shown.split('=').next().unwrap();
+        let expected = format!("the recipe sets `{key}`, which wins over it");
+        assert!(refused.concat().contains(&expected), "{refused:?}");
+        assert!(read_in("sft", &text, &[shown]).is_ok(), "{shown}");
+    }
+    // No steps of warm-up hide no ratio.
+    assert!(
+        read_in(
+            "sft",
+            "model_name_or_path: m\nwarmup_steps: 0\nno_cuda: false\n",
+            &["warmup_ratio=0.1"]
+        )
+        .is_ok()
+    );
+}
+
 #[test]
 fn intervals_below_one_are_shares_of_the_run() {
     let spec = sft("save_steps: 0.5\neval_strategy: steps\neval_steps: 0.25\n");
@@ -104,12 +221,13 @@ fn intervals_below_one_are_shares_of_the_run() {
 }
 
 #[test]
-fn warm_up_is_steps_or_a_share_as_in_transformers_5() {
+fn warm_up_is_steps_or_a_share_by_version() {
     let rate = |lines: &str| sft(lines).learning_rate;
-    assert_eq!(
-        rate("warmup_steps: 100\nwarmup_ratio: 0.1\n").warmup_steps,
-        Some(100)
-    );
+    // transformers 5 replaces the steps by a ratio, and 4 the ratio by steps.
+    let both = "warmup_steps: 100\nwarmup_ratio: 0.1\n";
+    assert_eq!(rate(both).warmup_ratio, Some(0.1));
+    let older = rate(&format!("{both}no_cuda: false\n"));
+    assert_eq!((older.warmup_steps, older.warmup_ratio), (Some(100), None));
     assert_eq!(rate("warmup_steps: 0.03\n").warmup_ratio, Some(0.03));
     assert_eq!(rate("warmup_ratio: 0.1\n").warmup_ratio, Some(0.1));
     let none = rate("warmup_steps: 0\nwarmup_ratio: 0.0\n");

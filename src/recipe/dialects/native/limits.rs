@@ -211,7 +211,7 @@ mod tests {
             "parallel": {"data_replicate": 1, "data_shard": 1},
             "model": {"path": "m", "attention": "sdpa", "config": {"hidden_size": 64}},
             "tokenizer": {"path": "byte", "chat_template": "t"},
-            "data": {"train": [source], "evaluation": [source], "held_out": 0.1, "answers_only": true, "completions_only": true},
+            "data": {"train": [source], "evaluation": [source], "held_out": 0.1, "answers_only": true, "completions_only": true, "extra_token": true},
             "budget": {"samples": 1, "steps": 1, "epochs": 1.0},
             "optimizer": {"name": "adamw", "gradient_clip": 1.0},
             "learning_rate": {"warmup_samples": 1, "warmup_steps": 1, "warmup_ratio": 0.1},

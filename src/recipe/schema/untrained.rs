@@ -1,0 +1,25 @@
+//! Keys by which the built-in trainer does not train.
+
+use crate::recipe::syntax::source::Span;
+
+/// A key of an upstream recipe by which the built-in trainer does not train.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Untrained {
+    pub key: String,
+    /// The value as written.
+    pub value: String,
+    /// The place of the key.
+    pub span: Span,
+    pub why: Why,
+}
+
+/// Why the built-in trainer does not train by a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Why {
+    /// It changes no weights, or only by rounding.
+    NoEffect,
+    /// It would change the weights. An override such as `group_by_length=false` leaves them.
+    Unsupported(Option<String>),
+    /// Upstream's versions do not have it: a program may define it.
+    Unknown,
+}
