@@ -1,16 +1,29 @@
-//! Messages with which PyTorch and CUDA report out-of-memory. transformers and accelerate match the
-//! same texts for their back-off (accelerate 1.15, `utils/memory.py`, `should_reduce_batch_size`).
+//! What the last lines of a program that failed tell about the failure.
 
-const WORDS: [&str; 3] = [
+/// Messages with which PyTorch and CUDA report out-of-memory. transformers and accelerate match the same texts for their
+/// back-off (accelerate 1.15, `utils/memory.py`, `should_reduce_batch_size`).
+const OUT_OF_MEMORY: [&str; 3] = [
     " out of memory.",
     "CUDNN_STATUS_NOT_SUPPORTED.",
     "DefaultCPUAllocator: can't allocate memory",
 ];
 
+/// Number of lines at the end of which one must name a failure for good. A program may report earlier errors and go on.
+const LAST: usize = 4;
+
 /// The out-of-memory line in a log tail.
-pub fn find(log_tail: &str) -> Option<&str> {
-    let says = |line: &&str| WORDS.iter().any(|words| line.contains(words));
+pub fn out_of_memory(log_tail: &str) -> Option<&str> {
+    let says = |line: &&str| OUT_OF_MEMORY.iter().any(|words| line.contains(words));
     log_tail.lines().find(says).map(str::trim)
+}
+
+/// The line with which Python says that a module or the program's file is missing: a restart fails again.
+pub fn missing(log_tail: &str) -> Option<&str> {
+    let lines = log_tail.lines().map(str::trim).rev();
+    let says = |line: &&str| {
+        line.starts_with("ModuleNotFoundError: ") || line.contains(": can't open file '")
+    };
+    lines.filter(|line| !line.is_empty()).take(LAST).find(says)
 }
 
 #[cfg(test)]
@@ -21,12 +34,31 @@ mod tests {
     fn out_of_memory_is_distinguished_from_other_failures() {
         let torch = "Traceback (most recent call last):\n  y = model(x)\n\
                      torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n";
-        let line = find(torch).unwrap();
+        let line = out_of_memory(torch).unwrap();
         assert!(line.starts_with("torch.OutOfMemoryError"), "{line}");
         assert!(
-            find("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: 8")
-                .is_some()
+            out_of_memory(
+                "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: 8"
+            )
+            .is_some()
         );
-        assert_eq!(find("ValueError: out of memory of mine"), None);
+        assert_eq!(out_of_memory("ValueError: out of memory of mine"), None);
+    }
+
+    #[test]
+    fn only_a_last_word_says_what_is_missing() {
+        let traceback = "Traceback (most recent call last):\n  File \"train.py\", line 1\n    import trl\n\
+                         ModuleNotFoundError: No module named 'trl'\n";
+        assert_eq!(
+            missing(traceback),
+            Some("ModuleNotFoundError: No module named 'trl'")
+        );
+        let file =
+            "python3: can't open file '/work/trian.py': [Errno 2] No such file or directory\n";
+        assert_eq!(missing(file), Some(file.trim()));
+        let optional = format!(
+            "{traceback}using plain attention\nstep 1\nstep 2\nstep 3\nValueError: loss is nan\n"
+        );
+        assert_eq!(missing(&optional), None);
     }
 }

@@ -4,8 +4,8 @@ mod checkpoints;
 pub mod choice;
 mod command;
 pub mod conversion;
+pub mod last_words;
 pub mod launcher;
-pub mod oom_messages;
 pub mod progress;
 pub mod resume;
 

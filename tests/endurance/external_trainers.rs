@@ -695,3 +695,13 @@ fn accelerate_launch_and_deepspeed_are_replaced_and_their_settings_reach_every_r
     assert!(stderr(&output).contains(message), "{}", stderr(&output));
     assert!(!folder.path().join("dropped").exists());
 }
+
+#[test]
+fn a_missing_module_ends_the_run_at_once() {
+    let external = External::new("echo \"ModuleNotFoundError: No module named 'trl'\"; exit 1\n");
+    let output = external.run.launch(&external.arguments("2"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = stderr(&output);
+    assert!(said.contains("No module named 'trl'"), "{said}");
+    assert_eq!(external.run.worlds(), [2]);
+}
