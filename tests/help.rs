@@ -35,5 +35,10 @@ fn help(command: &[&str], shown: &mut String) {
 fn help_of_every_command() {
     let mut shown = String::new();
     help(&[], &mut shown);
+    let wide: Vec<&str> = shown
+        .lines()
+        .filter(|line| line.chars().count() > 80)
+        .collect();
+    assert_eq!(wide, [""; 0], "lines of more than 80 columns");
     insta::assert_snapshot!("help", shown);
 }

@@ -19,11 +19,12 @@ use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources, diagnostic}
 #[command(after_help = "Examples:
   evenkeel check recipes/*/sft/*.yaml --recipe-gpus 8
   evenkeel check recipe.yaml --gpus 6 -o json
-  evenkeel check HALOs/config loss=dpo model=llama ++model.batch_size=32 --gpus 8
+  evenkeel check HALOs/config loss=dpo model=llama exp_name=x --gpus 8
   evenkeel check recipes/*.yaml ds_config.json run.sh -o sarif > evenkeel.sarif
 
 Without --gpus every recipe is checked in the world that it states.
-Exit codes: 0 no errors, 1 a rule refuses a recipe, 2 invalid arguments or a file that cannot be read.")]
+Exit codes: 0 no errors, 1 a rule refuses a recipe, 2 invalid arguments or a
+file that cannot be read.")]
 pub struct Args {
     /// Recipe files, or folders of config trees; an argument with `=` that is not a file overrides
     /// a key of all of them, as for `plan`

@@ -10,8 +10,12 @@ pub mod submit;
 pub mod suspend;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::client::{self, Cluster, Options};
+
+/// Time for the answer of a cluster that the user has not named.
+const SOON: Duration = Duration::from_secs(2);
 
 /// Selects the cluster, with kubectl's options.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -32,6 +36,25 @@ impl ClusterArgs {
     /// Whether the command addresses a cluster: an option is set, or kubectl called evenkeel.
     pub fn is_selected(&self) -> bool {
         super::is_kubectl_plugin() || self.flag().is_some()
+    }
+
+    /// Whether a kubeconfig exists, so that a name without a run may be a job's.
+    pub fn is_configured(&self) -> bool {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        set("KUBECONFIG").is_some()
+            || set("HOME").is_some_and(|home| PathBuf::from(home).join(".kube/config").is_file())
+    }
+
+    /// The namespace of the context, if it has a job of this name and the cluster answers soon.
+    pub fn namespace_with(&self, job: &str) -> Option<String> {
+        if !self.is_configured() {
+            return None;
+        }
+        let found = self.run(async |cluster| {
+            let job = tokio::time::timeout(SOON, cluster.job(job)).await?;
+            Ok(job.map(|_| cluster.namespace.clone())?)
+        });
+        found.ok()
     }
 
     /// The first option that is set, as the user types it.

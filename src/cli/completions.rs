@@ -11,7 +11,8 @@ use super::output::print;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel completions bash > ~/.local/share/bash-completion/completions/evenkeel
+  evenkeel completions bash \\
+    > ~/.local/share/bash-completion/completions/evenkeel
   evenkeel completions zsh > \"${fpath[1]}/_evenkeel\"
   evenkeel completions fish > ~/.config/fish/completions/evenkeel.fish")]
 pub struct Args {

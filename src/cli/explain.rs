@@ -16,8 +16,8 @@ use crate::util::suggest::nearest;
   evenkeel explain                    all rules
   evenkeel explain batch-divisible    one rule
 
-Pages use the keys of native recipes. In an upstream dialect without such a key, put it below
-`evenkeel`, as in evenkeel.batch.per_device_batch_size=4.")]
+Pages use the keys of native recipes. In an upstream dialect without such a key,
+put it below `evenkeel`, as in evenkeel.batch.per_device_batch_size=4.")]
 pub struct Args {
     /// Id of a rule, as in `error[batch-divisible]`
     rule: Option<String>,

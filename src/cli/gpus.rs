@@ -18,9 +18,10 @@ use crate::util::format::count;
   CUDA_VISIBLE_DEVICES=0,1 evenkeel gpus
                                       devices of a run with this setting
 
-evenkeel searches for CUDA's libraries in the directories of EVENKEEL_CUDA_LIBRARIES (separated by
-colons; a site-packages with NVIDIA's wheels works), then in the wheels of the active virtual
-environment, then on the loader's search path.")]
+evenkeel searches for CUDA's libraries in the directories of
+EVENKEEL_CUDA_LIBRARIES (separated by colons; a site-packages with NVIDIA's
+wheels works), then in the wheels of the active virtual environment, then on the
+loader's search path.")]
 pub struct Args {
     /// Output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]

@@ -1,5 +1,6 @@
 //! `evenkeel launch`: trains a recipe on this machine.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -13,15 +14,16 @@ use super::processes::{Asked, DeviceChoice, Gpus, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{
-    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, next_command, refuse_unread,
-    render, report,
+    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, next_command, parse_launch,
+    refuse_unread, render, report,
 };
 use crate::api::TrainerDevice;
 use crate::data::Phase;
 use crate::external_trainer;
 use crate::inventory::{Devices, Inventory};
+use crate::launch::Phase as RunPhase;
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, continued, port, prepare, run_path,
+    LaunchError, Launcher, Request, RunDir, RunOptions, continued, index, port, prepare, run_path,
     take_command_of_run,
 };
 use crate::lifecycle::End;
@@ -36,27 +38,37 @@ use crate::util::format::count;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel launch examples/quickstart.yaml
-  evenkeel launch recipe.yaml --procs 2 --recipe-gpus 8 max_seq_length=128
-  evenkeel launch recipe.yaml --procs 3 --remainder uneven --out runs/uneven
-  evenkeel launch recipe.yaml --name first         in runs/first; add --resume to continue it
-  evenkeel launch recipe.yaml --resume             resume the newest run of the recipe
-  evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training    on a cluster
-  evenkeel launch recipe.yaml --recipe-gpus 8 --procs 4 -- python train.py --config {recipe} {resume_args}
-  evenkeel launch recipe.yaml --procs 2 -- python train.py --config {recipe} --output_dir {checkpoint_dir} {resume_args}
-  evenkeel launch --gpus 6 -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8
-  evenkeel launch --gpus 4 -- accelerate launch --config_file fsdp.yaml sft.py --config recipe.yaml
+  the built-in trainer
+    evenkeel launch examples/quickstart.yaml
+    evenkeel launch recipe.yaml --procs 2 --recipe-gpus 8 max_seq_length=128
+    evenkeel launch recipe.yaml --procs 3 --remainder uneven --name uneven
+  your own trainer
+    evenkeel launch recipe.yaml --recipe-gpus 8 --procs 4 -- \\
+      python train.py --config {recipe} {resume_args}
+    evenkeel launch recipe.yaml --procs 2 -- python train.py \\
+      --config {recipe} --output_dir {checkpoint_dir} {resume_args}
+    evenkeel launch --gpus 6 -- torchrun --nproc_per_node 8 train.py \\
+      --per_device_train_batch_size 8
+    evenkeel launch --gpus 4 -- accelerate launch --config_file fsdp.yaml \\
+      sft.py --config recipe.yaml
+  a cluster
+    evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training
+  the newest run of the recipe again
+    evenkeel launch recipe.yaml --resume
 
-The command after `--` is an external trainer, started once per process with torchrun's environment.
-A launcher before it (torchrun, accelerate launch, deepspeed, trl) is replaced; its settings reach every process.
-The plan fills in its placeholders {recipe}, {args}, {resume_args}, {checkpoint_dir},
-{per_device_batch_size} and {gradient_accumulation_steps} (docs/external-trainer.md).
+The command after `--` is an external trainer, started once per process with
+torchrun's environment. A launcher before it (torchrun, accelerate launch,
+deepspeed, trl) is replaced; its settings reach every process. The plan fills in
+its placeholders {recipe}, {args}, {resume_args}, {checkpoint_dir},
+{per_device_batch_size} and {gradient_accumulation_steps}
+(docs/external-trainer.md).
 
-Ctrl-C commits a checkpoint and exits with 143; a second one stops immediately. SIGTERM and a closed
-terminal do the same. Before training, a stop removes the directory of a new run.
+Ctrl-C commits a checkpoint and exits with 143; a second one stops immediately.
+SIGTERM and a closed terminal do the same. Before training, a stop removes the
+directory of a new run.
 
-Exit codes: 0 finished, 1 a rule refuses the recipe or the run failed, 2 invalid arguments or a file
-that cannot be used, 143 drained by a signal.")]
+Exit codes: 0 finished, 1 a rule refuses the recipe or the run failed, 2 invalid
+arguments or a file that cannot be used, 143 drained by a signal.")]
 pub struct Args {
     /// Recipe file in any supported dialect, the folder of a config tree (HALOs,
     /// direct-preference-optimization), or a script with the command that starts it. Without a
@@ -137,7 +149,33 @@ enum Log {
     Json,
 }
 
+/// Launches with the arguments of this process.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    // A path that is not UTF-8 is refused before a run is recorded.
+    let words = std::env::args_os().skip(1);
+    let typed = words.map(|word| word.to_string_lossy().into_owned());
+    run_typed(args, typed.collect())
+}
+
+/// Resumes the run in `out` with the words of its launch, on `procs` processes.
+pub fn again(words: &[OsString], out: &Path, procs: Option<u64>) -> anyhow::Result<ExitCode> {
+    let mut args = parse_launch(words)?;
+    args.resume = true;
+    args.out = Some(out.to_path_buf());
+    args.name = None;
+    if procs.is_some() {
+        args.procs = procs;
+        args.options.gpus = None;
+    }
+    let typed = words
+        .iter()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned());
+    run_typed(args, typed.collect())
+}
+
+/// `typed`: the words after the program's name.
+fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     if args.options.nodes.is_none() {
         let per_node = [("--gpus-per-node", args.options.gpus_per_node.is_some())];
         needs(first_set(&per_node).or(args.cluster.flag()), "--nodes")?;
@@ -193,7 +231,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return submit::run(&launch, nodes, mode(&args));
     }
     let mut shown = Vec::new();
-    let ended = launch(&args, &recipe, &mut shown);
+    let ended = launch(&args, &typed, &recipe, &mut shown);
     // Some rules need data counts and report only after the preparation.
     if let Err(error) = &ended
         && let Some(LaunchError::Refused(refused)) = error.downcast_ref()
@@ -205,7 +243,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             .collect();
         render::print(&news, &recipe.sources);
         say(render::closing(&refused.diagnostics));
-        let typed = std::iter::once("evenkeel".to_owned()).chain(std::env::args().skip(1));
+        let typed = std::iter::once("evenkeel".to_owned()).chain(typed);
         let typed: Vec<String> = typed.collect();
         let next = next_command::after_refusal(&recipe, &refused.diagnostics, &typed);
         if !next.is_empty() {
@@ -253,8 +291,13 @@ fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Res
     asked.built_in(Gpus::of(inventory, args.device))
 }
 
-/// Stores the printed diagnostics in `shown`.
-fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::Result<ExitCode> {
+/// Stores the printed diagnostics in `shown`. `typed`: the words after the program's name.
+fn launch(
+    args: &Args,
+    typed: &[String],
+    recipe: &Recipe,
+    shown: &mut Vec<Diagnostic>,
+) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     let signals = Signals::listen()?;
     let mut recipe = recipe.clone();
@@ -301,6 +344,7 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
     let request = Request {
         recipe_path: args.recipe.clone().unwrap_or_else(|| "command".into()),
         overrides: args.overrides.clone(),
+        command_line: typed.to_vec(),
         runner,
         device_memory,
         oom_policy: args.oom_policy,
@@ -364,6 +408,9 @@ fn launch(args: &Args, recipe: &Recipe, shown: &mut Vec<Diagnostic>) -> anyhow::
         }
         prepared => prepared?,
     };
+    if !args.resume {
+        index::add(run_dir);
+    }
     let run = &prepared.run;
     display.event(&Event::Planned {
         name: run_dir.path().display().to_string(),
@@ -407,9 +454,17 @@ fn finish(run_dir: &RunDir, end: &End, external: bool) -> anyhow::Result<ExitCod
             ));
             ExitCode::SUCCESS
         }
+        End::Drained
+            if run_dir
+                .state()?
+                .is_some_and(|state| state.phase == RunPhase::Cancelled) =>
+        {
+            say(format_args!("cancelled: {place} keeps its files\n"));
+            ExitCode::from(EXIT_DRAINED)
+        }
         End::Drained => {
             say(format_args!(
-                "stopped; the same command with --resume --out {place} continues the run\n"
+                "stopped; `evenkeel resume {place}` continues the run\n"
             ));
             ExitCode::from(EXIT_DRAINED)
         }

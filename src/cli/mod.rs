@@ -10,7 +10,9 @@ mod explain;
 mod gpus;
 mod install;
 mod launch;
+mod list;
 mod logging;
+mod logs;
 mod next_command;
 mod output;
 mod plan;
@@ -26,8 +28,10 @@ mod setup;
 mod signals;
 mod status;
 mod status_external;
+mod stop;
 mod table;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -49,13 +53,14 @@ pub const EXIT_DRAINED: u8 = 143;
 const EXIT_CODES: &str = "\
 Exit codes:
   0    success
-  1    a rule refuses the recipe or the plan, the run or job failed, or a ledger is not proved
+  1    a rule refuses the recipe or the plan, a run or job failed, or a ledger is
+       not proved
   2    invalid arguments, or a file, run or cluster that cannot be used
   130  Ctrl-C stopped following a job on a cluster; the job continues
-  143  drained by a signal; --resume continues the run";
+  143  drained by a signal or `evenkeel suspend`; `evenkeel resume` continues it";
 
 #[derive(Parser)]
-#[command(name = "evenkeel", version, about, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "evenkeel", version, about, max_term_width = 80, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -68,17 +73,19 @@ enum Command {
     Explain(explain::Args),
     Gpus(gpus::Args),
     Launch(Box<launch::Args>),
-    Resize(resize::Args),
+    List(list::Args),
     Status(status::Args),
+    Logs(logs::Args),
+    #[command(alias = "scale")]
+    Resize(resize::Args),
+    /// Make a run or TrainingJob commit a checkpoint and stop until it is resumed.
+    #[command(alias = "stop")]
+    Suspend(stop::StopArgs),
+    /// Continue a stopped run, with the recipe and options of its launch, or a suspended TrainingJob.
+    Resume(stop::ResumeArgs),
+    /// Stop a run for good, or delete a TrainingJob and its pods. Checkpoints stay.
+    Cancel(stop::StopArgs),
     Report(report::Args),
-    List(cluster::list::Args),
-    Logs(cluster::logs::Args),
-    Scale(cluster::scale::Args),
-    /// Make a TrainingJob commit a checkpoint and release its GPUs.
-    Suspend(cluster::suspend::Args),
-    /// Resume a suspended TrainingJob.
-    Resume(cluster::suspend::Args),
-    Cancel(cluster::cancel::Args),
     Completions(completions::Args),
     Controller(controller::Args),
     Crd(crd::Args),
@@ -116,15 +123,14 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Gpus(args) => gpus::run(args),
         Command::Launch(args) => launch::run(*args),
-        Command::Resize(args) => resize::run(args),
+        Command::List(args) => list::run(args),
         Command::Status(args) => status::run(args),
+        Command::Logs(args) => logs::run(args),
+        Command::Resize(args) => resize::run(args),
+        Command::Suspend(args) => stop::suspend(args),
+        Command::Resume(args) => stop::resume(args),
+        Command::Cancel(args) => stop::cancel(args),
         Command::Report(args) => report::run(args),
-        Command::List(args) => cluster::list::run(args),
-        Command::Logs(args) => cluster::logs::run(args),
-        Command::Scale(args) => cluster::scale::run(args),
-        Command::Suspend(args) => cluster::suspend::suspend(args),
-        Command::Resume(args) => cluster::suspend::resume(args),
-        Command::Cancel(args) => cluster::cancel::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Crd(args) => crd::run(args),
@@ -135,6 +141,14 @@ pub fn main() -> ExitCode {
         Command::Rank(args) => rank::run(args),
     };
     result.unwrap_or_else(|error| failed(&error))
+}
+
+/// The arguments of a launch that were typed before, after the program's name.
+fn parse_launch(words: &[OsString]) -> anyhow::Result<launch::Args> {
+    match Cli::try_parse_from(words)?.command {
+        Command::Launch(args) => Ok(*args),
+        _ => bail!("the recorded command is not `evenkeel launch`"),
+    }
 }
 
 /// Whether kubectl called this executable as a plugin (`kubectl-evenkeel`).

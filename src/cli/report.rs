@@ -14,8 +14,8 @@ use crate::util::durable;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel report quickstart            writes runs/quickstart/report.html
-  evenkeel report quickstart --ledger   include the proof that every sample counted once")]
+  evenkeel report quickstart           writes runs/quickstart/report.html
+  evenkeel report quickstart --ledger  with the proof of every sample")]
 pub struct Args {
     /// The run: its directory, or its name under runs/.
     run: PathBuf,

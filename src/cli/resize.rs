@@ -1,33 +1,35 @@
-//! `evenkeel resize`: requests another number of ranks for a run and waits until it has moved.
+//! `evenkeel resize`: requests another number of ranks for a run and waits until it has moved, or another number of
+//! nodes for a job.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use super::EXIT_REFUSED;
+use super::cluster::scale;
 use super::output::{Unprinted, line, say};
-use super::{EXIT_REFUSED, run_arg};
+use super::run_arg::{Found, Target};
 use crate::launch::run_dir::GenerationRow;
-use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_finished, worlds};
+use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_ended, worlds};
 use crate::plan::{DeviceKind, MOST_GPUS};
 use crate::recipe::Sources;
 
 /// Poll interval of the run's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Move a run to another number of processes at the same global batch.
+/// Move a run to another number of processes, or a TrainingJob to another number of nodes, at the same global
+/// batch.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  evenkeel resize quickstart 4           move the run to 4 processes and wait until it trains
-  evenkeel resize runs/quickstart 1      a directory also selects a run
-  evenkeel resize quickstart 3 --no-wait request it and return immediately")]
+  evenkeel resize quickstart 4            to 4 processes; wait until it trains
+  evenkeel resize runs/quickstart 1       a directory also selects a run
+  evenkeel resize quickstart 3 --no-wait  request it and return immediately
+  evenkeel resize first 4 -n training     a TrainingJob to at most 4 nodes")]
 pub struct Args {
-    /// The run: its directory, or its name under runs/.
-    run: PathBuf,
-    /// New number of processes.
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
+    /// New number of processes of a run, or of nodes of a TrainingJob
+    #[arg(index = 2, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     processes: u64,
     /// Return as soon as the request is written.
     #[arg(long)]
@@ -35,10 +37,19 @@ pub struct Args {
     /// Stop waiting after this many seconds; the request stays.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     timeout: u64,
+    #[command(flatten)]
+    target: Target,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let run_dir = run_arg::find(&args.run)?;
+    let run_dir = match args.target.find(true)? {
+        Found::Run(run_dir) => run_dir,
+        Found::Job(job) => {
+            let nodes = u32::try_from(args.processes)?;
+            scale::run(&job, &args.target.cluster, nodes)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     let formula = match worlds::formula_of_run(&run_dir, args.processes) {
         Err(LaunchError::Refused(refused)) => {
             super::render::print(&refused.diagnostics, &Sources::default());
@@ -47,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         formula => formula?,
     };
     if let Some(state) = run_dir.state()? {
-        refuse_finished(&run_dir, &run_dir.run()?, &state)?;
+        refuse_ended(&run_dir, &run_dir.run()?, &state)?;
     }
     if !run_dir.in_use()? {
         bail!(
@@ -59,7 +70,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     let before = run_dir.state()?.map_or(0, |s| s.generations.len());
-    let desired = run_dir.write_desired(args.processes)?;
+    let desired = run_dir.request_ranks(args.processes)?;
     let devices = DeviceKind::Cpu.count(args.processes);
     line(format_args!("requested {devices}: {formula}"))?;
     if args.no_wait {
@@ -140,7 +151,7 @@ fn end(state: &RunState, request: u64, launcher_works: bool) -> Option<Option<&s
     match &state.phase {
         Phase::Failed { message } if answered || !launcher_works => Some(Some(message)),
         Phase::Finished if answered || !launcher_works => Some(None),
-        Phase::Drained if answered => Some(None),
+        Phase::Drained | Phase::Cancelled if answered => Some(None),
         _ => None,
     }
 }

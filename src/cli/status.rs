@@ -1,17 +1,20 @@
 //! `evenkeel status`: lists the runs, or shows one run and proves its sample ledger.
 
 use std::fmt;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
+use super::EXIT_REFUSED;
 use super::cluster::{self, ClusterArgs};
 use super::output::{Format, line, print};
+use super::run_arg::{self, Found, Target};
 use super::table::Table;
-use super::{EXIT_REFUSED, run_arg};
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
 use crate::telemetry::{Pace, StepRecord, human};
@@ -23,7 +26,8 @@ use crate::util::format::count;
 Examples:
   evenkeel status                      the runs under runs/
   evenkeel status quickstart           one run: plan, progress, generations
-  evenkeel status quickstart --ledger  prove that every sample was consumed exactly once
+  evenkeel status quickstart --watch   again every two seconds until it ends
+  evenkeel status quickstart --ledger  prove that every sample counted once
   evenkeel status first -n training    a TrainingJob on a cluster")]
 pub struct Args {
     /// The run: its directory, or its name under runs/.
@@ -32,6 +36,9 @@ pub struct Args {
     /// recorded in the forward passes.
     #[arg(long, requires = "run")]
     ledger: bool,
+    /// Show it again every two seconds until it ends.
+    #[arg(short, long, requires = "run", conflicts_with = "ledger")]
+    watch: bool,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
@@ -39,26 +46,43 @@ pub struct Args {
     cluster: ClusterArgs,
 }
 
+/// Time between two views of `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How a command that shows a run or job goes on.
+pub struct View {
+    pub code: ExitCode,
+    /// The run or job has ended.
+    pub ended: bool,
+}
+
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let (true, Some(flag)) = (args.ledger, args.cluster.flag()) {
         bail!("`--ledger` proves a run on this machine; remove `{flag}`");
     }
-    match args.run {
-        Some(job) if args.cluster.is_selected() && !args.ledger => {
-            cluster::show::run(&job.display().to_string(), &args.cluster, args.output)
+    let Some(name) = args.run else {
+        return match args.cluster.is_selected() {
+            true => cluster::list::list(&args.cluster, false, args.output),
+            false => list(args.output),
+        };
+    };
+    if args.ledger {
+        return prove(&run_arg::find(&name)?, args.output);
+    }
+    let found = Target::named(name, &args.cluster).find(false)?;
+    loop {
+        if args.watch && args.output == Format::Text && std::io::stdout().is_terminal() {
+            // The cursor to the first line, and an empty screen.
+            print("\x1b[H\x1b[2J")?;
         }
-        None if args.cluster.is_selected() => {
-            cluster::list::list(&args.cluster, false, args.output)
+        let view = match &found {
+            Found::Run(run_dir) => show(run_dir, args.output)?,
+            Found::Job(job) => cluster::show::run(job, &args.cluster, args.output)?,
+        };
+        if !args.watch || view.ended {
+            return Ok(view.code);
         }
-        None => list(args.output),
-        Some(run_dir) => {
-            let run_dir = run_arg::find(&run_dir)?;
-            if args.ledger {
-                prove(&run_dir, args.output)
-            } else {
-                show(&run_dir, args.output)
-            }
-        }
+        std::thread::sleep(WATCH_INTERVAL);
     }
 }
 
@@ -72,6 +96,8 @@ struct Activity {
     message: Option<String>,
     /// True if no launcher runs and the run has not ended.
     interrupted: bool,
+    #[serde(skip)]
+    ended: bool,
 }
 
 impl Activity {
@@ -102,6 +128,7 @@ impl Activity {
             Some(Phase::Running) => ("running", false),
             Some(Phase::Draining) => ("draining", false),
             Some(Phase::Drained) => ("drained", true),
+            Some(Phase::Cancelled) => ("cancelled", true),
             Some(Phase::Finished) => ("finished", true),
             Some(Phase::Failed { message: reason }) => {
                 message = Some(reason.clone());
@@ -112,6 +139,7 @@ impl Activity {
             phase,
             message,
             interrupted: !ended && !in_use,
+            ended,
         }
     }
 }
@@ -211,7 +239,16 @@ impl Listed {
     }
 }
 
-fn list(output: Format) -> anyhow::Result<ExitCode> {
+/// The runs on this machine, as `-o json` shows them.
+pub fn rows() -> Vec<impl Serialize> {
+    run_arg::all()
+        .iter()
+        .map(Listed::of)
+        .collect::<Vec<Listed>>()
+}
+
+/// Lists the runs on this machine.
+pub fn list(output: Format) -> anyhow::Result<ExitCode> {
     let rows: Vec<Listed> = run_arg::all().iter().map(Listed::of).collect();
     if let Format::Text = output {
         if rows.is_empty() {
@@ -240,9 +277,13 @@ struct Shown<'a> {
     rest: serde_json::Value,
 }
 
-fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
+fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
     let run = run_dir.run()?;
     let (activity, state) = Activity::read(run_dir)?;
+    let view = View {
+        code: ExitCode::SUCCESS,
+        ended: activity.interrupted || activity.ended,
+    };
     let Some(state) = state else {
         if output == Format::Text {
             line(format_args!("{}: {activity}", run_dir.path().display()))?;
@@ -253,7 +294,7 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
                 rest: json!({}),
             })?;
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(view);
     };
     let steps = history::last_steps(run_dir, &state);
     let batch = history::current_batch(run_dir, &state).unwrap_or(run.global_batch_size);
@@ -277,7 +318,7 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
             activity,
             rest,
         })?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(view);
     }
     line(format_args!("{}: {activity}", run_dir.path().display()))?;
     line(format_args!("  recipe      {}", run.recipe_path.display()))?;
@@ -315,7 +356,7 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         None => line(format_args!("  checkpoint  none yet"))?,
     }
     print(format_args!("\n{}", generations(&state.generations)))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(view)
 }
 
 /// The progress of a run with these newest steps of a generation, the newest first: `64 of 480 samples, step 4, loss

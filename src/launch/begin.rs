@@ -37,6 +37,7 @@ pub(super) fn begin(
         dialect: recipe.dialect,
         base: base()?,
         overrides: request.overrides.clone(),
+        command_line: request.command_line.clone(),
         spec: spec.clone(),
         global_batch_size,
         model_config: planned.worlds.request().model_config.clone(),

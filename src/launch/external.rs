@@ -38,7 +38,7 @@ pub(super) fn prepare(
     let state = if request.resume {
         let state = run_dir.state()?;
         if let Some(state) = &state {
-            resume::refuse_finished(run_dir, &run, state)?;
+            resume::refuse_ended(run_dir, &run, state)?;
         }
         resume::wait_for_old_ranks(run_dir, state.as_ref(), request)?;
         state

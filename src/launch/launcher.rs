@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::launch::launcher::external_trainer::ExternalRun;
 
-use super::run_dir::{GenerationRow, Phase, RunDir, RunState};
+use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
 use crate::host::{Event as RankEvent, HostGeneration, Start};
@@ -50,6 +50,8 @@ pub struct Launcher<'a> {
     external: Option<ExternalRun>,
     state: RunState,
     desired: u64,
+    /// A stop was requested.
+    stop: Option<Stop>,
     /// Ranks that could run; a lost rank reduces it.
     capacity: u64,
     restarts_left: u64,
@@ -117,6 +119,7 @@ impl<'a> Launcher<'a> {
             program,
             state,
             desired: ranks,
+            stop: None,
             capacity: u64::MAX,
             restarts_left: RESTARTS,
             oom_policy: request.oom_policy,
@@ -183,7 +186,7 @@ impl<'a> Launcher<'a> {
             bounds: self.bounds(),
             feasible: &|world| self.worlds.is_feasible(world, reached),
             refusal: &|world| self.worlds.refused_split(world, reached),
-            stop: self.signals.load(Ordering::Relaxed) > 0,
+            stop: self.stop.is_some() || self.signals.load(Ordering::Relaxed) > 0,
             restarts_left: self.restarts_left,
             ranks,
         };
@@ -292,7 +295,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Reads a new request for a number of ranks. A request also makes lost ranks available again.
+    /// Reads a new request. One for a number of ranks also makes lost ranks available again.
     fn read_desired(&mut self) -> Result<(), LaunchError> {
         let desired = match self.run_dir.desired() {
             Ok(desired) => desired,
@@ -313,8 +316,11 @@ impl<'a> Launcher<'a> {
         };
         if desired.request > self.state.request {
             self.state.request = desired.request;
-            self.desired = desired.ranks;
-            self.capacity = u64::MAX;
+            self.stop = desired.stop;
+            if desired.stop.is_none() {
+                self.desired = desired.ranks;
+                self.capacity = u64::MAX;
+            }
             self.write_state()?;
         }
         Ok(())
@@ -506,6 +512,7 @@ impl<'a> Launcher<'a> {
     fn end(mut self, end: End) -> Result<End, LaunchError> {
         self.state.phase = match &end {
             End::Finished => Phase::Finished,
+            End::Drained if self.stop == Some(Stop::Cancel) => Phase::Cancelled,
             End::Drained => Phase::Drained,
             End::Failed { message } => Phase::Failed {
                 message: message.clone(),
@@ -576,9 +583,9 @@ mod tests {
             "batch: {global: 12, per_device_batch_size: 2}",
             &[],
         );
-        launched.run_dir.write_desired(4).unwrap();
+        launched.run_dir.request_ranks(4).unwrap();
         let run_lock = RunLock::take(launched.run_dir.clone()).unwrap();
-        launched.run_dir.write_desired(1).unwrap();
+        launched.run_dir.request_ranks(1).unwrap();
         let prepared = launched.resume(|_| {}).unwrap();
         let mut display = Display::new(Mode::Quiet);
         let request = &launched.request;

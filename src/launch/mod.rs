@@ -8,6 +8,7 @@
 mod begin;
 mod external;
 pub mod history;
+pub mod index;
 mod initial;
 mod launcher;
 mod model;
@@ -31,8 +32,8 @@ pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use launcher::Launcher;
 pub use request::{Planned, Prepared, Request};
-pub use resume::{continued, refuse_finished};
-pub use run_dir::{Phase, RunDir, RunState};
+pub use resume::{continued, refuse_ended};
+pub use run_dir::{Phase, RunDir, RunState, Stop};
 pub use survey::survey;
 
 use crate::checkpoint::CheckpointError;

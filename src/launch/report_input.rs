@@ -3,7 +3,12 @@
 use super::proof::LedgerProof;
 use super::run_dir::GenerationRow;
 use super::{LaunchError, RunDir, history};
+use crate::plan::DeviceKind;
+use crate::recipe::schema::spec::Precision;
+use crate::recipe::syntax::shell;
 use crate::telemetry::report::{Fact, GenerationFacts, LedgerVerdict, ReportInput};
+use crate::util::format::count;
+use crate::util::time;
 
 /// All data that the report shows. `ledger` is the proof, if requested.
 pub fn report_input(
@@ -23,12 +28,22 @@ pub fn report_input(
         label: label.into(),
         value,
     };
-    let recipe = fact("recipe", run.recipe_path.display().to_string());
+    let mut details = vec![fact("recipe", run.recipe_path.display().to_string())];
+    if !run.command_line.is_empty() {
+        let command = format!("evenkeel {}", shell::join(&run.command_line));
+        details.push(fact("command", command));
+    } else if !run.overrides.is_empty() {
+        details.push(fact("overrides", run.overrides.join(" ")));
+    }
+    let started = state.generations.first().map(|row| row.created);
+    details.extend(started.map(|seconds| fact("started", time::minute(seconds))));
+    details.push(fact("evenkeel", env!("CARGO_PKG_VERSION").to_owned()));
     let call = state.generations.last().and_then(|row| row.call.as_ref());
-    let details = match call {
-        Some(call) => vec![recipe, fact("command", call.command.join(" "))],
-        None => {
-            let model = &run.built_in()?.model;
+    match (call, &run.built_in) {
+        (Some(call), _) => details.push(fact("program", call.command.join(" "))),
+        (None, None) => {}
+        (None, Some(built_in)) => {
+            let model = &built_in.model;
             let shape = format!(
                 "{} layers, width {}, {} heads, vocabulary {}",
                 model.num_hidden_layers,
@@ -36,15 +51,42 @@ pub fn report_input(
                 model.num_attention_heads,
                 model.vocab_size
             );
-            let strategy = format!("{:?}", run.spec.parallel.strategy).to_lowercase();
-            vec![
-                recipe,
+            let spec = &run.spec;
+            let strategy = format!("{:?}", spec.parallel.strategy).to_lowercase();
+            let sources = spec.data.train.iter().map(|source| source.path.clone());
+            let sources: Vec<String> = sources.collect();
+            let data = match run.data_samples {
+                Some(samples) => format!("{} ({})", sources.join(", "), count(samples, "sample")),
+                None => sources.join(", "),
+            };
+            let precision = match (built_in.device, spec.model.precision) {
+                (DeviceKind::Cpu, _) | (_, Precision::F32) => "f32",
+                (DeviceKind::Cuda, Precision::Bf16 | Precision::F16) => {
+                    "bf16, weights and states in f32"
+                }
+            };
+            details.extend([
                 fact("model", shape),
+                fact("data", data),
+                fact(
+                    "tokens a sample",
+                    format!("at most {}", spec.data.sequence_length),
+                ),
+                fact("precision", precision.to_owned()),
                 fact("strategy", strategy),
-                fact("seed", run.spec.seed.to_string()),
-            ]
+                fact("seed", spec.seed.to_string()),
+            ]);
+            let newest = state.checkpoint_ref.as_ref();
+            details.extend(newest.map(|newest| {
+                let samples = count(newest.samples, "sample");
+                fact("checkpoint", format!("{} ({samples})", newest.path))
+            }));
+            if !history.evaluations.is_empty() {
+                let mean = "a mean over tokens; transformers' eval_loss is a mean over batches";
+                details.push(fact("evaluation loss", mean.to_owned()));
+            }
         }
-    };
+    }
     let mut steps = history.steps.iter().rev();
     let total = steps.find_map(|step| step.external?.total_samples);
     let mut start = 0;

@@ -18,6 +18,8 @@ use crate::train::Run;
 pub struct Request {
     pub recipe_path: PathBuf,
     pub overrides: Vec<String>,
+    /// The whole command after `evenkeel`, as typed.
+    pub command_line: Vec<String>,
     /// What runs the recipe.
     pub runner: Runner,
     /// Memory of the devices, if known.
@@ -45,6 +47,7 @@ impl Request {
         Request {
             recipe_path,
             overrides: Vec::new(),
+            command_line: Vec::new(),
             runner,
             device_memory: None,
             oom_policy: OomPolicy::default(),

@@ -142,7 +142,7 @@ pub(super) fn resume(
     }
     let mut state = run_dir.state()?;
     if let Some(state) = &state {
-        refuse_finished(run_dir, &run, state)?;
+        refuse_ended(run_dir, &run, state)?;
     }
     if state.is_none() && run_dir.holds_checkpoints()? {
         return Err(LaunchError::usage(format!(
@@ -226,11 +226,13 @@ pub(super) fn resume(
     })
 }
 
-/// Refuses a run whose budget is exhausted; no launcher can continue it in any world.
-pub fn refuse_finished(run_dir: &RunDir, run: &Run, state: &RunState) -> Result<(), LaunchError> {
-    if state.phase != Phase::Finished {
-        return Ok(());
-    }
+/// Refuses a run that is finished or cancelled; no launcher continues it in any world.
+pub fn refuse_ended(run_dir: &RunDir, run: &Run, state: &RunState) -> Result<(), LaunchError> {
+    let ended = match state.phase {
+        Phase::Finished => "finished, its budget is exhausted",
+        Phase::Cancelled => "cancelled",
+        _ => return Ok(()),
+    };
     let weights = state
         .checkpoint_ref
         .as_ref()
@@ -242,7 +244,7 @@ pub fn refuse_finished(run_dir: &RunDir, run: &Run, state: &RunState) -> Result<
             )
         });
     Err(LaunchError::usage(format!(
-        "{} is finished, its budget is exhausted; to train more, start a new run{weights}",
+        "{} is {ended}; to train more, start a new run{weights}",
         run_dir.path().display()
     )))
 }
@@ -614,7 +616,7 @@ mod tests {
             checkpoint_ref: Some(checkpoint_ref),
             ..RunState::default()
         };
-        assert!(refuse_finished(&launched.run_dir, &launched.prepared.run, &state).is_ok());
+        assert!(refuse_ended(&launched.run_dir, &launched.prepared.run, &state).is_ok());
         state.phase = Phase::Finished;
         launched.run_dir.write_state(&state).unwrap();
         let message = launched.resume(|_| {}).err().unwrap();

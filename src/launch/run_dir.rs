@@ -31,12 +31,26 @@ const DESIRED_LOCK: &str = "desired.lock";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir(PathBuf);
 
-/// A request for a number of ranks (`desired.json`).
+/// A request for a number of ranks, or to stop (`desired.json`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Desired {
+    /// 0 if the run is to stop.
     pub ranks: u64,
     /// Increases with every request, so that a repeated number is noticed.
     pub request: u64,
+    /// Stop instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop: Option<Stop>,
+}
+
+/// How a run stops on request: in both cases its ranks commit a checkpoint first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stop {
+    /// Until it is resumed.
+    Suspend,
+    /// For good.
+    Cancel,
 }
 
 /// State of a run (`state.json`).
@@ -87,6 +101,8 @@ pub enum Phase {
     Draining,
     /// Stopped on request; `--resume` continues it.
     Drained,
+    /// Stopped on request for good.
+    Cancelled,
     /// The budget is exhausted.
     Finished,
     Failed {
@@ -173,7 +189,16 @@ impl RunDir {
     }
 
     /// Requests a number of ranks. Concurrent requests get consecutive numbers.
-    pub fn write_desired(&self, ranks: u64) -> Result<Desired, LaunchError> {
+    pub fn request_ranks(&self, ranks: u64) -> Result<Desired, LaunchError> {
+        self.request(ranks, None)
+    }
+
+    /// Requests a stop, numbered as [`RunDir::request_ranks`] does.
+    pub fn request_stop(&self, stop: Stop) -> Result<Desired, LaunchError> {
+        self.request(0, Some(stop))
+    }
+
+    fn request(&self, ranks: u64, stop: Option<Stop>) -> Result<Desired, LaunchError> {
         let path = self.0.join(DESIRED_LOCK);
         // With `read` opening a named pipe does not wait for its reader.
         let _numbering = File::options()
@@ -189,7 +214,11 @@ impl RunDir {
             Err(_) => self.state()?.map_or(0, |state| state.request),
         };
         let request = request + 1;
-        let desired = Desired { ranks, request };
+        let desired = Desired {
+            ranks,
+            request,
+            stop,
+        };
         self.write(DESIRED, &desired)?;
         Ok(desired)
     }
@@ -258,7 +287,7 @@ mod tests {
     fn concurrent_requests_get_different_numbers() {
         let directory = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(directory.path());
-        let ask = || (0..5).map(|_| run_dir.write_desired(2).unwrap().request);
+        let ask = || (0..5).map(|_| run_dir.request_ranks(2).unwrap().request);
         let numbers: BTreeSet<u64> = thread::scope(|scope| {
             let asking: Vec<_> = (0..8)
                 .map(|_| scope.spawn(|| ask().collect::<Vec<u64>>()))

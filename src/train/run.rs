@@ -36,6 +36,9 @@ pub struct Run {
     pub base: PathBuf,
     /// The overrides of the command line.
     pub overrides: Vec<String>,
+    /// The whole command after `evenkeel`, as typed in `base`; empty for a run of an older version or of a pod.
+    #[serde(default)]
+    pub command_line: Vec<String>,
     /// The parsed content of the recipe.
     pub spec: Spec,
     /// The run's global batch, in samples; the norm test starts from it.

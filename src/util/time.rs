@@ -12,6 +12,12 @@ pub fn micro_time(seconds: f64) -> MicroTime {
     MicroTime(Timestamp::from_microsecond(microseconds).unwrap_or(Timestamp::UNIX_EPOCH))
 }
 
+/// The minute of `seconds` since the Unix epoch, for people: `2026-11-27 06:08 UTC`.
+pub fn minute(seconds: f64) -> String {
+    let time = micro_time(seconds).0;
+    time.strftime("%Y-%m-%d %H:%M UTC").to_string()
+}
+
 /// Seconds since the Unix epoch.
 pub fn seconds(time: &MicroTime) -> f64 {
     time.0.as_microsecond() as f64 / 1e6
@@ -47,6 +53,12 @@ pub mod rfc3339 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn people_read_minutes() {
+        assert_eq!(minute(0.0), "1970-01-01 00:00 UTC");
+        assert_eq!(minute(1_763_866_800.9), "2025-11-23 03:00 UTC");
+    }
 
     #[test]
     fn times_survive_repeated_conversion() {

@@ -133,6 +133,24 @@ fn commands_change_and_show_a_job() {
     );
     stdout(&["logs", "moved", "--rank", "5"]);
 
+    // A run of the same name on this machine: the name alone means neither.
+    let here = tempfile::tempdir().unwrap();
+    let run = here.path().join("runs/moved");
+    std::fs::create_dir_all(&run).unwrap();
+    std::fs::write(run.join("run.json"), "{}").unwrap();
+    let both = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .current_dir(here.path())
+        .args(["suspend", "moved"])
+        .output()
+        .unwrap();
+    assert_eq!(both.status.code(), Some(2));
+    let message = "`moved` is the run in runs/moved and a TrainingJob in namespace default; add `--local` or `-n default`";
+    assert!(
+        output_text(&both).contains(message),
+        "{}",
+        output_text(&both)
+    );
+
     stdout(&["scale", "moved", "1"]);
     job.wait_training_on(1);
     stdout(&["suspend", "moved"]);

@@ -17,3 +17,4 @@ mod stalled;
 mod support;
 mod trainers;
 mod upstream;
+mod verbs;

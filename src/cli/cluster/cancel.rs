@@ -1,25 +1,12 @@
-//! `evenkeel cancel`: deletes a TrainingJob.
-
-use std::process::ExitCode;
+//! Deletes a TrainingJob.
 
 use super::ClusterArgs;
 use crate::cli::output::line;
 use crate::client::change;
 
-/// Delete a TrainingJob and its pods. Its committed checkpoints stay on the volume.
-#[derive(clap::Args)]
-pub struct Args {
-    /// Name of the TrainingJob
-    job: String,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let job = args
-        .cluster
-        .run(async |cluster| Ok(change::cancel(cluster, &args.job).await?))?;
-    let checkpoint_ref = job.status.and_then(|status| status.checkpoint);
+pub fn run(job: &str, cluster: &ClusterArgs) -> anyhow::Result<()> {
+    let deleted = cluster.run(async |cluster| Ok(change::cancel(cluster, job).await?))?;
+    let checkpoint_ref = deleted.status.and_then(|status| status.checkpoint);
     let kept = match checkpoint_ref {
         Some(checkpoint_ref) => format!(
             "its newest checkpoint, {}, stays on the volume",
@@ -27,6 +14,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ),
         None => "it has no checkpoint".into(),
     };
-    line(format_args!("{} is being deleted; {kept}", args.job))?;
-    Ok(ExitCode::SUCCESS)
+    line(format_args!("{job} is being deleted; {kept}"))?;
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `evenkeel list`: the TrainingJobs of one or all namespaces.
+//! The TrainingJobs of one or all namespaces.
 
 use std::process::ExitCode;
 
@@ -8,33 +8,25 @@ use crate::cli::output::{Format, line, print, say};
 use crate::cli::table::Table;
 use crate::client::change;
 
-/// List TrainingJobs.
-#[derive(clap::Args)]
-#[command(after_help = "\
-Examples:
-  evenkeel list                 jobs in the context's namespace
-  evenkeel list -A -o json      all jobs as JSON")]
-pub struct Args {
-    /// List the jobs of all namespaces
-    #[arg(short = 'A', long, conflicts_with = "namespace")]
-    all_namespaces: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t = Format::Text)]
-    output: Format,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    list(&args.cluster, args.all_namespaces, args.output)
-}
-
-/// Lists the jobs; `evenkeel status` without a name does the same.
+/// Lists the jobs.
 pub fn list(
     cluster: &ClusterArgs,
     all_namespaces: bool,
     output: Format,
 ) -> anyhow::Result<ExitCode> {
+    let (jobs, namespace) = jobs(cluster, all_namespaces)?;
+    match output {
+        Format::Text => print_table(&jobs, all_namespaces, &namespace)?,
+        output => output.print(&jobs)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The jobs, and the namespace. Reports those that this program cannot read.
+pub fn jobs(
+    cluster: &ClusterArgs,
+    all_namespaces: bool,
+) -> anyhow::Result<(Vec<TrainingJob>, String)> {
     let ((jobs, unreadable), namespace) = cluster.run(async |cluster| {
         let jobs = change::list(cluster, all_namespaces).await?;
         Ok((jobs, cluster.namespace.clone()))
@@ -43,10 +35,14 @@ pub fn list(
         let (name, error) = (job.metadata.name.as_deref().unwrap_or_default(), &job.error);
         say(format_args!("TrainingJob {name} cannot be read: {error}"));
     }
-    if output != Format::Text {
-        output.print(&jobs)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+    Ok((jobs, namespace))
+}
+
+pub fn print_table(
+    jobs: &[TrainingJob],
+    all_namespaces: bool,
+    namespace: &str,
+) -> anyhow::Result<()> {
     if jobs.is_empty() {
         if all_namespaces {
             line("no TrainingJobs")?;
@@ -55,16 +51,16 @@ pub fn list(
                 "no TrainingJobs in namespace {namespace} (-A lists all namespaces)"
             ))?;
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let mut table = Table::new([
         "job", "phase", "nodes", "batch", "progress", "step", "loss", "left", "message",
     ]);
-    for job in &jobs {
+    for job in jobs {
         table.row(cells(job, all_namespaces));
     }
     print(table.render())?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn cells(job: &TrainingJob, with_namespace: bool) -> [String; 9] {

@@ -8,19 +8,23 @@ use crate::api::TrainingJob;
 use crate::api::status::Phase;
 use crate::cli::EXIT_REFUSED;
 use crate::cli::output::{Format, line, print};
+use crate::cli::status::View;
 use crate::cli::table::Table;
 
 /// Shows one job; exit code 1 if it has failed.
-pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<ExitCode> {
+pub fn run(name: &str, cluster: &ClusterArgs, output: Format) -> anyhow::Result<View> {
     let job = cluster.run(async |cluster| Ok(cluster.job(name).await?))?;
     match output {
         Format::Text => text(&job)?,
         format => format.print(&job)?,
     }
-    let phase = job.status.map(|status| status.phase);
-    Ok(match phase {
-        Some(Phase::Failed) => ExitCode::from(EXIT_REFUSED),
-        _ => ExitCode::SUCCESS,
+    let status = job.status.unwrap_or_default();
+    Ok(View {
+        code: match status.phase {
+            Phase::Failed => ExitCode::from(EXIT_REFUSED),
+            _ => ExitCode::SUCCESS,
+        },
+        ended: status.is_over(),
     })
 }
 

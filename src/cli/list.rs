@@ -1,0 +1,62 @@
+//! `evenkeel list`: the runs on this machine, and the TrainingJobs of a cluster.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::cluster::{self, ClusterArgs};
+use super::output::{Format, line, say};
+use super::status;
+
+/// List the runs on this machine, and the TrainingJobs of the cluster.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evenkeel list             runs launched here, and jobs of the namespace
+  evenkeel list --local     runs only
+  evenkeel list -A -o json  the jobs of all namespaces, as JSON")]
+pub struct Args {
+    /// List only runs on this machine
+    #[arg(long, conflicts_with_all = ["all_namespaces", "namespace", "context", "kubeconfig"])]
+    local: bool,
+    /// List the jobs of all namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.cluster.is_selected() || args.all_namespaces {
+        return cluster::list::list(&args.cluster, args.all_namespaces, args.output);
+    }
+    if args.local || !args.cluster.is_configured() {
+        return status::list(args.output);
+    }
+    let jobs = cluster::list::jobs(&args.cluster, false);
+    let no_jobs = |error: &anyhow::Error| say(format_args!("no jobs are listed: {error}\n"));
+    if args.output == Format::Text {
+        status::list(args.output)?;
+        match jobs {
+            Ok((jobs, namespace)) => {
+                line("")?;
+                cluster::list::print_table(&jobs, false, &namespace)?;
+            }
+            Err(error) => no_jobs(&error),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let jobs = match jobs {
+        Ok((jobs, _)) => Some(jobs),
+        Err(error) => {
+            no_jobs(&error);
+            None
+        }
+    };
+    args.output
+        .print(&json!({"runs": status::rows(), "jobs": jobs}))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,182 @@
+//! `evenkeel suspend`, `resume` and `cancel`: stop a run or job, until it is resumed or for good.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use super::cluster::{cancel, suspend};
+use super::output::{line, say};
+use super::run_arg::{Found, Target};
+use super::{EXIT_REFUSED, launch};
+use crate::launch::{Phase, RunDir, RunLock, Stop};
+use crate::plan::MOST_GPUS;
+
+/// Poll interval of the run's state.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The run or job to stop.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evenkeel suspend quickstart         commit a checkpoint and stop, as Ctrl-C
+  evenkeel resume quickstart          continue it
+  evenkeel cancel quickstart          stop it for good; its files stay
+  evenkeel suspend first -n training  a TrainingJob: its GPUs are free")]
+pub struct StopArgs {
+    /// Stop waiting for a run after this many seconds; the request stays
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    timeout: u64,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// The run or job to continue.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evenkeel resume quickstart            with recipe and options of its launch
+  evenkeel resume quickstart --procs 4  on 4 processes, the same global batch
+  evenkeel resume first -n training     a TrainingJob")]
+pub struct ResumeArgs {
+    /// Number of training processes of a run. Default: as launched
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
+    procs: Option<u64>,
+    #[command(flatten)]
+    target: Target,
+}
+
+pub fn suspend(args: StopArgs) -> anyhow::Result<ExitCode> {
+    stop(args, Stop::Suspend)
+}
+
+pub fn cancel(args: StopArgs) -> anyhow::Result<ExitCode> {
+    stop(args, Stop::Cancel)
+}
+
+fn stop(args: StopArgs, stop: Stop) -> anyhow::Result<ExitCode> {
+    let run_dir = match args.target.find(true)? {
+        Found::Run(run_dir) => run_dir,
+        Found::Job(job) => {
+            match stop {
+                Stop::Suspend => suspend::suspend(&job, &args.target.cluster)?,
+                Stop::Cancel => cancel::run(&job, &args.target.cluster)?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let request = if run_dir.in_use()? {
+        let request = run_dir.request_stop(stop)?.request;
+        wait(&run_dir, request, args.timeout)?;
+        Some(request)
+    } else {
+        None
+    };
+    if stop == Stop::Cancel {
+        settle(&run_dir)?;
+    }
+    report(&run_dir, stop, request)
+}
+
+/// Waits until the launcher has ended, or a newer request has replaced this one.
+fn wait(run_dir: &RunDir, request: u64, timeout: u64) -> anyhow::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(timeout);
+    while run_dir.in_use()? {
+        if run_dir
+            .desired()?
+            .is_some_and(|newer| newer.request > request)
+        {
+            bail!(
+                "the request was replaced by a newer one; `evenkeel status {}` shows its progress",
+                run_dir.path().display()
+            );
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "it has not stopped after {timeout} s; the request stays, and `evenkeel status {}` shows its progress",
+                run_dir.path().display()
+            );
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+/// Marks a run without a launcher as cancelled, unless it is finished.
+fn settle(run_dir: &RunDir) -> anyhow::Result<()> {
+    let run_lock = RunLock::take(run_dir.clone())?;
+    let mut state = run_lock.run_dir().state()?.unwrap_or_default();
+    if state.phase != Phase::Finished {
+        state.phase = Phase::Cancelled;
+        run_lock.run_dir().write_state(&state)?;
+    }
+    Ok(())
+}
+
+/// Prints how the run has ended. `request`: the number of the request, if a launcher had to stop.
+fn report(run_dir: &RunDir, stop: Stop, request: Option<u64>) -> anyhow::Result<ExitCode> {
+    let place = run_dir.path().display();
+    let state = run_dir.state()?.unwrap_or_default();
+    let samples = state.committed_samples();
+    match (&state.phase, stop) {
+        (Phase::Finished, _) => line(format_args!("{place} is finished"))?,
+        (Phase::Failed { message }, Stop::Suspend) => {
+            say(format_args!(
+                "error: the run failed: {message}; `evenkeel resume {place}` continues where it stopped\n"
+            ));
+            return Ok(ExitCode::from(EXIT_REFUSED));
+        }
+        (Phase::Cancelled, _) => line(format_args!(
+            "{place} is cancelled after {samples} samples; its files stay"
+        ))?,
+        _ if request.is_none() => line(format_args!(
+            "{place} does not run; `evenkeel resume {place}` continues it after {samples} samples"
+        ))?,
+        _ => line(format_args!(
+            "{place} is suspended after {samples} samples; `evenkeel resume {place}` continues it"
+        ))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
+    let run_dir = match args.target.find(true)? {
+        Found::Run(run_dir) => run_dir,
+        Found::Job(job) => {
+            if args.procs.is_some() {
+                bail!(
+                    "`--procs` continues a run on this machine; `evenkeel resize {job} NODES` moves a job"
+                );
+            }
+            suspend::resume(&job, &args.target.cluster)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let run = run_dir.run()?;
+    let out = std::path::absolute(run_dir.path())?;
+    if run.command_line.is_empty() {
+        bail!(
+            "{} was launched by an older version, which did not record its command; `evenkeel launch {} … --resume \
+             --out {}` continues it",
+            run_dir.path().display(),
+            run.recipe_path.display(),
+            out.display()
+        );
+    }
+    std::env::set_current_dir(&run.base).with_context(|| {
+        format!(
+            "cannot change to {}, where it was launched",
+            run.base.display()
+        )
+    })?;
+    launch::again(&words(&run.command_line), &out, args.procs)
+}
+
+/// The recorded words, as clap takes them.
+fn words(command_line: &[String]) -> Vec<OsString> {
+    let program = Path::new("evenkeel").as_os_str().to_owned();
+    let words = command_line.iter().map(OsString::from);
+    std::iter::once(program).chain(words).collect()
+}
