@@ -155,8 +155,8 @@ const TRIPPED: &[(&str, &str, &str, &str)] = &[
     (
         "trainer-numerics",
         "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
+        "--recipe-gpus 8 --gpus 8 optim=adamw_bnb_8bit",
         "--recipe-gpus 8 --gpus 8",
-        "--recipe-gpus 8 --gpus 8 bf16=false torch_dtype=float32 attn_implementation=sdpa",
     ),
 ];
 

@@ -83,7 +83,7 @@ enum Command {
     Suspend(stop::StopArgs),
     /// Continue a stopped run, with the recipe and options of its launch, or a suspended TrainingJob.
     Resume(stop::ResumeArgs),
-    /// Stop a run for good, or delete a TrainingJob and its pods. Checkpoints stay.
+    /// Stop a run permanently, or delete a TrainingJob and its pods. Checkpoints stay.
     Cancel(stop::StopArgs),
     Report(report::Args),
     Completions(completions::Args),

@@ -49,7 +49,7 @@ pub struct Args {
 /// Time between two views of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How a command that shows a run or job goes on.
+/// What a command that shows a run or job found.
 pub struct View {
     pub code: ExitCode,
     /// The run or job has ended.

@@ -1,4 +1,4 @@
-//! `evenkeel suspend`, `resume` and `cancel`: stop a run or job, until it is resumed or for good.
+//! `evenkeel suspend`, `resume` and `cancel`: stop a run or job, until it is resumed or permanently.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 Examples:
   evenkeel suspend quickstart         commit a checkpoint and stop, as Ctrl-C
   evenkeel resume quickstart          continue it
-  evenkeel cancel quickstart          stop it for good; its files stay
+  evenkeel cancel quickstart          stop it permanently; files stay
   evenkeel suspend first -n training  a TrainingJob: its GPUs are free")]
 pub struct StopArgs {
     /// Stop waiting for a run after this many seconds; the request stays

@@ -8,7 +8,7 @@ const OUT_OF_MEMORY: [&str; 3] = [
     "DefaultCPUAllocator: can't allocate memory",
 ];
 
-/// Number of lines at the end of which one must name a failure for good. A program may report earlier errors and go on.
+/// The missing thing must be named in the last lines, this many: a program may report earlier errors and continue.
 const LAST: usize = 4;
 
 /// The out-of-memory line in a log tail.

@@ -49,7 +49,7 @@ pub struct Desired {
 pub enum Stop {
     /// Until it is resumed.
     Suspend,
-    /// For good.
+    /// Permanently: it is not resumed.
     Cancel,
 }
 
@@ -101,7 +101,7 @@ pub enum Phase {
     Draining,
     /// Stopped on request; `--resume` continues it.
     Drained,
-    /// Stopped on request for good.
+    /// Stopped on request, permanently.
     Cancelled,
     /// The budget is exhausted.
     Finished,

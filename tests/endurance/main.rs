@@ -6,6 +6,7 @@ mod disk;
 mod disturbed;
 mod external_trainers;
 mod launchers;
+mod losses;
 mod measured;
 mod parsers;
 mod proxy;

@@ -239,7 +239,7 @@ const TRAINER_KEYS: Rule = Rule {
 };
 
 fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
-    let own = "run your own program after `--`";
+    let own = "run your program after `--`";
     let mut without_effect = Vec::new();
     for Untrained {
         key,

@@ -357,8 +357,17 @@ weight_decay: 0.5
         let all = all();
         let list = |wanted: fn(Effect) -> bool| {
             let keys = all.iter().filter(|key| wanted(effect(key)));
-            let keys: Vec<String> = keys.map(|key| format!("`{key}`")).collect();
-            keys.join(", ")
+            // Lines of at most 80 columns.
+            let mut lines = vec![String::new()];
+            for key in keys {
+                let last = lines.last_mut().unwrap();
+                match last.is_empty() {
+                    true => *last += key,
+                    false if last.len() + 1 + key.len() <= 80 => *last += &format!(" {key}"),
+                    false => lines.push((*key).to_owned()),
+                }
+            }
+            format!("```text\n{}\n```", lines.join("\n"))
         };
         let mut refused = String::new();
         for (key, neutral) in UNSUPPORTED {
@@ -375,7 +384,7 @@ weight_decay: 0.5
              # Keys and the built-in trainer\n\n\
              Every key of TRL's SFT, of the alignment-handbook and of transformers' `TrainingArguments` is read, has no effect\n\
              on the trained weights, or is refused by `evenkeel launch`. So is a key that upstream's versions do not have.\n\
-             Your own program after `--` gets all of them.\n\n\
+             A program after `--` gets all of them.\n\n\
              ## Read\n\n{}\n\n\
              ## Without effect\n\n\
              They change no weights, or only by rounding: logs, names, uploads, kernels, memory, workers, other devices, and\n\

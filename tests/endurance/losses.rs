@@ -1,0 +1,97 @@
+//! The losses of TRL's SFT and of the built-in trainer, step by step, on the same recipe, model and rows.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::support::{evenkeel, stderr};
+use super::trainers::{own_file, python};
+
+/// What both read. The learning rate is large, so that a wrong gradient shows in the next loss.
+const RECIPE: &str = "\
+per_device_train_batch_size: 8
+max_steps: 6
+learning_rate: 1.0e-2
+lr_scheduler_type: constant
+train_sampling_strategy: sequential
+bf16: false
+weight_decay: 0.0
+output_dir: out
+";
+
+/// Recipes by name: whole conversations that are cut, completions only, and packed conversations.
+const CASES: [(&str, &str); 3] = [
+    ("cut", "dataset_name: sft/train.jsonl\nmax_length: 48\n"),
+    (
+        "completions",
+        "dataset_name: completions.jsonl\nmax_length: 64\n",
+    ),
+    (
+        "packed",
+        "dataset_name: sft/train.jsonl\nmax_length: 48\npacking: true\npacking_strategy: wrapped\n",
+    ),
+];
+
+#[test]
+fn losses_are_those_of_trl() {
+    let Some(python) = python("torch, transformers, trl") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let here = |mut command: Command, arguments: &[&str]| {
+        command.current_dir(folder.path()).args(arguments);
+        let output = command.env("HF_HUB_OFFLINE", "1").output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        output
+    };
+    let tiny = own_file("tests/trainers/tiny_model.py");
+    here(Command::new(&python), &[&tiny, "."]);
+    let rows: Vec<String> = (0..480)
+        .map(|i| {
+            let completion = format!("it is {}. ", 2 * i).repeat(1 + i % 3);
+            json!({"prompt": format!("what is {i} plus {i}? "), "completion": completion})
+                .to_string()
+        })
+        .collect();
+    std::fs::write(folder.path().join("completions.jsonl"), rows.join("\n")).unwrap();
+    for (name, lines) in CASES {
+        let recipe = format!("model_name_or_path: model\n{RECIPE}{lines}");
+        std::fs::write(folder.path().join(format!("{name}.yaml")), recipe).unwrap();
+    }
+    let script = own_file("tests/trainers/sft_losses.py");
+    let files = CASES.map(|(name, _)| format!("{name}.yaml"));
+    let [cut, completions, packed] = &files;
+    let output = here(Command::new(&python), &[&script, cut, completions, packed]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let expected: Vec<Vec<f64>> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    for ((name, _), expected) in CASES.into_iter().zip(expected) {
+        let file = format!("{name}.yaml");
+        let options = [
+            "--recipe-gpus",
+            "1",
+            "--procs",
+            "1",
+            "--device",
+            "cpu",
+            "--quiet",
+        ];
+        let words = [
+            &["launch", &file, "--out", name],
+            &options[..],
+            &["evenkeel.objective=sft"],
+        ]
+        .concat();
+        here(evenkeel(), &words);
+        let metrics = folder.path().join(name).join("gen-1/metrics.jsonl");
+        let metrics = std::fs::read_to_string(metrics).unwrap();
+        let steps = metrics
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let losses: Vec<f64> = steps.filter_map(|step| step["loss"].as_f64()).collect();
+        assert_eq!(losses.len(), expected.len(), "{name}: {losses:?}");
+        for (ours, trls) in losses.iter().zip(&expected) {
+            let apart = (ours - trls).abs() / trls;
+            assert!(apart < 2e-5, "{name}: {losses:?}, TRL {expected:?}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+"""The losses of TRL's SFT on one process, step by step, for recipes that the built-in trainer runs too.
+
+    sft_losses.py RECIPE…
+
+Prints one line of JSON, a list of losses for each recipe. `dataset_name` is a file.
+"""
+
+import json
+import sys
+
+import yaml
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+
+def losses(path):
+    with open(path) as file:
+        recipe = yaml.safe_load(file)
+    model, data = recipe.pop("model_name_or_path"), recipe.pop("dataset_name")
+    arguments = SFTConfig(
+        **recipe,
+        use_cpu=True,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        model_init_kwargs={"dtype": "float32"},
+    )
+    rows = load_dataset("json", data_files=data, split="train")
+    trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+print(json.dumps([losses(path) for path in sys.argv[1:]]))
