@@ -107,7 +107,10 @@ if [ -z "${EVENKEEL_PYTHON:-}" ] && ! python3 -c "$needs" 2>/dev/null; then
   python=target/python/bin/python
   background python scripts/virtualenv.sh target/python tests/trainers/requirements.txt
 fi
-# Compiling Kubernetes and the S3 server takes minutes. The cluster tests repeat what fails.
+# Compiling the S3 server takes a minute, and Kubernetes twenty on a new machine. The cluster tests repeat what fails.
+if command -v go >/dev/null; then
+  background s3 scripts/s3-server.sh
+fi
 if [ "$(id -u)" = 0 ] && command -v go >/dev/null && command -v apt-get >/dev/null; then
   background go scripts/cluster-build.sh
 fi
@@ -186,8 +189,8 @@ else
   skip "first contact (needs Python, and NVRTC in EVENKEEL_CUDA_LIBRARIES)"
 fi
 
-say "wait for Kubernetes and the S3 server"
-[ -z "${running[go]:-}" ] || finish go || true
+say "the S3 server"
+[ -z "${running[s3]:-}" ] || finish s3 || true
 if server=$(scripts/s3-server.sh); then
   export EVENKEEL_S3_SERVER=$server
   echo "found: $(grep -om1 'versitygw v[0-9.]*' tests/s3-server/go.mod)"
@@ -197,6 +200,9 @@ fi
 
 say "endurance: real processes, killed and moved"
 TEST_LIMIT=1500 cargo test --locked --workspace --test endurance -- --nocapture
+
+say "wait for Kubernetes"
+[ -z "${running[go]:-}" ] || finish go || true
 
 say "cluster: a real Kubernetes on this machine"
 code=0

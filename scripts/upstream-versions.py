@@ -20,6 +20,10 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 OUTPUT = Path(__file__).parent.parent / "src/recipe/dialects/handbook/versions.txt"
+# Where configs and their bases are.
+FILES = re.compile(r"trl/(.*config|trainer/utils|trainer/base)\.py")
+# Bases whose fields are listed by themselves, or that have none.
+OUTSIDE = {"TrainingArguments", "object", "ABC"}
 # Older versions have no configs in which a recipe's keys could be looked up.
 FIRST = {"trl": (0, 9), "transformers": (4, 40)}
 TRAINERS = ["SFT", "DPO", "KTO", "ORPO", "CPO", "GRPO", "RLOO", "PPO", "Reward"]
@@ -77,7 +81,11 @@ def classes(wheel, wanted):
 def fields(found, name):
     """The fields of a class with those that it inherits."""
     bases, own = found.get(name, ((), set()))
-    return own.union(*(fields(found, base.split(".")[-1]) for base in bases))
+    bases = [base.split(".")[-1] for base in bases]
+    unknown = [base for base in bases if base not in found and base not in OUTSIDE]
+    if unknown:
+        sys.exit(f"{name} has the base {unknown[0]}, which is in no file that is read")
+    return own.union(*(fields(found, base) for base in bases))
 
 
 def ranges(history):
@@ -89,10 +97,10 @@ def ranges(history):
         first, last = versions.index(having[0]), versions.index(having[-1])
         since = text(having[0]) if first > 0 else "-"
         until = text(versions[last + 1]) if last + 1 < len(versions) else "-"
-        # A field that went and came back is not told apart by versions.
-        whole = len(having) != last - first + 1
+        # The versions of a field that went and came back are not told apart.
+        has_gap = len(having) != last - first + 1
         if not field.startswith("_"):
-            found[field] = ("-", "-") if whole else (since, until)
+            found[field] = ("-", "-") if has_gap else (since, until)
     return found
 
 
@@ -110,7 +118,7 @@ def main():
     of_training = set().union(*training.values())
     for minor, (url, _) in known["trl"].items():
         wheel = zipfile.ZipFile(io.BytesIO(fetch(url)))
-        found = classes(wheel, lambda name: name.startswith("trl/") and name.endswith("config.py"))
+        found = classes(wheel, FILES.fullmatch)
         for name in TRL:
             trl[name][minor] = fields(found, name) - of_training
         metadata = wheel.read(next(name for name in wheel.namelist() if name.endswith("/METADATA"))).decode()

@@ -659,3 +659,24 @@ fn a_refused_launch_ends_with_the_next_command() {
         "{said}"
     );
 }
+
+#[test]
+fn a_dash_is_standard_input() {
+    let recipe = std::fs::read("examples/quickstart.yaml").unwrap();
+    let mut plan = evenkeel(&["plan", "-", "--gpus", "2"]);
+    let mut child = plan
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), &recipe).unwrap();
+    let piped = child.wait_with_output().unwrap();
+    let named = evenkeel(&["plan", "examples/quickstart.yaml", "--gpus", "2"]);
+    let named = { named }.output().unwrap();
+    let first = |output: &Output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().next().map(str::to_owned)
+    };
+    assert!(piped.status.success(), "{piped:?}");
+    assert_eq!(first(&piped), first(&named));
+}

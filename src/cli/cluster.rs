@@ -12,7 +12,7 @@ pub mod suspend;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::client::{self, Cluster, Options};
+use crate::client::{self, ClientError, Cluster, Options};
 
 /// Time for the answer of a cluster that the user has not named.
 const SOON: Duration = Duration::from_secs(2);
@@ -38,23 +38,28 @@ impl ClusterArgs {
         super::is_kubectl_plugin() || self.flag().is_some()
     }
 
-    /// Whether a kubeconfig exists, so that a name without a run may be a job's.
+    /// Whether a cluster is configured, so that a name without a run may be a job's: by a kubeconfig, or in a pod.
     pub fn is_configured(&self) -> bool {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let file = set("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
         set("KUBECONFIG").is_some()
-            || set("HOME").is_some_and(|home| PathBuf::from(home).join(".kube/config").is_file())
+            || file.is_some_and(|file| file.is_file())
+            || set("KUBERNETES_SERVICE_HOST").is_some()
     }
 
-    /// The namespace of the context, if it has a job of this name and the cluster answers soon.
-    pub fn namespace_with(&self, job: &str) -> Option<String> {
-        if !self.is_configured() {
-            return None;
-        }
-        let found = self.run(async |cluster| {
-            let job = tokio::time::timeout(SOON, cluster.job(job)).await?;
-            Ok(job.map(|_| cluster.namespace.clone())?)
+    /// Asks a cluster that the user has not named, which must answer soon.
+    pub fn soon<T>(
+        &self,
+        ask: impl AsyncFnOnce(&Cluster) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let asked = self.run(async |cluster| {
+            let answer = tokio::time::timeout(SOON, ask(cluster)).await;
+            Ok(answer.unwrap_or_else(|_| {
+                let message = format!("the cluster does not answer within {} s", SOON.as_secs());
+                Err(ClientError::Usage(message))
+            }))
         });
-        found.ok()
+        asked.unwrap_or_else(|error| Err(ClientError::Usage(format!("{error:#}"))))
     }
 
     /// The first option that is set, as the user types it.

@@ -1,6 +1,5 @@
 //! `evenkeel launch`: trains a recipe on this machine.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -158,8 +157,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Resumes the run in `out` with the words of its launch, on `procs` processes.
-pub fn again(words: &[OsString], out: &Path, procs: Option<u64>) -> anyhow::Result<ExitCode> {
-    let mut args = parse_launch(words)?;
+pub fn again(typed: Vec<String>, out: &Path, procs: Option<u64>) -> anyhow::Result<ExitCode> {
+    let mut args = parse_launch(&typed)?;
     args.resume = true;
     args.out = Some(out.to_path_buf());
     args.name = None;
@@ -167,11 +166,7 @@ pub fn again(words: &[OsString], out: &Path, procs: Option<u64>) -> anyhow::Resu
         args.procs = procs;
         args.options.gpus = None;
     }
-    let typed = words
-        .iter()
-        .skip(1)
-        .map(|word| word.to_string_lossy().into_owned());
-    run_typed(args, typed.collect())
+    run_typed(args, typed)
 }
 
 /// `typed`: the words after the program's name.
@@ -460,7 +455,7 @@ fn finish(run_dir: &RunDir, end: &End, external: bool) -> anyhow::Result<ExitCod
                 .is_some_and(|state| state.phase == RunPhase::Cancelled) =>
         {
             say(format_args!("cancelled: {place} keeps its files\n"));
-            ExitCode::from(EXIT_DRAINED)
+            ExitCode::from(EXIT_REFUSED)
         }
         End::Drained => {
             say(format_args!(

@@ -33,30 +33,28 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.cluster.is_selected() || args.all_namespaces {
         return cluster::list::list(&args.cluster, args.all_namespaces, args.output);
     }
-    if args.local || !args.cluster.is_configured() {
-        return status::list(args.output);
-    }
-    let jobs = cluster::list::jobs(&args.cluster, false);
-    let no_jobs = |error: &anyhow::Error| say(format_args!("no jobs are listed: {error}\n"));
     if args.output == Format::Text {
         status::list(args.output)?;
-        match jobs {
-            Ok((jobs, namespace)) => {
-                line("")?;
-                cluster::list::print_table(&jobs, false, &namespace)?;
-            }
-            Err(error) => no_jobs(&error),
-        }
-        return Ok(ExitCode::SUCCESS);
     }
-    let jobs = match jobs {
-        Ok((jobs, _)) => Some(jobs),
+    let asks = !args.local && args.cluster.is_configured();
+    let jobs = asks.then(|| cluster::list::soon(&args.cluster));
+    let jobs = match jobs.transpose() {
+        Ok(jobs) => jobs,
         Err(error) => {
-            no_jobs(&error);
+            say(format_args!("no jobs are listed: {error}\n"));
             None
         }
     };
-    args.output
-        .print(&json!({"runs": status::rows(), "jobs": jobs}))?;
+    match (args.output, jobs) {
+        (Format::Text, Some((jobs, namespace))) => {
+            line("")?;
+            cluster::list::print_table(&jobs, false, &namespace)?;
+        }
+        (Format::Text, None) => {}
+        (output, jobs) => {
+            let jobs = jobs.map(|(jobs, _)| jobs);
+            output.print(&json!({"runs": status::rows(), "jobs": jobs}))?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -28,10 +28,10 @@ mod setup;
 mod signals;
 mod status;
 mod status_external;
-mod stop;
+mod suggestions;
+mod suspend;
 mod table;
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -53,8 +53,8 @@ pub const EXIT_DRAINED: u8 = 143;
 const EXIT_CODES: &str = "\
 Exit codes:
   0    success
-  1    a rule refuses the recipe or the plan, a run or job failed, or a ledger is
-       not proved
+  1    a rule refuses the recipe or the plan, a run or job failed or was
+       cancelled, or a ledger is not proved
   2    invalid arguments, or a file, run or cluster that cannot be used
   130  Ctrl-C stopped following a job on a cluster; the job continues
   143  drained by a signal or `evenkeel suspend`; `evenkeel resume` continues it";
@@ -80,11 +80,11 @@ enum Command {
     Resize(resize::Args),
     /// Make a run or TrainingJob commit a checkpoint and stop until it is resumed.
     #[command(alias = "stop")]
-    Suspend(stop::StopArgs),
+    Suspend(suspend::SuspendArgs),
     /// Continue a stopped run, with the recipe and options of its launch, or a suspended TrainingJob.
-    Resume(stop::ResumeArgs),
+    Resume(suspend::ResumeArgs),
     /// Stop a run permanently, or delete a TrainingJob and its pods. Checkpoints stay.
-    Cancel(stop::StopArgs),
+    Cancel(suspend::SuspendArgs),
     Report(report::Args),
     Completions(completions::Args),
     Controller(controller::Args),
@@ -127,9 +127,9 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Logs(args) => logs::run(args),
         Command::Resize(args) => resize::run(args),
-        Command::Suspend(args) => stop::suspend(args),
-        Command::Resume(args) => stop::resume(args),
-        Command::Cancel(args) => stop::cancel(args),
+        Command::Suspend(args) => suspend::suspend(args),
+        Command::Resume(args) => suspend::resume(args),
+        Command::Cancel(args) => suspend::cancel(args),
         Command::Report(args) => report::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Controller(args) => controller::run(args),
@@ -144,7 +144,8 @@ pub fn main() -> ExitCode {
 }
 
 /// The arguments of a launch that were typed before, after the program's name.
-fn parse_launch(words: &[OsString]) -> anyhow::Result<launch::Args> {
+fn parse_launch(typed: &[String]) -> anyhow::Result<launch::Args> {
+    let words = std::iter::once("evenkeel").chain(typed.iter().map(String::as_str));
     match Cli::try_parse_from(words)?.command {
         Command::Launch(args) => Ok(*args),
         _ => bail!("the recorded command is not `evenkeel launch`"),
@@ -207,8 +208,23 @@ fn with_causes(error: &anyhow::Error) -> String {
     text
 }
 
+/// The names of the commands in `--help`.
+fn public_commands() -> Vec<String> {
+    let command = Cli::command();
+    let all = command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    all.map(|command| command.get_name().to_owned()).collect()
+}
+
 /// Handles clap's output: help and versions on standard output, argument errors on standard error.
 fn clap_exit(stopped: &clap::Error) -> ExitCode {
+    if let Some(message) =
+        suggestions::message(stopped, public_commands().iter().map(String::as_str))
+    {
+        say(message);
+        return ExitCode::from(EXIT_USAGE);
+    }
     let printed = stopped.print().and_then(|()| std::io::stdout().flush());
     match printed {
         Err(error) if !stopped.use_stderr() => failed(&Unprinted(error).into()),

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use crate::data::is_on_hub;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::syntax::shell;
 use crate::recipe::{Diagnostic, Dialect, Recipe, Severity};
-use crate::util::hub;
 
 /// The commands after a refusal, one a line, for the words that the user typed. Empty: the findings say what to change.
 pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String]) -> Vec<String> {
@@ -31,7 +31,7 @@ pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String])
     }
     let (mut lines, mut overrides) = (Vec::new(), Vec::new());
     for (path, name, flags) in named(recipe) {
-        if !Path::new(&name).exists() && hub::is_id(&name) {
+        if is_on_hub(Path::new(""), &name) {
             let folder = name.rsplit('/').next().unwrap_or(&name).to_owned();
             let download = format!("hf download {name} {flags}--local-dir {folder}");
             if !lines.contains(&download) {

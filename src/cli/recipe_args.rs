@@ -24,6 +24,9 @@ pub struct RecipeArgs {
     pub overrides: Vec<String>,
 }
 
+/// The file that `-` means.
+pub const STANDARD_INPUT: &str = "/dev/stdin";
+
 impl RecipeArgs {
     /// Reads the recipe with all command-line settings.
     pub fn read(&self) -> Result<Recipe, ReadError> {
@@ -128,7 +131,10 @@ impl RecipeOptions {
         Request {
             origin: Origin::Disk,
             environment: Environment::Shell(shell_variables()),
-            path: path.to_owned(),
+            path: match path.to_str() {
+                Some("-") => STANDARD_INPUT.into(),
+                _ => path.to_owned(),
+            },
             command: command.to_vec(),
             launcher: Vec::new(),
             trainer_command: Vec::new(),

@@ -8,10 +8,11 @@ use anyhow::bail;
 
 use super::EXIT_REFUSED;
 use super::cluster::scale;
+use super::first_set;
 use super::output::{Unprinted, line, say};
-use super::run_arg::{Found, Target};
+use super::run_arg::{Found, Target, refuse_for_job};
 use crate::launch::run_dir::GenerationRow;
-use crate::launch::{LaunchError, Phase, RunDir, RunState, refuse_ended, worlds};
+use crate::launch::{LaunchError, Phase, RunDir, RunState, Wanted, refuse_ended, worlds};
 use crate::plan::{DeviceKind, MOST_GPUS};
 use crate::recipe::Sources;
 
@@ -34,9 +35,9 @@ pub struct Args {
     /// Return as soon as the request is written.
     #[arg(long)]
     no_wait: bool,
-    /// Stop waiting after this many seconds; the request stays.
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
-    timeout: u64,
+    /// Stop waiting after this many seconds; the request stays [default: 120].
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
     #[command(flatten)]
     target: Target,
 }
@@ -45,6 +46,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let run_dir = match args.target.find(true)? {
         Found::Run(run_dir) => run_dir,
         Found::Job(job) => {
+            let of_runs = [
+                ("--no-wait", args.no_wait),
+                ("--timeout", args.timeout.is_some()),
+            ];
+            refuse_for_job(first_set(&of_runs))?;
             let nodes = u32::try_from(args.processes)?;
             scale::run(&job, &args.target.cluster, nodes)?;
             return Ok(ExitCode::SUCCESS);
@@ -62,15 +68,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if !run_dir.in_use()? {
         bail!(
-            "no launcher runs in {place}; `evenkeel launch … --resume --procs {n} --out {place}` \
-             continues with {processes}",
+            "no launcher runs in {place}; `evenkeel resume {place} --procs {n}` continues with {processes}",
             place = run_dir.path().display(),
             n = args.processes,
             processes = DeviceKind::Cpu.count(args.processes),
         );
     }
     let before = run_dir.state()?.map_or(0, |s| s.generations.len());
-    let desired = run_dir.request_ranks(args.processes)?;
+    let desired = run_dir.request(Wanted::Ranks(args.processes))?;
     let devices = DeviceKind::Cpu.count(args.processes);
     line(format_args!("requested {devices}: {formula}"))?;
     if args.no_wait {
@@ -81,7 +86,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         args.processes,
         desired.request,
         before,
-        args.timeout,
+        args.timeout.unwrap_or(120),
     )
 }
 
@@ -99,8 +104,7 @@ fn wait(
             match end(&state, request, launcher_works) {
                 Some(Some(message)) => {
                     say(format_args!(
-                        "error: the run failed: {message}; `evenkeel launch … --resume --out {}` continues \
-                         where it stopped\n",
+                        "error: the run failed: {message}; `evenkeel resume {}` continues where it stopped\n",
                         run_dir.path().display()
                     ));
                     return Ok(ExitCode::from(EXIT_REFUSED));
@@ -126,15 +130,14 @@ fn wait(
                  {}` shows its progress\n",
                 DeviceKind::Cpu.count(processes),
                 newer.request,
-                DeviceKind::Cpu.count(newer.ranks),
+                newer.wanted,
                 run_dir.path().display()
             ));
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
         if !launcher_works {
             bail!(
-                "the launcher has ended; `evenkeel launch … --resume --procs {processes} --out {}` \
-                 continues with {}",
+                "the launcher has ended; `evenkeel resume {} --procs {processes}` continues with {}",
                 run_dir.path().display(),
                 DeviceKind::Cpu.count(processes)
             );

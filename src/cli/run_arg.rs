@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 
 use super::cluster::ClusterArgs;
+use super::output::say;
 pub use crate::launch::run_path::RUNS;
 use crate::launch::{RunDir, index};
 
@@ -42,58 +43,78 @@ impl Target {
         self.name.display().to_string()
     }
 
-    /// The run or the job that is meant. A name of both is refused. `is_change`: the command changes it, so that a
-    /// cluster that answers is asked.
+    /// The run or the job that is meant. `is_change`: the command changes it, so that a name of both is refused.
     pub fn find(&self, is_change: bool) -> anyhow::Result<Found> {
         if self.cluster.is_selected() {
             return Ok(Found::Job(self.name()));
         }
-        let found = find(&self.name);
-        match found {
-            Err(_) if !self.local && self.cluster.is_configured() => Ok(Found::Job(self.name())),
-            Err(error) => Err(error),
-            Ok(run) => {
-                if is_change
-                    && !self.local
-                    && let Some(namespace) = self.cluster.namespace_with(&self.name())
-                {
-                    bail!(
-                        "`{}` is the run in {} and a TrainingJob in namespace {namespace}; add `--local` or \
-                         `-n {namespace}`",
-                        self.name(),
-                        run.path().display(),
-                    );
-                }
-                Ok(Found::Run(run))
+        // Only a name, not a path, can be a job's.
+        let is_job = !self.local && !self.name().contains('/') && self.cluster.is_configured();
+        let runs = runs(&self.name);
+        if runs.is_empty() && is_job {
+            return Ok(Found::Job(self.name()));
+        }
+        let run = the_one(&self.name, runs)?;
+        if is_change && is_job {
+            match self.cluster.soon(async |cluster| {
+                cluster
+                    .job(&self.name())
+                    .await
+                    .map(|_| cluster.namespace.clone())
+            }) {
+                Ok(namespace) => bail!(
+                    "`{}` is the run in {} and a TrainingJob in namespace {namespace}; add `--local` or `-n {namespace}`",
+                    self.name(),
+                    run.path().display(),
+                ),
+                Err(error) if error.is_no_job() => {}
+                Err(error) => say(format_args!(
+                    "note: whether a TrainingJob has this name is unknown ({error}); `--local` avoids this note\n"
+                )),
             }
         }
+        Ok(Found::Run(run))
+    }
+}
+
+/// Refuses an option that has a meaning only for a run on this machine.
+pub fn refuse_for_job(option: Option<&str>) -> anyhow::Result<()> {
+    match option {
+        Some(option) => bail!(
+            "`{option}` applies to a run on this machine, and this is a TrainingJob; remove it"
+        ),
+        None => Ok(()),
     }
 }
 
 /// Finds a run by directory or by name.
 pub fn find(run: &Path) -> anyhow::Result<RunDir> {
-    for candidate in [run.to_path_buf(), Path::new(RUNS).join(run)] {
-        let directory = RunDir::at(candidate);
-        if directory.contains_run() {
-            return Ok(directory);
-        }
-    }
-    let elsewhere = index::named(run);
-    match elsewhere.as_slice() {
+    the_one(run, runs(run))
+}
+
+/// The runs that a word names: a directory, else a name under `runs/`, else a name of runs elsewhere.
+fn runs(run: &Path) -> Vec<RunDir> {
+    let places = [run.to_path_buf(), Path::new(RUNS).join(run)];
+    let found = places
+        .map(RunDir::at)
+        .into_iter()
+        .find(RunDir::contains_run);
+    found.map_or_else(|| index::named(run), |run| vec![run])
+}
+
+fn the_one(run: &Path, found: Vec<RunDir>) -> anyhow::Result<RunDir> {
+    match found.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(
             "{}: not a run directory, and no run of that name is in {RUNS}/; `evenkeel list` lists the runs",
             run.display()
         ),
         several => {
-            let paths: Vec<String> = several
-                .iter()
-                .map(|run| run.path().display().to_string())
-                .collect();
+            let paths = several.iter().map(|run| run.path().display().to_string());
             bail!(
                 "`{}` is the name of several runs; give the directory of one: {}",
                 run.display(),
-                paths.join(", ")
+                paths.collect::<Vec<_>>().join(", ")
             )
         }
     }
@@ -119,4 +140,27 @@ pub fn all() -> Vec<RunDir> {
         .filter(RunDir::contains_run)
         .chain(index::launched_here().into_iter().map(shown))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_run_of_a_name_is_found_and_several_are_refused_with_their_places() {
+        let run = |path: &str| RunDir::at(path);
+        let name = Path::new("zephyr");
+        assert_eq!(
+            the_one(name, vec![run("/a/zephyr")]).unwrap(),
+            run("/a/zephyr")
+        );
+        let several = the_one(name, vec![run("/a/zephyr"), run("/b/zephyr")]).unwrap_err();
+        assert!(
+            several
+                .to_string()
+                .ends_with("give the directory of one: /a/zephyr, /b/zephyr")
+        );
+        let none = the_one(name, Vec::new()).unwrap_err().to_string();
+        assert!(none.contains("no run of that name is in runs/"), "{none}");
+    }
 }

@@ -30,7 +30,7 @@ Examples:
   evenkeel status quickstart --ledger  prove that every sample counted once
   evenkeel status first -n training    a TrainingJob on a cluster")]
 pub struct Args {
-    /// The run: its directory, or its name under runs/.
+    /// A run on this machine, by its directory or name, or the name of a TrainingJob.
     run: Option<PathBuf>,
     /// Recompute the digests of all consumed samples from the data and compare them with those
     /// recorded in the forward passes.
@@ -61,10 +61,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         bail!("`--ledger` proves a run on this machine; remove `{flag}`");
     }
     let Some(name) = args.run else {
-        return match args.cluster.is_selected() {
-            true => cluster::list::list(&args.cluster, false, args.output),
-            false => list(args.output),
-        };
+        if args.cluster.is_selected() {
+            return cluster::list::list(&args.cluster, false, args.output);
+        }
+        return list(args.output);
     };
     if args.ledger {
         return prove(&run_arg::find(&name)?, args.output);
@@ -190,7 +190,7 @@ impl Row {
 
 /// A run in the list, or its error; one damaged run does not hide the others.
 #[derive(Serialize)]
-struct Listed {
+pub(super) struct Listed {
     run: PathBuf,
     #[serde(flatten, serialize_with = "row_or_error")]
     row: Result<Row, LaunchError>,
@@ -239,17 +239,19 @@ impl Listed {
     }
 }
 
+/// What a run does now, one line.
+pub(super) fn activity(run_dir: &RunDir) -> Result<impl fmt::Display, LaunchError> {
+    Ok(Activity::read(run_dir)?.0)
+}
+
 /// The runs on this machine, as `-o json` shows them.
-pub fn rows() -> Vec<impl Serialize> {
-    run_arg::all()
-        .iter()
-        .map(Listed::of)
-        .collect::<Vec<Listed>>()
+pub(super) fn rows() -> Vec<Listed> {
+    run_arg::all().iter().map(Listed::of).collect()
 }
 
 /// Lists the runs on this machine.
 pub fn list(output: Format) -> anyhow::Result<ExitCode> {
-    let rows: Vec<Listed> = run_arg::all().iter().map(Listed::of).collect();
+    let rows = rows();
     if let Format::Text = output {
         if rows.is_empty() {
             line(format_args!("no runs under {}/", run_arg::RUNS))?;

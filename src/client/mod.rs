@@ -54,6 +54,13 @@ pub enum ClientError {
     Usage(String),
 }
 
+impl ClientError {
+    /// Whether the cluster has answered that it has no such job, or no TrainingJobs at all.
+    pub fn is_no_job(&self) -> bool {
+        matches!(self, ClientError::NoJob { .. } | ClientError::NotInstalled)
+    }
+}
+
 /// Whether a 404 is about an object. One for an unknown kind has no details of an object.
 fn names_an_object(status: &Status) -> bool {
     let details = status.details.as_ref();

@@ -277,7 +277,7 @@ pub(super) fn is_model_on_hub(base: &Path, name: &str) -> bool {
 
 /// Whether a path names a data set of the hub that is not on this machine. A path beside existing files, or
 /// with a file extension, does not.
-pub(super) fn is_on_hub(base: &Path, path: &str) -> bool {
+pub fn is_on_hub(base: &Path, path: &str) -> bool {
     let place = base.join(path);
     let local = place.exists() || place.parent().is_some_and(Path::is_dir);
     hub::is_id(path) && !local && format_of(&place).is_none()

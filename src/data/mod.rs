@@ -29,6 +29,7 @@ mod tokenizer;
 
 pub use dataset::{Collated, Dataset, Sample};
 pub use error::DataError;
+pub use files::is_on_hub;
 pub use manifest::Manifest;
 pub use preflight::{few_rows, find_problems};
 pub use prepare::{Prepared, prepare};

@@ -169,6 +169,7 @@ fn in_recipe(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitErr
     let mut emitted = match (in_command, files.recipe) {
         (Some((file, end)), _) => {
             refuse_num_steps(recipe, Some(numbers), None)?;
+            refuse_replaced(recipe, file)?;
             command::emit(recipe, numbers, file, end)?
         }
         (None, Some(file)) => {
@@ -181,6 +182,25 @@ fn in_recipe(recipe: &Recipe, numbers: &BatchNumbers) -> Result<Emitted, EmitErr
     let remarks = remarks(recipe, numbers, in_command.is_some())?;
     emitted.remarks.extend(remarks);
     Ok(emitted)
+}
+
+/// Refuses a script that assigns a variable whose value was given beside it: the written script would assign it again.
+fn refuse_replaced(recipe: &Recipe, file: FileId) -> Result<(), EmitError> {
+    let text = recipe
+        .sources
+        .get(file)
+        .map_or("", |source| source.text.as_str());
+    let assigned = |name: &&String| {
+        let assignment = format!("{name}=");
+        let mut words = text.split(|c: char| c.is_whitespace() || c == ';');
+        words.any(|word| word.starts_with(&assignment))
+    };
+    match recipe.variables.keys().find(assigned) {
+        Some(name) => refuse(format!(
+            "the script assigns `{name}` itself, whose value was given beside it (change the assignment in the script)"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Refuses to write the accumulation twice: upstream refuses the argument beside `accelerator_config`.

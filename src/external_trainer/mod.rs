@@ -4,7 +4,7 @@ mod checkpoints;
 pub mod choice;
 mod command;
 pub mod conversion;
-pub mod last_words;
+pub mod failure_causes;
 pub mod launcher;
 pub mod progress;
 pub mod resume;

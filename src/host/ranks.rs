@@ -18,7 +18,7 @@ use rustix::process::{
 };
 
 use super::program::{self, Start};
-use crate::external_trainer::{ProgressWatch, last_words};
+use crate::external_trainer::{ProgressWatch, failure_causes};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
 use crate::lifecycle::rank_status::RankStatus;
@@ -283,7 +283,7 @@ fn wait(child: Child, group: &Group, log: &Path, reporter: &Reporter) {
         (ending, false) => ending,
     };
     let words = last_lines(log);
-    let out_of_memory = last_words::out_of_memory(&words);
+    let out_of_memory = failure_causes::out_of_memory(&words);
     if let Some(message) = match ending {
         Ending::Code(exit::OUT_OF_MEMORY) => Some(out_of_memory.unwrap_or("exit code 76")),
         Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unrequested => None,
@@ -291,7 +291,7 @@ fn wait(child: Child, group: &Group, log: &Path, reporter: &Reporter) {
     } {
         let message = message.to_owned();
         reporter.report(Report::OutOfMemory { message });
-    } else if let (Ending::Code(1..=2), Some(message)) = (ending, last_words::missing(&words)) {
+    } else if let (Ending::Code(1..=2), Some(message)) = (ending, failure_causes::missing(&words)) {
         reporter.report(Report::Failed {
             message: message.to_owned(),
             deterministic: true,

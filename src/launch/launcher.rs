@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::launch::launcher::external_trainer::ExternalRun;
 
-use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop};
+use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop, Wanted};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
 use crate::host::{Event as RankEvent, HostGeneration, Start};
@@ -316,10 +316,13 @@ impl<'a> Launcher<'a> {
         };
         if desired.request > self.state.request {
             self.state.request = desired.request;
-            self.stop = desired.stop;
-            if desired.stop.is_none() {
-                self.desired = desired.ranks;
-                self.capacity = u64::MAX;
+            match desired.wanted {
+                Wanted::Stop(stop) => self.stop = Some(stop),
+                Wanted::Ranks(ranks) => {
+                    self.stop = None;
+                    self.desired = ranks;
+                    self.capacity = u64::MAX;
+                }
             }
             self.write_state()?;
         }
@@ -583,9 +586,9 @@ mod tests {
             "batch: {global: 12, per_device_batch_size: 2}",
             &[],
         );
-        launched.run_dir.request_ranks(4).unwrap();
+        launched.run_dir.request(Wanted::Ranks(4)).unwrap();
         let run_lock = RunLock::take(launched.run_dir.clone()).unwrap();
-        launched.run_dir.request_ranks(1).unwrap();
+        launched.run_dir.request(Wanted::Ranks(1)).unwrap();
         let prepared = launched.resume(|_| {}).unwrap();
         let mut display = Display::new(Mode::Quiet);
         let request = &launched.request;

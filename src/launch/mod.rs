@@ -33,7 +33,7 @@ pub use begin::base;
 pub use launcher::Launcher;
 pub use request::{Planned, Prepared, Request};
 pub use resume::{continued, refuse_ended};
-pub use run_dir::{Phase, RunDir, RunState, Stop};
+pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};
 pub use survey::survey;
 
 use crate::checkpoint::CheckpointError;

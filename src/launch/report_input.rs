@@ -37,7 +37,10 @@ pub fn report_input(
     }
     let started = state.generations.first().map(|row| row.created);
     details.extend(started.map(|seconds| fact("started", time::minute(seconds))));
-    details.push(fact("evenkeel", env!("CARGO_PKG_VERSION").to_owned()));
+    details.push(fact(
+        "reported by",
+        format!("evenkeel {}", env!("CARGO_PKG_VERSION")),
+    ));
     let call = state.generations.last().and_then(|row| row.call.as_ref());
     match (call, &run.built_in) {
         (Some(call), _) => details.push(fact("program", call.command.join(" "))),

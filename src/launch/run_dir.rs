@@ -8,6 +8,7 @@
 //! RUN/gen-N/                 files of one generation
 //! ```
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use super::LaunchError;
 use crate::checkpoint;
 use crate::external_trainer::Call;
 use crate::lifecycle::{CheckpointRef, Generation, Reason, files};
-use crate::plan::Reached;
+use crate::plan::{DeviceKind, Reached};
 use crate::train::{Run, TrainError};
 use crate::util::durable::{FileError, Lock, read_json, write_json};
 
@@ -34,13 +35,29 @@ pub struct RunDir(PathBuf);
 /// A request for a number of ranks, or to stop (`desired.json`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Desired {
-    /// 0 if the run is to stop.
-    pub ranks: u64,
+    #[serde(flatten)]
+    pub wanted: Wanted,
     /// Increases with every request, so that a repeated number is noticed.
     pub request: u64,
-    /// Stop instead.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stop: Option<Stop>,
+}
+
+/// What is requested of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wanted {
+    /// To train on this number of ranks.
+    Ranks(u64),
+    Stop(Stop),
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wanted::Ranks(ranks) => f.write_str(&DeviceKind::Cpu.count(*ranks)),
+            Wanted::Stop(Stop::Suspend) => f.write_str("a suspension"),
+            Wanted::Stop(Stop::Cancel) => f.write_str("a cancellation"),
+        }
+    }
 }
 
 /// How a run stops on request: in both cases its ranks commit a checkpoint first.
@@ -99,7 +116,7 @@ pub enum Phase {
     Running,
     /// Its ranks commit and exit.
     Draining,
-    /// Stopped on request; `--resume` continues it.
+    /// Stopped on request, until it is resumed.
     Drained,
     /// Stopped on request, permanently.
     Cancelled,
@@ -188,17 +205,8 @@ impl RunDir {
         self.read(DESIRED)
     }
 
-    /// Requests a number of ranks. Concurrent requests get consecutive numbers.
-    pub fn request_ranks(&self, ranks: u64) -> Result<Desired, LaunchError> {
-        self.request(ranks, None)
-    }
-
-    /// Requests a stop, numbered as [`RunDir::request_ranks`] does.
-    pub fn request_stop(&self, stop: Stop) -> Result<Desired, LaunchError> {
-        self.request(0, Some(stop))
-    }
-
-    fn request(&self, ranks: u64, stop: Option<Stop>) -> Result<Desired, LaunchError> {
+    /// Requests something of the run's launcher. Concurrent requests get consecutive numbers.
+    pub fn request(&self, wanted: Wanted) -> Result<Desired, LaunchError> {
         let path = self.0.join(DESIRED_LOCK);
         // With `read` opening a named pipe does not wait for its reader.
         let _numbering = File::options()
@@ -214,11 +222,7 @@ impl RunDir {
             Err(_) => self.state()?.map_or(0, |state| state.request),
         };
         let request = request + 1;
-        let desired = Desired {
-            ranks,
-            request,
-            stop,
-        };
+        let desired = Desired { wanted, request };
         self.write(DESIRED, &desired)?;
         Ok(desired)
     }
@@ -287,7 +291,7 @@ mod tests {
     fn concurrent_requests_get_different_numbers() {
         let directory = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(directory.path());
-        let ask = || (0..5).map(|_| run_dir.request_ranks(2).unwrap().request);
+        let ask = || (0..5).map(|_| run_dir.request(Wanted::Ranks(2)).unwrap().request);
         let numbers: BTreeSet<u64> = thread::scope(|scope| {
             let asking: Vec<_> = (0..8)
                 .map(|_| scope.spawn(|| ask().collect::<Vec<u64>>()))

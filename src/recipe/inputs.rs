@@ -117,6 +117,7 @@ fn given_file(request: &Request, text: Option<String>, reading: &mut Reading) ->
     reading.files.recipe = Some(file);
     if command::is_one(&path, &text) {
         let variables = variables_of(&text, &request.overrides);
+        refuse_unused(&variables, &request.overrides, reading);
         let command = read_command(&path, &text, file, &variables, reading)?;
         return Some(GivenFile {
             command: Some(command),
@@ -130,7 +131,7 @@ fn given_file(request: &Request, text: Option<String>, reading: &mut Reading) ->
     })
 }
 
-/// The overrides `NAME=VALUE` whose names a script uses as variables: the environment that it will have.
+/// The overrides `NAME=VALUE` whose names a script uses as variables. They replace what the script assigns to them.
 fn variables_of(script: &str, overrides: &[String]) -> BTreeMap<String, String> {
     let used = |name: &str| {
         let begins = ["$", "${"].map(|mark| format!("{mark}{name}"));
@@ -147,6 +148,24 @@ fn variables_of(script: &str, overrides: &[String]) -> BTreeMap<String, String> 
     given
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect()
+}
+
+/// Refuses an override with a variable's name that the script does not use: keys are not written in capitals.
+fn refuse_unused(
+    variables: &BTreeMap<String, String>,
+    overrides: &[String],
+    reading: &mut Reading,
+) {
+    let capital = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    let given = overrides.iter().filter_map(|text| text.split_once('='));
+    for (name, _) in given.filter(|(name, _)| word::is_name(name) && name.chars().all(capital)) {
+        if !variables.contains_key(name) {
+            let message = format!("the script has no variable `{name}`");
+            let help =
+                "give a variable that it uses, or a key of the recipe as the command writes it";
+            reading.error("unknown-override", None, message, help);
+        }
+    }
 }
 
 /// The job of a recipe alone, or of one that a launcher starts.

@@ -33,7 +33,7 @@ pub use schema::origin::{Origin, OutsidePath};
 pub use schema::overrides::{self, Setting};
 pub use schema::request::Request;
 pub use schema::spec::{self, Spec};
-pub use schema::untrained::{Untrained, Why};
+pub use schema::untrained::{Untrained, UntrainedReason};
 pub use syntax::diagnostic::{self, Diagnostic, Located, Severity};
 pub use syntax::source::{FileId, SourceFile, Sources, Span, ValueSource, ValueSources};
 

@@ -72,6 +72,28 @@ fn a_number_that_only_the_environment_knows_is_given_beside_the_script() {
 }
 
 #[test]
+fn a_variable_beside_a_script_replaces_what_it_assigns() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    let text = "GPUS=4\nTOTAL=64\nBS=2\n[ -n \"$X\" ] && BS=4\nACC=$((TOTAL / BS / $GPUS))\n\
+                torchrun --nproc_per_node $GPUS train.py --do_train --per_device_train_batch_size $BS \
+                --gradient_accumulation_steps $ACC\n";
+    std::fs::write(&path, text).unwrap();
+    let of = |overrides: &[&str]| {
+        read(&Request {
+            path: path.clone(),
+            overrides: overrides.iter().map(|text| (*text).to_owned()).collect(),
+            ..Request::default()
+        })
+    };
+    let batch = of(&["GPUS=8", "BS=4"]).unwrap().spec.batch;
+    let numbers = (batch.gpus, batch.per_device_batch_size, batch.accumulation);
+    assert_eq!(numbers, (Some(8), Some(4), Some(2)));
+    let unused = messages(of(&["BS=4", "NODES=8"]));
+    assert_eq!(unused, ["the script has no variable `NODES`"]);
+}
+
+#[test]
 fn a_file_that_no_reader_takes_needs_only_the_samples_of_a_step() {
     let request = |batch: Option<&str>| Request {
         path: "my config.yaml".into(),

@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::tensorboard::EventFile;
 use super::{EvaluationRecord, Metric, StepRecord};
 use crate::util::input;
 
@@ -33,6 +34,8 @@ pub enum MetricsError {
 pub struct Writer {
     path: PathBuf,
     file: File,
+    /// A copy of all metrics for TensorBoard.
+    events: Option<EventFile>,
 }
 
 impl Writer {
@@ -40,8 +43,20 @@ impl Writer {
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Writer, MetricsError> {
         let path = path.into();
         match open(&path) {
-            Ok(file) => Ok(Writer { path, file }),
+            Ok(file) => Ok(Writer {
+                path,
+                file,
+                events: None,
+            }),
             Err(error) => Err(MetricsError::Write { path, error }),
+        }
+    }
+
+    /// Also writes all metrics into a file for TensorBoard.
+    pub fn with_events(self, events: EventFile) -> Writer {
+        Writer {
+            events: Some(events),
+            ..self
         }
     }
 
@@ -49,7 +64,12 @@ impl Writer {
         let written = serde_json::to_string(metric)
             .map_err(io::Error::from)
             // One write per line, so that readers see whole lines.
-            .and_then(|json| self.file.write_all(format!("{json}\n").as_bytes()));
+            .and_then(|json| self.file.write_all(format!("{json}\n").as_bytes()))
+            .and_then(|()| {
+                self.events
+                    .as_mut()
+                    .map_or(Ok(()), |events| events.write(metric))
+            });
         written.map_err(|error| MetricsError::Write {
             path: self.path.clone(),
             error,

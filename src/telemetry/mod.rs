@@ -12,6 +12,7 @@ pub mod metrics;
 mod nan;
 mod pace;
 pub mod report;
+pub mod tensorboard;
 
 pub use display::{Display, Mode};
 pub use event::Event;

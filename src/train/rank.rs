@@ -36,7 +36,9 @@ use crate::norm::{Conditions, Controller};
 use crate::plan::DeviceKind;
 use crate::recipe::schema::spec::{Precision, Strategy};
 use crate::samples::Ledger;
-use crate::telemetry::metrics::Writer as MetricsWriter;
+use crate::telemetry::metrics::{MetricsError, Writer as MetricsWriter};
+use crate::telemetry::now;
+use crate::telemetry::tensorboard::{self, EventFile};
 use crate::util::durable::{FileError, read_json};
 use crate::util::input;
 use crate::util::key::Key;
@@ -170,7 +172,7 @@ fn train(
         watched_batch: state.controller.batch(),
         state,
         orders,
-        metrics: metrics(options)?,
+        metrics: metrics(options, run, generation)?,
         last_step: None,
         bucket: bucket.map_err(CheckpointError::from)?,
         saving: None,
@@ -210,11 +212,27 @@ fn report_lost_device(error: &TrainError) -> bool {
 
 /// The metrics file, which rank 0 writes for all ranks. Hosts without a common disk each have one, so that any survivor
 /// can add it to a checkpoint.
-fn metrics(options: &RankOptions) -> Result<Option<MetricsWriter>, TrainError> {
-    let generation = options.run_dir.join(files::generation(options.generation));
-    let writer = || MetricsWriter::append_to(generation.join(files::METRICS));
-    let writes = options.rank == 0 || options.bucket.is_some() && options.first_of_host;
-    Ok(writes.then(writer).transpose()?)
+fn metrics(
+    options: &RankOptions,
+    run: &Run,
+    generation: &Generation,
+) -> Result<Option<MetricsWriter>, TrainError> {
+    let directory = options.run_dir.join(files::generation(options.generation));
+    if options.rank > 0 && !(options.bucket.is_some() && options.first_of_host) {
+        return Ok(None);
+    }
+    let writer = MetricsWriter::append_to(directory.join(files::METRICS))?;
+    if !run.spec.tensorboard || options.rank > 0 {
+        return Ok(Some(writer));
+    }
+    let directory = options.run_dir.join(tensorboard::DIRECTORY);
+    let step = generation.start.as_ref().map_or(0, |start| start.step);
+    let events = EventFile::create(&directory, generation.number, step, now());
+    let events = events.map_err(|error| MetricsError::Write {
+        path: directory,
+        error,
+    })?;
+    Ok(Some(writer.with_events(events)))
 }
 
 /// Connects to the other ranks of the generation.

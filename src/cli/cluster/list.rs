@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
+use kube::core::error_boundary::InvalidObject;
+
 use super::ClusterArgs;
 use crate::api::TrainingJob;
 use crate::cli::output::{Format, line, print, say};
 use crate::cli::table::Table;
-use crate::client::change;
+use crate::client::{ClientError, change};
 
 /// Lists the jobs.
 pub fn list(
@@ -22,20 +24,31 @@ pub fn list(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The jobs, and the namespace. Reports those that this program cannot read.
-pub fn jobs(
-    cluster: &ClusterArgs,
-    all_namespaces: bool,
-) -> anyhow::Result<(Vec<TrainingJob>, String)> {
-    let ((jobs, unreadable), namespace) = cluster.run(async |cluster| {
+/// The jobs of a cluster that the user has not named, and the namespace.
+pub fn soon(cluster: &ClusterArgs) -> Result<(Vec<TrainingJob>, String), ClientError> {
+    let (found, namespace) = cluster.soon(async |cluster| {
+        let jobs = change::list(cluster, false).await?;
+        Ok((jobs, cluster.namespace.clone()))
+    })?;
+    Ok((readable(found), namespace))
+}
+
+/// The jobs, and the namespace.
+fn jobs(cluster: &ClusterArgs, all_namespaces: bool) -> anyhow::Result<(Vec<TrainingJob>, String)> {
+    let (found, namespace) = cluster.run(async |cluster| {
         let jobs = change::list(cluster, all_namespaces).await?;
         Ok((jobs, cluster.namespace.clone()))
     })?;
+    Ok((readable(found), namespace))
+}
+
+/// The jobs that this program can read; it reports the others.
+fn readable((jobs, unreadable): (Vec<TrainingJob>, Vec<InvalidObject>)) -> Vec<TrainingJob> {
     for job in &unreadable {
         let (name, error) = (job.metadata.name.as_deref().unwrap_or_default(), &job.error);
         say(format_args!("TrainingJob {name} cannot be read: {error}"));
     }
-    Ok((jobs, namespace))
+    jobs
 }
 
 pub fn print_table(

@@ -59,21 +59,25 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
             value => format!(", {label}{value}{after}"),
         };
         line(format_args!(
-            "  progress    {}{budget} samples, step {}{}, batch {}, {} tokens/s{}",
+            "  progress    {}{budget} samples, step {}{}, batch {}{}{}",
             progress.samples,
             progress.step,
             known("loss ", &progress.loss, ""),
             progress.batch,
-            progress.tokens_per_second,
+            match progress.tokens_per_second {
+                0 => String::new(),
+                rate => format!(", {rate} tokens/s"),
+            },
             known("", &progress.time_left, " left"),
         ))?;
     }
-    match &status.checkpoint {
-        Some(checkpoint_ref) => line(format_args!(
+    match (&status.checkpoint, &status.external_checkpoint) {
+        (Some(checkpoint_ref), _) => line(format_args!(
             "  checkpoint  {} ({} samples)",
             checkpoint_ref.path, checkpoint_ref.samples
         ))?,
-        None => line("  checkpoint  none yet")?,
+        (None, Some(newest)) => line(format_args!("  checkpoint  {}", newest.path.display()))?,
+        (None, None) => line("  checkpoint  none yet")?,
     }
     line(format_args!(
         "  lost        {} nodes or pods; {} restarts without progress of {}",

@@ -9,7 +9,7 @@ use crate::plan::{
     refused_by_built_in,
 };
 use crate::recipe::schema::spec::{BatchSchedule, Estimator, Remainder, Spec};
-use crate::recipe::{Diagnostic, Recipe};
+use crate::recipe::{Diagnostic, Dialect, Recipe};
 use crate::util::format::bytes;
 use crate::util::format::count;
 
@@ -41,7 +41,7 @@ pub fn plan(
     }
     text += &oom.map(out_of_memory).unwrap_or_default();
     if let Some(horizon) = &draft.horizon {
-        text += &lengths(&recipe.spec, draft, horizon);
+        text += &lengths(recipe, draft, horizon);
     }
     if !examined.diagnostics.is_empty() {
         text += "\n";
@@ -205,7 +205,20 @@ fn out_of_memory(steps: &[OomStep]) -> String {
 }
 
 /// All lengths, in samples and in steps of the global batch.
-fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
+fn lengths(recipe: &Recipe, draft: &Draft, horizon: &Horizon) -> String {
+    let spec = &recipe.spec;
+    // A program may have other defaults than the trainer whose arguments it takes.
+    let default = |part: &str, keys: [&str; 3]| {
+        let stated = keys
+            .iter()
+            .any(|key| recipe.span(&format!("{part}.{key}")).is_some());
+        let upstream = [Dialect::HandbookTrl, Dialect::Transformers].contains(&recipe.dialect);
+        if upstream && !stated {
+            ", the trainer's default"
+        } else {
+            ""
+        }
+    };
     let global = draft.global_batch_size.unwrap_or(1);
     let steps = |samples: u64| {
         if samples.is_multiple_of(global) {
@@ -227,7 +240,10 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
             None => "not stated".to_owned(),
         },
     };
-    lines.push(("budget", budget));
+    lines.push((
+        "budget",
+        budget + default("budget", ["epochs", "steps", "samples"]),
+    ));
     let warmup = match (horizon.warmup_samples, spec.learning_rate.warmup_ratio) {
         (Some(0), _) => None,
         (Some(samples), _) => Some(both(samples)),
@@ -257,7 +273,10 @@ fn lengths(spec: &Spec, draft: &Draft, horizon: &Horizon) -> String {
         checkpoint.every_share,
         checkpoint.every_epoch,
     );
-    lines.extend(saved.map(|when| ("checkpoint", when)));
+    lines.extend(saved.map(|when| {
+        let default = default("checkpoint", ["every_steps", "every_share", "every_epoch"]);
+        ("checkpoint", when + default)
+    }));
     lines.extend(schedule(spec, draft).map(|words| ("batch", words)));
     let mut text = heading("lengths, in steps of the global batch");
     for (name, words) in lines {

@@ -5,7 +5,7 @@ use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
 use crate::plan::memory::{TRAINED, other_family};
 use crate::recipe::schema::spec::{Precision, Strategy};
-use crate::recipe::{Dialect, Severity, Untrained, Why};
+use crate::recipe::{Dialect, Severity, Untrained, UntrainedReason};
 use crate::util::suggest::short;
 
 pub(super) const RULES: &[&Rule] = &[
@@ -245,15 +245,15 @@ fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
         key,
         value,
         span,
-        why,
+        reason,
     } in &case.recipe.untrained
     {
-        let (message, help) = match why {
-            Why::NoEffect => {
+        let (message, help) = match reason {
+            UntrainedReason::NoEffect => {
                 without_effect.push(format!("`{key}`"));
                 continue;
             }
-            Why::Unsupported(instead) => (
+            UntrainedReason::Unsupported(instead) => (
                 format!(
                     "the built-in trainer does not train by `{key}`, which is {}",
                     short(value)
@@ -263,7 +263,7 @@ fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
                     None => format!("remove it, or {own}"),
                 },
             ),
-            Why::Unknown => (
+            UntrainedReason::Unknown => (
                 format!("the built-in trainer does not know `{key}`"),
                 format!("remove it, or {own}"),
             ),

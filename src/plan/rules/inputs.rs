@@ -126,7 +126,7 @@ const SYNTHETIC_KEYS: Rule = Rule {
 };
 
 /// Keys without effect on a generated language.
-const IGNORED: [&str; 11] = [
+const IGNORED: [&str; 12] = [
     "data.train.0.format",
     "data.train.0.split",
     "data.train.0.config",
@@ -136,6 +136,7 @@ const IGNORED: [&str; 11] = [
     "data.packing",
     "data.answers_only",
     "data.completions_only",
+    "data.extra_token",
     "tokenizer.path",
     "tokenizer.chat_template",
 ];

@@ -307,7 +307,8 @@ fn eval_batch_divisible(case: &Case<'_>, findings: &mut Findings<'_>) {
     ) else {
         return;
     };
-    let compares = case.spec().objective.default_generations().is_some();
+    let compares =
+        case.spec().objective.default_generations().is_some() && !generation.counts_prompts;
     let product = u128::from(per_device_batch_size) * u128::from(ranks);
     if compares && !evaluation.intervals().is_empty() && !product.is_multiple_of(u128::from(group))
     {

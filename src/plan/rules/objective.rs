@@ -54,6 +54,9 @@ fn generation_batch_divisible(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     }
     let generation = &spec.generation;
+    if generation.counts_prompts {
+        return;
+    }
     let paths = [
         "generation.generation_batch_size",
         "generation.steps_per_generation",
@@ -80,7 +83,10 @@ fn generation_batch_divisible(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &paths,
             format!("a generation batch of {batch} does not hold whole groups of {group}"),
-            format!("use a multiple of {group}, or another {number}"),
+            format!(
+                "use a multiple of {group}, or another {number}; if the batch counts prompts, as in TRL before 0.15, set {}",
+                case.set("generation.counts_prompts", "true")
+            ),
         );
     }
     if let Some(split) = case.draft.split

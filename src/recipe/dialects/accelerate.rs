@@ -148,6 +148,21 @@ pub(crate) fn lay_options(config: &mut Node, options: &Node, reading: &mut Readi
             format!("{typed} counts, because the command overrides the config; make them agree"),
         );
     }
+    // An option that only the shell knows overrides the config, too.
+    if let Some(word) = world::unresolved(reading).cloned()
+        && let Some((stated, _)) = processes(config)
+    {
+        reading.warning(
+            "gpu-count-conflict",
+            Some(word.span),
+            format!(
+                "`--num_processes {}` overrides the config's {stated} processes, and only the shell knows its value",
+                short(&word.text)
+            ),
+            "give the variable beside the script, `evenkeel plan SCRIPT NAME=VALUE`, or `--recipe-gpus N`",
+        );
+        config.remove_path("num_processes");
+    }
     config.overlay(options.clone());
 }
 
@@ -191,8 +206,8 @@ pub(crate) fn overruled_by_flag(launched: &Node, settings: &[Setting], reading: 
     }
 }
 
-/// Distributed types whose processes do not read `use_cpu`.
-const ON_GPUS: [&str; 4] = ["FSDP", "DEEPSPEED", "MULTI_GPU", "MEGATRON_LM"];
+/// The only distributed types with processes that read `use_cpu`.
+const READ_USE_CPU: [&str; 3] = ["", "NO", "MULTI_CPU"];
 
 /// Translates the settings. `config` is the path of their config, which may be TRL's.
 fn translate(root: &Node, config: Option<&Path>, reading: &mut Reading) -> Node {
@@ -233,7 +248,7 @@ fn translate(root: &Node, config: Option<&Path>, reading: &mut Reading) -> Node 
     let cpu = root
         .get("use_cpu")
         .filter(|node| node.is_bool(true, Schema::PyYaml));
-    if let Some(node) = cpu.filter(|_| ON_GPUS.contains(&kind)) {
+    if let Some(node) = cpu.filter(|_| !READ_USE_CPU.contains(&kind)) {
         reading.warning(
             "unsupported-value",
             Some(node.span),

@@ -133,6 +133,11 @@ fn translate(
     settings::name(&values, path, &mut tree, reading);
     settings::objective_defaults(objective, versions, &mut tree);
     let evaluates = training_arguments(root, &values, path, versions, &mut tree, reading);
+    // A program beside TRL's may define other keys; `lora_r` alone asks TRL for nothing.
+    let own = settings::adapters(root).filter(|given| !keys::is_known(&given.key));
+    if let Some(given) = own {
+        tree.plain("model.adapters", &given);
+    }
     settings::lengths(&values, objective, versions, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
     if objective == Objective::Dpo {
@@ -156,39 +161,55 @@ pub(crate) fn refuse_of_other_versions(
             continue;
         }
         let file = Some(entry.name_span.file);
-        let typed = file == command || file == reading.files.command_line;
-        let is_error = keys::sets_batch(name) || (typed && objective.is_some());
+        let typed = file == command && reading.of_trl;
+        let overridden = file == reading.files.command_line;
+        let is_error = keys::sets_batch(name) || typed || (overridden && objective.is_some());
         reading.diagnostics.push(Diagnostic {
             rule: "unknown-key".to_owned(),
-            severity: if is_error { Severity::Error } else { Severity::Warning },
-            message: format!("`{name}` has no effect in {versions}: {}", versions.lack(name, objective)),
-            help: "remove it, or name the versions that train this recipe: `--dialect-version trl-0.9,transformers-4.41`"
-                .to_owned(),
+            severity: if is_error {
+                Severity::Error
+            } else {
+                Severity::Warning
+            },
+            message: format!(
+                "`{name}` has no effect in {versions}: {}",
+                versions.lack(name, objective)
+            ),
+            help: format!(
+                "remove it, or name the version that trains this recipe: `--dialect-version {}`",
+                match objective {
+                    Some(_) => "trl-0.9,transformers-4.41",
+                    None => "transformers-4.41",
+                }
+            ),
             span: Some(entry.name_span),
         });
     }
 }
 
 /// Keys of which upstream ignores the second one beside the first.
-const SHADOWING: [(&str, &str); 6] = [
+const SHADOWING: [(&str, &str); 5] = [
     ("max_seq_length", "max_length"),
     ("per_gpu_train_batch_size", "per_device_train_batch_size"),
     ("per_gpu_eval_batch_size", "per_device_eval_batch_size"),
     ("activation_checkpointing", "gradient_checkpointing"),
     ("evaluation_strategy", "eval_strategy"),
-    ("warmup_steps", "warmup_ratio"),
 ];
 
 /// Refuses an override beside a key of the file that wins over it.
-fn refuse_shadowed(values: &Values, reading: &mut Reading) {
+fn refuse_shadowed(values: &Values, versions: Versions, reading: &mut Reading) {
     let command_line = reading.files.command_line;
-    for (winner, loser) in SHADOWING {
+    let warmup = schedule::stated_warmup(values, versions);
+    let warmup = warmup.map(|given| match given.key.as_str() {
+        "warmup_ratio" => ("warmup_ratio", "warmup_steps"),
+        _ => ("warmup_steps", "warmup_ratio"),
+    });
+    for (winner, loser) in SHADOWING.into_iter().chain(warmup) {
         let (Some(winning), Some(losing)) = (values.node(winner), values.node(loser)) else {
             continue;
         };
-        let is_zero = winning.text().and_then(|text| text.parse().ok()) == Some(0.0);
         let overridden = |node: &Node| Some(node.span.file) == command_line;
-        if overridden(losing) && !overridden(winning) && !is_zero {
+        if overridden(losing) && !overridden(winning) {
             reading.error(
                 "unknown-override",
                 Some(losing.span),
@@ -239,11 +260,12 @@ pub(crate) fn training_arguments(
     axes::refuse_unread(root, &[], reading);
     // Upstream cuts tokens to the length and shifts the targets by one inside of it.
     tree.default("data.extra_token", false);
-    refuse_shadowed(values, reading);
+    refuse_shadowed(values, versions, reading);
     settings::batch(values, path, tree, reading);
     settings::parallel(values, path, versions, tree, reading);
     settings::model(values, path, tree, reading);
     settings::budget(values, tree);
+    settings::tensorboard(values, tree);
     settings::optimizer(values, tree);
     schedule::learning_rate(values, versions, tree, reading);
     schedule::checkpoint(values, tree, reading);
@@ -325,7 +347,9 @@ fn refuse_unknown(
             continue;
         }
         let file = Some(entry.name_span.file);
-        let (typed, overridden) = (file == command, file == reading.files.command_line);
+        let overridden = file == reading.files.command_line;
+        // Another program than TRL's own scripts may define the argument.
+        let typed = file == command && reading.of_trl;
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
         let near = nearest(name, known);
         let typo = near.filter(|near| {
@@ -345,7 +369,7 @@ fn refuse_unknown(
                 let help = format!("remove it if the script does not define it, or {other}");
                 (Severity::Warning, message, help)
             }
-        } else if is_launcher_key(name) && !typed {
+        } else if is_launcher_key(name) && file != command {
             let message = format!("only TRL's own command line reads `{name}` from a recipe");
             let help = "start the job with `trl`, or pass the option to the launcher";
             (Severity::Warning, message, help.to_owned())
@@ -354,7 +378,7 @@ fn refuse_unknown(
         } else if overridden {
             let help = "remove it, or check its spelling";
             (Severity::Error, message, help.to_owned())
-        } else if typed && reading.of_trl {
+        } else if typed {
             let help = "remove it: TRL's own scripts refuse the command";
             (Severity::Error, message, help.to_owned())
         } else if reading.by_trl {

@@ -5,6 +5,7 @@
 
 use crate::recipe::schema::reader::{Confidence, Detected};
 use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::node::Node;
 
 /// Keys that only its files have.
@@ -26,6 +27,19 @@ pub(crate) fn detect(root: &Node) -> Option<Detected> {
     let key = DISTINCTIVE.into_iter().find(has)?;
     let certain = key == "finetuning_type" || has(&"template") || has(&"stage");
     certain.then(|| Confidence::Likely.because(format!("it has LLaMA-Factory's key `{key}`")))
+}
+
+/// The objective of a stage whose batch rules are those of any trainer. Its KTO has another rule than TRL's.
+pub(crate) fn objective(root: &Node) -> Option<Given<&'static str>> {
+    detect(root)?;
+    let stage = root.get("stage")?;
+    let objective = match stage.text()? {
+        "sft" => "sft",
+        "rm" => "reward",
+        "dpo" => "dpo",
+        _ => return None,
+    };
+    Some(Given::new("stage", objective, stage.span))
 }
 
 /// Whether a key is LLaMA-Factory's and no misspelled field of `TrainingArguments`.

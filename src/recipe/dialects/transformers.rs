@@ -97,6 +97,13 @@ impl Reader for Transformers {
             // The program's defaults are not `Trainer`'s.
             native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
+            let stated = |keys: [&str; 2]| keys.iter().any(|key| root.get(key).is_some());
+            if !stated(["num_train_epochs", "max_steps"]) {
+                native.remove_path("budget.epochs");
+            }
+            if !stated(["save_steps", "save_strategy"]) {
+                native.remove_path("checkpoint.every_steps");
+            }
         }
         Translated {
             version: trainer.then_some(version),
@@ -167,13 +174,25 @@ fn translate(root: &Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> (No
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
     tree.default("objective", "language-modelling");
+    if let Some(stage) = llama_factory::objective(root) {
+        tree.plain("objective", &stage);
+    }
     settings::name(&values, path, &mut tree, reading);
     tree.default("budget.epochs", 3);
     tree.default("seed", 42);
     let evaluates = handbook::training_arguments(root, &values, path, versions, &mut tree, reading);
     tree.text_if("tokenizer.path", values.text("tokenizer_name"));
-    for key in ["cutoff_len", "max_length", "max_seq_length", "block_size"] {
+    for key in [
+        "cutoff_len",
+        "model_max_length",
+        "max_length",
+        "max_seq_length",
+        "block_size",
+    ] {
         tree.plain_if("data.sequence_length", values.int(key));
+    }
+    if let Some(given) = settings::adapters(root) {
+        tree.plain("model.adapters", &given);
     }
     data(&values, evaluates, &mut tree);
     (tree.into_node(), read_as)
@@ -401,6 +420,32 @@ mod tests {
         let config = "--config @/recipe.yaml";
         let whole = job(&files, &format!("{line} {config}")).unwrap();
         assert_eq!(whole.spec.batch, recipe.spec.batch);
+    }
+
+    #[test]
+    fn a_number_of_processes_that_only_the_shell_knows_is_unknown() {
+        let files = [
+            (
+                "m.yaml",
+                "per_device_train_batch_size: 4\nmodel_name_or_path: m\n",
+            ),
+            ("fsdp.yaml", "distributed_type: FSDP\nnum_processes: 8\n"),
+        ];
+        let line = "accelerate launch --config_file @/fsdp.yaml --num_processes $N scripts/dpo.py \
+                --config @/m.yaml --beta 0.05";
+        let recipe = job(&files, line).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+        assert_eq!(recipe.spec.batch.gpus, None);
+        let found = recipe
+            .diagnostics
+            .iter()
+            .filter(|d| d.message.contains("num_processes"));
+        let messages: Vec<&str> = found.map(|d| d.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "`--num_processes $N` overrides the config's 8 processes, and only the shell knows its value"
+            ]
+        );
     }
 
     /// Reduced from NeMo-RL's and other projects' commands: their programs have names of TRL's trainers.

@@ -2,6 +2,7 @@
 //! keeps the files' paths relative to the submitting machine's working directory, so that names within the
 //! files stay valid.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -35,7 +36,7 @@ impl Origin {
     /// Whether a path is a regular file.
     pub fn is_file(&self, path: &Path) -> bool {
         match self {
-            Origin::Disk => path.is_file(),
+            Origin::Disk => at_home(path).is_file(),
             Origin::Snapshot(files) => normal(path).is_some_and(|path| files.contains_key(&path)),
         }
     }
@@ -43,7 +44,7 @@ impl Origin {
     /// Whether a path is a folder.
     pub fn is_dir(&self, path: &Path) -> bool {
         match self {
-            Origin::Disk => path.is_dir(),
+            Origin::Disk => at_home(path).is_dir(),
             Origin::Snapshot(_) => !self.names(path).is_empty(),
         }
     }
@@ -73,7 +74,7 @@ impl Origin {
     pub fn read(&self, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         match self {
-            Origin::Disk => input::open_or_pipe(path)?
+            Origin::Disk => input::open_or_pipe(&at_home(path))?
                 .take(limit)
                 .read_to_end(&mut bytes)?,
             Origin::Snapshot(files) => {
@@ -105,6 +106,14 @@ fn normal(path: &Path) -> Option<PathBuf> {
         }
     }
     Some(inside)
+}
+
+/// The path that a shell makes of `~/…`.
+fn at_home(path: &Path) -> Cow<'_, Path> {
+    let home = path.strip_prefix("~").ok().zip(std::env::var_os("HOME"));
+    home.map_or(Cow::Borrowed(path), |(rest, home)| {
+        Cow::Owned(Path::new(&home).join(rest))
+    })
 }
 
 #[cfg(test)]

@@ -50,6 +50,8 @@ pub struct Spec {
     pub trainer: Trainer,
     /// Settings of upstream's generation-based trainers that rules check.
     pub generation: Generation,
+    /// Write steps and evaluations as event files for TensorBoard, into `tensorboard/` of the run's directory.
+    pub tensorboard: bool,
     /// The run's directory; default: `runs/NAME`. `--out` overrides it.
     pub output: Option<String>,
 }
@@ -116,6 +118,8 @@ pub struct Generation {
     pub num_mini_batches: Option<u64>,
     /// TRL PPO `whiten_rewards`: needs 8 samples per device in a mini-batch.
     pub whiten_rewards: bool,
+    /// The batch counts prompts, as GRPO's of TRL before 0.15, and no completions.
+    pub counts_prompts: bool,
     /// The KTO loss of TRL has no KL term (`loss_type: apo_zero_unpaired`).
     pub without_kl: bool,
 }
@@ -546,7 +550,8 @@ pub struct Data {
     pub held_out: Option<f64>,
     /// Maximum tokens per sample.
     pub sequence_length: u64,
-    /// A sample has one token more than `sequence_length`, so that every input has a target. Upstream's samples do not.
+    /// A sample of a file has one token more than `sequence_length`, so that every input has a target. Upstream's samples
+    /// do not.
     pub extra_token: bool,
     /// Pack several documents into one sample.
     pub packing: bool,

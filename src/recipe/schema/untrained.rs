@@ -10,12 +10,12 @@ pub struct Untrained {
     pub value: String,
     /// The place of the key.
     pub span: Span,
-    pub why: Why,
+    pub reason: UntrainedReason,
 }
 
-/// Why the built-in trainer does not train by a key.
+/// The reason for which the built-in trainer does not train by a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Why {
+pub enum UntrainedReason {
     /// It changes no weights, or only by rounding.
     NoEffect,
     /// It would change the weights. An override such as `group_by_length=false` leaves them.

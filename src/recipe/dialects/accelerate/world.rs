@@ -13,6 +13,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::shell::word::Word;
 use crate::recipe::syntax::words::Words;
 
 /// Values of `distributed_type`.
@@ -142,6 +143,16 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
 /// The default of `num_processes`, which leaves the number to the command line.
 const UNSET: i128 = -1;
 
+/// The value of `--num_processes` that only the shell knows.
+pub(super) fn unresolved(reading: &Reading) -> Option<&Word> {
+    let mut options = reading.accelerate.iter().flat_map(|launch| &launch.options);
+    let word = options
+        .rfind(|option| option.name == "num_processes")?
+        .value
+        .as_ref()?;
+    (!word.unresolved.is_empty()).then_some(word)
+}
+
 /// The processes of all machines, if known. `has_config`: accelerate exits if neither its config nor the command states
 /// them. Only for the type `"NO"` it assumes 1 (`commands/config/config_args.py`, `process_config`; an unquoted one
 /// is another value). Without a config accelerate counts the devices.
@@ -157,7 +168,7 @@ pub(super) fn world(
     let written = root.get("distributed_type");
     let written = written.and_then(|node| node.resolve(Schema::PyYaml));
     let one = stated.is_none() && written == Some(Resolved::Str("NO".to_owned()));
-    if has_config && written.is_some() && unset && !one {
+    if has_config && written.is_some() && unset && !one && unresolved(reading).is_none() {
         reading.warning(
             "mandatory-missing",
             Some(stated.map_or(root.span, |node| node.span)),

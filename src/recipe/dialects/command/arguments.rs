@@ -2,7 +2,8 @@
 //!
 //! Source: transformers 5.23.0 `hf_argparser.py`: `--key value`, `--key=value`, dashes for
 //! underscores, `--flag` for true and `--no_flag` for false, lists as several values, mappings as
-//! JSON; the last value of a repeated key counts.
+//! JSON; the last value of a repeated key counts. After a YAML file the handbook's older parser takes `key=value`
+//! without dashes, too (shenao-zhang/SELM 0ba546a `src/alignment/configs.py`, `parse_yaml_and_args`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -33,10 +34,21 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
     let mut words = parts.next().unwrap_or_default().iter().peekable();
     while let Some(word) = words.next() {
         let option = word.option().filter(|_| is_long_option(&word.text));
+        let option = option.or_else(|| {
+            let assignment = word.assignment()?;
+            let is_key = keys::is_known(assignment.name) && loose.iter().any(names_a_yaml);
+            is_key.then(|| (assignment.name.to_owned(), Some(assignment.value)))
+        });
         let Some((mut name, tied)) = option else {
             loose.push(word.clone());
             continue;
         };
+        // tyro and jsonargparse put a group before a field: `--training_args.per_device_train_batch_size`.
+        if let Some((_, field)) = name.rsplit_once('.')
+            && keys::kind_in_training(field).is_some()
+        {
+            name = field.to_owned();
+        }
         let mut values: Vec<Word> = tied.into_iter().collect();
         if values.is_empty() {
             while let Some(value) = words.next_if(|word| !is_long_option(&word.text)) {
@@ -90,6 +102,10 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
         loose,
         unresolved,
     }
+}
+
+fn names_a_yaml(word: &Word) -> bool {
+    word.text.ends_with(".yaml") || word.text.ends_with(".yml")
 }
 
 /// Parses a value of an option: JSON if it starts with a bracket, else a scalar. The value of a text field is

@@ -206,7 +206,27 @@ pub(crate) fn parse(
     }
     let Some(found) = candidates.first() else {
         diagnostics.push(unresolved::program(&lines).unwrap_or_else(|| {
-            let first = lines.first().and_then(|line| line.words.first());
+            let words = || lines.iter().filter_map(|line| line.words.first());
+            let first = words().next();
+            if let Some(remote) = words().find(|word| ["ssh", "pdsh"].contains(&word.text.as_str())) {
+                return Diagnostic::error(
+                    "unknown-dialect",
+                    Some(remote.span),
+                    format!("`{}` starts what it starts on other machines, which is not read", remote.text),
+                    "give the command that runs there, after `--`",
+                );
+            }
+            if let Some(word) = words().skip(1).find(|word| word.text.starts_with("--")) {
+                return Diagnostic::error(
+                    "unknown-dialect",
+                    Some(word.span),
+                    format!(
+                        "this line begins with `{}`: the command before it has ended",
+                        short(&word.text)
+                    ),
+                    "end the lines before it with `\\`, without a comment or a blank after it",
+                );
+            }
             Diagnostic::error(
                 "unknown-dialect",
                 first.map(|word| word.span),

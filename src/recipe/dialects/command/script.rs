@@ -48,8 +48,10 @@ impl Candidate<'_> {
                 names.push(name);
             }
         }
+        // A program that no launcher starts has its data in JSON more often than its settings.
         let is_file = |word: &Word| {
             let ends = [".yaml", ".yml", ".json"];
+            let ends = if launch.many { &ends[..] } else { &ends[..2] };
             ends.iter().any(|end| word.text.ends_with(end))
         };
         let trainer = launch.script().map(|script| script.value);

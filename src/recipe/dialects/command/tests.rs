@@ -512,6 +512,17 @@ fn an_unresolved_number_is_refused_where_the_batch_depends_on_it() {
 }
 
 #[test]
+fn the_handbooks_older_parser_takes_keys_without_dashes_after_a_file() {
+    let text = "accelerate launch --num_processes 8 scripts/run_dpo.py recipe.yaml learning_rate=$LR \
+                gradient_accumulation_steps=4 output_dir=x";
+    assert_eq!(
+        argument(text, "gradient_accumulation_steps").as_deref(),
+        Some("4")
+    );
+    assert_eq!(argument(text, "output_dir").as_deref(), Some("x"));
+}
+
+#[test]
 fn numbers_are_decimal() {
     let key = "per_device_train_batch_size";
     for typed in ["-8", "0"] {

@@ -52,7 +52,16 @@ pub(crate) fn refuse(launch: &Launch, arguments: &[Word], diagnostics: &mut Vec<
         "global-batch-unknown",
         Some(word.span),
         format!("`{text}` is unresolved and may hold further arguments, such as the batch size"),
-        format!("{AS_EXPANDED}, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the last value counts"),
+        match variable(&text) {
+            Some(name) => format!(
+                "give its value beside the script, `evenkeel plan SCRIPT {name}=VALUE`, or the command as the shell expands \
+                 it after `--`"
+            ),
+            None => format!(
+                "{AS_EXPANDED}, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the \
+                 last value counts"
+            ),
+        },
     ));
 }
 
@@ -157,7 +166,11 @@ pub(crate) fn warn_of_defaults(words: &[Word], diagnostics: &mut Vec<Diagnostic>
                         short(name),
                         short(default)
                     ),
-                    format!("if the environment sets it, give its value beside the script, `evenkeel plan SCRIPT {name}=VALUE`"),
+                    if name.starts_with(|first: char| first.is_ascii_digit()) {
+                        format!("if the script is given `${name}`, write its value there")
+                    } else {
+                        format!("if the environment sets it, give its value beside the script, `evenkeel plan SCRIPT {name}=VALUE`")
+                    },
                 ));
             }
         }

@@ -6,6 +6,7 @@
 
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::Schema;
 use crate::util::suggest::did_you_mean;
@@ -156,8 +157,15 @@ fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut R
         let value = entry.value.resolve(Schema::PyYaml);
         let Some(share) = value.and_then(|value| value.number()) else {
             let message = format!("`{key}` takes a share, this is {}", entry.value.kind());
-            let help = "give a share from 0 to 1, or a number of rows";
-            reading.error("wrong-type", Some(entry.value.span), message, help);
+            let help =
+                "give a share from 0 to 1, or a number of rows; no batch number depends on it";
+            reading.warning("wrong-type", Some(entry.value.span), message, help);
+            reading.untrained.push(Untrained {
+                key,
+                value: entry.value.shown().to_owned(),
+                span: entry.name_span,
+                reason: UntrainedReason::Unsupported(None),
+            });
             continue;
         };
         for split in &splits {

@@ -3,14 +3,17 @@
 
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::schema::untrained::{Untrained, Why};
+use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::words::Words;
 
+use super::schedule::is_followed;
+use super::settings::reports;
+use super::values;
 use super::versions::Versions;
 
-/// Keys that change no weights, or only by rounding: logs, names, uploads, kernels, memory, workers, other devices,
+/// Keys that change no weights, or only by rounding or the order of the samples: logs, names, uploads, kernels, memory, workers, other devices,
 /// and settings of what another key switches on.
 const WITHOUT_EFFECT: Words = Words(
     "activation_checkpointing_kwargs activation_offloading base_model_revision batch_eval_metrics benchmarks \
@@ -28,10 +31,10 @@ const WITHOUT_EFFECT: Words = Words(
      liger_kernel_config local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step \
      logging_nan_inf_filter logging_strategy lora_alpha lora_dropout lora_modules_to_save lora_r \
      lora_target_modules lora_target_parameters lora_task_type metric_for_best_model model_code_revision \
-     model_init_kwargs mp_parameters no_cuda num_of_sequences overwrite_cache overwrite_hub_revision \
+     mp_parameters no_cuda num_of_sequences overwrite_cache overwrite_hub_revision \
      overwrite_output_dir pad_to_multiple_of pad_token padding_free past_index prediction_loss_only \
      preprocessing_num_workers project push_to_hub push_to_hub_model_id push_to_hub_organization \
-     push_to_hub_revision push_to_hub_token ray_scope remove_unused_columns report_to \
+     push_to_hub_revision push_to_hub_token ray_scope remove_unused_columns \
      restore_callback_states_from_checkpoint reward_funcs reward_model_name_or_path router_aux_loss_coef \
      sanity_check save_on_each_node save_safetensors shuffle_dataset skip_memory_metrics streaming torch_compile \
      torch_compile_backend torch_compile_mode torch_dtype torch_empty_cache_steps torchdynamo tpu_metrics_debug \
@@ -41,7 +44,7 @@ const WITHOUT_EFFECT: Words = Words(
 );
 
 /// Keys that change the weights, each with the values that do not, the first one for messages.
-const UNSUPPORTED: [(&str, &[&str]); 21] = [
+const UNSUPPORTED: [(&str, &[&str]); 22] = [
     ("auto_insert_empty_system_msg", &["false"]),
     ("average_tokens_across_devices", &["true"]),
     ("config_name", &[]),
@@ -54,6 +57,7 @@ const UNSUPPORTED: [(&str, &[&str]); 21] = [
     ("max_eval_samples", &[]),
     ("max_source_length", &[]),
     ("max_train_samples", &[]),
+    ("model_init_kwargs", &[]),
     ("model_revision", &["main"]),
     ("neftune_noise_alpha", &["0"]),
     ("optim_args", &[]),
@@ -64,6 +68,9 @@ const UNSUPPORTED: [(&str, &[&str]); 21] = [
     ("truncation_mode", &["keep_start"]),
     ("truncation_side", &["right"]),
 ];
+
+/// Values of `report_to` that need nothing, or that the built-in trainer follows.
+const WRITTEN: [&str; 4] = ["none", "no", "tensorboard", "all"];
 
 /// What the built-in trainer does with a known key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,49 +102,97 @@ pub(crate) fn find(
         .is_some_and(|packing| !is_neutral(packing, &["false"]));
     // TRL packs by best fit since 0.19, and keeps the packed documents apart.
     let by_default = versions.trl_since(0, 19) && root.get("packing_strategy").is_none();
+    let scheduler = root.get("lr_scheduler_type").and_then(Node::text);
+    let scheduler = scheduler.unwrap_or("linear");
     for entry in root.entries().unwrap_or_default() {
         let key = entry.name.as_str();
         let mut value = entry.value.shown().to_owned();
-        let why = match effect(key) {
+        let reason = match effect(key) {
             _ if key == RESERVED => continue,
-            _ if !is_known(key) => Why::Unknown,
+            _ if !is_known(key) => UntrainedReason::Unknown,
             Effect::Read if key == "packing" && packs && by_default => {
                 value += ", by best fit (bfd)";
-                Why::Unsupported(Some("packing_strategy=wrapped".to_owned()))
+                UntrainedReason::Unsupported(Some("packing_strategy=wrapped".to_owned()))
+            }
+            Effect::Read
+                if key == "report_to"
+                    && reports(&entry.value).any(|name| !WRITTEN.contains(&name)) =>
+            {
+                UntrainedReason::NoEffect
+            }
+            Effect::Read if key == "lr_scheduler_type" && !is_followed(&value, None) => {
+                UntrainedReason::Unsupported(Some("lr_scheduler_type=cosine".to_owned()))
+            }
+            Effect::Read
+                if key == "lr_scheduler_kwargs" && !is_followed(scheduler, Some(&entry.value)) =>
+            {
+                UntrainedReason::Unsupported(None)
             }
             Effect::Read => continue,
-            Effect::Unsupported(_) if key == "packing_strategy" && !packs => Why::NoEffect,
+            Effect::Unsupported(_) if key == "packing_strategy" && !packs => {
+                UntrainedReason::NoEffect
+            }
             Effect::Unsupported(neutral) if is_neutral(&entry.value, neutral) => continue,
             Effect::Unsupported(neutral) => {
                 let instead = neutral.first().map(|value| format!("{key}={value}"));
-                Why::Unsupported(instead)
+                UntrainedReason::Unsupported(instead)
             }
-            Effect::None => Why::NoEffect,
+            Effect::None => UntrainedReason::NoEffect,
         };
         reading.untrained.push(Untrained {
             key: key.to_owned(),
             value,
             span: entry.name_span,
-            why,
+            reason,
         });
     }
 }
 
-/// Whether a value is one of these, or empty. A mapping is if all its values are off.
+/// Keys of `dataset_kwargs` and `model_init_kwargs` that change nothing, with the only value that does not, if there is
+/// one: types, kernels and caches of the model, and what the built-in trainer does not do either.
+const NEUTRAL_INSIDE: [(&str, Option<&str>); 9] = [
+    ("add_special_tokens", Some("false")),
+    ("append_concat_token", Some("false")),
+    ("attn_implementation", None),
+    ("device_map", None),
+    ("dtype", None),
+    ("skip_prepare_dataset", Some("false")),
+    ("torch_dtype", None),
+    ("trust_remote_code", None),
+    ("use_cache", None),
+];
+
+/// Whether a value is one of these, or empty.
 fn is_neutral(value: &Node, neutral: &[&str]) -> bool {
     match &value.value {
-        Value::Mapping(entries) => entries
-            .iter()
-            .all(|entry| is_neutral(&entry.value, &["false"])),
+        Value::Mapping(entries) => entries.iter().all(|entry| {
+            let inside = NEUTRAL_INSIDE.iter().find(|(name, _)| *name == entry.name);
+            inside.is_some_and(|(_, only)| match only {
+                Some(only) => is_neutral(&entry.value, &[only]),
+                None => true,
+            })
+        }),
         Value::Sequence(items) => items.iter().all(|item| is_neutral(item, neutral)),
         Value::Scalar(_) => {
             let text = value.text().unwrap_or_default();
             let same = |other: &&str| {
                 let numbers = (text.parse::<f64>().ok(), other.parse::<f64>().ok());
-                text.eq_ignore_ascii_case(other) || matches!(numbers, (Some(a), Some(b)) if a == b)
+                let truths = (truth(text), truth(other));
+                text.eq_ignore_ascii_case(other)
+                    || matches!(numbers, (Some(a), Some(b)) if a == b)
+                    || (["true", "false"].contains(other) && truths.0 == truths.1)
             };
             text.is_empty() || value.is_null(Schema::PyYaml) || neutral.iter().any(same)
         }
+    }
+}
+
+/// The truth of a word, as YAML 1.1 and transformers read it.
+fn truth(text: &str) -> Option<bool> {
+    match text.to_lowercase().as_str() {
+        "on" => Some(true),
+        "off" => Some(false),
+        text => values::truth(text),
     }
 }
 
@@ -199,6 +254,7 @@ max_grad_norm: 0.5
 max_length: 77
 max_seq_length: 77
 max_steps: 7
+model_max_length: 77
 model_name_or_path: b
 num_train_epochs: 9
 optim: adafactor
@@ -209,6 +265,7 @@ per_device_eval_batch_size: 3
 per_device_train_batch_size: 3
 per_gpu_eval_batch_size: 3
 per_gpu_train_batch_size: 3
+report_to: tensorboard
 resume_from_checkpoint: a
 run_name: b
 save_only_model: true
@@ -309,20 +366,26 @@ weight_decay: 0.5
                 Dialect::HandbookTrl,
             );
             let untrained = recipe.untrained.into_iter();
-            untrained.map(|key| (key.key, key.why)).collect::<Vec<_>>()
+            untrained
+                .map(|key| (key.key, key.reason))
+                .collect::<Vec<_>>()
         };
         let neutral = "label_smoothing_factor: 0.0\nneftune_noise_alpha: null\ngroup_by_length: False\nloss_type: nll\n\
-                       dataset_kwargs: {add_special_tokens: false}\ntruncation_mode: keep_start\n";
+                       dataset_kwargs: {add_special_tokens: false}\ntruncation_mode: keep_start\npacking: off\n\
+                       load_best_model_at_end: 0\nmodel_init_kwargs: {torch_dtype: bfloat16}\n\
+                       lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\n";
         assert_eq!(untrained(neutral), []);
-        let key = |key: &str, why| (key.to_owned(), why);
-        let instead = |text: &str| Why::Unsupported(Some(text.to_owned()));
+        let key = |key: &str, reason| (key.to_owned(), reason);
+        let instead = |text: &str| UntrainedReason::Unsupported(Some(text.to_owned()));
         for packed in [
             "packing: true\npacking_strategy: wrapped\n",
             "packing: true\nmax_seq_length: 8\nuse_liger: true\n",
         ] {
             let found = untrained(packed);
             assert!(
-                found.iter().all(|(_, why)| *why == Why::NoEffect),
+                found
+                    .iter()
+                    .all(|(_, reason)| *reason == UntrainedReason::NoEffect),
                 "{found:?}"
             );
         }
@@ -333,7 +396,7 @@ weight_decay: 0.5
             ),
             (
                 "dataset_kwargs: {skip_prepare_dataset: true}",
-                key("dataset_kwargs", Why::Unsupported(None)),
+                key("dataset_kwargs", UntrainedReason::Unsupported(None)),
             ),
             ("loss_type: dft", key("loss_type", instead("loss_type=nll"))),
             (
@@ -342,10 +405,29 @@ weight_decay: 0.5
             ),
             (
                 "packing_strategy: bfd",
-                key("packing_strategy", Why::NoEffect),
+                key("packing_strategy", UntrainedReason::NoEffect),
             ),
-            ("push_to_hub: true", key("push_to_hub", Why::NoEffect)),
-            ("my_own_key: 3", key("my_own_key", Why::Unknown)),
+            (
+                "push_to_hub: true",
+                key("push_to_hub", UntrainedReason::NoEffect),
+            ),
+            (
+                "report_to: [wandb, tensorboard]",
+                key("report_to", UntrainedReason::NoEffect),
+            ),
+            (
+                "model_init_kwargs: {revision: v2}",
+                key("model_init_kwargs", UntrainedReason::Unsupported(None)),
+            ),
+            (
+                "lr_scheduler_type: greedy",
+                key("lr_scheduler_type", instead("lr_scheduler_type=cosine")),
+            ),
+            (
+                "lr_scheduler_kwargs: {power: 2.0}",
+                key("lr_scheduler_kwargs", UntrainedReason::Unsupported(None)),
+            ),
+            ("my_own_key: 3", key("my_own_key", UntrainedReason::Unknown)),
         ] {
             assert_eq!(untrained(line), [expected], "{line}");
         }
@@ -388,8 +470,9 @@ weight_decay: 0.5
              ## Read\n\n{}\n\n\
              ## Without effect\n\n\
              They change no weights, or only by rounding: logs, names, uploads, kernels, memory, workers, other devices, and\n\
-             settings of what another key switches on. A launch lists those of the recipe in one note. Weights stay in f32,\n\
-             whatever `dtype` says.\n\n{}\n\n\
+             settings of what another key switches on. `data_seed` and `shuffle_dataset` choose another order of the samples;\n\
+             the built-in trainer has its own, by `seed`. A launch lists those of the recipe in one note. Weights stay in\n\
+             f32, whatever `dtype` says.\n\n{}\n\n\
              ## Refused\n\n\
              | key | values that change nothing |\n|---|---|\n{refused}",
             list(|effect| effect == Effect::Read),

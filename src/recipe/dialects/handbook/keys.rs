@@ -375,11 +375,12 @@ pub(crate) fn name(objective: Objective) -> &'static str {
 }
 
 /// Arguments of the example scripts that concern the batch, the model or the data, and those that
-/// distinguish such a file from TRL's. `cutoff_len` is LLaMA-Factory's sequence length.
+/// distinguish such a file from TRL's. `cutoff_len` is LLaMA-Factory's sequence length, `model_max_length` that of FastChat
+/// and of what derives from it.
 const EXAMPLES: &str = "\
     attn_implementation:str block_size:int config_name:str cutoff_len:int \
     dataset_config_name:str dataset_name:str dtype:str max_eval_samples:int max_length:int \
-    max_seq_length:int max_source_length:int max_train_samples:int model_name_or_path:str \
+    max_seq_length:int max_source_length:int max_train_samples:int model_max_length:int model_name_or_path:str \
     overwrite_cache:bool preprocessing_num_workers:int streaming:bool task_name:str \
     tokenizer_name:str torch_dtype:str train_file:str trust_remote_code:bool \
     use_fast_tokenizer:bool validation_file:str";

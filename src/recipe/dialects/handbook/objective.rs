@@ -78,7 +78,7 @@ pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Option<
 /// The nearest folder with a trainer's name, then a word of the file's name.
 fn by_place(path: &Path) -> Option<Objective> {
     let mut folders = path.parent().into_iter().flat_map(Path::ancestors);
-    let folder = folders.find_map(|folder| word(folder.file_name()?.to_str()?));
+    let folder = folders.find_map(|folder| parts(folder.file_name()?.to_str()?).find_map(word));
     folder.or_else(|| by_name(path))
 }
 
@@ -113,6 +113,25 @@ fn by_keys(root: &Node) -> Option<Objective> {
             | [first @ Objective::Grpo, Objective::Rloo] => return Some(*first),
             _ => {}
         }
+    }
+    // Keys that several trainers share leave those that have all of them.
+    let mut left: Option<Vec<Objective>> = None;
+    for entry in root.entries()? {
+        let owners = keys::owners(&entry.name);
+        if keys::shared(&entry.name).is_some() || owners.is_empty() {
+            continue;
+        }
+        left = Some(match left {
+            None => owners,
+            Some(left) => left
+                .into_iter()
+                .filter(|one| owners.contains(one))
+                .collect(),
+        });
+    }
+    let left = left.unwrap_or_default();
+    if left.contains(&Objective::Dpo) && !left.contains(&Objective::Sft) {
+        return Some(by_names(root).unwrap_or(Objective::Dpo));
     }
     let preferences = root.get("beta").is_some() || chosen_and_rejected(root);
     preferences.then(|| by_names(root).unwrap_or(Objective::Dpo))

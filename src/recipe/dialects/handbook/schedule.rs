@@ -31,8 +31,7 @@ pub(crate) fn learning_rate(
     tree: &mut Tree,
     reading: &mut Reading,
 ) {
-    let peak = values.float("learning_rate");
-    tree.plain_if("learning_rate.peak", peak.clone());
+    tree.plain_if("learning_rate.peak", values.float("learning_rate"));
     let scheduler = values.text("lr_scheduler_type");
     if let Some(given) = &scheduler {
         // The enum's values are lower case and its lookup is case-sensitive, and so is this one.
@@ -41,7 +40,7 @@ pub(crate) fn learning_rate(
             Some((_, "")) => reading.warning(
                 "unsupported-value",
                 Some(given.span),
-                format!("the built-in trainer has no `{name}` schedule, it uses `linear`"),
+                format!("the built-in trainer has no `{name}` schedule"),
                 "set `lr_scheduler_type` to `cosine`, `linear`, `constant_with_warmup` or `inverse_sqrt`",
             ),
             Some((_, shape)) => tree.plain("learning_rate.shape", &given.with(shape)),
@@ -53,26 +52,44 @@ pub(crate) fn learning_rate(
     }
     let name = scheduler.as_ref().map_or("linear", |s| s.value.as_str());
     let kwargs = values.node("lr_scheduler_kwargs");
-    let floor = kwargs.and_then(|kwargs| floor(name, kwargs, peak.map(|p| p.value)));
+    // Without a stated peak it is the trainer's default.
+    let peak = tree.get("learning_rate.peak").and_then(number);
+    let floor = kwargs.and_then(|kwargs| floor(name, kwargs, peak.unwrap_or(5e-5)));
     tree.plain_if("learning_rate.floor", floor);
     warmup(values, name, versions, tree, reading);
 }
 
 /// The minimum learning rate as a share of the peak.
-fn floor(scheduler: &str, kwargs: &Node, peak: Option<f64>) -> Option<Given<f64>> {
+fn floor(scheduler: &str, kwargs: &Node, peak: f64) -> Option<Given<f64>> {
     let given = |key: &str| {
         let node = kwargs.get(key)?;
         let key = format!("lr_scheduler_kwargs.{key}");
         Some(Given::new(key, number(node)?, node.span))
     };
-    let share = |given: Given<f64>| peak.map(|peak| given.with(given.value / peak));
+    let share = |given: Given<f64>| given.with(given.value / peak);
     match scheduler {
         "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => {
-            given("min_lr_rate").or_else(|| share(given("min_lr")?))
+            given("min_lr_rate").or_else(|| given("min_lr").map(share))
         }
-        "polynomial" => share(given("lr_end")?),
+        "polynomial" => given("lr_end").map(share),
         _ => None,
     }
+}
+
+/// Whether the native schedule follows a scheduler of transformers with its `lr_scheduler_kwargs`: it has a counterpart,
+/// and no argument that is not read changes its shape.
+pub(super) fn is_followed(scheduler: &str, kwargs: Option<&Node>) -> bool {
+    let read: &[&str] = match scheduler {
+        "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => &["min_lr", "min_lr_rate"],
+        "polynomial" => &["lr_end"],
+        _ => &[],
+    };
+    let entries = kwargs.and_then(Node::entries).unwrap_or_default();
+    let known = SCHEDULERS.iter().find(|(name, _)| *name == scheduler);
+    known.is_none_or(|(_, shape)| !shape.is_empty())
+        && entries
+            .iter()
+            .all(|entry| read.contains(&entry.name.as_str()))
 }
 
 /// The warm-up that counts; 0 is none. Steps win over the ratio, except in transformers 5, where a ratio replaces them.

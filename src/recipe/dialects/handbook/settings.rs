@@ -13,11 +13,12 @@ use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::scalar::Schema;
+use crate::recipe::syntax::words::Words;
 use crate::util::suggest::did_you_mean;
 
 use super::accelerator;
 use super::deepspeed;
-use super::values::Values;
+use super::values::{Values, truth};
 use super::versions::Versions;
 
 /// Translates `gradient_accumulation_steps`, `per_device_train_batch_size` and related keys.
@@ -72,6 +73,10 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
 pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree: &mut Tree) {
     if let Some(generations) = objective.default_generations() {
         tree.default("generation.num_generations", generations);
+    }
+    // A device generates all completions of a prompt (TRL 0.14.0 and 0.15.2 `trainer/grpo_trainer.py`).
+    if objective == Objective::Grpo && !versions.trl_since(0, 15) {
+        tree.default("generation.counts_prompts", true);
     }
     match objective {
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),
@@ -216,6 +221,27 @@ pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
     }
 }
 
+/// Arguments by which scripts train low-rank adapters, which `Trainer` does not have: a rank, a switch, or a word.
+pub(crate) fn adapters(root: &Node) -> Option<Given<bool>> {
+    const RANKS: Words = Words("lora_rank lora_r lora_dim");
+    const SWITCHES: Words = Words("use_lora lora_enable q_lora enable_lora use_peft");
+    const WORDS: [(&str, &str); 4] = [
+        ("finetuning_type", "lora"),
+        ("train_mode", "lora"),
+        ("train_mode", "qlora"),
+        ("train_type", "lora"),
+    ];
+    root.entries()?.iter().find_map(|entry| {
+        let (name, text) = (entry.name.as_str(), entry.value.text()?);
+        let rank = RANKS.has(name) && text.parse().is_ok_and(|rank: u64| rank > 0);
+        let switch = SWITCHES.has(name) && truth(text) == Some(true);
+        let word = WORDS
+            .iter()
+            .any(|(key, word)| *key == name && text.eq_ignore_ascii_case(word));
+        (rank || switch || word).then(|| Given::new(name, true, entry.value.span))
+    })
+}
+
 /// A Jinja file, or a tokenizer with a template.
 fn template(given: &Given<String>, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     let Some(file) = reading.beside(path, &given.value) else {
@@ -278,6 +304,22 @@ pub(crate) fn budget(values: &Values, tree: &mut Tree) {
     tree.plain_if("budget.steps", steps);
     tree.plain_if("budget.samples", values.int("total_episodes"));
     tree.plain_if("seed", values.int("seed"));
+}
+
+/// `report_to: tensorboard`, alone or in a list. `all` includes it.
+pub(crate) fn tensorboard(values: &Values, tree: &mut Tree) {
+    let Some(node) = values.node("report_to") else {
+        return;
+    };
+    if reports(node).any(|name| ["tensorboard", "all"].contains(&name)) {
+        tree.plain("tensorboard", &Given::new("report_to", true, node.span));
+    }
+}
+
+/// The names in `report_to`, which is one or a list.
+pub(crate) fn reports(node: &Node) -> impl Iterator<Item = &str> {
+    let listed = node.items().unwrap_or(std::slice::from_ref(node));
+    listed.iter().filter_map(Node::text)
 }
 
 pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {

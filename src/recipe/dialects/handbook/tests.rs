@@ -172,6 +172,16 @@ fn an_override_that_a_key_of_the_file_hides_is_refused() {
             "per_gpu_train_batch_size=4",
         ),
         (
+            "warmup_ratio: 0.1\n",
+            "warmup_steps=100",
+            "warmup_ratio=0.2",
+        ),
+        (
+            "warmup_steps: 100\nno_cuda: false\n",
+            "warmup_ratio=0.1",
+            "warmup_steps=5",
+        ),
+        (
             "evaluation_strategy: epoch\n",
             "eval_strategy=no",
             "evaluation_strategy=no",
@@ -424,6 +434,20 @@ fn special_batch_settings_are_read() {
     assert_eq!(problems("sft", "resume_from_checkpoint: false\n", &[]), "");
 }
 
+/// `lora_rank` is a key of scripts beside TRL's. TRL reads `lora_r` only if `use_peft` is true.
+#[test]
+fn adapters_are_those_of_the_program() {
+    for (text, adapters) in [
+        ("lora_rank: 8\n", true),
+        ("lora_r: 8\n", false),
+        ("lora_r: 8\nuse_peft: true\n", true),
+    ] {
+        let text = format!("per_device_train_batch_size: 4\n{text}");
+        let recipe = read_in("sft", &text, &[]).unwrap();
+        assert_eq!(recipe.spec.model.adapters, adapters, "{text}");
+    }
+}
+
 #[test]
 fn scalars_of_another_type_are_reported_with_upstreams_meaning() {
     insta::assert_snapshot!(problems(
@@ -645,9 +669,9 @@ fn epochs_beside_steps_may_be_negative() {
 
 #[test]
 fn a_typed_key_gets_no_advice_that_changes_the_training() {
-    let first = |option: &str| {
+    let first = |script: &str, option: &str| {
         let line =
-            format!("python my/sft.py --per_device_train_batch_size 4 --packing true {option}");
+            format!("python {script} --per_device_train_batch_size 4 --packing true {option}");
         let recipe = read(&Request {
             command: line.split(' ').map(str::to_owned).collect(),
             ..Request::default()
@@ -655,12 +679,14 @@ fn a_typed_key_gets_no_advice_that_changes_the_training() {
         let found = recipe.map_or_else(|error| error.diagnostics, |recipe| recipe.diagnostics);
         format!("{}: {}", found[0].severity, found[0].help)
     };
+    for option in ["--seq_length 512", "--max_lenght 512"] {
+        assert_eq!(
+            first("my/sft.py", option),
+            "warning: remove it if it is not one: TRL's own command line refuses it; a similar key is `max_length`"
+        );
+    }
     assert_eq!(
-        first("--seq_length 512"),
-        "warning: remove it if it is not one: TRL's own command line refuses it; a similar key is `max_length`"
-    );
-    assert_eq!(
-        first("--max_lenght 512"),
+        first("trl/scripts/sft.py", "--max_lenght 512"),
         "error: did you mean `max_length`?"
     );
 }

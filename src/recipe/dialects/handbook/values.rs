@@ -185,7 +185,7 @@ fn typed(
 }
 
 /// transformers' `string_to_bool`.
-fn truth(text: &str) -> Option<bool> {
+pub(crate) fn truth(text: &str) -> Option<bool> {
     match text.to_lowercase().as_str() {
         "yes" | "true" | "t" | "y" | "1" => Some(true),
         "no" | "false" | "f" | "n" | "0" => Some(false),

@@ -139,17 +139,21 @@ impl Versions {
         }
     }
 
-    /// Whether a field exists in these versions.
-    fn has(&self, of: &Use) -> bool {
-        let version = match of.class {
+    /// The version of the package that a field belongs to.
+    fn of(&self, of: &Use) -> Option<Minor> {
+        match of.class {
             "TrainingArguments" => Some(self.transformers),
             _ => self.trl,
-        };
+        }
+    }
+
+    /// Whether a field exists in these versions.
+    fn has(&self, of: &Use) -> bool {
         let is_in = |version| {
             of.since.is_none_or(|since| since <= version)
                 && of.until.is_none_or(|until| version < until)
         };
-        version.is_some_and(is_in)
+        self.of(of).is_some_and(is_in)
     }
 
     /// Whether a key that some version takes exists in these. `objective`: of TRL's trainer.
@@ -165,25 +169,11 @@ impl Versions {
                 "TrainingArguments" => "transformers",
                 _ => "TRL",
             };
-            let early = of.since.filter(|_| !self.has(of) && self.precedes(of));
-            let brought = early.map(|version| format!("{package} {version} brought it"));
-            let removed = of
-                .until
-                .map(|version| format!("{package} {version} removed it"));
-            brought.or(removed)
+            let later = of.since.filter(|since| self.of(of) < Some(*since));
+            let brought = later.map(|version| format!("{package} {version} brought it"));
+            brought.or_else(|| Some(format!("{package} {} removed it", of.until?)))
         });
         changes.last().unwrap_or_default()
-    }
-
-    /// Whether these versions are older than a field.
-    fn precedes(&self, of: &Use) -> bool {
-        let version = match of.class {
-            "TrainingArguments" => Some(self.transformers),
-            _ => self.trl,
-        };
-        version
-            .zip(of.since)
-            .is_some_and(|(version, since)| version < since)
     }
 
     /// Whether TRL is at least of this version.
@@ -241,9 +231,17 @@ pub(crate) fn choose(
         .map(|entry| entry.name.as_str())
         .filter(|key| uses(key, objective).next().is_some())
         .collect();
+    // transformers 4 takes only whole steps of warm-up.
+    let share = root.get("warmup_steps").and_then(Node::text);
+    let share = share
+        .and_then(|text| text.parse().ok())
+        .is_some_and(|steps: f64| steps.fract() > 0.0);
     let taken = |versions: &Versions| {
-        let taken = keys.iter().filter(|key| versions.takes(key, objective));
-        taken.count()
+        let taken = keys
+            .iter()
+            .filter(|key| versions.takes(key, objective))
+            .count();
+        taken + usize::from(share && versions.transformers_since(5, 0))
     };
     let best = all
         .iter()

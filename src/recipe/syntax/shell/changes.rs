@@ -32,6 +32,19 @@ const EVALUATING: Words = Words("let trap alias");
 /// Commands that may assign any variable.
 const ANYTHING: [&str; 3] = ["source", ".", "eval"];
 
+/// Files that set up an environment of Python or of the shell. They assign no variable that a training reads.
+const ENVIRONMENTS: [&str; 2] = ["activate", "/etc/profile"];
+
+/// How the names of others end.
+const ENVIRONMENT_ENDS: [&str; 6] = [
+    "/activate",
+    "/conda.sh",
+    "/mamba.sh",
+    "/.bash_profile",
+    "/.bashrc",
+    "/.profile",
+];
+
 /// Prefixes of a shell command that do not change its effect on variables.
 const BEFORE: [&str; 2] = ["command", "builtin"];
 
@@ -217,7 +230,19 @@ impl Changes {
         let words: Vec<&str> = words.collect();
         let option = SETTING_WITH.iter().find(|(command, _)| *command == name);
         let lacks = |option| !words.iter().any(|word| word.starts_with(option));
-        if ANYTHING.contains(&name) {
+        let file = words
+            .first()
+            .map_or("", |word| word.trim_matches(['"', '\'']));
+        let environment = match name {
+            "eval" => file.contains("conda shell") || file.contains("mamba shell"),
+            _ => {
+                ENVIRONMENTS.contains(&file)
+                    || ENVIRONMENT_ENDS.iter().any(|end| file.ends_with(end))
+            }
+        };
+        if ANYTHING.contains(&name) && environment {
+            // Nothing that a training reads.
+        } else if ANYTHING.contains(&name) {
             self.disturb(at, place);
         } else if SETTING.has(name) && !option.is_some_and(|(_, option)| lacks(option)) {
             for word in words {

@@ -185,6 +185,10 @@ impl Reader {
         if command.is_some() && !declares {
             return;
         }
+        if name == "export" {
+            let names = words.iter().map(|word| identifier(&word.text));
+            names.for_each(|name| self.variables.export(name));
+        }
         for part in parts.words.iter().filter(|part| part.assignment) {
             let name = identifier(&text.text[part.range.clone()]);
             let start = part.range.start + name.len() + 1;

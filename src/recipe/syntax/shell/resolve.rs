@@ -42,8 +42,10 @@ impl Value {
 /// The variables of a script at one of its commands.
 pub(super) struct Variables {
     changes: Changes,
-    /// The variables that the environment sets.
-    environment: HashSet<String>,
+    /// The variables that the user gives: they replace what the script assigns.
+    given: HashSet<String>,
+    /// The variables that an inline script inherits.
+    exported: HashSet<String>,
     /// The variables set so far. `None`: unresolved.
     values: HashMap<String, Option<Value>>,
     /// Bytes of all expanded values so far. Nested variables can double with every assignment.
@@ -68,16 +70,18 @@ impl RawWord<'_> {
 }
 
 impl Variables {
-    pub fn new(changes: Changes, environment: &BTreeMap<String, String>) -> Variables {
+    pub fn new(changes: Changes, given: &BTreeMap<String, String>) -> Variables {
         let value = |text: &String| Value {
             text: text.clone(),
             ..Value::default()
         };
-        let given = environment.iter();
-        let given = given.map(|(name, text)| (name.clone(), Some(value(text))));
+        let values = given
+            .iter()
+            .map(|(name, text)| (name.clone(), Some(value(text))));
         Variables {
-            environment: environment.keys().cloned().collect(),
-            values: given.collect(),
+            given: given.keys().cloned().collect(),
+            exported: HashSet::new(),
+            values: values.collect(),
             changes,
             spent: 0,
             disturbed: false,
@@ -86,14 +90,31 @@ impl Variables {
 
     /// Whether a variable has one value wherever it has any.
     fn is_certain(&self, name: &str) -> bool {
-        let given = self.environment.contains(name) && self.changes.leaves_unset(name, false);
-        given || self.changes.is_assigned_once(name)
+        self.given.contains(name) || self.changes.is_assigned_once(name)
     }
 
     /// Assigns a variable whose assignment certainly runs.
     pub fn assign(&mut self, name: &str, value: Option<Value>) {
-        let value = value.filter(|_| self.is_certain(name));
-        self.values.insert(name.to_owned(), value);
+        if !self.given.contains(name) {
+            let value = value.filter(|_| self.is_certain(name));
+            self.values.insert(name.to_owned(), value);
+        }
+    }
+
+    /// Makes a variable visible in inline scripts.
+    pub fn export(&mut self, name: &str) {
+        self.exported.insert(name.to_owned());
+    }
+
+    /// The value that an inline script inherits, unless it assigns the variable itself.
+    fn inherited(&self, text: &Text, source: &str) -> Option<Value> {
+        let name = source.strip_prefix('$')?;
+        let name = name
+            .strip_prefix('{')
+            .map_or(Some(name), |name| name.strip_suffix('}'))?;
+        let assigns = text.text.contains(&format!("{name}="));
+        let value = self.lookup(name).filter(|_| !assigns);
+        value.filter(|_| self.exported.contains(name))
     }
 
     /// Continues at a byte offset of the script.
@@ -106,7 +127,12 @@ impl Variables {
     /// Makes every variable so far unresolved. `repeated`: also those that are assigned later.
     pub fn forget_all(&mut self, repeated: bool) {
         self.changes.anything |= repeated;
-        self.values.values_mut().for_each(|value| *value = None);
+        let given = &self.given;
+        let others = self
+            .values
+            .iter_mut()
+            .filter(|(name, _)| !given.contains(*name));
+        others.for_each(|(_, value)| *value = None);
         self.disturbed = true;
     }
 
@@ -194,10 +220,10 @@ impl Variables {
     /// The value of an expansion.
     fn expansion(&mut self, text: &Text, node: Node<'_>, place: Place) -> Option<Value> {
         let at = trimmed(text, node);
-        if place.nested && text.place(at.start).inner {
-            return None;
-        }
         let value = match node.kind() {
+            _ if place.nested && text.place(at.start).inner => {
+                self.inherited(text, &text.text[at])?
+            }
             "simple_expansion" => self.lookup(&text.text[at.start + 1..at.end])?,
             "expansion" => self.parameter(&text.text[at.clone()], place)?,
             "arithmetic_expansion" => {
@@ -225,7 +251,16 @@ impl Variables {
     /// `${NAME}`, `${NAME:-default}` or `${NAME-default}`.
     fn parameter(&self, source: &str, place: Place) -> Option<Value> {
         let inside = source.strip_prefix("${")?.strip_suffix('}')?;
-        let name = identifier(inside);
+        // `${1:-8}`: a script's own argument, which it may not get.
+        let digits = inside.len()
+            - inside
+                .trim_start_matches(|c: char| c.is_ascii_digit())
+                .len();
+        let name = if digits > 0 {
+            &inside[..digits]
+        } else {
+            identifier(inside)
+        };
         let operator = &inside[name.len()..];
         if operator.is_empty() {
             return self.lookup(name);

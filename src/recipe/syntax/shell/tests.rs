@@ -138,9 +138,10 @@ fn given_variables_are_the_environment_of_a_script() {
         ("run $G ${G:-8} ${B:-2} ${B-2}", "run|4|4|2"),
         ("N=$((G * 2))\nrun $N", "run|8"),
         ("G=${G:-8}\nrun $G", "run|4"),
-        ("G=16\nrun $G", "run|16"),
-        ("if x; then G=16; fi\nrun $G", "run|?$G"),
-        ("source x\nrun $G", "run|?$G"),
+        // What the user gives is what the script runs with.
+        ("G=16\nrun $G", "run|4"),
+        ("if x; then G=16; fi\nrun $G", "run|4"),
+        ("source x\nrun $G", "run|4"),
         ("run $H", "run|?$H"),
     ] {
         let lines = super::read(script, FileId(0), Form::Script, &environment).unwrap();
@@ -239,6 +240,16 @@ fn assigned_variables_expand_as_in_a_shell() {
         ("N=4\nprintf '%s' $N\nrun $N", "run|4"),
         ("N=4\nfor f in $N *.json; do x; done\nrun $N", "run|4"),
         ("N=4\nexport M=$N PATH=$PATH:x\nrun $M $N", "run|4|4"),
+        (
+            "N=4\nsource venv/bin/activate\n. ~/.bashrc\nrun $N",
+            "run|4",
+        ),
+        ("N=4\neval \"$(conda shell.bash hook)\"\nrun $N", "run|4"),
+        ("run ${1:-8} ${2-a}", "run|8|a"),
+        (
+            "export N=4\nM=5\nexport M\nbash -c 'run $N ${M} --x'",
+            "run|4|5|--x",
+        ),
         ("source env.sh\nN=4\nrun $N", "run|4"),
         (
             "N=4\ncase $x in\n --n|-n) M=$2; shift;;\n (*) x;;\nesac\nrun $N",

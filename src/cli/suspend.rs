@@ -1,6 +1,5 @@
 //! `evenkeel suspend`, `resume` and `cancel`: stop a run or job, until it is resumed or permanently.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,9 +8,10 @@ use anyhow::{Context, bail};
 
 use super::cluster::{cancel, suspend};
 use super::output::{line, say};
-use super::run_arg::{Found, Target};
+use super::recipe_args::STANDARD_INPUT;
+use super::run_arg::{Found, Target, refuse_for_job};
 use super::{EXIT_REFUSED, launch};
-use crate::launch::{Phase, RunDir, RunLock, Stop};
+use crate::launch::{Phase, RunDir, RunLock, Stop, Wanted};
 use crate::plan::MOST_GPUS;
 
 /// Poll interval of the run's state.
@@ -25,10 +25,10 @@ Examples:
   evenkeel resume quickstart          continue it
   evenkeel cancel quickstart          stop it permanently; files stay
   evenkeel suspend first -n training  a TrainingJob: its GPUs are free")]
-pub struct StopArgs {
-    /// Stop waiting for a run after this many seconds; the request stays
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
-    timeout: u64,
+pub struct SuspendArgs {
+    /// Stop waiting for a run after this many seconds; the request stays [default: 300]
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
     #[command(flatten)]
     target: Target,
 }
@@ -48,18 +48,19 @@ pub struct ResumeArgs {
     target: Target,
 }
 
-pub fn suspend(args: StopArgs) -> anyhow::Result<ExitCode> {
+pub fn suspend(args: SuspendArgs) -> anyhow::Result<ExitCode> {
     stop(args, Stop::Suspend)
 }
 
-pub fn cancel(args: StopArgs) -> anyhow::Result<ExitCode> {
+pub fn cancel(args: SuspendArgs) -> anyhow::Result<ExitCode> {
     stop(args, Stop::Cancel)
 }
 
-fn stop(args: StopArgs, stop: Stop) -> anyhow::Result<ExitCode> {
+fn stop(args: SuspendArgs, stop: Stop) -> anyhow::Result<ExitCode> {
     let run_dir = match args.target.find(true)? {
         Found::Run(run_dir) => run_dir,
         Found::Job(job) => {
+            refuse_for_job(args.timeout.map(|_| "--timeout"))?;
             match stop {
                 Stop::Suspend => suspend::suspend(&job, &args.target.cluster)?,
                 Stop::Cancel => cancel::run(&job, &args.target.cluster)?,
@@ -68,8 +69,8 @@ fn stop(args: StopArgs, stop: Stop) -> anyhow::Result<ExitCode> {
         }
     };
     let request = if run_dir.in_use()? {
-        let request = run_dir.request_stop(stop)?.request;
-        wait(&run_dir, request, args.timeout)?;
+        let request = run_dir.request(Wanted::Stop(stop))?.request;
+        wait(&run_dir, request, args.timeout.unwrap_or(300))?;
         Some(request)
     } else {
         None
@@ -131,12 +132,19 @@ fn report(run_dir: &RunDir, stop: Stop, request: Option<u64>) -> anyhow::Result<
         (Phase::Cancelled, _) => line(format_args!(
             "{place} is cancelled after {samples} samples; its files stay"
         ))?,
+        (Phase::Drained, _) if request.is_some() => line(format_args!(
+            "{place} is suspended after {samples} samples; `evenkeel resume {place}` continues it"
+        ))?,
         _ if request.is_none() => line(format_args!(
             "{place} does not run; `evenkeel resume {place}` continues it after {samples} samples"
         ))?,
-        _ => line(format_args!(
-            "{place} is suspended after {samples} samples; `evenkeel resume {place}` continues it"
-        ))?,
+        _ => {
+            say(format_args!(
+                "error: the launcher ended before a checkpoint of this stop; `evenkeel resume {place}` continues it \
+                 after {samples} samples\n"
+            ));
+            return Ok(ExitCode::from(EXIT_REFUSED));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -145,17 +153,23 @@ pub fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let run_dir = match args.target.find(true)? {
         Found::Run(run_dir) => run_dir,
         Found::Job(job) => {
-            if args.procs.is_some() {
-                bail!(
-                    "`--procs` continues a run on this machine; `evenkeel resize {job} NODES` moves a job"
-                );
-            }
+            refuse_for_job(args.procs.map(|_| "--procs"))?;
             suspend::resume(&job, &args.target.cluster)?;
             return Ok(ExitCode::SUCCESS);
         }
     };
     let run = run_dir.run()?;
     let out = std::path::absolute(run_dir.path())?;
+    if ["-", STANDARD_INPUT]
+        .map(Path::new)
+        .contains(&run.recipe_path.as_path())
+    {
+        bail!(
+            "{} was launched from standard input; `evenkeel launch - --resume --out {}` reads the recipe from there again",
+            run_dir.path().display(),
+            out.display()
+        );
+    }
     if run.command_line.is_empty() {
         bail!(
             "{} was launched by an older version, which did not record its command; `evenkeel launch {} … --resume \
@@ -171,12 +185,5 @@ pub fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
             run.base.display()
         )
     })?;
-    launch::again(&words(&run.command_line), &out, args.procs)
-}
-
-/// The recorded words, as clap takes them.
-fn words(command_line: &[String]) -> Vec<OsString> {
-    let program = Path::new("evenkeel").as_os_str().to_owned();
-    let words = command_line.iter().map(OsString::from);
-    std::iter::once(program).chain(words).collect()
+    launch::again(run.command_line, &out, args.procs)
 }

@@ -8,7 +8,7 @@ const OUT_OF_MEMORY: [&str; 3] = [
     "DefaultCPUAllocator: can't allocate memory",
 ];
 
-/// The missing thing must be named in the last lines, this many: a program may report earlier errors and continue.
+/// The number of last lines that may name a missing module. A program may report an earlier error and continue.
 const LAST: usize = 4;
 
 /// The out-of-memory line in a log tail.
