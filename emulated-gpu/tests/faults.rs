@@ -548,8 +548,36 @@ fn launches_keep_the_limits() {
 fn forms_that_are_not_implemented_fail_when_the_module_is_loaded() {
     let cases = [
         (
-            "wgmma.fence.sync.aligned;",
-            "line 12: `wgmma` is not implemented: `wgmma.fence.sync.aligned;`",
+            "tcgen05.wait::ld.sync.aligned;",
+            "line 12: `tcgen05` is not implemented: `tcgen05.wait::ld.sync.aligned;`",
+        ),
+        (
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+            "line 12: the form of `wgmma` is not implemented: `wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;`",
+        ),
+        (
+            "wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+            "line 12: the shape `.m64n12k16` does not exist: `wgmma.mma_async.sync.aligned.m64n12k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;`",
+        ),
+        (
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+            "line 12: operand 1 must have 8 elements: `wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;`",
+        ),
+        (
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f3}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+            "line 12: the registers of D must differ: `wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f3}, %rd1, %rd2, 1, 1, 1, 0, 0;`",
+        ),
+        (
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 2, 0, 0;",
+            "line 12: operand 6 must be 1 or -1: `wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 2, 0, 0;`",
+        ),
+        (
+            "setmaxnreg.inc.sync.aligned.u32 12;",
+            "line 12: 12 registers are not 24, 32, …, 256: `setmaxnreg.inc.sync.aligned.u32 12;`",
+        ),
+        (
+            "red.shared.add.v4.f32 [%r1], {%f1, %f2, %f3, %f4};",
+            "line 12: vectors are only implemented for `.global.add.f32`: `red.shared.add.v4.f32 [%r1], {%f1, %f2, %f3, %f4};`",
         ),
         (
             "add.cc.u32 %r1, %r1, 1;",

@@ -402,3 +402,104 @@ fn atomics_apply_each_lane_once() {
         assert_eq!(got[8 * i + 1], if i == 0 { 32 } else { 99 });
     }
 }
+
+#[test]
+fn vectors_are_added_at_once() {
+    for (elements, step) in [(2, 8), (4, 16)] {
+        let list = |first: usize| {
+            let names: Vec<String> = (first..first + elements)
+                .map(|i| format!("%f{i}"))
+                .collect();
+            names.join(", ")
+        };
+        let mut body = format!(
+            "cvt.rn.f32.u32 %f0, %r1; and.b32 %r4, %r1, 3; mad.wide.u32 %rd3, %r4, {step}, %rd1;\n"
+        );
+        for i in 1..elements {
+            body += &format!("add.f32 %f{i}, %f{}, 0f3f800000;\n", i - 1);
+        }
+        for form in ["", ".relaxed.gpu"] {
+            body += &format!(
+                "red{form}.global.add.v{elements}.f32 [%rd3], {{{}}};\n",
+                list(0)
+            );
+        }
+        // The last lane to add has added to what the others have.
+        body += &format!(
+            "bar.warp.sync -1; setp.eq.u32 %p1, %r1, 31;\n\
+             @%p1 atom.global.add.v{elements}.f32 {{{}}}, [%rd1], {{{}}}; @%p1 st.global.v{elements}.f32 [%rd2], {{{}}};",
+            list(8),
+            list(0),
+            list(8)
+        );
+        let mut memory = Memory::default();
+        let (sums, old) = (memory.put(&[0; 64]), memory.put(&[0; 16]));
+        let text = kernel(
+            2,
+            &format!(
+                "ld.param.u64 %rd1, [arg0]; ld.param.u64 %rd2, [arg1]; mov.u32 %r1, %tid.x;\n{body}\nret;"
+            ),
+        );
+        // Vectors came with this version.
+        let text = text.replace(".version 8.0", ".version 8.1");
+        run(&text, &mut memory, (1, 32), &[sums, old], 1).unwrap_or_else(|error| panic!("{error}"));
+        // Lanes 0, 4, …, 28 add to the first vector twice.
+        let sum = |vector: usize, i: usize| {
+            (0..8).map(|n| 2 * (vector + 4 * n + i)).sum::<usize>() as f32
+        };
+        let got = support::f32s(memory.get(sums));
+        for vector in 0..4 {
+            for i in 0..elements {
+                let last = if vector == 0 { 31 + i } else { 0 };
+                assert_eq!(got[vector * elements + i], sum(vector, i) + last as f32);
+            }
+        }
+        for i in 0..elements {
+            assert_eq!(support::f32s(memory.get(old))[i], sum(0, i));
+        }
+    }
+    let misaligned = kernel(
+        1,
+        "ld.param.u64 %rd1, [arg0]; mov.f32 %f0, 0f00000000; red.global.add.v4.f32 [%rd1+8], {%f0, %f0, %f0, %f0};",
+    );
+    let mut memory = Memory::default();
+    let buffer = memory.put(&[0; 64]);
+    let (fault, _) = support::fault_of(run(&misaligned, &mut memory, (1, 32), &[buffer], 1));
+    assert!(
+        matches!(
+            fault,
+            emulated_gpu::ptx::Fault::Misaligned { bytes: 16, .. }
+        ),
+        "{fault}"
+    );
+}
+
+#[test]
+fn blocks_wait_for_those_with_lower_tickets() {
+    const BLOCKS: usize = 12;
+    // Block i adds 3^−i, and notes its number in its ticket's place.
+    let body = "ld.param.u64 %rd1, [arg0]; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra DONE;\n\
+         atom.global.add.u32 %r2, [%rd1], 1; mov.u32 %r4, %ctaid.x; mad.wide.u32 %rd2, %r2, 4, %rd1;\n\
+         st.global.u32 [%rd2+12], %r4; mov.f32 %f1, 0f3f800000;\n\
+         POWER: setp.eq.u32 %p2, %r4, 0; @%p2 bra WAIT; mul.rn.f32 %f1, %f1, 0f3eaaaaab; sub.u32 %r4, %r4, 1; bra POWER;\n\
+         WAIT: ld.acquire.gpu.global.u32 %r5, [%rd1+4]; setp.ne.u32 %p3, %r5, %r2; @%p3 bra WAIT;\n\
+         ld.global.cg.f32 %f2, [%rd1+8]; add.rn.f32 %f2, %f2, %f1; st.global.cg.f32 [%rd1+8], %f2;\n\
+         fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%rd1+4], 1;\nDONE: ret;";
+    let mut sums = Vec::new();
+    for seed in 0..16 {
+        let mut memory = Memory::default();
+        let buffer = memory.put(&[0; 12 + 4 * BLOCKS]);
+        let block = (BLOCKS as u32, 64);
+        run(&kernel(1, body), &mut memory, block, &[buffer], seed)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let words = u32s(memory.get(buffer));
+        assert_eq!(words[..2], [BLOCKS as u32; 2]);
+        let power = |&block: &u32| (0..block).fold(1f32, |x, _| x * f32::from_bits(0x3eaa_aaab));
+        let sum: f32 = words[3..].iter().map(power).fold(0.0, |sum, x| sum + x);
+        assert_eq!(words[2], sum.to_bits(), "in the order {:?}", &words[3..]);
+        sums.push(words[2]);
+    }
+    sums.sort_unstable();
+    sums.dedup();
+    assert!(support::device::compares() || sums.len() > 1);
+}

@@ -81,6 +81,34 @@ fn speed() {
         &mma.repeat(4),
         |counters| counters.mma,
     );
+    let registers: Vec<String> = (0..64).map(|i| format!("%d{i}")).collect();
+    let wgmma = format!(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{{}}}, {{%r9, %r9, %r9, %r9}}, %rd3, %p2, 1, 1, 0;\n",
+        registers.join(", ")
+    );
+    let mut set_up = String::from(
+        ".reg .f32 %d<64>; .shared .align 1024 .b8 t[16384]; mov.u32 %r9, t; setp.eq.u32 %p2, %r1, %r1;\n\
+         shr.u32 %r5, %r9, 4; cvt.u64.u32 %rd3, %r5; or.b64 %rd3, %rd3, 0x4000004000000000;\n\
+         mad.lo.u32 %r5, %r1, 16, %r9; mov.b32 %r9, 0x3f803f80;\n",
+    );
+    for i in 0..4 {
+        set_up += &format!(
+            "st.shared.v4.f32 [%r5+{}], {{%f1, %f1, %f1, %f1}};",
+            4096 * i
+        );
+    }
+    for register in registers {
+        set_up += &format!("mov.f32 {register}, %f1;");
+    }
+    measure(
+        "wgmma.m64n128k16, as mma.m16n8k16",
+        &format!("{set_up} fence.proxy.async; bar.sync 0;"),
+        &format!(
+            "wgmma.fence.sync.aligned; {} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
+            wgmma.repeat(2)
+        ),
+        |counters| counters.mma,
+    );
     let load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r4];";
     measure(
         "ldmatrix.x4",

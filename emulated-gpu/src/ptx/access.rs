@@ -293,8 +293,9 @@ impl Warp {
         active: u32,
     ) -> Result<(), LaneFault> {
         let mut addresses = self.addresses(atomic.address);
-        let size = usize::from(atomic.size);
-        let mut old = [0; LANES];
+        let element = usize::from(atomic.size);
+        let size = element * usize::from(atomic.elements);
+        let mut old = [[0; LANES]; 4];
         for (space, mask) in Self::resolve(atomic.space, &mut addresses, active) {
             if mask == 0 {
                 continue;
@@ -307,7 +308,7 @@ impl Warp {
             }
             for lane in lanes(mask) {
                 let address = addresses[lane];
-                let mut bytes = [0; 8];
+                let mut bytes = [0; 16];
                 let bytes = &mut bytes[..size];
                 let fail = |fault| LaneFault::new(lane, fault);
                 let thread = self.thread(lane);
@@ -333,11 +334,13 @@ impl Warp {
                         }));
                     }
                 }
-                old[lane] = value_of(bytes);
-                let a = self.get(atomic.a, lane);
-                let b = atomic.b.map_or(0, |b| self.get(b, lane));
-                let new = apply(atomic.op, atomic.size, old[lane], a, b);
-                bytes.copy_from_slice(&new.to_le_bytes()[..size]);
+                for (at, bytes) in bytes.chunks_exact_mut(element).enumerate() {
+                    old[at][lane] = value_of(bytes);
+                    let a = self.get(atomic.a[at], lane);
+                    let b = atomic.b.map_or(0, |b| self.get(b, lane));
+                    let new = apply(atomic.op, atomic.size, old[at][lane], a, b);
+                    bytes.copy_from_slice(&new.to_le_bytes()[..element]);
+                }
                 if space == Space::Shared {
                     let write = machine
                         .shared
@@ -351,8 +354,10 @@ impl Warp {
                 }
             }
         }
-        if let Some(d) = atomic.destination {
-            self.put(d, active, &old);
+        for (destination, old) in atomic.destinations.iter().zip(&old) {
+            if let Some(d) = destination {
+                self.put(*d, active, old);
+            }
         }
         Ok(())
     }

@@ -33,6 +33,7 @@ pub enum Class {
     Exchange,
     /// `ldmatrix` and `stmatrix`.
     Matrices,
+    /// `mma` and `wgmma`.
     Mma,
     /// `cp.async`.
     Copy,
@@ -70,7 +71,7 @@ impl ByClass {
 pub struct Counters {
     /// Instructions that a warp executed, also those whose predicate was false in every lane.
     pub instructions: ByClass,
-    /// Warp-wide matrix products.
+    /// Warp-wide products of `mma`, and those of 16 × 8 × 16 that `wgmma` is made of.
     pub mma: u64,
     /// Accesses to shared memory that bank conflicts repeat.
     pub bank_conflicts: u64,

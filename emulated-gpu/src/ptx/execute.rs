@@ -17,6 +17,7 @@ impl Warp {
         let r32 = |index: u32| &self.r32[index as usize];
         let r64 = |index: u32| &self.r64[index as usize];
         match op {
+            Op::Move(d, a) => self.move32(*d, *a, active),
             Op::Unary32(f, d, a) => {
                 f(r32(*a), &mut out32);
                 self.put32(*d, active, &out32);
@@ -144,6 +145,8 @@ impl Warp {
                     self.put(*to, active, &out64);
                 }
             }
+            // The compiler says only that the value does not matter.
+            Op::Define(d) if d.bits <= 32 && d.bits > 1 => self.define(d.index, active),
             Op::Define(d) if d.bits == 1 => self.put_predicate(d.index, active, 0),
             Op::Define(d) => self.put(*d, active, &[0xdead_beef_dead_beef; LANES]),
             Op::Trap => return Err(LaneFault::lowest(active, Fault::Trap)),
@@ -164,11 +167,28 @@ impl Warp {
             }
             Op::Matrices(matrices) if matrices.store => self.store_matrices(machine, matrices)?,
             Op::Matrices(matrices) => self.load_matrices(machine, matrices)?,
+            Op::Wgmma(wgmma) => {
+                machine.counters.mma += wgmma.d.len() as u64 / 4;
+                self.begin_product(machine, wgmma)?;
+            }
+            Op::WgmmaFence => self.fence_products(machine)?,
+            Op::WgmmaCommit => self.commit_products(machine)?,
+            Op::WgmmaWait(groups) => self.wait_for_products(machine, *groups)?,
+            Op::ProxyFence => {
+                for lane in lanes(active) {
+                    machine.shared.fence_proxy(self.thread(lane));
+                }
+            }
             Op::Copy(copy) => self.copy(machine, copy, active)?,
             Op::CopyCommit => self.copies.commit(active),
             Op::CopyWait(groups) => self.wait_for_copies(machine, *groups, active),
             // `Warp::run` executes these.
-            Op::Branch(_) | Op::BranchIndexed(..) | Op::Exit | Op::Barrier(_) | Op::Nothing => {}
+            Op::Branch(_)
+            | Op::BranchIndexed(..)
+            | Op::Exit
+            | Op::Barrier(_)
+            | Op::Nothing
+            | Op::SetRegisters => {}
         }
         Ok(())
     }

@@ -119,11 +119,12 @@ pub struct Atomic {
     pub space: Space,
     pub address: Address,
     pub op: AtomicOp,
-    /// Bytes.
+    /// Bytes of an element.
     pub size: u8,
+    pub elements: u8,
     /// `None` for `red`.
-    pub destination: Option<Register>,
-    pub a: Register,
+    pub destinations: [Option<Register>; 4],
+    pub a: [Register; 4],
     pub b: Option<Register>,
 }
 
@@ -207,6 +208,35 @@ pub struct Mma {
     pub c: [Index; 4],
 }
 
+/// The left factor of a `wgmma`, 64 × 16.
+#[derive(Debug, Clone, Copy)]
+pub enum Left {
+    /// Each warp has 16 rows.
+    Registers([Index; 4]),
+    Shared(Panel),
+}
+
+/// A factor in shared memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Panel {
+    /// A register of 64 bits with the matrix descriptor.
+    pub descriptor: Index,
+    /// Neighbours in memory are neighbours along M or N, not along K.
+    pub transposed: bool,
+}
+
+/// `wgmma.mma_async`: D = A · B, or D + A · B, with A of 64 × 16 and B of 16 × N in bf16, D in f32.
+#[derive(Debug, Clone)]
+pub struct Wgmma {
+    /// N / 2 registers.
+    pub d: Vec<Index>,
+    pub a: Left,
+    pub b: Panel,
+    pub accumulate: Predicate,
+    /// The product is subtracted.
+    pub negated: bool,
+}
+
 /// `ldmatrix` and `stmatrix` of one, two or four 8 × 8 matrices of 16-bit elements.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrices {
@@ -230,6 +260,8 @@ pub struct AsyncCopy {
 
 #[derive(Debug, Clone)]
 pub enum Op {
+    /// `mov` of up to 32 bits.
+    Move(Index, Index),
     Unary32(Unary32, Index, Index),
     Binary32(Binary32, Index, [Index; 2]),
     Ternary32(Ternary32, Index, [Index; 3]),
@@ -284,6 +316,15 @@ pub enum Op {
     Elect(Option<Index>, Index, Index),
     Mma(Box<Mma>),
     Matrices(Matrices),
+    Wgmma(Box<Wgmma>),
+    WgmmaFence,
+    WgmmaCommit,
+    /// Waits until at most this number of newest groups is under way.
+    WgmmaWait(u32),
+    /// `fence.proxy.async` for shared memory.
+    ProxyFence,
+    /// `setmaxnreg`, which the whole warp executes.
+    SetRegisters,
     Copy(AsyncCopy),
     CopyCommit,
     /// Waits until at most this number of newest groups is pending; `None` waits for every copy.

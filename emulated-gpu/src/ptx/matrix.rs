@@ -152,11 +152,12 @@ impl Warp {
     }
 }
 
+/// Adds the products of `k` columns of A and rows of B, in their order.
 #[allow(
     clippy::needless_range_loop,
     reason = "iterators are not inlined into functions for newer processors"
 )]
-fn multiply(a: &[[f32; 16]; 16], b: &[[f32; 8]; 16], k: usize, sums: &mut [[f32; 8]; 16]) {
+pub fn multiply(a: &[[f32; 16]; 16], b: &[[f32; 8]; 16], k: usize, sums: &mut [[f32; 8]; 16]) {
     pulp::Arch::new().dispatch(
         #[inline(always)]
         || {

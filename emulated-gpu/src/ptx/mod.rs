@@ -20,6 +20,7 @@ mod parser;
 mod run;
 mod shared;
 mod warp;
+mod wgmma;
 
 pub use counters::{ByClass, Class, Counters};
 pub use module::{Kernel, LoadError, Module, Parameter};

@@ -8,6 +8,7 @@ use super::instruction::{Barrier, Constant, LANES, Special};
 use super::module::Kernel;
 use super::shared::Shared;
 use super::warp::Warp;
+use super::wgmma::Warpgroup;
 use crate::launch::{Dim, GlobalMemory, Launch, MemoryFault};
 
 /// Generic addresses of shared memory begin here. Device pointers must be smaller.
@@ -105,6 +106,29 @@ pub enum Fault {
         "shared memory at {address:#x} is accessed before its asynchronous copy was waited for"
     )]
     PendingCopy { address: u64 },
+    #[error("shared memory at {address:#x} is written while a wgmma of thread {other} reads it")]
+    OperandUnderWay { address: u64, other: Dim },
+    #[error(
+        "shared memory at {address:#x} was written by thread {other} without a `fence.proxy.async` before the wgmma"
+    )]
+    NoProxyFence { address: u64, other: Dim },
+    #[error("register `{name}` belongs to a wgmma that was not waited for")]
+    RegisterUnderWay { name: String },
+    #[error("register `{name}` is used by a wgmma without a `wgmma.fence` after its last write")]
+    NoRegisterFence { name: String },
+    #[error("the matrix descriptor {descriptor:#x} {problem}")]
+    Descriptor {
+        descriptor: u64,
+        problem: &'static str,
+    },
+    #[error(
+        "wgmma needs four whole warps from a multiple of four on; the block has {threads} threads"
+    )]
+    NoWarpgroup { threads: u64 },
+    #[error("another warp of the warpgroup executes line {line} or other operands instead")]
+    WarpgroupDiffers { line: u32 },
+    #[error("the warp exits, and another warp of its warpgroup executes line {line} once more")]
+    WarpgroupExited { line: u32 },
     #[error("source size {bytes} of an asynchronous copy exceeds {limit}")]
     CopySize { bytes: u32, limit: u32 },
     #[error("lanes {missing:#010x} of the mask {mask:#010x} do not execute the instruction")]
@@ -198,6 +222,7 @@ pub struct Machine<'a> {
     pub clock: u64,
     /// Addresses of one access, kept to save allocations.
     pub scratch: Vec<u64>,
+    pub warpgroups: Vec<Warpgroup>,
 }
 
 impl Machine<'_> {
@@ -267,11 +292,17 @@ impl Module {
             parameters: launch.parameters,
             block: launch.block,
             memory,
-            shared: Shared::new(shared_bytes, kernel.code.granule, warp_count),
+            shared: Shared::new(
+                shared_bytes,
+                kernel.code.granule,
+                warp_count,
+                kernel.code.has_wgmma,
+            ),
             counters: Counters::default(),
             budget: limits.instructions,
             clock: 0,
             scratch: Vec::new(),
+            warpgroups: Vec::new(),
         };
         let mut warps = Vec::new();
         for index in 0..warp_count {
@@ -296,6 +327,7 @@ impl Module {
                 warp.begin(&kernel.code, block);
             }
             machine.shared.begin();
+            machine.warpgroups = vec![Warpgroup::default(); warp_count.div_ceil(4)];
             let written = machine.counters.global_bytes_written;
             let (warp, at) = match run_block(&mut machine, &mut warps, &mut random) {
                 Ok(()) => {
@@ -493,7 +525,16 @@ fn run_block(
     }
     let exited = states.iter().filter(|&&state| state == State::Done).count();
     match states.iter().position(|&state| state == State::Waiting) {
-        None => Ok(()),
+        None => {
+            for (at, warpgroup) in machine.warpgroups.iter().enumerate() {
+                if let Some((warp, pc)) = warpgroup.behind() {
+                    let line = machine.kernel.code.instructions[pc as usize].line;
+                    let fault = Fault::WarpgroupExited { line };
+                    return Err((4 * at + warp, LaneFault::new(0, fault)));
+                }
+            }
+            Ok(())
+        }
         Some(waiting) => {
             // The barrier is the instruction before.
             warps[waiting].step_back();

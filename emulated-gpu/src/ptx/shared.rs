@@ -4,7 +4,12 @@
 //! Every warp has a vector clock over the block's warps. A barrier joins the clocks of its warps. Two
 //! accesses race if one of them writes, their threads differ and neither thread's clock covers the other's
 //! access. Lanes of one warp are ordered by `bar.warp.sync` and by barriers, not by running in lockstep.
+//!
+//! A `wgmma` reads when it is issued; until its warp waits for it, a write to what it reads is an error. It
+//! then counts as a read by the whole warp at the time of the wait. It reads through the asynchronous proxy:
+//! the writer must have fenced the write, and the fence must be ordered before the `wgmma`.
 
+use super::instruction::LANES;
 use super::run::Fault;
 use crate::launch::Dim;
 
@@ -15,13 +20,19 @@ type Stamp = u64;
 const STRONG: u64 = 1 << 10;
 /// The write is an asynchronous copy that is not yet complete.
 const PENDING: u64 = 1 << 11;
+/// The access is one of all lanes of the thread's warp.
+const WARP: u64 = 1 << 12;
+const CLOCK_SHIFT: u32 = 13;
+
+/// Bytes that a `wgmma` reads at a time.
+pub const CHUNK: u64 = 16;
 
 fn thread_of(stamp: Stamp) -> u32 {
     (stamp & 0x3ff) as u32
 }
 
 fn clock_of(stamp: Stamp) -> u64 {
-    stamp >> 12
+    stamp >> CLOCK_SHIFT
 }
 
 /// The last accesses to a granule.
@@ -30,6 +41,25 @@ struct Shadow {
     write: Stamp,
     /// The last two readers that differ.
     reads: [Stamp; 2],
+    /// Proxy fences that the writer had executed before the write.
+    fences: u32,
+    /// Products under way that read the granule.
+    products: u32,
+}
+
+/// A product under way.
+struct Product {
+    group: u32,
+    /// Addresses of what it reads.
+    chunks: Vec<u64>,
+}
+
+/// What `wgmma` needs beside the shadow.
+struct Proxy {
+    /// By thread: its warp's clock at each of its proxy fences.
+    fences: Vec<Vec<u64>>,
+    /// By warp.
+    products: Vec<Vec<Product>>,
 }
 
 /// Shared memory.
@@ -41,6 +71,8 @@ pub struct Shared {
     clocks: Vec<Vec<u64>>,
     /// Clocks up to here belong to earlier blocks.
     floor: u64,
+    /// `None` for kernels without `wgmma`.
+    proxy: Option<Proxy>,
 }
 
 /// A conflict without the coordinates of the other thread.
@@ -51,6 +83,16 @@ pub enum Conflict {
         address: u64,
         access: &'static str,
         other_access: &'static str,
+        other: u32,
+    },
+    /// A write to what a product under way reads.
+    UnderWay {
+        address: u64,
+        other: u32,
+    },
+    /// A product reads a write without a proxy fence.
+    Unfenced {
+        address: u64,
         other: u32,
     },
 }
@@ -70,19 +112,32 @@ impl Conflict {
                 other_access,
                 other: thread(other),
             },
+            Self::UnderWay { address, other } => Fault::OperandUnderWay {
+                address,
+                other: thread(other),
+            },
+            Self::Unfenced { address, other } => Fault::NoProxyFence {
+                address,
+                other: thread(other),
+            },
         }
     }
 }
 
 impl Shared {
-    pub fn new(bytes: u64, granule: u64, warps: usize) -> Self {
+    pub fn new(bytes: u64, granule: u64, warps: usize, has_wgmma: bool) -> Self {
         let granules = bytes.div_ceil(granule) as usize;
+        let proxy = has_wgmma.then(|| Proxy {
+            fences: vec![Vec::new(); warps * LANES],
+            products: (0..warps).map(|_| Vec::new()).collect(),
+        });
         Self {
             data: vec![0; bytes as usize],
             shadow: vec![Shadow::default(); granules],
             granule,
             clocks: vec![vec![0; warps]; warps],
             floor: 0,
+            proxy,
         }
     }
 
@@ -92,6 +147,13 @@ impl Shared {
         self.floor = latest + 1;
         for clocks in &mut self.clocks {
             clocks.fill(self.floor);
+        }
+        if let Some(proxy) = &mut self.proxy {
+            proxy.fences.iter_mut().for_each(Vec::clear);
+            proxy.products.iter_mut().for_each(Vec::clear);
+            for shadow in &mut self.shadow {
+                (shadow.fences, shadow.products) = (0, 0);
+            }
         }
     }
 
@@ -110,12 +172,15 @@ impl Shared {
 
     fn now(&self, thread: u32) -> Stamp {
         let warp = thread as usize / 32;
-        (self.clocks[warp][warp] + 1) << 12 | u64::from(thread)
+        (self.clocks[warp][warp] + 1) << CLOCK_SHIFT | u64::from(thread)
     }
 
     /// Whether an earlier access by another thread is not ordered before this thread's next one.
     fn is_concurrent(&self, stamp: Stamp, thread: u32) -> bool {
         let other = thread_of(stamp);
+        if stamp & WARP != 0 && other / LANES as u32 == thread / LANES as u32 {
+            return false;
+        }
         other != thread && clock_of(stamp) > self.clocks[thread as usize / 32][other as usize / 32]
     }
 
@@ -153,7 +218,7 @@ impl Shared {
         let flags = if strong { STRONG } else { 0 };
         let now = self.now(thread) | flags;
         for granule in self.granules(address, bytes) {
-            let Shadow { write, reads } = self.shadow[granule];
+            let Shadow { write, reads, .. } = self.shadow[granule];
             let address = granule as u64 * self.granule;
             self.check_initialised(write, address)?;
             if self.is_concurrent(write, thread) && write & flags & STRONG == 0 {
@@ -199,9 +264,21 @@ impl Shared {
         same: &dyn Fn(u32) -> bool,
     ) -> Result<(), Conflict> {
         let now = self.now(thread) | flags;
+        let fences = self.fences(thread);
         for granule in self.granules(address, bytes) {
-            let Shadow { write, reads } = self.shadow[granule];
+            let Shadow {
+                write,
+                reads,
+                products,
+                ..
+            } = self.shadow[granule];
             let address = granule as u64 * self.granule;
+            if products > 0 {
+                return Err(Conflict::UnderWay {
+                    address,
+                    other: self.reader(address),
+                });
+            }
             if write & PENDING != 0 && clock_of(write) > self.floor {
                 return Err(Conflict::Fault(Fault::PendingCopy { address }));
             }
@@ -221,6 +298,7 @@ impl Shared {
                 }
             }
             self.shadow[granule].write = now;
+            self.shadow[granule].fences = fences;
         }
         Ok(())
     }
@@ -248,8 +326,10 @@ impl Shared {
     /// Completes an asynchronous copy: the thread that began it sees the bytes.
     pub fn end_copy(&mut self, thread: u32, address: u64, bytes: &[u8]) {
         let now = self.now(thread);
+        let fences = self.fences(thread);
         for granule in self.granules(address, bytes.len() as u64) {
             self.shadow[granule].write = now;
+            self.shadow[granule].fences = fences;
         }
         self.data[address as usize..address as usize + bytes.len()].copy_from_slice(bytes);
     }
@@ -257,5 +337,112 @@ impl Shared {
     /// Orders what the lanes of a warp did before what they do next.
     pub fn join_lanes(&mut self, warp: usize) {
         self.clocks[warp][warp] += 1;
+    }
+
+    /// Proxy fences that a thread has executed.
+    fn fences(&self, thread: u32) -> u32 {
+        let proxy = self.proxy.as_ref();
+        proxy.map_or(0, |proxy| proxy.fences[thread as usize].len() as u32)
+    }
+
+    /// A thread orders its writes before what products read.
+    pub fn fence_proxy(&mut self, thread: u32) {
+        let clock = clock_of(self.now(thread));
+        if let Some(proxy) = &mut self.proxy {
+            proxy.fences[thread as usize].push(clock);
+        }
+    }
+
+    /// The first thread of a warp whose product reads the address.
+    fn reader(&self, address: u64) -> u32 {
+        let of = |product: &Product| {
+            let mut chunks = product.chunks.iter();
+            chunks.any(|&chunk| (chunk..chunk + CHUNK).contains(&address))
+        };
+        let warps = self.proxy.iter().flat_map(|proxy| &proxy.products);
+        let warp = warps.into_iter().position(|warp| warp.iter().any(of));
+        (warp.unwrap_or(0) * LANES) as u32
+    }
+
+    /// Begins to read checked chunks for a warp's product of a group.
+    pub fn begin_product(
+        &mut self,
+        warp: usize,
+        group: u32,
+        chunks: Vec<u64>,
+    ) -> Result<(), Conflict> {
+        for &chunk in &chunks {
+            let mut checked = (0, 0);
+            for granule in self.granules(chunk, CHUNK) {
+                let Shadow { write, fences, .. } = self.shadow[granule];
+                self.shadow[granule].products += 1;
+                if checked != (write, fences) {
+                    let address = granule as u64 * self.granule;
+                    self.check_product(warp, address, write, fences)?;
+                    checked = (write, fences);
+                }
+            }
+        }
+        if let Some(proxy) = &mut self.proxy {
+            proxy.products[warp].push(Product { group, chunks });
+        }
+        Ok(())
+    }
+
+    /// Checks that a write is ordered before a product and that its proxy fence is.
+    fn check_product(
+        &self,
+        warp: usize,
+        address: u64,
+        write: Stamp,
+        fences: u32,
+    ) -> Result<(), Conflict> {
+        self.check_initialised(write, address)?;
+        let other = thread_of(write);
+        let of = other as usize / LANES;
+        let is_ordered = |clock: u64| of == warp || clock <= self.clocks[warp][of];
+        if !is_ordered(clock_of(write)) {
+            return Err(Conflict::Race {
+                address,
+                access: "read by wgmma",
+                other_access: "write",
+                other,
+            });
+        }
+        let fenced = self.proxy.as_ref().and_then(|proxy| {
+            let fences_of_writer = &proxy.fences[other as usize];
+            fences_of_writer.get(fences as usize).copied()
+        });
+        if fenced.is_some_and(is_ordered) {
+            Ok(())
+        } else {
+            Err(Conflict::Unfenced { address, other })
+        }
+    }
+
+    /// The bytes of a checked chunk.
+    #[inline]
+    pub fn chunk(&self, address: u64) -> [u8; CHUNK as usize] {
+        let bytes = &self.data[address as usize..(address + CHUNK) as usize];
+        bytes.try_into().unwrap_or_default()
+    }
+
+    /// Ends the products of a warp's groups before the given one: their reads count as reads now.
+    pub fn end_products(&mut self, warp: usize, before: u32) {
+        let now = self.now((warp * LANES) as u32) | WARP;
+        let Some(proxy) = &mut self.proxy else { return };
+        let products = &mut proxy.products[warp];
+        let ended = products.partition_point(|product| product.group < before);
+        let ended: Vec<Product> = products.drain(..ended).collect();
+        for chunk in ended.into_iter().flat_map(|product| product.chunks) {
+            for granule in self.granules(chunk, CHUNK) {
+                let shadow = &mut self.shadow[granule];
+                shadow.products -= 1;
+                if thread_of(shadow.reads[0]) != thread_of(now) {
+                    shadow.reads[1] = shadow.reads[0];
+                }
+                shadow.reads[0] = now;
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@ use super::decode::Code;
 use super::instruction::{Constant, Index, L32, L64, LANES, Op, Predicate, Register, Special};
 use super::module::Kernel;
 use super::run::{Fault, LaneFault, Machine, Stop, lanes};
+use super::wgmma::Products;
 use crate::launch::Dim;
 
 /// Lanes at one instruction.
@@ -40,6 +41,7 @@ pub struct Warp {
     pub local: Vec<u8>,
     pub local_written: Vec<bool>,
     pub copies: Copies,
+    pub products: Products,
 }
 
 /// What an instruction with a mask of lanes may do now.
@@ -69,6 +71,7 @@ impl Warp {
             local: vec![0; kernel.local_bytes as usize * LANES],
             local_written: vec![false; kernel.local_bytes as usize * LANES],
             copies: Copies::default(),
+            products: Products::default(),
         }
     }
 
@@ -80,6 +83,7 @@ impl Warp {
         self.local_written.fill(false);
         self.exited = 0;
         self.copies = Copies::default();
+        self.products = Products::new(code);
         self.groups = vec![Group {
             pc: 0,
             mask: self.exists,
@@ -131,6 +135,7 @@ impl Warp {
             }
         }
         self.written[1][d as usize] |= mask;
+        self.products.write(d);
     }
 
     pub fn put64(&mut self, d: Index, mask: u32, values: &L64) {
@@ -218,6 +223,9 @@ impl Warp {
                 for &read in &code.reads[from as usize..to as usize] {
                     self.check_read(code, read, active)?;
                 }
+                if self.products.are_under_way() {
+                    self.check_products(code, instruction, active)?;
+                }
                 match &instruction.op {
                     Op::Branch(target) => {
                         if active == mask {
@@ -286,6 +294,11 @@ impl Warp {
                             break;
                         }
                         self.execute(machine, op, active)?;
+                        if let Some(d) = self.products.overwritten.take() {
+                            let name = code.names[1][d as usize].clone();
+                            let fault = Fault::RegisterUnderWay { name };
+                            return Err(LaneFault::lowest(active, fault));
+                        }
                         pc += 1;
                     }
                 }
@@ -293,7 +306,7 @@ impl Warp {
         }
     }
 
-    fn check_read(&self, code: &Code, read: u32, mask: u32) -> Result<(), LaneFault> {
+    pub fn check_read(&self, code: &Code, read: u32, mask: u32) -> Result<(), LaneFault> {
         let (file, index) = ((read & 3) as usize, (read >> 2) as usize);
         // The predicate behind the registers is a constant.
         let Some(&written) = self.written[file].get(index) else {
@@ -412,7 +425,13 @@ impl Warp {
             | Op::Reduce(_, _, _, mask)
             | Op::Elect(_, _, mask)
             | Op::WarpBarrier(mask) => *mask,
-            Op::Mma(_) | Op::Matrices(_) => return Ok(u32::MAX),
+            Op::Mma(_)
+            | Op::Matrices(_)
+            | Op::Wgmma(_)
+            | Op::WgmmaFence
+            | Op::WgmmaCommit
+            | Op::WgmmaWait(_)
+            | Op::SetRegisters => return Ok(u32::MAX),
             _ => return Ok(0),
         };
         let masks = &self.r32[mask as usize];

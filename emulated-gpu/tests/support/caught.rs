@@ -14,6 +14,8 @@ pub enum Check {
     OutOfBounds,
     Misaligned,
     PendingCopy,
+    /// Registers or shared memory of a `wgmma` without an order with it.
+    AsyncProduct,
     AbsentLanes,
     Limits,
     /// A trap, or a branch or an operand that cannot be executed.
@@ -36,6 +38,7 @@ impl fmt::Display for Check {
             Check::OutOfBounds => "out of bounds",
             Check::Misaligned => "misaligned access",
             Check::PendingCopy => "copy not waited for",
+            Check::AsyncProduct => "wgmma without an order",
             Check::AbsentLanes => "absent lanes in a mask",
             Check::Limits => "limits of a launch",
             Check::Illegal => "illegal instruction",
@@ -76,9 +79,20 @@ impl From<RunError> for Caught {
                 }
                 Fault::Misaligned { .. } => Check::Misaligned,
                 Fault::PendingCopy { .. } => Check::PendingCopy,
-                Fault::InactiveLanes { .. } | Fault::NotInMask { .. } => Check::AbsentLanes,
+                Fault::OperandUnderWay { .. }
+                | Fault::NoProxyFence { .. }
+                | Fault::RegisterUnderWay { .. }
+                | Fault::NoRegisterFence { .. } => Check::AsyncProduct,
+                Fault::InactiveLanes { .. }
+                | Fault::NotInMask { .. }
+                | Fault::NoWarpgroup { .. }
+                | Fault::WarpgroupDiffers { .. }
+                | Fault::WarpgroupExited { .. } => Check::AbsentLanes,
                 Fault::Budget { .. } => Check::Limits,
-                Fault::NotUniform | Fault::BranchIndex { .. } | Fault::Trap => Check::Illegal,
+                Fault::Descriptor { .. }
+                | Fault::NotUniform
+                | Fault::BranchIndex { .. }
+                | Fault::Trap => Check::Illegal,
             },
         };
         Self { by, message }

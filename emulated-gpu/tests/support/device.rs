@@ -159,7 +159,7 @@ fn is_exact(text: &str) -> bool {
     };
     let fusible = rounds_freely("mul") && (rounds_freely("add") || rounds_freely("sub"));
     // Which lanes are active where their paths meet is not defined.
-    let inexact = [".approx", "div.full", "mma.sync", "activemask"];
+    let inexact = [".approx", "div.full", "mma.sync", "mma_async", "activemask"];
     !fusible && !inexact.iter().any(|form| text.contains(form))
 }
 

@@ -106,6 +106,7 @@ impl<'s, 'a> Decoder<'s, 'a> {
         let ty = self.m.ty()?;
         let space = self.m.choose(&SPACES).unwrap_or(Space::Generic);
         self.m.any(&HINTS);
+        let vector = self.m.choose(&[("v2", 2), ("v4", 4)]).unwrap_or(1);
         let name = self.m.first()?;
         let op = match (name, ty) {
             ("add", Ty::F32) => AtomicOp::AddF32,
@@ -129,16 +130,26 @@ impl<'s, 'a> Decoder<'s, 'a> {
         if ty.bits() < 32 {
             return Err("the type is not implemented here".into());
         }
+        if vector > 1 && !(op == AtomicOp::AddF32 && space == Space::Global) {
+            return Err("vectors are only implemented for `.global.add.f32`".into());
+        }
         let returns = usize::from(base == "atom");
         let swap = usize::from(op == AtomicOp::CompareAndSwap);
         self.count(&[2 + returns + swap])?;
-        let destination = if base == "atom" {
-            self.destination_or_sink(self.operand(0)?, ty.bits())?
-        } else {
-            None
-        };
-        let a = self.operand(1 + returns)?;
-        let a = self.source(a, ty)?;
+        let mut destinations = [None; 4];
+        if base == "atom" {
+            let elements = self.elements(0)?;
+            self.count_elements(elements, vector)?;
+            for (destination, element) in destinations.iter_mut().zip(elements) {
+                *destination = self.destination_or_sink(element, ty.bits())?;
+            }
+        }
+        let elements = self.elements(1 + returns)?;
+        self.count_elements(elements, vector)?;
+        let mut a = [self.source(&elements[0], ty)?; 4];
+        for (a, element) in a.iter_mut().zip(elements).skip(1) {
+            *a = self.source(element, ty)?;
+        }
         let b = if swap == 1 {
             let operand = self.operand(2 + returns)?;
             Some(self.source(operand, ty)?)
@@ -152,10 +163,19 @@ impl<'s, 'a> Decoder<'s, 'a> {
             address: self.address(returns)?,
             op,
             size,
-            destination,
+            elements: vector as u8,
+            destinations,
             a,
             b,
         }))
+    }
+
+    fn count_elements(&self, elements: &[Operand<'a>], count: usize) -> Decoded<()> {
+        if elements.len() == count {
+            Ok(())
+        } else {
+            Err(format!("the access must have {count} elements").into())
+        }
     }
 
     pub(super) fn copy(&mut self) -> Decoded<(Class, Op)> {
@@ -172,10 +192,7 @@ impl<'s, 'a> Decoder<'s, 'a> {
         }
         if self.m.take("wait_group") {
             self.count(&[1])?;
-            let Operand::Number(Number::Integer(groups), false) = self.operand(0)? else {
-                return Err("the number of groups must be a constant".into());
-            };
-            let groups = u32::try_from(*groups).unwrap_or(u32::MAX);
+            let groups = self.constant_operand(0)?;
             return Ok((Class::Synchronise, Op::CopyWait(Some(groups))));
         }
         let hint = self.m.take("L2::cache_hint");

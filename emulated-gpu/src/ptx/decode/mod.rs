@@ -42,6 +42,8 @@ pub struct Code {
     pub dynamic_align: u64,
     /// The smallest power of two that divides every access to shared memory; races are found per granule.
     pub granule: u64,
+    /// The kernel has `wgmma`, so registers and writes to shared memory are followed for it.
+    pub has_wgmma: bool,
 }
 
 /// Why an instruction is not decoded.
@@ -233,10 +235,17 @@ impl<'s, 'a> Decoder<'s, 'a> {
             "atom" | "red" => self.atomic(base).map(|op| (Class::Atomic, op)),
             "bar" | "barrier" => self.barrier().map(|op| (Class::Synchronise, op)),
             "membar" | "fence" => {
+                let asynchronous = base == "fence" && self.m.take("proxy") && self.m.take("async");
+                let elsewhere = self.m.take("global");
                 // Memory is sequentially consistent here.
                 self.m.0.clear();
                 self.count(&[0])?;
-                Ok((Class::Synchronise, Op::Nothing))
+                let op = if asynchronous && !elsewhere {
+                    Op::ProxyFence
+                } else {
+                    Op::Nothing
+                };
+                Ok((Class::Synchronise, op))
             }
             "nanosleep" => {
                 self.m.take("u32");
@@ -267,6 +276,16 @@ impl<'s, 'a> Decoder<'s, 'a> {
                 Ok((Class::Matrices, op))
             }
             "mma" => self.mma().map(|op| (Class::Mma, op)),
+            "wgmma" => self.wgmma(),
+            "setmaxnreg" => {
+                self.m.any(&["inc", "dec", "sync", "aligned", "u32"]);
+                self.count(&[1])?;
+                let registers = self.constant_operand(0)?;
+                if !(24..=256).contains(&registers) || !registers.is_multiple_of(8) {
+                    return Err(format!("{registers} registers are not 24, 32, …, 256").into());
+                }
+                Ok((Class::Synchronise, Op::SetRegisters))
+            }
             "bra" => {
                 self.m.take("uni");
                 self.count(&[1])?;

@@ -181,6 +181,15 @@ impl<'s, 'a> Decoder<'s, 'a> {
         }
     }
 
+    pub(super) fn constant_operand(&self, at: usize) -> Decoded<u32> {
+        match self.operand(at)? {
+            Operand::Number(Number::Integer(value), false) => {
+                Ok(u32::try_from(*value).unwrap_or(u32::MAX))
+            }
+            _ => Err(format!("operand {} must be a constant", at + 1).into()),
+        }
+    }
+
     pub(super) fn address(&mut self, at: usize) -> Decoded<Address> {
         let Operand::Address(base, offset) = self.operand(at)? else {
             return Err(format!("operand {} must be an address", at + 1).into());

@@ -36,7 +36,7 @@ impl<'s, 'a> Decoder<'s, 'a> {
                 Ok(Op::Predicates(0b1010, self.d(0, 1)?, [p, p]))
             }
             _ if bits == 64 => self.unary64(g1!(u64_of), ty),
-            _ => self.unary32(f1!(u32_of), ty),
+            _ => Ok(Op::Move(self.d(0, bits)?, self.s(1, ty)?)),
         }
     }
 

@@ -186,4 +186,85 @@ impl<'s, 'a> Decoder<'s, 'a> {
             c: self.indices(3, false)?,
         })))
     }
+
+    pub(super) fn wgmma(&mut self) -> Decoded<(Class, Op)> {
+        self.code.has_wgmma = true;
+        let form: Vec<&str> = std::mem::take(&mut self.m.0);
+        match form[..] {
+            ["fence", "sync", "aligned"] => {
+                self.count(&[0])?;
+                return Ok((Class::Synchronise, Op::WgmmaFence));
+            }
+            ["commit_group", "sync", "aligned"] => {
+                self.count(&[0])?;
+                return Ok((Class::Synchronise, Op::WgmmaCommit));
+            }
+            ["wait_group", "sync", "aligned"] => {
+                self.count(&[1])?;
+                let groups = self.constant_operand(0)?;
+                return Ok((Class::Synchronise, Op::WgmmaWait(groups)));
+            }
+            _ => {}
+        }
+        let ["mma_async", "sync", "aligned", shape, "f32", "bf16", "bf16"] = form[..] else {
+            return Err("the form of `wgmma` is not implemented".into());
+        };
+        let n = shape
+            .strip_prefix("m64n")
+            .and_then(|s| s.strip_suffix("k16"));
+        let n: usize = n.and_then(|n| n.parse().ok()).unwrap_or(0);
+        if !(8..=256).contains(&n) || !n.is_multiple_of(8) {
+            return Err(format!("the shape `.{shape}` does not exist").into());
+        }
+        let elements = self.elements(0)?;
+        if elements.len() != n / 2 {
+            return Err(format!("operand 1 must have {} elements", n / 2).into());
+        }
+        let mut d = Vec::with_capacity(n / 2);
+        for element in elements {
+            let register = self.destination_or_sink(element, 32)?;
+            let register = register.ok_or(Problem::from("the sink `_` is not implemented here"))?;
+            if d.contains(&register.index) {
+                return Err("the registers of D must differ".into());
+            }
+            d.push(register.index);
+        }
+        let of_registers = matches!(self.operand(1)?, Operand::Vector(_));
+        self.count(if of_registers { &[7] } else { &[8] })?;
+        let last = self.statement.operands.len() - 1;
+        let a = if of_registers {
+            Left::Registers(self.indices(1, false)?)
+        } else {
+            Left::Shared(Panel {
+                descriptor: self.s(1, Ty::B(64))?,
+                transposed: self.flag(6)?,
+            })
+        };
+        let op = Op::Wgmma(Box::new(Wgmma {
+            d,
+            a,
+            b: Panel {
+                descriptor: self.s(2, Ty::B(64))?,
+                transposed: self.flag(last)?,
+            },
+            accumulate: self.predicate(3)?,
+            negated: self.is_minus_one(4)? != self.is_minus_one(5)?,
+        }));
+        Ok((Class::Mma, op))
+    }
+
+    fn flag(&self, at: usize) -> Decoded<bool> {
+        match self.constant_operand(at)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(format!("operand {} must be 0 or 1", at + 1).into()),
+        }
+    }
+
+    fn is_minus_one(&self, at: usize) -> Decoded<bool> {
+        match self.operand(at)? {
+            Operand::Number(Number::Integer(1), negative) => Ok(*negative),
+            _ => Err(format!("operand {} must be 1 or -1", at + 1).into()),
+        }
+    }
 }
