@@ -31,7 +31,7 @@ speed       300 A B A B against the peer: ratio of tokens/s, peak memory
 profile      90 time and bandwidth of the slowest kernels of a step, by ncu"
 absent="cuDNN's attention, NCCL between GPUs"
 
-conformance=(floats integers conversions warps matrices memory)
+conformance=(floats integers conversions warps matrices wgmma memory)
 kernels=(kernels attention)
 helpers=benches/first_contact
 python=${PYTHON:-python3}

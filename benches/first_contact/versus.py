@@ -8,9 +8,10 @@
 PROGRAMS is the directory of `gpu` and pytorch_llama.py.
 
 Both train on random tokens with AdamW, clip the gradient's norm and wait for the device. Quote the median ratio.
+nvidia-smi reads the clock and the power meanwhile; tokens per joule are those of the seconds of full load.
 With --tiny the peer runs on the CPU: the ratio means nothing.
 """
-import argparse, json, os, runpy, statistics, subprocess, sys
+import argparse, json, os, runpy, shutil, statistics, subprocess, sys
 
 SHAPES = {
     "tinyllama": dict(layers=22, width=2048, heads=32, kv_heads=4, ff=5632, vocab=32000, seq=2048),
@@ -37,11 +38,20 @@ steps, pairs = (2, 1) if a.tiny else (15, 2)
 
 def run(command, environment=None):
     """The JSON lines of a command as one object; None after a failure, whose end is printed."""
+    smi = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw.instant", "--format=csv,noheader,nounits", "-lms", "100"]
+    sampler = None
+    if shutil.which(smi[0]) and not a.tiny:
+        sampler = subprocess.Popen(smi, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
     except subprocess.TimeoutExpired:
         print(f"no end after 170 s: {command}", flush=True)
         return None
+    finally:
+        samples = ""
+        if sampler:
+            sampler.terminate()
+            samples = sampler.communicate()[0]
     found = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
@@ -49,7 +59,20 @@ def run(command, environment=None):
     if done.returncode or "tokens_per_second" not in found:
         print(f"{command} ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-1500:]}", flush=True)
         return None
-    return found
+    return found | load(samples, found["tokens_per_second"])
+
+
+def load(samples, tokens_per_second):
+    """The clock and the power under full load, from the lines of nvidia-smi."""
+    pairs = [line.split(",") for line in samples.splitlines()]
+    pairs = [(float(clock), float(watts)) for clock, watts in (p for p in pairs if len(p) == 2)]
+    most = max((watts for _, watts in pairs), default=0)
+    # Pauses and compilation take far less.
+    full = [(clock, watts) for clock, watts in pairs if watts > 0.8 * most]
+    if len(full) < 5:
+        return {}
+    clock, watts = (statistics.median(values) for values in zip(*full))
+    return dict(sm_mhz=clock, watts=watts, tokens_per_joule=tokens_per_second / watts)
 
 
 def peer(model, batch):

@@ -2,9 +2,11 @@
 
 mod support;
 
-use support::attention::{BF16, F32, Inputs, Run, Shape, agrees, compile, run, same_bits};
+use support::attention::{
+    BF16, F32, Inputs, Run, Shape, WGMMA, agrees, check, compile, run, same_bits,
+};
 use support::caught::Caught;
-use support::kernels::Real;
+use support::kernels::{HEADERS, Real};
 use support::nvrtc;
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
@@ -53,7 +55,8 @@ fn every_shape(source: (&str, &str), real: Real) {
             if !thorough() && size % compilers.len() != turn {
                 continue;
             }
-            let both = ARCHITECTURES.map(|name| compile(nvrtc, (source, real), name, head_dim));
+            let both =
+                ARCHITECTURES.map(|name| compile(nvrtc, (source, real), &HEADERS, name, head_dim));
             for (i, shape) in shapes(head_dim).into_iter().enumerate() {
                 if !thorough() && (i + size) % 3 != 0 {
                     continue;
@@ -87,12 +90,43 @@ fn bf16_attention_agrees() {
     every_shape(BF16, Real::Bf16);
 }
 
+/// Head sizes of Hopper's kernels, and shapes with one tile, with parts of tiles, and with several.
+#[test]
+fn hoppers_attention_agrees() {
+    let shapes = [
+        (1, 1, 2, 1),
+        (2, 7, 2, 2),
+        (2, 65, 3, 1),
+        (1, 128, 2, 1),
+        (1, 300, 4, 2),
+        (2, 257, 2, 2),
+    ];
+    for (turn, nvrtc) in nvrtc::all().iter().enumerate() {
+        for head_dim in [64, 128] {
+            let of = compile(nvrtc, (WGMMA, Real::Bf16), &HEADERS, "sm_90a", head_dim);
+            for (i, (batch, seq_len, heads, kv_heads)) in shapes.into_iter().enumerate() {
+                if !thorough() && (i + turn) % 2 != 0 {
+                    continue;
+                }
+                let shape = Shape {
+                    batch,
+                    seq_len,
+                    heads,
+                    kv_heads,
+                    head_dim,
+                };
+                check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
+            }
+        }
+    }
+}
+
 /// A run at a shape for sm_90a, by every NVRTC.
 fn runs(source: (&str, &str), real: Real, shape: Shape) -> Vec<Run> {
     let inputs = Inputs::new(real, shape, 7, 1.0);
     let compiled = nvrtc::all()
         .into_iter()
-        .map(|nvrtc| compile(&nvrtc, (source, real), "sm_90a", shape.head_dim));
+        .map(|nvrtc| compile(&nvrtc, (source, real), &HEADERS, "sm_90a", shape.head_dim));
     compiled
         .map(|of| run(&of, shape, &inputs, 1).unwrap_or_else(|caught| panic!("{caught}")))
         .collect()
@@ -104,6 +138,7 @@ fn needed_products(kernel: &str, shape: Shape) -> f64 {
         "attention_forward" => 2,
         "attention_backward_queries" => 3,
         "attention_backward_keys" => 4,
+        "attention_backward" => 5,
         _ => 0,
     };
     let pairs = (shape.batch * shape.heads * shape.seq_len * shape.seq_len) as f64 / 2.0;
@@ -113,16 +148,19 @@ fn needed_products(kernel: &str, shape: Shape) -> f64 {
 
 #[test]
 fn attention_wastes_little() {
-    for real in [Real::F32, Real::Bf16] {
+    for (source, real) in [(F32, Real::F32), (BF16, Real::Bf16), (WGMMA, Real::Bf16)] {
         for head_dim in [64, 100, 128] {
+            if source == WGMMA && head_dim == 100 {
+                continue;
+            }
             let shape = Shape {
                 batch: 1,
-                seq_len: 256,
+                // Hopper's tiles are large.
+                seq_len: if source == WGMMA { 1024 } else { 256 },
                 heads: 2,
                 kv_heads: 1,
                 head_dim,
             };
-            let source = if real == Real::F32 { F32 } else { BF16 };
             for run in runs(source, real, shape) {
                 for (kernel, c) in &run.counters {
                     let (all, products) = (c.instructions.total(), c.mma as f64);

@@ -52,14 +52,12 @@ impl Subject {
         nvrtc: &Nvrtc,
         change: Option<(&str, &str)>,
     ) -> (&'static str, Result<(), Caught>) {
-        let mut files = vec![self.source];
-        if self.head_dim.is_none() {
-            files.extend(HEADERS);
-        }
-        let mut files: Vec<(&'static str, String)> = files
+        let included = |header: &(&str, &str)| self.source.1.contains(&format!("\"{}\"", header.0));
+        let files = [self.source]
             .into_iter()
-            .map(|(file, text)| (file, text.to_owned()))
-            .collect();
+            .chain(HEADERS.into_iter().filter(included));
+        let mut files: Vec<(&'static str, String)> =
+            files.map(|(file, text)| (file, text.to_owned())).collect();
         let mut changed = self.source.0;
         if let Some((from, to)) = change {
             let occurrences: usize = files.iter().map(|file| file.1.matches(from).count()).sum();
@@ -77,7 +75,13 @@ impl Subject {
             .collect();
         let of = match self.head_dim {
             None => compile(nvrtc, files[0], &files[1..], ARCHITECTURE, self.real),
-            Some(size) => attention::compile(nvrtc, (files[0], self.real), ARCHITECTURE, size),
+            Some(size) => attention::compile(
+                nvrtc,
+                (files[0], self.real),
+                &files[1..],
+                ARCHITECTURE,
+                size,
+            ),
         };
         (changed, (self.check)(&of))
     }
@@ -807,6 +811,129 @@ fn attention_bf16() -> Subject {
     }
 }
 
+fn attention_wgmma() -> Subject {
+    Subject {
+        source: attention::WGMMA,
+        real: Real::Bf16,
+        head_dim: Some(64),
+        check: |of| {
+            let shape = Shape {
+                batch: 1,
+                seq_len: 260,
+                heads: 3,
+                kv_heads: 1,
+                head_dim: 64,
+            };
+            // Large enough that exponentials outgrow the sums.
+            attention::check_with(of, shape, 8.0)
+        },
+        mutations: vec![
+            mutation(
+                "copies that are not published to the products",
+                &[Check::AsyncProduct],
+                "wait_copies();\n                publish();",
+                "wait_copies();",
+            ),
+            mutation(
+                "copies that are not waited for",
+                &[Check::PendingCopy, Check::AsyncProduct],
+                "wait_copies();\n                publish();",
+                "publish();",
+            ),
+            mutation(
+                "gradients of scores that are not published",
+                &[Check::AsyncProduct],
+                "store_fragments<N / 2, KEYS>(of_stage, warp * 16, rounded_ds, lane);\n        publish();",
+                "store_fragments<N / 2, KEYS>(of_stage, warp * 16, rounded_ds, lane);",
+            ),
+            mutation(
+                "no barrier before the other warpgroup's gradients are read",
+                &[Check::Race, Check::AsyncProduct, Check::Uninitialised],
+                "meet<SCORED, 256>();\n        float dq[8][4];",
+                "float dq[8][4];",
+            ),
+            mutation(
+                "scores that are read before their product is there",
+                &[Check::AsyncProduct],
+                "wait_groups<1>();\n        settle(p);",
+                "settle(p);",
+            ),
+            mutation(
+                "gradients of scores that are read before their product is there",
+                &[Check::AsyncProduct],
+                "wait_groups<0>();\n        settle(ds);",
+                "settle(ds);",
+            ),
+            mutation(
+                "a stage that is given back while products read it",
+                &[Check::Race, Check::AsyncProduct],
+                "wait_groups<1>();\n        settle(dv);",
+                "wait_groups<2>();\n        settle(dv);",
+            ),
+            mutation(
+                "no fence before the products of rounded scores",
+                &[Check::AsyncProduct],
+                "publish();\n        fence();\n        #pragma unroll",
+                "publish();\n        #pragma unroll",
+            ),
+            mutation(
+                "probabilities of keys after their query",
+                &[Check::Value],
+                "if (key + j / 2 * 8 > first_query + i * 8 + lane % 4 * 2 + j % 2) p[i][j] = 0;",
+                "if (key + j / 2 * 8 > first_query + i * 8 + lane % 4 * 2) p[i][j] = 0;",
+            ),
+            mutation(
+                "a sum that does not begin with its first part",
+                &[Check::Uninitialised],
+                "bool first = tile * QUERIES / KEYS == block;",
+                "bool first = false;",
+            ),
+            mutation(
+                "a block that leaves out the parts before it",
+                &[Check::Value],
+                "if (!first) take_parts<8>(dq,",
+                "if (false) take_parts<8>(dq,",
+            ),
+            mutation(
+                "heads of a group that replace each other's parts",
+                &[Check::Value],
+                "add_part<COLUMNS>(dk_sums, dk, key, 0, seq_len, member == 0, lane);",
+                "add_part<COLUMNS>(dk_sums, dk, key, 0, seq_len, true, lane);",
+            ),
+            mutation(
+                "sums that are not corrected",
+                &[Check::Value],
+                "if (lags) {\n            #pragma unroll",
+                "if (false) {\n            #pragma unroll",
+            ),
+            mutation(
+                "another swizzle for copies than for products",
+                &[Check::Value],
+                "return row * 128 + ((chunk ^ row % 8) << 4);",
+                "return row * 128 + (chunk << 4);",
+            ),
+            mutation(
+                "rows of the next panel",
+                &[Check::Value, Check::OutOfBounds, Check::Uninitialised],
+                "multiply<1, 1>(dq, panel(own_scores + step * 2048), panel(own_keys + step * 2048), step > 0);",
+                "multiply<1, 1>(dq, panel(own_scores + step * 2048), panel(own_keys + step * 1024), step > 0);",
+            ),
+            mutation(
+                "keys as rows where they are columns",
+                &[Check::Value, Check::OutOfBounds, Check::Uninitialised],
+                "multiply<1, 1>(dq,",
+                "multiply<1, 0>(dq,",
+            ),
+            mutation(
+                "queries beyond the sequence",
+                &[Check::Value, Check::OutOfBounds, Check::Race],
+                "if (first + of_row >= seq_len) continue;",
+                "",
+            ),
+        ],
+    }
+}
+
 #[test]
 fn planted_mistakes_are_caught() {
     let Some(nvrtc) = nvrtc::all().into_iter().next() else {
@@ -825,6 +952,7 @@ fn planted_mistakes_are_caught() {
         gradients(),
         attention_f32(),
         attention_bf16(),
+        attention_wgmma(),
     ];
     let mut wrong = Vec::new();
     println!("| mistake | file | caught by |\n|---|---|---|");

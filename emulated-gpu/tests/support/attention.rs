@@ -1,4 +1,4 @@
-//! Attention's four kernels: what they must compute, and how they run.
+//! Attention's kernels: what they must compute, and how they run.
 
 use emulated_gpu::launch::{Dim, Launch};
 use emulated_gpu::ptx::{Counters, Limits};
@@ -11,6 +11,9 @@ use super::{Memory, Random, load, x};
 
 pub const F32: (&str, &str) = source!("attention_f32.cu");
 pub const BF16: (&str, &str) = source!("attention_bf16.cu");
+/// Hopper's, with one kernel for the backward pass.
+pub const WGMMA: (&str, &str) = source!("attention_wgmma.cu");
+const BACKWARD: &str = "attention_backward";
 
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
@@ -56,7 +59,7 @@ impl Shape {
     }
 }
 
-/// What the four kernels give.
+/// What the kernels give.
 pub struct Results {
     pub attended: Vec<f64>,
     pub log_sums: Vec<f64>,
@@ -143,8 +146,12 @@ fn reference(shape: Shape, qkv: &[f64], dattended: &[f64], round: impl Fn(f64) -
     results
 }
 
-/// Grid and dynamic shared bytes of a kernel, as the source states them.
-fn geometry(real: Real, kernel: &str, shape: Shape) -> (Dim, u32) {
+/// Grid, threads and dynamic shared bytes of a kernel, as the source states them.
+fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
+    if of.is_hoppers() && kernel != "attention_delta" {
+        return hoppers_geometry(kernel, shape);
+    }
+    let real = of.real;
     let dim = shape.head_dim.next_multiple_of(16);
     let keys = if dim <= 64 { 128 } else { 64 };
     let tile = match (real, kernel) {
@@ -172,10 +179,32 @@ fn geometry(real: Real, kernel: &str, shape: Shape) -> (Dim, u32) {
         (Real::Bf16, "attention_backward_queries") => 640 * (dim + 8),
         (Real::Bf16, _) => (4 * keys + 256) * (dim + 8) + 512,
     };
-    (grid, shared as u32)
+    (grid, 128, shared as u32)
 }
 
-/// What a run of the four kernels left in memory, and what each of them did.
+fn hoppers_geometry(kernel: &str, shape: Shape) -> (Dim, u32, u32) {
+    let blocks = |rows| shape.seq_len.div_ceil(rows) as u32;
+    let [heads, rows] = [shape.heads, shape.batch].map(|n| n as u32);
+    let wide = shape.head_dim == 128;
+    if kernel == BACKWARD {
+        let shared = if wide { 164_880 } else { 165_904 };
+        return (x(heads * rows * blocks(128)), 384, shared);
+    }
+    let grid = Dim {
+        x: heads,
+        y: rows,
+        z: blocks(64),
+    };
+    (grid, 128, if wide { 81_920 } else { 73_728 })
+}
+
+impl Compiled {
+    fn is_hoppers(&self) -> bool {
+        self.ptx.contains(&format!(".entry {BACKWARD}("))
+    }
+}
+
+/// What a run of the kernels left in memory, and what each of them did.
 pub struct Run {
     /// attended, log_sums, delta, dqkv
     bytes: [Vec<u8>; 4],
@@ -194,7 +223,7 @@ impl Run {
     }
 }
 
-/// Runs the four kernels after each other, all in the order of warps that the seed gives.
+/// Runs the kernels after each other, all in the order of warps that the seed gives.
 pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Run, Caught> {
     let mut memory = Memory::default();
     let module = load(&of.ptx, &mut memory);
@@ -210,25 +239,42 @@ pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Ru
     let log_sums = nothing(4 * log_sums_len);
     let delta = nothing(4 * log_sums_len);
     let dqkv = nothing(element * qkv_len);
+    let query_sums = nothing(4 * attended_len);
+    let keys = shape.batch * shape.seq_len * shape.kv_heads * shape.head_dim;
+    let key_sums = nothing(4 * 2 * keys);
     let qkv = memory.put(&of.real.bytes(&inputs.qkv));
     let dattended = memory.put(&of.real.bytes(&inputs.dattended));
 
-    let both = [shape.seq_len, shape.heads, shape.kv_heads];
+    let tiles = |rows| shape.seq_len.div_ceil(rows);
+    let query_tiles = tiles(if shape.head_dim == 64 { 128 } else { 64 });
+    let counters = shape.heads * query_tiles + 2 * shape.kv_heads * tiles(128);
+    let turns = memory.put(&vec![0; 4 * (1 + shape.batch * counters)]);
+
+    let all = [shape.batch, shape.seq_len, shape.heads, shape.kv_heads];
     let backward = [dqkv, dattended, qkv, log_sums, delta];
-    let launches: [(&str, &[u64], &[usize]); 4] = [
-        ("attention_forward", &[attended, log_sums, qkv], &both),
-        ("attention_delta", &[delta, dattended, attended], &both[..2]),
-        ("attention_backward_queries", &backward, &both),
-        ("attention_backward_keys", &backward, &both),
+    let in_turns = [
+        dqkv, query_sums, key_sums, turns, dattended, qkv, log_sums, delta,
     ];
+    let forward = [attended, log_sums, qkv];
+    let of_delta = [delta, dattended, attended];
+    let mut launches: Vec<(&str, &[u64], &[usize])> = vec![
+        ("attention_forward", &forward, &all[1..]),
+        ("attention_delta", &of_delta, &all[1..3]),
+    ];
+    if of.is_hoppers() {
+        launches.push((BACKWARD, &in_turns, &all));
+    } else {
+        launches.push(("attention_backward_queries", &backward, &all[1..]));
+        launches.push(("attention_backward_keys", &backward, &all[1..]));
+    }
     let mut counters = Vec::new();
     for (kernel, addresses, numbers) in launches {
         let mut parameters: Vec<u8> = addresses.iter().flat_map(|a| a.to_le_bytes()).collect();
         parameters.extend(numbers.iter().flat_map(|&n| (n as u32).to_le_bytes()));
-        let (grid, dynamic_shared) = geometry(of.real, kernel, shape);
+        let (grid, threads, dynamic_shared) = geometry(of, kernel, shape);
         let launch = Launch {
             grid,
-            block: x(128),
+            block: x(threads),
             dynamic_shared,
             parameters: &parameters,
             seed,
@@ -242,10 +288,11 @@ pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Ru
     })
 }
 
-/// Compiles a source, which includes no header, for a head size.
+/// Compiles a source for a head size.
 pub fn compile(
     nvrtc: &Nvrtc,
     (source, real): ((&str, &str), Real),
+    headers: &[(&str, &str)],
     architecture: &str,
     head_dim: usize,
 ) -> Compiled {
@@ -260,7 +307,7 @@ pub fn compile(
             "{} by {file} for {architecture} with head size {head_dim}",
             source.0
         ),
-        ptx: nvrtc.compile(source, &[], &options),
+        ptx: nvrtc.compile(source, headers, &options),
         real,
     }
 }
@@ -332,7 +379,12 @@ pub fn agrees(got: &Run, real: Real, shape: Shape, inputs: &Inputs) -> Result<()
 
 /// Runs the kernels at a shape in two orders of warps, which must give the same bits, and compares the results.
 pub fn check(of: &Compiled, shape: Shape) -> Result<(), Caught> {
-    let inputs = Inputs::new(of.real, shape, 0, 3.0);
+    check_with(of, shape, 3.0)
+}
+
+/// The same with queries, keys and values in [−scale, scale).
+pub fn check_with(of: &Compiled, shape: Shape, scale: f32) -> Result<(), Caught> {
+    let inputs = Inputs::new(of.real, shape, 0, scale);
     let got = run(of, shape, &inputs, 1)?;
     same_bits(&got, &run(of, shape, &inputs, 2)?)?;
     agrees(&got, of.real, shape, &inputs)

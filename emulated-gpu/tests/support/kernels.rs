@@ -25,7 +25,12 @@ macro_rules! source {
 
 pub(crate) use source;
 
-pub const HEADERS: [(&str, &str); 2] = [source!("block.cuh"), source!("real.cuh")];
+pub const HEADERS: [(&str, &str); 4] = [
+    source!("attention_bf16.cuh"),
+    source!("block.cuh"),
+    source!("real.cuh"),
+    source!("wgmma.cuh"),
+];
 
 /// What `real` is in the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

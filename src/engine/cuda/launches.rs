@@ -48,14 +48,11 @@ impl Kernels {
         config: &ModelConfig,
         precision: Precision,
     ) -> Result<Kernels, CudaError> {
-        let attention = match precision {
-            Precision::F32 => &kernels::ATTENTION_F32,
-            Precision::Bf16 => &kernels::ATTENTION_BF16,
-        };
+        let variant = attention::Variant::of(config, precision, device.capability);
         let mut options = precision.options();
         options.push(format!("-DHEAD_DIM={}", config.head_dim));
         let mut functions = BTreeMap::new();
-        for unit in kernels::SOURCES.iter().chain([attention]) {
+        for unit in kernels::SOURCES.iter().chain([variant.kernels()]) {
             let module = compiler.load(device, &unit.source, &options)?;
             for &name in unit.names {
                 functions.insert(name, module.function(name)?);
@@ -69,13 +66,13 @@ impl Kernels {
             vocabulary: config.vocab_size,
             epsilon: config.rms_norm_eps,
             attention: attention::Geometry {
-                precision,
+                variant,
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
                 head_dim: config.head_dim,
             },
         };
-        for kernel in attention::TILED {
+        for kernel in variant.kernels().names {
             let shared = loaded.attention.shared_bytes(kernel);
             loaded.functions[kernel].allow_shared(shared)?;
         }
@@ -291,6 +288,9 @@ impl Kernels {
             int(self.attention.heads),
         ];
         self.launch_attention(stream, "attention_delta", shape, &arguments)?;
+        if self.attention.variant == attention::Variant::Wgmma {
+            return self.attention_backward_in_turns(stream, work, stash, shape);
+        }
         let arguments = [
             Address(work.wide),
             Address(work.narrow),
@@ -303,6 +303,34 @@ impl Kernels {
         ];
         self.launch_attention(stream, "attention_backward_queries", shape, &arguments)?;
         self.launch_attention(stream, "attention_backward_keys", shape, &arguments)
+    }
+
+    fn attention_backward_in_turns(
+        &self,
+        stream: &Stream,
+        work: &Workspace,
+        stash: &Stash,
+        shape: Shape,
+    ) -> Enqueued {
+        // The block's gates and ups have their gradient, and the weights theirs.
+        let sums = self.attention.sums(stash.gate_up, shape);
+        // SAFETY: the turns lie in the gates and ups (`Sums::fit`), which live longer than the stream's work.
+        unsafe { stream.fill_zero(sums.turns, sums.turn_bytes)? };
+        let arguments = [
+            Address(work.wide),
+            Address(sums.queries),
+            Address(sums.keys),
+            Address(sums.turns),
+            Address(work.narrow),
+            Address(stash.qkv),
+            Address(stash.log_sums),
+            Address(work.delta),
+            int(shape.batch),
+            int(shape.seq_len),
+            int(self.attention.heads),
+            int(self.attention.kv_heads),
+        ];
+        self.launch_attention(stream, "attention_backward", shape, &arguments)
     }
 
     /// AdamW on a range of a rank's part of a unit, with the factors at `factors`; writes the copy for matrix

@@ -1,23 +1,45 @@
-//! Geometry of the attention kernels, as their sources state it.
+//! The attention kernels: which of them a GPU runs, and their geometry as the sources state it.
 
+use super::{ATTENTION_BF16, ATTENTION_F32, ATTENTION_WGMMA, Kernels};
+use crate::engine::ModelConfig;
 use crate::engine::cuda::driver::Grid;
 use crate::engine::cuda::options::Precision;
 use crate::engine::cuda::workspace::Shape;
 
-/// Threads of a block.
-const THREADS: u32 = 128;
+/// One source of attention kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    F32,
+    /// bf16 on tensor cores of any supported GPU (`mma.sync`).
+    Mma,
+    /// bf16 on Hopper (`wgmma`), for the head sizes of most models.
+    Wgmma,
+}
 
-/// Kernels that use dynamic shared memory.
-pub const TILED: [&str; 3] = [
-    "attention_forward",
-    "attention_backward_queries",
-    "attention_backward_keys",
-];
+impl Variant {
+    /// The fastest one for a model on a GPU of this compute capability.
+    pub fn of(config: &ModelConfig, precision: Precision, capability: (u32, u32)) -> Variant {
+        let sizes = [64, 128].contains(&config.head_dim);
+        match precision {
+            Precision::F32 => Variant::F32,
+            Precision::Bf16 if capability == (9, 0) && sizes && Sums::fit(config) => Variant::Wgmma,
+            Precision::Bf16 => Variant::Mma,
+        }
+    }
+
+    pub fn kernels(self) -> &'static Kernels {
+        match self {
+            Variant::F32 => &ATTENTION_F32,
+            Variant::Mma => &ATTENTION_BF16,
+            Variant::Wgmma => &ATTENTION_WGMMA,
+        }
+    }
+}
 
 /// What a grid depends on besides the micro-batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Geometry {
-    pub precision: Precision,
+    pub variant: Variant,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
@@ -27,24 +49,31 @@ impl Geometry {
     /// Blocks, threads and shared memory of an attention kernel.
     pub fn grid(self, kernel: &str, shape: Shape) -> Grid {
         let tiles = shape.seq_len.div_ceil(self.rows(kernel));
-        let heads = match kernel {
-            "attention_backward_keys" => self.kv_heads,
-            _ => self.heads,
+        let (heads, rows) = (self.heads, shape.batch);
+        let blocks = match kernel {
+            "attention_backward" => [heads * rows * tiles, 1, 1],
+            "attention_backward_keys" => [self.kv_heads, rows, tiles],
+            _ => [heads, rows, tiles],
         };
-        let [x, y, z] = [heads, shape.batch, tiles].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let [x, y, z] = blocks.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         Grid {
             blocks: (x, y, z),
-            threads: THREADS,
+            threads: if kernel == "attention_backward" {
+                384
+            } else {
+                128
+            },
             shared: self.shared_bytes(kernel),
         }
     }
 
     /// Rows of a block's tile.
     fn rows(self, kernel: &str) -> usize {
-        match (self.precision, kernel) {
-            (Precision::F32, _) | (_, "attention_delta") => 32,
-            (Precision::Bf16, "attention_backward_keys") => self.keys(),
-            (Precision::Bf16, _) => 128,
+        match (self.variant, kernel) {
+            (Variant::F32, _) | (_, "attention_delta") => 32,
+            (Variant::Mma, "attention_backward_keys") => self.keys(),
+            (Variant::Wgmma, "attention_forward") => 64,
+            (Variant::Mma | Variant::Wgmma, _) => 128,
         }
     }
 
@@ -60,9 +89,9 @@ impl Geometry {
 
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(self, kernel: &str) -> u32 {
-        let bytes = match (self.precision, kernel) {
+        let bytes = match (self.variant, kernel) {
             (_, "attention_delta") => 0,
-            (Precision::F32, kernel) => {
+            (Variant::F32, kernel) => {
                 let stride = 4 * (self.head_dim.div_ceil(4) | 1);
                 let rows = if kernel == "attention_forward" {
                     384
@@ -71,10 +100,66 @@ impl Geometry {
                 };
                 rows * stride + 4608
             }
-            (Precision::Bf16, "attention_forward") => 384 * (self.padded() + 8),
-            (Precision::Bf16, "attention_backward_queries") => 640 * (self.padded() + 8),
-            (Precision::Bf16, _) => (4 * self.keys() + 256) * (self.padded() + 8) + 512,
+            (Variant::Mma, "attention_forward") => 384 * (self.padded() + 8),
+            (Variant::Mma, "attention_backward_queries") => 640 * (self.padded() + 8),
+            (Variant::Mma, _) => (4 * self.keys() + 256) * (self.padded() + 8) + 512,
+            (Variant::Wgmma, "attention_forward") if self.head_dim == 64 => 73_728,
+            (Variant::Wgmma, "attention_forward") => 81_920,
+            (Variant::Wgmma, _) if self.head_dim == 64 => 165_904,
+            (Variant::Wgmma, _) => 164_880,
         };
         bytes as u32
     }
+
+    /// Where the blocks of `attention_backward` of [`Variant::Wgmma`] add up, from `at` on.
+    pub fn sums(self, at: u64, shape: Shape) -> Sums {
+        let [queries, keys] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let shared = self.kv_heads < self.heads;
+        let key_sums = at + bytes(shape.tokens() * queries);
+        let turns = key_sums + bytes(if shared { 2 * shape.tokens() * keys } else { 0 });
+        let [query_tiles, key_tiles] = [if self.head_dim == 64 { 128 } else { 64 }, 128]
+            .map(|rows| shape.seq_len.div_ceil(rows));
+        let counters = self.heads * query_tiles + 2 * self.kv_heads * key_tiles;
+        Sums {
+            queries: at,
+            keys: key_sums,
+            turns,
+            turn_bytes: 4 * (1 + shape.batch * counters),
+        }
+    }
+}
+
+/// Device memory of the blocks' sums, and the counters of whose turn it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Sums {
+    pub queries: u64,
+    pub keys: u64,
+    pub turns: u64,
+    pub turn_bytes: usize,
+}
+
+impl Sums {
+    /// Whether they fit the gates and ups of a block, which its backward pass no longer needs by then, whatever the
+    /// micro-batch.
+    fn fit(config: &ModelConfig) -> bool {
+        let geometry = Geometry {
+            variant: Variant::Wgmma,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+        };
+        // A row of one token needs most for each of its tokens.
+        let row = Shape {
+            batch: 1,
+            seq_len: 1,
+        };
+        let sums = geometry.sums(0, row);
+        let gates = Precision::Bf16.size() * 2 * config.intermediate_size;
+        sums.turns + sums.turn_bytes as u64 <= gates as u64
+    }
+}
+
+/// Bytes of f32 elements.
+fn bytes(elements: usize) -> u64 {
+    (elements * size_of::<f32>()) as u64
 }

@@ -4,7 +4,7 @@ use super::super::error::CudaError;
 use super::super::libraries::DIRECTORIES;
 use super::super::nvrtc::{Nvrtc, Source};
 use super::super::options::Precision;
-use super::{ATTENTION_BF16, ATTENTION_F32, HEADERS, SOURCES};
+use super::{ATTENTION_BF16, ATTENTION_F32, ATTENTION_WGMMA, HEADERS, Kernels, SOURCES};
 
 /// A100, H100 and B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
@@ -29,8 +29,11 @@ fn found() -> Option<Nvrtc> {
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
     let Some(nvrtc) = found() else { return };
-    for kernels in SOURCES.iter().chain([&ATTENTION_F32, &ATTENTION_BF16]) {
-        for architecture in ARCHITECTURES {
+    let portable = SOURCES.iter().chain([&ATTENTION_F32, &ATTENTION_BF16]);
+    let mut all: Vec<(&Kernels, &[&str])> = portable.map(|of| (of, &ARCHITECTURES[..])).collect();
+    all.push((&ATTENTION_WGMMA, &["sm_90a"]));
+    for (kernels, architectures) in &all {
+        for &architecture in *architectures {
             for precision in [Precision::F32, Precision::Bf16] {
                 let mut options = precision.options();
                 options.push("-DHEAD_DIM=64".to_owned());
@@ -52,7 +55,7 @@ fn every_kernel_compiles_for_every_architecture() {
     }
     eprintln!(
         "compiled: {} files of kernels for {ARCHITECTURES:?}",
-        SOURCES.len() + 2
+        all.len()
     );
 }
 

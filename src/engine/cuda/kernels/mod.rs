@@ -18,8 +18,10 @@ pub struct Kernels {
 
 /// The headers that sources may include.
 const HEADERS: &[(&str, &str)] = &[
+    ("attention_bf16.cuh", include_str!("attention_bf16.cuh")),
     ("block.cuh", include_str!("block.cuh")),
     ("real.cuh", include_str!("real.cuh")),
+    ("wgmma.cuh", include_str!("wgmma.cuh")),
 ];
 
 macro_rules! kernels {
@@ -59,4 +61,9 @@ pub const ATTENTION_F32: Kernels = kernels!(
 pub const ATTENTION_BF16: Kernels = kernels!(
     "attention_bf16.cu": "attention_forward", "attention_delta", "attention_backward_queries",
     "attention_backward_keys"
+);
+
+/// Attention on Hopper's tensor cores.
+pub const ATTENTION_WGMMA: Kernels = kernels!(
+    "attention_wgmma.cu": "attention_forward", "attention_delta", "attention_backward"
 );

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::{assert_in_docs, bf16_options, child, device, roofline};
 use crate::engine::cuda::CudaEngine;
-use crate::engine::cuda::kernels::{self, Kernels, attention};
+use crate::engine::cuda::kernels::attention::{self, Variant};
+use crate::engine::cuda::kernels::{self, Kernels};
 use crate::engine::cuda::libraries::Version;
 use crate::engine::cuda::nvrtc::Nvrtc;
 use crate::engine::cuda::options::Precision;
@@ -46,7 +47,7 @@ struct Resources {
     spills: usize,
     /// Bytes of a block.
     shared: usize,
-    /// Instructions in the PTX: `mma`, `ldmatrix`, `cp.async`.
+    /// Instructions in the PTX: `mma` and `wgmma`, `ldmatrix`, `cp.async`.
     instructions: [usize; 3],
 }
 
@@ -77,7 +78,11 @@ impl Resources {
             registers: before(" registers").unwrap(),
             spills: before(" bytes spill stores").unwrap() + before(" bytes spill loads").unwrap(),
             shared: before(" bytes smem").unwrap_or(0) + dynamic as usize,
-            instructions: ["mma.sync", "ldmatrix", "cp.async."].map(count),
+            instructions: [
+                count("mma.sync") + count("wgmma.mma_async"),
+                count("ldmatrix"),
+                count("cp.async."),
+            ],
         }
     }
 
@@ -102,7 +107,11 @@ impl Resources {
 /// Resources of every kernel of a source in bf16.
 fn compiled(nvrtc: &Nvrtc, of: &Kernels, head_dim: usize) -> Vec<(&'static str, Resources)> {
     let geometry = attention::Geometry {
-        precision: Precision::Bf16,
+        variant: if of.source.file == kernels::ATTENTION_WGMMA.source.file {
+            Variant::Wgmma
+        } else {
+            Variant::Mma
+        },
         heads: 1,
         kv_heads: 1,
         head_dim,
@@ -114,8 +123,8 @@ fn compiled(nvrtc: &Nvrtc, of: &Kernels, head_dim: usize) -> Vec<(&'static str, 
     ]);
     let compiled = nvrtc.compile(&of.source, &options, "sm_90a").unwrap();
     let ptx = String::from_utf8(compiled.ptx).unwrap();
-    let dynamic = |kernel| {
-        if attention::TILED.contains(&kernel) {
+    let dynamic = |kernel: &str| {
+        if kernel.starts_with("attention") {
             geometry.shared_bytes(kernel)
         } else {
             0
@@ -134,7 +143,7 @@ fn compiled(nvrtc: &Nvrtc, of: &Kernels, head_dim: usize) -> Vec<(&'static str, 
 fn model(head_dim: usize) -> ModelConfig {
     ModelConfig {
         hidden_size: 256,
-        intermediate_size: 512,
+        intermediate_size: 1536,
         num_hidden_layers: 1,
         num_attention_heads: 4,
         num_key_value_heads: 2,
@@ -166,9 +175,10 @@ fn a_child_process_counts() {
     println!("outcome: trained");
 }
 
-/// What the emulated GPU counted, by operation.
-fn counted(head_dim: usize, micro_batches: usize) -> Value {
+/// What the emulated GPU of this compute capability counted, by operation.
+fn counted(capability: u32, head_dim: usize, micro_batches: usize) -> Value {
     let settings = [
+        ("EMULATED_GPU_CAPABILITY", capability.to_string()),
         (HEAD_DIM, head_dim.to_string()),
         (MICRO_BATCHES, micro_batches.to_string()),
     ];
@@ -185,7 +195,7 @@ fn every_block_of_a_step_writes_something() {
     if device().is_none() {
         return;
     }
-    let counts = counted(64, 2);
+    let counts = counted(90, 64, 2);
     let kernels = counts.as_object().unwrap().iter();
     let kernels: Vec<_> = kernels
         .filter(|(name, _)| name.starts_with("kernel "))
@@ -202,18 +212,20 @@ fn every_block_of_a_step_writes_something() {
 /// The section of `docs/gpu.md`.
 fn table(nvrtc: &Nvrtc) -> String {
     let mut table = "| kernel | threads | registers | spilled bytes | shared memory, bytes | blocks (warps of 64) \
-                     | `mma` | `ldmatrix` | `cp.async` | bank conflicts | sectors / ideal |\n\
+                     | `mma`, `wgmma` | `ldmatrix` | `cp.async` | bank conflicts | sectors / ideal |\n\
                      |---|---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for head_dim in HEAD_DIMS {
-        let counts = counted(head_dim, 2);
-        // Only attention depends on the head size.
+        // Only attention depends on the head size. Hopper's kernels and the others are those of these capabilities.
         let sources = match head_dim {
             64 => kernels::SOURCES.as_slice(),
             _ => &[],
         };
-        for source in sources.iter().chain([&kernels::ATTENTION_BF16]) {
-            let is_attention = source.source.file == kernels::ATTENTION_BF16.source.file;
+        let [hopper, other] = [90, 80].map(|capability| counted(capability, head_dim, 2));
+        let attention = [(Variant::Wgmma, &hopper), (Variant::Mma, &other)];
+        let attention = attention.map(|(of, counts)| (of.kernels(), Some(of), counts));
+        let sources = sources.iter().map(|source| (source, None, &hopper));
+        for (source, variant, counts) in sources.chain(attention) {
             for (kernel, resources) in compiled(nvrtc, source, head_dim) {
                 let count = |name| counts[format!("kernel {kernel}")][name].as_u64();
                 let ratio = match (count("global_sectors"), count("global_sectors_ideal")) {
@@ -221,10 +233,10 @@ fn table(nvrtc: &Nvrtc) -> String {
                     _ => "–".to_owned(),
                 };
                 let conflicts = count("bank_conflicts").map_or("–".to_owned(), |n| n.to_string());
-                let size = if is_attention {
-                    format!(", head size {head_dim}")
-                } else {
-                    String::new()
+                let of = match variant {
+                    Some(Variant::Wgmma) => format!(", head size {head_dim}"),
+                    Some(_) => format!(", head size {head_dim}, `mma`"),
+                    None => String::new(),
                 };
                 let Resources {
                     threads,
@@ -236,7 +248,7 @@ fn table(nvrtc: &Nvrtc) -> String {
                 let blocks = resources.blocks();
                 let _ = writeln!(
                     table,
-                    "| `{kernel}`{size} | {threads} | {registers} | {spills} | {shared} | {blocks} ({}) | {mma} | \
+                    "| `{kernel}`{of} | {threads} | {registers} | {spills} | {shared} | {blocks} ({}) | {mma} | \
                      {ldmatrix} | {copies} | {conflicts} | {ratio} |",
                     blocks * threads / 32,
                 );
@@ -269,7 +281,7 @@ fn the_roofline_counts_what_the_engine_launches() {
     if device().is_none() {
         return;
     }
-    let counts = counted(64, 1);
+    let counts = counted(90, 64, 1);
     let runs = |names: &[&str]| -> u64 {
         let operations = counts.as_object().unwrap().iter();
         let of_group =

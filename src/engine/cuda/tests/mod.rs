@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use serde_json::Value;
 
 use super::driver::{Device, Driver};
+use super::kernels::attention::Variant;
 use super::libraries;
 use super::nvrtc::Nvrtc;
 use super::options::Precision;
@@ -18,7 +19,7 @@ use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
 use crate::engine::testing::*;
-use crate::engine::{AdamW, Engine, EngineError, Measure, ModelConfig};
+use crate::engine::{AdamW, Engine, EngineError, Measure, ModelConfig, layout};
 
 const OF_MICRO_BATCHES: Measure = Measure {
     micro_batches: true,
@@ -218,13 +219,74 @@ fn bf16_is_as_near_to_f32_as_pytorchs_autocast() {
     }
 }
 
+/// A model whose attention in bf16 is Hopper's.
+fn hoppers(head_dim: usize) -> ModelConfig {
+    ModelConfig {
+        intermediate_size: 1024,
+        num_attention_heads: 3,
+        num_key_value_heads: 1,
+        head_dim,
+        max_position_embeddings: 256,
+        ..config()
+    }
+}
+
+#[test]
+fn hoppers_attention_gives_the_gradients_of_f32() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(2, 140);
+    for config in [64, 128].map(hoppers) {
+        let variant = Variant::of(&config, Precision::Bf16, device.capability);
+        assert_eq!(variant, Variant::Wgmma);
+        let [(loss, bf16), (expected_loss, f32)] = [bf16_options(), f32_options()].map(|options| {
+            gradient_of(
+                &mut engine(&device, config.clone(), options),
+                batch.micro_batch(),
+            )
+        });
+        assert!((loss - expected_loss).abs() < 1e-3 * expected_loss);
+        for (unit, (got, expected)) in layout(&config).units.iter().zip(bf16.iter().zip(&f32)) {
+            for parameter in &unit.parameters {
+                let range = parameter.range();
+                let error = relative(&got[range.clone()], &expected[range]);
+                assert!(error < 3e-2, "{}: {error}", parameter.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn hoppers_attention_is_chosen_where_it_runs_and_fits() {
+    let wide = hoppers(64);
+    let narrow = ModelConfig {
+        intermediate_size: 300,
+        ..hoppers(64)
+    };
+    for (config, capability, expected) in [
+        (&wide, (9, 0), Variant::Wgmma),
+        (&hoppers(128), (9, 0), Variant::Wgmma),
+        (&hoppers(96), (9, 0), Variant::Mma),
+        (&wide, (8, 0), Variant::Mma),
+        (&wide, (10, 0), Variant::Mma),
+        (&narrow, (9, 0), Variant::Mma),
+    ] {
+        let chosen = Variant::of(config, Precision::Bf16, capability);
+        assert_eq!(chosen, expected, "{config:?} on {capability:?}");
+    }
+    assert_eq!(Variant::of(&wide, Precision::F32, (9, 0)), Variant::F32);
+}
+
 #[test]
 fn options_that_save_time_or_memory_change_no_bit() {
     let Some(device) = device() else { return };
     let batch = Batch::new(3, 40);
-    for options in [f32_options(), bf16_options()] {
+    for (config, options) in [
+        (tied(), f32_options()),
+        (tied(), bf16_options()),
+        (hoppers(64), bf16_options()),
+    ] {
         let gradient = |options: CudaOptions| {
-            let mut engine = engine(&device, tied(), options);
+            let mut engine = engine(&device, config.clone(), options);
             let gradient = gradient_of(&mut engine, batch.micro_batch());
             (gradient, engine.memory().0)
         };
