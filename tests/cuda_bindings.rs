@@ -11,6 +11,7 @@ use evenkeel::engine::cuda::compiler::{Compiler, Source};
 use evenkeel::engine::cuda::cublaslt::{Blas, Operand, Product};
 use evenkeel::engine::cuda::driver::{Argument, Device, Driver, Grid, Memory, Pinned, Stream};
 use evenkeel::engine::cuda::error::CudaError;
+use evenkeel::engine::cuda::measured::Measured;
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
 use half::bf16;
 use serde_json::Value;
@@ -537,6 +538,93 @@ fn products_agree_with_plain_loops() {
     if let Some(outcome) = outcome {
         outcome.clean();
         assert_eq!(outcome.said, "36 cases");
+    }
+}
+
+/// Runs of all products together.
+fn products(outcome: &Outcome) -> u64 {
+    let counts = outcome.of_kind("summary")[0]["counts"].as_object().unwrap();
+    let products = counts
+        .iter()
+        .filter(|(operation, _)| operation.starts_with("matrix product"));
+    products
+        .map(|(_, counts)| counts["runs"].as_u64().unwrap())
+        .sum()
+}
+
+#[test]
+fn algorithms_are_measured_once_and_remembered() {
+    let name = "algorithms_are_measured_once_and_remembered";
+    let outcome = on_gpus(name, &[], || {
+        let device = device(0);
+        let stream = device.stream().unwrap();
+        let scratch = device.allocate(Blas::WORKSPACE, "workspace").unwrap();
+        let workspace = (scratch.address(), scratch.bytes());
+        let ones = encode(&[1.0; 64], Precision::F32);
+        let memory = upload(&device, &stream, &ones, "matrices");
+        let operand = |at: u64, stride| Operand {
+            address: memory.address() + at,
+            element: Precision::F32,
+            stride,
+            transposed: false,
+        };
+        let product = Product {
+            rows: 2,
+            columns: 3,
+            inner: 4,
+            a: operand(0, 4),
+            b: operand(0, 3),
+            added: None,
+            result: memory.address() + 128,
+            element: Precision::F32,
+        };
+        let in_place = Product {
+            added: Some(product.result),
+            ..product
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let files =
+            ["run/products.json", "cache/products.json"].map(|name| folder.path().join(name));
+        let measured = |least_flops| Measured::read(files.to_vec(), least_flops);
+        let run = |blas: &Blas, product: &Product| {
+            // SAFETY: the memory lives until the stream is synchronised, and nothing overlaps.
+            unsafe { blas.multiply(&stream, product, workspace) }.unwrap();
+            stream.synchronize().unwrap();
+            let all = download(&device, &stream, &memory);
+            decode(all.bytes(), Precision::F32)[32]
+        };
+        let blas = || Blas::new(&device).unwrap();
+
+        // Too small to be worth it.
+        assert_eq!(run(&blas().measuring(measured(100.0)), &product), 4.0);
+        assert!(!files[0].exists());
+        let first = blas().measuring(measured(0.0));
+        // A repetition would add once more.
+        assert_eq!(run(&first, &in_place), 8.0);
+        assert!(!files[0].exists());
+        assert_eq!(run(&first, &product), 4.0);
+        assert_eq!(run(&first, &in_place), 8.0);
+        let [of_run, of_cache] = [0, 1].map(|file| std::fs::read_to_string(&files[file]).unwrap());
+        assert_eq!(of_run, of_cache);
+        assert!(of_run.contains("Emulated GPU, cuBLASLt "), "{of_run}");
+        // Known, also where the run's file is damaged.
+        assert_eq!(run(&blas().measuring(measured(0.0)), &product), 4.0);
+        std::fs::write(&files[0], "damaged").unwrap();
+        assert_eq!(run(&blas().measuring(measured(0.0)), &product), 4.0);
+        // An algorithm that cuBLASLt does not propose is measured anew.
+        let mut all: serde_json::Map<String, Value> = serde_json::from_str(&of_run).unwrap();
+        for algorithm in all.values_mut() {
+            *algorithm = vec![7; 8].into();
+        }
+        std::fs::write(&files[0], serde_json::to_vec(&all).unwrap()).unwrap();
+        assert_eq!(run(&blas().measuring(measured(0.0)), &product), 4.0);
+        assert_eq!(std::fs::read_to_string(&files[0]).unwrap(), of_run);
+        String::new()
+    });
+    if let Some(outcome) = outcome {
+        outcome.clean();
+        // Seven calls, and two measurements of two algorithms with eight repetitions in four rounds.
+        assert_eq!(products(&outcome), 7 + 2 * 2 * 8 * 4);
     }
 }
 

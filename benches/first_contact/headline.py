@@ -57,6 +57,10 @@ def memory(line):
     return f', memory {line["memory_ratio"]:.2f} ×' if line["memory_ratio"] else ""
 
 
+def ratios():
+    return [f'{line["model"]} at {line["seq"]} {line["median_ratio"]:.3f} × the peer{memory(line)}' for line in of("ratio")]
+
+
 HEADLINES = {
     "device": lambda: [f'{line["name"]}, {line["total_bytes"] / 2**30:.1f} GiB, CUDA {line["cuda"]}'
                        for line in of("device")],
@@ -71,10 +75,11 @@ HEADLINES = {
     "train": generations,
     "oom": lambda: [f'{sum(line["ok"] for line in of("out-of-memory"))} of 3 recovered'],
     "norm-test": lambda: [f'{line["model"]} {line["measure"]} {100 * line["cost"]:+.1f} %' for line in of("norm-test")],
-    "sanitizer": lambda: [f'{sum(" SUMMARY: 0 " in line for line in text)} of 7 runs without an error'],
+    "sanitizer": lambda: [f'{sum(" SUMMARY: 0 " in line for line in text)} of 10 runs without an error'],
     "sweep": fastest,
     "peer": fastest,
-    "speed": lambda: [f'{line["model"]} {line["median_ratio"]:.3f} × the peer{memory(line)}' for line in of("ratio")],
+    "speed": ratios,
+    "long": ratios,
     "profile": lambda: [f'{line["model"]} {line["group"]} {line["milliseconds"]:.1f} ms' for line in of("group")],
 }
 

@@ -3,6 +3,7 @@
 
     versus.py peer PROGRAMS              the peer alone, some sizes of micro-batch
     versus.py pairs PROGRAMS             A B A B, and the ratio of tokens/s
+    versus.py long PROGRAMS              A B with long sequences
     versus.py child SCRIPT ARGUMENTS…    the peer, then a line with its peak memory
 
 PROGRAMS is the directory of `gpu` and pytorch_llama.py.
@@ -29,11 +30,11 @@ if len(sys.argv) > 2 and sys.argv[1] == "child":
     sys.exit()
 
 p = argparse.ArgumentParser()
-p.add_argument("mode", choices=["peer", "pairs"])
+p.add_argument("mode", choices=["peer", "pairs", "long"])
 p.add_argument("programs")
 p.add_argument("--tiny", action="store_true")
 a = p.parse_args()
-steps, pairs = (2, 1) if a.tiny else (15, 2)
+steps, pairs = (2, 1) if a.tiny else (15, 1 if a.mode == "long" else 2)
 
 
 def run(command, environment=None):
@@ -75,8 +76,9 @@ def load(samples, tokens_per_second):
     return dict(sm_mhz=clock, watts=watts, tokens_per_joule=tokens_per_second / watts)
 
 
-def peer(model, batch):
-    words = [word for key, value in SHAPES[model].items() for word in (f"--{key.replace('_', '-')}", str(value))]
+def peer(model, batch, seq=None):
+    shape = SHAPES[model] | ({"seq": seq} if seq else {})
+    words = [word for key, value in shape.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     words += ["--micro-batch", str(batch), "--steps", str(steps), "--warmup", "1" if a.tiny else "5"]
     if not a.tiny:
         words += ["--device", "cuda", "--bf16", "--compile"]
@@ -86,14 +88,14 @@ def peer(model, batch):
         environment.pop("LD_LIBRARY_PATH", None)
     found = run([sys.executable, __file__, "child", f"{a.programs}/pytorch_llama.py", *words], environment)
     if found:
-        found = dict(result="peer", model=model, micro_batch=batch) | found
+        found = dict(result="peer", model=model, micro_batch=batch, seq=shape["seq"]) | found
         print(json.dumps(found), flush=True)
     return found
 
 
-def own(model, batch):
+def own(model, batch, seq=None):
     found = run([f"{a.programs}/gpu", "speed", "--cache", f"{a.programs}/cache", "--model", model, "--batch",
-                 str(batch), "--seq", str(SHAPES[model]["seq"]), "--steps", str(steps), "--warmup", "1" if a.tiny else "3"])
+                 str(batch), "--seq", str(seq or SHAPES[model]["seq"]), "--steps", str(steps), "--warmup", "1" if a.tiny else "3"])
     if found:
         print(json.dumps(found), flush=True)
     return found
@@ -105,10 +107,13 @@ if a.mode == "peer":
     for model, batch in sizes:
         failed |= peer(model, batch) is None
 else:
-    for model, batch in [("tiny", 2)] if a.tiny else [("tinyllama", 8), ("microllama", 16)]:
+    cases = [("tinyllama", 8, 2048), ("microllama", 16, 2048)]
+    if a.mode == "long":
+        cases = [("tinyllama", 2, 8192), ("tinyllama", 1, 32768)]
+    for model, batch, seq in [("tiny", 2, 40)] if a.tiny else cases:
         ratios, memory = [], []
         for _ in range(pairs):
-            ours, theirs = own(model, batch), peer(model, batch)
+            ours, theirs = own(model, batch, seq), peer(model, batch, seq)
             if not ours or not theirs:
                 failed = True
                 continue
@@ -117,7 +122,7 @@ else:
             if "peak_bytes" in theirs:
                 memory.append(ours["engine_peak_bytes"] / theirs["peak_bytes"])
         if ratios:
-            print(json.dumps(dict(result="ratio", model=model, micro_batch=batch, pairs=len(ratios),
+            print(json.dumps(dict(result="ratio", model=model, micro_batch=batch, seq=seq, pairs=len(ratios),
                                   median_ratio=statistics.median(ratios), lowest=min(ratios), highest=max(ratios),
                                   memory_ratio=statistics.median(memory) if memory else None)), flush=True)
 sys.exit(failed)

@@ -70,6 +70,9 @@ struct Options {
     accumulation: usize,
     #[arg(long)]
     no_graphs: bool,
+    /// Take cuBLASLt's first algorithms.
+    #[arg(long)]
+    unmeasured: bool,
     #[arg(long)]
     checkpointing: bool,
     #[arg(long)]

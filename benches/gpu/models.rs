@@ -16,12 +16,25 @@ pub fn named(name: &str) -> anyhow::Result<ModelConfig> {
         num_key_value_heads: 4,
         head_dim: 64,
         vocab_size: 32000,
-        max_position_embeddings: 2048,
+        // Beyond the published 2,048, for long sequences.
+        max_position_embeddings: 32768,
         rms_norm_eps: 1e-5,
         rope_theta: 10000.0,
         tie_word_embeddings: false,
         initializer_range: 0.02,
         sliding_window: None,
+    };
+    let tiny = ModelConfig {
+        hidden_size: 24,
+        intermediate_size: 20,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 6,
+        vocab_size: 30,
+        max_position_embeddings: 256,
+        initializer_range: 0.2,
+        ..tinyllama.clone()
     };
     Ok(match name {
         "tinyllama" => tinyllama,
@@ -42,19 +55,14 @@ pub fn named(name: &str) -> anyhow::Result<ModelConfig> {
             max_position_embeddings: 256,
             ..tinyllama
         },
-        "tiny" => ModelConfig {
-            hidden_size: 24,
-            intermediate_size: 20,
-            num_hidden_layers: 2,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            head_dim: 6,
-            vocab_size: 30,
-            max_position_embeddings: 128,
-            initializer_range: 0.2,
-            ..tinyllama
+        "tiny" => tiny,
+        // Hopper's attention.
+        "tiny-64" => ModelConfig {
+            intermediate_size: 1024,
+            head_dim: 64,
+            ..tiny
         },
-        _ => bail!("unknown model {name}: tinyllama, microllama, 8m or tiny"),
+        _ => bail!("unknown model {name}: tinyllama, microllama, 8m, tiny or tiny-64"),
     })
 }
 
@@ -114,6 +122,11 @@ pub fn cuda_options(options: &Options) -> CudaOptions {
         activation_checkpointing: options.checkpointing,
         no_graphs: options.no_graphs,
         kernel_cache: options.cache.clone(),
+        products: options
+            .cache
+            .as_ref()
+            .filter(|_| !options.unmeasured)
+            .map(|cache| vec![cache.join("products.json")]),
         ..CudaOptions::default()
     }
 }

@@ -287,7 +287,8 @@ fn engine(
         // Its own watchdog calls the collective, whatever the rank does.
         DeviceKind::Cuda => world,
     };
-    let world = (world.world() > 1).then(|| Arc::clone(world));
+    let alone = world.world() == 1;
+    let world = (!alone).then(|| Arc::clone(world));
     // Weights that `load` reads are not drawn first, which would take as long.
     let reads = generation.start.is_some() || built_in.weights.is_some();
     let seed = (!reads).then_some(run.spec.seed);
@@ -329,6 +330,8 @@ fn engine(
                 activation_checkpointing,
                 strategy,
                 measure,
+                // The ranks of a larger world would choose differently.
+                products: alone.then(|| cuda::measured::files(&options.run_dir)),
                 activity: Arc::clone(activity),
                 ..CudaOptions::default()
             };

@@ -36,7 +36,7 @@ impl Compiler {
     /// `~/.cache`.
     pub fn new(cache: Option<PathBuf>) -> Compiler {
         Compiler {
-            cache: cache.or_else(users_cache),
+            cache: cache.or_else(|| users_cache("kernels")),
             nvrtc: Mutex::new(None),
         }
     }
@@ -115,14 +115,14 @@ fn architecture((major, minor): (u32, u32)) -> String {
     format!("sm_{major}{minor}{suffix}")
 }
 
-/// `evenkeel/kernels` in the user's cache folder.
-fn users_cache() -> Option<PathBuf> {
+/// A file or folder of Evenkeel in the user's cache folder.
+pub fn users_cache(name: &str) -> Option<PathBuf> {
     let folder = |variable| {
         let path = std::env::var_os(variable).map(PathBuf::from);
         path.filter(|path| path.is_absolute())
     };
     let base = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
-    Some(base.join("evenkeel/kernels"))
+    Some(base.join("evenkeel").join(name))
 }
 
 /// The hash of everything that the code depends on.

@@ -12,6 +12,7 @@ use super::cublaslt::Blas;
 use super::driver::{Device, Event, Graph, Pinned};
 use super::error::CudaError;
 use super::launches::Kernels;
+use super::measured::Measured;
 use super::options::CudaOptions;
 use super::peers::Peers;
 use super::sharded::{Events, Shards};
@@ -119,7 +120,11 @@ impl CudaEngine {
         Ok(CudaEngine {
             graphs: HashMap::new(),
             kernels,
-            blas: Blas::new(device)?,
+            blas: match &options.products {
+                Some(files) => Blas::new(device)?
+                    .measuring(Measured::read(files.clone(), Measured::LEAST_FLOPS)),
+                None => Blas::new(device)?,
+            },
             streams,
             peak: state.bytes(),
             state,

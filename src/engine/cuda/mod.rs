@@ -2,7 +2,7 @@
 //! emulated GPUs of `emulated-gpu/`.
 //!
 //! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc`, `cublaslt` and `nccl` bind their
-//! functions.
+//! functions. `measured` remembers which of cuBLASLt's algorithms is the fastest.
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
 //! `workspace` place its memory in allocations of an `arena`, `backend` carries out the operations of a walk, and
 //! `launches` has each kernel's parameters and geometry. With other ranks, `peers` adds gradients over them
@@ -18,6 +18,7 @@ pub mod error;
 mod kernels;
 mod launches;
 pub mod libraries;
+pub mod measured;
 pub mod nccl;
 pub mod nvrtc;
 mod options;

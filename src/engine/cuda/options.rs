@@ -28,6 +28,8 @@ pub struct CudaOptions {
     pub activity: Arc<Activity>,
     /// Directory of compiled kernels; `None`: the user's cache directory.
     pub kernel_cache: Option<PathBuf>,
+    /// Files of the fastest algorithms of matrix products, see [`super::measured`]; `None`: nothing is measured.
+    pub products: Option<Vec<PathBuf>>,
 }
 
 /// A type of elements. As the engine's arithmetic: master weights, gradients, the residual stream and all sums are
