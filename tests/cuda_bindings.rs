@@ -611,7 +611,9 @@ fn algorithms_are_measured_once_and_remembered() {
         assert_eq!(run(&blas().measuring(measured(0.0)), &product), 4.0);
         std::fs::write(&files[0], "damaged").unwrap();
         assert_eq!(run(&blas().measuring(measured(0.0)), &product), 4.0);
-        // An algorithm that cuBLASLt does not propose is measured anew.
+        // A run keeps what it took from the user's cache.
+        assert_eq!(std::fs::read_to_string(&files[0]).unwrap(), of_run);
+        // An algorithm that cuBLASLt does not propose is measured again.
         let mut all: serde_json::Map<String, Value> = serde_json::from_str(&of_run).unwrap();
         for algorithm in all.values_mut() {
             *algorithm = vec![7; 8].into();

@@ -58,7 +58,8 @@ def memory(line):
 
 
 def ratios():
-    return [f'{line["model"]} at {line["seq"]} {line["median_ratio"]:.3f} × the peer{memory(line)}' for line in of("ratio")]
+    return [f'{line["model"]} at {line["seq"]} {line["median_ratio"]:.3f} × the peer{memory(line)}'
+            for line in of("ratio")]
 
 
 HEADLINES = {

@@ -95,7 +95,8 @@ def peer(model, batch, seq=None):
 
 def own(model, batch, seq=None):
     found = run([f"{a.programs}/gpu", "speed", "--cache", f"{a.programs}/cache", "--model", model, "--batch",
-                 str(batch), "--seq", str(seq or SHAPES[model]["seq"]), "--steps", str(steps), "--warmup", "1" if a.tiny else "3"])
+                 str(batch), "--seq", str(seq or SHAPES[model]["seq"]), "--steps", str(steps),
+                 "--warmup", "1" if a.tiny else "3"])
     if found:
         print(json.dumps(found), flush=True)
     return found

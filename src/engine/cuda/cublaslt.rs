@@ -50,8 +50,8 @@ const ALGORITHMS: usize = 8;
 /// Rounds of a measurement, in which each algorithm has its turn, and repetitions in a turn.
 const ROUNDS: usize = 3;
 const REPETITIONS: u32 = 8;
-/// An algorithm replaces cuBLASLt's first if it takes at most this part of its time. With 0.99 a step of TinyLlama became
-/// 1.2 % slower on an H200: what is a little faster alone may be slower under the limit of power.
+/// An algorithm replaces cuBLASLt's first if it takes at most this part of its time. With 0.99 a step of TinyLlama
+/// became 1.2 % slower on an H200: what is a little faster alone may be slower under the limit of power.
 const FASTER: f64 = 0.97;
 
 /// `cublasLtMatmulHeuristicResult_t`
@@ -157,7 +157,7 @@ struct Plan {
     /// Best first, by cuBLASLt's own estimate; never empty.
     algorithms: Vec<Algorithm>,
     chosen: usize,
-    /// Whether the algorithms were measured, or shall not be.
+    /// Whether the choice is final.
     settled: bool,
 }
 
@@ -192,8 +192,8 @@ impl Blas {
         })
     }
 
-    /// Measures the algorithms of each product when it is first computed, unless they are known. A first use in a graph's
-    /// capture is an error.
+    /// Measures the algorithms of each product when it is first computed, unless they are known. A first use in a
+    /// graph's capture is an error.
     pub fn measuring(self, measured: Measured) -> Blas {
         Blas {
             measured: Some(Mutex::new(measured)),
@@ -233,12 +233,12 @@ impl Blas {
             && repeatable
         {
             let mut measured = lock(measured);
-            plan.chosen = match library.known(&measured, &shape, &plan.algorithms) {
+            plan.chosen = match library.known(&mut measured, &shape, &plan.algorithms) {
                 Some(known) => known,
                 None if !measured.takes(shape.flops()) => 0,
                 None => {
                     let fastest = plan.fastest(stream, |algorithm| enqueue(plan, algorithm))?;
-                    measured.add(library.described(&shape), plan.algorithms[fastest]);
+                    measured.add(&library.described(&shape), plan.algorithms[fastest]);
                     fastest
                 }
             };
@@ -335,13 +335,14 @@ impl Plan {
             for (algorithm, least) in least.iter_mut().enumerate() {
                 stream.synchronize()?;
                 let begin = Instant::now();
-                for _ in 0..REPETITIONS {
-                    enqueue(algorithm)?;
-                }
+                let ran = (0..REPETITIONS).try_for_each(|_| enqueue(algorithm));
                 stream.synchronize()?;
-                // The first round loads the kernels.
-                if round > 0 {
-                    *least = (*least).min(begin.elapsed());
+                match ran {
+                    // The first round loads the kernels.
+                    Ok(()) if round > 0 => *least = (*least).min(begin.elapsed()),
+                    Err(error) if algorithm == 0 => return Err(error),
+                    // One that cuBLASLt proposes and cannot run is not the fastest.
+                    Ok(()) | Err(_) => {}
                 }
             }
         }
@@ -510,9 +511,19 @@ impl Library {
     }
 
     /// The index of the algorithm that was measured before, if cuBLASLt still proposes it.
-    fn known(&self, measured: &Measured, shape: &Shape, algorithms: &[Algorithm]) -> Option<usize> {
-        let known = measured.get(&self.described(shape))?;
-        algorithms.iter().position(|&algorithm| algorithm == known)
+    fn known(
+        &self,
+        measured: &mut Measured,
+        shape: &Shape,
+        algorithms: &[Algorithm],
+    ) -> Option<usize> {
+        let product = self.described(shape);
+        let known = measured.get(&product)?;
+        let index = algorithms
+            .iter()
+            .position(|&algorithm| algorithm == known)?;
+        measured.spread(&product, known);
+        Some(index)
     }
 
     /// A product on this GPU with this version of cuBLASLt.

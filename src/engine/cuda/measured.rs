@@ -1,13 +1,13 @@
 //! The fastest of cuBLASLt's algorithms for each product, measured once on a GPU.
 //!
-//! Algorithms add in different orders, so another choice gives other bits. A measurement is kept in the run's directory,
-//! so that a repeated run computes the same, and in the user's cache for other runs on GPUs of this model.
+//! Algorithms add in different orders, so another choice gives other bits. A choice is kept in the run's directory, so
+//! that a repeated run computes the same, and in the user's cache for other runs on GPUs of this model.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::compiler::users_cache;
+use crate::util::durable;
 
 /// Name of the files.
 const FILE: &str = "products.json";
@@ -22,12 +22,14 @@ pub fn files(run_directory: &Path) -> Vec<PathBuf> {
 /// `cublasLtMatmulAlgo_t`, which may be stored and used again with the same version of cuBLASLt.
 pub type Algorithm = [u64; 8];
 
-/// Algorithms by their products' descriptions.
+/// Algorithms by the descriptions of their products.
+type Choices = BTreeMap<String, Algorithm>;
+
+/// The choices in some files.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// What is measured is added to each of them; the first is read in preference.
-    files: Vec<PathBuf>,
-    known: BTreeMap<String, Algorithm>,
+    /// The first that has a product is used.
+    files: Vec<(PathBuf, Choices)>,
     /// Products of fewer FLOPs are not measured.
     least_flops: f64,
 }
@@ -36,13 +38,15 @@ impl Measured {
     /// FLOPs of a product that takes long enough to be measured: some microseconds.
     pub const LEAST_FLOPS: f64 = 1e9;
 
-    /// Reads the files. One that is missing or damaged holds nothing: they only save time. Products of fewer than
-    /// `least_flops` are not measured.
+    /// Reads the files. One that is missing or damaged has no choice. Products of fewer than `least_flops` are not
+    /// measured.
     pub fn read(files: Vec<PathBuf>, least_flops: f64) -> Measured {
-        let all = files.iter().rev().flat_map(|file| read(file));
+        let files = files.into_iter().map(|file| {
+            let choices = durable::read_json(&file).unwrap_or_default();
+            (file, choices)
+        });
         Measured {
-            known: all.collect(),
-            files,
+            files: files.collect(),
             least_flops,
         }
     }
@@ -53,32 +57,40 @@ impl Measured {
     }
 
     pub fn get(&self, product: &str) -> Option<Algorithm> {
-        self.known.get(product).copied()
+        let choices = self.files.iter().map(|(_, choices)| choices);
+        choices
+            .filter_map(|choices| choices.get(product))
+            .next()
+            .copied()
     }
 
-    /// Adds a measurement. A full or read-only disk costs the next process a measurement.
-    pub fn add(&mut self, product: String, algorithm: Algorithm) {
-        self.known.insert(product, algorithm);
-        for file in &self.files {
+    /// Writes a choice that was found in a file to those without one.
+    pub fn spread(&mut self, product: &str, algorithm: Algorithm) {
+        self.update(|choices| {
+            choices.entry(product.to_owned()).or_insert(algorithm);
+        });
+    }
+
+    /// Writes a measurement to all files.
+    pub fn add(&mut self, product: &str, algorithm: Algorithm) {
+        self.update(|choices| {
+            choices.insert(product.to_owned(), algorithm);
+        });
+    }
+
+    /// Changes the files. A full or read-only disk costs the next process a measurement.
+    fn update(&mut self, change: impl Fn(&mut Choices)) {
+        for (file, choices) in &mut self.files {
             // Another process may have added others.
-            let mut all = read(file);
-            all.extend(self.known.clone());
-            let _ = write(file, &all);
+            let before: Choices = durable::read_json(file).unwrap_or_default();
+            let mut after = before.clone();
+            change(&mut after);
+            if after != before {
+                let folder = file.parent().unwrap_or(Path::new("."));
+                let _ = durable::create_directory(folder)
+                    .and_then(|()| durable::write_json(file, &after));
+            }
+            *choices = after;
         }
     }
-}
-
-fn read(file: &Path) -> BTreeMap<String, Algorithm> {
-    let bytes = std::fs::read(file).unwrap_or_default();
-    serde_json::from_slice(&bytes).unwrap_or_default()
-}
-
-/// A rename makes the file visible complete, to other processes, too.
-fn write(path: &Path, all: &BTreeMap<String, Algorithm>) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(&serde_json::to_vec_pretty(all)?)?;
-    file.persist(path)?;
-    Ok(())
 }

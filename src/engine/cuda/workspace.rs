@@ -103,8 +103,8 @@ pub struct Stash {
     pub middle: u64,
     /// 1 / rms of `middle`, f32 `[n]`.
     pub inverse_middle: u64,
-    /// Gates and ups, real `[n, 2 × intermediate]`; backward replaces them by their gradient, and then uses the memory for
-    /// the sums of attention.
+    /// Gates and ups, real `[n, 2 × intermediate]`; backward replaces them by their gradient, and then uses the memory
+    /// for the sums of attention.
     pub gate_up: u64,
 }
 

@@ -8,17 +8,17 @@
 // delta: [batch, heads, seq_len] in f32; log_sums are natural logarithms of the sums of exponentials. Scores are
 // scaled by 1 / √d. Query head h uses key head h / (heads / kv_heads).
 //
-// | kernel             | grid                            | threads | dynamic shared bytes                              |
-// |--------------------|---------------------------------|---------|---------------------------------------------------|
-// | attention_forward  | (heads, batch, ⌈seq_len / 64⌉)  | 128     | 73,728 (d = 64), 81,920 (d = 128)                 |
-// | attention_delta    | (heads, batch, ⌈seq_len / 32⌉)  | 128     | 0                                                 |
-// | attention_backward | heads × batch × ⌈seq_len / 128⌉ | 384     | 165,904 (d = 64), 164,880 (d = 128)               |
+// | kernel             | grid                            | threads | dynamic shared bytes                |
+// |--------------------|---------------------------------|---------|-------------------------------------|
+// | attention_forward  | (heads, batch, ⌈seq_len / 64⌉)  | 128     | 73,728 (d = 64), 81,920 (d = 128)   |
+// | attention_delta    | (heads, batch, ⌈seq_len / 32⌉)  | 128     | 0                                   |
+// | attention_backward | heads × batch × ⌈seq_len / 128⌉ | 384     | 165,904 (d = 64), 164,880 (d = 128) |
 //
 // Blocks of attention_backward add to sums in device memory: query_sums, f32 [batch, heads, seq_len, d], and where
-// heads share keys key_sums, f32 [2, batch, kv_heads, seq_len, d], of keys and of values. turns is 0 before the launch, u32
-// [1 + batch × heads × ⌈seq_len / QUERIES⌉ + 2 × batch × kv_heads × ⌈seq_len / 128⌉] with QUERIES = 128 (d = 64) or 64. Blocks take
-// tickets and add in the order of their tickets, so that every sum has a fixed order, and a block waits only for
-// blocks that have begun before it.
+// heads share keys key_sums, f32 [2, batch, kv_heads, seq_len, d], of keys and of values. turns is 0 before the launch,
+// u32 [1 + batch × heads × ⌈seq_len / QUERIES⌉ + 2 × batch × kv_heads × ⌈seq_len / 128⌉] with QUERIES = 128 for d = 64
+// and 64 for d = 128. Blocks take tickets and add in the order of their tickets, so that every sum has a fixed order,
+// and a block waits only for blocks that have begun before it.
 
 #include "attention_bf16.cuh"
 #include "wgmma.cuh"
@@ -35,15 +35,16 @@
 
 #define FORWARD_KEYS (HEAD_DIM == 64 ? 128 : 64)
 
-// Keys of a block of the backward pass: 64 of each of two warpgroups. The tiles of queries are as large as the registers
-// allow, which hold scores, their gradients and both roundings.
+// Keys of a block of the backward pass: 64 of each of two warpgroups. The tiles of queries are as large as the
+// registers allow, which hold scores, their gradients and both roundings.
 #define KEYS 128
 #define QUERIES (HEAD_DIM == 64 ? 128 : 64)
 // Bytes of a tile of queries and their gradients, and of the gradients of scores.
 #define STAGE (2 * QUERIES * ROW)
 #define SCORES (KEYS * QUERIES * 2)
 
-// Barriers; 0 is that of __syncthreads, and the next two are a warpgroup's own. STAGED and USED have one for each stage.
+// Barriers; 0 is that of __syncthreads, and the next two are a warpgroup's own. STAGED and USED have one for each
+// stage.
 #define STAGED 3
 #define USED 5
 #define SCORED 7
@@ -86,8 +87,8 @@ __device__ __forceinline__ void meet_own(int warpgroup) {
     else meet<2, 128>();
 }
 
-// Starts to copy rows first, first + 1, … of a matrix to a tile of ROWS rows, by COPIERS threads. Rows from seq_len on are
-// 0; a copy of 0 bytes does not read its address.
+// Starts to copy rows first, first + 1, … of a matrix to a tile of ROWS rows, by COPIERS threads. Rows from seq_len on
+// are 0; a copy of 0 bytes does not read its address.
 template <int ROWS, int COPIERS>
 __device__ __forceinline__ void copy_rows(unsigned tile, const bf16 *from, int row_width, int first, int seq_len,
                                           int thread) {
@@ -185,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_forward(
     float scores[N][4], sums[COLUMNS][4], most[2] = {-infinity(), -infinity()}, total[2] = {0, 0}, correction[2];
     unsigned p[N / 2][4];
     auto copy_keys = [&](int tile) {
-        copy_rows<FORWARD_KEYS, 128>(keys + tile % 2 * TILE, of_key, row_width, tile * FORWARD_KEYS, seq_len, threadIdx.x);
+        copy_rows<FORWARD_KEYS, 128>(keys + tile % 2 * TILE, of_key, row_width, tile * FORWARD_KEYS, seq_len,
+                                     threadIdx.x);
     };
     // The keys of a tile and the values before are there, and every warp has used the next ones' places.
     auto begin = [&](int tile) {
@@ -210,12 +212,13 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_forward(
     auto multiply_values = [&](int tile) {
         #pragma unroll
         for (int step = 0; step < FORWARD_KEYS / 16; step++) {
-            multiply(sums, p[step], panel(values + tile % 2 * TILE + step * 2048, FORWARD_KEYS * 128), tile > 0 || step > 0);
+            multiply(sums, p[step], panel(values + tile % 2 * TILE + step * 2048, FORWARD_KEYS * 128),
+                     tile > 0 || step > 0);
         }
         close_group();
     };
-    // Scores become exponentials. They and the sums are corrected only when they have grown by 2^8: true if the sums are
-    // still to be corrected.
+    // Scores become exponentials. They and the sums are corrected only when they have grown by 2^8: true if the sums
+    // are still to be corrected.
     auto exponentiate = [&](int tile) {
         int first_key = tile * FORWARD_KEYS;
         if (first_key + FORWARD_KEYS - 1 > first_query) {
@@ -319,8 +322,8 @@ __device__ __forceinline__ size_t part_at(int row, int column, int seq_len, int 
 
 // Adds a lane's rows `row` and 8 more below seq_len, N × 8 columns from `column` on.
 template <int N>
-__device__ __forceinline__ void add_part(float *sums, const float (&d)[N][4], int row, int column, int seq_len, bool first,
-                                         int lane) {
+__device__ __forceinline__ void add_part(float *sums, const float (&d)[N][4], int row, int column, int seq_len,
+                                         bool first, int lane) {
     #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (row + half * 8 >= seq_len) continue;
@@ -341,7 +344,8 @@ __device__ __forceinline__ void add_part(float *sums, const float (&d)[N][4], in
 
 // Adds the parts of the other blocks to d.
 template <int N>
-__device__ __forceinline__ void take_parts(float (&d)[N][4], const float *sums, int row, int column, int seq_len, int lane) {
+__device__ __forceinline__ void take_parts(float (&d)[N][4], const float *sums, int row, int column, int seq_len,
+                                           int lane) {
     #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (row + half * 8 >= seq_len) continue;
@@ -368,7 +372,8 @@ __device__ __forceinline__ void pass_turn(unsigned *turns, unsigned turn) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(turns), "r"(turn + 1) : "memory");
 }
 
-// dqkv from dattended: dV = Σ Pᵀ · dO, dK = scale × Σ dSᵀ · Q, and dQ = scale × Σ dS · K with dS = P · (dO · Vᵀ − delta).
+// dqkv from dattended: dV = Σ Pᵀ · dO, dK = scale × Σ dSᵀ · Q and dQ = scale × Σ dS · K, where dS is
+// P · (dO · Vᵀ − delta).
 //
 // A block has a tile of keys for one query head, and takes the tiles of queries that see them in turn. It adds its
 // part of dQ after the block of the next keys, and its dK and dV after that of the group's head before. Two warpgroups
@@ -377,8 +382,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
     bf16 *dqkv, float *query_sums, float *key_sums, unsigned *turns, const bf16 *dattended, const bf16 *qkv,
     const float *log_sums, const float *delta, int batch, int seq_len, int heads, int kv_heads) {
     const int N = QUERIES / 8;
-    unsigned keys = (unsigned)__cvta_generic_to_shared(shared), values = keys + KEYS * ROW, stages = values + KEYS * ROW;
-    unsigned scores = stages + 2 * STAGE, at_numbers = 2 * KEYS * ROW + 2 * STAGE + 2 * SCORES;
+    unsigned keys = (unsigned)__cvta_generic_to_shared(shared), values = keys + KEYS * ROW;
+    unsigned stages = values + KEYS * ROW, scores = stages + 2 * STAGE;
+    unsigned at_numbers = 2 * KEYS * ROW + 2 * STAGE + 2 * SCORES;
     // log_sums and delta of two stages.
     float *numbers = (float *)(shared + at_numbers);
     unsigned *ticket = (unsigned *)(numbers + 4 * QUERIES);
@@ -447,7 +453,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
     float dk[COLUMNS][4], dv[COLUMNS][4];
     for (int tile = begin; tile < tiles; tile++) {
         int stage = (tile - begin) % 2, first_query = tile * QUERIES;
-        unsigned queries = stages + stage * STAGE, gradients = queries + QUERIES * ROW, of_stage = scores + stage * SCORES;
+        unsigned queries = stages + stage * STAGE, gradients = queries + QUERIES * ROW;
+        unsigned of_stage = scores + stage * SCORES;
         meet_at<STAGED>(stage);
         // Rows are the warpgroup's keys, columns queries.
         float p[N][4], ds[N][4];
@@ -526,15 +533,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
         wait_groups<0>();
         settle(dq);
 
-        int of_warp = first_query + (HEAD_DIM == 64 ? warp : warp % 4) * 16, columns = HEAD_DIM == 64 ? 0 : warpgroup * 64;
+        int of_warp = first_query + (HEAD_DIM == 64 ? warp : warp % 4) * 16;
+        int columns = HEAD_DIM == 64 ? 0 : warpgroup * 64;
         bool first = tile * QUERIES / KEYS == block;
         meet<TURN, WITH_KEEPER>();
         if (block > 0) {
             add_part<8>(query_sums, dq, of_warp + lane / 4, columns, seq_len, first, lane);
         } else {
             if (!first) take_parts<8>(dq, query_sums, of_warp + lane / 4, columns, seq_len, lane);
-            // Where both warpgroups read the same scores, they leave through them only after both have.
-            if (HEAD_DIM == 128) meet<SCORED, 256>();
+            // Both warpgroups have read these scores, since they have met at TURN.
             unsigned through = HEAD_DIM == 64 ? own_scores : of_stage + of_own;
             store_rows<8, KEYS>(dqkv + (size_t)head * HEAD_DIM + columns, dq, scale, scale, through, warp % 4 * 16,
                                 row_width, of_warp, seq_len, lane);

@@ -4,21 +4,20 @@
 // row r, chunk c of 8 elements lies at c ^ (r % 8), the hardware's 128-byte swizzle. A product takes the rows of
 // a panel as rows of the operand, or its columns.
 //
-// In d, thread t of the warpgroup has rows t / 32 × 16 + t % 32 / 4 (elements 0 and 1 of d[i]) and 8 more (2 and 3), and
-// columns 8 i + t % 4 × 2 and the next.
+// In d, thread t of the warpgroup has rows t / 32 × 16 + t % 32 / 4 (elements 0 and 1 of d[i]) and 8 more (2 and 3),
+// and columns 8 i + t % 4 × 2 and the next.
 //
-// Products run asynchronously, in groups. Between fence() and the wait for the group, no other instruction touches d and a.
+// Products run asynchronously, in groups. Between fence() and the wait for the group, no other instruction touches
+// d and a.
 #pragma once
 
 typedef unsigned long long Panel;
 
-// A panel, and for a product of more than 64 of its columns the bytes to the panel with the next 64.
+// A panel, or its part from 16 columns (32 bytes) or 16 rows (2048 bytes) on. A product of more than 64 of its columns
+// needs the bytes to the panel with the next 64.
 __device__ __forceinline__ Panel panel(unsigned address, unsigned next = 0) {
     return (Panel)(address >> 4) | (Panel)(next >> 4) << 16 | (Panel)(1024 >> 4) << 32 | (Panel)1 << 62;
 }
-
-// The same panel from a later byte on: 32 for the next 16 columns, 2048 for the next 16 rows.
-__device__ __forceinline__ Panel later(Panel panel, unsigned bytes) { return panel + (bytes >> 4); }
 
 // The bytes from the panel's begin to a chunk of 8 elements.
 __device__ __forceinline__ unsigned chunk_at(int row, int chunk) { return row * 128 + ((chunk ^ row % 8) << 4); }
@@ -62,7 +61,7 @@ __device__ __forceinline__ void settle(unsigned (&a)[N][4]) {
 // d [64, N] += a [64, 16] · b [16, N], or = where add is false. A_COLUMNS: the 64 are the columns of a's panel, not
 // its rows; B_COLUMNS: the N are the columns of b's.
 template <int A_COLUMNS, int B_COLUMNS>
-__device__ __forceinline__ void multiply(float (&d)[8][4], unsigned long long a, unsigned long long b, bool add) {
+__device__ __forceinline__ void multiply(float (&d)[8][4], Panel a, Panel b, bool add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
@@ -73,17 +72,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], unsigned long long a,
 }
 
 template <int A_COLUMNS, int B_COLUMNS>
-__device__ __forceinline__ void multiply(float (&d)[4][4], unsigned long long a, unsigned long long b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-        "%12, %13, %14, %15}, %16, %17, p, 1, 1, %19, %20;\n}"
-        : EIGHT(d, 0), EIGHT(d, 2)
-        : "l"(a), "l"(b), "r"((int)add), "n"(A_COLUMNS), "n"(B_COLUMNS));
-}
-
-template <int A_COLUMNS, int B_COLUMNS>
-__device__ __forceinline__ void multiply(float (&d)[16][4], unsigned long long a, unsigned long long b, bool add) {
+__device__ __forceinline__ void multiply(float (&d)[16][4], Panel a, Panel b, bool add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
@@ -95,7 +84,7 @@ __device__ __forceinline__ void multiply(float (&d)[16][4], unsigned long long a
 }
 
 // The same with a in registers, as columns 16 k to 16 k + 15 of d after rounding, and b's N as columns of its panel.
-__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b, bool add) {
+__device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4], Panel b, bool add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
@@ -105,7 +94,7 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], const unsigned (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));
 }
 
-__device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[4], unsigned long long b, bool add) {
+__device__ __forceinline__ void multiply(float (&d)[16][4], const unsigned (&a)[4], Panel b, bool add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "

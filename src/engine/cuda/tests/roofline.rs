@@ -23,8 +23,8 @@ const H200: Limits = Limits {
     bandwidth: 4.8e12,
 };
 
-/// The part of each limit that is expected: cuBLASLt's on large shapes, attention's FLOPs (FlashAttention-3 at head size
-/// 64 and sequence 2,048 on an H100, less what it pays for a fixed order), and a copy's bandwidth.
+/// The part of each limit that is expected: cuBLASLt's on large shapes, attention's FLOPs (what the kernels reach alone
+/// on an H200 at head size 64 and sequence 2,048), and a copy's bandwidth.
 const MATRIX: f64 = 0.75;
 const ATTENTION: f64 = 0.35;
 const COPY: f64 = 0.85;
