@@ -22,8 +22,8 @@ pub use shape::Shape;
 /// The share of a device's memory that a run can use.
 pub const USABLE: f64 = 0.9;
 
-/// Share of the weights that adapters train: rank 64 on every linear layer of a 7B model.
-const ADAPTERS: f64 = 0.02;
+/// Rank of adapters where the recipe states none.
+const RANK: u64 = 64;
 /// Bytes of a weight in 4 bits: NF4 with one f32 scale per block of 64 (QLoRA, arXiv 2305.14314).
 const FOUR_BIT: f64 = 0.5625;
 /// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.
@@ -157,7 +157,7 @@ impl<'a> Memory<'a> {
         let parts = parallel.tensor as f64 * parallel.pipeline as f64;
         let all = self.shape.parameters() / parts;
         let adapters = self.spec.model.adapters;
-        let trained = if adapters { all * ADAPTERS } else { all };
+        let trained = self.trained() / parts;
         let [weight, gradient, optimizer] = self.per_parameter();
         let (weight_shards, gradient_shards, optimizer_shards) = match parallel.strategy {
             Strategy::Ddp => (1.0, 1.0, 1.0),
@@ -173,13 +173,48 @@ impl<'a> Memory<'a> {
         };
         let mut weights = (trained * weight + frozen + reference) / weight_shards;
         let mut gradients = trained * gradient / gradient_shards;
-        if weight_shards > 1.0 {
+        let mut states = trained * optimizer / optimizer_shards;
+        let unit = self.shape.block().max(self.shape.embedding()) / parts;
+        let [offloads_parameters, offloads_optimizer] = self.offloads();
+        if offloads_optimizer {
+            states = 0.0;
+        }
+        if offloads_parameters {
+            weights = 0.0;
+        }
+        if offloads_parameters && offloads_optimizer {
+            // A unit's gradients leave the device as soon as they are computed.
+            gradients = gradients.min(unit * gradient);
+        }
+        if weight_shards > 1.0 || offloads_parameters {
             // The current block and the prefetched one are unsharded.
-            let two_units = 2.0 * self.shape.block().max(self.shape.embedding()) / parts;
-            weights += two_units * self.compute_bytes();
+            weights += 2.0 * unit * self.compute_bytes();
         }
         gradients += trained * norm_test.map_or(0.0, |test| measured(test, gradient_shards));
-        [weights, gradients, trained * optimizer / optimizer_shards]
+        [weights, gradients, states]
+    }
+
+    /// Whether the parameters and the optimiser's states are in the host's memory. FSDP moves all of them, DeepSpeed
+    /// parameters only in its third stage and nothing without a stage.
+    fn offloads(&self) -> [bool; 2] {
+        let parallel = &self.spec.parallel;
+        let sharded = parallel.strategy != Strategy::Ddp && !self.built_in;
+        let whole = parallel.strategy == Strategy::Fsdp;
+        [
+            parallel.offload_parameters && sharded && whole,
+            parallel.offload_optimizer && sharded,
+        ]
+    }
+
+    /// Parameters that are trained.
+    fn trained(&self) -> f64 {
+        let model = &self.spec.model;
+        if !model.adapters {
+            return self.shape.parameters();
+        }
+        let rank = model.lora_rank.unwrap_or(RANK);
+        let adapters = self.shape.adapters(rank, &model.lora_target_modules);
+        adapters + self.shape.whole(&model.lora_modules_to_save)
     }
 
     /// Activations of one micro-batch, bytes.
@@ -212,9 +247,13 @@ impl<'a> Memory<'a> {
         }
         let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
         let mixed = self.spec.model.precision != Precision::F32;
+        let [parameters, optimizer] = self.offloads();
+        let one_offloaded = parameters != optimizer;
         match self.spec.parallel.strategy {
             // DeepSpeed computes with half-precision weights and keeps f32 weights with Adam's states.
             Strategy::Zero1 | Strategy::Zero2 if mixed => [2.0, 2.0, states + 4.0],
+            // Only DeepSpeed offloads one of the two.
+            Strategy::Fsdp if mixed && one_offloaded => [2.0, 2.0, states + 4.0],
             _ => [4.0, 4.0, states],
         }
     }
@@ -296,10 +335,26 @@ impl<'a> Memory<'a> {
                 (_, true) => "8 bits",
                 _ => "the compute precision",
             };
+            let rank = match model.lora_rank {
+                Some(rank) => format!("rank {rank}"),
+                None => format!("rank {RANK} assumed"),
+            };
+            let names = &model.lora_target_modules;
+            let known = names.iter().all(|name| self.shape.sizes_of(name).is_some());
+            let on = if names.is_empty() {
+                "every linear layer assumed".to_owned()
+            } else if known {
+                names.join(", ")
+            } else {
+                "every linear layer".to_owned()
+            };
+            let whole = match model.lora_modules_to_save.join(", ") {
+                names if names.is_empty() => names,
+                names => format!(", and {names} whole"),
+            };
             lines.push(format!(
-                "adapters of {} % of the weights (rank 64 on every linear layer of a 7B model), \
-                 the rest frozen in {base}",
-                ADAPTERS * 100.0
+                "adapters train {} parameters ({rank} on {on}{whole}), the rest frozen in {base}",
+                billions(self.trained())
             ));
         }
         if self.has_reference() {
@@ -326,6 +381,15 @@ impl<'a> Memory<'a> {
                 "weights, gradients and optimiser states over {shards} shards, two units gathered"
             ),
         });
+        let offloaded = match self.offloads() {
+            [true, true] => Some("parameters, gradients and optimiser states"),
+            [true, false] => Some("parameters"),
+            [false, true] => Some("optimiser states"),
+            [false, false] => None,
+        };
+        if let Some(what) = offloaded {
+            lines.push(format!("{what} in the host's memory (offload)"));
+        }
         let model_parallel = parallel.tensor * parallel.pipeline;
         if model_parallel > 1 {
             lines.push(format!(

@@ -133,6 +133,67 @@ impl Shape {
             + 2.0 * self.norm()
     }
 
+    /// Linear layers of a block: the last parts of their names in transformers' models, how many there are, and the sum
+    /// of their inputs and outputs.
+    fn linear(&self) -> [(&'static [&'static str], u64, u64); 7] {
+        let experts = self.experts;
+        let gates = if self.gated { experts } else { 0 };
+        let (queries, keys) = (self.hidden + self.queries(), self.hidden + self.keys());
+        let mlp = self.hidden + self.intermediate;
+        [
+            (&["q_proj"], 1, queries),
+            (&["k_proj"], 1, keys),
+            (&["v_proj"], 1, keys),
+            (&["o_proj", "dense"], 1, queries),
+            (&["gate_proj", "w1"], gates, mlp),
+            (&["up_proj", "w3", "c_fc", "dense_h_to_4h"], experts, mlp),
+            (
+                &["down_proj", "w2", "c_proj", "dense_4h_to_h"],
+                experts,
+                mlp,
+            ),
+        ]
+    }
+
+    /// The sum of inputs and outputs of the linear layers with this name in the whole model; `None` for a name that is not
+    /// known.
+    pub(super) fn sizes_of(&self, module: &str) -> Option<u64> {
+        match last_part(module) {
+            "embed_tokens" | "embed_in" | "lm_head" | "embed_out" => {
+                Some(self.vocabulary + self.hidden)
+            }
+            "query_key_value" | "qkv_proj" => {
+                Some(self.layers * (self.hidden + self.queries() + 2 * self.keys()))
+            }
+            name => {
+                let mut layers = self.linear().into_iter();
+                let (_, count, sizes) = layers.find(|(names, ..)| names.contains(&name))?;
+                Some(self.layers * count * sizes)
+            }
+        }
+    }
+
+    /// Parameters of adapters of this rank: rank × (inputs + outputs) for each linear layer of these names (LoRA, arXiv
+    /// 2106.09685). Every linear layer of the blocks counts if there is no name, or one that is not known.
+    pub fn adapters(&self, rank: u64, modules: &[String]) -> f64 {
+        let stated: Option<u64> = modules.iter().map(|name| self.sizes_of(name)).sum();
+        let every = || {
+            let of_block = self.linear().map(|(_, count, sizes)| count * sizes);
+            self.layers * of_block.iter().sum::<u64>()
+        };
+        rank as f64 * stated.filter(|sizes| *sizes > 0).unwrap_or_else(every) as f64
+    }
+
+    /// Parameters of the modules of these names. One that is not known counts as an embedding.
+    pub fn whole(&self, modules: &[String]) -> f64 {
+        let one = |module: &String| match last_part(module) {
+            name if name.contains("norm") => (2 * self.layers + 1) as f64 * self.norm(),
+            "score" | "v_head" => self.hidden as f64,
+            _ => self.embedding(),
+        };
+        modules.iter().map(one).sum()
+    }
+
     /// Parameters of the embedding.
     pub fn embedding(&self) -> f64 {
         self.vocabulary as f64 * self.hidden as f64
@@ -163,4 +224,9 @@ impl Shape {
     pub fn keys(&self) -> u64 {
         self.key_value_heads * self.head_dim
     }
+}
+
+/// The last part of a module's name: `q_proj` of `model.layers.0.self_attn.q_proj`.
+fn last_part(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
 }

@@ -189,3 +189,59 @@ fn the_estimate_states_its_assumptions() {
     let estimate = device(&spec, 24_000_000_000).estimate(1, 4);
     insta::assert_snapshot!(estimate.assumed.join("\n"));
 }
+
+/// `get_nb_trainable_parameters` of PEFT 0.21.2 for these shapes.
+#[test]
+fn adapters_have_as_many_parameters_as_pefts() {
+    let qkvo = ["q_proj", "k_proj", "v_proj", "o_proj"];
+    let neox = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"];
+    let whole = ["embed_tokens", "lm_head"];
+    let (mistral, pythia) = ("mistralai/Mistral-7B-v0.1", "EleutherAI/pythia-2.8b");
+    for (path, rank, modules, whole, count) in [
+        (mistral, 16, &["all-linear"][..], &[][..], 41_943_040.0),
+        (mistral, 8, &qkvo[..1], &[], 8.0 * 32.0 * 8192.0),
+        (mistral, 16, &qkvo, &whole, 275_775_488.0),
+        (pythia, 8, &neox[..1], &[], 2_621_440.0),
+        (pythia, 8, &neox, &[], 10_485_760.0),
+    ] {
+        let mut spec = recipe(path, Objective::Sft, Strategy::Ddp, 2048);
+        let texts = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        spec.model.adapters = true;
+        spec.model.lora_rank = Some(rank);
+        spec.model.lora_target_modules = texts(modules);
+        spec.model.lora_modules_to_save = texts(whole);
+        assert_eq!(memory(&spec).trained(), count, "{path}, {modules:?}");
+    }
+}
+
+#[test]
+fn what_is_offloaded_is_not_on_the_device() {
+    let mut spec = recipe(
+        "mistralai/Mistral-7B-v0.1",
+        Objective::Sft,
+        Strategy::Zero2,
+        2048,
+    );
+    let of = |spec: &Spec| memory(spec).estimate(8, 1);
+    let here = of(&spec);
+    spec.parallel.offload_optimizer = true;
+    let offloaded = of(&spec);
+    assert_eq!(
+        (offloaded.optimizer, offloaded.parameters),
+        (0, here.parameters)
+    );
+    assert!(here.optimizer > 0);
+    // Without sharding nothing is offloaded.
+    spec.parallel.strategy = Strategy::Ddp;
+    assert!(of(&spec).optimizer > 0);
+    // Only two units are on the device.
+    spec.parallel.strategy = Strategy::Fsdp;
+    spec.parallel.offload_parameters = true;
+    let offloaded = of(&spec);
+    let states = offloaded.parameters + offloaded.gradients + offloaded.optimizer;
+    assert!(gib(states) < 2.0, "{offloaded:#?}");
+    let last = offloaded.assumed.iter().any(|line| {
+        line == "parameters, gradients and optimiser states in the host's memory (offload)"
+    });
+    assert!(last, "{:?}", offloaded.assumed);
+}

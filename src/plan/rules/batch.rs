@@ -48,9 +48,12 @@ fn next_command(case: &Case<'_>, flag: &str) -> String {
             .get(file)
             .map(|source: &SourceFile| source.path.as_path())
     };
-    let typed = files.command.and_then(|(file, _)| path(file)) == Some(Path::new(COMMAND));
+    let command = files.command.and_then(|(file, _)| path(file));
+    let typed = command == Some(Path::new(COMMAND));
+    // A script may name the recipe, and is what the user gave.
+    let given = command.filter(|_| !typed);
     let mut words = vec!["evenkeel plan".to_owned()];
-    if let Some(path) = files.recipe.and_then(path) {
+    if let Some(path) = given.or(files.recipe.and_then(path)) {
         words.push(shell::join(&[path.display().to_string()]));
     }
     if case.request.runner.device() == DeviceKind::Cuda {

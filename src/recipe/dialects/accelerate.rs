@@ -310,6 +310,11 @@ fn fsdp(config: Option<&Node>, tree: &mut Tree, reading: &mut Reading) {
             }
         }
     }
+    if let Some(given) = find("offload_params") {
+        let on = given.with(given.value.is_bool(true, Schema::PyYaml));
+        tree.plain("parallel.offload_parameters", &on);
+        tree.plain("parallel.offload_optimizer", &on);
+    }
     let checkpointing = find("activation_checkpointing");
     let on = checkpointing.filter(|given| given.value.is_bool(true, Schema::PyYaml));
     tree.plain_if(

@@ -15,6 +15,7 @@ pub(crate) mod hosts;
 
 use std::path::Path;
 
+use super::command::unresolved;
 use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::distinctive_key;
 use crate::recipe::schema::dialect::Dialect;
@@ -88,9 +89,17 @@ pub(crate) fn open_named(
 ) -> Option<Node> {
     let name = node.shown();
     let Some(path) = reading.beside(from, name) else {
-        let message =
-            format!("the DeepSpeed config `{name}` does not exist: its ZeRO stage is unknown");
-        let help = format!("{put}, or set `evenkeel.parallel.strategy`");
+        let strategy = "set `evenkeel.parallel.strategy`";
+        let (why, help) = match unresolved::variable(name) {
+            Some(variable) => (
+                "is unresolved",
+                format!("give it beside the script, `{variable}=FILE`, or {strategy}"),
+            ),
+            None => ("does not exist", format!("{put}, or {strategy}")),
+        };
+        let message = format!(
+            "the DeepSpeed config `{name}` {why}: its ZeRO stage is unknown, and memory is estimated without one"
+        );
         reading.warning("deepspeed-unread", Some(node.span), message, help);
         return None;
     };
@@ -157,10 +166,33 @@ pub(crate) fn translate(root: &Node, prefix: &str, reading: &mut Reading) -> Nod
             None => refuse_stage(&key(stage), node, reading),
         }
     }
+    for (path, native) in OFFLOADS {
+        let device = format!("zero_optimization.{path}.device");
+        let node = root.get_path(&device);
+        if let Some(node) = node.filter(|node| is_stated(node)) {
+            tree.plain(
+                native,
+                &Given::new(key(&device), is_offloaded(node), node.span),
+            );
+        }
+    }
     if let Some(block) = block {
         elasticity::translate(block, &key, &mut tree);
     }
     tree.into_node()
+}
+
+/// What DeepSpeed can move to the host, and its native path.
+pub(crate) const OFFLOADS: [(&str, &str); 2] = [
+    ("offload_optimizer", "parallel.offload_optimizer"),
+    ("offload_param", "parallel.offload_parameters"),
+];
+
+/// Whether a `device` of an offload is the host's memory or a disk.
+pub(crate) fn is_offloaded(device: &Node) -> bool {
+    device
+        .text()
+        .is_some_and(|device| ["cpu", "nvme"].contains(&device.to_lowercase().as_str()))
 }
 
 /// Whether a value is neither empty nor the trainer's.

@@ -138,6 +138,11 @@ fn translate(
     if let Some(given) = own {
         tree.plain("model.adapters", &given);
     }
+    // `trl/trainer/model_config.py` (040e32d).
+    if values.is_true("use_peft") {
+        tree.default("model.lora_rank", 16);
+    }
+    settings::adapter_sizes(root, &mut tree);
     settings::lengths(&values, objective, versions, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
     if objective == Objective::Dpo {

@@ -5,8 +5,9 @@
 
 use crate::recipe::schema::reader::{Confidence, Detected};
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::schema::tree::Given;
+use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::scalar::Schema;
 
 /// Keys that only its files have.
 const DISTINCTIVE: [&str; 5] = [
@@ -29,17 +30,52 @@ pub(crate) fn detect(root: &Node) -> Option<Detected> {
     certain.then(|| Confidence::Likely.because(format!("it has LLaMA-Factory's key `{key}`")))
 }
 
-/// The objective of a stage whose batch rules are those of any trainer. Its KTO has another rule than TRL's.
-pub(crate) fn objective(root: &Node) -> Option<Given<&'static str>> {
-    detect(root)?;
+/// The objective of a stage. Its DPO trainer also has losses without a reference model.
+fn objective(root: &Node) -> Option<Given<&'static str>> {
     let stage = root.get("stage")?;
-    let objective = match stage.text()? {
-        "sft" => "sft",
-        "rm" => "reward",
-        "dpo" => "dpo",
+    let loss = root.get("pref_loss");
+    let (key, node, objective) = match (stage.text()?, loss.and_then(Node::text)) {
+        ("sft", _) => ("stage", stage, "sft"),
+        ("rm", _) => ("stage", stage, "reward"),
+        ("kto", _) => ("stage", stage, "kto"),
+        ("dpo", Some("orpo")) => ("pref_loss", loss?, "orpo"),
+        ("dpo", Some("simpo")) => ("pref_loss", loss?, "simpo"),
+        ("dpo", _) => ("stage", stage, "dpo"),
         _ => return None,
     };
-    Some(Given::new("stage", objective, stage.span))
+    Some(Given::new(key, objective, node.span))
+}
+
+/// Its objective, its adapters and its gradient checkpointing, with their defaults: adapters of rank 8 (00577a8
+/// `hparams/finetuning_args.py`), and checkpointing unless it is switched off (`hparams/model_args.py`).
+pub(crate) fn translate(root: &Node, tree: &mut Tree) {
+    if detect(root).is_none() {
+        return;
+    }
+    if let Some(stage) = objective(root) {
+        tree.plain("objective", &stage);
+    }
+    // `data/processor/feedback.py` (36dc24d) pairs prompts with the answers of others.
+    tree.default("generation.without_kl", true);
+    match root.get("finetuning_type") {
+        Some(word) => {
+            let lora = word.text() == Some("lora");
+            tree.plain(
+                "model.adapters",
+                &Given::new("finetuning_type", lora, word.span),
+            );
+        }
+        None => tree.default("model.adapters", true),
+    }
+    if tree.get("model.lora_rank").is_none() {
+        tree.default("model.lora_rank", 8);
+    }
+    tree.default("model.activation_checkpointing", true);
+    if let Some(off) = root.get("disable_gradient_checkpointing") {
+        let on = !off.is_bool(true, Schema::PyYaml);
+        let given = Given::new("disable_gradient_checkpointing", on, off.span);
+        tree.plain("model.activation_checkpointing", &given);
+    }
 }
 
 /// Whether a key is LLaMA-Factory's and no misspelled field of `TrainingArguments`.
@@ -84,6 +120,7 @@ pub(crate) fn refuse(root: &Node, reading: &mut Reading) -> bool {
 mod tests {
     use crate::recipe::schema::dialect::Dialect;
     use crate::recipe::schema::request::Request;
+    use crate::recipe::schema::spec::Objective;
     use crate::recipe::tests::{messages, read_command};
     use crate::recipe::{ReadError, Recipe, read_text};
 
@@ -99,6 +136,25 @@ mod tests {
             ..Request::default()
         };
         read_text(&request, text.to_owned())
+    }
+
+    #[test]
+    fn its_defaults_and_stages_are_read() {
+        let spec = |text: &str| config(&format!("{text}do_train: true\n")).unwrap().spec;
+        let model = spec(SFT).model;
+        assert!(model.adapters && model.activation_checkpointing);
+        assert_eq!(model.lora_rank, Some(8));
+        let default = SFT.replace("finetuning_type: lora\nlora_rank: 8\n", "");
+        let default = spec(&format!("{default}disable_gradient_checkpointing: true\n")).model;
+        assert!(default.adapters && !default.activation_checkpointing);
+        assert_eq!(default.lora_rank, Some(8));
+        let full = spec(&SFT.replace("finetuning_type: lora", "finetuning_type: full"));
+        assert!(!full.model.adapters);
+        let stage = |lines: &str| spec(&SFT.replace("stage: sft\n", lines)).objective;
+        assert_eq!(stage("stage: kto\n"), Objective::Kto);
+        assert_eq!(stage("stage: dpo\n"), Objective::Dpo);
+        assert_eq!(stage("stage: dpo\npref_loss: orpo\n"), Objective::Orpo);
+        assert_eq!(stage("stage: dpo\npref_loss: hinge\n"), Objective::Dpo);
     }
 
     #[test]

@@ -174,9 +174,6 @@ fn translate(root: &Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> (No
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
     tree.default("objective", "language-modelling");
-    if let Some(stage) = llama_factory::objective(root) {
-        tree.plain("objective", &stage);
-    }
     settings::name(&values, path, &mut tree, reading);
     tree.default("budget.epochs", 3);
     tree.default("seed", 42);
@@ -194,6 +191,8 @@ fn translate(root: &Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> (No
     if let Some(given) = settings::adapters(root) {
         tree.plain("model.adapters", &given);
     }
+    settings::adapter_sizes(root, &mut tree);
+    llama_factory::translate(root, &mut tree);
     data(&values, evaluates, &mut tree);
     (tree.into_node(), read_as)
 }

@@ -120,7 +120,8 @@ pub struct Generation {
     pub whiten_rewards: bool,
     /// The batch counts prompts, as GRPO's of TRL before 0.15, and no completions.
     pub counts_prompts: bool,
-    /// The KTO loss of TRL has no KL term (`loss_type: apo_zero_unpaired`).
+    /// The KTO loss takes no KL term from the other samples of a micro-batch: TRL's `apo_zero_unpaired` has none, and
+    /// LLaMA-Factory makes the pairs when it prepares the data.
     pub without_kl: bool,
 }
 
@@ -432,6 +433,10 @@ pub struct Parallel {
     pub data_replicate: Option<u64>,
     /// Data-parallel shards of the recipe, for the check of the product of all sizes.
     pub data_shard: Option<u64>,
+    /// The optimiser's states are in the host's memory.
+    pub offload_optimizer: bool,
+    /// Parameters are in the host's memory while no layer computes with them.
+    pub offload_parameters: bool,
 }
 
 impl Default for Parallel {
@@ -445,6 +450,8 @@ impl Default for Parallel {
             one_process: false,
             data_replicate: None,
             data_shard: None,
+            offload_optimizer: false,
+            offload_parameters: false,
         }
     }
 }
@@ -496,6 +503,12 @@ pub struct Model {
     pub activation_checkpointing: bool,
     /// Low-rank adapters (PEFT) are trained instead of the weights.
     pub adapters: bool,
+    /// Rank of the adapters; without it the memory estimate assumes 64.
+    pub lora_rank: Option<u64>,
+    /// Linear layers with adapters, by the last part of their names; empty or `all-linear`: every one.
+    pub lora_target_modules: Vec<String>,
+    /// Modules that are trained whole beside the adapters, by the last part of their names.
+    pub lora_modules_to_save: Vec<String>,
     /// Base weights are loaded in 4 bits.
     pub load_in_4bit: bool,
     /// Base weights are loaded in 8 bits.
@@ -550,6 +563,8 @@ pub struct Data {
     pub held_out: Option<f64>,
     /// Maximum tokens per sample.
     pub sequence_length: u64,
+    /// Tokens to which upstream cuts the prompt of a sample. The built-in trainer refuses data with a longer one.
+    pub max_prompt_length: Option<u64>,
     /// A sample of a file has one token more than `sequence_length`, so that every input has a target. Upstream's samples
     /// do not.
     pub extra_token: bool,
@@ -570,6 +585,7 @@ impl Default for Data {
             evaluation: Vec::new(),
             held_out: None,
             sequence_length: 1024,
+            max_prompt_length: None,
             extra_token: true,
             packing: false,
             answers_only: None,

@@ -210,3 +210,17 @@ fn a_cpu_that_processes_on_gpus_do_not_read_is_a_warning() {
     }
     assert!(!of("MULTI_CPU").contains("use_cpu"), "{}", of("MULTI_CPU"));
 }
+
+#[test]
+fn offloading_is_read_of_fsdp_and_of_deepspeed() {
+    let offloads = |config: &str| {
+        let parallel = spec(config).parallel;
+        (parallel.offload_parameters, parallel.offload_optimizer)
+    };
+    let fsdp =
+        "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_offload_params: true}\n";
+    assert_eq!(offloads(fsdp), (true, true));
+    let zero = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: \
+                {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none}\n";
+    assert_eq!(offloads(zero), (false, true));
+}

@@ -58,6 +58,14 @@ pub(super) fn read(root: &Node, path: &Path, reading: &mut Reading) {
                 for (key, _) in REPLACES_AUTO {
                     value(config, key, &mut tree, reading);
                 }
+                for (part, native) in deepspeed::OFFLOADS {
+                    let key = format!("{part}_device");
+                    if let Some(node) = config.get(&key).filter(|n| !n.is_null(Schema::PyYaml)) {
+                        let name = format!("deepspeed_config.{key}");
+                        let offloaded = deepspeed::is_offloaded(node);
+                        tree.plain(native, &Given::new(name, offloaded, node.span));
+                    }
+                }
             }
         }
     }

@@ -132,7 +132,7 @@ pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
 }
 
 /// The variable that is the whole of a text: `$N`, `${N}` or `${N:-8}`.
-fn variable(text: &str) -> Option<&str> {
+pub(crate) fn variable(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('$')?;
     let inside = inside.strip_prefix('{').unwrap_or(inside);
     let end = inside.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -148,7 +148,12 @@ pub(crate) fn left_out(name: &str, text: &str, at: Span) -> Diagnostic {
         "wrong-type",
         Some(at),
         format!("`{name}` is unresolved: the plan ignores `{text}`"),
-        "nothing to do: no batch number depends on it; `evenkeel plan … -- COMMAND` takes the command as the shell expands it",
+        match variable(text) {
+            Some(variable) => format!(
+                "nothing to do: no batch number depends on it; `evenkeel plan SCRIPT {variable}=VALUE` gives its value"
+            ),
+            None => format!("nothing to do: no batch number depends on it; {AS_EXPANDED}"),
+        },
     )
 }
 

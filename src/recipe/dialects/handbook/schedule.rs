@@ -125,6 +125,21 @@ fn warmup(
             ),
             "use `lr_scheduler_type: constant_with_warmup`",
         );
+    } else if given.key == "warmup_steps"
+        && given.value.fract() != 0.0
+        && !versions.transformers_since(5, 0)
+    {
+        let value = given.value;
+        reading.error(
+            "wrong-type",
+            Some(given.span),
+            format!("`warmup_steps` is {value}; before transformers 5 it takes a whole number"),
+            if value < 1.0 {
+                format!("write `warmup_ratio: {value}` for a share of the steps")
+            } else {
+                "give a whole number".to_owned()
+            },
+        );
     } else if given.key == "warmup_ratio" || given.value.abs() < 1.0 {
         tree.plain("learning_rate.warmup_ratio", &given);
     } else {

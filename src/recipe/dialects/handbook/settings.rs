@@ -121,6 +121,9 @@ pub(crate) fn parallel(
     }
 }
 
+/// The word of `fsdp` that keeps parameters, gradients and optimiser states on the host.
+const OFFLOAD: &str = "offload";
+
 /// The words of `fsdp` with their native strategies. Some have none.
 const FSDP: [(&str, &str); 11] = [
     ("full_shard", "fsdp"),
@@ -129,7 +132,7 @@ const FSDP: [(&str, &str); 11] = [
     ("hybrid_shard_zero2", "zero2"),
     ("no_shard", "ddp"),
     ("auto_wrap", ""),
-    ("offload", ""),
+    ("offload", OFFLOAD),
     ("true", "fsdp"),
     ("True", "fsdp"),
     ("false", "ddp"),
@@ -173,6 +176,10 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
     for word in words {
         match FSDP.iter().find(|(known, _)| *known == word) {
             Some((_, "")) => {}
+            Some((_, OFFLOAD)) => {
+                tree.plain("parallel.offload_parameters", &second.with(true));
+                tree.plain("parallel.offload_optimizer", &second.with(true));
+            }
             Some(("true" | "True", _)) if keeps => {
                 tree.plain("parallel.strategy", &second.with("zero2"));
             }
@@ -221,9 +228,52 @@ pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
     }
 }
 
+/// Spellings of the rank of adapters.
+const RANKS: Words = Words("lora_rank lora_r lora_dim");
+
+/// The rank of adapters, their modules, and weights in few bits, by the keys of TRL, PEFT's examples, LLaMA-Factory and
+/// ms-swift. Every key has one meaning in all of them.
+pub(crate) fn adapter_sizes(root: &Node, tree: &mut Tree) {
+    for entry in root.entries().unwrap_or_default() {
+        let (name, node) = (entry.name.as_str(), &entry.value);
+        let path = match name {
+            "lora_target_modules" | "lora_target" | "target_modules" => "model.lora_target_modules",
+            "lora_modules_to_save" | "modules_to_save" | "additional_target" => {
+                "model.lora_modules_to_save"
+            }
+            "quantization_bit" | "quant_bits" | "load_in_bits" => {
+                let bits = match node.int(Schema::PyYaml) {
+                    Some(4) => "model.load_in_4bit",
+                    Some(8) => "model.load_in_8bit",
+                    _ => continue,
+                };
+                tree.plain(bits, &Given::new(name, true, node.span));
+                continue;
+            }
+            name if RANKS.has(name) => {
+                let rank = node.int(Schema::PyYaml).filter(|rank| *rank > 0);
+                tree.plain_if(
+                    "model.lora_rank",
+                    rank.map(|rank| Given::new(name, rank, node.span)),
+                );
+                continue;
+            }
+            _ => continue,
+        };
+        let items = node.items().unwrap_or(std::slice::from_ref(node));
+        let given = items.iter().filter(|item| !item.is_null(Schema::PyYaml));
+        let texts: Vec<&str> = given.filter_map(Node::text).collect();
+        let between = |c: char| c.is_whitespace() || "[],'\"".contains(c);
+        let modules = texts.iter().flat_map(|text| text.split(between));
+        for module in modules.filter(|module| !["", "None"].contains(module)) {
+            let given = Given::new(name, module.to_owned(), node.span);
+            tree.push(path, Tree::of(&given));
+        }
+    }
+}
+
 /// Arguments by which scripts train low-rank adapters, which `Trainer` does not have: a rank, a switch, or a word.
 pub(crate) fn adapters(root: &Node) -> Option<Given<bool>> {
-    const RANKS: Words = Words("lora_rank lora_r lora_dim");
     const SWITCHES: Words = Words("use_lora lora_enable q_lora enable_lora use_peft");
     const WORDS: [(&str, &str); 4] = [
         ("finetuning_type", "lora"),

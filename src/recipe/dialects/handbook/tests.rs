@@ -860,3 +860,62 @@ fn a_recipe_for_the_newer_trainer_states_its_batch_per_device() {
         );
     }
 }
+
+#[test]
+fn a_part_of_a_step_is_a_share_only_since_transformers_5() {
+    let ratio = sft_of("transformers-5.0", "warmup_steps: 0.1\n", &[]).unwrap();
+    assert_eq!(ratio.spec.learning_rate.warmup_ratio, Some(0.1));
+    let refused = messages(sft_of("transformers-4.50", "warmup_steps: 0.1\n", &[]));
+    assert_eq!(
+        refused,
+        ["`warmup_steps` is 0.1; before transformers 5 it takes a whole number"]
+    );
+}
+
+#[test]
+fn adapters_have_their_rank_and_modules() {
+    let model = |lines: &str| sft(lines).model;
+    let adapters = model(
+        "use_peft: true\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\nlora_modules_to_save: [lm_head]\n",
+    );
+    assert!(adapters.adapters);
+    assert_eq!(adapters.lora_rank, Some(8));
+    assert_eq!(adapters.lora_target_modules, ["q_proj", "v_proj"]);
+    assert_eq!(adapters.lora_modules_to_save, ["lm_head"]);
+    let default = model("use_peft: true\nlora_target_modules: all-linear\n");
+    assert_eq!(default.lora_rank, Some(16));
+    assert_eq!(default.lora_target_modules, ["all-linear"]);
+    let command = "train.py --per_device_train_batch_size 2 --lora_rank 4 --lora_target q_proj,k_proj \
+                   --quantization_bit 4";
+    let model = read_command(command).unwrap().spec.model;
+    assert!(model.adapters && model.load_in_4bit);
+    assert_eq!(model.lora_rank, Some(4));
+    assert_eq!(model.lora_target_modules, ["q_proj", "k_proj"]);
+}
+
+#[test]
+fn offloading_is_read_wherever_it_is_set() {
+    let parallel = |lines: &str| {
+        let parallel = sft(lines).parallel;
+        (parallel.offload_parameters, parallel.offload_optimizer)
+    };
+    assert_eq!(
+        parallel("fsdp: full_shard auto_wrap offload\n"),
+        (true, true)
+    );
+    assert_eq!(parallel("fsdp: full_shard auto_wrap\n"), (false, false));
+    let zero =
+        |offloads: &str| format!("deepspeed: {{zero_optimization: {{stage: 3, {offloads}}}}}\n");
+    assert_eq!(
+        parallel(&zero("offload_optimizer: {device: cpu}")),
+        (false, true)
+    );
+    assert_eq!(
+        parallel(&zero("offload_param: {device: nvme}")),
+        (true, false)
+    );
+    assert_eq!(
+        parallel(&zero("offload_optimizer: {device: none}")),
+        (false, false)
+    );
+}
