@@ -30,6 +30,8 @@ enum Tone {
     Notable,
     /// A person should act.
     Alarm,
+    /// The run has ended well.
+    Result,
 }
 
 impl Line {
@@ -164,15 +166,15 @@ impl Line {
                 parts.push(plural(*samples, "sample"));
                 parts.push(plural(*steps, "step"));
                 parts.push(duration(*seconds));
-                ("Finished", Tone::Fine, parts)
+                ("Finished", Tone::Result, parts)
             }
         };
         Line { label, tone, parts }
     }
 
     /// Whether quiet modes show the line.
-    pub fn is_alarm(&self) -> bool {
-        self.tone == Tone::Alarm
+    pub fn is_for_quiet(&self) -> bool {
+        matches!(self.tone, Tone::Alarm | Tone::Result)
     }
 
     /// The line with ANSI colours (which `anstream` strips where they do not belong).
@@ -196,7 +198,7 @@ impl Line {
 
     fn label(&self) -> String {
         let colour = match self.tone {
-            Tone::Fine => AnsiColor::Green,
+            Tone::Fine | Tone::Result => AnsiColor::Green,
             Tone::Notable => AnsiColor::Cyan,
             Tone::Alarm => AnsiColor::Yellow,
         };

@@ -24,9 +24,9 @@ pub enum Mode {
     Plain,
     /// Every event as one line of JSON.
     JsonLines,
-    /// Warnings and lost ranks only.
+    /// Warnings, lost ranks and the result.
     Quiet,
-    /// Warnings, lost ranks and the end, as lines of JSON.
+    /// The same as lines of JSON.
     QuietJsonLines,
 }
 
@@ -105,14 +105,13 @@ impl Display {
             }
             Sink::JsonLines(out) => write_json(out, event),
             Sink::QuietJsonLines(out) => {
-                let end = matches!(event, Event::Finished { .. });
-                if end || Line::of(event, &self.progress).is_alarm() {
+                if Line::of(event, &self.progress).is_for_quiet() {
                     write_json(out, event);
                 }
             }
             Sink::Quiet(out) => {
                 let line = Line::of(event, &self.progress);
-                if line.is_alarm() {
+                if line.is_for_quiet() {
                     write(out, line.plain());
                 }
             }

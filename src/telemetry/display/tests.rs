@@ -191,7 +191,7 @@ fn json_lines_hold_every_event_and_are_read_back() {
 }
 
 #[test]
-fn quiet_shows_only_alarms() {
+fn quiet_shows_alarms_and_the_result() {
     insta::assert_snapshot!(shown(Sink::Quiet));
 }
 
