@@ -13,7 +13,11 @@ const LAST: usize = 4;
 
 /// The out-of-memory line in a log tail.
 pub fn out_of_memory(log_tail: &str) -> Option<&str> {
-    let says = |line: &&str| OUT_OF_MEMORY.iter().any(|words| line.contains(words));
+    let says = |line: &&str| {
+        // The message of Rust's allocator before it aborts.
+        let rust = line.starts_with("memory allocation of ") && line.ends_with(" bytes failed");
+        rust || OUT_OF_MEMORY.iter().any(|words| line.contains(words))
+    };
     log_tail.lines().find(says).map(str::trim)
 }
 
@@ -43,6 +47,8 @@ mod tests {
             .is_some()
         );
         assert_eq!(out_of_memory("ValueError: out of memory of mine"), None);
+        let rust = "memory allocation of 48 bytes failed";
+        assert_eq!(out_of_memory(&format!("step 1\n{rust}\n")), Some(rust));
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Ranks {
             let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
             let external = match &start.external {
                 None => {
-                    thread::spawn(move || watch(child, &reporter));
+                    thread::spawn(move || watch(child, &log, &reporter));
                     None
                 }
                 Some(external) => {
@@ -251,7 +251,7 @@ pub fn last_lines(log: &Path) -> String {
 }
 
 /// Forwards a rank's reports until it closes its output, then its exit.
-fn watch(mut child: Child, reporter: &Reporter) {
+fn watch(mut child: Child, log: &Path, reporter: &Reporter) {
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
             let report = serde_json::from_slice(&line).unwrap_or_else(|_| Report::Warning {
@@ -266,7 +266,15 @@ fn watch(mut child: Child, reporter: &Reporter) {
             }
         }
     }
-    reporter.send(News::Exited(ended(&mut child)));
+    let ending = ended(&mut child);
+    // A small allocation that fails aborts the process.
+    if ending == Ending::Signal(Signal::ABORT.as_raw())
+        && let Some(message) = failure_causes::out_of_memory(&last_lines(log))
+    {
+        let message = message.to_owned();
+        reporter.report(Report::OutOfMemory { message });
+    }
+    reporter.send(News::Exited(ending));
 }
 
 /// Waits for an external trainer. It sends no reports: once started it counts as part of the world,
