@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{checkpoints, choice, conversion, resume};
 use crate::export::{self, EmitError, Form};
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
-use crate::plan::Plan;
+use crate::plan::{Plan, horizon};
 use crate::recipe::schema::placeholder::{self, Value};
 use crate::recipe::schema::reader::Checkpoints;
 use crate::recipe::{Dialect, Recipe, launchers};
@@ -110,6 +110,12 @@ pub struct ExternalCall {
 }
 
 impl ExternalCall {
+    /// Samples until the recipe's last step; `None` if it states epochs.
+    pub fn budget(&self, record: &Generation) -> Option<u64> {
+        let global = record.plan.global_batch_size.max(1);
+        horizon(&self.recipe.spec, global, None).budget_samples
+    }
+
     /// Whether the trainer names its checkpoints like this file or directory. Of an unknown trainer that is not known.
     pub fn names_checkpoint(&self, path: &Path) -> bool {
         let prefix = resume::checkpoints(self.recipe.dialect).prefix;

@@ -161,6 +161,9 @@ impl PodAgent {
             .external_job()
             .map(|job| external_call(&job.trainer_source(), run, record));
         let external = external.transpose()?.map(Arc::new);
+        // What the recipe states, until the trainer reports its own.
+        let stated = external.as_ref().and_then(|its| its.budget(record));
+        let budget = self.state.budget.or(stated);
         let deadline = self.job.as_ref().map(|job| job.progress_deadline);
         let host = HostGeneration::start(
             &Start {
@@ -195,7 +198,7 @@ impl PodAgent {
             generation: record.number,
             first,
             ranks: host.statuses().to_vec(),
-            budget: self.state.budget,
+            budget,
             later: self.state.later.clone(),
             started: Some(now()),
             external_checkpoint,
