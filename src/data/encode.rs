@@ -136,6 +136,7 @@ impl<'a> Encoder<'a> {
         }
         if only {
             tokens.extend(self.spans(&text, &[answer])?);
+            self.refuse_long_prompt(&tokens)?;
         } else {
             tokens.extend(self.whole(&text)?);
         }
@@ -169,7 +170,29 @@ impl<'a> Encoder<'a> {
         }
         let conversation = template.answers(messages, first).map_err(failed)?;
         let tokens = self.spans(&conversation.text, &conversation.answers)?;
+        self.refuse_long_prompt(&tokens)?;
         Ok(Outcome::Tokens(tokens))
+    }
+
+    /// Refuses a prompt that upstream would cut: the tokens before the last answer. HALOs counts every turn as if it were
+    /// rendered by itself, so that prompts of several turns are a little longer to it.
+    fn refuse_long_prompt(&self, tokens: &[Token]) -> Result<(), Fault> {
+        let mut last = tokens.iter().rev().skip_while(|token| !token.target);
+        let before = last.by_ref().skip_while(|token| token.target);
+        let prompt = before.count() as u64;
+        match self.request.data.max_prompt_length {
+            Some(most) if prompt > most => Err(Fault::new(
+                format!(
+                    "the prompt has {prompt} tokens; the recipe cuts prompts to {most}, and the built-in trainer cuts none"
+                ),
+                format!(
+                    "shorten it, or set {}={}",
+                    (self.request.key)("data.max_prompt_length"),
+                    self.request.data.sequence_length.max(prompt)
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Tokens with loss on all of them.

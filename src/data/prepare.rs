@@ -178,6 +178,9 @@ fn prepare_files(
     if !data.extra_token {
         identity["extra_token"] = json!(false);
     }
+    if let Some(most) = data.max_prompt_length {
+        identity["max_prompt_length"] = json!(most);
+    }
     let mut manifest = Manifest {
         packing: data.packing,
         tokenizer: tokenizer.name.clone(),

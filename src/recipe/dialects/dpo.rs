@@ -14,6 +14,7 @@ use std::path::Path;
 use super::hydra::Type::{self, Float, Int, Text};
 use super::hydra::{Program, Registered, Values};
 use super::preference::{self, DTYPES, DataSet, Kind};
+use super::tree_effects;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
@@ -91,6 +92,9 @@ impl Reader for Dpo {
         let names = values.texts("datasets", reading);
         preference::sources(&names, 0, DATA_SETS, &mut tree);
         preference::sources(&names, 1, DATA_SETS, &mut tree);
+        if tree.get("objective").and_then(Node::text) == Some("sft") {
+            tree_effects::find(&composed.config, Kind::Dpo, asked.command_line, reading);
+        }
         Translated {
             native: tree.into_node(),
             source: composed.config,
@@ -187,14 +191,6 @@ fn model(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
             span,
             "an FSDP trainer needs `model.block_name`, but it is null",
             "give the class of the model's blocks: `model.block_name=GPTNeoXLayer`",
-        );
-    }
-    if let Some(archive) = values.node("model.archive") {
-        reading.note(
-            "unsupported-value",
-            Some(archive.span),
-            "`model.archive` is a checkpoint in upstream's format: the built-in trainer starts from the weights at `model.name_or_path`",
-            "no action needed for a plan",
         );
     }
 }

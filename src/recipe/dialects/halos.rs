@@ -13,6 +13,7 @@ use std::path::Path;
 use super::hydra::Type::{self, Bool, Float, Int, Text};
 use super::hydra::{Program, Values};
 use super::preference::{self, DTYPES, DataSet, Kind};
+use super::tree_effects;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
@@ -21,6 +22,7 @@ use crate::recipe::schema::reader::{
 };
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::FileId;
 
@@ -102,6 +104,7 @@ const KEYS: &[(&str, Type, &str)] = &[
         Int,
         "model.gradient_accumulation_steps",
     ),
+    ("data.max_prompt_length", Int, "model.max_prompt_length"),
     ("data.sequence_length", Int, "model.max_length"),
     ("evaluation.batch", Int, "model.eval_batch_size"),
     ("evaluation.every_samples", Int, "eval_every"),
@@ -115,6 +118,7 @@ const KEYS: &[(&str, Type, &str)] = &[
         "model.activation_checkpointing",
     ),
     ("model.adapters", Bool, "model.use_peft"),
+    ("model.lora_rank", Int, "model.peft.lora_r"),
     ("optimizer.beta1", Float, "beta1"),
     ("optimizer.beta2", Float, "beta2"),
     ("optimizer.gradient_clip", Float, "model.max_grad_norm"),
@@ -151,6 +155,19 @@ impl Reader for Halos {
         data(&values, &mut tree, reading);
         values.translate(KEYS, &mut tree, reading);
         without_effect(&values, asked.command_line, reading);
+        if tree.get("objective").and_then(Node::text) == Some("sft") {
+            tree_effects::find(&composed.config, Kind::Halos, asked.command_line, reading);
+            // Weights in upstream's own format.
+            let loaded = values
+                .node("model.load_from")
+                .filter(|_| version == Version::Legacy);
+            reading.untrained.extend(loaded.map(|node| Untrained {
+                key: "model.load_from".to_owned(),
+                value: node.shown().to_owned(),
+                span: node.span,
+                reason: UntrainedReason::Unsupported(Some("model.load_from=null".to_owned())),
+            }));
+        }
         Translated {
             native: tree.into_node(),
             source: composed.config,

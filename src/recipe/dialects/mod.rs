@@ -14,3 +14,4 @@ pub mod programs;
 pub(crate) mod projects;
 pub mod readers;
 pub mod transformers;
+mod tree_effects;

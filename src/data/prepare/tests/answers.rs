@@ -146,3 +146,16 @@ fn remedies_use_the_recipes_spelling_of_keys() {
         "{message}"
     );
 }
+
+#[test]
+fn a_prompt_that_upstream_would_cut_is_refused() {
+    let mut case = sft(r#"{"prompt": "1+1=", "completion": "2"}"#);
+    case.data.max_prompt_length = Some(5);
+    assert_eq!(learned(&case.samples()[0]), "·····2$");
+    let mut case = sft(r#"{"prompt": "1+1=", "completion": "2"}"#);
+    case.data.max_prompt_length = Some(4);
+    insta::assert_snapshot!(case.refusal());
+    let mut case = sft(CHAT);
+    case.data.max_prompt_length = Some(7);
+    insta::assert_snapshot!(case.refusal());
+}

@@ -1,0 +1,230 @@
+//! What the built-in trainer does with the keys of the HALOs and direct-preference-optimization trees: each is read,
+//! without effect on the weights of supervised fine-tuning, or refused with the values that would change them.
+
+use super::handbook::effects::is_neutral;
+use super::preference::Kind;
+use crate::recipe::schema::dialect::RESERVED;
+use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
+use crate::recipe::syntax::node::{Entry, Node, Value, joined};
+use crate::recipe::syntax::source::FileId;
+use crate::recipe::syntax::words::Words;
+
+/// The keys of a tree. A group stands for all keys below it.
+pub(crate) struct Keys {
+    pub read: Words,
+    /// Keys that change no weights: logs, names, caches, memory, other objectives, and settings of what another key
+    /// switches on.
+    pub without_effect: Words,
+    /// Keys that change the weights, each with the values that do not, the first one for messages.
+    pub unsupported: &'static [(&'static str, &'static [&'static str])],
+}
+
+/// HALOs 4831988 `launch.py`, `train/trainers.py`, `train/dataloader.py`, and keys that its older revisions had.
+const HALOS: Keys = Keys {
+    read: Words(
+        "beta1 beta2 datasets debug eval_every exp_name intermediate_checkpoints local_run_dir loss.dataloader \
+         loss.trainer lr model.activation_checkpointing model.attn_implementation model.batch_size \
+         model.eval_batch_size model.gradient_accumulation_steps model.load_from \
+         model.max_grad_norm model.max_length model.max_prompt_length model.name_or_path model.peft.lora_r \
+         model.policy_dtype model.tokenizer_name_or_path model.use_flash_attention model.use_peft n_epochs \
+         n_eval_examples n_examples optimizer seed test_datasets train_datasets use_fsdp warmup warmup_steps \
+         weight_decay",
+    ),
+    without_effect: Words(
+        "cache_dir cache_reference_logprobs do_first_eval eps frac_unique_desirable frac_unique_undesirable \
+         fsdp_port humanline_M humanline_alpha humanline_beta_P humanline_beta_R humanline_gamma \
+         humanline_gamma_P humanline_gamma_R humanline_iters load_reference_logprobs log_epsilon_P log_epsilon_R \
+         loss.average_log_probs loss.name loss.policy_hf_model_class loss.reference_hf_model_class \
+         loss.rejected_control_token loss.sync_reference loss.use_reference_model minimum_log_interval_secs mode \
+         model.block_name model.eval_microbatch_size model.microbatch_size model.peft model.reference_dtype \
+         model.reward_model model.v_head_max_grad_norm n_samples num_samples_per_prompt samples_dir \
+         sampling_datasets sampling_mode save_every saved_policy sync_every sync_reference top_p trainer \
+         wandb",
+    ),
+    unsupported: &[
+        ("assistant_prefix", &[]),
+        ("assistant_suffix", &[]),
+        ("feedback_type", &["pairwise"]),
+        ("human_prefix", &[]),
+        ("human_suffix", &[]),
+        ("humanline", &["false"]),
+        ("loss.chosen_control_token", &[]),
+        ("loss.control_tokens", &[]),
+        ("model.from_checkpoint", &[]),
+        ("model.fsdp_policy_mp", &[]),
+        ("model.load_lora_from", &[]),
+        ("online", &["false"]),
+        ("step_scheduler_with_optimizer", &["false"]),
+        ("template_tokens", &[]),
+    ],
+};
+
+/// direct-preference-optimization f8b8c0f, `train.py`, `trainers.py`, `preference_datasets.py`.
+const DPO: Keys = Keys {
+    read: Words(
+        "activation_checkpointing batch_size datasets debug eval_batch_size eval_every exp_name \
+         gradient_accumulation_steps local_dirs local_run_dir loss.name lr max_grad_norm max_length \
+         model.block_name model.fsdp_policy_mp model.name_or_path model.policy_dtype \
+         model.tokenizer_name_or_path n_epochs n_eval_examples n_examples optimizer seed trainer warmup_steps",
+    ),
+    without_effect: Words(
+        "do_first_eval fsdp_port loss.beta loss.label_smoothing loss.reference_free minimum_log_interval_secs \
+         model.reference_dtype n_eval_model_samples sample_during_eval wandb",
+    ),
+    unsupported: &[("max_prompt_length", &[]), ("model.archive", &[])],
+};
+
+/// The keys of a tree.
+pub(crate) fn keys(kind: Kind) -> &'static Keys {
+    match kind {
+        Kind::Halos => &HALOS,
+        Kind::Dpo => &DPO,
+    }
+}
+
+/// Keys without effect upstream either, of which the reader tells.
+const NOTED: Words = Words("eps save_every");
+
+/// Finds the keys of a composed config by which the built-in trainer does not train. Those without effect count only where
+/// the user typed them: a tree has many that nobody chose.
+pub(crate) fn find(config: &Node, kind: Kind, command_line: Option<FileId>, reading: &mut Reading) {
+    let typed = |entry: &Entry| Some(entry.value.span.file) == command_line;
+    below(config, "", keys(kind), &mut |key, entry, reason| {
+        let named = typed(entry) && !NOTED.has(key);
+        if reason != UntrainedReason::NoEffect || named {
+            reading.untrained.push(Untrained {
+                key: key.to_owned(),
+                value: entry.value.shown().to_owned(),
+                span: entry.name_span,
+                reason,
+            });
+        }
+    });
+}
+
+/// Calls `found` for every key below a mapping by which the built-in trainer does not train.
+fn below(
+    mapping: &Node,
+    path: &str,
+    keys: &Keys,
+    found: &mut impl FnMut(&str, &Entry, UntrainedReason),
+) {
+    for entry in mapping.entries().unwrap_or_default() {
+        let key = joined(path, &entry.name);
+        let unsupported = keys.unsupported.iter().find(|(name, _)| *name == key);
+        if ["defaults", RESERVED].contains(&&*key) || keys.read.has(&key) {
+            continue;
+        }
+        if let Some((_, neutral)) = unsupported {
+            if !is_neutral(&entry.value, neutral) {
+                let value = neutral.first().unwrap_or(&"null");
+                let instead = Some(format!("{key}={value}"));
+                found(&key, entry, UntrainedReason::Unsupported(instead));
+            }
+            continue;
+        }
+        if let Value::Mapping(_) = entry.value.value {
+            below(&entry.value, &key, keys, found);
+            continue;
+        }
+        let above = key.rsplit_once('.').map_or("", |(above, _)| above);
+        let known = keys.without_effect.has(&key) || keys.without_effect.has(above);
+        let reason = if known {
+            UntrainedReason::NoEffect
+        } else {
+            UntrainedReason::Unknown
+        };
+        found(&key, entry, reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::{Recipe, Request, UntrainedReason, corpus, read};
+
+    const HALOS: &str = "ContextualAI__HALOs/4831988636/config";
+    const DPO: &str = "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config";
+
+    fn tree(place: &str, overrides: &[&str]) -> Option<Recipe> {
+        let path = corpus::root()?.join(place);
+        let overrides = overrides.iter().map(|text| (*text).to_owned()).collect();
+        let request = Request {
+            path,
+            overrides,
+            ..Request::default()
+        };
+        Some(read(&request).unwrap_or_else(|error| panic!("{:?}", error.diagnostics)))
+    }
+
+    /// The supervised recipe of a tree, and its keys by which the built-in trainer does not train.
+    fn untrained(place: &str, more: &[&str]) -> Option<Vec<(String, UntrainedReason)>> {
+        let mut overrides = match place {
+            HALOS => vec![
+                "loss=sft",
+                "model=llama",
+                "train_datasets=[a.jsonl]",
+                "test_datasets=[a.jsonl]",
+            ],
+            _ => vec!["loss=sft", "model=pythia28", "trainer=FSDPTrainer"],
+        };
+        overrides.extend(["exp_name=x"].iter().chain(more));
+        let recipe = tree(place, &overrides)?;
+        let untrained = recipe.untrained.into_iter();
+        Some(untrained.map(|found| (found.key, found.reason)).collect())
+    }
+
+    #[test]
+    fn every_key_of_the_trees_is_known() {
+        for (place, more) in [(HALOS, &[][..]), (DPO, &["max_prompt_length=null"])] {
+            let Some(found) = untrained(place, more) else {
+                return;
+            };
+            assert_eq!(found, [], "{place}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_changes_weights_is_refused_and_a_typed_one_without_effect_is_named() {
+        let instead = |text: &str| UntrainedReason::Unsupported(Some(text.to_owned()));
+        for (place, typed, expected) in [
+            (HALOS, "humanline=true", instead("humanline=false")),
+            (HALOS, "online=true", instead("online=false")),
+            (
+                HALOS,
+                "model.load_lora_from=x",
+                instead("model.load_lora_from=null"),
+            ),
+            (HALOS, "wandb.enabled=false", UntrainedReason::NoEffect),
+            (HALOS, "model.peft.lora_alpha=8", UntrainedReason::NoEffect),
+            (HALOS, "++model.shape=8", UntrainedReason::Unknown),
+            (
+                DPO,
+                "model.archive=policy.pt",
+                instead("model.archive=null"),
+            ),
+            (DPO, "sample_during_eval=false", UntrainedReason::NoEffect),
+            (DPO, "++loss.gamma=1", UntrainedReason::Unknown),
+            (
+                DPO,
+                "max_prompt_length=8",
+                instead("max_prompt_length=null"),
+            ),
+            (
+                HALOS,
+                "template_tokens=[x]",
+                instead("template_tokens=null"),
+            ),
+        ] {
+            let mut more = vec![typed];
+            if place == DPO && !typed.starts_with("max") {
+                more.push("max_prompt_length=null");
+            }
+            let Some(found) = untrained(place, &more) else {
+                return;
+            };
+            let key = typed.trim_start_matches('+').split('=').next().unwrap();
+            assert_eq!(found, [(key.to_owned(), expected)], "{typed}");
+        }
+    }
+}
