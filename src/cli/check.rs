@@ -10,7 +10,7 @@ use super::output::{self, Format};
 use super::recipe_args::{RecipeOptions, TrainerChoice};
 use super::render::{self, sarif};
 use super::{EXIT_REFUSED, first_set, needs, unread};
-use crate::launch::{self, survey};
+use crate::launch::{self, survey, with_inputs};
 use crate::plan::{self, DeviceKind, PlanRequest, Runner};
 use crate::recipe::{Diagnostic, Dialect, Located, Severity, Sources, diagnostic};
 
@@ -101,6 +101,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 (Some(recipe.dialect), recipe.sources, found)
             }
             Err(error) => {
+                let asked = TrainerChoice::asked(args.trainer);
+                let error = with_inputs(error, asked, &base);
                 code = code.max(unread(&error));
                 (None, error.sources, error.diagnostics)
             }

@@ -22,8 +22,8 @@ use crate::external_trainer;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::Phase as RunPhase;
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, continued, index, port, prepare, run_path,
-    take_command_of_run,
+    LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, index, port, prepare,
+    run_path, take_command_of_run, with_inputs,
 };
 use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
@@ -191,7 +191,14 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     };
     let recipe = match read(&args, &from, alone) {
         Ok(recipe) => recipe,
-        Err(error) => return Ok(refuse_unread(&error)),
+        // A cluster's pods have other files, and a program may download what is absent here.
+        Err(error) if from.options.nodes.is_some() || !args.command.is_empty() => {
+            return Ok(refuse_unread(&error));
+        }
+        Err(error) => {
+            let error = with_inputs(error, AskedRunner::Launch, &base()?);
+            return Ok(refuse_unread(&error));
+        }
     };
     if recipe.launcher_replaced {
         // A TrainingJob's recipe is read without the launcher.

@@ -175,6 +175,7 @@ fn needs(flag: Option<&str>, needed: &str) -> anyhow::Result<()> {
 /// Prints why a recipe was not read, and returns the exit code.
 fn refuse_unread(error: &ReadError) -> ExitCode {
     render::print(&error.diagnostics, &error.sources);
+    say(render::closing(&error.diagnostics));
     ExitCode::from(unread(error))
 }
 

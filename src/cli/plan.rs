@@ -18,7 +18,7 @@ use crate::api::NVIDIA_GPU;
 use crate::client;
 use crate::export::{self, BatchNumbers, Form};
 use crate::inventory::{Devices, Inventory};
-use crate::launch::{self, survey};
+use crate::launch::{self, survey, with_inputs};
 use crate::plan::{
     self, AskedRunner, DeviceKind, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest,
     Runner,
@@ -201,20 +201,23 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Some(model) => estimate::recipe(model, args.recipe.as_deref(), &args.overrides)?,
         None => args.options.read_job(&path, &args.overrides, &args.command),
     };
-    let recipe = match read {
-        Ok(recipe) => recipe,
-        Err(error) => return unreadable(&error, args.output),
-    };
-    let hardware = if args.from_cluster {
-        on_cluster(&args)?
-    } else {
-        world(&args)?
-    };
     // A command or an emitted plan implies an external trainer.
     let external = args.emit.is_some() || !args.command.is_empty();
     let asked = match args.trainer {
         None if external => AskedRunner::External,
         choice => TrainerChoice::asked(choice),
+    };
+    let recipe = match read {
+        Ok(recipe) => recipe,
+        Err(error) => {
+            let error = with_inputs(error, asked, &launch::base()?);
+            return unreadable(&error, args.output);
+        }
+    };
+    let hardware = if args.from_cluster {
+        on_cluster(&args)?
+    } else {
+        world(&args)?
     };
     let runner = Runner::of(&recipe.spec, asked, hardware.device, None);
     let request = PlanRequest {

@@ -34,7 +34,7 @@ pub use launcher::Launcher;
 pub use request::{Planned, Prepared, Request};
 pub use resume::{continued, refuse_ended};
 pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};
-pub use survey::survey;
+pub use survey::{survey, with_inputs};
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;

@@ -5,8 +5,9 @@ use std::path::Path;
 use super::model::{self, ResolvedModel};
 use super::request::data_of;
 use crate::data;
-use crate::plan::PlanRequest;
-use crate::recipe::Recipe;
+use crate::plan::rules::is_missing_input;
+use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
+use crate::recipe::{ReadError, Recipe, diagnostic};
 
 /// Adds to the request all facts about the recipe's model and data that need no read of the data.
 /// Relative paths start at `base`.
@@ -43,14 +44,32 @@ pub(super) fn survey_with_model(
     (request, model)
 }
 
+/// The error and what the recipe names, at a place in its files, but is not on this machine: its model, its tokenizer or
+/// its data. Other rules may depend on the refused values.
+pub fn with_inputs(error: ReadError, asked: AskedRunner, base: &Path) -> ReadError {
+    let Some(rest) = &error.rest else {
+        return error;
+    };
+    let runner = Runner::of(&rest.spec, asked, DeviceKind::Cpu, None);
+    let world = plan::default_world(&rest.spec);
+    let request = survey(rest, base, PlanRequest::of(runner, world));
+    let found = plan::examine(rest, &request).diagnostics.into_iter();
+    let missing = found.filter(|d| d.is_error() && d.span.is_some() && is_missing_input(&d.rule));
+    let mut diagnostics = error.diagnostics.clone();
+    diagnostics.extend(missing);
+    diagnostic::in_file_order(&mut diagnostics);
+    ReadError {
+        diagnostics,
+        ..error
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::plan::{AskedRunner, DeviceKind, Runner};
-    use crate::recipe::{Request, Severity, corpus, read, read_text};
-    use crate::{plan, recipe};
+    use crate::recipe::{self, Request, Severity, corpus, read, read_text};
 
     fn native(spec: &str) -> Recipe {
         let text = format!("apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n{spec}");
@@ -103,6 +122,31 @@ mod tests {
             problems(&nothing, AskedRunner::Launch, folder.path()),
             ["error[data-missing] 0: no data to train on is named"]
         );
+    }
+
+    #[test]
+    fn a_refused_key_does_not_hide_missing_inputs() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "model_name_or_path: ./no-model\ndataset_name: ./no-data.jsonl\nbf16: true\n\
+                    learning_rat: 1.0e-5\nper_device_train_batch_size: 4\nlora_r: no\n";
+        let request = Request {
+            path: "sft.yaml".into(),
+            dialect: Some(recipe::Dialect::HandbookTrl),
+            ..Request::default()
+        };
+        let error = read_text(&request, text.to_owned()).unwrap_err();
+        let alone: Vec<&str> = error.diagnostics.iter().map(|d| &*d.rule).collect();
+        assert_eq!(alone, ["unknown-key", "wrong-type"]);
+        let all = with_inputs(error, AskedRunner::Launch, folder.path());
+        let all: Vec<&str> = all.diagnostics.iter().map(|d| &*d.rule).collect();
+        let rules = [
+            "model-missing",
+            "tokenizer-missing",
+            "data-missing",
+            "unknown-key",
+            "wrong-type",
+        ];
+        assert_eq!(all, rules);
     }
 
     #[test]

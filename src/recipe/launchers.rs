@@ -102,6 +102,7 @@ pub fn stated_environment(recipe: &Recipe) -> Result<BTreeMap<String, String>, R
         return Err(ReadError {
             sources: recipe.sources.clone(),
             diagnostics,
+            rest: None,
         });
     }
     Ok(found.unwrap_or_default())

@@ -45,6 +45,8 @@ pub struct ReadError {
     pub sources: Sources,
     /// At least one error, and all other diagnostics.
     pub diagnostics: Vec<Diagnostic>,
+    /// The recipe without the values that are refused, for its other problems. `None`: too little of it was read.
+    pub rest: Option<Box<Recipe>>,
 }
 
 impl ReadError {
@@ -57,6 +59,7 @@ impl ReadError {
                 .map(|recipe| recipe.sources.clone())
                 .unwrap_or_default(),
             diagnostics: vec![Diagnostic::error("trainer-command", span, message, help)],
+            rest: None,
         }
     }
 
@@ -162,23 +165,27 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
     reading.environment = request.environment.clone();
     let job = inputs::gather(request, text, &mut reading);
     let found = job.and_then(|job| find(request, job, &mut reading));
+    let refused = reading.has_error();
     let mut diagnostics = [reading.diagnostics, reading.pending].concat();
     diagnostic::in_file_order(&mut diagnostics);
     diagnostic::keep_most_severe(&mut diagnostics);
-    match found {
-        Some(recipe) => Ok(Recipe {
-            sources: reading.sources,
+    let sources = reading.sources;
+    let recipe = found.map(|recipe| Recipe {
+        sources: sources.clone(),
+        diagnostics: diagnostics.clone(),
+        ..recipe
+    });
+    match recipe {
+        Some(recipe) if !refused => Ok(recipe),
+        rest => Err(ReadError {
+            sources,
             diagnostics,
-            ..recipe
-        }),
-        None => Err(ReadError {
-            sources: reading.sources,
-            diagnostics,
+            rest: rest.map(Box::new),
         }),
     }
 }
 
-/// The recipe of a job, without its sources and diagnostics.
+/// The recipe of a job, without its sources and diagnostics. It lacks values for which `reading` has errors.
 fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
     let (reader, mut detected) = choose(&job, request, reading)?;
     let given = request.overrides.iter().filter(|text| {
@@ -229,8 +236,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
         reading.refuse_unknown_keys_of(file);
         native::leave_other_schedule(&mut native, file, reading);
     }
-    let built = native::build(&native, &mut reading.diagnostics);
-    let (spec, value_sources) = built.filter(|_| !reading.has_error())?;
+    let (spec, value_sources) = native::build(&native, &mut reading.diagnostics)?;
     Some(Recipe {
         dialect: reader.dialect(),
         version: version.map(|version| version.name),

@@ -16,6 +16,9 @@ pub(super) const RULES: &[&Rule] = &[
     &SYNTHETIC_KEYS,
 ];
 
+/// The rules of what is not on this machine.
+pub(super) const MISSING: [&Rule; 3] = [&MODEL_MISSING, &TOKENIZER_MISSING, &DATA_MISSING];
+
 /// An example of 128 samples a step, with these keys in addition.
 const fn with(keys: &'static str) -> Example {
     native(

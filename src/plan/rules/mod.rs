@@ -288,6 +288,11 @@ pub fn find(id: &str) -> Option<&'static Rule> {
     RULES.iter().copied().find(|rule| rule.id == id)
 }
 
+/// Whether a rule reports that what a recipe names is not on this machine: its model, its tokeniser or its data.
+pub fn is_missing_input(id: &str) -> bool {
+    inputs::MISSING.iter().any(|rule| rule.id == id)
+}
+
 /// The findings of all rules.
 pub fn check(recipe: &Recipe, request: &PlanRequest, draft: &Draft) -> Vec<Diagnostic> {
     let case = Case {
