@@ -1,6 +1,7 @@
 //! Ranks that live and send heartbeats, but make no progress.
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
@@ -26,27 +27,36 @@ pub fn stop_main_thread(run: &Run, rank: u64) -> Child {
     tracer
 }
 
+/// The stacks of a rank in the first generation.
+fn stacks_of(run: &Run, rank: u64) -> PathBuf {
+    run.out().join(format!("gen-1/stacks/rank-{rank}.txt"))
+}
+
+/// Stops the main thread of a rank while it computes: it may also be stopped while it waits for other ranks, outside of a
+/// system call.
+fn stop_computation(run: &Run, rank: u64) -> Child {
+    loop {
+        let mut tracer = stop_main_thread(run, rank);
+        let stacks = wait_for("the stacks", || {
+            let text = std::fs::read_to_string(stacks_of(run, rank)).ok();
+            text.filter(|text| text.contains("stack of the main thread"))
+        });
+        if stacks.starts_with("computing") {
+            return tracer;
+        }
+        tracer.kill().unwrap();
+        tracer.wait().unwrap();
+        std::fs::remove_file(stacks_of(run, rank)).unwrap();
+        run.wait_for_steps(1, run.generation_steps(1).len() + 1);
+    }
+}
+
 #[test]
 fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
     let run = Run::of(small(json!({"budget": {"samples": SAMPLES}})));
     let launched = run.start(&["--procs", "3", "--progress-deadline", "3"]);
     run.wait_for_steps(1, 5);
-    let stacks_of = |rank: u64| run.out().join(format!("gen-1/stacks/rank-{rank}.txt"));
-    // Its thread may also be stopped outside of a system call while it waits for other ranks.
-    let mut tracer = loop {
-        let mut tracer = stop_main_thread(&run, 1);
-        let stacks = wait_for("the stacks", || {
-            let text = std::fs::read_to_string(stacks_of(1)).ok();
-            text.filter(|text| text.contains("stack of the main thread"))
-        });
-        if stacks.starts_with("computing") {
-            break tracer;
-        }
-        tracer.kill().unwrap();
-        tracer.wait().unwrap();
-        std::fs::remove_file(stacks_of(1)).unwrap();
-        run.wait_for_steps(1, run.generation_steps(1).len() + 1);
-    };
+    let mut tracer = stop_computation(&run, 1);
     assert!(launched.wait().success(), "{}", run.log());
     tracer.wait().unwrap();
     assert_eq!(run.worlds(), [3, 2], "{}", run.log());
@@ -56,7 +66,7 @@ fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
     assert!(lost.contains("rank 1: no progress for "), "{lost}");
     assert!(lost.contains(" s while computing"), "{lost}");
     proved(&run, SAMPLES);
-    let stacks = |rank: u64| std::fs::read_to_string(stacks_of(rank)).unwrap();
+    let stacks = |rank: u64| std::fs::read_to_string(stacks_of(&run, rank)).unwrap();
     assert!(stacks(1).contains(": t "), "{}", stacks(1));
     let waiting = [0, 2].map(|rank| {
         let stacks = stacks(rank);
@@ -80,7 +90,7 @@ fn a_stall_that_is_only_reported_ends_nothing() {
     let more = ["--progress-deadline", "1", "--on-stall", "report"];
     let launched = run.start(&[&["--procs", "2"][..], &more].concat());
     run.wait_for_steps(1, 5);
-    let mut tracer = stop_main_thread(&run, 0);
+    let mut tracer = stop_computation(&run, 0);
     wait_for("the report", || {
         let log = run.log();
         log.contains("rank 0: no progress for ").then_some(())

@@ -33,17 +33,19 @@ impl Arena {
     /// A zeroed buffer of `len` elements; `what` names it in the error.
     pub fn buffer(&self, len: usize, what: &str) -> Result<Buffer, EngineError> {
         let bytes = len as u64 * size_of::<f32>() as u64;
-        let refused = |needed| EngineError::OutOfMemory {
+        let used = self.used();
+        let needed = used.saturating_add(bytes);
+        let refused = |limit| EngineError::OutOfMemory {
             needed,
-            limit: self.0.limit,
+            limit,
             what: what.to_owned(),
         };
-        let needed = self.used().saturating_add(bytes);
         if needed > self.0.limit {
-            return Err(refused(needed));
+            return Err(refused(self.0.limit));
         }
         let mut data = Vec::new();
-        data.try_reserve_exact(len).map_err(|_| refused(needed))?;
+        // The system has a lower limit (`ulimit -v`, a full machine): it allows no more than what is used.
+        data.try_reserve_exact(len).map_err(|_| refused(used))?;
         data.resize(len, 0.0);
         let used = self.0.used.fetch_add(bytes, Relaxed) + bytes;
         self.0.peak.fetch_max(used, Relaxed);
@@ -140,6 +142,14 @@ mod tests {
             Arena::new(None).buffer(1 << 50, "logits"),
             Err(EngineError::OutOfMemory { .. })
         ));
+    }
+
+    #[test]
+    fn a_size_that_the_system_refuses_names_what_it_allows() {
+        let arena = Arena::new(Some(u64::MAX));
+        let _held = arena.buffer(10, "weights").unwrap();
+        let error = arena.buffer(1 << 58, "logits").unwrap_err();
+        insta::assert_snapshot!(error, @"out of memory: 1152921504606847016 bytes needed for logits, 40 allowed per rank");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::source::FileId;
 use crate::recipe::syntax::words::Words;
 
-/// The keys of a tree. A group stands for all keys below it.
+/// The keys of a tree. A group means all keys below it.
 pub(crate) struct Keys {
     pub read: Words,
     /// Keys that change no weights: logs, names, caches, memory, other objectives, and settings of what another key
@@ -87,7 +87,7 @@ pub(crate) fn keys(kind: Kind) -> &'static Keys {
 const NOTED: Words = Words("eps save_every");
 
 /// Finds the keys of a composed config by which the built-in trainer does not train. Those without effect count only where
-/// the user typed them: a tree has many that nobody chose.
+/// the user typed them: a tree has many that the user did not choose.
 pub(crate) fn find(config: &Node, kind: Kind, command_line: Option<FileId>, reading: &mut Reading) {
     let typed = |entry: &Entry| Some(entry.value.span.file) == command_line;
     below(config, "", keys(kind), &mut |key, entry, reason| {
