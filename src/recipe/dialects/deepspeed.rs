@@ -15,7 +15,6 @@ pub(crate) mod hosts;
 
 use std::path::Path;
 
-use super::command::unresolved;
 use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::distinctive_key;
 use crate::recipe::schema::dialect::Dialect;
@@ -27,6 +26,7 @@ use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::shell::word::variable;
 use crate::util::suggest::{self, short};
 
 /// Reads a DeepSpeed config that is the recipe itself.
@@ -90,7 +90,7 @@ pub(crate) fn open_named(
     let name = node.shown();
     let Some(path) = reading.beside(from, name) else {
         let strategy = "set `evenkeel.parallel.strategy`";
-        let (why, help) = match unresolved::variable(name) {
+        let (why, help) = match variable(name) {
             Some(variable) => (
                 "is unresolved",
                 format!("give it beside the script, `{variable}=FILE`, or {strategy}"),

@@ -8,7 +8,7 @@ use crate::recipe::dialects::handbook::{self, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::Line;
-use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word, is_name, values_of};
+use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word, values_of, variable};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
@@ -129,17 +129,6 @@ pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
             None => format!("{AS_EXPANDED}, or write the value"),
         },
     )
-}
-
-/// The variable that is the whole of a text: `$N`, `${N}` or `${N:-8}`.
-pub(crate) fn variable(text: &str) -> Option<&str> {
-    let inside = text.strip_prefix('$')?;
-    let inside = inside.strip_prefix('{').unwrap_or(inside);
-    let end = inside.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let name = &inside[..end.unwrap_or(inside.len())];
-    let rest = &inside[name.len()..];
-    let ends = rest.is_empty() || rest == "}" || rest.starts_with([':', '-']);
-    (is_name(name) && ends).then_some(name)
 }
 
 /// The warning for an unresolved value on which no batch number depends.

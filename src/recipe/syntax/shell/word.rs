@@ -167,6 +167,17 @@ pub(crate) struct Assignment<'w> {
     pub value: Word,
 }
 
+/// The variable that is the whole of a text: `$N`, `${N}` or `${N:-8}`.
+pub(crate) fn variable(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('$')?;
+    let inside = inside.strip_prefix('{').unwrap_or(inside);
+    let end = inside.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let name = &inside[..end.unwrap_or(inside.len())];
+    let rest = &inside[name.len()..];
+    let ends = rest.is_empty() || rest == "}" || rest.starts_with([':', '-']);
+    (is_name(name) && ends).then_some(name)
+}
+
 /// Whether a text can be a variable's name.
 pub(crate) fn is_name(text: &str) -> bool {
     !text.is_empty() && identifier(text) == text
