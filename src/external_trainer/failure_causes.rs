@@ -60,7 +60,7 @@ mod tests {
             Some("ModuleNotFoundError: No module named 'trl'")
         );
         let file =
-            "python3: can't open file '/work/trian.py': [Errno 2] No such file or directory\n";
+            "python3: can't open file '/code/trian.py': [Errno 2] No such file or directory\n";
         assert_eq!(missing(file), Some(file.trim()));
         let optional = format!(
             "{traceback}using plain attention\nstep 1\nstep 2\nstep 3\nValueError: loss is nan\n"

@@ -57,11 +57,8 @@ impl Measured {
     }
 
     pub fn get(&self, product: &str) -> Option<Algorithm> {
-        let choices = self.files.iter().map(|(_, choices)| choices);
-        choices
-            .filter_map(|choices| choices.get(product))
-            .next()
-            .copied()
+        let mut choices = self.files.iter().map(|(_, choices)| choices);
+        choices.find_map(|choices| choices.get(product)).copied()
     }
 
     /// Writes a choice that was found in a file to those without one.

@@ -1,7 +1,7 @@
 //! What the built-in trainer does with the keys of the HALOs and direct-preference-optimization trees: each is read,
 //! without effect on the weights of supervised fine-tuning, or refused with the values that would change them.
 
-use super::handbook::effects::is_neutral;
+use super::handbook::effects::{Effect, is_neutral};
 use super::preference::Kind;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
@@ -75,6 +75,22 @@ const DPO: Keys = Keys {
     unsupported: &[("max_prompt_length", &[]), ("model.archive", &[])],
 };
 
+impl Keys {
+    /// What the built-in trainer does with a key; `None`: the tree does not have it.
+    fn effect(&self, key: &str) -> Option<Effect> {
+        let unsupported = self.unsupported.iter().find(|(name, _)| *name == key);
+        let above = key.rsplit_once('.').map_or("", |(above, _)| above);
+        match unsupported {
+            Some((_, neutral)) => Some(Effect::Unsupported(neutral)),
+            None if self.read.has(key) => Some(Effect::Read),
+            None if self.without_effect.has(key) || self.without_effect.has(above) => {
+                Some(Effect::None)
+            }
+            None => None,
+        }
+    }
+}
+
 /// The keys of a tree.
 pub(crate) fn keys(kind: Kind) -> &'static Keys {
     match kind {
@@ -112,28 +128,20 @@ fn below(
 ) {
     for entry in mapping.entries().unwrap_or_default() {
         let key = joined(path, &entry.name);
-        let unsupported = keys.unsupported.iter().find(|(name, _)| *name == key);
-        if ["defaults", RESERVED].contains(&&*key) || keys.read.has(&key) {
-            continue;
-        }
-        if let Some((_, neutral)) = unsupported {
-            if !is_neutral(&entry.value, neutral) {
+        let reason = match keys.effect(&key) {
+            _ if ["defaults", RESERVED].contains(&&*key) => continue,
+            Some(Effect::Read) => continue,
+            Some(Effect::Unsupported(neutral)) if is_neutral(&entry.value, neutral) => continue,
+            Some(Effect::Unsupported(neutral)) => {
                 let value = neutral.first().unwrap_or(&"null");
-                let instead = Some(format!("{key}={value}"));
-                found(&key, entry, UntrainedReason::Unsupported(instead));
+                UntrainedReason::Unsupported(Some(format!("{key}={value}")))
             }
-            continue;
-        }
-        if let Value::Mapping(_) = entry.value.value {
-            below(&entry.value, &key, keys, found);
-            continue;
-        }
-        let above = key.rsplit_once('.').map_or("", |(above, _)| above);
-        let known = keys.without_effect.has(&key) || keys.without_effect.has(above);
-        let reason = if known {
-            UntrainedReason::NoEffect
-        } else {
-            UntrainedReason::Unknown
+            _ if matches!(entry.value.value, Value::Mapping(_)) => {
+                below(&entry.value, &key, keys, found);
+                continue;
+            }
+            Some(Effect::None) => UntrainedReason::NoEffect,
+            None => UntrainedReason::Unknown,
         };
         found(&key, entry, reason);
     }
