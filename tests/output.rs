@@ -680,3 +680,22 @@ fn a_dash_is_standard_input() {
     assert!(piped.status.success(), "{piped:?}");
     assert_eq!(first(&piped), first(&named));
 }
+
+#[test]
+fn a_piped_recipe_with_a_launcher_in_its_command_is_read_once() {
+    let recipe = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n\
+                  evenkeel: {objective: sft, batch: {gpus: 4}, \
+                  trainer: {command: [torchrun, --nproc_per_node, '4', train.py, '{args}']}}\n";
+    let mut plan = evenkeel(&["plan", "-", "--gpus", "2"]);
+    let mut child = plan
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), recipe.as_bytes()).unwrap();
+    let piped = child.wait_with_output().unwrap();
+    assert!(piped.status.success(), "{piped:?}");
+    let plan = String::from_utf8(piped.stdout).unwrap();
+    assert!(plan.contains("2 × 4 × 4 = 32"), "{plan}");
+}

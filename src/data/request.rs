@@ -121,7 +121,7 @@ impl PrepareRequest<'_> {
     pub(super) fn no_data(&self) -> DataError {
         self.setting(
             "data.train",
-            "no data to train on is named",
+            "no key that is read names data to train on",
             format!(
                 "give a file, `{key}=[{{path: data.jsonl}}]`, or `{key}=[{{path: synthetic}}]`",
                 key = (self.key)("data.train")

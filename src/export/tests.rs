@@ -119,16 +119,16 @@ fn a_command_gets_its_numbers_and_its_processes() {
     );
     let alone = Job::new(
         &[],
-        "python -m torch.distributed.run --nnodes 2 t.py --do_train",
+        "python -m torch.distributed.run --nnodes 2 run_clm.py --do_train",
     );
     assert_eq!(
         alone.emitted(None, &numbers(8, 8, 1), Form::Recipe),
-        "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 t.py --do_train\n"
+        "python -m torch.distributed.run --nproc_per_node 4 --nnodes 2 run_clm.py --do_train\n"
     );
-    let dashes = Job::new(&[], "torchrun t.py --do_train -- rest");
+    let dashes = Job::new(&[], "torchrun run_clm.py --do_train -- rest");
     assert_eq!(
         dashes.emitted(None, &numbers(4, 5, 2), Form::Recipe),
-        "torchrun --nproc_per_node 4 t.py --do_train --per_device_train_batch_size 5 \
+        "torchrun --nproc_per_node 4 run_clm.py --do_train --per_device_train_batch_size 5 \
          --gradient_accumulation_steps 2 -- rest\n"
     );
     let unnamed = Job::new(&[], "train 4 --");
@@ -136,11 +136,11 @@ fn a_command_gets_its_numbers_and_its_processes() {
         unnamed.emitted(None, &numbers(4, 5, 2), Form::Recipe),
         "train 4 --per_device_train_batch_size 5 --gradient_accumulation_steps 2 --\n"
     );
-    let line = "torchrun t.py --output_dir o --do_train>log\n";
+    let line = "torchrun run_clm.py --output_dir o --do_train>log\n";
     let logged = Job::new(&[("run.sh", line)], "");
     assert_eq!(
         logged.emitted(None, &numbers(4, 5, 2), Form::Recipe),
-        "torchrun --nproc_per_node 4 t.py --output_dir o --do_train --per_device_train_batch_size 5 \
+        "torchrun --nproc_per_node 4 run_clm.py --output_dir o --do_train --per_device_train_batch_size 5 \
          --gradient_accumulation_steps 2 >log\n"
     );
     let bare = Job::new(

@@ -120,7 +120,7 @@ mod tests {
         let nothing = native(MODEL);
         assert_eq!(
             problems(&nothing, AskedRunner::Launch, folder.path()),
-            ["error[data-missing] 0: no data to train on is named"]
+            ["error[data-missing] 0: no key that is read names data to train on"]
         );
     }
 

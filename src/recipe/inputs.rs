@@ -6,17 +6,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::recipe::dialects::command::{self, Command, Launch, Stated, slurm};
+use crate::recipe::dialects::transformers::MUST_BE_TYPED;
 use crate::recipe::dialects::{
     accelerate, handbook, hydra, llama_factory, programs, projects, readers, transformers,
 };
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
+use crate::recipe::schema::program::{self, PROGRAM_BYTES, Program, ProgramText};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
-use crate::recipe::schema::tree::Tree;
+use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell::{self, word};
-use crate::recipe::syntax::source::FileId;
+use crate::recipe::syntax::source::{FileId, Span};
 
 /// The parts of a job, each with its precedence settled.
 pub(crate) struct Job {
@@ -64,6 +66,13 @@ pub(crate) fn gather(
     } else {
         job
     })
+}
+
+/// The text of a recipe that can be read only once. `None`: it is a file, or unreadable.
+pub(crate) fn piped(request: &Request) -> Option<String> {
+    let is_once = |path: &Path| !request.origin.is_file(path) && !request.origin.is_dir(path);
+    let path = Some(&request.path).filter(|path| !path.as_os_str().is_empty() && is_once(path))?;
+    Reading::at(&request.origin).text(path, None)
 }
 
 /// Whether no reader takes a job's file, and the user gives the batch that a reader would find.
@@ -363,6 +372,10 @@ fn add_arguments(
         return Some(());
     }
     let judged = !alone && readers::is_trainers(root, path, &request.origin);
+    reading.program = match &script {
+        Some(script) if !reading.of_trl => program_of(script, command.launch.module, reading),
+        _ => Program::Upstream,
+    };
     job.dialect = dialect_of(root, &command, judged, alone, reading);
     root.overlay(command.arguments);
     if let Some(script) = script {
@@ -376,8 +389,61 @@ fn add_arguments(
             .or(stated);
         let processes = processes.and_then(|text| text.parse().ok());
         programs::complete(script.value, script.span, root, processes, reading);
+        take_own_defaults(script.span, alone, root, reading);
     }
     Some(())
+}
+
+/// What is known of the program of a command.
+fn program_of(script: &Given<&Path>, module: bool, reading: &mut Reading) -> Program {
+    let path = match module {
+        true => {
+            PathBuf::from(script.value.to_string_lossy().replace('.', "/")).with_extension("py")
+        }
+        false => script.value.to_owned(),
+    };
+    let python = path.extension().is_some_and(|extension| extension == "py");
+    let found = Some(&path).filter(|path| python && reading.origin.is_file(path));
+    let bytes = found.and_then(|path| reading.origin.read(path, PROGRAM_BYTES).ok());
+    let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) else {
+        return match programs::is_upstreams(&path) {
+            true => Program::Upstream,
+            false => Program::Unread,
+        };
+    };
+    let file = reading.sources.add(&path, text.as_str());
+    Program::Text(ProgramText { file, text })
+}
+
+/// Adds the batch numbers that the program sets where its command does not. `alone`: the command has no recipe.
+fn take_own_defaults(at: Span, alone: bool, root: &mut Node, reading: &mut Reading) {
+    let Program::Text(program) = &reading.program else {
+        return;
+    };
+    let missing = MUST_BE_TYPED.iter().filter(|key| root.get(key).is_none());
+    let own: Vec<_> = missing
+        .filter_map(|key| Some((*key, program.default(key)?)))
+        .collect();
+    for (key, default) in own {
+        match default {
+            program::Default::Number(number, span) => {
+                reading.note(
+                    "mandatory-missing",
+                    Some(span),
+                    format!("`{key}` is not given: the program sets it to {number}"),
+                    format!("nothing to do; write `--{key} N` if the program changes it later"),
+                );
+                root.set(key, at, Node::plain(number.to_string(), span));
+            }
+            program::Default::Unknown(span) if alone => reading.error(
+                "mandatory-missing",
+                Some(span),
+                format!("`{key}` is not given, and the program sets it here"),
+                format!("add `--{key} N`"),
+            ),
+            program::Default::Unknown(_) => {}
+        }
+    }
 }
 
 impl Job {
@@ -514,15 +580,21 @@ fn dialect_of(
             return None;
         }
         let arguments = &command.arguments;
-        let parsed = transformers::is_for_a_trainer(arguments)
-            || handbook::trl_argument(arguments).is_some();
+        let of_trl = handbook::trl_argument(arguments).is_some();
+        let parsed = transformers::is_for_a_trainer(arguments) || of_trl;
         reading.only_by_name = alone && !reading.of_trl && !parsed;
         let path = format!("{RESERVED}.objective");
         if root.get_path(&path).is_none() {
             root.set_path(&path, Node::string(objective, script.span));
         }
-        let reason = format!("the command starts `{}`", script.value.display());
-        return Some((Dialect::HandbookTrl, reason));
+        let uses_trl = match &reading.program {
+            Program::None | Program::Upstream => true,
+            program => of_trl || program.uses_trl() == Some(true),
+        };
+        if uses_trl || !alone {
+            let reason = format!("the command starts `{}`", script.value.display());
+            return Some((Dialect::HandbookTrl, reason));
+        }
     }
     // A named recipe file is detected by its keys.
     if !alone {

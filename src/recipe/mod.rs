@@ -152,7 +152,10 @@ impl Recipe {
 ///
 /// An invalid recipe gives a [`ReadError`] with all errors. Warnings are in the [`Recipe`].
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
-    launchers::replace(request, |request| finish(request, None))
+    match inputs::piped(request) {
+        Some(text) => read_text(request, text),
+        None => launchers::replace(request, |request| finish(request, None)),
+    }
 }
 
 /// As [`read`], with the recipe's text from the caller. Names in it resolve relative to its path.

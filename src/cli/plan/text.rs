@@ -103,10 +103,24 @@ fn headline(recipe: &Recipe, draft: &Draft, hardware: &str) -> String {
     let version = version.map_or(String::new(), |version| format!(" ({version})"));
     format!(
         "{style}{formula}{style:#}\n{legend}\n{DIM}{}, read as {}{version}, for {hardware}{}{DIM:#}\n",
-        draft.facts.objective,
+        task(recipe),
         draft.facts.dialect,
         axes.concat()
     )
+}
+
+/// The task. A `Trainer` trains whatever its program says.
+fn task(recipe: &Recipe) -> String {
+    let launch = recipe.launch.as_ref();
+    let script = launch.and_then(|launch| launch.script()?.value.file_stem()?.to_str());
+    let of_text = ["run_clm", "run_plm", "run_fim"]
+        .iter()
+        .any(|name| script == Some(name));
+    let stated = of_text || recipe.span("objective").is_some();
+    match recipe.dialect {
+        Dialect::Transformers if !stated => "task not stated".to_owned(),
+        _ => recipe.spec.objective.to_string(),
+    }
 }
 
 /// The formula with unknown numbers, for a refused plan.
@@ -214,7 +228,7 @@ fn lengths(recipe: &Recipe, draft: &Draft, horizon: &Horizon) -> String {
             .any(|key| recipe.span(&format!("{part}.{key}")).is_some());
         let upstream = [Dialect::HandbookTrl, Dialect::Transformers].contains(&recipe.dialect);
         if upstream && !stated {
-            ", the trainer's default"
+            ", the trainer's default (a program may have its own)"
         } else {
             ""
         }

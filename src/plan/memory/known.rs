@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::shape::{Biases, LLAMA, Shape};
+use super::shape::{Biases, LLAMA, MISTRAL, Shape};
 use crate::recipe::schema::spec::Model;
 use crate::util::hub;
 
@@ -215,6 +215,11 @@ impl Shape {
     /// determine a shape.
     pub const REQUIRED: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
 
+    /// Whether the shape of the recipe's model is that of a hub id.
+    pub fn is_well_known(model: &Model) -> bool {
+        model.path.as_deref().and_then(find).is_some()
+    }
+
     /// The shape of a recipe's model, and one line on its source: the recipe's
     /// keys, over those of the `config.json` at its path (if the caller has read one), over
     /// those of a well-known hub id. `None` if too little is known.
@@ -230,7 +235,9 @@ impl Shape {
         if known.is_none() && Shape::REQUIRED.iter().any(|key| stated(key).is_none()) {
             return None;
         }
-        let base = known.map_or(&LLAMA, |known| &known.shape);
+        let is_mistral = stated("model_type").is_some_and(|family| family == "mistral");
+        let family = if is_mistral { &MISTRAL } else { &LLAMA };
+        let base = known.map_or(family, |known| &known.shape);
         let shape = base.with(&stated)?;
         let source = match (known, &model.path) {
             _ if config_at_path.is_some() => "config.json".to_owned(),

@@ -236,7 +236,14 @@ impl<'a> Memory<'a> {
         } else {
             (layers + 1.0) * block
         };
-        tokens * (kept * self.compute_bytes() + LOGITS * self.shape.vocabulary as f64)
+        // A reward model has a score for each sequence.
+        let no_logits = self.spec.model.fused_loss || self.spec.objective == Objective::Reward;
+        let logits = if no_logits {
+            0.0
+        } else {
+            LOGITS * self.shape.vocabulary as f64
+        };
+        tokens * (kept * self.compute_bytes() + logits)
     }
 
     /// Bytes a parameter: of the weights, their gradients and the optimiser's states.
@@ -278,7 +285,7 @@ impl<'a> Memory<'a> {
             Objective::Dpo | Objective::Kto | Objective::Ppo
         );
         // With adapters, the model without them is the reference.
-        compares && !self.spec.model.adapters
+        (compares || self.spec.generation.reference) && !self.spec.model.adapters
     }
 
     /// Sequences that pass through the model for each sample.

@@ -66,6 +66,13 @@ pub(super) const LLAMA: Shape = Shape {
     norm_bias: false,
 };
 
+/// Mistral 7B, the defaults of `MistralConfig` (transformers 5.23.0).
+pub(super) const MISTRAL: Shape = Shape {
+    intermediate: 14336,
+    key_value_heads: 8,
+    ..LLAMA
+};
+
 impl Shape {
     /// This shape, overridden by the keys of a `config.json`.
     pub(super) fn with<'v>(&self, stated: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {

@@ -90,6 +90,22 @@ fn generation_batch_divisible(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
     }
     if let Some(split) = case.draft.split
+        && generation.group_in_pass
+        && let Some(pass) = product(&[split.ranks, split.per_device_batch_size])
+        && !pass.is_multiple_of(group)
+    {
+        let (ranks, per_device_batch_size) = (split.ranks, split.per_device_batch_size);
+        findings.at(
+            &paths,
+            format!(
+                "a pass of {ranks} × {per_device_batch_size} = {pass} samples does not hold whole groups of {group}, \
+                 which TRL before 0.17 needs"
+            ),
+            format!("use a micro-batch with which a pass is a multiple of {group}, another world, or TRL 0.17"),
+        );
+        return;
+    }
+    if let Some(split) = case.draft.split
         && let (ranks, per_device_batch_size) = (split.ranks, split.per_device_batch_size)
         && let Some(pass) = product(&[ranks, per_device_batch_size])
         && !batch.is_multiple_of(pass)
@@ -317,6 +333,21 @@ mod tests {
         );
         recipe.spec.generation.steps_per_generation = Some(2);
         assert!(messages(&recipe, 8)[0].contains("both given"));
+    }
+
+    #[test]
+    fn trl_before_0_17_needs_whole_groups_in_a_pass() {
+        let mut recipe = grpo();
+        recipe.spec.generation.num_generations = Some(32);
+        assert!(messages(&recipe, 1).is_empty());
+        recipe.spec.generation.group_in_pass = true;
+        assert_eq!(
+            messages(&recipe, 1),
+            [
+                "a pass of 1 × 16 = 16 samples does not hold whole groups of 32, which TRL before 0.17 needs"
+            ]
+        );
+        assert!(messages(&recipe, 8).is_empty());
     }
 
     #[test]

@@ -81,6 +81,8 @@ impl Reader for Handbook {
             native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
         }
+        let upstreams = |keys: &[&str]| reading.program.has_upstreams_defaults(keys);
+        remove_defaults(&root, &mut native, upstreams);
         Translated {
             version,
             ..Translated::whole(root, native)
@@ -276,6 +278,21 @@ pub(crate) fn training_arguments(
     schedule::checkpoint(values, tree, reading);
     tree.text_if("output", values.text("output_dir"));
     schedule::evaluation(values, versions, tree, reading)
+}
+
+/// Removes the defaults of `TrainingArguments` that the program may replace. `upstreams`: whether the defaults of these
+/// keys are upstream's.
+pub(crate) fn remove_defaults(root: &Node, native: &mut Node, upstreams: impl Fn(&[&str]) -> bool) {
+    for (keys, path) in [
+        (["num_train_epochs", "max_steps"], "budget.epochs"),
+        (["save_steps", "save_strategy"], "checkpoint.every_steps"),
+        (["save_steps", "save_strategy"], "checkpoint.every_epoch"),
+    ] {
+        let stated = keys.iter().any(|key| root.get(key).is_some());
+        if !stated && !upstreams(&keys) {
+            native.remove_path(path);
+        }
+    }
 }
 
 /// The native name of the trainer in a program's name: `trl/scripts/dpo.py`, or `sft` of TRL's own

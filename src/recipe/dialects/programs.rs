@@ -13,6 +13,25 @@ use super::transformers::MUST_BE_TYPED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
+
+/// The names of transformers' examples that train with `Trainer` (transformers 5.23.0 `examples/pytorch`), of TRL's
+/// scripts (1.16 `trl/scripts`, `examples/scripts`), of the handbook's, and of the one of open-instruct with these defaults,
+/// without `.py`.
+const UPSTREAM: Words = Words(
+    "run_clm run_mlm run_plm run_fim run_glue run_xnli run_ner run_qa run_seq2seq_qa run_summarization run_translation \
+     run_swag run_classification run_audio_classification run_image_classification run_mae run_mim \
+     run_semantic_segmentation run_object_detection run_instance_segmentation run_speech_recognition_ctc \
+     run_speech_recognition_seq2seq run_sft run_dpo run_orpo run_cpt sft dpo kto orpo cpo grpo rloo gkd reward \
+     reward_modeling sft_gpt_oss sft_vlm dpo_vlm grpo_vlm online_dpo nash_md xpo prm bco ppo ppo_multi_adapter ppo_tldr \
+     rloo_tldr finetune_trainer",
+);
+
+/// Whether a program has the name of one whose arguments are upstream's own.
+pub(crate) fn is_upstreams(script: &Path) -> bool {
+    let stem = script.file_stem().and_then(|stem| stem.to_str());
+    stem.is_some_and(|stem| UPSTREAM.has(stem))
+}
 
 /// HALOs 4831988, `train/sample.py` and `train/label.py`: modules that only read the model.
 const READERS: [&str; 2] = ["sample", "label"];

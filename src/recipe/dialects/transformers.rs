@@ -17,6 +17,7 @@ use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
+use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reader::{
     Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
@@ -97,14 +98,14 @@ impl Reader for Transformers {
             // The program's defaults are not `Trainer`'s.
             native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
-            let stated = |keys: [&str; 2]| keys.iter().any(|key| root.get(key).is_some());
-            if !stated(["num_train_epochs", "max_steps"]) {
-                native.remove_path("budget.epochs");
-            }
-            if !stated(["save_steps", "save_strategy"]) {
-                native.remove_path("checkpoint.every_steps");
-            }
         }
+        if matches!(reading.program, Program::Unread) && root.get(MUST_BE_TYPED[0]).is_none() {
+            // What does not state its batch most often has its own default.
+            native.remove_path("batch.per_device_batch_size");
+            native.remove_path("batch.accumulation");
+        }
+        let upstreams = |keys: &[&str]| trainer && reading.program.has_upstreams_defaults(keys);
+        handbook::remove_defaults(&root, &mut native, upstreams);
         Translated {
             version: trainer.then_some(version),
             ..Translated::whole(root, native)
@@ -349,7 +350,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_transformers() {
-        let spec = command("python train.py --output_dir out --do_train").spec;
+        let spec = command("python run_clm.py --output_dir out --do_train").spec;
         assert_eq!(
             (spec.batch.per_device_batch_size, spec.batch.accumulation),
             (Some(8), Some(1))
@@ -359,6 +360,59 @@ mod tests {
         assert!(!spec.model.activation_checkpointing);
         assert_eq!(spec.objective, Objective::LanguageModelling);
         assert_eq!((spec.budget.epochs, spec.seed), (Some(3.0), 42));
+    }
+
+    /// Reads a command whose program `@` has this text.
+    fn program(text: &str, line: &str) -> Result<Recipe, ReadError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train_rm.py");
+        std::fs::write(&path, text).unwrap();
+        let words = line.split_whitespace();
+        read(&Request {
+            command: words
+                .map(|word| word.replace('@', path.to_str().unwrap()))
+                .collect(),
+            ..Request::default()
+        })
+    }
+
+    #[test]
+    fn defaults_that_a_program_sets_itself_are_its_own() {
+        let line = "torchrun --nproc_per_node 4 @ --do_train --model_name m --output_dir x";
+        let own = "class Args:\n    per_device_train_batch_size: Optional[int] = field(default=1)\n    \
+                   gradient_accumulation_steps: Optional[int] = field(default=32)\n    \
+                   model_name: str = 'm'\n    save_steps: int = 999999\n";
+        let recipe = program(own, line).unwrap();
+        assert_eq!(recipe.dialect, Dialect::Transformers);
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(1), Some(32))
+        );
+        assert_eq!(recipe.spec.checkpoint.every_steps, None);
+        assert_eq!(recipe.spec.budget.epochs, Some(3.0));
+        let notes: Vec<&str> = recipe.diagnostics.iter().map(|d| &*d.message).collect();
+        assert!(
+            notes
+                .contains(&"`gradient_accumulation_steps` is not given: the program sets it to 32"),
+            "{notes:?}"
+        );
+        // What is typed counts.
+        let typed = program(own, &format!("{line} --gradient_accumulation_steps 2")).unwrap();
+        assert_eq!(typed.spec.batch.accumulation, Some(2));
+        // A default that the text does not state.
+        let unknown = "parser.add_argument('--per_device_train_batch_size', type=int)\n";
+        let error = program(unknown, line).unwrap_err();
+        assert_eq!(error.diagnostics[0].rule, "mandatory-missing");
+        // Nothing of its own, so those of the class that it parses.
+        let plain = "parser = HfArgumentParser(TrainingArguments)\n";
+        let batch = program(plain, line).unwrap().spec.batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(8), Some(1))
+        );
+        let trl = program("from trl import RewardTrainer\n", line).unwrap();
+        assert_eq!(trl.dialect, Dialect::HandbookTrl);
     }
 
     #[test]
@@ -518,7 +572,7 @@ mod tests {
                 recipe.spec.batch.per_device_batch_size,
                 recipe.spec.batch.accumulation
             ),
-            (Some(8), Some(1))
+            (None, None)
         );
         assert!(recipe.spec.batch.auto_find);
         let helps: Vec<&str> = recipe.diagnostics.iter().map(|d| d.help.as_str()).collect();
@@ -615,6 +669,8 @@ mod tests {
             "torchrun --nproc_per_node 4 train.py --batch_size=12 --block_size=1024",
             "torchrun --nproc_per_node 4 train.py --batch_size=12 --learning_rate=6e-4",
             "python tests/test_invariant.py",
+            // Its own default is most likely another.
+            "torchrun --nproc_per_node 4 t.py --output_dir x --eval_strategy no",
             // accelerate's `nd_parallel.py`, and the arguments of diffusers' training loops.
             "accelerate launch --num-processes 8 nd_parallel.py --dp-shard-size 2 --tp-size 2",
             "accelerate launch --num_processes 4 train_x.py --output_dir o --learning_rate 1e-4 \
@@ -631,7 +687,7 @@ mod tests {
         }
         for line in [
             "python run_clm.py --output_dir x --do_train",
-            "torchrun --nproc_per_node 4 t.py --output_dir x --eval_strategy no",
+            "torchrun --nproc_per_node 4 run_glue.py --output_dir x --eval_strategy no",
         ] {
             assert_eq!(
                 command(line).spec.batch.per_device_batch_size,

@@ -9,6 +9,7 @@ pub mod launch;
 pub mod origin;
 pub mod overrides;
 pub mod placeholder;
+pub mod program;
 pub mod progress_pattern;
 pub mod reader;
 pub mod reading;

@@ -7,6 +7,7 @@ use super::environment::Environment;
 use super::files::Files;
 use super::launch::AccelerateLaunch;
 use super::origin::Origin;
+use super::program::Program;
 use super::tree::Given;
 use super::untrained::Untrained;
 use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
@@ -43,6 +44,8 @@ pub struct Reading {
     pub(crate) by_trl: bool,
     /// Only the program's name says that it uses TRL. It may set its batch itself.
     pub(crate) only_by_name: bool,
+    /// The program that takes the arguments.
+    pub(crate) program: Program,
     /// Keys by which the built-in trainer does not train.
     pub(crate) untrained: Vec<Untrained>,
     /// The DeepSpeed settings, if an accelerate config enables DeepSpeed.

@@ -120,6 +120,11 @@ pub struct Generation {
     pub whiten_rewards: bool,
     /// The batch counts prompts, as GRPO's of TRL before 0.15, and no completions.
     pub counts_prompts: bool,
+    /// A frozen reference model is in memory: GRPO and RLOO have one if `beta` is not 0.
+    pub reference: bool,
+    /// Whole groups must fit into one pass of all devices, as in GRPO of TRL 0.15 and 0.16; later versions count the
+    /// accumulated passes too.
+    pub group_in_pass: bool,
     /// The KTO loss takes no KL term from the other samples of a micro-batch: TRL's `apo_zero_unpaired` has none, and
     /// LLaMA-Factory makes the pairs when it prepares the data.
     pub without_kl: bool,
@@ -158,11 +163,16 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Sets a missing `gpus` to the world that the recipe was written for, where the micro-batch
-    /// depends on that world.
+    /// Whether the micro-batch or the global batch depends on the world that the recipe was written for, and the recipe
+    /// does not state it.
+    pub fn needs_a_world(&self) -> bool {
+        self.gpus.is_none() && (self.division != Division::Stated || self.elastic.is_some())
+    }
+
+    /// Sets the world that the recipe was written for to the first one of a run, where it is needed.
     pub fn settle(&mut self, gpus: u64) {
-        if self.division != Division::Stated {
-            self.gpus.get_or_insert(gpus);
+        if self.needs_a_world() {
+            self.gpus = Some(gpus);
         }
     }
 }
@@ -513,6 +523,8 @@ pub struct Model {
     pub load_in_4bit: bool,
     /// Base weights are loaded in 8 bits.
     pub load_in_8bit: bool,
+    /// The external trainer computes the loss without storing the logits (Liger's kernel), for the memory estimate.
+    pub fused_loss: bool,
 }
 
 /// The source of the initial weights.

@@ -119,7 +119,7 @@ fn a_template_and_a_trainer_with_different_accumulations_are_refused() {
         .unwrap();
     let command = |accumulation: u64| {
         let line = format!(
-            "deepspeed --num_gpus 8 train.py --fp16 --deepspeed {} --gradient_accumulation_steps {accumulation}",
+            "deepspeed --num_gpus 8 run_clm.py --fp16 --deepspeed {} --gradient_accumulation_steps {accumulation}",
             template.display()
         );
         read(&Request {

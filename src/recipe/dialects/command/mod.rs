@@ -216,16 +216,12 @@ pub(crate) fn parse(
                     "give the command that runs there, after `--`",
                 );
             }
-            if let Some(word) = words().skip(1).find(|word| word.text.starts_with("--")) {
-                return Diagnostic::error(
-                    "unknown-dialect",
-                    Some(word.span),
-                    format!(
-                        "this line begins with `{}`: the command before it has ended",
-                        short(&word.text)
-                    ),
-                    "end the lines before it with `\\`, without a comment or a blank after it",
-                );
+            let torn = lines.iter().skip(1).find(|line| script::begins_with_option(line));
+            if let Some(word) = torn.and_then(|line| line.words.first()) {
+                return script::torn(word);
+            }
+            if let Some(other) = script::other_script(&lines) {
+                return other;
             }
             Diagnostic::error(
                 "unknown-dialect",
@@ -238,6 +234,9 @@ pub(crate) fn parse(
     };
     if found.project.is_none() {
         script::refuse_others(&candidates, diagnostics);
+    }
+    if script::refuse_torn(&lines, found, diagnostics) {
+        return None;
     }
     script::refuse_blanks(form, found, diagnostics);
     script::warn_of_escaped_end(text, form, found, diagnostics);

@@ -7,10 +7,11 @@ use crate::recipe::dialects::programs;
 use crate::recipe::dialects::projects::{self, Project};
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
-use crate::recipe::syntax::shell::word::Word;
+use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell::{Form, Line, Shell, inner};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::Words;
+use crate::util::suggest::short;
 
 /// Arguments that set the batch, or name a file that may.
 const BATCH: Words = Words(
@@ -94,8 +95,15 @@ fn candidate<'w>(line: &'w Line, lines: &[Line], text: (&str, FileId)) -> Option
     if line.shell == Shell::Unread || inner::is_harmless(words) || projects::trains_nothing(words) {
         return None;
     }
+    // The rest of a command that a comment or a missing `\` has ended.
+    if lines.len() > 1 && begins_with_option(line) {
+        return None;
+    }
     let project = projects::of_command(words);
     let found = launcher::find(words);
+    if inner::script_file(words).is_some() && found.as_ref().is_none_or(|launch| !launch.many) {
+        return None;
+    }
     let mut launch = found.or_else(|| project.is_some().then(|| launcher::program(words)))?;
     let program = launch.program.as_ref();
     if program.is_some_and(|word| programs::trains_nothing(&word.text)) {
@@ -120,6 +128,65 @@ fn candidate<'w>(line: &'w Line, lines: &[Line], text: (&str, FileId)) -> Option
         words,
         project,
     })
+}
+
+/// Whether a line begins with an option, so that it belongs to the command before it.
+pub(crate) fn begins_with_option(line: &Line) -> bool {
+    line.words
+        .first()
+        .is_some_and(|word| word::is_long_option(&word.text))
+}
+
+/// Refuses a training whose arguments continue on a line that the shell takes for another command. Returns whether it
+/// did.
+pub(crate) fn refuse_torn(
+    lines: &[Line],
+    training: &Candidate<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> bool {
+    let at = lines
+        .iter()
+        .position(|line| std::ptr::eq(line.words.as_slice(), training.words));
+    let next = at
+        .and_then(|at| lines.get(at + 1))
+        .filter(|line| begins_with_option(line));
+    let Some(word) = next.and_then(|line| line.words.first()) else {
+        return false;
+    };
+    diagnostics.push(torn(word));
+    true
+}
+
+/// The error for a line that begins with an option.
+pub(crate) fn torn(word: &Word) -> Diagnostic {
+    Diagnostic::error(
+        "unknown-dialect",
+        Some(word.span),
+        format!(
+            "this line begins with `{}`: the command before it has ended",
+            short(&word.text)
+        ),
+        "end the lines before it with `\\`, without a comment or a blank after it",
+    )
+}
+
+/// The error for a script that only runs another one.
+pub(crate) fn other_script(lines: &[Line]) -> Option<Diagnostic> {
+    let file = lines
+        .iter()
+        .find_map(|line| inner::script_file(&line.words))?;
+    let path = word::join(std::slice::from_ref(&file.text));
+    Some(Diagnostic::error(
+        "unknown-dialect",
+        Some(file.span),
+        format!(
+            "`{}` is a script of its own, which is not read from here",
+            short(&file.text)
+        ),
+        format!(
+            "plan that script: `evenkeel plan {path}`, with the values that its arguments have as NAME=VALUE"
+        ),
+    ))
 }
 
 /// Refuses a script with several trainings: one plan cannot fit all of them.

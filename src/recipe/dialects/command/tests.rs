@@ -836,3 +836,47 @@ mod inline {
         }
     }
 }
+
+/// bash ends a command at a comment between continued lines, and tries to run the rest.
+#[test]
+fn arguments_after_a_comment_between_continued_lines_are_refused() {
+    let torn = "torchrun --nproc_per_node 4 train.py \\\n  --per_device_train_batch_size 2 \\\n  # --bf16 \\\n  \
+                --gradient_accumulation_steps 8\n";
+    let error = understood(torn).unwrap_err();
+    assert_eq!(
+        error,
+        "this line begins with `--gradient_accumulation_steps`: the command before it has ended"
+    );
+    let whole = torn.replace("  # --bf16 \\\n", "");
+    assert_eq!(
+        argument(&whole, "gradient_accumulation_steps").as_deref(),
+        Some("8")
+    );
+}
+
+#[test]
+fn a_script_that_runs_another_one_names_it() {
+    for text in [
+        "cd code\nbash scripts/train.sh --gradient_accumulation_steps 4\n",
+        "sbatch --nodes=2 slurm/train.slurm --task sft --config x.yaml\n",
+        "srun --ntasks 1 singularity exec image.sif bash -x ./train.sh\n",
+        "./scripts/train.sh --per_device_train_batch_size 4\n",
+    ] {
+        let error = understood(text).unwrap_err();
+        assert!(
+            error.ends_with("is a script of its own, which is not read from here"),
+            "{text}: {error}"
+        );
+    }
+    // One that prepares the shell is none.
+    let prepared =
+        "source setup.sh\ntorchrun --nproc_per_node 2 train.py --per_device_train_batch_size 4\n";
+    assert_eq!(gpus(prepared).as_deref(), Some("2"));
+}
+
+#[test]
+fn an_unresolved_word_that_eval_runs_is_named() {
+    let error =
+        understood("cmd=\"torchrun train.py --cache $HOME_CACHE\"\neval $cmd\n").unwrap_err();
+    assert_eq!(error, "`$cmd` is unresolved and may start the training");
+}

@@ -67,9 +67,15 @@ pub(crate) fn refuse(launch: &Launch, arguments: &[Word], diagnostics: &mut Vec<
 
 /// The error for a script in which only an unresolved word can start the training: `bash -c "$LAUNCHER $CMD"`.
 pub(crate) fn program(lines: &[Line]) -> Option<Diagnostic> {
-    let mut programs = lines
-        .iter()
-        .filter_map(|line| line.words.iter().find(|word| word.assignment().is_none()));
+    let mut programs = lines.iter().filter_map(|line| {
+        let mut words = line.words.iter().filter(|word| word.assignment().is_none());
+        let first = words.next()?;
+        if first.text == "eval" {
+            words.next()
+        } else {
+            Some(first)
+        }
+    });
     let word = programs.find(|word| word.is_unresolved())?;
     Some(Diagnostic::error(
         "global-batch-unknown",

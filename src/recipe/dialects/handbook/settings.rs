@@ -53,6 +53,17 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         tree.plain_if(&format!("generation.{key}"), values.int(key));
     }
     tree.plain_if("generation.whiten_rewards", values.bool("whiten_rewards"));
+    let samples = |key: &str| values.int(key).is_some();
+    if let Some(beta) = values
+        .float("beta")
+        .filter(|_| samples("num_generations") || samples("max_completion_length"))
+    {
+        tree.plain("generation.reference", &beta.with(beta.value != 0.0));
+    }
+    let liger = values
+        .bool("use_liger_kernel")
+        .or_else(|| values.bool("use_liger"));
+    tree.plain_if("model.fused_loss", liger);
     if let Some(loss) = values.text("loss_type")
         && loss.value == "apo_zero_unpaired"
     {
@@ -77,6 +88,9 @@ pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree:
     // A device generates all completions of a prompt (TRL 0.14.0 and 0.15.2 `trainer/grpo_trainer.py`).
     if objective == Objective::Grpo && !versions.trl_since(0, 15) {
         tree.default("generation.counts_prompts", true);
+    } else if objective == Objective::Grpo && !versions.trl_since(0, 17) {
+        // TRL 0.15.2 and 0.16.0 `trainer/grpo_trainer.py`; 0.17.0 multiplies by the accumulation.
+        tree.default("generation.group_in_pass", true);
     }
     match objective {
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),

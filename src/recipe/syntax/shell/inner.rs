@@ -85,6 +85,34 @@ fn after_option(words: &[Word]) -> Option<usize> {
     None
 }
 
+/// How the names of script files end.
+const SCRIPTS: [&str; 4] = [".sh", ".bash", ".slurm", ".sbatch"];
+
+/// The file with commands that a command runs: `bash -x train.sh`, `./train.sh`, `sbatch --nodes=2 train.slurm`.
+pub(crate) fn script_file(words: &[Word]) -> Option<&Word> {
+    let is_script = |word: &Word| SCRIPTS.iter().any(|end| word.text.ends_with(end));
+    let mut rest = words.iter().skip_while(|word| word.assignment().is_some());
+    let first = rest.next()?;
+    if is_script(first) {
+        return Some(first);
+    }
+    let starts = |word: &Word| {
+        ["sbatch", "source", "."].contains(&word.file_name()) || is_shell(word.file_name())
+    };
+    let at = words.iter().position(starts)?;
+    // A program may forward commands.
+    let is_program =
+        |word: &Word| word.text.ends_with(".py") || word.file_name().starts_with("python");
+    if words[..at].iter().any(is_program) {
+        return None;
+    }
+    let is_option = |word: &&Word| word.text.starts_with('-');
+    words[at + 1..]
+        .iter()
+        .find(|word| !is_option(word))
+        .filter(|word| is_script(word))
+}
+
 /// The text that `eval` reads: its arguments, joined by blanks. `None`: only the shell knows how it begins, or the
 /// command is another one.
 pub(super) fn evaluated(words: &[Word]) -> Option<Text> {
