@@ -16,7 +16,7 @@ use serde::de::value::MapDeserializer;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::TrainingJob;
+use super::{TrainingJob, TrainingJobStatus};
 
 /// Most bytes of `spec.podTemplate` as JSON.
 pub const POD_TEMPLATE_BYTES: usize = 64 * 1024;
@@ -63,6 +63,8 @@ enum DecodeError {
         "spec.podTemplate has {0} nested values, more than {POD_TEMPLATE_VALUES}; move environment variables and files to a ConfigMap that the pods use"
     )]
     LargePodTemplate(usize),
+    #[error("status: {0}, which no controller writes")]
+    Status(String),
 }
 
 /// The parts of an object as text.
@@ -110,13 +112,17 @@ fn metadata(parts: &Parts) -> Result<ObjectMeta, DecodeError> {
 fn decode(parts: &Parts, metadata: ObjectMeta) -> Result<TrainingJob, DecodeError> {
     let spec = parts.spec.unwrap_or(RawValue::NULL);
     check_pod_template(part::<Unbounded>("spec", spec)?.pod_template)?;
+    let status: Option<TrainingJobStatus> = match parts.status {
+        Some(status) => part("status", status)?,
+        None => None,
+    };
+    if let Some(flaw) = status.as_ref().and_then(TrainingJobStatus::flaw) {
+        return Err(DecodeError::Status(flaw));
+    }
     Ok(TrainingJob {
         metadata,
         spec: part("spec", spec)?,
-        status: match parts.status {
-            Some(status) => part("status", status)?,
-            None => None,
-        },
+        status,
     })
 }
 

@@ -77,8 +77,10 @@ pub const LONGEST_NAME: usize = 52;
         "self.gpusPerNode == oldSelf.gpusPerNode && self.resourceName == oldSelf.resourceName && self.checkpoint == oldSelf.checkpoint"
     )
     .message("gpusPerNode, resourceName and checkpoint are immutable; create a new TrainingJob"),
-    validation = Rule::new("self.trainer.device == oldSelf.trainer.device")
-    .message("trainer.device is immutable; create a new TrainingJob"),
+    validation = Rule::new(
+        "self.trainer.device == oldSelf.trainer.device && has(self.trainer.rankMemory) == has(oldSelf.trainer.rankMemory) && (!has(self.trainer.rankMemory) || self.trainer.rankMemory == oldSelf.trainer.rankMemory)"
+    )
+    .message("trainer.device and trainer.rankMemory are immutable; create a new TrainingJob"),
     validation = Rule::new(
         "has(self.serviceAccountAnnotations) == has(oldSelf.serviceAccountAnnotations) && (!has(self.serviceAccountAnnotations) || self.serviceAccountAnnotations == oldSelf.serviceAccountAnnotations)"
     )
@@ -339,7 +341,7 @@ pub struct Trainer {
     /// Where the built-in trainer computes. Immutable.
     pub device: TrainerDevice,
     /// Memory limit of a rank of the built-in trainer, for example 2GiB. Above it the per-device batch goes
-    /// down. Default: no limit.
+    /// down. Immutable. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub rank_memory: Option<String>,
@@ -356,6 +358,28 @@ pub struct Trainer {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::any_objects")]
     pub env_from: Vec<Value>,
+    /// How a pod's log has the lines that its ranks print. Text: after the rank, `[3] epoch 1`. Json: as events with
+    /// the name `output`. Evenkeel's own events are JSON in both.
+    #[serde(skip_serializing_if = "LogFormat::is_text")]
+    pub log_format: LogFormat,
+}
+
+/// How a pod's log has the lines that ranks print.
+#[derive(
+    JsonSchema, clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize,
+)]
+pub enum LogFormat {
+    /// As text, each after its rank.
+    #[default]
+    Text,
+    /// As JSON events.
+    Json,
+}
+
+impl LogFormat {
+    fn is_text(&self) -> bool {
+        *self == LogFormat::Text
+    }
 }
 
 /// An archive of files: tar, compressed with gzip. `evenkeel launch --nodes` creates it.
@@ -417,14 +441,21 @@ impl TrainerDevice {
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
 
 impl TrainingJobSpec {
-    /// The warning that the built-in trainer leaves the GPUs of its pods unused, because `trainer.device` says so.
+    /// The warning that the built-in trainer leaves the GPUs of its pods unused.
     pub fn idle_devices(&self) -> Option<String> {
         let resource = &self.resource_name;
-        let on_cpus = self.trainer.command.is_empty() && self.trainer.device == TrainerDevice::Cpu;
-        (on_cpus && resource.contains("gpu")).then(|| {
+        let device = self.trainer.device;
+        let built_in = self.trainer.command.is_empty();
+        let is_gpu = resource.contains("gpu") || resource.starts_with("nvidia.com/");
+        let idle = built_in && is_gpu && device.on(resource) == DeviceKind::Cpu;
+        let why = match device {
+            TrainerDevice::Auto => "of GPUs it uses NVIDIA's only: ",
+            _ => "spec.trainer.device is Cpu: create the job with Auto or Cuda, or ",
+        };
+        idle.then(|| {
             format!(
-                "the built-in trainer computes on CPUs and leaves the {resource} of its pods idle; spec.trainer.device \
-                 is Cpu: create the job with Auto or Cuda, or set spec.trainer.command to a trainer for GPUs"
+                "the built-in trainer computes on CPUs and leaves the {resource} of its pods idle; {why}set \
+                 spec.trainer.command to a trainer for GPUs"
             )
         })
     }

@@ -38,6 +38,7 @@ impl RecipeSnapshot {
             files: source.files.clone(),
             dialect: source.dialect.clone(),
             dialect_version: source.dialect_version.clone(),
+            gpus: None,
             hash: String::new(),
         }
     }
@@ -87,6 +88,11 @@ impl RecipeSnapshot {
             path: "batch.remainder",
             value: "uneven".into(),
         });
+        let gpus = self.gpus.map(|gpus| Setting {
+            flag: "status.recipe.gpus",
+            path: "batch.gpus",
+            value: gpus.to_string(),
+        });
         Ok(Request {
             origin: Origin::snapshot(files)?,
             environment: Environment::Job(self.env.clone()),
@@ -96,7 +102,7 @@ impl RecipeSnapshot {
             overrides: self.overrides.clone(),
             dialect: dialect.transpose()?,
             version: self.dialect_version.clone(),
-            settings: Vec::from_iter(uneven),
+            settings: uneven.into_iter().chain(gpus).collect(),
             ..Request::default()
         })
     }

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::schema::MESSAGE;
 use super::{TrainingJobSpec, schema};
-use crate::lifecycle::generation::PodRef;
+use crate::lifecycle::generation::{LARGEST_COUNT, PodRef};
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
-use crate::plan::Plan;
+use crate::plan::{MAX_BATCH, Plan};
 use crate::util::time::{self, micro_time, seconds_between};
 
 /// The observed state of a TrainingJob. Only the controller writes it.
@@ -127,6 +127,8 @@ pub struct TrainingJobStatus {
     pub log_tail: String,
 }
 
+/// Most pods of a job over its life, and most failures.
+const ATTEMPTS: u64 = 1 << 30;
 /// Rescales that the status keeps.
 pub const HISTORY: usize = 20;
 /// Characters of a log tail. The schema has the same limit.
@@ -171,6 +173,38 @@ impl TrainingJobStatus {
         let current = self.generation.as_ref();
         let planned = current.and_then(|current| current.command.as_ref());
         planned.unwrap_or(&spec.trainer.command)
+    }
+
+    /// What cannot be in a status; `None` in each that a controller wrote. Whoever may write the status of one job must
+    /// not stop the controller of all.
+    pub fn flaw(&self) -> Option<String> {
+        let numbers = [
+            ("attempts", u64::from(self.attempts)),
+            ("restarts", u64::from(self.restarts)),
+            ("disruptions", u64::from(self.disruptions)),
+        ];
+        if let Some((name, number)) = numbers.iter().find(|(_, number)| *number > ATTEMPTS) {
+            return Some(format!("{name} is {number}"));
+        }
+        if let Some(later) = self
+            .later_generation
+            .filter(|number| *number > LARGEST_COUNT)
+        {
+            return Some(format!("laterGeneration is {later}"));
+        }
+        let possible = 1..=MAX_BATCH;
+        if let Some(limit) = self
+            .per_device_batch_size_limit
+            .filter(|limit| !possible.contains(limit))
+        {
+            return Some(format!("perDeviceBatchSizeLimit is {limit}"));
+        }
+        let checkpoint = self.checkpoint.as_ref().and_then(CheckpointRef::flaw);
+        checkpoint
+            .map(|flaw| format!("checkpoint: {flaw}"))
+            .or_else(|| self.plan.as_ref()?.flaw())
+            .or_else(|| self.progress.as_ref()?.flaw())
+            .or_else(|| self.generation.as_ref()?.flaw())
     }
 
     /// The status with lists and strings shortened to the limits of the schema, since the API server refuses a whole
@@ -283,7 +317,12 @@ pub struct RecipeSnapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub dialect_version: Option<String>,
-    /// xxh3-128 of the snapshot, in hexadecimal digits.
+    /// GPUs for which the recipe counts as written, if its batch depends on them and it does not state them: those of
+    /// the first plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65536))]
+    pub gpus: Option<u64>,
+    /// xxh3-128 of the snapshot without `gpus`, in hexadecimal digits.
     #[schemars(length(max = 32))]
     pub hash: String,
 }
@@ -331,6 +370,24 @@ impl PlanSummary {
     }
 }
 
+impl PlanSummary {
+    fn flaw(&self) -> Option<String> {
+        let numbers = [
+            ("globalBatchSize", self.global_batch_size),
+            ("perDeviceBatchSize", self.per_device_batch_size),
+            (
+                "gradientAccumulationSteps",
+                self.gradient_accumulation_steps,
+            ),
+            ("worldSize", self.world_size),
+        ];
+        let beyond = numbers
+            .iter()
+            .find(|(_, number)| !(1..=MAX_BATCH).contains(number));
+        beyond.map(|(name, number)| format!("plan.{name} is {number}"))
+    }
+}
+
 /// The newest job generation.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -358,6 +415,39 @@ pub struct Current {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time::schema")]
     pub end_time: Option<MicroTime>,
+}
+
+impl Current {
+    fn flaw(&self) -> Option<String> {
+        if let Some(flaw) = self.record.flaw() {
+            return Some(format!("jobGeneration.record: {flaw}"));
+        }
+        let world = self.record.world();
+        let commits = self.after_loss.and_then(|after| after.commit);
+        let flaw = match &self.outcome {
+            Some(Outcome::Lost { rank, .. } | Outcome::Failed { rank, .. }) => {
+                (*rank >= world).then(|| format!("outcome.rank is {rank}"))
+            }
+            Some(Outcome::OutOfMemory {
+                per_device_batch_size,
+                smaller,
+                ..
+            }) => {
+                let sizes = [Some(*per_device_batch_size), *smaller];
+                let beyond = sizes
+                    .into_iter()
+                    .flatten()
+                    .find(|size| !(1..=MAX_BATCH).contains(size));
+                beyond.map(|size| format!("outcome has the micro-batch {size}"))
+            }
+            _ => None,
+        };
+        flaw.or_else(|| {
+            let rank = commits.filter(|rank| *rank >= world)?;
+            Some(format!("afterLoss.committingRank is {rank}"))
+        })
+        .map(|flaw| format!("jobGeneration.{flaw}"))
+    }
 }
 
 /// Pods that ended before they could train, for example because their image lacks the program.
@@ -413,6 +503,20 @@ pub struct Progress {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = NUMBER))]
     pub time_left: String,
+}
+
+impl Progress {
+    fn flaw(&self) -> Option<String> {
+        let numbers = [
+            ("samples", self.samples),
+            ("budgetSamples", self.budget.unwrap_or_default()),
+            ("step", self.step),
+            ("batch", self.batch),
+            ("tokensPerSecond", self.tokens_per_second),
+        ];
+        let beyond = numbers.iter().find(|(_, number)| *number > LARGEST_COUNT);
+        beyond.map(|(name, number)| format!("progress.{name} is {number}"))
+    }
 }
 
 /// One rescale: the change to another generation.
@@ -507,6 +611,8 @@ mod tests {
         };
         let idle = |resource: &str, command: &[&str]| spec("Cpu", resource, command).idle_devices();
         insta::assert_snapshot!(idle("nvidia.com/gpu", &[]).unwrap(), @"the built-in trainer computes on CPUs and leaves the nvidia.com/gpu of its pods idle; spec.trainer.device is Cpu: create the job with Auto or Cuda, or set spec.trainer.command to a trainer for GPUs");
+        insta::assert_snapshot!(spec("Auto", "amd.com/gpu", &[]).idle_devices().unwrap(), @"the built-in trainer computes on CPUs and leaves the amd.com/gpu of its pods idle; of GPUs it uses NVIDIA's only: set spec.trainer.command to a trainer for GPUs");
+        assert!(idle("nvidia.com/mig-1g.5gb", &[]).is_some());
         assert_eq!(spec("Auto", "nvidia.com/gpu", &[]).idle_devices(), None);
         assert_eq!(idle("nvidia.com/gpu", &["python", "train.py"]), None);
         assert_eq!(idle("example.com/slot", &[]), None);

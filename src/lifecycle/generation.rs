@@ -9,8 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::files;
-use crate::plan::Plan;
+use crate::plan::{MAX_BATCH, Plan};
 use crate::util::durable::{FileError, create_directory, read_json, write_json};
+use crate::util::format::count;
 use crate::util::time;
 
 /// One fenced incarnation of the world: everything that its ranks need to agree on.
@@ -34,7 +35,42 @@ pub struct Generation {
     pub created: f64,
 }
 
+/// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
+pub const LARGEST_COUNT: u64 = 1 << 53;
+/// Most members of a generation, and most ranks of one.
+const MEMBERS: usize = 1024;
+const RANKS: u64 = 64;
+
 impl Generation {
+    /// What cannot be in a record; `None` in each that a launcher or controller made.
+    pub fn flaw(&self) -> Option<String> {
+        let ranks = self.members.iter().map(|member| member.ranks);
+        if !(1..=LARGEST_COUNT).contains(&self.number) {
+            return Some(format!("number is {}", self.number));
+        }
+        if self.members.is_empty() || self.members.len() > MEMBERS {
+            return Some(format!(
+                "it has {}",
+                count(self.members.len() as u64, "member")
+            ));
+        }
+        if let Some(ranks) = ranks.clone().find(|ranks| !(1..=RANKS).contains(ranks)) {
+            return Some(format!("a member has {}", count(ranks, "rank")));
+        }
+        if let Some(flaw) = self.plan.flaw() {
+            return Some(format!("plan: {flaw}"));
+        }
+        let (world, planned) = (self.world(), self.plan.facts.world_size);
+        if world != planned {
+            return Some(format!(
+                "its members have {}, but plan.world_size is {planned}",
+                count(world, "rank")
+            ));
+        }
+        let start = self.start.as_ref().and_then(CheckpointRef::flaw);
+        start.map(|flaw| format!("start: {flaw}"))
+    }
+
     /// World size: ranks over all members.
     pub fn world(&self) -> u64 {
         self.members.iter().map(|m| m.ranks).sum()
@@ -160,6 +196,20 @@ pub struct CheckpointRef {
     /// xxh3-128 of the checkpoint's manifest, in hexadecimal digits.
     #[schemars(length(max = 32))]
     pub checksum: String,
+}
+
+impl CheckpointRef {
+    /// What cannot be in a reference.
+    pub fn flaw(&self) -> Option<String> {
+        if self.step.max(self.samples) > LARGEST_COUNT {
+            return Some(format!(
+                "it is of step {} and {} samples",
+                self.step, self.samples
+            ));
+        }
+        let possible = (1..=MAX_BATCH).contains(&self.batch);
+        (!possible).then(|| format!("batch is {}", self.batch))
+    }
 }
 
 /// A checkpoint of an external trainer. A different one than before counts as progress.

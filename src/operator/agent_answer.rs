@@ -6,21 +6,18 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::api::condition::ConditionReason;
 use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
-use crate::lifecycle::generation::CheckpointRef;
+use crate::lifecycle::generation::{CheckpointRef, LARGEST_COUNT};
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
+use crate::plan::MAX_BATCH;
 use crate::telemetry::StepRecord;
 use crate::util::hex128;
 
 /// Largest answer, bytes. An agent with 64 ranks sends about 30 KiB at most, since [`AgentState::bound`] limits texts.
 pub const ANSWER: usize = 64 << 10;
-/// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
-const COUNT: u64 = 1 << 53;
 /// Largest accepted difference between the number of a later generation and the published number.
 const LATER: u64 = 1 << 20;
 /// Longest estimate of the time left, seconds.
 const LONGEST_ESTIMATE: f64 = 1e10;
-/// Largest accepted global batch, samples.
-const BATCH: u64 = 1 << 32;
 /// Reason of the [`Problem`] that the controller ignores an answer, or a part of it.
 pub const ANSWER_REFUSED: &str = ConditionReason::AnswerRefused.name();
 /// Replaces a reason that is not one CamelCase word: the API server would refuse a condition with it.
@@ -113,7 +110,7 @@ pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
     }
     // The API server would refuse the whole status for one of these.
     state.step = state.step.filter(is_plausible_step);
-    state.budget = state.budget.filter(|budget| *budget <= COUNT);
+    state.budget = state.budget.filter(|budget| *budget <= LARGEST_COUNT);
     let estimate = 0.0..=LONGEST_ESTIMATE;
     state.seconds_left = state.seconds_left.filter(|left| estimate.contains(left));
     state.external_checkpoint = state.external_checkpoint.filter(is_plausible_path);
@@ -126,7 +123,8 @@ fn is_camel_case(reason: &str) -> bool {
 }
 
 fn is_plausible_step(step: &StepRecord) -> bool {
-    step.step.max(step.samples).max(step.tokens) <= COUNT && (1..=BATCH).contains(&step.batch)
+    step.step.max(step.samples).max(step.tokens) <= LARGEST_COUNT
+        && (1..=MAX_BATCH).contains(&step.batch)
 }
 
 /// Whether the path is absolute and fits into the status. An external trainer chooses its directory.
@@ -230,7 +228,7 @@ impl Published<'_> {
         let older = [start, self.checkpoint];
         follows(committed, older.into_iter().flatten())
             && is_plausible_reference(committed)
-            && committed.samples <= self.most_samples.unwrap_or(COUNT)
+            && committed.samples <= self.most_samples.unwrap_or(LARGEST_COUNT)
     }
 
     /// Whether a rank of this generation may have committed the checkpoint. The path must name the generation and the
@@ -246,7 +244,7 @@ impl Published<'_> {
 
     fn may_be_reached(&self, samples: u64, record: &Generation) -> bool {
         let start = record.start_samples();
-        (start..=self.most_samples.unwrap_or(COUNT).max(start)).contains(&samples)
+        (start..=self.most_samples.unwrap_or(LARGEST_COUNT).max(start)).contains(&samples)
     }
 }
 
@@ -264,8 +262,7 @@ fn follows<'a>(committed: &CheckpointRef, older: impl Iterator<Item = &'a Checkp
 fn is_plausible_reference(committed: &CheckpointRef) -> bool {
     let path = files::parse_checkpoint_path(&committed.path);
     path.is_some_and(|(_, step)| step == committed.step)
-        && committed.step <= COUNT
-        && (1..=BATCH).contains(&committed.batch)
+        && committed.flaw().is_none()
         && hex128::parse(&committed.checksum).is_ok()
 }
 

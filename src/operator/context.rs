@@ -64,6 +64,9 @@ pub struct Context {
     pub newest: Mutex<Option<(String, Instant)>>,
     /// Done once the reservations have been restored from the statuses.
     pub restored: Once,
+    /// Whether reconciliations panic, for tests.
+    #[cfg(test)]
+    pub panics: std::sync::atomic::AtomicBool,
 }
 
 /// One reconciliation of a job.

@@ -146,6 +146,8 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         job_cache: Default::default(),
         newest: Default::default(),
         restored: std::sync::Once::new(),
+        #[cfg(test)]
+        panics: Default::default(),
     });
     tasks.spawn(housekeep(context.clone()));
     controller

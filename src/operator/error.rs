@@ -21,6 +21,9 @@ pub enum ReconcileError {
     /// left of an earlier job of the same name.
     #[error("{0} is being deleted")]
     Leaving(String),
+    /// A defect of the controller, which this job has met.
+    #[error("the reconciliation panicked: {0}")]
+    Panicked(String),
     /// The installed CRD lacks fields of the status.
     #[error(
         "the TrainingJob CRD in this cluster does not match this controller; apply the CRD of its release (charts/evenkeel/crds, Helm does not upgrade CRDs): {0}"

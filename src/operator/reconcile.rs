@@ -1,8 +1,11 @@
 //! One reconciliation of one job: plan → observe → decide → build the next status → write it → apply it.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::Request;
 use kube::runtime::controller::Action;
@@ -20,7 +23,7 @@ use super::observe::ClusterState;
 use super::ownership::MANAGER;
 use super::planner::reached;
 use super::planning::{Planned, Unplanned};
-use super::{faults, status};
+use super::{faults, status, unreadable};
 use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
 use crate::api::guarded::GuardedJob;
@@ -48,7 +51,18 @@ pub async fn reconcile(
 ) -> Result<Action, ReconcileError> {
     let start = Instant::now();
     let span = span(&job);
-    let result = steps(job, &context).instrument(span).await;
+    let metadata = job.metadata.clone();
+    // A panic would end the controller for the jobs of all, and again after each start. Locks recover from it.
+    let steps = AssertUnwindSafe(steps(job, &context)).catch_unwind();
+    let caught = steps.instrument(span).await;
+    let caught = caught.map_err(|panic| ReconcileError::Panicked(words(&*panic).to_owned()));
+    let result = match caught {
+        Ok(result) => result,
+        Err(error) => {
+            unreadable::report(&context.client, metadata, &error.to_string()).await;
+            Err(error)
+        }
+    };
     let outcome = match &result {
         Ok(_) => "ok",
         Err(error) if error.is_conflict() => "conflict",
@@ -56,6 +70,13 @@ pub async fn reconcile(
     };
     context.metrics.reconciled(outcome, start.elapsed());
     result
+}
+
+/// The message of a panic.
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    let words = owned.or_else(|| panic.downcast_ref::<&str>().copied());
+    words.unwrap_or("without a message")
 }
 
 /// The span of a reconciliation and of what follows from its result: it names the job and its generation in each line of
@@ -67,6 +88,11 @@ pub fn span(job: &TrainingJob) -> Span {
 
 async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, ReconcileError> {
     context.restore_reservations();
+    #[cfg(test)]
+    assert!(
+        !context.panics.load(std::sync::atomic::Ordering::Relaxed),
+        "as a test says"
+    );
     let job = &*context.newest(job);
     if job.metadata.deletion_timestamp.is_some() {
         context.forget(job);
@@ -244,7 +270,9 @@ impl Reconciliation<'_> {
             message: status::noticed(&status, notice),
             ..status
         };
-        let overdue = self.overdue(&status).filter(|_| over);
+        // A job may also fail by itself after its deadline.
+        let overdue = self.overdue(&status);
+        let overdue = overdue.filter(|overdue| over && status.message == overdue.message);
         let findings = Findings {
             planned: verdict,
             restored: restored.as_deref(),

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::Request;
@@ -146,6 +147,15 @@ async fn attempt(client: Client, object: InvalidObject, permits: Arc<Semaphore>)
             Ok(Err(error)) => warn!(%error, "cannot write a condition"),
             Err(_) => warn!("cannot write a condition within {ATTEMPT:?}"),
         }
+    }
+}
+
+/// Writes the condition of a job on which the controller failed, once: every retry writes it again.
+pub async fn report(client: &Client, metadata: ObjectMeta, error: &str) {
+    let error = error.to_owned();
+    let written = timeout(ATTEMPT, write(client, &InvalidObject { error, metadata })).await;
+    if !matches!(written, Ok(Ok(()))) {
+        warn!("cannot write a condition");
     }
 }
 

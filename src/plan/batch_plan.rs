@@ -92,7 +92,72 @@ pub struct MemoryEstimate {
     pub assumed: Vec<String>,
 }
 
+/// The largest global batch, samples (the recipe's limit on `batch.global`).
+pub const MAX_BATCH: u64 = 1 << 32;
+/// Largest world of a plan that is read back, devices: 1,024 nodes with 64 GPUs each.
+const LARGEST_WORLD: u64 = 1 << 16;
+
 impl Plan {
+    /// What cannot be in a plan; `None` in each that the planner made. Whoever may edit the object or file that a plan is
+    /// read from may have written anything.
+    pub fn flaw(&self) -> Option<String> {
+        let facts = &self.facts;
+        let axes = [
+            ("tensor_parallel_size", facts.tensor_parallel_size),
+            ("pipeline_parallel_size", facts.pipeline_parallel_size),
+            ("context_parallel_size", facts.context_parallel_size),
+            ("sequence_parallel_size", facts.sequence_parallel_size),
+            ("data_parallel_size", self.data_parallel_size),
+        ];
+        let batches = [
+            ("per_device_batch_size", self.per_device_batch_size),
+            (
+                "gradient_accumulation_steps",
+                self.gradient_accumulation_steps,
+            ),
+            ("global_batch_size", self.global_batch_size),
+            ("quantum", self.quantum),
+            ("eval_batch_size", facts.eval_batch_size.unwrap_or(1)),
+            ("eval_every", facts.eval_every.unwrap_or(1)),
+        ];
+        let beyond = |(name, size): &(&str, u64), largest| {
+            (!(1..=largest).contains(size)).then(|| format!("{name} is {size}"))
+        };
+        let out_of_range = (axes.iter().find_map(|axis| beyond(axis, LARGEST_WORLD)))
+            .or_else(|| batches.iter().find_map(|batch| beyond(batch, MAX_BATCH)));
+        out_of_range.or_else(|| {
+            let sizes = axes.iter().map(|(_, size)| *size);
+            let world = sizes.fold(1_u64, u64::saturating_mul);
+            let split = Split {
+                ranks: self.data_parallel_size,
+                per_device_batch_size: self.per_device_batch_size,
+                micro_batches: self.global_batch_size / self.per_device_batch_size,
+                remainder: facts.remainder,
+            };
+            let exact = facts.remainder != Remainder::Exact
+                || split.micro_batches.is_multiple_of(split.ranks);
+            if world != facts.world_size || world > LARGEST_WORLD {
+                Some(format!(
+                    "world_size is {}, but its axes give {world}",
+                    facts.world_size
+                ))
+            } else if !exact
+                || split.batch() != self.global_batch_size
+                || split.accumulation() != self.gradient_accumulation_steps
+            {
+                Some(format!(
+                    "global_batch_size is {}, which {} ranks do not make of {} × {}",
+                    self.global_batch_size,
+                    self.data_parallel_size,
+                    self.per_device_batch_size,
+                    self.gradient_accumulation_steps
+                ))
+            } else {
+                None
+            }
+        })
+    }
+
     /// The arithmetic for the batch that a run has reached (`None`: the base batch); if a schedule has
     /// changed it, with the base: `2 × 2 × 6 = 24 (base 12)`.
     pub fn formula_at(&self, batch: Option<u64>) -> String {

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::arithmetic::product;
-use super::batch_plan::{Adjustment, Facts, Plan};
+use super::batch_plan::{Adjustment, Facts, MAX_BATCH, Plan};
 use super::elastic;
 use super::horizon::{Horizon, held_out, horizon};
 use super::memory::Memory;
@@ -16,8 +16,6 @@ use crate::recipe::schema::spec::{
 };
 use crate::recipe::{Dialect, Recipe};
 
-/// The largest global batch, samples (the recipe's limit on `batch.global`).
-pub const MAX_BATCH: u64 = 1 << 32;
 /// The largest count in the list of feasible GPU counts.
 pub const MOST_GPUS: u64 = 1024;
 /// The micro-batch where neither the recipe nor memory determines one
@@ -301,7 +299,14 @@ pub fn ranks(devices: u64, parallel: &Parallel) -> Option<u64> {
 pub fn global_batch(spec: &Spec) -> Option<u64> {
     let recipe_ranks = spec.batch.gpus.and_then(|gpus| ranks(gpus, &spec.parallel));
     let product = || u64::try_from(stated_product(spec, recipe_ranks)?).ok();
-    let global = spec.batch.global.or_else(product);
+    let elastic = || {
+        Some(
+            elastic::make(spec.batch.elastic.as_ref()?, recipe_ranks?)
+                .ok()?
+                .batch,
+        )
+    };
+    let global = spec.batch.global.or_else(product).or_else(elastic);
     global.filter(|global| (1..=MAX_BATCH).contains(global))
 }
 

@@ -19,8 +19,8 @@ mod split;
 mod start;
 mod worlds;
 
-pub use batch_plan::{Adjustment, Facts, MemoryEstimate, Plan};
-pub use draft::{Draft, MAX_BATCH, MOST_GPUS, global_batch};
+pub use batch_plan::{Adjustment, Facts, MAX_BATCH, MemoryEstimate, Plan};
+pub use draft::{Draft, MOST_GPUS, global_batch};
 pub use horizon::{Horizon, held_out, horizon, most_samples};
 pub use oom_policy::{OomPolicy, OomStep, descend};
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{ClusterArgs, recipe_source};
 use crate::api::{
-    CheckpointVolume, Elasticity, EnvVar, NVIDIA_GPU, OnStall, RemainderPolicy, Trainer,
+    CheckpointVolume, Elasticity, EnvVar, LogFormat, NVIDIA_GPU, OnStall, RemainderPolicy, Trainer,
     TrainerDevice, TrainingJob, TrainingJobSpec,
 };
 use crate::bucket::Bucket;
@@ -61,6 +61,9 @@ pub struct Args {
     /// Secret or ConfigMap whose keys are environment variables: secret/NAME or configmap/NAME; repeatable
     #[arg(long, value_name = "KIND/NAME")]
     env_from: Vec<String>,
+    /// How `kubectl logs` shows what the ranks print: text, or one JSON event a line [default: text]
+    #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
+    pod_log: Option<LogFormat>,
     /// Annotation of the pods' ServiceAccount, which gives them an identity of the cloud, for example
     /// "eks.amazonaws.com/role-arn=arn:aws:iam::…"; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
@@ -99,6 +102,7 @@ impl Args {
             ("--setup", self.setup.is_some()),
             ("--env", !self.env.is_empty()),
             ("--env-from", !self.env_from.is_empty()),
+            ("--pod-log", self.pod_log.is_some()),
             (
                 "--service-account-annotation",
                 !self.service_account_annotation.is_empty(),
@@ -438,6 +442,7 @@ fn submitted_job(
                 .iter()
                 .map(|text| source(text))
                 .collect::<Result<_, _>>()?,
+            log_format: args.pod_log.unwrap_or_default(),
         },
         checkpoint: match &args.bucket {
             Some(url) => CheckpointVolume {

@@ -62,6 +62,7 @@ impl ApiServer {
             job_cache: Default::default(),
             newest: Default::default(),
             restored: std::sync::Once::new(),
+            panics: Default::default(),
         })
     }
 

@@ -3,6 +3,7 @@
 
 mod chart;
 mod failures;
+mod forged;
 mod lifecycle;
 mod names;
 mod observe;

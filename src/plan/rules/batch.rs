@@ -4,8 +4,9 @@ use std::path::Path;
 
 use super::{Case, Check, Findings, Rule, file, is_for_another_trainer, native};
 use crate::plan::DeviceKind;
+use crate::plan::MAX_BATCH;
 use crate::plan::arithmetic::divisors;
-use crate::plan::draft::{DEFAULT_MICRO, MAX_BATCH, model_parallel};
+use crate::plan::draft::{DEFAULT_MICRO, model_parallel};
 use crate::plan::memory::TRAINED;
 use crate::plan::split::{Cap, Split, Splitter};
 use crate::recipe::schema::overrides::COMMAND_LINE;

@@ -1,0 +1,188 @@
+//! Objects that somebody forged: whoever may write one job must not stop the controller of all.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use serde_json::{Value, json};
+
+use crate::api::guarded::GuardedJob;
+use crate::operator::error::ReconcileError;
+use crate::operator::testing::{Cluster, NAMESPACE};
+
+const JOBS: &str = "trainingjobs";
+
+/// Values that a forger tries.
+fn values() -> Vec<Value> {
+    vec![
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(7),
+        json!(u32::MAX),
+        json!(i64::MAX),
+        json!(u64::MAX),
+        json!(1e308),
+        json!(""),
+        json!("9999-12-31T23:59:59.999999Z"),
+        json!("-009999-01-02T01:59:59Z"),
+        json!("é".repeat(5000)),
+        json!(null),
+        json!([]),
+        json!({}),
+        json!(true),
+    ]
+}
+
+/// Pointers to everything in a value.
+fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
+    if !at.is_empty() {
+        found.push(at.to_owned());
+    }
+    match value {
+        Value::Object(fields) => {
+            for (name, inner) in fields {
+                let name = name.replace('~', "~0").replace('/', "~1");
+                pointers(inner, &format!("{at}/{name}"), found);
+            }
+        }
+        Value::Array(items) => {
+            for (index, inner) in items.iter().enumerate() {
+                pointers(inner, &format!("{at}/{index}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A job as the API server has it while two ranks train.
+async fn running() -> Value {
+    let mut cluster = Cluster::running().await;
+    cluster.agent(
+        "x-0-1",
+        json!({
+            "generation": 1, "ranks": [{"ready": true}], "budget": 80, "seconds_left": 3.0,
+            "step": {
+                "generation": 1, "step": 4, "samples": 32, "batch": 8, "world": 2, "loss": 2.5, "tokens": 256,
+                "learning_rate": 1e-3, "gradient_norm": 1.0, "seconds": 0.5, "time": 1.0,
+            },
+            "committed": super::checkpoint(1, 3),
+        }),
+    );
+    cluster.reconcile().await.unwrap();
+    cluster.server.get(JOBS, "x").unwrap()
+}
+
+/// Reconciles a job that the API server has. Returns the message of a panic.
+async fn panics(job: &Value) -> Option<String> {
+    let decoded: GuardedJob = serde_json::from_value(job.clone()).unwrap();
+    decoded.decoded.ok()?;
+    let mut cluster = Cluster::new();
+    cluster.server.put(JOBS, job.clone());
+    for _ in 0..3 {
+        if let Err(ReconcileError::Panicked(words)) = cluster.reconcile().await {
+            return Some(words);
+        }
+        let now: GuardedJob = serde_json::from_value(cluster.server.get(JOBS, "x")?).unwrap();
+        now.decoded.ok()?;
+    }
+    None
+}
+
+#[test]
+fn no_value_in_a_job_makes_the_controller_panic() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let job = runtime.block_on(running());
+    let mut places = Vec::new();
+    pointers(&job["status"], "/status", &mut places);
+    pointers(&job["spec"], "/spec", &mut places);
+    let values = values();
+    let change = (any::<Index>(), any::<Index>());
+    let config = ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    proptest!(config, |(changes in proptest::collection::vec(change, 1..4))| {
+        let mut forged = job.clone();
+        for (place, value) in changes {
+            let place = place.get(&places);
+            if let Some(found) = forged.pointer_mut(place) {
+                *found = value.get(&values).clone();
+            }
+        }
+        let words = runtime.block_on(panics(&forged));
+        prop_assert!(words.is_none(), "{words:?} of {forged}");
+    });
+}
+
+#[test]
+fn a_status_that_no_controller_writes_is_unreadable() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let job = runtime.block_on(running());
+    let record = "/status/jobGeneration/record";
+    let error = |place: &str, value: Value| {
+        let mut forged = job.clone();
+        *forged.pointer_mut(place).unwrap() = value;
+        let decoded: GuardedJob = serde_json::from_value(forged).unwrap();
+        decoded.decoded.unwrap_err().error
+    };
+    let at = |place: &str| format!("{record}/{place}");
+    let errors = [
+        error(&at("members/0/ranks"), json!(u32::MAX)),
+        error(&at("members/0/ranks"), json!(2)),
+        error(&at("plan/per_device_batch_size"), json!(0)),
+        error(&at("plan/global_batch_size"), json!(9)),
+        error(&at("plan/world_size"), json!(4)),
+        error(&at("number"), json!(0)),
+        error("/status/attempts", json!(u32::MAX)),
+        error("/status/plan/worldSize", json!(0)),
+        error("/status/checkpoint/batch", json!(0)),
+        error("/status/progress/samples", json!(u64::MAX)),
+    ];
+    insta::assert_snapshot!(errors.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_is_the_condition_of_its_job() {
+    let mut cluster = Cluster::running().await;
+    cluster
+        .context
+        .panics
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    let error = cluster.reconcile().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the reconciliation panicked: as a test says"
+    );
+    let job = cluster.server.get(JOBS, "x").unwrap();
+    assert_eq!(job["metadata"]["namespace"], NAMESPACE);
+    let conditions = job["status"]["conditions"].as_array().unwrap();
+    let readable = conditions
+        .iter()
+        .find(|condition| condition["type"] == "Readable");
+    assert_eq!(
+        readable.unwrap()["message"],
+        "this controller cannot read the job: the reconciliation panicked: as a test says; correct its spec, or delete \
+         and apply it again"
+    );
+    // The next one finds the defect gone.
+    cluster
+        .context
+        .panics
+        .store(false, std::sync::atomic::Ordering::Relaxed);
+    cluster.reconcile().await.unwrap();
+    let job = cluster.server.get(JOBS, "x").unwrap();
+    let conditions = job["status"]["conditions"].as_array().unwrap();
+    let readable = conditions
+        .iter()
+        .find(|condition| condition["type"] == "Readable");
+    assert!(
+        readable.is_none_or(|readable| readable["status"] == "True"),
+        "{job:#}"
+    );
+}
