@@ -53,7 +53,9 @@ pub fn find(spec: &Spec, downloads: bool, key: Key<'_>) -> ResolvedModel {
             return found;
         }
     }
+    // Only a well-known id adds sizes: other models have their family's defaults.
     let known = Shape::of(model, found.stored.as_ref()).map(|(shape, _)| shape);
+    let known = known.filter(|_| Shape::is_well_known(model));
     let stored = found.stored.clone().unwrap_or_default();
     let stated = |key: &str| model.config.contains_key(key) || stored.contains_key(key);
     let complete = known.is_some() || Shape::REQUIRED.into_iter().all(stated);
@@ -289,6 +291,28 @@ mod tests {
             assert_eq!(found.flaws, []);
             assert_eq!(found.shape.unwrap().hidden_size, 64);
             assert_eq!(found.weights, None);
+        }
+    }
+
+    #[test]
+    fn a_config_without_some_sizes_has_those_of_its_family() {
+        let folder = tempfile::tempdir().unwrap();
+        for (family, sizes) in [("mistral", (14336, 8)), ("llama", (11008, 16))] {
+            let config = json!({
+                "model_type": family, "hidden_size": 64, "num_attention_heads": 16, "num_hidden_layers": 1,
+                "vocab_size": 64,
+            });
+            std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+            let spec = spec(folder.path().to_str(), json!({}));
+            let shape = find(&spec, DOWNLOADS, &str::to_owned).shape.unwrap();
+            assert_eq!((shape.intermediate_size, shape.num_key_value_heads), sizes);
+            let stored = read_config(folder.path()).unwrap();
+            let (estimated, _) = Shape::of(&spec.model, Some(&stored)).unwrap();
+            let estimated = (
+                estimated.intermediate as usize,
+                estimated.key_value_heads as usize,
+            );
+            assert_eq!(estimated, sizes, "{family}");
         }
     }
 

@@ -12,7 +12,6 @@ use crate::data::{self, PrepareRequest, Progress};
 use crate::lifecycle::{CheckpointRef, files};
 use crate::plan::{self, Reached, Runner};
 use crate::recipe::Recipe;
-use crate::recipe::schema::spec::Division;
 use crate::train::{BuiltIn, Run, TrainError, TrainState, checkpoint_ref, rank};
 use crate::util::format::count;
 
@@ -72,9 +71,8 @@ pub(super) fn run_of(run_dir: &RunDir, recipe: &Recipe) -> Result<Run, LaunchErr
         // The command may be corrected between two launches; it does not change the batch.
         spec.trainer.clone_from(&run.spec.trainer);
     }
-    if spec.batch.division != Division::Stated {
-        // The micro-batch derives from the world of the first launch.
-        spec.batch.gpus = run.spec.batch.gpus;
+    if let Some(first) = run.spec.batch.gpus {
+        spec.batch.settle(first);
     }
     if let Some(key) = difference(&run.spec, &spec) {
         return Err(LaunchError::usage(format!(

@@ -82,7 +82,10 @@ impl Reconciliation<'_> {
             avoid: &|node| leases.is_suspected(&namespace, node) || excluded.contains(node),
         };
         let started = Instant::now();
-        let free = reservations.slots(&pool, job, &cluster.resource_request, started);
+        // What the merged podTemplate asks for; until the job is planned, what the spec does.
+        let request = planned.planner.reserved_request();
+        let request = request.unwrap_or(&cluster.resource_request);
+        let free = reservations.slots(&pool, job, request, started);
         let placeable = free + cluster.staying;
         let pool = match job.spec.elasticity.capacity {
             Capacity::Request => job.spec.nodes,
@@ -127,8 +130,6 @@ impl Reconciliation<'_> {
         // The pod of a member is never created again.
         let gone: BTreeSet<String> = members.iter().map(|slot| slot.pod(&name)).collect();
         let reserved = pods.filter(|pod| exists(pod) || !(refused || gone.contains(pod)));
-        let request = planned.planner.reserved_request();
-        let request = request.unwrap_or(&cluster.resource_request);
         reservations.reserve(job, request, reserved.collect(), &pod_index, started);
         (placement, placeable)
     }

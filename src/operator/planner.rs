@@ -26,6 +26,7 @@ struct RecipeKey {
     namespace: String,
     /// Hash of the snapshot.
     hash: String,
+    gpus: Option<u64>,
     remainder: RemainderPolicy,
     command: Vec<String>,
     device: DeviceKind,
@@ -37,6 +38,7 @@ impl RecipeKey {
         RecipeKey {
             namespace: job.namespace().unwrap_or_default(),
             hash: snapshot.hash.clone(),
+            gpus: snapshot.gpus,
             remainder: job.spec.elasticity.remainder,
             command: job.spec.trainer.command.clone(),
             device: job.spec.trainer.device.on(&job.spec.resource_name),
@@ -239,6 +241,12 @@ impl Planner {
                 plan.ok_or_else(|| ONLY_CURRENT.to_owned())
             }
         }
+    }
+
+    /// Whether the recipe's batch depends on a world that the recipe does not state.
+    pub fn needs_a_first_world(&self) -> bool {
+        self.worlds()
+            .is_some_and(|worlds| worlds.recipe().spec.batch.needs_a_world())
     }
 
     /// Upper limit of the samples that a run with this base batch consumes; `None` if it is unknown.

@@ -180,7 +180,7 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         planner: &mut Planner,
-        recipe: RecipeSnapshot,
+        mut recipe: RecipeSnapshot,
     ) -> Result<PlannedRecipe, Unplanned> {
         let has_read = planner.has_read(self.job, &recipe);
         // A running job is planned too: after a change of its command no other world may be feasible, and
@@ -196,6 +196,13 @@ impl Reconciliation<'_> {
             if status.generation.is_none() {
                 planner.refuse_losses(&recipe.overrides)?;
             }
+            let first = self.first_plan(planner, reached)?;
+            if status.recipe.is_some() || !planner.needs_a_first_world() {
+                return Ok(first);
+            }
+            // From now on every world is planned from this one, as `launch` plans those of a run.
+            recipe.gpus = Some(first.0.facts.world_size);
+            planner.read(self.job, &recipe, &self.context.recipes)?;
             self.first_plan(planner, reached)
         })??;
         planner.found_plan = true;

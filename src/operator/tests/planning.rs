@@ -354,3 +354,40 @@ async fn a_world_without_a_plan_is_not_published() {
     let world = reconciliation.world(&status, &placement, &Planner::default());
     assert!(matches!(world, Ok(None)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_depends_on_the_world_is_planned_from_the_first_one() {
+    let mut cluster = Cluster::new();
+    // Each of two ranks takes 64 / 2 / 2 samples at a time; a recipe for one rank would take 32.
+    let recipe = json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "small"},
+        "spec": {
+            "batch": {"global": 64, "accumulation": 2, "division": "floored"},
+            "model": {"init": "random", "config": {
+                "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "vocab_size": 64, "max_position_embeddings": 32}},
+            "data": {"sequence_length": 32, "train": [{"path": "synthetic",
+                "synthetic": {"vocabulary": 64, "branching": 4, "samples": 200}}]},
+            "budget": {"samples": 640},
+            "learning_rate": {"peak": 3.0e-3, "shape": "constant"},
+        },
+    });
+    cluster.edit(json!({"recipe": {"inline": recipe.to_string()}}));
+    cluster
+        .reconcile_until(|status| status.generation.is_some())
+        .await;
+    let status = cluster.status();
+    assert_eq!(status.recipe.unwrap().gpus, Some(2));
+    assert_eq!(status.plan.unwrap().formula, "2 × 16 × 2 = 64");
+    cluster.ranks(|_| json!({"ready": true}));
+    // The pool shrinks, and the controller starts anew.
+    cluster.put_node("b", json!({"unschedulable": true}));
+    cluster.reconcile().await.unwrap();
+    cluster.ranks(|_| json!({"ending": {"code": 143}}));
+    cluster.restart_controller();
+    cluster.ranks(|_| json!({"ending": {"code": 143}}));
+    cluster
+        .reconcile_until(|status| status.number() == Some(2))
+        .await;
+    assert_eq!(cluster.status().plan.unwrap().formula, "1 × 16 × 4 = 64");
+}
