@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::lifecycle::event_log::{LogLine, Position, RESPONSE_BYTES};
+use crate::api::LogFormat;
+use crate::lifecycle::event_log::{LogLine, Position, RESPONSE_BYTES, text_of_rank};
 use crate::lifecycle::files;
 use crate::telemetry::Event;
 use crate::util::input;
@@ -16,6 +17,7 @@ const BLOCK: u64 = 64 << 10;
 /// training: readers notice a missing position.
 pub struct EventLog {
     out: Box<dyn Write + Send>,
+    format: LogFormat,
     /// Number of lines in the pod's log.
     lines: u64,
     /// The next event of the generation.
@@ -25,13 +27,14 @@ pub struct EventLog {
 
 impl EventLog {
     /// A pod's log on standard output.
-    pub fn stdout() -> EventLog {
-        EventLog::on(Box::new(io::stdout()))
+    pub fn stdout(format: LogFormat) -> EventLog {
+        EventLog::on(Box::new(io::stdout()), format)
     }
 
-    fn on(out: Box<dyn Write + Send>) -> EventLog {
+    fn on(out: Box<dyn Write + Send>, format: LogFormat) -> EventLog {
         EventLog {
             out,
+            format,
             lines: 0,
             next: None,
             file: None,
@@ -46,9 +49,15 @@ impl EventLog {
         self.file = self.next.and_then(create);
     }
 
-    /// Writes an event that concerns only this pod, such as a rank's output.
-    pub fn of_pod(&mut self, event: Event) {
-        self.print(None, event);
+    /// Writes a line that a rank printed.
+    pub fn of_rank(&mut self, rank: u64, line: String) {
+        match self.format {
+            LogFormat::Text => {
+                self.lines += 1;
+                self.put(&text_of_rank(rank, &line));
+            }
+            LogFormat::Json => self.print(None, Event::Output { rank, line }),
+        }
     }
 
     /// Writes an event of the training.
@@ -75,7 +84,12 @@ impl EventLog {
             // One write a line, so that readers see whole lines.
             let _ = file.write_all(json.as_bytes());
         }
-        let written = self.out.write_all(json.as_bytes());
+        self.put(&json);
+    }
+
+    /// Writes whole lines to the pod's log.
+    fn put(&mut self, lines: &str) {
+        let written = self.out.write_all(lines.as_bytes());
         let _ = written.and_then(|()| self.out.flush());
     }
 }
@@ -171,15 +185,12 @@ mod tests {
     fn events_are_served_from_any_position_and_output_is_not_among_them() {
         let run = tempfile::tempdir().unwrap();
         std::fs::create_dir(run.path().join("gen-3")).unwrap();
-        let mut log = EventLog::on(Box::new(io::sink()));
+        let mut log = EventLog::on(Box::new(io::sink()), LogFormat::Text);
         log.of_training(warning(0));
         log.begin(run.path(), 3, true);
         for number in 0..5 {
             log.of_training(warning(number));
-            log.of_pod(Event::Output {
-                rank: 0,
-                line: "words".into(),
-            });
+            log.of_rank(0, "words".into());
         }
         let all = read(run.path(), 3, 0);
         let expected: Vec<(u64, String)> = (0..5).map(|n| (n, n.to_string())).collect();
@@ -207,7 +218,7 @@ mod tests {
     fn every_position_of_a_long_log_is_found() {
         let run = tempfile::tempdir().unwrap();
         std::fs::create_dir(run.path().join("gen-1")).unwrap();
-        let mut log = EventLog::on(Box::new(io::sink()));
+        let mut log = EventLog::on(Box::new(io::sink()), LogFormat::Text);
         log.begin(run.path(), 1, true);
         for number in 0..5000_u64 {
             // Lines of up to some kilobytes.
@@ -236,7 +247,7 @@ mod tests {
     fn a_long_log_is_served_in_parts() {
         let run = tempfile::tempdir().unwrap();
         std::fs::create_dir(run.path().join("gen-1")).unwrap();
-        let mut log = EventLog::on(Box::new(io::sink()));
+        let mut log = EventLog::on(Box::new(io::sink()), LogFormat::Text);
         log.begin(run.path(), 1, true);
         let long = RESPONSE_BYTES / 3;
         for _ in 0..10 {

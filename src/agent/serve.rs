@@ -182,6 +182,7 @@ mod tests {
     use std::sync::mpsc::{Receiver as Inputs, channel};
 
     use super::*;
+    use crate::api::LogFormat;
     use crate::lifecycle::event_log::{LogLine, query};
     use crate::util::http::{Connection, HttpError, Limits};
 
@@ -278,7 +279,7 @@ mod tests {
     async fn an_agent_serves_the_event_log_of_every_generation_from_a_position() {
         let agent = Served::begin().await;
         let run = agent.run.path();
-        let mut log = super::super::EventLog::stdout();
+        let mut log = super::super::EventLog::stdout(LogFormat::Text);
         for generation in [1, 2] {
             std::fs::create_dir(run.join(format!("gen-{generation}"))).unwrap();
             log.begin(run, generation, true);

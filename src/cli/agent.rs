@@ -8,6 +8,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::agent::{self, EventLog, Identity, Input, Peers, PodAgent, Service};
+use crate::api::LogFormat;
 use crate::bucket::Bucket;
 use crate::inventory::Inventory;
 use crate::lifecycle::authentication;
@@ -43,6 +44,9 @@ pub struct Args {
     /// Port for health and metrics, open to everybody.
     #[arg(long, env = "EVENKEEL_METRICS_PORT")]
     metrics_port: u16,
+    /// How the pod's log has the lines that ranks print.
+    #[arg(long, default_value = "text")]
+    log_format: LogFormat,
     /// File with the job's key.
     #[arg(long, env = "EVENKEEL_KEY_FILE")]
     key: PathBuf,
@@ -77,7 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         events,
         published,
         asked,
-        EventLog::stdout(),
+        EventLog::stdout(args.log_format),
     );
     let passed_on = inputs.clone();
     std::thread::spawn(move || {

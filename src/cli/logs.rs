@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use super::cluster::logs;
+use super::cluster::logs::{self, Asked};
 use super::output::{Unprinted, line};
 use super::run_arg::{Found, Target};
 use super::status;
@@ -30,8 +30,13 @@ Examples:
   evenkeel logs first --rank 3     output of rank 3")]
 pub struct Args {
     /// Show the output of this rank of the newest generation
+    ///
+    /// Without it: the steps of the built-in trainer, or what rank 0 of your program prints.
     #[arg(long, value_name = "R")]
     rank: Option<u64>,
+    /// Show the steps also of a program that reports them
+    #[arg(long, conflicts_with = "rank")]
+    steps: bool,
     /// Follow until the end; Ctrl-C leaves the run or job running
     #[arg(short, long)]
     follow: bool,
@@ -40,13 +45,18 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    match (args.target.find(false)?, args.rank) {
-        (Found::Job(job), rank) => {
-            let follow = args.follow;
-            logs::run(&job, &args.target.cluster, &logs::Shown { rank, follow })
-        }
-        (Found::Run(run_dir), Some(rank)) => output(&run_dir, rank, args.follow),
-        (Found::Run(run_dir), None) => progress(&run_dir, args.follow),
+    let asked = match args.rank {
+        Some(rank) => Asked::Rank(rank),
+        None if args.steps => Asked::Steps,
+        None => Asked::WhatTheTrainerHas,
+    };
+    let follow = args.follow;
+    match args.target.find(false)? {
+        Found::Job(job) => logs::run(&job, &args.target.cluster, asked, follow),
+        Found::Run(run_dir) => match asked.rank_of(run_dir.run()?.built_in.is_none()) {
+            Some(rank) => output(&run_dir, rank, follow),
+            None => progress(&run_dir, follow),
+        },
     }
 }
 

@@ -1,5 +1,5 @@
-//! Logs of a job's pods. An agent prints one JSON event a line: training progress and the output of
-//! its ranks.
+//! Logs of a job's pods. An agent prints the events of the training as JSON, one a line, and the lines of its ranks
+//! as text or as such events.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -211,6 +211,10 @@ pub async fn rank(
             Ok(mut log) => {
                 opened = true;
                 while let Some(PodLine { time, line }) = log.next().await {
+                    // A log that is opened again begins with lines that were read: `since` is a whole second.
+                    if line.seq.is_none() && time.is_some() && time <= since {
+                        continue;
+                    }
                     since = time.or(since);
                     if output.lacks_lines_before(&line) {
                         let whole = logs.lines(pod, None, false).await;
@@ -261,7 +265,13 @@ impl Output {
     /// Takes the lines before `line` from the whole log, and says how many it does not have.
     fn fill(&mut self, whole: impl IntoIterator<Item = LogLine>, line: &LogLine) {
         let Some(to) = line.seq else { return };
-        let numbered = whole.into_iter().filter_map(|line| Some((line.seq?, line)));
+        let mut next = 0;
+        let numbered = whole.into_iter().map(|line| {
+            let seq = line.seq.unwrap_or(next);
+            next = seq + 1;
+            let seq = Some(seq);
+            (next - 1, LogLine { seq, ..line })
+        });
         let lacking = numbered.filter(|(seq, _)| (self.next..to).contains(seq));
         let whole: BTreeMap<u64, LogLine> = lacking.collect();
         let missing = (to - self.next) - whole.len() as u64;
@@ -278,12 +288,11 @@ impl Output {
     }
 
     fn take(&mut self, line: LogLine) {
-        if line.seq.is_some_and(|seq| seq < self.next) {
+        let seq = line.seq.unwrap_or(self.next);
+        if seq < self.next {
             return;
         }
-        if let Some(seq) = line.seq {
-            self.next = seq + 1;
-        }
+        self.next = seq + 1;
         if let Event::Output { rank, line } = line.event
             && rank == self.rank
         {
@@ -520,6 +529,36 @@ mod tests {
         line 11
         line 13
         ");
+    }
+
+    #[test]
+    fn lines_as_text_count_like_events() {
+        let text = |line: &str| LogLine::parse(line).unwrap();
+        let event = |seq: u64| LogLine {
+            seq: Some(seq),
+            ..output(seq, 0)
+        };
+        let log = [
+            text("[1] a"),
+            text("[0] b"),
+            event(2),
+            text("[1] c"),
+            event(4),
+        ];
+        let mut shown = Output::new(1, files::rank_log(1, 1));
+        for line in log.clone() {
+            assert!(!shown.lacks_lines_before(&line));
+            shown.take(line);
+        }
+        assert_eq!(shown.lines, ["a", "c"]);
+        // A connection that broke after the first line.
+        let mut shown = Output::new(1, files::rank_log(1, 1));
+        let [first, .., last] = log.clone();
+        shown.take(first);
+        assert!(shown.lacks_lines_before(&last));
+        shown.fill(log, &last);
+        shown.take(last);
+        assert_eq!(shown.lines, ["a", "c"]);
     }
 
     #[test]

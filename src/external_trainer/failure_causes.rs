@@ -30,6 +30,12 @@ pub fn missing(log_tail: &str) -> Option<&str> {
     lines.filter(|line| !line.is_empty()).take(LAST).find(says)
 }
 
+/// The line that says that a port is taken: a program that chooses its own port meets whoever has it.
+pub fn taken_port(log_tail: &str) -> Option<&str> {
+    let says = |line: &&str| line.to_ascii_lowercase().contains("address already in use");
+    log_tail.lines().find(says).map(str::trim)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,6 +55,21 @@ mod tests {
         assert_eq!(out_of_memory("ValueError: out of memory of mine"), None);
         let rust = "memory allocation of 48 bytes failed";
         assert_eq!(out_of_memory(&format!("step 1\n{rust}\n")), Some(rust));
+    }
+
+    #[test]
+    fn a_taken_port_is_found_in_the_words_of_torch_and_python() {
+        for line in [
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
+             port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            "OSError: [Errno 98] Address already in use",
+        ] {
+            assert_eq!(taken_port(&format!("Traceback:\n  {line}\n")), Some(line));
+        }
+        assert_eq!(
+            taken_port("ConnectionRefusedError: [Errno 111] Connection refused"),
+            None
+        );
     }
 
     #[test]

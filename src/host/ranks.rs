@@ -304,6 +304,15 @@ fn wait(child: Child, group: &Group, log: &Path, reporter: &Reporter) {
             message: message.to_owned(),
             deterministic: true,
         });
+    } else if let (Ending::Code(1), Some(message)) = (ending, failure_causes::taken_port(&words)) {
+        let message = format!(
+            "{message}: the program listens on a port of its own choice; MASTER_PORT names one that is free in every \
+             generation"
+        );
+        reporter.report(Report::Failed {
+            message,
+            deterministic: false,
+        });
     }
     reporter.send(News::Exited(ending));
     // As the first process of its container, the agent is the parent of a killed trainer's children.

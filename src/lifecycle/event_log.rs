@@ -36,7 +36,8 @@ impl Position {
 /// One line of a pod's log, or of a generation's event log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// Index of the line in the pod's log, from 0. `None`: another program or version printed it.
+    /// Index of the line in the pod's log, from 0. `None`: a rank's line as text, or another program or version
+    /// printed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
     /// `None`: the event is only in the pod's log.
@@ -49,8 +50,27 @@ pub struct LogLine {
 impl LogLine {
     /// Parses a line; `None` for text that no agent wrote.
     pub fn parse(line: &str) -> Option<LogLine> {
-        serde_json::from_str(line).ok()
+        let Some((rank, line)) = parse_text(line) else {
+            return serde_json::from_str(line).ok();
+        };
+        let line = line.to_owned();
+        Some(LogLine {
+            seq: None,
+            position: None,
+            event: Event::Output { rank, line },
+        })
     }
+}
+
+/// A rank's line as text of a pod's log, with its end: `[3] epoch 1`.
+pub fn text_of_rank(rank: u64, line: &str) -> String {
+    format!("[{rank}] {line}\n")
+}
+
+/// Rank and line of such a text.
+fn parse_text(text: &str) -> Option<(u64, &str)> {
+    let (rank, line) = text.strip_prefix('[')?.split_once("] ")?;
+    Some((rank.parse().ok()?, line))
 }
 
 /// Path and query with which an agent is asked for the events from a position on.
@@ -108,5 +128,22 @@ mod tests {
         let output = LogLine::parse(output).unwrap();
         assert_eq!((output.seq, output.position), (None, None));
         assert_eq!(LogLine::parse("plain words"), None);
+        assert_eq!(LogLine::parse("[INFO] words"), None);
+    }
+
+    #[test]
+    fn a_rank_s_line_as_text_is_read_back() {
+        for line in [
+            "epoch 1",
+            "",
+            "[1] {\"event\":\"finished\"}",
+            " 50% |####",
+            "]",
+        ] {
+            let text = text_of_rank(3, line);
+            let read = LogLine::parse(text.strip_suffix('\n').unwrap()).unwrap();
+            let line = line.to_owned();
+            assert_eq!(read.event, Event::Output { rank: 3, line });
+        }
     }
 }

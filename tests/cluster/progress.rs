@@ -12,6 +12,7 @@ fn job(name: &str, report: &str, trainer: Value) -> Job {
         "step=0\n\
          while [ ! -e \"$EVENKEEL_RUN_DIR/stop\" ]; do\n\
            step=$((step + 1))\n\
+           echo \"rank $RANK at step $step\"\n\
            if [ \"$RANK\" = 0 ]; then {report}; fi\n\
            /bin/busybox sleep 1\n\
          done"
@@ -58,12 +59,16 @@ fn shows_its_progress(name: &str, job: &Job, counts_tokens: bool) {
     assert_eq!(rate > 0, counts_tokens, "{rate} tokens/s");
     assert!(left.ends_with('s'), "{left}");
 
-    let shown = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
-        .args(["status", name, "-n", "default"])
-        .output()
-        .unwrap();
-    let text = output_text(&shown);
-    assert!(shown.status.success(), "{text}");
+    let shown = |command: &str| {
+        let shown = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+            .args([command, name, "-n", "default"])
+            .output()
+            .unwrap();
+        let text = output_text(&shown);
+        assert!(shown.status.success(), "{text}");
+        text
+    };
+    let text = shown("status");
     let progress = text.lines().find(|line| line.contains("  progress  "));
     let progress = progress.unwrap_or_else(|| panic!("no progress in {text}"));
     for part in [
@@ -73,6 +78,18 @@ fn shows_its_progress(name: &str, job: &Job, counts_tokens: bool) {
     ] {
         assert!(progress.contains(part), "{progress}");
     }
+
+    let selected = format!("evenkeel.dev/job={name}");
+    let pods = kubectl(&["logs", "-c", "trainer", "--tail=-1", "-l", &selected]);
+    assert!(
+        pods.lines().any(|line| line == "[0] rank 0 at step 1"),
+        "{pods}"
+    );
+    let output = shown("logs");
+    let of_program = output.lines().filter(|line| line.starts_with("rank "));
+    let lines: Vec<&str> = of_program.take(3).collect();
+    let expected = ["rank 0 at step 1", "rank 0 at step 2", "rank 0 at step 3"];
+    assert_eq!(lines, expected, "{output}");
 
     std::fs::write(job.run().join("stop"), "").unwrap();
     let status = job.wait("its end", |status| status["phase"] == "Complete");

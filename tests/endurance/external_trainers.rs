@@ -554,6 +554,37 @@ fn a_trainers_progress_is_found_in_its_output() {
     });
     let steps: Vec<_> = steps.collect();
     assert_eq!(steps, [(4, 2.5), (7, 2.25), (9, 2.0)]);
+    let words = external.run.call("logs", &[]);
+    assert!(
+        words.stdout.starts_with(b"starting\n4/9 loss 2.5\n"),
+        "{words:?}"
+    );
+    let steps = external.run.call("logs", &["--steps"]);
+    let steps = String::from_utf8(steps.stdout).unwrap();
+    assert!(
+        steps.contains("Step 9 ") && !steps.contains("starting"),
+        "{steps}"
+    );
+}
+
+#[test]
+fn a_taken_port_is_the_reason_of_a_failure() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    let external = External::new(&format!(
+        "exec python3 -c 'import socket; socket.socket().bind((\"127.0.0.1\", {port}))'\n"
+    ));
+    let output = external.run.launch(&external.arguments("1"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = stderr(&output);
+    for words in [
+        "Address already in use: the program listens on",
+        "MASTER_PORT",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    // Who has the port may leave it.
+    assert_eq!(external.run.worlds().len(), 4);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::host::{Event as RankEvent, HostGeneration, News, last_lines};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::stall::OnStall;
-use crate::telemetry::{Event, now};
+use crate::telemetry::now;
 
 impl PodAgent {
     pub(super) fn take_event(&mut self, event: RankEvent) {
@@ -116,7 +116,7 @@ impl PodAgent {
             return;
         };
         let followed = current.follow(ended, |rank, line| {
-            self.log.of_pod(Event::Output { rank, line });
+            self.log.of_rank(rank, line);
         });
         if followed.is_last && followed.checkpoint.is_some() {
             self.state.external_checkpoint = followed.checkpoint;

@@ -7,8 +7,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::api::RemainderPolicy;
 use crate::api::status::{Current as Published, RecipeSnapshot};
+use crate::api::{LogFormat, RemainderPolicy};
 use crate::host::News;
 use crate::lifecycle::files;
 use crate::lifecycle::generation::{Address, Member, PodRef, testing};
@@ -66,7 +66,7 @@ impl Pod {
             devices: 1,
             cores: 1,
         };
-        let log = EventLog::stdout();
+        let log = EventLog::stdout(LogFormat::Text);
         Pod {
             agent: PodAgent::new(identity, received, events, published, asks, log),
             happened,

@@ -8,16 +8,37 @@ use crate::cli::output::line;
 use crate::client;
 use crate::telemetry::{Display, Mode};
 
-/// What to show of a job, and how long.
-pub struct Shown {
-    /// The output of this rank of the newest generation; `None`: the progress.
-    pub rank: Option<u64>,
-    /// Until the job ends.
-    pub follow: bool,
+/// What to show of a run or job.
+#[derive(Clone, Copy)]
+pub enum Asked {
+    Rank(u64),
+    Steps,
+    /// The steps of the built-in trainer; what rank 0 of an external one prints.
+    WhatTheTrainerHas,
 }
 
-pub fn run(job: &str, cluster: &ClusterArgs, shown: &Shown) -> anyhow::Result<ExitCode> {
-    match (shown.rank, shown.follow) {
+impl Asked {
+    /// The rank whose output is shown; `None`: the steps are.
+    pub fn rank_of(self, external: bool) -> Option<u64> {
+        match self {
+            Asked::Rank(rank) => Some(rank),
+            Asked::WhatTheTrainerHas if external => Some(0),
+            Asked::Steps | Asked::WhatTheTrainerHas => None,
+        }
+    }
+}
+
+/// Shows a job, with `follow` until it ends.
+pub fn run(
+    job: &str,
+    cluster: &ClusterArgs,
+    asked: Asked,
+    follow: bool,
+) -> anyhow::Result<ExitCode> {
+    let job_now = cluster.run(async |cluster| Ok(cluster.job(job).await?))?;
+    let status = job_now.status.unwrap_or_default();
+    let external = !status.command(&job_now.spec).is_empty();
+    match (asked.rank_of(external), follow) {
         (Some(rank), follow) => {
             let mut unprinted = None;
             cluster.run(async |cluster| {

@@ -15,7 +15,7 @@ use super::{
     AGENT_PORT, JOB_LABEL, METRICS_PORT, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay,
 };
 use crate::api::status::Slot;
-use crate::api::{CODE_KEY, TrainingJob};
+use crate::api::{CODE_KEY, LogFormat, TrainingJob};
 use crate::inventory::kubernetes::ResourceRequest;
 use crate::lifecycle::authentication;
 
@@ -188,14 +188,24 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
             mounts.push(mount);
         }
     }
-    let devices = BTreeMap::from([(&job.spec.resource_name, job.spec.gpus_per_node.to_string())]);
+    let gpus = job.spec.gpus_per_node.to_string();
+    let mut arguments = vec![
+        "--run".into(),
+        run_directory(job),
+        "--devices".into(),
+        gpus.clone(),
+    ];
+    if job.spec.trainer.log_format == LogFormat::Json {
+        arguments.push("--log-format=json".into());
+    }
+    let devices = BTreeMap::from([(&job.spec.resource_name, gpus)]);
     json!({
         "hostname": name,
         "subdomain": companion(job),
         "restartPolicy": "Never",
         "serviceAccountName": companion(job),
         "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": job.spec.elasticity.drain_seconds + AGENT_GRACE_SECONDS,
+        "terminationGracePeriodSeconds": job.spec.elasticity.drain_seconds.saturating_add(AGENT_GRACE_SECONDS),
         "securityContext": {
             "runAsNonRoot": true,
             "runAsUser": USER,
@@ -214,7 +224,7 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
             "name": "trainer",
             "image": job.spec.image,
             "command": ["evenkeel", "agent"],
-            "args": ["--run", run_directory(job), "--devices", job.spec.gpus_per_node.to_string()],
+            "args": arguments,
             "env": environment(job),
             "envFrom": Some(&job.spec.trainer.env_from).filter(|sources| !sources.is_empty()),
             "workingDir": job.spec.code.as_ref().map(|_| CODE_DIRECTORY),
