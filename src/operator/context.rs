@@ -58,6 +58,8 @@ pub struct Context {
     pub key: Key,
     /// The controller's image, for pods whose image does not contain this program.
     pub image: Option<String>,
+    /// Priority classes that a `podTemplate` may name; `None`: all.
+    pub priority_classes: Option<Vec<String>>,
     /// Memory of the jobs, by uid.
     pub job_cache: Mutex<HashMap<String, JobState>>,
     /// Uid of the job that got its first pods last, with the time.

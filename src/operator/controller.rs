@@ -70,6 +70,10 @@ pub struct Options {
     /// Image of this controller. Pods of external trainers copy the evenkeel executable from it.
     #[arg(long, env = "EVENKEEL_CONTROLLER_IMAGE")]
     image: Option<String>,
+    /// Priority classes that the podTemplate of a job may name, separated by commas; empty: none. Without the option every
+    /// class is allowed.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    priority_classes: Option<Vec<String>>,
     /// File with the controller's key, from which the keys of all jobs derive. Without the file the first controller
     /// creates the Secret `evenkeel-controller-key` in its namespace, which the chart mounts here.
     #[arg(long, env = "EVENKEEL_KEY_FILE", default_value = "/run/evenkeel/key")]
@@ -134,6 +138,7 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         metrics,
         namespace: options.namespace,
         image: options.image,
+        priority_classes: options.priority_classes,
         agents: Agents::new(news, key.clone()),
         key,
         client,

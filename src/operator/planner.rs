@@ -153,10 +153,11 @@ impl Planner {
         &mut self,
         job: &TrainingJob,
         image: Option<&str>,
+        priority_classes: Option<&[String]>,
     ) -> Result<(), Refusal> {
         let generation = job.metadata.generation.unwrap_or_default();
         if self.buildable.as_ref().map(|(known, _)| *known) != Some(generation) {
-            self.buildable = Some((generation, buildable(job, image)?));
+            self.buildable = Some((generation, buildable(job, image, priority_classes)?));
         }
         Ok(())
     }
@@ -311,7 +312,11 @@ pub fn reached(status: &TrainingJobStatus) -> Reached {
 }
 
 /// Resource request of the job's pods; refuses a job whose objects cannot be built.
-fn buildable(job: &TrainingJob, image: Option<&str>) -> Result<ResourceRequest, Refusal> {
+fn buildable(
+    job: &TrainingJob,
+    image: Option<&str>,
+    priority_classes: Option<&[String]>,
+) -> Result<ResourceRequest, Refusal> {
     let request = build::resource_request(job);
     let constraints = request.constraints();
     if constraints > MOST_CONSTRAINTS {
@@ -325,6 +330,18 @@ fn buildable(job: &TrainingJob, image: Option<&str>) -> Result<ResourceRequest, 
             "spec.podTemplate does not give a valid pod: {error}; compare it with `kubectl explain pod.spec`"
         ))
     })?;
+    let class = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.priority_class_name.as_deref());
+    if let (Some(class), Some(allowed)) = (class, priority_classes)
+        && !allowed.iter().any(|name| name == class)
+    {
+        return Err(plan_refused(format!(
+            "spec.podTemplate has the priority class {class}, whose pods preempt those of others: remove it, or let the \
+             cluster's administrator add it to the chart's admissionPolicy.priorityClasses"
+        )));
+    }
     Ok(request.of_pod(&pod))
 }
 

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use tracing::{error, warn};
 
 use super::conditions::Refusal;
-use super::context::Reconciliation;
+use super::context::{Context, Reconciliation};
 use super::planner::{PlanInput, Planner, reached};
 use super::recipe_source::{plan_refused, snapshot};
 use crate::api::condition::ConditionType;
@@ -160,7 +160,12 @@ impl Reconciliation<'_> {
         status: &TrainingJobStatus,
         planner: &mut Planner,
     ) -> Result<PlannedRecipe, Unplanned> {
-        planner.refuse_unbuildable(self.job, self.context.image.as_deref())?;
+        let Context {
+            image,
+            priority_classes,
+            ..
+        } = self.context;
+        planner.refuse_unbuildable(self.job, image.as_deref(), priority_classes.as_deref())?;
         let snapshot = snapshot(&self.context.client, self.job).await?;
         let input = PlanInput::of(self.job, status, &snapshot);
         if let Some((refused, refusal)) = self.state(|state| state.refused.clone())

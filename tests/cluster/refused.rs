@@ -102,6 +102,13 @@ fn the_api_server_refuses_contradictory_specs() {
             "spec.podTemplate must not set hostNetwork",
         ),
         (
+            "priority",
+            1,
+            &inline,
+            pod_template(json!({"priorityClassName": "system-node-critical"})),
+            "spec.podTemplate must not set a priority class",
+        ),
+        (
             "volume",
             1,
             &inline,

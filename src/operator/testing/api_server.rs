@@ -50,6 +50,7 @@ impl ApiServer {
             metrics: Default::default(),
             namespace: "system".into(),
             image: None,
+            priority_classes: Some(vec!["batch".into()]),
             agents: Agents::new(wake, key.clone()),
             key,
             stores,

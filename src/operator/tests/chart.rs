@@ -116,6 +116,17 @@ fn the_policy_refuses_what_the_baseline_standard_forbids_wherever_it_is_set() {
         (pod(json!({"hostIPC": true})), "set hostIPC"),
         (pod(json!({"hostIPC": "true"})), "set hostIPC"),
         (
+            [
+                json!({"priorityClassName": "system-node-critical"}),
+                json!({"priorityClassName": "batch"}),
+                json!({"priority": 1000}),
+            ]
+            .into_iter()
+            .flat_map(pod)
+            .collect(),
+            "set a priority class",
+        ),
+        (
             contexts(&json!({"windowsOptions": {"hostProcess": true}})),
             "set hostProcess",
         ),
@@ -310,6 +321,15 @@ fn replicas_survive_the_loss_and_the_drain_of_a_node() {
     let deployment = &of_kind("Deployment")[0]["spec"];
     let template = &deployment["template"];
     assert_eq!(deployment["replicas"], 2);
+    // No class of a tenant preempts them, and the quota lets all of them have theirs.
+    let class = &template["spec"]["priorityClassName"];
+    assert_eq!(class, "system-cluster-critical");
+    let quota = &of_kind("ResourceQuota")[0]["spec"];
+    assert_eq!(quota["hard"]["pods"], "4");
+    assert_eq!(
+        quota["scopeSelector"]["matchExpressions"][0]["values"],
+        json!([class])
+    );
     let labels = &template["metadata"]["labels"];
     let selects = |selector: &Value| selector["matchLabels"] == *labels;
     assert!(selects(&deployment["selector"]));

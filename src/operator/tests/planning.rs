@@ -391,3 +391,23 @@ async fn a_batch_that_depends_on_the_world_is_planned_from_the_first_one() {
         .await;
     assert_eq!(cluster.status().plan.unwrap().formula, "1 × 16 × 4 = 64");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_priority_class_that_is_not_allowed_is_refused_before_any_pod_exists() {
+    for (class, allowed) in [("system-node-critical", false), ("batch", true)] {
+        let mut cluster = Cluster::new();
+        cluster.edit(json!({"podTemplate": {"spec": {"priorityClassName": class}}}));
+        cluster.reconcile().await.unwrap();
+        let status = cluster.status();
+        let refused = status
+            .message
+            .contains("spec.podTemplate has the priority class");
+        assert_eq!(
+            (refused, status.phase != Phase::Pending),
+            (!allowed, allowed),
+            "{}",
+            status.message
+        );
+        assert_eq!(cluster.server.names("pods").is_empty(), !allowed);
+    }
+}

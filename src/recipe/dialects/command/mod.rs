@@ -235,11 +235,10 @@ pub(crate) fn parse(
     if found.project.is_none() {
         script::refuse_others(&candidates, diagnostics);
     }
-    if script::refuse_torn(&lines, found, diagnostics) {
-        return None;
-    }
     script::refuse_blanks(form, found, diagnostics);
-    script::warn_of_escaped_end(text, form, found, diagnostics);
+    if !script::warn_of_escaped_end(text, form, found, diagnostics) {
+        script::warn_of_torn(&lines, found, diagnostics);
+    }
     unresolved::warn_of_defaults(found.words, diagnostics);
     Some(understand(found, diagnostics))
 }

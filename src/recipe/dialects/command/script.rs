@@ -137,24 +137,28 @@ pub(crate) fn begins_with_option(line: &Line) -> bool {
         .is_some_and(|word| word::is_long_option(&word.text))
 }
 
-/// Refuses a training whose arguments continue on a line that the shell takes for another command. Returns whether it
-/// did.
-pub(crate) fn refuse_torn(
+/// Warns of a training whose arguments continue on a line that the shell takes for another command.
+pub(crate) fn warn_of_torn(
     lines: &[Line],
     training: &Candidate<'_>,
     diagnostics: &mut Vec<Diagnostic>,
-) -> bool {
+) {
     let at = lines
         .iter()
         .position(|line| std::ptr::eq(line.words.as_slice(), training.words));
     let next = at
         .and_then(|at| lines.get(at + 1))
         .filter(|line| begins_with_option(line));
-    let Some(word) = next.and_then(|line| line.words.first()) else {
-        return false;
-    };
-    diagnostics.push(torn(word));
-    true
+    if let Some(word) = next.and_then(|line| line.words.first()) {
+        let Diagnostic { message, help, .. } = torn(word);
+        let message = format!("{message}, without it and what follows");
+        diagnostics.push(Diagnostic::warning(
+            "yaml-syntax",
+            Some(word.span),
+            message,
+            help,
+        ));
+    }
 }
 
 /// The error for a line that begins with an option.
@@ -280,13 +284,14 @@ pub(crate) fn refuse_blanks(
     }
 }
 
-/// Warns of a `\` before a blank at the end of a line: the command ends there.
+/// Warns of a `\` before a blank at the end of a line: the command ends there. Returns whether it
+/// did.
 pub(crate) fn warn_of_escaped_end(
     text: &str,
     form: Form,
     training: &Candidate<'_>,
     diagnostics: &mut Vec<Diagnostic>,
-) {
+) -> bool {
     if let Some(last) = training.words.last()
         && form == Form::Script
         && is_escaped_end(text, last)
@@ -297,7 +302,9 @@ pub(crate) fn warn_of_escaped_end(
             "a blank follows this `\\`, so that it does not continue the line: the command ends here, without the arguments below",
             "remove the blank if the next line belongs to the command",
         ));
+        return true;
     }
+    false
 }
 
 /// Whether a word is an escaped blank at the end of its line, which was meant to continue it.

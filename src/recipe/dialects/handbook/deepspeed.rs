@@ -10,6 +10,7 @@ use std::path::Path;
 
 use crate::recipe::dialects::accelerate;
 use crate::recipe::dialects::deepspeed::{self as config, AUTO, number};
+use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
@@ -124,6 +125,12 @@ fn compare(config: &Node, values: &Values, versions: Versions, tree: &Tree, read
         let (Some(node), Some((in_trainer, text))) = (config.get_path(path), in_trainer) else {
             continue;
         };
+        // The program may set it itself, to what its text would have to be run for.
+        let own =
+            matches!(&reading.program, Program::Text(program) if program.default(key).is_some());
+        if own && values.node(key).is_none() {
+            continue;
+        }
         let parts = node.items().unwrap_or(std::slice::from_ref(node)).iter();
         let in_config: Vec<Option<f64>> = parts.clone().map(number_or_truth).collect();
         // "auto" and the like take the trainer's.
