@@ -299,7 +299,11 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
     request.setting(
         key,
         format!("there is no {}", place.display()),
-        format!("override {spelled}=/path/to/data.jsonl"),
+        // A mixture has a path as its key, which no override replaces.
+        match spelled.ends_with(&source.path) {
+            true => "correct the path in the recipe".to_owned(),
+            false => format!("override {spelled}=/path/to/data.jsonl"),
+        },
     )
 }
 

@@ -389,7 +389,7 @@ fn add_arguments(
             .or(stated);
         let processes = processes.and_then(|text| text.parse().ok());
         programs::complete(script.value, script.span, root, processes, reading);
-        take_own_defaults(script.span, alone, root, reading);
+        take_own_defaults(script.span, request, root, reading);
     }
     Some(())
 }
@@ -415,35 +415,75 @@ fn program_of(script: &Given<&Path>, module: bool, reading: &mut Reading) -> Pro
     Program::Text(ProgramText { file, text })
 }
 
-/// Adds the batch numbers that the program sets where its command does not. `alone`: the command has no recipe.
-fn take_own_defaults(at: Span, alone: bool, root: &mut Node, reading: &mut Reading) {
+/// Adds the batch numbers that the program sets where its command does not. Without a micro-batch the others say nothing.
+fn take_own_defaults(at: Span, request: &Request, root: &mut Node, reading: &mut Reading) {
     let Program::Text(program) = &reading.program else {
         return;
     };
-    let missing = MUST_BE_TYPED.iter().filter(|key| root.get(key).is_none());
-    let own: Vec<_> = missing
-        .filter_map(|key| Some((*key, program.default(key)?)))
+    let own = |key: &str| match program.default(key).filter(|_| root.get(key).is_none())? {
+        // The program's own name for it.
+        program::Default::Argument(name, span) => Some(match root.get(&name) {
+            Some(given) => Own::Given(name, given.clone()),
+            None => match program.default(&name) {
+                Some(program::Default::Number(number, span)) => Own::Default(number, span),
+                _ => Own::Unknown(span, name),
+            },
+        }),
+        program::Default::Number(number, span) => Some(Own::Default(number, span)),
+        program::Default::Unknown(span) => Some(Own::Unknown(span, key.to_owned())),
+    };
+    let found: Vec<(&str, Own)> = MUST_BE_TYPED
+        .iter()
+        .filter_map(|key| Some((*key, own(key)?)))
         .collect();
-    for (key, default) in own {
-        match default {
-            program::Default::Number(number, span) => {
-                reading.note(
+    let sized =
+        |(key, own): &(&str, Own)| *key == MUST_BE_TYPED[0] && !matches!(own, Own::Unknown(..));
+    let is_known = root.get(MUST_BE_TYPED[0]).is_some() || found.iter().any(sized);
+    // A command of a `Trainer` would otherwise get its default.
+    let counts = transformers::is_for_a_trainer(root) && !request.states_batch();
+    for (key, own) in found {
+        let (message, span, value) = match own {
+            Own::Given(name, node) if is_known => {
+                let given = node.shown().to_owned();
+                (
+                    format!("the program takes `{key}` from `{name}`, {given}"),
+                    node.span,
+                    node,
+                )
+            }
+            Own::Default(number, span) if is_known => {
+                let node = Node::plain(number.to_string(), span);
+                (
+                    format!("`{key}` is not given: the program sets it to {number}"),
+                    span,
+                    node,
+                )
+            }
+            Own::Unknown(span, name) if counts => {
+                let message = format!("`{key}` is not given, and the program sets it here");
+                reading.error(
                     "mandatory-missing",
                     Some(span),
-                    format!("`{key}` is not given: the program sets it to {number}"),
-                    format!("nothing to do; write `--{key} N` if the program changes it later"),
+                    message,
+                    format!("add `--{name} N`"),
                 );
-                root.set(key, at, Node::plain(number.to_string(), span));
+                continue;
             }
-            program::Default::Unknown(span) if alone => reading.error(
-                "mandatory-missing",
-                Some(span),
-                format!("`{key}` is not given, and the program sets it here"),
-                format!("add `--{key} N`"),
-            ),
-            program::Default::Unknown(_) => {}
-        }
+            _ => continue,
+        };
+        let help = "nothing to do, unless the program changes it later";
+        reading.note("mandatory-missing", Some(span), message, help);
+        root.set(key, at, value);
     }
+}
+
+/// How a program sets an argument of `TrainingArguments` that its command does not give.
+enum Own {
+    /// By an argument of another name, which the command gives.
+    Given(String, Node),
+    Default(u64, Span),
+    /// The argument that would set it.
+    Unknown(Span, String),
 }
 
 impl Job {
@@ -608,8 +648,11 @@ fn dialect_of(
         let reason = format!("the command has TRL's argument `--{name}`");
         return Some((Dialect::HandbookTrl, reason));
     }
-    let reason = "the command has a trainer's arguments".to_owned();
-    Some((Dialect::Transformers, reason))
+    let reason = match transformers::is_for_a_trainer(&command.arguments) {
+        true => "the command has a trainer's arguments",
+        false => "no reader knows its program",
+    };
+    Some((Dialect::Transformers, reason.to_owned()))
 }
 
 /// The launcher's settings: an accelerate config (from `--accelerate` or the command), the options of

@@ -251,13 +251,15 @@ fn lengths(recipe: &Recipe, draft: &Draft, horizon: &Horizon) -> String {
         _ => match spec.budget.epochs {
             Some(1.0) => "1 epoch of unknown length".to_owned(),
             Some(epochs) => format!("{epochs} epochs of unknown length"),
-            None => "not stated".to_owned(),
+            None => "not known".to_owned(),
         },
     };
-    lines.push((
-        "budget",
-        budget + default("budget", ["epochs", "steps", "samples"]),
-    ));
+    let is_default = if spec.budget.epochs.is_some() {
+        default("budget", ["epochs", "steps", "samples"])
+    } else {
+        ""
+    };
+    lines.push(("budget", budget + is_default));
     let warmup = match (horizon.warmup_samples, spec.learning_rate.warmup_ratio) {
         (Some(0), _) => None,
         (Some(samples), _) => Some(both(samples)),

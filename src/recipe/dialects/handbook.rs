@@ -22,6 +22,7 @@ use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
+use crate::recipe::schema::program::{Program, ProgramText};
 use crate::recipe::schema::reader::{
     Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
@@ -365,7 +366,9 @@ fn refuse_unknown(
     let command = reading.files.command.map(|(file, _)| file);
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
-        if name == RESERVED || keys::kind(name, objective).is_some() {
+        let is_own = |program: &ProgramText| program.default(name).is_some();
+        let own = matches!(&reading.program, Program::Text(program) if is_own(program));
+        if name == RESERVED || keys::kind(name, objective).is_some() || own {
             continue;
         }
         let file = Some(entry.name_span.file);
@@ -374,9 +377,11 @@ fn refuse_unknown(
         let typed = file == command && reading.of_trl;
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
         let near = nearest(name, known);
+        let others = matches!(&reading.program, Program::Text(_) | Program::Unread);
         let typo = near.filter(|near| {
             let similar = || within(name, [*near], 2).is_some();
-            overridden || keys::sets_batch(near) || (typed && similar())
+            let of_batch = keys::sets_batch(near) && (!others || similar());
+            overridden || of_batch || (typed && similar())
         });
         let message = format!("there is no key `{name}` in {this} recipes");
         let (severity, message, help) = if !owners.is_empty() {

@@ -36,6 +36,7 @@ fn objective(root: &Node) -> Option<Given<&'static str>> {
     let loss = root.get("pref_loss");
     let (key, node, objective) = match (stage.text()?, loss.and_then(Node::text)) {
         ("sft", _) => ("stage", stage, "sft"),
+        ("pt", _) => ("stage", stage, "language-modelling"),
         ("rm", _) => ("stage", stage, "reward"),
         ("kto", _) => ("stage", stage, "kto"),
         ("dpo", Some("orpo")) => ("pref_loss", loss?, "orpo"),

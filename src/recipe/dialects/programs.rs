@@ -10,6 +10,7 @@
 use std::path::Path;
 
 use super::transformers::MUST_BE_TYPED;
+use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
@@ -75,7 +76,11 @@ pub(crate) fn takes_torchruns_variables(program: &str) -> bool {
 fn swift_defaults(arguments: &Node, processes: Option<u64>) -> Option<Vec<(&'static str, u64)>> {
     let [micro_batch, accumulation] = MUST_BE_TYPED;
     let mut defaults = Vec::new();
-    let per_device: u64 = match arguments.get(micro_batch) {
+    // Versions 1 and 2 call it `batch_size` (ms-swift 2.6.1 `swift/llm/utils/argument.py`).
+    let given = arguments
+        .get(micro_batch)
+        .or_else(|| arguments.get("batch_size"));
+    let per_device: u64 = match given {
         Some(node) => node.text()?.parse().ok()?,
         None => 1,
     };
@@ -96,6 +101,38 @@ fn swift_defaults(arguments: &Node, processes: Option<u64>) -> Option<Vec<(&'sta
     Some(defaults)
 }
 
+/// Replaces the name of one of ms-swift's own DeepSpeed configs by what it says (ms-swift 3.5.3
+/// `swift/llm/argument/train_args.py`; 2.6.1 `swift/llm/utils/argument.py`).
+fn take_swifts_deepspeed(arguments: &mut Node) {
+    let Some(node) = arguments.get("deepspeed").cloned() else {
+        return;
+    };
+    let Some(name) = node.text() else { return };
+    let stage = name.strip_prefix("default-").unwrap_or(name);
+    let (strategy, offloads) = match stage {
+        "zero0" => ("ddp", false),
+        "zero1" => ("zero1", false),
+        "zero2" => ("zero2", false),
+        "zero3" => ("fsdp", false),
+        "zero2_offload" => ("zero2", true),
+        "zero3_offload" => ("fsdp", true),
+        _ => return,
+    };
+    arguments.remove_path("deepspeed");
+    let path = |key: &str| format!("{RESERVED}.parallel.{key}");
+    arguments.set_path(
+        &path("strategy"),
+        Node::string(strategy.to_owned(), node.span),
+    );
+    if offloads {
+        let truth = || Node::plain("true".to_owned(), node.span);
+        arguments.set_path(&path("offload_optimizer"), truth());
+        if strategy == "fsdp" {
+            arguments.set_path(&path("offload_parameters"), truth());
+        }
+    }
+}
+
 /// Completes or refuses the arguments of a program that do not set the batch as a `Trainer`'s do. `processes`: their
 /// number where the program runs as written.
 pub(crate) fn complete(
@@ -106,11 +143,17 @@ pub(crate) fn complete(
     reading: &mut Reading,
 ) {
     if is_swift(script) {
+        take_swifts_deepspeed(arguments);
         let Some(defaults) = swift_defaults(arguments, processes) else {
             let defaults = "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation";
             return require_batch(defaults, span, arguments, reading);
         };
         for (key, value) in defaults {
+            let by_old_name = key == MUST_BE_TYPED[0] && arguments.get("batch_size").is_some();
+            if by_old_name {
+                arguments.set(key, span, Node::plain(value.to_string(), span));
+                continue;
+            }
             reading.note(
                 "mandatory-missing",
                 Some(span),
@@ -258,6 +301,10 @@ mod tests {
             (
                 "swift sft --model m --per_device_train_batch_size 1 --gradient_accumulation_steps 4",
                 (1, 4),
+            ),
+            (
+                "NPROC_PER_NODE=2 swift sft --model_id_or_path m --batch_size 4 --deepspeed default-zero3",
+                (4, 2),
             ),
             (
                 "torchrun --nproc_per_node 2 swift/cli/sft.py --gradient_accumulation_steps 4 --do_train",

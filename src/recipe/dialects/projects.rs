@@ -280,9 +280,20 @@ static TRAINING: [(&str, Words, Option<&Project>); 7] = [
     ("tune", Words("run"), Some(&TORCHTUNE)),
 ];
 
+/// Modules that evaluate or generate.
+const OTHERS: Words =
+    Words("lighteval lm_eval pytest sglang.launch_server vllm.entrypoints.openai.api_server");
+
 /// Whether a command calls one of these programs for something else: `swift infer`, `trl vllm-serve`.
 pub(crate) fn trains_nothing(words: &[Word]) -> bool {
     let text = |at: usize| words.get(at).map(|word| word.text.as_str());
+    let is_python = |word: &Word| word.file_name().starts_with("python");
+    if let Some(at) = words.iter().position(is_python) {
+        let module = (text(at + 1) == Some("-m")).then(|| text(at + 2)).flatten();
+        if text(at + 1) == Some("-c") || module.is_some_and(|module| OTHERS.has(module)) {
+            return true;
+        }
+    }
     word_positions(words).any(|at| {
         let name = words[at].file_name();
         let mut programs = TRAINING.iter();

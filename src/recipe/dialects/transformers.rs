@@ -148,9 +148,13 @@ fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
         let on = ["true", "1", "yes"].contains(&node.text()?.to_lowercase().as_str());
         Some((on, node.span))
     };
-    let (cause, span) = match (stated("do_train"), stated("do_predict")) {
-        (Some((false, span)), _) => ("`do_train` is false", span),
-        (None, Some((true, span))) => ("`do_predict` without `do_train`", span),
+    // TRL's scripts train without `do_train`, with or without `do_eval`.
+    let asks =
+        matches!(&reading.program, Program::Text(program) if program.text.contains(".do_train"));
+    let (cause, span) = match (stated("do_train"), stated("do_predict"), stated("do_eval")) {
+        (Some((false, span)), ..) => ("`do_train` is false", span),
+        (None, Some((true, span)), _) => ("`do_predict` without `do_train`", span),
+        (None, _, Some((true, span))) if asks => ("`do_eval` without `do_train`", span),
         _ => return false,
     };
     let message = format!("{cause}: this command trains nothing");
@@ -356,6 +360,15 @@ mod tests {
             (Some(8), Some(1))
         );
         assert_eq!(spec.learning_rate.peak, 5e-5);
+        // Only a positive norm is clipped to.
+        let unclipped = command("python run_clm.py --do_train --max_grad_norm -1").spec;
+        assert_eq!(
+            unclipped.optimizer.gradient_clip,
+            command("python run_clm.py --do_train --max_grad_norm 0")
+                .spec
+                .optimizer
+                .gradient_clip
+        );
         assert_eq!(spec.model.precision, Precision::F32);
         assert!(!spec.model.activation_checkpointing);
         assert_eq!(spec.objective, Objective::LanguageModelling);
@@ -410,6 +423,16 @@ mod tests {
         assert_eq!(
             (batch.per_device_batch_size, batch.accumulation),
             (Some(8), Some(1))
+        );
+        // An argument of its own name.
+        let renamed = "TrainingArguments(\n  per_device_train_batch_size=args.batch,\n  gradient_accumulation_steps=4)\n";
+        let batch = program(renamed, &line.replace("--do_train", "--batch 2"))
+            .unwrap()
+            .spec
+            .batch;
+        assert_eq!(
+            (batch.per_device_batch_size, batch.accumulation),
+            (Some(2), Some(4))
         );
         let trl = program("from trl import RewardTrainer\n", line).unwrap();
         assert_eq!(trl.dialect, Dialect::HandbookTrl);

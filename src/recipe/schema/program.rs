@@ -38,6 +38,8 @@ pub(crate) struct ProgramText {
 pub(crate) enum Default {
     /// To this whole number.
     Number(u64, Span),
+    /// To the value of another argument: `TrainingArguments(save_steps=args.save)`.
+    Argument(String, Span),
     /// To something else.
     Unknown(Span),
 }
@@ -75,16 +77,25 @@ impl ProgramText {
         let option = format!(
             r#"add_argument\(\s*["']--(?:{name}|{dashed})["'](?:[^()]*?\bdefault\s*=\s*(?<number>\d+))?"#
         );
-        let passed = format!(r"(?m)(?:^|[(,])[ \t]*{name}\s*=\s*(?<number>\d+)?\b");
+        let passed = format!(
+            r"(?m)(?:^|[(,])[ \t]*{name}\s*=\s*(?:(?<number>\d+)\s*[,)\n]|(?:\w+\.)+(?<argument>\w+)\s*[,)\n])?"
+        );
         [field, option, passed].iter().find_map(|pattern| {
             let found = Regex::new(pattern).ok()?.captures(&self.text)?;
             let span = Span::of(&self.text, found.get(0)?.range(), self.file);
             let number = found
                 .name("number")
                 .and_then(|number| number.as_str().parse().ok());
-            Some(number.map_or(Default::Unknown(span), |number| {
-                Default::Number(number, span)
-            }))
+            let argument = found
+                .name("argument")
+                .map(|argument| argument.as_str().to_owned());
+            Some(match (number, argument) {
+                (Some(number), _) => Default::Number(number, span),
+                // It passes on what it parses by the same name.
+                (None, Some(argument)) if argument == name => return None,
+                (None, Some(argument)) => Default::Argument(argument, span),
+                (None, None) => Default::Unknown(span),
+            })
         })
     }
 }
@@ -98,7 +109,7 @@ mod tests {
         let found = ProgramText { file, text }.default("save_steps")?;
         Some(match found {
             Default::Number(number, _) => Some(number),
-            Default::Unknown(_) => None,
+            Default::Argument(..) | Default::Unknown(_) => None,
         })
     }
 
@@ -143,6 +154,25 @@ mod tests {
         ] {
             assert_eq!(default(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn an_argument_that_a_program_passes_on_is_named() {
+        let default = |text: &str| {
+            let (file, text) = (FileId(0), text.to_owned());
+            ProgramText { file, text }.default("per_device_train_batch_size")
+        };
+        let text =
+            "TrainingArguments(\n    per_device_train_batch_size=script_args.train_batch_size,\n)";
+        let Some(Default::Argument(name, _)) = default(text) else {
+            panic!("{:?}", default(text));
+        };
+        assert_eq!(name, "train_batch_size");
+        let same =
+            "TrainingArguments(per_device_train_batch_size=args.per_device_train_batch_size, x=1)";
+        assert_eq!(default(same), None);
+        let computed = "TrainingArguments(per_device_train_batch_size=args.batch // args.steps)";
+        assert!(matches!(default(computed), Some(Default::Unknown(_))));
     }
 
     #[test]

@@ -57,7 +57,8 @@ pub(crate) fn of_file(path: &Path) -> String {
 /// Sets the run's name to the DNS label of an arbitrary upstream name. A note reports a changed name.
 pub(crate) fn put(given: &Given<String>, tree: &mut Tree, reading: &mut Reading) {
     let label = label(&given.value);
-    if label != given.value {
+    // A variable of a script that is not resolved is no name.
+    if label != given.value && !given.value.contains('$') {
         reading.note(
             "run-name",
             Some(given.span),

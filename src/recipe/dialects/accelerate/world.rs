@@ -256,7 +256,8 @@ fn divided(processes: &Given<i128>, machines: i128, reading: &mut Reading) {
 /// see only these devices, and each needs one.
 pub(crate) fn too_few_devices(ids: &str, each: u64) -> Option<usize> {
     let count = ids.split(',').count();
-    (ids != "all" && (count as u64) < each).then_some(count)
+    // Only the shell knows how many a variable names.
+    (ids != "all" && !ids.contains('$') && (count as u64) < each).then_some(count)
 }
 
 fn named_devices(root: &Node, each: i128, reading: &mut Reading) {

@@ -899,3 +899,29 @@ fn an_unresolved_word_that_eval_runs_is_named() {
         understood("cmd=\"torchrun train.py --cache $HOME_CACHE\"\neval $cmd\n").unwrap_err();
     assert_eq!(error, "`$cmd` is unresolved and may start the training");
 }
+
+#[test]
+fn a_group_runs_in_the_shell_of_its_script() {
+    let group = "{\n  bs=8\n  torchrun --nproc_per_node 2 train.py --per_device_train_batch_size ${bs}\n}\n";
+    assert_eq!(
+        argument(group, "per_device_train_batch_size").as_deref(),
+        Some("8")
+    );
+    // A function may run later, or never.
+    let function = group.replacen('{', "train() {", 1);
+    assert!(understood(&function).is_err());
+}
+
+#[test]
+fn evaluations_and_inline_python_are_no_trainings() {
+    for text in [
+        "python -m lighteval --model_args x --batch_size 1\n",
+        "python3 -c 'import json' --batch_size 1\n",
+    ] {
+        assert_eq!(
+            understood(text).unwrap_err(),
+            "no command here starts a training",
+            "{text}"
+        );
+    }
+}

@@ -92,6 +92,10 @@ pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree:
         // TRL 0.15.2 and 0.16.0 `trainer/grpo_trainer.py`; 0.17.0 multiplies by the accumulation.
         tree.default("generation.group_in_pass", true);
     }
+    // Its `beta` was 0.04, so that it compares with a reference (TRL 0.17.0 and 0.19.0 `trainer/grpo_config.py`).
+    if objective == Objective::Grpo && !versions.trl_since(0, 19) {
+        tree.default("generation.reference", true);
+    }
     match objective {
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),
         // KTO's KL term pairs every example with its neighbour in a fixed order.
@@ -391,7 +395,11 @@ pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
     tree.plain_if("optimizer.beta2", values.float("adam_beta2"));
     tree.plain_if("optimizer.epsilon", values.float("adam_epsilon"));
     tree.plain_if("optimizer.weight_decay", values.float("weight_decay"));
-    tree.plain_if("optimizer.gradient_clip", values.float("max_grad_norm"));
+    // `Trainer` clips to a positive norm only.
+    let clip = values
+        .float("max_grad_norm")
+        .map(|given| given.with(given.value.max(0.0)));
+    tree.plain_if("optimizer.gradient_clip", clip);
     tree.text_if("optimizer.name", values.text("optim"));
     if let Some(adafactor) = values.bool("adafactor").filter(|given| given.value) {
         tree.plain("optimizer.name", &adafactor.with("adafactor"));

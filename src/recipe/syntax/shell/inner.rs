@@ -13,15 +13,46 @@ const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
 
 /// Commands that start no other program, whatever their arguments.
 const HARMLESS: &[&str] = &[
-    ":", "[", "alias", "cat", "cd", "chmod", "cp", "curl", "declare", "echo", "export", "git",
-    "grep", "let", "local", "ls", "mkdir", "mv", "pip", "pip3", "printf", "read", "readonly", "rm",
-    "set", "shift", "test", "typeset", "unset", "wget",
+    ":",
+    "[",
+    "alias",
+    "cat",
+    "cd",
+    "chmod",
+    "cp",
+    "curl",
+    "declare",
+    "echo",
+    "export",
+    "git",
+    "grep",
+    "let",
+    "local",
+    "ls",
+    "mkdir",
+    "mv",
+    "pip",
+    "pip3",
+    "printf",
+    "read",
+    "readonly",
+    "rm",
+    "set",
+    "shift",
+    "test",
+    "typeset",
+    "unset",
+    "update-alternatives",
+    "wget",
 ];
 
 /// Whether a command starts no other program, whatever its arguments.
 pub(crate) fn is_harmless(words: &[Word]) -> bool {
-    let first = words.iter().find(|word| word.assignment().is_none());
-    first.is_none_or(|word| HARMLESS.contains(&word.text.as_str()))
+    let mut rest = words
+        .iter()
+        .filter(|word| word.assignment().is_none() && word.text != "sudo");
+    rest.next()
+        .is_none_or(|word| HARMLESS.contains(&word.text.as_str()))
 }
 
 /// Whether an option of a shell takes a value (`-o`, `-eo`, `+O`).
@@ -96,9 +127,7 @@ pub(crate) fn script_file(words: &[Word]) -> Option<&Word> {
     if is_script(first) {
         return Some(first);
     }
-    let starts = |word: &Word| {
-        ["sbatch", "source", "."].contains(&word.file_name()) || is_shell(word.file_name())
-    };
+    let starts = |word: &Word| word.file_name() == "sbatch" || is_shell(word.file_name());
     let at = words.iter().position(starts)?;
     // A program may forward commands.
     let is_program =

@@ -78,6 +78,8 @@ pub(super) fn parse(text: &str) -> Result<Tree, Range<usize>> {
 pub(super) fn places<'t>(text: &Text, node: Node<'t>, place: Place) -> Vec<(Node<'t>, Place)> {
     let children: Vec<Node<'t>> = children(node).collect();
     let kind = node.kind();
+    // `{ …; }` runs in the same shell, once.
+    let is_group = kind == "compound_statement" && text.text[node.byte_range()].starts_with('{');
     let transparent = [
         "program",
         "variable_assignments",
@@ -99,7 +101,8 @@ pub(super) fn places<'t>(text: &Text, node: Node<'t>, place: Place) -> Vec<(Node
         let beside = children
             .get(index + 1)
             .is_some_and(|next| next.kind() == "&");
-        let keeps = transparent.contains(&kind) || above.is_some_and(|last| index <= last);
+        let keeps =
+            transparent.contains(&kind) || is_group || above.is_some_and(|last| index <= last);
         let mut inside = place;
         inside.certain &= keeps && !beside;
         inside.repeated |= repeats.contains(&kind);
