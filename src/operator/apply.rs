@@ -131,6 +131,10 @@ impl Reconciliation<'_> {
         status: &TrainingJobStatus,
         cluster: &ClusterState,
     ) -> Result<(), ReconcileError> {
+        // A pod of a refused spec would run the new image by the old command. Without it the others go on in a smaller world.
+        if !cluster.edits {
+            return Ok(());
+        }
         let name = self.job.name_any();
         let mut missing = status.slots.clone();
         missing.retain(|slot| {

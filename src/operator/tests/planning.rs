@@ -411,3 +411,33 @@ async fn a_priority_class_that_is_not_allowed_is_refused_before_any_pod_exists()
         assert_eq!(cluster.server.names("pods").is_empty(), !allowed);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_is_made_from_a_refused_edit() {
+    let mut cluster = Cluster::running().await;
+    let missing: Vec<&str> = "accelerate launch --config_file missing.yaml train.py"
+        .split(' ')
+        .collect();
+    cluster.edit(json!({"image": "other", "trainer": {"command": missing}}));
+    cluster.reconcile().await.unwrap();
+    assert_eq!(planned(&cluster).status, "False");
+    cluster.server.remove("pods", "x-1-2");
+    let lost = json!({"rank": 1, "message": "connection closed", "samples": 24, "whole": true});
+    let ended = json!({
+        "generation": 1, "ranks": [{"lost": lost, "ending": {"code": 75}}], "committed": checkpoint(1, 3),
+    });
+    cluster.agent("x-0-1", ended);
+    for _ in 0..5 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert_eq!(cluster.server.names("pods"), ["x-0-1"]);
+    // Once the edit is corrected, the new image counts.
+    cluster.edit(json!({"trainer": {"command": null}}));
+    cluster
+        .reconcile_until(|status| status.number() == Some(2))
+        .await;
+    let image = |pod: &str| cluster.pod(pod).spec.unwrap().containers[0].image.clone();
+    for pod in cluster.server.names("pods") {
+        assert_eq!(image(&pod).as_deref(), Some("other"), "{pod}");
+    }
+}
