@@ -175,8 +175,8 @@ impl TrainingJobStatus {
         planned.unwrap_or(&spec.trainer.command)
     }
 
-    /// What cannot be in a status; `None` in each that a controller wrote. Whoever may write the status of one job must
-    /// not stop the controller of all.
+    /// What cannot be in a status; `None` in each that a controller wrote. A person who may write the status of one job
+    /// must not stop the controller of all.
     pub fn flaw(&self) -> Option<String> {
         let numbers = [
             ("attempts", u64::from(self.attempts)),

@@ -30,7 +30,7 @@ pub fn missing(log_tail: &str) -> Option<&str> {
     lines.filter(|line| !line.is_empty()).take(LAST).find(says)
 }
 
-/// The line that says that a port is taken: a program that chooses its own port meets whoever has it.
+/// The line that says that a port is taken. A program that chooses its port may meet another program there.
 pub fn taken_port(log_tail: &str) -> Option<&str> {
     let says = |line: &&str| line.to_ascii_lowercase().contains("address already in use");
     log_tail.lines().find(says).map(str::trim)

@@ -98,7 +98,7 @@ pub const MAX_BATCH: u64 = 1 << 32;
 const LARGEST_WORLD: u64 = 1 << 16;
 
 impl Plan {
-    /// What cannot be in a plan; `None` in each that the planner made. Whoever may edit the object or file that a plan is
+    /// What cannot be in a plan; `None` in each that the planner made. A person who may edit the object or file that a plan is
     /// read from may have written anything.
     pub fn flaw(&self) -> Option<String> {
         let facts = &self.facts;

@@ -1,4 +1,4 @@
-//! Objects that somebody forged: whoever may write one job must not stop the controller of all.
+//! Forged objects: a person who may write one job must not stop the controller of all.
 
 use proptest::prelude::*;
 use proptest::sample::Index;

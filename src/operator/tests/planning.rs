@@ -380,7 +380,7 @@ async fn a_batch_that_depends_on_the_world_is_planned_from_the_first_one() {
     assert_eq!(status.recipe.unwrap().gpus, Some(2));
     assert_eq!(status.plan.unwrap().formula, "2 × 16 × 2 = 64");
     cluster.ranks(|_| json!({"ready": true}));
-    // The pool shrinks, and the controller starts anew.
+    // The pool shrinks, and the controller is restarted.
     cluster.put_node("b", json!({"unschedulable": true}));
     cluster.reconcile().await.unwrap();
     cluster.ranks(|_| json!({"ending": {"code": 143}}));

@@ -417,14 +417,14 @@ mod tests {
         let unknown = "parser.add_argument('--per_device_train_batch_size', type=int)\n";
         let error = program(unknown, line).unwrap_err();
         assert_eq!(error.diagnostics[0].rule, "mandatory-missing");
-        // Nothing of its own, so those of the class that it parses.
+        // It sets neither, so the defaults are those of the class that it parses.
         let plain = "parser = HfArgumentParser(TrainingArguments)\n";
         let batch = program(plain, line).unwrap().spec.batch;
         assert_eq!(
             (batch.per_device_batch_size, batch.accumulation),
             (Some(8), Some(1))
         );
-        // An argument of its own name.
+        // An argument that the program has renamed.
         let renamed = "TrainingArguments(\n  per_device_train_batch_size=args.batch,\n  gradient_accumulation_steps=4)\n";
         let batch = program(renamed, &line.replace("--do_train", "--batch 2"))
             .unwrap()

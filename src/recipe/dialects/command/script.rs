@@ -184,7 +184,7 @@ pub(crate) fn other_script(lines: &[Line]) -> Option<Diagnostic> {
         "unknown-dialect",
         Some(file.span),
         format!(
-            "`{}` is a script of its own, which is not read from here",
+            "`{}` is another script, which is not read from here",
             short(&file.text)
         ),
         format!(

@@ -883,7 +883,7 @@ fn a_script_that_runs_another_one_names_it() {
     ] {
         let error = understood(text).unwrap_err();
         assert!(
-            error.ends_with("is a script of its own, which is not read from here"),
+            error.ends_with("is another script, which is not read from here"),
             "{text}: {error}"
         );
     }
@@ -924,4 +924,14 @@ fn evaluations_and_inline_python_are_no_trainings() {
             "{text}"
         );
     }
+}
+
+/// As in the handbook's `launch.slurm`.
+#[test]
+fn a_line_end_at_the_end_of_an_inline_script_is_none() {
+    let script = "CMD=\"train.py --per_device_train_batch_size 4\n\"\nsrun bash -c \"torchrun --nproc_per_node 8 $CMD\"\n";
+    assert_eq!(
+        argument(script, "per_device_train_batch_size").as_deref(),
+        Some("4")
+    );
 }

@@ -220,9 +220,9 @@ impl Variables {
     /// The value of an expansion.
     fn expansion(&mut self, text: &Text, node: Node<'_>, place: Place) -> Option<Value> {
         let at = trimmed(text, node);
-        let value = match node.kind() {
+        let mut value = match node.kind() {
             _ if place.nested && text.place(at.start).inner => {
-                self.inherited(text, &text.text[at])?
+                self.inherited(text, &text.text[at.clone()])?
             }
             "simple_expansion" => self.lookup(&text.text[at.start + 1..at.end])?,
             "expansion" => self.parameter(&text.text[at.clone()], place)?,
@@ -236,6 +236,10 @@ impl Variables {
             }
             _ => return None,
         };
+        // Blanks and line ends at the end of an inline script end nothing.
+        if place.nested && at.end >= text.text.trim_end().len() {
+            value.text.truncate(value.text.trim_end().len());
+        }
         self.spent = self.spent.saturating_add(value.text.len());
         // The inner shell would read other characters as its own syntax.
         let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@% \t".contains(c);
