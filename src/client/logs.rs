@@ -203,19 +203,29 @@ pub async fn rank(
     let logs = PodLogs::of(cluster);
     let mut output = Output::new(rank, files::rank_log(record.number, rank));
     let mut since = None;
+    // Lines without an index that were read with this time: one read of a container's output may have one time.
+    let mut at_since = 0;
     let mut opened = false;
     loop {
         // Before the log is opened: what is printed before the end is then in it.
         let ended = !follow || logs.has_ended(pod).await;
+        let (seen, mut at_seen) = (since, at_since);
         match logs.lines(pod, since, !ended).await {
             Ok(mut log) => {
                 opened = true;
                 while let Some(PodLine { time, line }) = log.next().await {
                     // A log that is opened again begins with lines that were read: `since` is a whole second.
-                    if line.seq.is_none() && time.is_some() && time <= since {
-                        continue;
+                    if line.seq.is_none() && time.is_some() && time <= seen {
+                        let again = time < seen || at_seen > 0;
+                        at_seen -= usize::from(time == seen && again);
+                        if again {
+                            continue;
+                        }
                     }
-                    since = time.or(since);
+                    if time.is_some() && time != since {
+                        (since, at_since) = (time, 0);
+                    }
+                    at_since += usize::from(line.seq.is_none());
                     if output.lacks_lines_before(&line) {
                         let whole = logs.lines(pod, None, false).await;
                         let whole = whole.unwrap_or_else(|_| futures::stream::empty().boxed());

@@ -8,7 +8,7 @@ const OUT_OF_MEMORY: [&str; 3] = [
     "DefaultCPUAllocator: can't allocate memory",
 ];
 
-/// The number of last lines that may name a missing module. A program may report an earlier error and continue.
+/// The number of last lines that may name a missing module or a taken port. A program may report an earlier error and continue.
 const LAST: usize = 4;
 
 /// The out-of-memory line in a log tail.
@@ -32,8 +32,10 @@ pub fn missing(log_tail: &str) -> Option<&str> {
 
 /// The line that says that a port is taken. A program that chooses its port may meet another program there.
 pub fn taken_port(log_tail: &str) -> Option<&str> {
+    let lines = log_tail.lines().map(str::trim).rev();
     let says = |line: &&str| line.to_ascii_lowercase().contains("address already in use");
-    log_tail.lines().find(says).map(str::trim)
+    // A warning about one address may precede success with another.
+    lines.filter(|line| !line.is_empty()).take(LAST).find(says)
 }
 
 #[cfg(test)]

@@ -37,8 +37,9 @@ pub struct Generation {
 
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
 pub const LARGEST_COUNT: u64 = 1 << 53;
-/// Most members of a generation, and most ranks of one.
+/// Most members of a generation.
 const MEMBERS: usize = 1024;
+/// Most ranks of a member.
 const RANKS: u64 = 64;
 
 impl Generation {

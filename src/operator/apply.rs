@@ -131,8 +131,10 @@ impl Reconciliation<'_> {
         status: &TrainingJobStatus,
         cluster: &ClusterState,
     ) -> Result<(), ReconcileError> {
-        // A pod of a refused spec would run the new image by the old command. Without it the others go on in a smaller world.
-        if !cluster.edits {
+        // A pod of a refused edit would run the new image by the old command. The job waits for the correction.
+        let template = build::template_of(self.job);
+        let mut pods = cluster.pods.values();
+        if !cluster.edits && pods.any(|pod| build::is_outdated(pod, &template)) {
             return Ok(());
         }
         let name = self.job.name_any();

@@ -232,7 +232,8 @@ impl Context {
     /// Restores the reservations from the statuses of all jobs, once, before the first reconciliation: a
     /// new controller process has none.
     pub fn restore_reservations(&self) {
-        self.restored.call_once(|| {
+        // Also after a panic in an earlier call.
+        self.restored.call_once_force(|_| {
             let mut reservations = lock(&self.reservations);
             let pod_index = self.stores.pod_index();
             for job in self.known.state() {

@@ -333,7 +333,8 @@ fn buildable(
     let class = pod
         .spec
         .as_ref()
-        .and_then(|spec| spec.priority_class_name.as_deref());
+        .and_then(|spec| spec.priority_class_name.as_deref())
+        .filter(|class| !class.is_empty());
     if let (Some(class), Some(allowed)) = (class, priority_classes)
         && !allowed.iter().any(|name| name == class)
     {

@@ -51,15 +51,15 @@ pub async fn reconcile(
 ) -> Result<Action, ReconcileError> {
     let start = Instant::now();
     let span = span(&job);
-    let metadata = job.metadata.clone();
-    // A panic would end the controller for the jobs of all, and again after each start. Locks recover from it.
-    let steps = AssertUnwindSafe(steps(job, &context)).catch_unwind();
+    // A panic would end the controller, and again after each start. Locks recover from it.
+    let steps = AssertUnwindSafe(steps(job.clone(), &context)).catch_unwind();
     let caught = steps.instrument(span).await;
-    let caught = caught.map_err(|panic| ReconcileError::Panicked(words(&*panic).to_owned()));
+    let caught =
+        caught.map_err(|panic| ReconcileError::Panicked(panic_message(&*panic).to_owned()));
     let result = match caught {
         Ok(result) => result,
         Err(error) => {
-            unreadable::report(&context.client, metadata, &error.to_string()).await;
+            unreadable::report(&context.client, &job, &error.to_string()).await;
             Err(error)
         }
     };
@@ -73,7 +73,7 @@ pub async fn reconcile(
 }
 
 /// The message of a panic.
-fn words(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     let words = owned.or_else(|| panic.downcast_ref::<&str>().copied());
     words.unwrap_or("without a message")

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::Request;
@@ -150,13 +149,31 @@ async fn attempt(client: Client, object: InvalidObject, permits: Arc<Semaphore>)
     }
 }
 
-/// Writes the condition of a job on which the controller failed, once: every retry writes it again.
-pub async fn report(client: &Client, metadata: ObjectMeta, error: &str) {
-    let error = error.to_owned();
-    let written = timeout(ATTEMPT, write(client, &InvalidObject { error, metadata })).await;
-    if !matches!(written, Ok(Ok(()))) {
+/// Writes the condition of a job on which the controller failed, unless the job has it. The write itself leads to the next
+/// reconciliation.
+pub async fn report(client: &Client, job: &TrainingJob, error: &str) {
+    let object = InvalidObject {
+        error: error.to_owned(),
+        metadata: job.metadata.clone(),
+    };
+    let said = message(&object);
+    let mut known = job.status.iter().flat_map(|status| &status.conditions);
+    if known
+        .any(|known| known.type_ == READABLE && known.status == "False" && known.message == said)
+    {
+        return;
+    }
+    if !matches!(timeout(ATTEMPT, write(client, &object)).await, Ok(Ok(()))) {
         warn!("cannot write a condition");
     }
+}
+
+fn message(object: &InvalidObject) -> String {
+    let message = format!(
+        "this controller cannot read the job: {}; correct its spec, or delete and apply it again",
+        object.error
+    );
+    message.chars().take(MESSAGE).collect()
 }
 
 /// Writes the condition, unless the job has been replaced or edited since: the watch reports the new one.
@@ -172,11 +189,7 @@ async fn write(client: &Client, object: &InvalidObject) -> Result<(), kube::Erro
     if current.uid != object.metadata.uid || current.generation != object.metadata.generation {
         return Ok(());
     }
-    let message = format!(
-        "this controller cannot read the job: {}; correct its spec, or delete and apply it again",
-        object.error
-    );
-    let message: String = message.chars().take(MESSAGE).collect();
+    let message = message(object);
     let patch = json!({
         "apiVersion": TrainingJob::api_version(&()),
         "kind": TrainingJob::kind(&()),

@@ -118,7 +118,6 @@ impl Plan {
             ("global_batch_size", self.global_batch_size),
             ("quantum", self.quantum),
             ("eval_batch_size", facts.eval_batch_size.unwrap_or(1)),
-            ("eval_every", facts.eval_every.unwrap_or(1)),
         ];
         let beyond = |(name, size): &(&str, u64), largest| {
             (!(1..=largest).contains(size)).then(|| format!("{name} is {size}"))
@@ -127,7 +126,11 @@ impl Plan {
             .or_else(|| batches.iter().find_map(|batch| beyond(batch, MAX_BATCH)));
         out_of_range.or_else(|| {
             let sizes = axes.iter().map(|(_, size)| *size);
-            let world = sizes.fold(1_u64, u64::saturating_mul);
+            // One process may hold all devices, whatever their number.
+            let world = match sizes.fold(1_u64, u64::saturating_mul) {
+                1 => facts.world_size,
+                product => product,
+            };
             let split = Split {
                 ranks: self.data_parallel_size,
                 per_device_batch_size: self.per_device_batch_size,
@@ -136,7 +139,9 @@ impl Plan {
             };
             let exact = facts.remainder != Remainder::Exact
                 || split.micro_batches.is_multiple_of(split.ranks);
-            if world != facts.world_size || world > LARGEST_WORLD {
+            if facts.eval_every == Some(0) {
+                Some("eval_every is 0".to_owned())
+            } else if world != facts.world_size || !(1..=LARGEST_WORLD).contains(&world) {
                 Some(format!(
                     "world_size is {}, but its axes give {world}",
                     facts.world_size

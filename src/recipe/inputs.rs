@@ -3,7 +3,7 @@
 //! native tree with the launcher's settings. As upstream, arguments override files.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::recipe::dialects::command::{self, Command, Launch, Stated, slurm};
 use crate::recipe::dialects::transformers::MUST_BE_TYPED;
@@ -12,7 +12,7 @@ use crate::recipe::dialects::{
 };
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
-use crate::recipe::schema::program::{self, PROGRAM_BYTES, Program, ProgramText};
+use crate::recipe::schema::program::{OwnDefault, PROGRAM_BYTES, Program, ProgramText};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
 use crate::recipe::schema::tree::{Given, Tree};
@@ -358,8 +358,8 @@ fn add_arguments(
     request: &Request,
     reading: &mut Reading,
 ) -> Option<()> {
-    let script = command.launch.script();
-    let script = script.filter(|_| request.dialect.is_none());
+    let program = command.launch.script();
+    let script = program.clone().filter(|_| request.dialect.is_none());
     if let Some(script) = &script
         && handbook::refuse_unsupported(script.value, Some(script.span), reading)
     {
@@ -372,7 +372,7 @@ fn add_arguments(
         return Some(());
     }
     let judged = !alone && readers::is_trainers(root, path, &request.origin);
-    reading.program = match &script {
+    reading.program = match &program {
         Some(script) if !reading.of_trl => program_of(script, command.launch.module, reading),
         _ => Program::Upstream,
     };
@@ -389,7 +389,9 @@ fn add_arguments(
             .or(stated);
         let processes = processes.and_then(|text| text.parse().ok());
         programs::complete(script.value, script.span, root, processes, reading);
-        take_own_defaults(script.span, request, root, reading);
+    }
+    if let Some(program) = program {
+        take_own_defaults(program.span, request, root, reading);
     }
     Some(())
 }
@@ -402,7 +404,11 @@ fn program_of(script: &Given<&Path>, module: bool, reading: &mut Reading) -> Pro
         }
         false => script.value.to_owned(),
     };
-    let python = path.extension().is_some_and(|extension| extension == "py");
+    // A TrainingJob has no files outside of its folder.
+    let inside = path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let python = inside && path.extension().is_some_and(|extension| extension == "py");
     let found = Some(&path).filter(|path| python && reading.origin.is_file(path));
     let bytes = found.and_then(|path| reading.origin.read(path, PROGRAM_BYTES).ok());
     let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) else {
@@ -420,17 +426,25 @@ fn take_own_defaults(at: Span, request: &Request, root: &mut Node, reading: &mut
     let Program::Text(program) = &reading.program else {
         return;
     };
-    let own = |key: &str| match program.default(key).filter(|_| root.get(key).is_none())? {
+    let overridden = |key: &str| {
+        let mut names = request
+            .overrides
+            .iter()
+            .filter_map(|text| text.split_once('='));
+        names.any(|(name, _)| name == key)
+    };
+    let given = |key: &str| root.get(key).is_some() || overridden(key);
+    let own = |key: &str| match program.default(key).filter(|_| !given(key))? {
         // The program's own name for it.
-        program::Default::Argument(name, span) => Some(match root.get(&name) {
+        OwnDefault::Argument(name, span) => Some(match root.get(&name) {
             Some(given) => Own::Given(name, given.clone()),
-            None => match program.default(&name) {
-                Some(program::Default::Number(number, span)) => Own::Default(number, span),
+            None => match program.option(&name) {
+                Some(OwnDefault::Number(number, span)) => Own::Default(number, span),
                 _ => Own::Unknown(span, name),
             },
         }),
-        program::Default::Number(number, span) => Some(Own::Default(number, span)),
-        program::Default::Unknown(span) => Some(Own::Unknown(span, key.to_owned())),
+        OwnDefault::Number(number, span) => Some(Own::Default(number, span)),
+        OwnDefault::Unknown(span) => Some(Own::Unknown(span, key.to_owned())),
     };
     let found: Vec<(&str, Own)> = MUST_BE_TYPED
         .iter()
@@ -438,7 +452,7 @@ fn take_own_defaults(at: Span, request: &Request, root: &mut Node, reading: &mut
         .collect();
     let sized =
         |(key, own): &(&str, Own)| *key == MUST_BE_TYPED[0] && !matches!(own, Own::Unknown(..));
-    let is_known = root.get(MUST_BE_TYPED[0]).is_some() || found.iter().any(sized);
+    let is_known = given(MUST_BE_TYPED[0]) || found.iter().any(sized);
     // A command of a `Trainer` would otherwise get its default.
     let counts = transformers::is_for_a_trainer(root) && !request.states_batch();
     for (key, own) in found {

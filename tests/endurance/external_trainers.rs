@@ -583,7 +583,7 @@ fn a_taken_port_is_the_reason_of_a_failure() {
     ] {
         assert!(said.contains(words), "{said}");
     }
-    // Who has the port may leave it.
+    // The other program may leave the port, so that a restart is worth its time.
     assert_eq!(external.run.worlds().len(), 4);
 }
 

@@ -38,7 +38,8 @@ pub fn run(
     let job_now = cluster.run(async |cluster| Ok(cluster.job(job).await?))?;
     let status = job_now.status.unwrap_or_default();
     let external = !status.command(&job_now.spec).is_empty();
-    match (asked.rank_of(external), follow) {
+    // A job is followed to its end, over all generations, by its steps.
+    match (asked.rank_of(external && !follow), follow) {
         (Some(rank), follow) => {
             let mut unprinted = None;
             cluster.run(async |cluster| {

@@ -325,7 +325,7 @@ fn replicas_survive_the_loss_and_the_drain_of_a_node() {
     let class = &template["spec"]["priorityClassName"];
     assert_eq!(class, "system-cluster-critical");
     let quota = &of_kind("ResourceQuota")[0]["spec"];
-    assert_eq!(quota["hard"]["pods"], "4");
+    assert_eq!(quota["hard"]["pods"], "8");
     assert_eq!(
         quota["scopeSelector"]["matchExpressions"][0]["values"],
         json!([class])

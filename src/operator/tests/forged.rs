@@ -159,6 +159,17 @@ async fn a_panic_is_the_condition_of_its_job() {
         error.to_string(),
         "the reconciliation panicked: as a test says"
     );
+    // Its own write leads to the next reconciliation, which must not write again.
+    let writes = |cluster: &Cluster| {
+        let requests = cluster.server.requests(JOBS);
+        requests
+            .iter()
+            .filter(|line| line.starts_with("PATCH"))
+            .count()
+    };
+    let before = writes(&cluster);
+    cluster.reconcile().await.unwrap_err();
+    assert_eq!(writes(&cluster), before);
     let job = cluster.server.get(JOBS, "x").unwrap();
     assert_eq!(job["metadata"]["namespace"], NAMESPACE);
     let conditions = job["status"]["conditions"].as_array().unwrap();

@@ -22,7 +22,7 @@ use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::program::{Program, ProgramText};
+use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reader::{
     Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
@@ -366,9 +366,10 @@ fn refuse_unknown(
     let command = reading.files.command.map(|(file, _)| file);
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
-        let is_own = |program: &ProgramText| program.default(name).is_some();
-        let own = matches!(&reading.program, Program::Text(program) if is_own(program));
-        if name == RESERVED || keys::kind(name, objective).is_some() || own {
+        if name == RESERVED || keys::kind(name, objective).is_some() {
+            continue;
+        }
+        if matches!(&reading.program, Program::Text(program) if program.default(name).is_some()) {
             continue;
         }
         let file = Some(entry.name_span.file);

@@ -94,14 +94,13 @@ impl Reader for Transformers {
             plugin.file = None;
         }
         let (mut native, version) = translate(&root, asked, reading);
-        if !trainer {
-            // The program's defaults are not `Trainer`'s.
+        // What does not state its micro-batch most often has its own default; another program than a trainer's has.
+        let states = |keys: &[&str]| keys.iter().any(|key| root.get(key).is_some());
+        let unread = matches!(reading.program, Program::Unread) && !states(BATCH);
+        if !trainer || unread {
             native.remove_path("batch.per_device_batch_size");
-            native.remove_path("batch.accumulation");
         }
-        if matches!(reading.program, Program::Unread) && root.get(MUST_BE_TYPED[0]).is_none() {
-            // What does not state its batch most often has its own default.
-            native.remove_path("batch.per_device_batch_size");
+        if !trainer || (unread && !states(&MUST_BE_TYPED[1..])) {
             native.remove_path("batch.accumulation");
         }
         let upstreams = |keys: &[&str]| trainer && reading.program.has_upstreams_defaults(keys);
@@ -290,7 +289,7 @@ mod tests {
     use crate::recipe::schema::dialect::Dialect;
     use crate::recipe::schema::request::Request;
     use crate::recipe::schema::spec::{LearningRateShape, Objective, Precision, Strategy};
-    use crate::recipe::{ReadError, Recipe, read};
+    use crate::recipe::{Origin, ReadError, Recipe, read};
 
     /// Reads files; the first one is the recipe unless the command names it.
     fn job(files: &[(&str, &str)], command: &str) -> Result<Recipe, ReadError> {
@@ -377,14 +376,11 @@ mod tests {
 
     /// Reads a command whose program `@` has this text.
     fn program(text: &str, line: &str) -> Result<Recipe, ReadError> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("train_rm.py");
-        std::fs::write(&path, text).unwrap();
+        let files = vec![("train_rm.py".into(), text.to_owned())];
         let words = line.split_whitespace();
         read(&Request {
-            command: words
-                .map(|word| word.replace('@', path.to_str().unwrap()))
-                .collect(),
+            origin: Origin::snapshot(files).unwrap(),
+            command: words.map(|word| word.replace('@', "train_rm.py")).collect(),
             ..Request::default()
         })
     }

@@ -1,9 +1,9 @@
 //! The Python program that takes a recipe's arguments, as far as its text tells their defaults. A program may define an
 //! argument of `TrainingArguments` again, with another default, or set it itself.
 //!
-//! The text is searched, not parsed: a field of a dataclass (`save_steps: int = field(default=50)`), an option of argparse
-//! (`add_argument("--save_steps", default=50)`) and an argument of a call (`save_steps=50`). What is written otherwise
-//! counts as unknown.
+//! The text is searched, not parsed: for a field of a dataclass (`save_steps: int = field(default=50)`), an option of
+//! argparse (`add_argument("--save_steps", default=50)`), an argument of a call (`save_steps=50`), a key of a dictionary
+//! and an assignment (`args.save_steps = 50`). Comments and texts do not count. A value that is no whole number is unknown.
 
 use regex::Regex;
 
@@ -35,7 +35,7 @@ pub(crate) struct ProgramText {
 
 /// How a program sets an argument that its command does not give.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Default {
+pub(crate) enum OwnDefault {
     /// To this whole number.
     Number(u64, Span),
     /// To the value of another argument: `TrainingArguments(save_steps=args.save)`.
@@ -67,37 +67,142 @@ impl Program {
 }
 
 impl ProgramText {
-    /// The program's own default of an argument; `None`: it does not mention the argument, so that the default is that of
-    /// the class that it parses.
-    pub fn default(&self, name: &str) -> Option<Default> {
+    /// The program's own default of an argument; `None`: it does not set the argument, so that the default is that of the
+    /// class that it parses.
+    pub fn default(&self, name: &str) -> Option<OwnDefault> {
+        let [code, bare] = [true, false].map(|strings| code(&self.text, strings));
+        self.defined(name, &code, &bare)
+            .or_else(|| self.passed(name, &code, &bare))
+    }
+
+    /// The default of an option or field that the program itself defines.
+    pub fn option(&self, name: &str) -> Option<OwnDefault> {
+        let [code, bare] = [true, false].map(|strings| code(&self.text, strings));
+        self.defined(name, &code, &bare)
+    }
+
+    fn defined(&self, name: &str, code: &str, bare: &str) -> Option<OwnDefault> {
+        let name = regex::escape(name);
         let dashed = name.replace('_', "-");
         let field = format!(
-            r"(?m)^[ \t]+{name}\s*:[^=\n]*=\s*(?:(?:\w+\.)?field\(\s*default\s*=\s*)?(?<number>\d+)?"
+            r"(?m)^[ \t]+{name}\s*:[^=\n]*=\s*(?:(?:\w+\.)?field\(\s*default\s*=\s*)?(?:(?<number>\d+)\s*(?:[,)]|$))?"
         );
         let option = format!(
-            r#"add_argument\(\s*["']--(?:{name}|{dashed})["'](?:[^()]*?\bdefault\s*=\s*(?<number>\d+))?"#
+            r#"add_argument\((?:\s*["']-\w["']\s*,)?\s*["']--(?:{name}|{dashed})["'](?:(?:[^()]|\([^()]*\))*?\bdefault\s*=\s*(?<number>\d+)\s*[,)])?"#
         );
-        let passed = format!(
-            r"(?m)(?:^|[(,])[ \t]*{name}\s*=\s*(?:(?<number>\d+)\s*[,)\n]|(?:\w+\.)+(?<argument>\w+)\s*[,)\n])?"
+        let found = self.find(&field, bare, |_| true);
+        found.or_else(|| self.find(&option, code, |_| true))
+    }
+
+    /// What the program passes on, or sets after it has parsed the arguments.
+    fn passed(&self, name: &str, code: &str, bare: &str) -> Option<OwnDefault> {
+        let own = regex::escape(name);
+        let argument = format!(
+            r"(?m)(?:^|[(,])[ \t]*{own}\s*=\s*(?:(?<number>\d+)\s*(?:[,)]|$)|(?:\w+\.)+(?<argument>\w+)\s*(?:[,)]|$)|[^=\s])"
         );
-        [field, option, passed].iter().find_map(|pattern| {
-            let found = Regex::new(pattern).ok()?.captures(&self.text)?;
-            let span = Span::of(&self.text, found.get(0)?.range(), self.file);
-            let number = found
-                .name("number")
-                .and_then(|number| number.as_str().parse().ok());
-            let argument = found
-                .name("argument")
-                .map(|argument| argument.as_str().to_owned());
-            Some(match (number, argument) {
-                (Some(number), _) => Default::Number(number, span),
-                // It passes on what it parses by the same name.
-                (None, Some(argument)) if argument == name => return None,
-                (None, Some(argument)) => Default::Argument(argument, span),
-                (None, None) => Default::Unknown(span),
-            })
+        let calls = |at: usize| !is_definition(&bare[..at]);
+        let passed = self.find(&argument, bare, calls);
+        // It passes on what it parses by the same name.
+        let passed = passed
+            .filter(|found| !matches!(found, OwnDefault::Argument(other, _) if other == name));
+        passed
+            .or_else(|| self.find(&format!(r"\.{own}\s*(?://|[*+-])?=[^=]"), bare, |_| true))
+            .or_else(|| self.find(&format!(r#"["']{own}["']\s*:"#), code, |_| true))
+    }
+
+    /// The first match of a pattern at a place that `counts`.
+    fn find(
+        &self,
+        pattern: &str,
+        text: &str,
+        counts: impl Fn(usize) -> bool,
+    ) -> Option<OwnDefault> {
+        let pattern = Regex::new(pattern).ok()?;
+        let mut all = pattern.captures_iter(text);
+        let found = all.find(|found| found.get(0).is_some_and(|whole| counts(whole.start())))?;
+        let span = Span::of(&self.text, found.get(0)?.range(), self.file);
+        let number = found
+            .name("number")
+            .and_then(|number| number.as_str().parse().ok());
+        let argument = found
+            .name("argument")
+            .map(|argument| argument.as_str().to_owned());
+        Some(match (number, argument) {
+            (Some(number), _) => OwnDefault::Number(number, span),
+            (None, Some(argument)) => OwnDefault::Argument(argument, span),
+            (None, None) => OwnDefault::Unknown(span),
         })
     }
+}
+
+/// Whether a text ends among the parameters of a function's definition.
+fn is_definition(before: &str) -> bool {
+    let mut depth = 0_usize;
+    let opening = before.char_indices().rev().find(|(_, c)| match c {
+        ')' => {
+            depth += 1;
+            false
+        }
+        '(' if depth > 0 => {
+            depth -= 1;
+            false
+        }
+        c => *c == '(',
+    });
+    // A match may begin with the bracket itself.
+    let before = opening
+        .map_or(before, |(at, _)| &before[..at])
+        .trim_end_matches('(');
+    let name = before.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_');
+    name.trim_end().ends_with("def") && name.len() < before.len()
+}
+
+/// The text with blanks in place of comments and of strings in three quotes, and of the others unless `strings` are kept.
+fn code(text: &str, strings: bool) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let quote = ["\"\"\"", "'''", "\"", "'"]
+            .into_iter()
+            .find(|quote| rest.starts_with(quote));
+        let end = match (first, quote) {
+            ('#', _) => rest.find('\n').unwrap_or(rest.len()),
+            (_, Some(quote)) => end_of_string(rest, quote),
+            _ => first.len_utf8(),
+        };
+        let (part, after) = rest.split_at(end);
+        let keeps = match quote {
+            Some(quote) => strings && quote.len() == 1,
+            None => first != '#',
+        };
+        match keeps {
+            true => code.push_str(part),
+            false => code.extend(
+                part.bytes()
+                    .map(|byte| if byte == b'\n' { '\n' } else { ' ' }),
+            ),
+        }
+        rest = after;
+    }
+    code
+}
+
+/// The length of the string literal at the beginning of a text.
+fn end_of_string(text: &str, quote: &str) -> usize {
+    let mut at = quote.len();
+    while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {
+        if rest.starts_with(quote) {
+            return at + quote.len();
+        }
+        // A string in one quote ends with its line.
+        if quote.len() == 1 && rest.starts_with('\n') {
+            return at;
+        }
+        let escaped = usize::from(rest.starts_with('\\'));
+        let mut chars = rest.chars().take(1 + escaped);
+        at += chars.by_ref().map(char::len_utf8).sum::<usize>();
+    }
+    text.len()
 }
 
 #[cfg(test)]
@@ -108,8 +213,8 @@ mod tests {
         let (file, text) = (FileId(0), text.to_owned());
         let found = ProgramText { file, text }.default("save_steps")?;
         Some(match found {
-            Default::Number(number, _) => Some(number),
-            Default::Argument(..) | Default::Unknown(_) => None,
+            OwnDefault::Number(number, _) => Some(number),
+            OwnDefault::Argument(..) | OwnDefault::Unknown(_) => None,
         })
     }
 
@@ -164,7 +269,7 @@ mod tests {
         };
         let text =
             "TrainingArguments(\n    per_device_train_batch_size=script_args.train_batch_size,\n)";
-        let Some(Default::Argument(name, _)) = default(text) else {
+        let Some(OwnDefault::Argument(name, _)) = default(text) else {
             panic!("{:?}", default(text));
         };
         assert_eq!(name, "train_batch_size");
@@ -172,7 +277,7 @@ mod tests {
             "TrainingArguments(per_device_train_batch_size=args.per_device_train_batch_size, x=1)";
         assert_eq!(default(same), None);
         let computed = "TrainingArguments(per_device_train_batch_size=args.batch // args.steps)";
-        assert!(matches!(default(computed), Some(Default::Unknown(_))));
+        assert!(matches!(default(computed), Some(OwnDefault::Unknown(_))));
     }
 
     #[test]

@@ -247,6 +247,7 @@ proptest! {
         match plan(&recipe, &request) {
             Ok(plan) => {
                 adds_up(&recipe, &request, &plan);
+                prop_assert_eq!(plan.flaw().filter(|_| gpus <= 1 << 16), None);
                 // Every step of the descent that the rules allow holds the invariants too.
                 for smaller in descend(&plan, plan.global_batch_size) {
                     let request = PlanRequest { per_device_batch_size_limit: Some(smaller), ..request.clone() };

@@ -176,8 +176,10 @@ pub(crate) fn torn(word: &Word) -> Diagnostic {
 
 /// The error for a script that only runs another one.
 pub(crate) fn other_script(lines: &[Line]) -> Option<Diagnostic> {
+    // What comes before it most often prepares.
     let file = lines
         .iter()
+        .rev()
         .find_map(|line| inner::script_file(&line.words))?;
     let path = word::join(std::slice::from_ref(&file.text));
     Some(Diagnostic::error(

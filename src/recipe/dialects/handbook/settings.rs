@@ -92,8 +92,9 @@ pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree:
         // TRL 0.15.2 and 0.16.0 `trainer/grpo_trainer.py`; 0.17.0 multiplies by the accumulation.
         tree.default("generation.group_in_pass", true);
     }
-    // Its `beta` was 0.04, so that it compares with a reference (TRL 0.17.0 and 0.19.0 `trainer/grpo_config.py`).
-    if objective == Objective::Grpo && !versions.trl_since(0, 19) {
+    // `beta` is 0.05 in RLOO, and was 0.04 in GRPO (TRL 0.17.0 and 0.19.0 `trainer/grpo_config.py`).
+    let of_grpo = objective == Objective::Grpo && !versions.trl_since(0, 19);
+    if of_grpo || objective == Objective::Rloo {
         tree.default("generation.reference", true);
     }
     match objective {

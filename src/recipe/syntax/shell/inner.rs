@@ -124,14 +124,15 @@ pub(crate) fn script_file(words: &[Word]) -> Option<&Word> {
     let is_script = |word: &Word| SCRIPTS.iter().any(|end| word.text.ends_with(end));
     let mut rest = words.iter().skip_while(|word| word.assignment().is_some());
     let first = rest.next()?;
+    let is_program =
+        |word: &Word| word.text.ends_with(".py") || word.file_name().starts_with("python");
     if is_script(first) {
-        return Some(first);
+        // It may start the program that its arguments name.
+        return (!rest.any(is_program)).then_some(first);
     }
     let starts = |word: &Word| word.file_name() == "sbatch" || is_shell(word.file_name());
     let at = words.iter().position(starts)?;
     // A program may forward commands.
-    let is_program =
-        |word: &Word| word.text.ends_with(".py") || word.file_name().starts_with("python");
     if words[..at].iter().any(is_program) {
         return None;
     }
