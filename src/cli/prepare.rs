@@ -151,7 +151,7 @@ mod tests {
         assert!(passes(LaunchError::File(held).into()));
         let read = Err::<(), _>(file(outside, ErrorKind::TimedOut)).context("reading");
         assert!(passes(read.unwrap_err()));
-        let message = "the recipe does not say how long to train".to_owned();
+        let message = "no key that is read says how long to train".to_owned();
         assert!(!passes(LaunchError::Usage { message }.into()));
     }
 }

@@ -173,7 +173,7 @@ fn unknown(model: &Model, downloads: bool, key: Key<'_>) -> Option<Flaw> {
         None => flaw(
             "model-missing",
             "model",
-            "the recipe names no model".to_owned(),
+            "no key that is read names a model".to_owned(),
             format!(
                 "set `{path}=DIRECTORY`, or set the shape with `{config}.hidden_size=64` and so on"
             ),

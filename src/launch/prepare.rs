@@ -104,7 +104,7 @@ pub fn prepare(
     let run = begin(recipe, planned, request, Some((built_in, samples)))?;
     if run.horizon.budget_samples.is_none() {
         return Err(LaunchError::usage(format!(
-            "the recipe does not say how long to train: set {}, {} or {}",
+            "no key that is read says how long to train: set {}, {} or {}",
             key("budget.samples"),
             key("budget.steps"),
             key("budget.epochs")

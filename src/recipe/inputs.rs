@@ -662,9 +662,12 @@ fn dialect_of(
         let reason = format!("the command has TRL's argument `--{name}`");
         return Some((Dialect::HandbookTrl, reason));
     }
-    let reason = match transformers::is_for_a_trainer(&command.arguments) {
-        true => "the command has a trainer's arguments",
-        false => "no reader knows its program",
+    let reason = match &reading.program {
+        _ if transformers::is_for_a_trainer(&command.arguments) => {
+            "the command has a trainer's arguments"
+        }
+        Program::Text(_) => "the text of its program",
+        _ => "no reader knows its program",
     };
     Some((Dialect::Transformers, reason.to_owned()))
 }

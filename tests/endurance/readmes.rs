@@ -472,7 +472,7 @@ fn commands_of_accelerate_s_examples_are_refused_since_the_script_sets_its_batch
         let command = format!("torchrun --nproc_per_node 2 {name}");
         let (exit, message) = refused(&[(name, program)], &command);
         assert_eq!(exit, Some(1), "{message}");
-        let expected = "error[global-batch-unknown]: the recipe states no batch";
+        let expected = "error[global-batch-unknown]: no key that is read states the batch";
         assert!(message.contains(expected), "{message}");
         assert!(message.contains("--global-batch-size B"), "{message}");
     }

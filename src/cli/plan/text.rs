@@ -118,7 +118,7 @@ fn task(recipe: &Recipe) -> String {
         .any(|name| script == Some(name));
     let stated = of_text || recipe.span("objective").is_some();
     match recipe.dialect {
-        Dialect::Transformers if !stated => "task not stated".to_owned(),
+        Dialect::Transformers if !stated => "task not read".to_owned(),
         _ => recipe.spec.objective.to_string(),
     }
 }

@@ -167,7 +167,11 @@ impl<'a> Memory<'a> {
         };
         let frozen = if adapters { self.frozen(all) } else { 0.0 };
         let reference = if self.has_reference() {
-            all * self.compute_bytes()
+            all * if self.has_half_weights() {
+                2.0
+            } else {
+                self.compute_bytes()
+            }
         } else {
             0.0
         };
@@ -254,6 +258,10 @@ impl<'a> Memory<'a> {
         }
         let states = optimizer_bytes(self.spec.optimizer.name.as_deref());
         let mixed = self.spec.model.precision != Precision::F32;
+        if self.has_half_weights() {
+            // Adam's moments have the precision of the weights.
+            return [2.0, 2.0, if states == 8.0 { 4.0 } else { states }];
+        }
         let [parameters, optimizer] = self.offloads();
         let one_offloaded = parameters != optimizer;
         match self.spec.parallel.strategy {
@@ -263,6 +271,13 @@ impl<'a> Memory<'a> {
             Strategy::Fsdp if mixed && one_offloaded => [2.0, 2.0, states + 4.0],
             _ => [4.0, 4.0, states],
         }
+    }
+
+    /// Whether the trained weights are in half precision: FSDP and DeepSpeed keep a copy in f32, and so do adapters.
+    fn has_half_weights(&self) -> bool {
+        let model = &self.spec.model;
+        let unsharded = self.spec.parallel.strategy == Strategy::Ddp;
+        model.half_weights && unsharded && !model.adapters && !self.built_in
     }
 
     /// Weights that adapters do not train, bytes.
@@ -308,6 +323,7 @@ impl<'a> Memory<'a> {
         let (model, parallel) = (&self.spec.model, &self.spec.parallel);
         let [weight, gradient, optimizer] = self.per_parameter();
         let precision = match model.precision {
+            _ if self.has_half_weights() => "half-precision weights, gradients and states",
             Precision::F32 => "f32",
             _ if self.built_in => {
                 "bf16 compute with a bf16 copy of the weights, f32 for the optimiser"
@@ -344,6 +360,7 @@ impl<'a> Memory<'a> {
             };
             let rank = match model.lora_rank {
                 Some(rank) => format!("rank {rank}"),
+                None if model.lora_target_modules.is_empty() => format!("rank {RANK}"),
                 None => format!("rank {RANK} assumed"),
             };
             let names = &model.lora_target_modules;

@@ -121,7 +121,7 @@ fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
             if [Dialect::Transformers, Dialect::HandbookTrl].contains(&dialect) {
                 help += "; for a `Trainer`'s default write `--per_device_train_batch_size 8`";
             }
-            findings.at(&paths, "the recipe states no batch", help);
+            findings.at(&paths, "no key that is read states the batch", help);
         }
     }
 }
@@ -565,7 +565,7 @@ mod tests {
         assert!(found[0].help.contains("--accelerate FILE"));
         recipe.dialect = Dialect::Native;
         let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
-        assert_eq!(found[0].message, "the recipe states no batch");
+        assert_eq!(found[0].message, "no key that is read states the batch");
         recipe.dialect = Dialect::Transformers;
         let found = only("global-batch-unknown", &recipe, &PlanRequest::gpus(4));
         assert!(found[0].help.contains("--per_device_train_batch_size 8"));

@@ -44,7 +44,7 @@ fn budget_missing(case: &Case<'_>, findings: &mut Findings<'_>) {
     // `global-batch-unknown` covers a config of `accelerate launch`, which is not a recipe.
     let recipe = case.recipe.dialect != Dialect::Accelerate;
     if recipe && budget.samples.is_none() && budget.steps.is_none() && budget.epochs.is_none() {
-        let message = "the recipe does not say how long to train";
+        let message = "no key that is read says how long to train";
         let [samples, steps, epochs] =
             ["budget.samples", "budget.steps", "budget.epochs"].map(|path| case.key(path));
         let help = format!("give {samples}, {steps} or {epochs}");

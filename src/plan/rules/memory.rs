@@ -142,7 +142,7 @@ fn start_batch_estimate(case: &Case<'_>, findings: &mut Findings<'_>) {
             findings.note(
                 &[path, "batch.global"],
                 format!(
-                    "no micro-batch is stated, and the devices' memory is not known: {per_device_batch_size} is the \
+                    "no key that is read states a micro-batch, and the devices' memory is not known: {per_device_batch_size} is the \
                      largest that divides the batch up to {DEFAULT_MICRO}"
                 ),
                 format!(
@@ -188,7 +188,7 @@ fn start_batch_estimate(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.note(
             &[path, "batch.global"],
             format!(
-                "no micro-batch is stated: {per_device_batch_size} is the largest that fits, by estimate ({needed} \
+                "no key that is read states a micro-batch: {per_device_batch_size} is the largest that fits, by estimate ({needed} \
                  of {usable})"
             ),
             format!("state {} to choose another", case.key(path)),

@@ -378,10 +378,10 @@ fn refuse_unknown(
         let typed = file == command && reading.of_trl;
         let owners: Vec<&str> = keys::owners(name).into_iter().map(keys::name).collect();
         let near = nearest(name, known);
-        let others = matches!(&reading.program, Program::Text(_) | Program::Unread);
         let typo = near.filter(|near| {
             let similar = || within(name, [*near], 2).is_some();
-            let of_batch = keys::sets_batch(near) && (!others || similar());
+            // A long name is a spelling of it, a short one may be another key.
+            let of_batch = keys::sets_batch(near) && (name.len() > 12 || similar());
             overridden || of_batch || (typed && similar())
         });
         let message = format!("there is no key `{name}` in {this} recipes");

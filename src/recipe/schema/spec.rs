@@ -523,6 +523,9 @@ pub struct Model {
     pub load_in_4bit: bool,
     /// Base weights are loaded in 8 bits.
     pub load_in_8bit: bool,
+    /// The external trainer keeps the weights in half precision where nothing shards them (`torch_dtype: bfloat16`), for
+    /// the memory estimate.
+    pub half_weights: bool,
     /// The external trainer computes the loss without storing the logits (Liger's kernel), for the memory estimate.
     pub fused_loss: bool,
 }

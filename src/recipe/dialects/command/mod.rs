@@ -235,6 +235,11 @@ pub(crate) fn parse(
     if found.project.is_none() {
         script::refuse_others(&candidates, diagnostics);
     }
+    // `$LAUNCHER train.py`: the world and how it is sharded would be unknown.
+    let launcher = found.words.iter().find(|word| word.assignment().is_none());
+    if launcher.is_some_and(Word::is_unresolved) {
+        diagnostics.extend(unresolved::program(&lines));
+    }
     script::refuse_blanks(form, found, diagnostics);
     if !script::warn_of_escaped_end(text, form, found, diagnostics) {
         script::warn_of_torn(&lines, found, diagnostics);

@@ -342,7 +342,7 @@ pub(crate) fn sets_batch(key: &str) -> bool {
 /// adapters, for lengths and for data.
 pub(crate) fn is_common(key: &str) -> bool {
     const COMMON: Words = Words(
-        "alpha base_model batch_size beta chat_template dataset dataset_config datasets delta \
+        "alpha base_model batch_size max_source_length max_target_length beta chat_template dataset dataset_config datasets delta \
          env epsilon exp_name gamma lam loss_type max_length max_prompt_length max_seq_length \
          micro_batch_size mini_batch_size preprocessing_num_workers streaming system_prompt \
          temperature text_column top_k top_p wandb_entity wandb_project world_size",

@@ -64,6 +64,10 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         .bool("use_liger_kernel")
         .or_else(|| values.bool("use_liger"));
     tree.plain_if("model.fused_loss", liger);
+    if let Some(dtype) = values.text("torch_dtype").or_else(|| values.text("dtype")) {
+        let half = ["bfloat16", "float16", "bf16", "fp16"].contains(&dtype.value.as_str());
+        tree.plain("model.half_weights", &dtype.with(half));
+    }
     if let Some(loss) = values.text("loss_type")
         && loss.value == "apo_zero_unpaired"
     {
