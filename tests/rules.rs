@@ -131,8 +131,8 @@ const TRIPPED: &[(&str, &str, &str, &str)] = &[
     (
         "model-needs-sharding",
         "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml",
-        "--recipe-gpus 8 --gpus 8 --device-memory 80GB",
-        "--recipe-gpus 8 --gpus 8 --device-memory 80GB evenkeel.parallel.strategy=fsdp",
+        "--recipe-gpus 8 --gpus 8 --device-memory 60GB",
+        "--recipe-gpus 8 --gpus 8 --device-memory 60GB evenkeel.parallel.strategy=fsdp",
     ),
     (
         "parallelism-product",
