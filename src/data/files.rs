@@ -286,6 +286,8 @@ pub fn is_on_hub(base: &Path, path: &str) -> bool {
 fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> DataError {
     let spelled = (request.key)(key);
     let place = request.base.join(&source.path);
+    // A mixture has a path as its key, which no override replaces.
+    let in_mixture = spelled.ends_with(&source.path);
     if is_on_hub(request.base, &source.path) {
         return request.setting(
             key,
@@ -293,14 +295,18 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
                 "{} is a data set of the hub; it is not on this machine, and nothing is downloaded",
                 source.path
             ),
-            format!("download it and override {spelled}=/path/to/data.jsonl (or .parquet, or a directory of them)"),
+            match in_mixture {
+                true => "download it, and write its path into the recipe in place of the name".to_owned(),
+                false => format!(
+                    "download it and override {spelled}=/path/to/data.jsonl (or .parquet, or a directory of them)"
+                ),
+            },
         );
     }
     request.setting(
         key,
         format!("there is no {}", place.display()),
-        // A mixture has a path as its key, which no override replaces.
-        match spelled.ends_with(&source.path) {
+        match in_mixture {
             true => "correct the path in the recipe".to_owned(),
             false => format!("override {spelled}=/path/to/data.jsonl"),
         },
