@@ -177,6 +177,18 @@ mod tests {
         assert_eq!(made(128, &[1, 2, 4, 8, 16], 7).per_device_batch_size, None);
     }
 
+    /// A resumed run is compared with the batch that it was launched with.
+    #[test]
+    fn a_run_keeps_the_batch_of_its_first_world() {
+        let mut spec = crate::recipe::Spec::default();
+        spec.batch.elastic = Some(elastic(128, &[1, 2, 4, 8, 16]));
+        assert_eq!(crate::plan::global_batch(&spec), None);
+        spec.batch.settle(8);
+        spec.batch.settle(4);
+        assert_eq!(spec.batch.gpus, Some(8));
+        assert_eq!(crate::plan::global_batch(&spec), Some(120));
+    }
+
     /// Results of upstream's functions for these bounds: version, maximum batch, micro-batches,
     /// (fewest, most) GPUs, (GPUs a node, model parallel), prefer larger, world; batch, sizes.
     type Row = (
