@@ -446,7 +446,8 @@ impl TrainingJobSpec {
         let resource = &self.resource_name;
         let device = self.trainer.device;
         let built_in = self.trainer.command.is_empty();
-        let is_gpu = resource.contains("gpu") || resource.starts_with("nvidia.com/");
+        let is_gpu =
+            resource.contains("gpu") || TrainerDevice::Auto.on(resource) == DeviceKind::Cuda;
         let idle = built_in && is_gpu && device.on(resource) == DeviceKind::Cpu;
         let why = match device {
             TrainerDevice::Auto => "of GPUs it uses NVIDIA's only: ",

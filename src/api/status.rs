@@ -13,6 +13,7 @@ use crate::lifecycle::generation::{LARGEST_COUNT, PodRef};
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
 use crate::plan::{MAX_BATCH, Plan};
+use crate::util::format::outside;
 use crate::util::time::{self, micro_time, seconds_between};
 
 /// The observed state of a TrainingJob. Only the controller writes it.
@@ -179,29 +180,22 @@ impl TrainingJobStatus {
     /// must not stop the controller of all.
     pub fn flaw(&self) -> Option<String> {
         let numbers = [
-            ("attempts", u64::from(self.attempts)),
-            ("restarts", u64::from(self.restarts)),
-            ("disruptions", u64::from(self.disruptions)),
+            ("attempts", self.attempts.into()),
+            ("restarts", self.restarts.into()),
+            ("disruptions", self.disruptions.into()),
         ];
-        if let Some((name, number)) = numbers.iter().find(|(_, number)| *number > ATTEMPTS) {
-            return Some(format!("{name} is {number}"));
-        }
-        if let Some(later) = self
-            .later_generation
-            .filter(|number| *number > LARGEST_COUNT)
-        {
-            return Some(format!("laterGeneration is {later}"));
-        }
-        let possible = 1..=MAX_BATCH;
-        if let Some(limit) = self
-            .per_device_batch_size_limit
-            .filter(|limit| !possible.contains(limit))
-        {
-            return Some(format!("perDeviceBatchSizeLimit is {limit}"));
-        }
-        let checkpoint = self.checkpoint.as_ref().and_then(CheckpointRef::flaw);
-        checkpoint
-            .map(|flaw| format!("checkpoint: {flaw}"))
+        let later = [("laterGeneration", self.later_generation.unwrap_or_default())];
+        let limit = self.per_device_batch_size_limit.unwrap_or(1);
+        let checkpoint = || {
+            self.checkpoint
+                .as_ref()?
+                .flaw()
+                .map(|flaw| format!("checkpoint: {flaw}"))
+        };
+        outside(0..=ATTEMPTS, numbers)
+            .or_else(|| outside(0..=LARGEST_COUNT, later))
+            .or_else(|| outside(1..=MAX_BATCH, [("perDeviceBatchSizeLimit", limit)]))
+            .or_else(checkpoint)
             .or_else(|| self.plan.as_ref()?.flaw())
             .or_else(|| self.progress.as_ref()?.flaw())
             .or_else(|| self.generation.as_ref()?.flaw())
@@ -373,18 +367,15 @@ impl PlanSummary {
 impl PlanSummary {
     fn flaw(&self) -> Option<String> {
         let numbers = [
-            ("globalBatchSize", self.global_batch_size),
-            ("perDeviceBatchSize", self.per_device_batch_size),
+            ("plan.globalBatchSize", self.global_batch_size),
+            ("plan.perDeviceBatchSize", self.per_device_batch_size),
             (
-                "gradientAccumulationSteps",
+                "plan.gradientAccumulationSteps",
                 self.gradient_accumulation_steps,
             ),
-            ("worldSize", self.world_size),
+            ("plan.worldSize", self.world_size),
         ];
-        let beyond = numbers
-            .iter()
-            .find(|(_, number)| !(1..=MAX_BATCH).contains(number));
-        beyond.map(|(name, number)| format!("plan.{name} is {number}"))
+        outside(1..=MAX_BATCH, numbers)
     }
 }
 
@@ -508,14 +499,13 @@ pub struct Progress {
 impl Progress {
     fn flaw(&self) -> Option<String> {
         let numbers = [
-            ("samples", self.samples),
-            ("budgetSamples", self.budget.unwrap_or_default()),
-            ("step", self.step),
-            ("batch", self.batch),
-            ("tokensPerSecond", self.tokens_per_second),
+            ("progress.samples", self.samples),
+            ("progress.budgetSamples", self.budget.unwrap_or_default()),
+            ("progress.step", self.step),
+            ("progress.batch", self.batch),
+            ("progress.tokensPerSecond", self.tokens_per_second),
         ];
-        let beyond = numbers.iter().find(|(_, number)| *number > LARGEST_COUNT);
-        beyond.map(|(name, number)| format!("progress.{name} is {number}"))
+        outside(0..=LARGEST_COUNT, numbers)
     }
 }
 
@@ -616,6 +606,7 @@ mod tests {
         assert_eq!(spec("Auto", "nvidia.com/gpu", &[]).idle_devices(), None);
         assert_eq!(idle("nvidia.com/gpu", &["python", "train.py"]), None);
         assert_eq!(idle("example.com/slot", &[]), None);
+        assert_eq!(idle("nvidia.com/nic", &[]), None);
         let device = |resource: &str| spec("Auto", resource, &[]).trainer.device.on(resource);
         for resource in [
             "nvidia.com/gpu",

@@ -202,30 +202,19 @@ pub async fn rank(
     })?;
     let logs = PodLogs::of(cluster);
     let mut output = Output::new(rank, files::rank_log(record.number, rank));
-    let mut since = None;
-    // Lines without an index that were read with this time: one read of a container's output may have one time.
-    let mut at_since = 0;
+    let mut read = Read::default();
     let mut opened = false;
     loop {
         // Before the log is opened: what is printed before the end is then in it.
         let ended = !follow || logs.has_ended(pod).await;
-        let (seen, mut at_seen) = (since, at_since);
+        let since = read.reopen();
         match logs.lines(pod, since, !ended).await {
             Ok(mut log) => {
                 opened = true;
                 while let Some(PodLine { time, line }) = log.next().await {
-                    // A log that is opened again begins with lines that were read: `since` is a whole second.
-                    if line.seq.is_none() && time.is_some() && time <= seen {
-                        let again = time < seen || at_seen > 0;
-                        at_seen -= usize::from(time == seen && again);
-                        if again {
-                            continue;
-                        }
+                    if !read.is_new(time, &line) {
+                        continue;
                     }
-                    if time.is_some() && time != since {
-                        (since, at_since) = (time, 0);
-                    }
-                    at_since += usize::from(line.seq.is_none());
                     if output.lacks_lines_before(&line) {
                         let whole = logs.lines(pod, None, false).await;
                         let whole = whole.unwrap_or_else(|_| futures::stream::empty().boxed());
@@ -245,6 +234,42 @@ pub async fn rank(
             return Ok(());
         }
         tokio::time::sleep(RETRY_PAUSE).await;
+    }
+}
+
+/// What was read of a log that is opened again and again, from whole seconds on. Lines with an index do not need it.
+#[derive(Default)]
+struct Read {
+    /// The time of the last line, and the lines without an index that had it: one read of a container's output may have
+    /// one time.
+    last: (Option<Timestamp>, usize),
+    /// The same when the log was opened, less the lines that were skipped.
+    before: (Option<Timestamp>, usize),
+}
+
+impl Read {
+    /// The time from which the log is read next.
+    fn reopen(&mut self) -> Option<Timestamp> {
+        self.before = self.last;
+        self.last.0
+    }
+
+    /// Whether a line was not read before the log was opened.
+    fn is_new(&mut self, time: Option<Timestamp>, line: &LogLine) -> bool {
+        let counts = line.seq.is_none();
+        let (before, skipped) = &mut self.before;
+        if counts && time.is_some() && time < *before {
+            return false;
+        }
+        if counts && time.is_some() && time == *before && *skipped > 0 {
+            *skipped -= 1;
+            return false;
+        }
+        if time.is_some() && time != self.last.0 {
+            self.last = (time, 0);
+        }
+        self.last.1 += usize::from(counts);
+        true
     }
 }
 
@@ -539,6 +564,29 @@ mod tests {
         line 11
         line 13
         ");
+    }
+
+    #[test]
+    fn lines_of_one_time_are_each_read_once() {
+        let at = |second: i64| Some(Timestamp::from_second(second).unwrap());
+        let text = LogLine::parse("[0] words").unwrap();
+        let mut read = Read::default();
+        let news = |read: &mut Read, times: &[i64]| -> Vec<bool> {
+            times
+                .iter()
+                .map(|time| read.is_new(at(*time), &text))
+                .collect()
+        };
+        assert_eq!(read.reopen(), None);
+        // A burst has one time, and the clock may be set back.
+        assert_eq!(news(&mut read, &[5, 5, 5, 3, 7, 7]), [true; 6]);
+        assert_eq!(read.reopen(), at(7));
+        assert_eq!(
+            news(&mut read, &[5, 7, 7, 7, 8]),
+            [false, false, false, true, true]
+        );
+        assert_eq!(read.reopen(), at(8));
+        assert_eq!(news(&mut read, &[7, 8, 8]), [false, false, true]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::files;
 use crate::plan::{MAX_BATCH, Plan};
 use crate::util::durable::{FileError, create_directory, read_json, write_json};
-use crate::util::format::count;
+use crate::util::format::{count, outside};
 use crate::util::time;
 
 /// One fenced incarnation of the world: everything that its ranks need to agree on.
@@ -38,24 +38,22 @@ pub struct Generation {
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
 pub const LARGEST_COUNT: u64 = 1 << 53;
 /// Most members of a generation.
-const MEMBERS: usize = 1024;
+const MEMBERS: u64 = 1024;
 /// Most ranks of a member.
 const RANKS: u64 = 64;
 
 impl Generation {
     /// What cannot be in a record; `None` in each that a launcher or controller made.
     pub fn flaw(&self) -> Option<String> {
-        let ranks = self.members.iter().map(|member| member.ranks);
-        if !(1..=LARGEST_COUNT).contains(&self.number) {
-            return Some(format!("number is {}", self.number));
+        let members = self.members.len() as u64;
+        if let Some(flaw) = outside(1..=LARGEST_COUNT, [("number", self.number)]) {
+            return Some(flaw);
         }
-        if self.members.is_empty() || self.members.len() > MEMBERS {
-            return Some(format!(
-                "it has {}",
-                count(self.members.len() as u64, "member")
-            ));
+        if !(1..=MEMBERS).contains(&members) {
+            return Some(format!("it has {}", count(members, "member")));
         }
-        if let Some(ranks) = ranks.clone().find(|ranks| !(1..=RANKS).contains(ranks)) {
+        let mut ranks = self.members.iter().map(|member| member.ranks);
+        if let Some(ranks) = ranks.find(|ranks| !(1..=RANKS).contains(ranks)) {
             return Some(format!("a member has {}", count(ranks, "rank")));
         }
         if let Some(flaw) = self.plan.flaw() {
@@ -208,8 +206,7 @@ impl CheckpointRef {
                 self.step, self.samples
             ));
         }
-        let possible = (1..=MAX_BATCH).contains(&self.batch);
-        (!possible).then(|| format!("batch is {}", self.batch))
+        outside(1..=MAX_BATCH, [("batch", self.batch)])
     }
 }
 

@@ -10,6 +10,7 @@ use super::split::{self, Split};
 use crate::recipe::batch_arguments::{self, BatchNumbers};
 use crate::recipe::schema::spec::{Objective, Remainder, Strategy};
 use crate::recipe::{Located, Recipe};
+use crate::util::format::outside;
 
 /// A generation's plan. Its JSON form is a contract (`evenkeel plan -o json`): one object, with the keys
 /// of the [`Facts`] at the same level.
@@ -109,57 +110,48 @@ impl Plan {
             ("sequence_parallel_size", facts.sequence_parallel_size),
             ("data_parallel_size", self.data_parallel_size),
         ];
+        let accumulation = self.gradient_accumulation_steps;
         let batches = [
             ("per_device_batch_size", self.per_device_batch_size),
-            (
-                "gradient_accumulation_steps",
-                self.gradient_accumulation_steps,
-            ),
+            ("gradient_accumulation_steps", accumulation),
             ("global_batch_size", self.global_batch_size),
             ("quantum", self.quantum),
             ("eval_batch_size", facts.eval_batch_size.unwrap_or(1)),
         ];
-        let beyond = |(name, size): &(&str, u64), largest| {
-            (!(1..=largest).contains(size)).then(|| format!("{name} is {size}"))
+        let eval_every = [("eval_every", facts.eval_every.unwrap_or(1))];
+        outside(1..=LARGEST_WORLD, axes)
+            .or_else(|| outside(1..=MAX_BATCH, batches))
+            .or_else(|| outside(1..=u64::MAX, eval_every))
+            .or_else(|| self.contradiction(axes.iter().map(|(_, size)| *size)))
+    }
+
+    /// Two numbers that do not agree. `axes`: their sizes, each in its range.
+    fn contradiction(&self, axes: impl Iterator<Item = u64>) -> Option<String> {
+        let (global, stated) = (self.global_batch_size, self.facts.world_size);
+        // One process may hold all devices, whatever their number.
+        let world = match axes.fold(1, u64::saturating_mul) {
+            1 => stated,
+            product => product,
         };
-        let out_of_range = (axes.iter().find_map(|axis| beyond(axis, LARGEST_WORLD)))
-            .or_else(|| batches.iter().find_map(|batch| beyond(batch, MAX_BATCH)));
-        out_of_range.or_else(|| {
-            let sizes = axes.iter().map(|(_, size)| *size);
-            // One process may hold all devices, whatever their number.
-            let world = match sizes.fold(1_u64, u64::saturating_mul) {
-                1 => facts.world_size,
-                product => product,
-            };
-            let split = Split {
-                ranks: self.data_parallel_size,
-                per_device_batch_size: self.per_device_batch_size,
-                micro_batches: self.global_batch_size / self.per_device_batch_size,
-                remainder: facts.remainder,
-            };
-            let exact = facts.remainder != Remainder::Exact
-                || split.micro_batches.is_multiple_of(split.ranks);
-            if facts.eval_every == Some(0) {
-                Some("eval_every is 0".to_owned())
-            } else if world != facts.world_size || !(1..=LARGEST_WORLD).contains(&world) {
-                Some(format!(
-                    "world_size is {}, but its axes give {world}",
-                    facts.world_size
-                ))
-            } else if !exact
-                || split.batch() != self.global_batch_size
-                || split.accumulation() != self.gradient_accumulation_steps
-            {
-                Some(format!(
-                    "global_batch_size is {}, which {} ranks do not make of {} × {}",
-                    self.global_batch_size,
-                    self.data_parallel_size,
-                    self.per_device_batch_size,
-                    self.gradient_accumulation_steps
-                ))
-            } else {
-                None
-            }
+        if world != stated || !(1..=LARGEST_WORLD).contains(&world) {
+            return Some(format!("world_size is {stated}, but its axes give {world}"));
+        }
+        let split = Split {
+            ranks: self.data_parallel_size,
+            per_device_batch_size: self.per_device_batch_size,
+            micro_batches: global / self.per_device_batch_size,
+            remainder: self.facts.remainder,
+        };
+        let (ranks, each, accumulation) = (
+            split.ranks,
+            split.per_device_batch_size,
+            self.gradient_accumulation_steps,
+        );
+        let dealt =
+            split.remainder != Remainder::Exact || split.micro_batches.is_multiple_of(ranks);
+        let agrees = dealt && split.batch() == global && split.accumulation() == accumulation;
+        (!agrees).then(|| {
+            format!("global_batch_size is {global}, which {ranks} ranks do not make of {each} × {accumulation}")
         })
     }
 

@@ -3,22 +3,22 @@
 //! native tree with the launcher's settings. As upstream, arguments override files.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use crate::recipe::dialects::command::{self, Command, Launch, Stated, slurm};
-use crate::recipe::dialects::transformers::MUST_BE_TYPED;
 use crate::recipe::dialects::{
-    accelerate, handbook, hydra, llama_factory, programs, projects, readers, transformers,
+    accelerate, handbook, hydra, llama_factory, own_defaults, programs, projects, readers,
+    transformers,
 };
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
-use crate::recipe::schema::program::{OwnDefault, PROGRAM_BYTES, Program, ProgramText};
+use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
-use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell::{self, word};
-use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::source::FileId;
 
 /// The parts of a job, each with its precedence settled.
 pub(crate) struct Job {
@@ -373,7 +373,9 @@ fn add_arguments(
     }
     let judged = !alone && readers::is_trainers(root, path, &request.origin);
     reading.program = match &program {
-        Some(script) if !reading.of_trl => program_of(script, command.launch.module, reading),
+        Some(script) if !reading.of_trl => {
+            own_defaults::program(script, command.launch.module, reading)
+        }
         _ => Program::Upstream,
     };
     job.dialect = dialect_of(root, &command, judged, alone, reading);
@@ -391,113 +393,9 @@ fn add_arguments(
         programs::complete(script.value, script.span, root, processes, reading);
     }
     if let Some(program) = program {
-        take_own_defaults(program.span, request, root, reading);
+        own_defaults::take(program.span, request, root, reading);
     }
     Some(())
-}
-
-/// What is known of the program of a command.
-fn program_of(script: &Given<&Path>, module: bool, reading: &mut Reading) -> Program {
-    let path = match module {
-        true => {
-            PathBuf::from(script.value.to_string_lossy().replace('.', "/")).with_extension("py")
-        }
-        false => script.value.to_owned(),
-    };
-    // A TrainingJob has no files outside of its folder.
-    let inside = path
-        .components()
-        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    let python = inside && path.extension().is_some_and(|extension| extension == "py");
-    let found = Some(&path).filter(|path| python && reading.origin.is_file(path));
-    let bytes = found.and_then(|path| reading.origin.read(path, PROGRAM_BYTES).ok());
-    let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) else {
-        return match programs::is_upstreams(&path) {
-            true => Program::Upstream,
-            false => Program::Unread,
-        };
-    };
-    let file = reading.sources.add(&path, text.as_str());
-    Program::Text(ProgramText { file, text })
-}
-
-/// Adds the batch numbers that the program sets where its command does not. Without a micro-batch the others say nothing.
-fn take_own_defaults(at: Span, request: &Request, root: &mut Node, reading: &mut Reading) {
-    let Program::Text(program) = &reading.program else {
-        return;
-    };
-    let overridden = |key: &str| {
-        let mut names = request
-            .overrides
-            .iter()
-            .filter_map(|text| text.split_once('='));
-        names.any(|(name, _)| name == key)
-    };
-    let given = |key: &str| root.get(key).is_some() || overridden(key);
-    let own = |key: &str| match program.default(key).filter(|_| !given(key))? {
-        // The program's own name for it.
-        OwnDefault::Argument(name, span) => Some(match root.get(&name) {
-            Some(given) => Own::Given(name, given.clone()),
-            None => match program.option(&name) {
-                Some(OwnDefault::Number(number, span)) => Own::Default(number, span),
-                _ => Own::Unknown(span, name),
-            },
-        }),
-        OwnDefault::Number(number, span) => Some(Own::Default(number, span)),
-        OwnDefault::Unknown(span) => Some(Own::Unknown(span, key.to_owned())),
-    };
-    let found: Vec<(&str, Own)> = MUST_BE_TYPED
-        .iter()
-        .filter_map(|key| Some((*key, own(key)?)))
-        .collect();
-    let sized =
-        |(key, own): &(&str, Own)| *key == MUST_BE_TYPED[0] && !matches!(own, Own::Unknown(..));
-    let is_known = given(MUST_BE_TYPED[0]) || found.iter().any(sized);
-    // A command of a `Trainer` would otherwise get its default.
-    let counts = transformers::is_for_a_trainer(root) && !request.states_batch();
-    for (key, own) in found {
-        let (message, span, value) = match own {
-            Own::Given(name, node) if is_known => {
-                let given = node.shown().to_owned();
-                (
-                    format!("the program takes `{key}` from `{name}`, {given}"),
-                    node.span,
-                    node,
-                )
-            }
-            Own::Default(number, span) if is_known => {
-                let node = Node::plain(number.to_string(), span);
-                (
-                    format!("`{key}` is not given: the program sets it to {number}"),
-                    span,
-                    node,
-                )
-            }
-            Own::Unknown(span, name) if counts => {
-                let message = format!("`{key}` is not given, and the program sets it here");
-                reading.error(
-                    "mandatory-missing",
-                    Some(span),
-                    message,
-                    format!("add `--{name} N`"),
-                );
-                continue;
-            }
-            _ => continue,
-        };
-        let help = "nothing to do, unless the program changes it later";
-        reading.note("mandatory-missing", Some(span), message, help);
-        root.set(key, at, value);
-    }
-}
-
-/// How a program sets an argument of `TrainingArguments` that its command does not give.
-enum Own {
-    /// By an argument of another name, which the command gives.
-    Given(String, Node),
-    Default(u64, Span),
-    /// The argument that would set it.
-    Unknown(Span, String),
 }
 
 impl Job {

@@ -1,5 +1,7 @@
 //! Formats counts and sizes for messages.
 
+use std::ops::RangeInclusive;
+
 /// The plural of a noun for a count: `sample`, `samples`; `process`, `processes`; `batch`, `batches`.
 pub fn noun(number: u64, thing: &str) -> String {
     let hisses = ["s", "x", "ch", "sh"]
@@ -48,6 +50,16 @@ pub fn three_digits(value: f64) -> String {
         _ => 0,
     };
     format!("{value:.decimals$}")
+}
+
+/// The first of the named numbers that is outside of a range: `quantum is 0`.
+pub fn outside<'n>(
+    range: RangeInclusive<u64>,
+    numbers: impl IntoIterator<Item = (&'n str, u64)>,
+) -> Option<String> {
+    let mut numbers = numbers.into_iter();
+    let (name, number) = numbers.find(|(_, number)| !range.contains(number))?;
+    Some(format!("{name} is {number}"))
 }
 
 #[cfg(test)]

@@ -35,11 +35,16 @@ pub fn run(
     asked: Asked,
     follow: bool,
 ) -> anyhow::Result<ExitCode> {
-    let job_now = cluster.run(async |cluster| Ok(cluster.job(job).await?))?;
-    let status = job_now.status.unwrap_or_default();
-    let external = !status.command(&job_now.spec).is_empty();
     // A job is followed to its end, over all generations, by its steps.
-    match (asked.rank_of(external && !follow), follow) {
+    let external = match asked {
+        Asked::WhatTheTrainerHas if !follow => {
+            let job = cluster.run(async |cluster| Ok(cluster.job(job).await?))?;
+            let status = job.status.unwrap_or_default();
+            !status.command(&job.spec).is_empty()
+        }
+        _ => false,
+    };
+    match (asked.rank_of(external), follow) {
         (Some(rank), follow) => {
             let mut unprinted = None;
             cluster.run(async |cluster| {

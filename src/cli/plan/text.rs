@@ -254,11 +254,10 @@ fn lengths(recipe: &Recipe, draft: &Draft, horizon: &Horizon) -> String {
             None => "not known".to_owned(),
         },
     };
-    let is_default = if spec.budget.epochs.is_some() {
-        default("budget", ["epochs", "steps", "samples"])
-    } else {
-        ""
-    };
+    let is_default = spec
+        .budget
+        .epochs
+        .map_or("", |_| default("budget", ["epochs", "steps", "samples"]));
     lines.push(("budget", budget + is_default));
     let warmup = match (horizon.warmup_samples, spec.learning_rate.warmup_ratio) {
         (Some(0), _) => None,

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 
 use crate::api::guarded::GuardedJob;
 use crate::operator::error::ReconcileError;
@@ -87,13 +88,16 @@ async fn panics(job: &Value) -> Option<String> {
     None
 }
 
+/// A runtime, and a job as the API server has it while two ranks train.
+fn with_running_job() -> (Runtime, Value) {
+    let runtime = Runtime::new().unwrap();
+    let job = runtime.block_on(running());
+    (runtime, job)
+}
+
 #[test]
 fn no_value_in_a_job_makes_the_controller_panic() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let job = runtime.block_on(running());
+    let (runtime, job) = with_running_job();
     let mut places = Vec::new();
     pointers(&job["status"], "/status", &mut places);
     pointers(&job["spec"], "/spec", &mut places);
@@ -119,11 +123,7 @@ fn no_value_in_a_job_makes_the_controller_panic() {
 
 #[test]
 fn a_status_that_no_controller_writes_is_unreadable() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let job = runtime.block_on(running());
+    let (_, job) = with_running_job();
     let record = "/status/jobGeneration/record";
     let error = |place: &str, value: Value| {
         let mut forged = job.clone();

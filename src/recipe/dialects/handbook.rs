@@ -22,7 +22,6 @@ use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reader::{
     Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
@@ -134,7 +133,7 @@ fn translate(
     let mut tree = Tree::new(root.span);
     tree.default("objective", objective);
     settings::name(&values, path, &mut tree, reading);
-    settings::objective_defaults(objective, versions, &mut tree);
+    settings::objective_defaults(objective, versions, &values, &mut tree);
     let evaluates = training_arguments(root, &values, path, versions, &mut tree, reading);
     // A program beside TRL's may define other keys; `lora_r` alone asks TRL for nothing.
     let own = settings::adapters(root).filter(|given| !keys::is_known(&given.key));
@@ -366,10 +365,7 @@ fn refuse_unknown(
     let command = reading.files.command.map(|(file, _)| file);
     for entry in root.entries().unwrap_or_default() {
         let name = entry.name.as_str();
-        if name == RESERVED || keys::kind(name, objective).is_some() {
-            continue;
-        }
-        if matches!(&reading.program, Program::Text(program) if program.default(name).is_some()) {
+        if name == RESERVED || keys::kind(name, objective).is_some() || reading.program.sets(name) {
             continue;
         }
         let file = Some(entry.name_span.file);

@@ -9,6 +9,7 @@ pub mod handbook;
 pub mod hydra;
 pub(crate) mod llama_factory;
 pub mod native;
+pub(crate) mod own_defaults;
 pub mod preference;
 pub mod programs;
 pub(crate) mod projects;

@@ -148,8 +148,7 @@ fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
         Some((on, node.span))
     };
     // TRL's scripts train without `do_train`, with or without `do_eval`.
-    let asks =
-        matches!(&reading.program, Program::Text(program) if program.text.contains(".do_train"));
+    let asks = matches!(&reading.program, Program::Text(program) if program.asks_for("do_train"));
     let (cause, span) = match (stated("do_train"), stated("do_predict"), stated("do_eval")) {
         (Some((false, span)), ..) => ("`do_train` is false", span),
         (None, Some((true, span)), _) => ("`do_predict` without `do_train`", span),

@@ -29,8 +29,12 @@ pub(crate) enum Program {
 /// The text of a program.
 #[derive(Debug)]
 pub(crate) struct ProgramText {
-    pub file: FileId,
-    pub text: String,
+    file: FileId,
+    text: String,
+    /// The text with blanks in place of comments and of strings in three quotes, at the same offsets.
+    code: String,
+    /// The code with blanks in place of all strings.
+    bare: String,
 }
 
 /// How a program sets an argument that its command does not give.
@@ -45,13 +49,19 @@ pub(crate) enum OwnDefault {
 }
 
 impl Program {
+    /// Whether the program's text sets an argument.
+    pub fn sets(&self, name: &str) -> bool {
+        matches!(self, Program::Text(program) if program.default(name).is_some())
+    }
+
+    /// Whether a program of a stranger takes the arguments: it may have others than upstream's.
+    pub fn is_strange(&self) -> bool {
+        matches!(self, Program::Text(_) | Program::Unread)
+    }
+
     /// Whether the defaults of these arguments are those of `TrainingArguments`, as far as is known.
     pub fn has_upstreams_defaults(&self, names: &[&str]) -> bool {
-        match self {
-            Program::None | Program::Upstream => true,
-            Program::Text(program) => names.iter().all(|name| program.default(name).is_none()),
-            Program::Unread => false,
-        }
+        !matches!(self, Program::Unread) && !names.iter().any(|name| self.sets(name))
     }
 
     /// Whether the program says that it uses TRL. `None`: its text is not known.
@@ -67,21 +77,29 @@ impl Program {
 }
 
 impl ProgramText {
+    pub fn new(file: FileId, text: String) -> ProgramText {
+        let [code, bare] = [true, false].map(|strings| code(&text, strings));
+        ProgramText {
+            file,
+            text,
+            code,
+            bare,
+        }
+    }
+
+    /// Whether the program asks for a value that it has parsed: `args.do_train`.
+    pub fn asks_for(&self, name: &str) -> bool {
+        self.text.contains(&format!(".{name}"))
+    }
+
     /// The program's own default of an argument; `None`: it does not set the argument, so that the default is that of the
     /// class that it parses.
     pub fn default(&self, name: &str) -> Option<OwnDefault> {
-        let [code, bare] = [true, false].map(|strings| code(&self.text, strings));
-        self.defined(name, &code, &bare)
-            .or_else(|| self.passed(name, &code, &bare))
+        self.defined(name).or_else(|| self.passed(name))
     }
 
     /// The default of an option or field that the program itself defines.
-    pub fn option(&self, name: &str) -> Option<OwnDefault> {
-        let [code, bare] = [true, false].map(|strings| code(&self.text, strings));
-        self.defined(name, &code, &bare)
-    }
-
-    fn defined(&self, name: &str, code: &str, bare: &str) -> Option<OwnDefault> {
+    pub fn defined(&self, name: &str) -> Option<OwnDefault> {
         let name = regex::escape(name);
         let dashed = name.replace('_', "-");
         let field = format!(
@@ -90,24 +108,30 @@ impl ProgramText {
         let option = format!(
             r#"add_argument\((?:\s*["']-\w["']\s*,)?\s*["']--(?:{name}|{dashed})["'](?:(?:[^()]|\([^()]*\))*?\bdefault\s*=\s*(?<number>\d+)\s*[,)])?"#
         );
-        let found = self.find(&field, bare, |_| true);
-        found.or_else(|| self.find(&option, code, |_| true))
+        let found = self.find(&field, &self.bare, |_| true);
+        found.or_else(|| self.find(&option, &self.code, |_| true))
     }
 
     /// What the program passes on, or sets after it has parsed the arguments.
-    fn passed(&self, name: &str, code: &str, bare: &str) -> Option<OwnDefault> {
+    fn passed(&self, name: &str) -> Option<OwnDefault> {
         let own = regex::escape(name);
         let argument = format!(
             r"(?m)(?:^|[(,])[ \t]*{own}\s*=\s*(?:(?<number>\d+)\s*(?:[,)]|$)|(?:\w+\.)+(?<argument>\w+)\s*(?:[,)]|$)|[^=\s])"
         );
-        let calls = |at: usize| !is_definition(&bare[..at]);
-        let passed = self.find(&argument, bare, calls);
+        let calls = |at: usize| !is_definition(&self.bare[..at]);
+        let passed = self.find(&argument, &self.bare, calls);
         // It passes on what it parses by the same name.
         let passed = passed
             .filter(|found| !matches!(found, OwnDefault::Argument(other, _) if other == name));
         passed
-            .or_else(|| self.find(&format!(r"\.{own}\s*(?://|[*+-])?=[^=]"), bare, |_| true))
-            .or_else(|| self.find(&format!(r#"["']{own}["']\s*:"#), code, |_| true))
+            .or_else(|| {
+                self.find(
+                    &format!(r"\.{own}\s*(?://|[*+-])?=[^=]"),
+                    &self.bare,
+                    |_| true,
+                )
+            })
+            .or_else(|| self.find(&format!(r#"["']{own}["']\s*:"#), &self.code, |_| true))
     }
 
     /// The first match of a pattern at a place that `counts`.
@@ -210,8 +234,7 @@ mod tests {
     use super::*;
 
     fn default(text: &str) -> Option<Option<u64>> {
-        let (file, text) = (FileId(0), text.to_owned());
-        let found = ProgramText { file, text }.default("save_steps")?;
+        let found = ProgramText::new(FileId(0), text.to_owned()).default("save_steps")?;
         Some(match found {
             OwnDefault::Number(number, _) => Some(number),
             OwnDefault::Argument(..) | OwnDefault::Unknown(_) => None,
@@ -264,8 +287,8 @@ mod tests {
     #[test]
     fn an_argument_that_a_program_passes_on_is_named() {
         let default = |text: &str| {
-            let (file, text) = (FileId(0), text.to_owned());
-            ProgramText { file, text }.default("per_device_train_batch_size")
+            let program = ProgramText::new(FileId(0), text.to_owned());
+            program.default("per_device_train_batch_size")
         };
         let text =
             "TrainingArguments(\n    per_device_train_batch_size=script_args.train_batch_size,\n)";
@@ -282,10 +305,8 @@ mod tests {
 
     #[test]
     fn a_program_that_imports_trl_uses_it() {
-        let uses = |text: &str| {
-            let (file, text) = (FileId(0), text.to_owned());
-            Program::Text(ProgramText { file, text }).uses_trl()
-        };
+        let uses =
+            |text: &str| Program::Text(ProgramText::new(FileId(0), text.to_owned())).uses_trl();
         assert_eq!(uses("import os\nfrom trl import SFTTrainer\n"), Some(true));
         assert_eq!(uses("# from trl\nimport control\n"), Some(false));
         assert_eq!(Program::Unread.uses_trl(), None);

@@ -44,8 +44,16 @@ impl Request {
 
     /// Whether the user gives the global batch, so that a recipe need not state one.
     pub(crate) fn states_batch(&self) -> bool {
-        let typed = format!("{RESERVED}.batch.global=");
         self.setting("batch.global").is_some()
-            || self.overrides.iter().any(|text| text.starts_with(&typed))
+            || self.overrides_key(&format!("{RESERVED}.batch.global"))
+    }
+
+    /// Whether an override replaces the key.
+    pub(crate) fn overrides_key(&self, key: &str) -> bool {
+        let mut names = self
+            .overrides
+            .iter()
+            .filter_map(|text| text.split_once('='));
+        names.any(|(name, _)| name == key)
     }
 }

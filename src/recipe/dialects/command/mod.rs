@@ -184,7 +184,7 @@ pub(crate) fn parse(
         }
     };
     if let [first, second, ..] = lines.as_slice()
-        && word::is_long_option(&first.words[0].text)
+        && script::begins_with_option(first)
     {
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",

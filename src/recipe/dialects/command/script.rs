@@ -150,28 +150,27 @@ pub(crate) fn warn_of_torn(
         .and_then(|at| lines.get(at + 1))
         .filter(|line| begins_with_option(line));
     if let Some(word) = next.and_then(|line| line.words.first()) {
-        let Diagnostic { message, help, .. } = torn(word);
-        let message = format!("{message}, without it and what follows");
+        let message = format!("{}, without it and what follows", torn_message(word));
         diagnostics.push(Diagnostic::warning(
             "yaml-syntax",
             Some(word.span),
             message,
-            help,
+            TORN,
         ));
     }
 }
 
+/// The way out for a line that begins with an option.
+const TORN: &str = "end the lines before it with `\\`, without a comment or a blank after it";
+
+fn torn_message(word: &Word) -> String {
+    let option = short(&word.text);
+    format!("this line begins with `{option}`: the command before it has ended")
+}
+
 /// The error for a line that begins with an option.
 pub(crate) fn torn(word: &Word) -> Diagnostic {
-    Diagnostic::error(
-        "unknown-dialect",
-        Some(word.span),
-        format!(
-            "this line begins with `{}`: the command before it has ended",
-            short(&word.text)
-        ),
-        "end the lines before it with `\\`, without a comment or a blank after it",
-    )
+    Diagnostic::error("unknown-dialect", Some(word.span), torn_message(word), TORN)
 }
 
 /// The error for a script that only runs another one.

@@ -4,18 +4,19 @@ use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::shell;
 use crate::recipe::syntax::source::Sources;
 
-/// The parsed command, or the message of the first error.
-pub(crate) fn understood(text: &str) -> Result<Command, String> {
+/// The parsed command with everything that is said of it.
+fn parsed(text: &str) -> (Option<Command>, Vec<Diagnostic>) {
     let mut sources = Sources::default();
     let file = sources.add(shell::COMMAND, text);
     let mut diagnostics = Vec::new();
-    let command = parse(
-        Path::new("run.sh"),
-        text,
-        file,
-        &BTreeMap::new(),
-        &mut diagnostics,
-    );
+    let path = Path::new("run.sh");
+    let command = parse(path, text, file, &BTreeMap::new(), &mut diagnostics);
+    (command, diagnostics)
+}
+
+/// The parsed command, or the message of the first error.
+pub(crate) fn understood(text: &str) -> Result<Command, String> {
+    let (command, diagnostics) = parsed(text);
     match diagnostics.iter().find(|d| d.severity == Severity::Error) {
         Some(error) => Err(error.message.clone()),
         None => Ok(command.unwrap()),
@@ -842,17 +843,8 @@ mod inline {
 fn arguments_after_a_comment_between_continued_lines_are_not_the_commands() {
     let torn = "torchrun --nproc_per_node 4 train.py \\\n  --per_device_train_batch_size 2 \\\n  # --bf16 \\\n  \
                 --gradient_accumulation_steps 8\n";
-    let mut sources = Sources::default();
-    let file = sources.add(shell::COMMAND, torn);
-    let mut diagnostics = Vec::new();
-    let command = parse(
-        Path::new("run.sh"),
-        torn,
-        file,
-        &BTreeMap::new(),
-        &mut diagnostics,
-    )
-    .unwrap();
+    let (command, diagnostics) = parsed(torn);
+    let command = command.unwrap();
     assert!(
         command
             .arguments

@@ -4,7 +4,6 @@
 //! Source: Python 3.11 `argparse.py` (`_get_option_tuples`, `allow_abbrev`); transformers 5.23.0
 //! `hf_argparser.py`, which gives every field two options, with underscores and with dashes.
 
-use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, Value};
 
@@ -38,7 +37,7 @@ pub(super) fn expand(root: &mut Node, fields: &[&'static str], reading: &mut Rea
         return;
     };
     // A program may have an option of this name itself.
-    if matches!(reading.program, Program::Unread | Program::Text(_)) {
+    if reading.program.is_strange() {
         return;
     }
     let Value::Mapping(entries) = &mut root.value else {

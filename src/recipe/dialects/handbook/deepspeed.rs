@@ -10,7 +10,6 @@ use std::path::Path;
 
 use crate::recipe::dialects::accelerate;
 use crate::recipe::dialects::deepspeed::{self as config, AUTO, number};
-use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
@@ -125,10 +124,8 @@ fn compare(config: &Node, values: &Values, versions: Versions, tree: &Tree, read
         let (Some(node), Some((in_trainer, text))) = (config.get_path(path), in_trainer) else {
             continue;
         };
-        // The program may set it itself, to what its text would have to be run for.
-        let own =
-            matches!(&reading.program, Program::Text(program) if program.default(key).is_some());
-        if own && values.node(key).is_none() {
+        // The program itself may set what the command does not.
+        if values.node(key).is_none() && reading.program.sets(key) {
             continue;
         }
         let parts = node.items().unwrap_or(std::slice::from_ref(node)).iter();

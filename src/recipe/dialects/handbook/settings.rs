@@ -53,13 +53,6 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
         tree.plain_if(&format!("generation.{key}"), values.int(key));
     }
     tree.plain_if("generation.whiten_rewards", values.bool("whiten_rewards"));
-    let samples = |key: &str| values.int(key).is_some();
-    if let Some(beta) = values
-        .float("beta")
-        .filter(|_| samples("num_generations") || samples("max_completion_length"))
-    {
-        tree.plain("generation.reference", &beta.with(beta.value != 0.0));
-    }
     let liger = values
         .bool("use_liger_kernel")
         .or_else(|| values.bool("use_liger"));
@@ -85,7 +78,12 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
 }
 
 /// Sets the defaults of the objective.
-pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree: &mut Tree) {
+pub(crate) fn objective_defaults(
+    objective: Objective,
+    versions: Versions,
+    values: &Values,
+    tree: &mut Tree,
+) {
     if let Some(generations) = objective.default_generations() {
         tree.default("generation.num_generations", generations);
     }
@@ -96,10 +94,15 @@ pub(crate) fn objective_defaults(objective: Objective, versions: Versions, tree:
         // TRL 0.15.2 and 0.16.0 `trainer/grpo_trainer.py`; 0.17.0 multiplies by the accumulation.
         tree.default("generation.group_in_pass", true);
     }
-    // `beta` is 0.05 in RLOO, and was 0.04 in GRPO (TRL 0.17.0 and 0.19.0 `trainer/grpo_config.py`).
-    let of_grpo = objective == Objective::Grpo && !versions.trl_since(0, 19);
-    if of_grpo || objective == Objective::Rloo {
-        tree.default("generation.reference", true);
+    if matches!(objective, Objective::Grpo | Objective::Rloo) {
+        // `beta` is 0.05 in RLOO, and was 0.04 in GRPO (TRL 0.17.0 and 0.19.0 `trainer/grpo_config.py`).
+        let default = objective == Objective::Rloo || !versions.trl_since(0, 19);
+        tree.default("generation.reference", default);
+        let beta = values.float("beta");
+        tree.plain_if(
+            "generation.reference",
+            beta.map(|beta| beta.with(beta.value != 0.0)),
+        );
     }
     match objective {
         Objective::Ppo => tree.default("generation.num_mini_batches", 1),
