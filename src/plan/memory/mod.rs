@@ -40,6 +40,8 @@ pub struct Memory<'a> {
     available: Option<u64>,
     /// The built-in trainer runs it on GPUs.
     built_in: bool,
+    /// Upstream's trainer or another program runs it.
+    external: bool,
 }
 
 impl<'a> Memory<'a> {
@@ -67,6 +69,7 @@ impl<'a> Memory<'a> {
                 && axes == [1; 4]
                 && built_in::has_engine(&shape)
                 && other_family(&spec.model, request.model_config.as_ref()).is_none(),
+            external: !runs_built_in,
             spec,
             shape,
             source,
@@ -82,6 +85,7 @@ impl<'a> Memory<'a> {
             source: self.source.clone(),
             available: self.available,
             built_in: self.built_in && !spec.model.adapters,
+            external: self.external,
         }
     }
 
@@ -241,11 +245,10 @@ impl<'a> Memory<'a> {
             (layers + 1.0) * block
         };
         // A reward model has a score for each sequence.
-        let no_logits = self.spec.model.fused_loss || self.spec.objective == Objective::Reward;
-        let logits = if no_logits {
-            0.0
-        } else {
-            LOGITS * self.shape.vocabulary as f64
+        let fused = self.external && self.spec.model.fused_loss;
+        let logits = match fused || self.spec.objective == Objective::Reward {
+            true => 0.0,
+            false => LOGITS * self.shape.vocabulary as f64,
         };
         tokens * (kept * self.compute_bytes() + logits)
     }
@@ -277,7 +280,7 @@ impl<'a> Memory<'a> {
     fn has_half_weights(&self) -> bool {
         let model = &self.spec.model;
         let unsharded = self.spec.parallel.strategy == Strategy::Ddp;
-        model.half_weights && unsharded && !model.adapters && !self.built_in
+        self.external && model.half_weights && unsharded && !model.adapters
     }
 
     /// Weights that adapters do not train, bytes.
@@ -295,12 +298,13 @@ impl<'a> Memory<'a> {
 
     /// Whether a device holds a frozen copy of the model in addition to the trained one.
     fn has_reference(&self) -> bool {
-        let compares = matches!(
-            self.spec.objective,
-            Objective::Dpo | Objective::Kto | Objective::Ppo
-        );
+        let compares = match self.spec.objective {
+            Objective::Dpo | Objective::Kto | Objective::Ppo => true,
+            Objective::Grpo | Objective::Rloo => self.spec.generation.reference,
+            _ => false,
+        };
         // With adapters, the model without them is the reference.
-        (compares || self.spec.generation.reference) && !self.spec.model.adapters
+        compares && !self.spec.model.adapters
     }
 
     /// Sequences that pass through the model for each sample.

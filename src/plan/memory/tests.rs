@@ -245,3 +245,60 @@ fn what_is_offloaded_is_not_on_the_device() {
     });
     assert!(last, "{:?}", offloaded.assumed);
 }
+
+#[test]
+fn half_precision_weights_and_a_fused_loss_are_an_external_trainers() {
+    let mut spec = recipe(
+        "mistralai/Mistral-7B-v0.1",
+        Objective::Sft,
+        Strategy::Ddp,
+        2048,
+    );
+    let whole = memory(&spec).estimate(1, 1);
+    (spec.model.half_weights, spec.model.fused_loss) = (true, true);
+    let estimate = memory(&spec).estimate(1, 1);
+    for (less, more) in [
+        (estimate.parameters, whole.parameters),
+        (estimate.gradients, whole.gradients),
+        (estimate.optimizer, whole.optimizer),
+    ] {
+        assert_eq!(less * 2, more);
+    }
+    let logits = LOGITS as u64 * 2048 * 32_000;
+    assert_eq!(whole.activations - estimate.activations, logits);
+    // FSDP keeps a copy in f32, and the built-in trainer has neither.
+    spec.parallel.strategy = Strategy::Fsdp;
+    assert_eq!(memory(&spec).per_parameter().iter().sum::<f64>(), 16.0);
+    spec.parallel.strategy = Strategy::Ddp;
+    for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
+        let runner = Runner::of(&spec, crate::plan::AskedRunner::BuiltIn, device, None);
+        let request = PlanRequest::of(runner, 1);
+        let of = |spec: &Spec| {
+            Memory::of(spec, Dialect::HandbookTrl, &request)
+                .unwrap()
+                .estimate(1, 1)
+        };
+        let mut plain = spec.clone();
+        (plain.model.half_weights, plain.model.fused_loss) = (false, false);
+        assert_eq!(of(&spec), of(&plain), "{device}");
+    }
+}
+
+#[test]
+fn grpo_has_a_reference_if_its_beta_is_not_0_and_orpo_none() {
+    for (objective, beta, expected) in [
+        (Objective::Grpo, true, true),
+        (Objective::Grpo, false, false),
+        (Objective::Rloo, true, true),
+        (Objective::Orpo, true, false),
+        (Objective::Dpo, false, true),
+    ] {
+        let mut spec = recipe("mistralai/Mistral-7B-v0.1", objective, Strategy::Ddp, 512);
+        spec.generation.reference = beta;
+        assert_eq!(
+            memory(&spec).has_reference(),
+            expected,
+            "{objective} {beta}"
+        );
+    }
+}
