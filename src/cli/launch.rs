@@ -27,11 +27,10 @@ use crate::launch::{
 };
 use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::plan::{AskedRunner, DeviceKind, MOST_GPUS, OomPolicy, Runner};
+use crate::plan::{AskedRunner, MOST_GPUS, OomPolicy, Runner};
 use crate::recipe::launchers::{self, Split};
 use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, trainer_command};
 use crate::telemetry::{Display, Event, Mode};
-use crate::util::format::count;
 
 /// Train a recipe on this machine, or with --nodes on a cluster.
 #[derive(clap::Args)]
@@ -336,12 +335,12 @@ fn launch(
     let run_dir = run_path::choose(&asked, &recipe.spec)?;
     recipe.spec.name = run_path::name(&run_dir, &asked, &recipe.spec)?;
     let recipe = &recipe;
-    let device = if processes.gpus.is_empty() {
-        DeviceKind::Cpu
-    } else {
-        DeviceKind::Cuda
-    };
-    let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, args.rank_memory);
+    let runner = Runner::of(
+        &recipe.spec,
+        AskedRunner::Launch,
+        processes.device,
+        args.rank_memory,
+    );
     let device_memory = processes.memory(external, &inventory);
     let request = Request {
         recipe_path: args.recipe.clone().unwrap_or_else(|| "command".into()),
@@ -361,7 +360,7 @@ fn launch(
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
     let planned = prepare::plan(recipe, ranks, reached, runner, device_memory)?;
     let devices = match external {
-        true => count(ranks, "process"),
+        true => processes.device.count(ranks),
         false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
         false => {
             let used = usize::try_from(ranks)?;

@@ -171,6 +171,8 @@ struct Document<'a> {
     /// What the built-in trainer refuses in a plan for any runner.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused_by_built_in: Option<String>,
+    /// Samples between evaluations, or null.
+    eval_every: Option<u64>,
     /// Lengths in samples.
     horizon: Option<&'a Horizon>,
     /// The out-of-memory descent, if requested.
@@ -241,6 +243,7 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if let Some(form) = args.emit {
         return emitted(&recipe, examined, form.into(), request.nodes);
     }
+    let horizon = examined.draft.horizon.as_ref();
     let oom = args.oom_policy.and_then(|policy| {
         let plan = examined.clone().finish().ok()?;
         Some(policy.ladder(&plan))
@@ -267,7 +270,8 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
                 &request,
                 &examined.diagnostics,
             ),
-            horizon: examined.draft.horizon.as_ref(),
+            eval_every: horizon.and_then(|horizon| horizon.eval_every),
+            horizon,
             oom: oom.as_deref(),
         })?,
     }

@@ -5,7 +5,7 @@ use anyhow::bail;
 use crate::engine::cuda::driver::CAPABILITY;
 use crate::engine::cuda::libraries;
 use crate::inventory::{Device, Devices, Inventory};
-use crate::plan::{DeviceMemory, MOST_GPUS};
+use crate::plan::{DeviceKind, DeviceMemory, MOST_GPUS};
 use crate::util::format::count;
 
 /// Where the user wants the built-in trainer to compute.
@@ -33,6 +33,8 @@ pub struct Asked {
 #[derive(Debug, PartialEq)]
 pub struct Processes {
     pub count: u64,
+    /// What they count as. An external trainer uses the GPUs that are here or that the user stated.
+    pub device: DeviceKind,
     /// The GPUs that processes take in this order, at least one for each; empty for an external trainer and on
     /// the CPU.
     pub gpus: Vec<Device>,
@@ -121,6 +123,7 @@ impl Asked {
     pub fn external(self, gpus: u64) -> anyhow::Result<Processes> {
         Ok(Processes {
             count: self.stated()?.unwrap_or(gpus.clamp(1, MOST_GPUS)),
+            device: device_of(gpus > 0 || self.world.is_some()),
             gpus: Vec::new(),
             together: 0,
             note: None,
@@ -169,6 +172,7 @@ impl Asked {
         let Some(obstacle) = obstacle.filter(|_| self.device != DeviceChoice::Cpu) else {
             return Ok(Processes {
                 count: processes,
+                device: device_of(!gpus.devices.is_empty()),
                 together: several.map_or(gpus.devices.len(), |_| 1),
                 gpus: gpus.devices,
                 note: others_idle
@@ -183,6 +187,7 @@ impl Asked {
         let surprises = found > 0 || self.world.is_some() && self.procs.is_none();
         Ok(Processes {
             count: processes,
+            device: DeviceKind::Cpu,
             gpus: Vec::new(),
             together: 0,
             note: surprises.then(|| {
@@ -192,6 +197,14 @@ impl Asked {
                 )
             }),
         })
+    }
+}
+
+fn device_of(uses_gpus: bool) -> DeviceKind {
+    if uses_gpus {
+        DeviceKind::Cuda
+    } else {
+        DeviceKind::Cpu
     }
 }
 

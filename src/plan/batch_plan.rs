@@ -49,8 +49,6 @@ pub struct Facts {
     pub strategy: Strategy,
     /// Samples per device and evaluation pass.
     pub eval_batch_size: Option<u64>,
-    /// Samples between evaluations; `None`: no evaluations.
-    pub eval_every: Option<u64>,
     /// Whether micro-batches are dealt exactly or unevenly; as requested while there is no split.
     pub remainder: Remainder,
     /// GPU counts up to 1024 (over all axes) with an exact split of the global batch.
@@ -118,10 +116,8 @@ impl Plan {
             ("quantum", self.quantum),
             ("eval_batch_size", facts.eval_batch_size.unwrap_or(1)),
         ];
-        let eval_every = [("eval_every", facts.eval_every.unwrap_or(1))];
         outside(1..=LARGEST_WORLD, axes)
             .or_else(|| outside(1..=MAX_BATCH, batches))
-            .or_else(|| outside(1..=u64::MAX, eval_every))
             .or_else(|| self.contradiction(axes.iter().map(|(_, size)| *size)))
     }
 

@@ -122,7 +122,6 @@ impl Draft {
             sequence_parallel_size: parallel.sequence,
             strategy: parallel.strategy,
             eval_batch_size: spec.evaluation.per_device_batch_size,
-            eval_every: horizon.as_ref().and_then(|h| h.eval_every),
             remainder: spec.batch.remainder,
             feasible_gpu_counts: Vec::new(),
             adjusted: Vec::new(),
@@ -331,7 +330,8 @@ fn cap(spec: &Spec, request: &PlanRequest, stated: Option<u64>, memory_decides: 
     Cap { most, otherwise }
 }
 
-/// Data-parallel ranks of every world that the run may use, including the planned one.
+/// Data-parallel ranks of every world that the run may use, including the planned one. Only the recipe restricts them:
+/// the nodes of a job may be edited while it runs, and a batch that has grown must suit them then.
 fn allowed_ranks(spec: &Spec, planned: u64) -> impl Iterator<Item = u64> + use<> {
     let axes = model_parallel(&spec.parallel).filter(|_| !spec.parallel.one_process);
     let axes = axes.unwrap_or(u64::MAX);

@@ -188,11 +188,13 @@ impl Worlds {
     }
 
     /// The key of a plan. A run that keeps its recipe's batch has the plans of the recipe, but other refusals: they
-    /// offer no change of the recipe.
+    /// offer no change of the recipe. A batch that has not grown restricts no plan.
     fn key(&self, world: u64, reached: Reached) -> Key {
-        let global_batch_size = reached.global_batch_size;
+        let global = reached.global_batch_size;
+        let global = global.or_else(|| global_batch(&self.recipe.spec));
         let reached = Reached {
-            global_batch_size: global_batch_size.or_else(|| global_batch(&self.recipe.spec)),
+            global_batch_size: global,
+            batch: reached.batch.filter(|batch| Some(*batch) != global),
             ..reached
         };
         (world, reached)
