@@ -11,6 +11,8 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use evenkeel::api::TrainingJob;
 use evenkeel::operator::watched_jobs;
+use evenkeel::plan::{PlanRequest, Reached, Worlds};
+use evenkeel::recipe::{self, Request};
 use futures::StreamExt;
 use kube::Client;
 use kube::core::error_boundary::{DeserializeGuard, InvalidObject};
@@ -154,12 +156,21 @@ fn many_managed_fields(index: usize) -> String {
     job(index, &metadata, r#","recipe":{"inline":""}"#, "")
 }
 
-/// A planned job whose recipe has 512 KiB: its spec and its status contain it.
+/// A planned job whose recipe has 512 KiB, with a status that an earlier version wrote: it repeats the recipe.
 fn planned(index: usize) -> String {
     let text = format!("{index:08}").repeat(512 * KIB / 8);
     let spec = format!(r#","recipe":{{"inline":"{text}"}}"#);
     let status = format!(r#""recipe":{{"text":"{text}","hash":"{index}"}}"#);
     job(index, "", &spec, &status)
+}
+
+/// A job with long texts outside of its recipe.
+fn wordy(index: usize) -> String {
+    let value = "x".repeat(100 * KIB);
+    let variable = format!(r#"{{"name":"A","value":"{value}"}}"#);
+    let env = vec![variable; 12].join(",");
+    let spec = format!(r#","recipe":{{"inline":"a: 1"}},"trainer":{{"env":[{env}]}}"#);
+    job(index, "", &spec, "")
 }
 
 #[test]
@@ -198,12 +209,58 @@ fn a_deep_job_hides_no_other() {
 }
 
 #[test]
-fn the_cache_holds_each_recipe_once_and_one_page_at_a_time() {
+fn the_cache_has_no_recipe_and_one_page_at_a_time() {
     let _alone = alone();
-    const JOBS: usize = 200;
-    let ((jobs, _), held, peak) = measure("200 planned jobs", || listed((JOBS, planned)));
+    const JOBS: usize = 1000;
+    let ((jobs, _), held, peak) = measure("1000 planned jobs", || listed((JOBS, planned)));
     assert_eq!(jobs.len(), JOBS);
-    assert!(held / JOBS < 576 * KIB, "{held}");
+    assert!(held / JOBS < 16 * KIB, "{held}");
     // A page of five jobs of 1 MiB: chunks, body and text of the response, and one decoded page.
     assert!(peak - held < 32 * MIB, "{peak} {held}");
+}
+
+#[test]
+fn long_texts_elsewhere_are_refused() {
+    let _alone = alone();
+    let ((jobs, unreadable), held, _) = measure("wordy jobs", || listed((20, wordy)));
+    assert_eq!((jobs.len(), unreadable.len()), (0, 20));
+    assert!(
+        unreadable[0].error.contains("move long commands"),
+        "{}",
+        unreadable[0].error
+    );
+    assert!(held / 20 < 16 * KIB, "{held}");
+}
+
+/// A recipe that trains on files.
+fn on_files(files: &str) -> String {
+    format!(
+        "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nmetadata: {{name: r}}\nspec:\n  \
+         batch: {{global: 64, per_device_batch_size: 4}}\n  model: {{path: m}}\n  \
+         budget: {{samples: 6400}}\n  data:\n    sequence_length: 32\n    train:\n{files}"
+    )
+}
+
+#[test]
+fn the_worlds_of_a_recipe_take_none_of_its_texts() {
+    let _alone = alone();
+    let comments = "      # a comment of thirty-two bytes\n".repeat(16 * KIB);
+    let text = on_files("      - {path: a.jsonl}\n") + &comments;
+    let path = "recipe.yaml".into();
+    let request = Request {
+        path,
+        ..Request::default()
+    };
+    let copy = text.clone();
+    let (worlds, held, _) = measure("worlds", || {
+        let mut recipe = recipe::read_text(&request, copy).unwrap();
+        recipe.sources.forget_texts();
+        let worlds = Worlds::new(recipe, PlanRequest::gpus(1), None);
+        let feasible = (1..=16).filter(|&world| worlds.is_feasible(world, Reached::default()));
+        assert!(feasible.count() > 3);
+        (worlds, text.clone())
+    });
+    drop(worlds);
+    // The copy of the text that was made here is as large as the one that was dropped.
+    assert!(held < 64 * KIB, "{held} of {}", text.len());
 }

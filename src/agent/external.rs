@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::api::status::RecipeSnapshot;
+use crate::api::recipe_snapshot::RecipeSnapshot;
 use crate::external_trainer::{
     ExternalCall, ExternalTrainer, ExternalTrainerError, choice, launcher, resume,
 };

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::external::Source;
-use crate::api::status::{Current, RecipeSnapshot};
+use crate::api::recipe_snapshot::RecipeSnapshot;
+use crate::api::status::Current;
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::bucket::Bucket;
 use crate::host::Event;
@@ -103,7 +104,7 @@ impl Membership {
     pub fn of(job: &TrainingJob) -> Option<Membership> {
         let status = job.status.as_ref()?;
         Some(Membership {
-            recipe: status.recipe.clone()?,
+            recipe: RecipeSnapshot::of_job(&job.spec, status.recipe.as_ref()?),
             remainder: job.spec.elasticity.remainder,
             device: job.spec.trainer.device.on(&job.spec.resource_name),
             rank_memory: job.spec.trainer.rank_memory.clone(),

@@ -737,7 +737,7 @@ fn entry(file: &Path) -> Result<FileEntry, FileError> {
 mod tests {
     use super::*;
     use crate::agent::external::{Source, external_call};
-    use crate::api::status::RecipeSnapshot;
+    use crate::api::recipe_snapshot::RecipeSnapshot;
     use crate::bucket::tests::in_memory;
     use crate::external_trainer::choice;
     use crate::lifecycle::generation::{Member, testing};

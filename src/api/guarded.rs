@@ -16,10 +16,15 @@ use serde::de::value::MapDeserializer;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::{TrainingJob, TrainingJobStatus};
+use super::{TrainingJob, TrainingJobSpec, TrainingJobStatus};
 
 /// Most bytes of `spec.podTemplate` as JSON.
 pub const POD_TEMPLATE_BYTES: usize = 64 * 1024;
+/// Most bytes of `spec.recipe` and `spec.overrides` as JSON. etcd stores objects of 1.5 MiB.
+pub const RECIPE_BYTES: usize = 1024 * 1024;
+/// Most bytes of the rest of a spec as JSON, and of a status: the caches of the controller have those of all jobs.
+pub const SPEC_BYTES: usize = 128 * 1024;
+pub const STATUS_BYTES: usize = 512 * 1024;
 /// Most nested values in `spec.podTemplate`; one takes up to about 700 B of memory.
 pub const POD_TEMPLATE_VALUES: usize = 2048;
 
@@ -63,6 +68,18 @@ enum DecodeError {
         "spec.podTemplate has {0} nested values, more than {POD_TEMPLATE_VALUES}; move environment variables and files to a ConfigMap that the pods use"
     )]
     LargePodTemplate(usize),
+    #[error(
+        "spec.recipe and spec.overrides have {} KiB of JSON, more than {}; remove the files that the recipe does not read, and move data to the volume",
+        .0.div_ceil(1024), RECIPE_BYTES / 1024
+    )]
+    LongRecipe(usize),
+    #[error(
+        "spec has {} KiB of JSON without the recipe and podTemplate, more than {}; move long commands, setup commands and variables to a ConfigMap that the pods use",
+        .0.div_ceil(1024), SPEC_BYTES / 1024
+    )]
+    LongSpec(usize),
+    #[error("status: {} KiB of JSON, more than {}, which no controller writes", .0.div_ceil(1024), STATUS_BYTES / 1024)]
+    LongStatus(usize),
     #[error("status: {0}, which no controller writes")]
     Status(String),
 }
@@ -78,12 +95,33 @@ struct Parts<'a> {
     status: Option<&'a RawValue>,
 }
 
-/// The part of a spec that has no schema.
+/// The parts of a spec that have limits of their own.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "an object")]
-struct Unbounded<'a> {
+struct Limited<'a> {
     #[serde(borrow)]
     pod_template: Option<&'a RawValue>,
+    #[serde(borrow)]
+    recipe: Option<&'a RawValue>,
+    #[serde(borrow)]
+    overrides: Option<&'a RawValue>,
+}
+
+impl Limited<'_> {
+    /// Checks them, and the rest of a spec of `bytes` as JSON.
+    fn check(&self, bytes: usize) -> Result<(), DecodeError> {
+        check_pod_template(self.pod_template)?;
+        let length = |part: Option<&RawValue>| part.map_or(0, |part| part.get().len());
+        let recipe = length(self.recipe) + length(self.overrides);
+        if recipe > RECIPE_BYTES {
+            return Err(DecodeError::LongRecipe(recipe));
+        }
+        let rest = bytes.saturating_sub(recipe + length(self.pod_template));
+        if rest > SPEC_BYTES {
+            return Err(DecodeError::LongSpec(rest));
+        }
+        Ok(())
+    }
 }
 
 impl<'de> Deserialize<'de> for GuardedJob {
@@ -111,17 +149,31 @@ fn metadata(parts: &Parts) -> Result<ObjectMeta, DecodeError> {
 
 fn decode(parts: &Parts, metadata: ObjectMeta) -> Result<TrainingJob, DecodeError> {
     let spec = parts.spec.unwrap_or(RawValue::NULL);
-    check_pod_template(part::<Unbounded>("spec", spec)?.pod_template)?;
-    let status: Option<TrainingJobStatus> = match parts.status {
+    part::<Limited>("spec", spec)?.check(spec.get().len())?;
+    let parsed: TrainingJobSpec = part("spec", spec)?;
+    let mut status: Option<TrainingJobStatus> = match parts.status {
         Some(status) => part("status", status)?,
         None => None,
     };
+    let kept = status.as_mut().and_then(|status| status.recipe.as_mut());
+    if let Some(kept) = kept.filter(|_| parsed.recipe.config_map.is_none()) {
+        // Earlier versions wrote the texts of the spec again.
+        (kept.text, kept.files) = Default::default();
+    }
+    let bytes = |status| serde_json::to_vec(status).map_or(0, |text| text.len());
+    if let Some(bytes) = status
+        .as_ref()
+        .map(bytes)
+        .filter(|bytes| *bytes > STATUS_BYTES)
+    {
+        return Err(DecodeError::LongStatus(bytes));
+    }
     if let Some(flaw) = status.as_ref().and_then(TrainingJobStatus::flaw) {
         return Err(DecodeError::Status(flaw));
     }
     Ok(TrainingJob {
         metadata,
-        spec: part("spec", spec)?,
+        spec: parsed,
         status,
     })
 }
@@ -222,7 +274,7 @@ mod tests {
         insta::assert_snapshot!(job.unwrap_err().error, @"status: invalid type: integer `1`, expected struct TrainingJobStatus");
         let job = decoded::<GuardedJob>(json!({"metadata": {"name": "a"}})).decoded;
         insta::assert_snapshot!(job.unwrap_err().error, @"spec: invalid type: null, expected an object");
-        let long = error(json!({"elasticity": {"onCordon": "x".repeat(1 << 20)}}));
+        let long = error(json!({"elasticity": {"onCordon": "x".repeat(100 << 10)}}));
         assert_eq!(long.chars().count(), ERROR);
     }
 
@@ -241,6 +293,25 @@ mod tests {
         }
         insta::assert_snapshot!(error(text(POD_TEMPLATE_BYTES - around + 1)), @"spec.podTemplate has 65537 bytes of JSON, more than 65536; move long texts to a ConfigMap that the pods mount");
         insta::assert_snapshot!(error(values(POD_TEMPLATE_VALUES - 1)), @"spec.podTemplate has 2049 nested values, more than 2048; move environment variables and files to a ConfigMap that the pods use");
+    }
+
+    #[test]
+    fn every_part_is_bounded() {
+        let recipe = |length: usize| json!({"recipe": {"inline": "a".repeat(length)}});
+        assert!(
+            decoded::<GuardedJob>(job(recipe(900 << 10)))
+                .decoded
+                .is_ok()
+        );
+        insta::assert_snapshot!(error(recipe(RECIPE_BYTES)), @"spec.recipe and spec.overrides have 1025 KiB of JSON, more than 1024; remove the files that the recipe does not read, and move data to the volume");
+        let overrides = json!({"overrides": vec!["a".repeat(32 << 10); 32]});
+        insta::assert_snapshot!(error(overrides), @"spec.recipe and spec.overrides have 1025 KiB of JSON, more than 1024; remove the files that the recipe does not read, and move data to the volume");
+        let setup = json!({"trainer": {"command": vec!["a".repeat(32 << 10); 4]}});
+        insta::assert_snapshot!(error(setup), @"spec has 129 KiB of JSON without the recipe and podTemplate, more than 128; move long commands, setup commands and variables to a ConfigMap that the pods use");
+        let mut forged = job(json!({}));
+        forged["status"] = json!({"logTail": "a".repeat(600 << 10)});
+        let forged = decoded::<GuardedJob>(forged).decoded.unwrap_err();
+        insta::assert_snapshot!(forged.error, @"status: 601 KiB of JSON, more than 512, which no controller writes");
     }
 
     #[test]

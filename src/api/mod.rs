@@ -7,7 +7,7 @@
 pub mod condition;
 pub mod fields;
 pub mod guarded;
-mod recipe_snapshot;
+pub mod recipe_snapshot;
 pub mod schema;
 pub mod status;
 
@@ -61,7 +61,11 @@ pub const LONGEST_NAME: usize = 52;
     validation = Rule::new("size(self.metadata.name) <= 52")
         .message("metadata.name has at most 52 characters: the names of its objects add to it"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message("metadata.name consists of lower-case letters, digits and dashes and begins with a letter: it is part of DNS names")
+        .message("metadata.name consists of lower-case letters, digits and dashes and begins with a letter: it is part of DNS names"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.recipe) || self.spec.recipe == oldSelf.spec.recipe")
+        .message("spec.recipe is immutable once the job is planned; create a new TrainingJob"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.recipe) || has(self.spec.overrides) == has(oldSelf.spec.overrides) && (!has(self.spec.overrides) || self.spec.overrides == oldSelf.spec.overrides)")
+        .message("spec.overrides is immutable once the job is planned; create a new TrainingJob")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -87,10 +91,10 @@ pub const LONGEST_NAME: usize = 52;
     .message("serviceAccountAnnotations is immutable; create a new TrainingJob")
 )]
 pub struct TrainingJobSpec {
-    /// The recipe. The controller copies it into the status when it first plans the job; later edits have
-    /// no effect.
+    /// The recipe. Immutable once the job is planned.
     pub recipe: RecipeSource,
-    /// Overrides of recipe keys as `KEY=VALUE`, applied like the arguments of `evenkeel plan`.
+    /// Overrides of recipe keys as `KEY=VALUE`, applied like the arguments of `evenkeel plan`. Immutable once the job is
+    /// planned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(max = 32768)))]
     pub overrides: Vec<String>,

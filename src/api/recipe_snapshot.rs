@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::api::status::RecipeSnapshot;
-use crate::api::{EnvVar, RecipeSource};
+use serde::{Deserialize, Serialize};
+
+use crate::api::status::KeptRecipe;
+use crate::api::{EnvVar, RecipeSource, TrainingJobSpec};
 use crate::recipe::schema::spec::Remainder;
 use crate::recipe::{Dialect, Environment, Origin, OutsidePath, Request, Setting};
 use crate::util::suggest::UnknownName;
@@ -25,6 +27,43 @@ pub enum InvalidSnapshot {
     Dialect(#[from] UnknownName),
 }
 
+/// A recipe with every text that it is read from. Its hash covers its JSON, so the fields keep their names and order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RecipeSnapshot {
+    /// The recipe's text. Empty where the recipe is one of `files`.
+    pub text: String,
+    /// The text of the accelerate config.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerate: Option<String>,
+    /// Overrides of recipe keys, as `KEY=VALUE`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub overrides: Vec<String>,
+    /// The environment variables that the recipe may refer to.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// The recipe's path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The path of the accelerate config among `files`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerate_path: Option<String>,
+    /// Texts of the recipe's files by their paths.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, String>,
+    /// The recipe's dialect, if the spec names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<String>,
+    /// The version of the dialect, if the spec names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dialect_version: Option<String>,
+    /// GPUs for which the recipe counts as written, if its batch depends on them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u64>,
+    /// xxh3-128 of the snapshot without `gpus`, in hexadecimal digits.
+    pub hash: String,
+}
+
 impl RecipeSnapshot {
     /// A snapshot of `source`; `text`: the recipe, inline or from a ConfigMap.
     pub fn of(source: &RecipeSource, text: Option<String>, overrides: &[String]) -> RecipeSnapshot {
@@ -40,6 +79,42 @@ impl RecipeSnapshot {
             dialect_version: source.dialect_version.clone(),
             gpus: None,
             hash: String::new(),
+        }
+    }
+
+    /// The snapshot of a job that was planned before.
+    pub fn of_job(spec: &TrainingJobSpec, kept: &KeptRecipe) -> RecipeSnapshot {
+        let text = match kept.text.as_str() {
+            "" => spec.recipe.inline.clone(),
+            text => Some(text.to_owned()),
+        };
+        let mut snapshot = RecipeSnapshot::of(&spec.recipe, text, &spec.overrides);
+        snapshot.files.extend(kept.files.clone());
+        RecipeSnapshot {
+            env: kept.env.clone(),
+            gpus: kept.gpus,
+            hash: kept.hash.clone(),
+            ..snapshot
+        }
+    }
+
+    /// What a status keeps of it: what the spec does not have.
+    pub fn kept(&self, source: &RecipeSource) -> KeptRecipe {
+        let of_spec = source.inline.as_ref() == Some(&self.text);
+        let files = self.files.iter();
+        let files = files.filter(|(path, _)| !source.files.contains_key(*path));
+        KeptRecipe {
+            text: if of_spec {
+                String::new()
+            } else {
+                self.text.clone()
+            },
+            files: files
+                .map(|(path, text)| (path.clone(), text.clone()))
+                .collect(),
+            env: self.env.clone(),
+            gpus: self.gpus,
+            hash: self.hash.clone(),
         }
     }
 

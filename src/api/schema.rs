@@ -28,8 +28,8 @@ pub fn any_objects(generator: &mut SchemaGenerator) -> Schema {
 pub fn texts(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
-        "maxProperties": 512,
-        "additionalProperties": {"type": "string", "maxLength": 1_048_576}
+        "maxProperties": 128,
+        "additionalProperties": {"type": "string", "maxLength": 524_288}
     })
 }
 

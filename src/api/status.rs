@@ -42,9 +42,9 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub selector: String,
-    /// The recipe as it was when the job was first planned. Later edits of its source have no effect.
+    /// What is kept of the recipe since the job was first planned. Later edits of its ConfigMap have no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub recipe: Option<RecipeSnapshot>,
+    pub recipe: Option<KeptRecipe>,
     /// The batch arithmetic of the newest generation, or of the largest feasible world before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanSummary>,
@@ -272,51 +272,29 @@ pub enum Phase {
     Failed,
 }
 
-/// The recipe as it was when the job was first planned.
+/// What is kept of the recipe since the job was first planned. The texts of the spec cannot change any more; those of a
+/// ConfigMap can.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RecipeSnapshot {
-    /// The recipe's text. Empty where the recipe is one of `files`.
+pub struct KeptRecipe {
+    /// The recipe's text, if it is that of a ConfigMap.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1048576))]
     pub text: String,
-    /// The text of the accelerate config.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1048576))]
-    pub accelerate: Option<String>,
-    /// Overrides of recipe keys, as `KEY=VALUE`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256), inner(length(max = 32768)))]
-    pub overrides: Vec<String>,
+    /// Texts of the recipe's files by their paths, if they are those of a ConfigMap.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::texts")]
+    pub files: BTreeMap<String, String>,
     /// The environment variables that the recipe may refer to: those of `spec.trainer.env`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::variables")]
     pub env: BTreeMap<String, String>,
-    /// The recipe's path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
-    pub path: Option<String>,
-    /// The path of the accelerate config among `files`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
-    pub accelerate_path: Option<String>,
-    /// Texts of the recipe's files by their paths.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "schema::texts")]
-    pub files: BTreeMap<String, String>,
-    /// The recipe's dialect, if the spec names one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 63))]
-    pub dialect: Option<String>,
-    /// The version of the dialect, if the spec names one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 63))]
-    pub dialect_version: Option<String>,
     /// GPUs for which the recipe counts as written, if its batch depends on them and it does not state them: those of
     /// the first plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65536))]
     pub gpus: Option<u64>,
-    /// xxh3-128 of the snapshot without `gpus`, in hexadecimal digits.
+    /// xxh3-128 of all texts and overrides, in hexadecimal digits.
     #[schemars(length(max = 32))]
     pub hash: String,
 }

@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use super::{EXIT_REFUSED, refuse_unread, render};
 use crate::api::RemainderPolicy;
-use crate::api::status::RecipeSnapshot;
+use crate::api::recipe_snapshot::RecipeSnapshot;
 use crate::data::DataError;
 use crate::inventory::Inventory;
 use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};

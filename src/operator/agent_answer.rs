@@ -280,7 +280,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::status::RecipeSnapshot;
+    use crate::api::recipe_snapshot::RecipeSnapshot;
     use crate::lifecycle::Reason;
     use crate::lifecycle::generation::{Address, Member, PodRef};
     use crate::lifecycle::rank_status::Stage;

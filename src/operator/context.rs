@@ -95,6 +95,9 @@ pub struct JobState {
     /// Created pods that the watch cache may not have yet.
     pub created: HashMap<String, Instant>,
     pub planner: Planner,
+    /// The hash of its recipe, of this `metadata.generation`, until the status has it. Not that of a ConfigMap, which
+    /// may change.
+    pub recipe: Option<(Option<i64>, String)>,
     /// The last refusal of its plans, until what they depend on changes.
     pub refused: Option<(PlanInput, Refusal)>,
     /// Which of its companion objects this process has applied.

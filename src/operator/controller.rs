@@ -203,9 +203,7 @@ pub fn error_policy(
         return Action::requeue(context.conflict_pause(&job));
     }
     warn!(%error, "reconciliation failed");
-    if let ReconcileError::Definition(_) = error
-        && context.state(&job, |state| state.failures == 0)
-    {
+    if error.is_of_status() && context.state(&job, |state| state.failures == 0) {
         events::unwritten(&job, &error.to_string(), &context);
     }
     Action::requeue(context.pause(&job))

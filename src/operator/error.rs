@@ -3,6 +3,12 @@
 use super::conditions::Refusal;
 use crate::api::condition::ConditionReason;
 
+/// Message of a server-side apply with a field that the CRD lacks. Its code is 500, so only the message
+/// distinguishes it from other failures (structured-merge-diff v6, `typed/helpers.go`).
+const UNDECLARED: &str = "not declared in schema";
+/// Message of a write beyond etcd's limit of a request, 1.5 MiB (etcd v3.6, `api/v3rpc/rpctypes/error.go`); its code is 500.
+const TOO_LARGE: &str = "request is too large";
+
 /// Failure of a reconciliation; it is retried after a pause.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
@@ -24,6 +30,9 @@ pub enum ReconcileError {
     /// A defect of the controller, which this job has met.
     #[error("the reconciliation panicked: {0}")]
     Panicked(String),
+    /// The API server refuses the status for good.
+    #[error("the API server refuses the status of the job: {0}")]
+    Status(Box<kube::core::Status>),
     /// The installed CRD lacks fields of the status.
     #[error(
         "the TrainingJob CRD in this cluster does not match this controller; apply the CRD of its release (charts/evenkeel/crds, Helm does not upgrade CRDs): {0}"
@@ -32,6 +41,30 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
+    /// The failure of writing a status.
+    pub fn of_status(error: kube::Error) -> ReconcileError {
+        match error {
+            kube::Error::Api(said) if said.message.contains(UNDECLARED) => {
+                ReconcileError::Definition(said)
+            }
+            // Of a deleted job it is not found.
+            kube::Error::Api(said)
+                if is_final(said.code) && said.code != 404 || said.message.contains(TOO_LARGE) =>
+            {
+                ReconcileError::Status(said)
+            }
+            other => other.into(),
+        }
+    }
+
+    /// Whether no repetition writes this status.
+    pub fn is_of_status(&self) -> bool {
+        matches!(
+            self,
+            ReconcileError::Status(_) | ReconcileError::Definition(_)
+        )
+    }
+
     /// Whether an object has changed since the controller read it.
     pub fn is_conflict(&self) -> bool {
         matches!(self, ReconcileError::Api(kube::Error::Api(status)) if status.is_conflict())
@@ -49,8 +82,7 @@ impl ReconcileError {
             ReconcileError::Template(_) => (ConditionReason::Refused, self.to_string()),
             ReconcileError::NameTaken(_) => (ConditionReason::NameTaken, self.to_string()),
             ReconcileError::Api(kube::Error::Api(status)) => {
-                let asks =
-                    (400..500).contains(&status.code) && ![408, 409, 429].contains(&status.code);
+                let asks = is_final(status.code);
                 let text: String = status.message.chars().take(500).collect();
                 let message = format!("the API server refuses the objects of the job: {text}");
                 (ConditionReason::Refused, asks.then_some(message)?)
@@ -59,6 +91,11 @@ impl ReconcileError {
         };
         Some(Refusal { reason, message })
     }
+}
+
+/// Whether the answer with this code is the same the next time.
+fn is_final(code: u16) -> bool {
+    (400..500).contains(&code) && ![408, 409, 429].contains(&code)
 }
 
 #[cfg(test)]

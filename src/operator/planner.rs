@@ -7,18 +7,47 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use kube::ResourceExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::build;
 use super::conditions::Refusal;
 use super::recipe_source::{plan_refused, read};
-use crate::api::status::{RecipeSnapshot, Slot, TrainingJobStatus};
+use crate::api::recipe_snapshot::RecipeSnapshot;
+use crate::api::status::{KeptRecipe, Slot, TrainingJobStatus};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
 use crate::plan::{self, AskedRunner, DeviceKind, Plan, PlanRequest, Reached, Runner, Worlds};
-use crate::recipe::{Diagnostic, trainer_command};
+use crate::recipe::{Diagnostic, Recipe, trainer_command};
 use crate::util::lock::lock;
 use crate::util::size;
+
+/// Which recipe it is, without its texts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecipeId {
+    /// Hash of the snapshot.
+    pub hash: String,
+    /// GPUs for which it counts as written.
+    pub gpus: Option<u64>,
+}
+
+impl From<&KeptRecipe> for RecipeId {
+    fn from(kept: &KeptRecipe) -> RecipeId {
+        RecipeId {
+            hash: kept.hash.clone(),
+            gpus: kept.gpus,
+        }
+    }
+}
+
+impl From<&RecipeSnapshot> for RecipeId {
+    fn from(snapshot: &RecipeSnapshot) -> RecipeId {
+        RecipeId {
+            hash: snapshot.hash.clone(),
+            gpus: snapshot.gpus,
+        }
+    }
+}
 
 /// What the reading of a recipe depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -34,11 +63,12 @@ struct RecipeKey {
 }
 
 impl RecipeKey {
-    fn of(job: &TrainingJob, snapshot: &RecipeSnapshot) -> RecipeKey {
+    fn of(job: &TrainingJob, id: &RecipeId) -> RecipeKey {
+        let RecipeId { hash, gpus } = id.clone();
         RecipeKey {
             namespace: job.namespace().unwrap_or_default(),
-            hash: snapshot.hash.clone(),
-            gpus: snapshot.gpus,
+            hash,
+            gpus,
             remainder: job.spec.elasticity.remainder,
             command: job.spec.trainer.command.clone(),
             device: job.spec.trainer.device.on(&job.spec.resource_name),
@@ -59,13 +89,9 @@ pub struct PlanInput {
 }
 
 impl PlanInput {
-    pub fn of(
-        job: &TrainingJob,
-        status: &TrainingJobStatus,
-        snapshot: &RecipeSnapshot,
-    ) -> PlanInput {
+    pub fn of(job: &TrainingJob, status: &TrainingJobStatus, recipe: &RecipeId) -> PlanInput {
         PlanInput {
-            recipe: RecipeKey::of(job, snapshot),
+            recipe: RecipeKey::of(job, recipe),
             edit: job.metadata.generation,
             reached: reached(status),
             starts: status.generation.is_none(),
@@ -73,31 +99,89 @@ impl PlanInput {
     }
 }
 
+/// Most bytes of all recipes that are kept, by [`weight`].
+const MOST_BYTES: usize = 32 << 20;
+/// Bytes of the place and the key of one value of a recipe.
+const PLACE: usize = 256;
+/// Recipes that are read at one time. The reading of 1 MiB may take 64 MiB.
+const READ_AT_ONCE: usize = 2;
+
 /// A recipe that several jobs may have, and its worlds.
 struct Shared {
     key: RecipeKey,
     worlds: Worlds,
+    weight: usize,
 }
 
-/// The recipes of all jobs. A recipe is kept while a job has it.
+/// The recipes that were used last. A job whose recipe is no longer among them reads it again.
+pub struct Recipes {
+    kept: Mutex<Kept>,
+    reading: Semaphore,
+}
+
+/// The recipes with the number of their last use.
 #[derive(Default)]
-pub struct Recipes(Mutex<HashMap<RecipeKey, Weak<Shared>>>);
+struct Kept {
+    recipes: HashMap<RecipeKey, (Arc<Shared>, u64)>,
+    uses: u64,
+}
+
+impl Default for Recipes {
+    fn default() -> Recipes {
+        Recipes {
+            kept: Mutex::default(),
+            reading: Semaphore::new(READ_AT_ONCE),
+        }
+    }
+}
 
 impl Recipes {
+    /// Permission to read a recipe, while it is held.
+    pub async fn reading(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.reading.acquire().await.ok()
+    }
+
     fn get(&self, key: &RecipeKey) -> Option<Arc<Shared>> {
-        lock(&self.0).get(key).and_then(Weak::upgrade)
+        let mut kept = lock(&self.kept);
+        kept.uses += 1;
+        let now = kept.uses;
+        let (recipe, used) = kept.recipes.get_mut(key)?;
+        *used = now;
+        Some(recipe.clone())
     }
 
     fn put(&self, key: RecipeKey, worlds: Worlds) -> Arc<Shared> {
+        let weight = weight(worlds.recipe());
         let shared = Arc::new(Shared {
             key: key.clone(),
             worlds,
+            weight,
         });
-        let mut recipes = lock(&self.0);
-        recipes.retain(|_, recipe| recipe.strong_count() > 0);
-        recipes.insert(key, Arc::downgrade(&shared));
+        let mut kept = lock(&self.kept);
+        kept.uses += 1;
+        let now = kept.uses;
+        kept.recipes.insert(key, (shared.clone(), now));
+        let bytes = |kept: &Kept| kept.recipes.values().map(|(kept, _)| kept.weight).sum();
+        let mut bytes: usize = bytes(&kept);
+        while bytes > MOST_BYTES && kept.recipes.len() > 1 {
+            let oldest = kept.recipes.iter().min_by_key(|(_, (_, used))| *used);
+            let Some(oldest) = oldest.map(|(key, _)| key.clone()) else {
+                break;
+            };
+            bytes -= kept
+                .recipes
+                .remove(&oldest)
+                .map_or(0, |(kept, _)| kept.weight);
+        }
         shared
     }
+}
+
+/// Estimate of the bytes that a recipe takes without its texts.
+fn weight(recipe: &Recipe) -> usize {
+    let settings = serde_json::to_vec(&recipe.spec).map_or(0, |text| text.len());
+    16 * 1024 + 2 * settings + PLACE * recipe.value_sources.len()
 }
 
 /// Plans the worlds of one job.
@@ -105,6 +189,8 @@ impl Recipes {
 pub struct Planner {
     /// The recipe; `None`: it was not read, or waits for its turn.
     recipe: Option<Arc<Shared>>,
+    /// The recipe between two reconciliations, unless others have taken its place.
+    resting: Weak<Shared>,
     /// Whether a plan for one of the job's worlds was found with this recipe.
     pub found_plan: bool,
     /// What the status says, while the recipe cannot be planned or waits for its turn.
@@ -148,6 +234,25 @@ impl Planner {
         }
     }
 
+    /// The planner between two reconciliations: it keeps no recipe alive.
+    pub fn at_rest(self) -> Planner {
+        let recipe = self.recipe.as_ref();
+        Planner {
+            resting: recipe.map_or(self.resting, Arc::downgrade),
+            recipe: None,
+            ..self
+        }
+    }
+
+    /// The planner in a reconciliation.
+    pub fn awake(self, recipes: &Recipes) -> Planner {
+        let resting = self.resting.upgrade();
+        Planner {
+            recipe: resting.and_then(|recipe| recipes.get(&recipe.key)),
+            ..self
+        }
+    }
+
     /// Refuses a job whose objects cannot be built; checked once for every edit.
     pub fn refuse_unbuildable(
         &mut self,
@@ -173,9 +278,9 @@ impl Planner {
     }
 
     /// Whether the planner has this recipe of the job.
-    pub fn has_read(&self, job: &TrainingJob, snapshot: &RecipeSnapshot) -> bool {
-        let recipe = self.recipe.as_ref();
-        recipe.is_some_and(|recipe| recipe.key == RecipeKey::of(job, snapshot))
+    pub fn has_read(&self, job: &TrainingJob, recipe: &RecipeId) -> bool {
+        let read = self.recipe.as_ref();
+        read.is_some_and(|read| read.key == RecipeKey::of(job, recipe))
     }
 
     /// Reads the job's recipe, unless another job of its namespace has the same.
@@ -185,12 +290,14 @@ impl Planner {
         snapshot: &RecipeSnapshot,
         recipes: &Recipes,
     ) -> Result<(), Refusal> {
-        let key = RecipeKey::of(job, snapshot);
+        let key = RecipeKey::of(job, &snapshot.into());
         (self.recipe, self.held, self.found_plan) = (recipes.get(&key), None, false);
         if self.recipe.is_some() {
             return Ok(());
         }
-        let recipe = read(job, snapshot)?;
+        let mut recipe = read(job, snapshot)?;
+        // Findings need only the places of values.
+        recipe.sources.forget_texts();
         if key.command.is_empty() && recipe.spec.trainer.is_external() {
             return Err(plan_refused(
                 "the recipe starts an external trainer: set spec.trainer.command to its command \
@@ -385,8 +492,31 @@ mod tests {
         let (job, snapshot) = job(namespace, name, batch);
         let mut planner = Planner::default();
         planner.read(&job, &snapshot, recipes).unwrap();
-        assert!(planner.has_read(&job, &snapshot));
+        assert!(planner.has_read(&job, &(&snapshot).into()));
         planner
+    }
+
+    #[test]
+    fn the_recipes_that_were_used_last_are_kept() {
+        let recipes = Recipes::default();
+        // Each takes a third of the room.
+        let heavy = |batch: u64| {
+            let mut planner = read_job(&recipes, "a", &format!("j{batch}"), batch);
+            let shared = planner.recipe.take().unwrap();
+            let mut recipe = shared.worlds.recipe().clone();
+            let place = recipe.value_sources.values().next().unwrap().clone();
+            for key in 0..MOST_BYTES / PLACE / 3 {
+                recipe.value_sources.insert(key.to_string(), place.clone());
+            }
+            let worlds = Worlds::new(recipe, PlanRequest::gpus(1), None);
+            planner.recipe = Some(recipes.put(shared.key.clone(), worlds));
+            planner.at_rest()
+        };
+        let is_kept = |planner: Planner| planner.awake(&recipes).has_recipe();
+        let [first, second] = [heavy(8), heavy(16)];
+        let first = first.awake(&recipes).at_rest();
+        let third = heavy(24);
+        assert!(is_kept(third) && !is_kept(second) && is_kept(first));
     }
 
     fn in_turn<T>(work: impl FnOnce() -> T) -> T {
@@ -482,9 +612,5 @@ mod tests {
             let other = read_job(&recipes, namespace, "k", batch);
             assert_eq!(other.known(3, reached), None);
         }
-        drop((first, same));
-        let (_, snapshot) = job("a", "j", 96);
-        let key = RecipeKey::of(&job("a", "j", 96).0, &snapshot);
-        assert!(recipes.get(&key).is_none(), "kept only while a job has it");
     }
 }

@@ -9,16 +9,23 @@ use tracing::{error, warn};
 
 use super::conditions::Refusal;
 use super::context::{Context, Reconciliation};
-use super::planner::{PlanInput, Planner, reached};
-use super::recipe_source::{plan_refused, snapshot};
+use super::planner::{PlanInput, Planner, RecipeId, reached};
+use super::recipe_source::{Source, plan_refused, source};
+use super::turns::Turn;
 use crate::api::condition::ConditionType;
-use crate::api::status::{Phase, PlanSummary, RecipeSnapshot, TrainingJobStatus};
+use crate::api::status::{KeptRecipe, Phase, PlanSummary, TrainingJobStatus};
 use crate::lifecycle::RankAction;
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::plan::{Plan, Reached};
 
 /// Numbers of nodes beyond `nodes` whose feasibility the status names.
 const LOOK_AHEAD: u32 = 8;
+
+/// Pause before a job is read again that the API server did not give.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Refusal of a planned job with another recipe, which the API server refuses too.
+const EDITED: &str = "spec.recipe or spec.overrides is not the one that the job was planned with: restore it, or create a \
+                      new TrainingJob";
 
 /// Why a job is not planned now.
 pub enum Unplanned {
@@ -49,9 +56,10 @@ pub struct Planned {
 
 /// A recipe that has a plan.
 pub struct PlannedRecipe {
-    pub recipe: RecipeSnapshot,
-    /// The first plan of the job; `None` if this recipe was planned before.
-    pub plan: Option<PlanSummary>,
+    /// What the status keeps of it.
+    pub recipe: KeptRecipe,
+    /// The plan of its first feasible world.
+    pub plan: PlanSummary,
 }
 
 impl Reconciliation<'_> {
@@ -60,7 +68,8 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
     ) -> Result<(Planned, Option<PlannedRecipe>), Unplanned> {
-        let mut planner = self.state(|state| take(&mut state.planner));
+        let planner = self.state(|state| take(&mut state.planner));
+        let mut planner = planner.awake(&self.context.recipes);
         match self.read_and_plan(status, &mut planner).await {
             Ok(recipe) => {
                 let planned = Planned {
@@ -69,10 +78,10 @@ impl Reconciliation<'_> {
                     edits: true,
                     ..Planned::default()
                 };
-                Ok((planned, Some(recipe)))
+                Ok((planned, recipe))
             }
             Err(Unplanned::Later(pause)) => {
-                self.state(|state| state.planner = planner);
+                self.state(|state| state.planner = planner.at_rest());
                 Ok((self.until_turn(pause, self.is_accepted())?, None))
             }
             Err(Unplanned::Refused(refusal)) => Ok((refused(status, refusal)?, None)),
@@ -113,15 +122,15 @@ impl Reconciliation<'_> {
         planned: Planned,
         unplanned: Unplanned,
     ) -> Result<Planned, Unplanned> {
-        self.state(|state| state.planner = planned.planner);
+        self.state(|state| state.planner = planned.planner.at_rest());
         match unplanned {
             Unplanned::Later(pause) => Ok(Planned {
                 verdict: planned.verdict,
                 ..self.until_turn(pause, planned.edits)?
             }),
             Unplanned::Refused(refusal) => {
-                if let Some(snapshot) = &status.recipe {
-                    let input = PlanInput::of(self.job, status, snapshot);
+                if let Some(kept) = &status.recipe {
+                    let input = PlanInput::of(self.job, status, &kept.into());
                     self.state(|state| state.refused = Some((input, refusal.clone())));
                 }
                 refused(status, refusal)
@@ -159,43 +168,80 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         planner: &mut Planner,
-    ) -> Result<PlannedRecipe, Unplanned> {
+    ) -> Result<Option<PlannedRecipe>, Unplanned> {
         let Context {
             image,
             priority_classes,
             ..
         } = self.context;
         planner.refuse_unbuildable(self.job, image.as_deref(), priority_classes.as_deref())?;
-        let snapshot = snapshot(&self.context.client, self.job).await?;
-        let input = PlanInput::of(self.job, status, &snapshot);
-        if let Some((refused, refusal)) = self.state(|state| state.refused.clone())
-            && refused == input
-        {
-            return Err(refusal.into());
+        if let Some(id) = self.known_recipe(status) {
+            self.refuse_again(status, &id)?;
+            // A running job is planned too: after a change of its command no other world may be feasible, and
+            // then it is left unchanged.
+            let has_read = planner.found_plan && planner.has_read(self.job, &id);
+            if has_read && status.recipe.is_some() && status.plan.is_some() {
+                return Ok(None);
+            }
         }
-        let planned = self.plan_recipe(status, planner, snapshot);
+        let turn = self.turn()?;
+        let _reading = self.context.recipes.reading().await;
+        let read = source(&self.context.client, self.job).await?;
+        let source = read.ok_or(Unplanned::Later(AGAIN))?;
+        let id = RecipeId::from(&source.snapshot);
+        let of_status = status.recipe.as_ref();
+        if let Some(kept) = of_status.filter(|kept| kept.hash != id.hash) {
+            let (job, hash) = (self.job.name_any(), &kept.hash);
+            warn!(job, hash, "the recipe of a planned job has changed");
+            return Err(plan_refused(EDITED.into()).into());
+        }
+        if self.job.spec.recipe.config_map.is_none() {
+            let known = (self.job.metadata.generation, id.hash.clone());
+            self.state(|state| state.recipe = Some(known));
+        }
+        self.refuse_again(status, &id)?;
+        let planned = self.plan_recipe(turn, status, planner, source);
         if let Err(Unplanned::Refused(refusal)) = &planned {
+            let input = PlanInput::of(self.job, status, &id);
             self.state(|state| state.refused = Some((input, refusal.clone())));
         }
-        planned
+        planned.map(Some)
+    }
+
+    /// The recipe, if it is known without reading it.
+    fn known_recipe(&self, status: &TrainingJobStatus) -> Option<RecipeId> {
+        if let Some(kept) = &status.recipe {
+            return Some(kept.into());
+        }
+        let (generation, hash) = self.state(|state| state.recipe.clone())?;
+        let gpus = None;
+        (generation == self.job.metadata.generation).then_some(RecipeId { hash, gpus })
+    }
+
+    /// Refuses a plan that was refused before, until what it depends on changes.
+    fn refuse_again(&self, status: &TrainingJobStatus, recipe: &RecipeId) -> Result<(), Unplanned> {
+        let input = PlanInput::of(self.job, status, recipe);
+        match self.state(|state| state.refused.clone()) {
+            Some((refused, refusal)) if refused == input => Err(refusal.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Reads the recipe and plans the first world that is feasible, in one turn.
     fn plan_recipe(
         &self,
+        turn: Turn<'_>,
         status: &TrainingJobStatus,
         planner: &mut Planner,
-        mut recipe: RecipeSnapshot,
+        source: Source,
     ) -> Result<PlannedRecipe, Unplanned> {
-        let has_read = planner.has_read(self.job, &recipe);
-        // A running job is planned too: after a change of its command no other world may be feasible, and
-        // then it is left unchanged.
-        if has_read && planner.found_plan && status.plan.is_some() {
-            return Ok(PlannedRecipe { recipe, plan: None });
-        }
+        let Source {
+            job,
+            snapshot: mut recipe,
+        } = source;
         let reached = reached(status);
-        let (plan, feasible) = self.in_turn(|| {
-            if !has_read {
+        let (plan, feasible) = self.work_in(turn, || {
+            if !planner.has_read(self.job, &RecipeId::from(&recipe)) {
                 planner.read(self.job, &recipe, &self.context.recipes)?;
             }
             if status.generation.is_none() {
@@ -211,7 +257,8 @@ impl Reconciliation<'_> {
             self.first_plan(planner, reached)
         })??;
         planner.found_plan = true;
-        let plan = Some(PlanSummary::of(&self.job.spec, &plan, feasible));
+        let plan = PlanSummary::of(&self.job.spec, &plan, feasible);
+        let recipe = recipe.kept(&job.spec.recipe);
         Ok(PlannedRecipe { recipe, plan })
     }
 
@@ -231,13 +278,21 @@ impl Reconciliation<'_> {
         Ok((plan, feasible))
     }
 
-    /// Reads or plans a recipe in the turn of its job. A recipe is its tenant's: it may take long, and it may make the
-    /// planner panic.
-    fn in_turn<T>(&self, work: impl FnOnce() -> T) -> Result<T, Unplanned> {
+    /// The turn of the job to read or plan its recipe.
+    fn turn(&self) -> Result<Turn<'_>, Unplanned> {
         let namespace = self.job.namespace().unwrap_or_default();
         let turn = self.context.turns.begin(&namespace);
-        let done = turn.map_err(Unplanned::Later)?.run(work);
-        done.ok_or_else(|| {
+        turn.map_err(Unplanned::Later)
+    }
+
+    /// Plans in the turn of the job.
+    fn in_turn<T>(&self, work: impl FnOnce() -> T) -> Result<T, Unplanned> {
+        self.work_in(self.turn()?, work)
+    }
+
+    /// Reads or plans a recipe. A recipe is its tenant's: it may take long, and it may make the planner panic.
+    fn work_in<T>(&self, turn: Turn<'_>, work: impl FnOnce() -> T) -> Result<T, Unplanned> {
+        turn.run(work).ok_or_else(|| {
             error!("the planner panicked on the recipe");
             let message = "the planner failed on this recipe: please report it with the recipe; the controller's \
                            log has the place";

@@ -1,4 +1,4 @@
-//! The recipe of a TrainingJob. It is read once and its snapshot kept in the status.
+//! The recipe of a TrainingJob. The caches have no text of it: it is read from the API server when it is planned.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
@@ -7,17 +7,59 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::conditions::Refusal;
 use crate::api::condition::ConditionReason;
-use crate::api::status::RecipeSnapshot;
+use crate::api::guarded::GuardedJob;
+use crate::api::recipe_snapshot::RecipeSnapshot;
 use crate::api::{ConfigMapKey, TrainingJob};
 use crate::external_trainer::launcher;
 use crate::recipe::Recipe;
 
-/// The recipe snapshot in the status, or a new one from the recipe's source.
-pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapshot, Refusal> {
-    if let Some(kept) = job.status.as_ref().and_then(|status| status.recipe.clone()) {
-        return Ok(kept);
+/// Most bytes that a status keeps of a recipe, as JSON: the caches of all jobs have them.
+const MOST_KEPT: usize = 64 * 1024;
+
+/// The recipe of a job with all texts.
+pub struct Source {
+    /// The job as the API server has it.
+    pub job: TrainingJob,
+    pub snapshot: RecipeSnapshot,
+}
+
+/// The job's recipe: that of its first plan, or a new one from its source. `None`: the API server has no such job, or
+/// does not answer; it is reconciled again.
+pub async fn source(client: &Client, job: &TrainingJob) -> Result<Option<Source>, Refusal> {
+    let namespace = job.namespace().unwrap_or_default();
+    let jobs: Api<GuardedJob> = Api::namespaced(client.clone(), &namespace);
+    let full = jobs.get_opt(&job.name_any()).await.ok().flatten();
+    let full = full.and_then(|full| full.decoded.ok());
+    // The caches are about to have a newer one.
+    let is_same = |full: &TrainingJob| {
+        full.metadata.uid == job.metadata.uid && full.metadata.generation == job.metadata.generation
+    };
+    let Some(full) = full.filter(is_same) else {
+        return Ok(None);
+    };
+    let snapshot = snapshot(client, &full, job).await?;
+    Ok(Some(Source {
+        job: full,
+        snapshot,
+    }))
+}
+
+/// `full` has the texts, `job` the newest status.
+async fn snapshot(
+    client: &Client,
+    full: &TrainingJob,
+    job: &TrainingJob,
+) -> Result<RecipeSnapshot, Refusal> {
+    if let Some(kept) = job
+        .status
+        .as_ref()
+        .and_then(|status| status.recipe.as_ref())
+    {
+        let kept = RecipeSnapshot::of_job(&full.spec, kept);
+        let hash = hash(&kept);
+        return Ok(RecipeSnapshot { hash, ..kept });
     }
-    let source = &job.spec.recipe;
+    let source = &full.spec.recipe;
     let namespace = job.namespace().unwrap_or_default();
     let (text, files) = match &source.config_map {
         Some(from) if source.inline.is_none() => held(client, &namespace, from).await?,
@@ -27,12 +69,31 @@ pub async fn snapshot(client: &Client, job: &TrainingJob) -> Result<RecipeSnapsh
         let message = "spec.recipe has no recipe: set inline, configMap or files";
         return Err(missing(message.into()));
     }
-    let mut snapshot = RecipeSnapshot::of(source, text, &job.spec.overrides);
+    let mut snapshot = RecipeSnapshot::of(source, text, &full.spec.overrides);
     snapshot.files.extend(files);
-    snapshot.add_environment(&job.spec.trainer.env);
-    let everything = serde_json::to_vec(&snapshot).unwrap_or_default();
-    snapshot.hash = format!("{:032x}", xxh3_128(&everything));
+    snapshot.add_environment(&full.spec.trainer.env);
+    let kept = serde_json::to_vec(&snapshot.kept(source)).unwrap_or_default();
+    if kept.len() > MOST_KEPT {
+        return Err(plan_refused(format!(
+            "the recipe's ConfigMap and the variables that it may refer to have {} KiB, of which the status keeps at \
+             most {} KiB: put the texts into spec.recipe (`inline` or `files`), or remove what is not read",
+            kept.len().div_ceil(1024),
+            MOST_KEPT / 1024
+        )));
+    }
+    snapshot.hash = hash(&snapshot);
     Ok(snapshot)
+}
+
+/// The hash of everything that a recipe is read from.
+fn hash(snapshot: &RecipeSnapshot) -> String {
+    let texts = RecipeSnapshot {
+        gpus: None,
+        hash: String::new(),
+        ..snapshot.clone()
+    };
+    let everything = serde_json::to_vec(&texts).unwrap_or_default();
+    format!("{:032x}", xxh3_128(&everything))
 }
 
 /// The recipe's text from a ConfigMap, or the files to which its keys are mapped.

@@ -40,9 +40,6 @@ const SOON: Duration = Duration::from_secs(1);
 const POOL: Duration = Duration::from_secs(5);
 /// Requeue interval of a suspended job.
 const LATER: Duration = Duration::from_secs(60);
-/// Message of a server-side apply with a field that the CRD lacks. Its code is 500, so only the message
-/// distinguishes it from other failures (structured-merge-diff v6, `typed/helpers.go`).
-const UNDECLARED: &str = "not declared in schema";
 
 /// Runs one reconciliation of a job.
 pub async fn reconcile(
@@ -54,15 +51,14 @@ pub async fn reconcile(
     // A panic would end the controller, and again after each start. Locks recover from it.
     let steps = AssertUnwindSafe(steps(job.clone(), &context)).catch_unwind();
     let caught = steps.instrument(span).await;
-    let caught =
-        caught.map_err(|panic| ReconcileError::Panicked(panic_message(&*panic).to_owned()));
-    let result = match caught {
-        Ok(result) => result,
-        Err(error) => {
-            unreadable::report(&context.client, &job, &error.to_string()).await;
-            Err(error)
-        }
+    let panicked = |panic: Box<dyn Any + Send>| {
+        Err(ReconcileError::Panicked(panic_message(&*panic).to_owned()))
     };
+    let result = caught.unwrap_or_else(panicked);
+    if let Err(error @ (ReconcileError::Panicked(_) | ReconcileError::Status(_))) = &result {
+        // A condition alone may have room where the status has none.
+        unreadable::report(&context.client, &job, &error.to_string()).await;
+    }
     let outcome = match &result {
         Ok(_) => "ok",
         Err(error) if error.is_conflict() => "conflict",
@@ -283,7 +279,7 @@ impl Reconciliation<'_> {
         };
         let status = conditions::finish(status, &findings).bounded();
         if waits.is_none() {
-            self.state(|state| state.planner = planner);
+            self.state(|state| state.planner = planner.at_rest());
         }
         Next {
             status,
@@ -432,12 +428,7 @@ impl Reconciliation<'_> {
         let written = jobs
             .patch_status(&job.name_any(), &parameters, &Patch::Apply(patch))
             .await
-            .map_err(|error| match error {
-                kube::Error::Api(said) if said.message.contains(UNDECLARED) => {
-                    ReconcileError::Definition(said)
-                }
-                other => other.into(),
-            })?;
+            .map_err(ReconcileError::of_status)?;
         let invalid = |invalid| kube::Error::SerdeError(serde_json::Error::custom(invalid));
         let written = written.decoded.map_err(invalid)?;
         self.context.record_written(&written);

@@ -78,7 +78,7 @@ pub fn with_plan(
             observed_generation,
             // A refused recipe may still be edited, so the status has only planned ones.
             recipe: Some(recipe),
-            plan: status.plan.or(plan),
+            plan: status.plan.or(Some(plan)),
             ..status
         },
         None => TrainingJobStatus {
@@ -635,9 +635,39 @@ fn with_progress(status: TrainingJobStatus, cluster: &ClusterState) -> TrainingJ
     };
     TrainingJobStatus {
         history: status.history.into_iter().map(with_stages).collect(),
-        progress: progress.or(status.progress),
+        progress: progress
+            .or(status.progress)
+            .map(|progress| caught_up(progress, status.checkpoint.as_ref())),
         ..status
     }
+}
+
+/// The progress, not behind the newest checkpoint: the steps before it may have been reported to a status that was lost
+/// when the API server was restored.
+fn caught_up(progress: Progress, checkpoint: Option<&CheckpointRef>) -> Progress {
+    match checkpoint {
+        Some(checkpoint) if checkpoint.samples > progress.samples => Progress {
+            samples: checkpoint.samples,
+            share: share(checkpoint.samples, progress.budget),
+            step: checkpoint.step,
+            batch: checkpoint.batch,
+            // Unknown, since nobody has its last step.
+            loss: String::new(),
+            tokens_per_second: 0,
+            time_left: String::new(),
+            ..progress
+        },
+        _ => progress,
+    }
+}
+
+/// The samples as a share of the budget; empty if it is unknown.
+fn share(samples: u64, budget: Option<u64>) -> String {
+    let share = budget.filter(|budget| *budget > 0).map(|budget| {
+        let share = (samples as f64 / budget as f64).min(1.0);
+        format!("{:.0} %", 100.0 * share)
+    });
+    share.unwrap_or_default()
 }
 
 /// The stages of the newest rescale. `all`: the agents of all members have reported.
@@ -662,16 +692,12 @@ fn stages(change: &Rescale, agents: &[&AgentState], all: bool) -> RescaleStages 
 fn progress(current: &Current, agents: &[&AgentState]) -> Option<Progress> {
     let step = agents.iter().find_map(|agent| agent.step.as_ref())?;
     let budget = agents.iter().find_map(|agent| agent.budget);
-    let share = budget.filter(|budget| *budget > 0).map(|budget| {
-        let share = (step.samples as f64 / budget as f64).min(1.0);
-        format!("{:.0} %", 100.0 * share)
-    });
     let left = agents.iter().find_map(|agent| agent.seconds_left);
     let left = left.filter(|_| current.outcome.is_none());
     Some(Progress {
         samples: step.samples,
         budget,
-        share: share.unwrap_or_default(),
+        share: share(step.samples, budget),
         step: step.step,
         loss: if step.external.is_some() && !step.loss.is_finite() {
             String::new()

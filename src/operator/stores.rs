@@ -211,15 +211,15 @@ fn changes_pool(known: &Store<Node>, event: &watcher::Event<Node>) -> bool {
     }
 }
 
-/// Drops the unused fields of a job. Once the status has the recipe's snapshot, the controller reads no
-/// text of the spec: the cache keeps each text once.
+/// Drops what the controller reads only to plan a job: the texts of its recipe.
 pub fn slim_job(job: &mut TrainingJob) {
     job.metadata.managed_fields = None;
-    let planned = job.status.as_ref().and_then(|s| s.recipe.as_ref());
-    if planned.is_some() {
-        job.spec.recipe = RecipeSource::default();
-        job.spec.overrides = Vec::new();
-    }
+    job.spec.recipe = RecipeSource {
+        // Its text may change without the job.
+        config_map: job.spec.recipe.config_map.take(),
+        ..RecipeSource::default()
+    };
+    job.spec.overrides = Vec::new();
 }
 
 /// Keeps the fields of a pod that the controller reads.

@@ -7,7 +7,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::api::status::{Current as Published, RecipeSnapshot};
+use crate::api::recipe_snapshot::RecipeSnapshot;
+use crate::api::status::Current as Published;
 use crate::api::{LogFormat, RemainderPolicy};
 use crate::host::News;
 use crate::lifecycle::files;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use crate::api::status::RecipeSnapshot;
+use crate::api::recipe_snapshot::RecipeSnapshot;
 use crate::api::{RecipeSource, RemainderPolicy};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::recipe::{self, FileId, Recipe, SourceFile};

@@ -21,7 +21,7 @@ use crate::operator::controller::error_policy;
 use crate::operator::error::ReconcileError;
 use crate::operator::observe::ClusterState;
 use crate::operator::reconcile::reconcile;
-use crate::operator::stores::Stores;
+use crate::operator::stores::{Stores, slim_job};
 
 /// The controller of the job [`job`] `x` and its cluster. Its caches have the server's pods, and agents answer
 /// what the test says.
@@ -108,8 +108,9 @@ impl Cluster {
     /// Reconciles once with up-to-date caches.
     pub async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
         self.update_caches();
-        let job = Arc::new(self.job());
-        reconcile(job, self.context.clone()).await
+        let mut job = self.job();
+        slim_job(&mut job);
+        reconcile(Arc::new(job), self.context.clone()).await
     }
 
     /// Reconciles once, as the controller does: a failure becomes a pause.

@@ -178,7 +178,7 @@ async fn a_panic_is_the_condition_of_its_job() {
         .find(|condition| condition["type"] == "Readable");
     assert_eq!(
         readable.unwrap()["message"],
-        "this controller cannot read the job: the reconciliation panicked: as a test says; correct its spec, or delete \
+        "this controller cannot go on with the job: the reconciliation panicked: as a test says; correct its spec, or delete \
          and apply it again"
     );
     // The next one finds the defect gone.
@@ -196,4 +196,86 @@ async fn a_panic_is_the_condition_of_its_job() {
         readable.is_none_or(|readable| readable["status"] == "True"),
         "{job:#}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_that_the_api_server_refuses_is_an_event() {
+    let mut cluster = Cluster::new();
+    let answer = "etcdserver: request is too large";
+    cluster.server.refuse_kind(JOBS, 500, answer);
+    let error = cluster.reconcile().await.unwrap_err();
+    let said = error.to_string();
+    let expected = format!("the API server refuses the status of the job: {answer}");
+    assert!(said.starts_with(&expected), "{said}");
+    cluster.reconcile_or_pause().await;
+    let start = std::time::Instant::now();
+    while cluster.server.requests("events").is_empty() {
+        assert!(start.elapsed() < std::time::Duration::from_secs(10));
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    // With room again the job goes on.
+    cluster.server.accept_kind(JOBS);
+    cluster
+        .reconcile_until(|status| status.generation.is_some())
+        .await;
+}
+
+/// A recipe is kept once: the status of a job has it only if it came from elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_repeats_no_recipe() {
+    let cluster = Cluster::running().await;
+    let kept = cluster.status().recipe.unwrap();
+    assert_eq!((kept.text.as_str(), kept.files.len()), ("", 0));
+    assert_eq!(kept.hash.len(), 32);
+
+    let mut cluster = Cluster::new();
+    let inline = cluster.job().spec.recipe.inline.unwrap();
+    let from = json!({"inline": null, "configMap": {"name": "recipes", "key": "r.yaml"}});
+    cluster.edit(json!({"recipe": from}));
+    let server = cluster.server.clone();
+    let put = |text: &str| {
+        let map = json!({"metadata": {"name": "recipes"}, "data": {"r.yaml": text}});
+        server.put("configmaps", map);
+    };
+    put(&(inline.clone() + "\n# " + &"x".repeat(64 * 1024)));
+    cluster.reconcile().await.unwrap();
+    assert!(
+        cluster
+            .status()
+            .message
+            .contains("of which the status keeps at most 64 KiB"),
+        "{}",
+        cluster.status().message
+    );
+    put(&inline);
+    cluster.edit(json!({"nodes": 1}));
+    cluster
+        .reconcile_until(|status| status.generation.is_some())
+        .await;
+    assert_eq!(cluster.status().recipe.unwrap().text, inline);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_recipe_of_a_planned_job_changes_nothing() {
+    let mut cluster = Cluster::running().await;
+    cluster.reconcile().await.unwrap();
+    let before = cluster.status().generation;
+    // Only an API server without the rule of the CRD takes it.
+    let recipe = cluster.job().spec.recipe.inline.unwrap();
+    cluster.edit(json!({"recipe": {"inline": recipe + " "}}));
+    cluster.restart_controller();
+    cluster.reconcile().await.unwrap();
+    let status = cluster.status();
+    let mut conditions = status.conditions.iter();
+    let planned = conditions.find(|c| c.type_ == "Planned").unwrap();
+    assert_eq!(
+        (planned.status.as_str(), planned.reason.as_str()),
+        ("False", "PlanRefused")
+    );
+    assert!(
+        planned.message.contains("restore it, or create a new"),
+        "{}",
+        planned.message
+    );
+    assert_eq!(status.generation, before);
 }

@@ -24,6 +24,11 @@ fn agents(cluster: &Cluster, state: &Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
     let mut cluster = Cluster::running().await;
+    // What the older copy had.
+    let progress = json!({"samples": 8, "budgetSamples": 80, "percent": "10 %", "step": 1,
+        "loss": "3.1", "batch": 8, "tokensPerSecond": 100});
+    let restored = json!({"status": {"progress": progress}});
+    cluster.server.change("trainingjobs", "x", restored);
     // The ranks of generation 4 have committed; generation 5 has started from that.
     let later = json!({"number": 5, "checkpoint": checkpoint(4, 6)});
     agents(
@@ -45,6 +50,9 @@ async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
         (status.restarts, status.disruptions, status.later_generation),
         (0, 0, None)
     );
+    let progress = status.progress.unwrap();
+    assert_eq!((progress.samples, progress.share.as_str()), (48, "60 %"));
+    assert_eq!((progress.step, progress.loss.as_str()), (6, ""));
     let start = status.generation.unwrap().record.start.unwrap();
     assert_eq!(
         (start.path.as_str(), start.samples),

@@ -41,6 +41,13 @@ impl Sources {
         self.0.get(id.0)
     }
 
+    /// Drops the texts, after which findings still have their places.
+    pub fn forget_texts(&mut self) {
+        for file in &mut self.0 {
+            file.text = String::new();
+        }
+    }
+
     /// The bytes of all texts.
     pub(crate) fn bytes(&self) -> usize {
         self.0.iter().map(|file| file.text.len()).sum()
