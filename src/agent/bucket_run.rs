@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::{Membership, external, mirror};
 use crate::bucket::{Bucket, BucketError, Cause};
-use crate::checkpoint::{CheckpointError, bucket_copy};
+use crate::checkpoint::{self, CheckpointError, bucket_copy};
 use crate::external_trainer::choice;
 use crate::lifecycle::agent_state::Problem;
-use crate::lifecycle::{Generation, files};
+use crate::lifecycle::{CheckpointRef, Generation, files};
 use crate::train::{Run, checkpoint_ref};
 use crate::util::durable::{self, create_directory};
 use crate::util::tree;
@@ -211,6 +211,18 @@ fn bring_run(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, Checkpoint
             (None, _) => return Ok(false),
         }
     }
+}
+
+/// Brings what a proof of the ledger reads to this pod's disk: the run, its data and the state of a checkpoint.
+pub fn bring_checkpoint(
+    bucket: &Bucket,
+    run: &Path,
+    checkpoint: &CheckpointRef,
+) -> Result<(), CheckpointError> {
+    create_directory(run)?;
+    bring_run(bucket, run, false)?;
+    let expected = checkpoint_ref::checksum(checkpoint)?;
+    bucket_copy::fetch_one(bucket, run, &checkpoint.path, expected, checkpoint::STATE)
 }
 
 /// Refuses data of another preparation than that of `run.json`.

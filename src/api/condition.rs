@@ -58,6 +58,8 @@ documented! {
         Failed,
         /// The API server was restored from an older copy of its data. Absent on other jobs.
         Restored,
+        /// The sample ledger was proved, as `spec.proveLedger` asked last. Absent on jobs without such a request.
+        LedgerProved,
         /// The controller can read the object. Absent on jobs that were always readable.
         Readable,
     }
@@ -144,6 +146,16 @@ documented! {
         Failed,
         /// Pods or the volume had a later generation than the status. The message has both. The job continues above it, from the newest checkpoint.
         OlderStatus,
+        /// Every sample of the committed history was consumed exactly once. The message has the checkpoint and the digest.
+        LedgerProved,
+        /// A pod recomputes the digests of all consumed samples. The message has its name.
+        Proving,
+        /// The ledger has a fault. The message has the first one.
+        NotProved,
+        /// There is nothing to prove: no committed checkpoint, or an external trainer.
+        NoLedger,
+        /// The pod ended without a verdict. The message has what it said.
+        ProofFailed,
         /// The object can be read again.
         Readable,
         /// This version of the controller cannot read the object. Correct its spec, or delete the job and apply it again; the files on the volume stay.
@@ -252,6 +264,13 @@ impl ConditionType {
                 (false, &[R::NotFinished, R::BudgetReached]),
             ],
             ConditionType::Restored => &[(true, &[R::OlderStatus])],
+            ConditionType::LedgerProved => &[
+                (true, &[R::LedgerProved]),
+                (
+                    false,
+                    &[R::Proving, R::NotProved, R::NoLedger, R::ProofFailed],
+                ),
+            ],
             ConditionType::Readable => &[(true, &[R::Readable]), (false, &[R::Unreadable])],
         }
     }

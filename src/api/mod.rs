@@ -153,6 +153,12 @@ pub struct TrainingJobSpec {
     /// True: commit a checkpoint and free all GPUs. False: train, from the last checkpoint.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
+    /// Number of the wanted proof of the sample ledger. Each larger one makes a pod, with the job's image, volume and limits and
+    /// without GPUs, recompute the digests of all consumed samples; the condition LedgerProved has the result. `evenkeel
+    /// status JOB --ledger` sets it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 9999))]
+    pub prove_ledger: u32,
     /// A pod template merged into every pod: node selectors, tolerations, volumes, priority class, pull
     /// secrets, resources. Containers are merged by name; the trainer's container is `trainer`. At most
     /// 64 KiB of JSON with 2048 nested values.
@@ -545,6 +551,10 @@ pub fn crd() -> CustomResourceDefinition {
         }
     }
     crd
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn one() -> u32 {

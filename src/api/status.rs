@@ -121,6 +121,10 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "time::schema")]
     pub completion_time: Option<MicroTime>,
+    /// The newest `spec.proveLedger` that was answered; the condition LedgerProved has the answer.
+    #[serde(skip_serializing_if = "super::is_zero")]
+    #[schemars(range(min = 0, max = 9999))]
+    pub ledger_proof: u32,
     /// The last lines of a failed rank, at most 8192 characters. The whole log is in `gen-N/logs` on the
     /// checkpoint volume.
     #[serde(skip_serializing_if = "String::is_empty")]

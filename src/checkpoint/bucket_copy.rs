@@ -25,16 +25,7 @@ pub fn fetch(
     expected: Checksum,
 ) -> Result<u64, CheckpointError> {
     let directory = run.join(path);
-    let key = format!("{path}/{MANIFEST}");
-    let bytes = bucket.require(&key)?;
-    let found = Checksum::of(&bytes);
-    if found != expected {
-        return Err(CheckpointError::NotThePinned {
-            path: directory,
-            found,
-            expected,
-        });
-    }
+    let bytes = pinned(bucket, path, &directory, expected)?;
     let manifest = Manifest::parse(&directory, &bytes)?;
     let partial = files::partial(&directory);
     durable::create_directory(&directory)?;
@@ -51,6 +42,45 @@ pub fn fetch(
     durable::write_atomically(&directory.join(MANIFEST), &bytes)?;
     durable::remove(&partial)?;
     Ok(downloaded)
+}
+
+/// Brings one small file of the checkpoint `path` and its manifest below the run directory: enough to open it lazily and
+/// to read that file.
+pub fn fetch_one(
+    bucket: &Bucket,
+    run: &Path,
+    path: &str,
+    expected: Checksum,
+    name: &str,
+) -> Result<(), CheckpointError> {
+    let directory = run.join(path);
+    let bytes = pinned(bucket, path, &directory, expected)?;
+    let file = read(bucket, path, name)?;
+    durable::create_directory(&directory)?;
+    durable::write_atomically(&directory.join(name), &file)?;
+    Ok(durable::write_atomically(
+        &directory.join(MANIFEST),
+        &bytes,
+    )?)
+}
+
+/// The manifest of a checkpoint with this checksum.
+fn pinned(
+    bucket: &Bucket,
+    path: &str,
+    directory: &Path,
+    expected: Checksum,
+) -> Result<Vec<u8>, CheckpointError> {
+    let bytes = bucket.require(&format!("{path}/{MANIFEST}"))?;
+    let found = Checksum::of(&bytes);
+    if found != expected {
+        return Err(CheckpointError::NotThePinned {
+            path: directory.to_path_buf(),
+            found,
+            expected,
+        });
+    }
+    Ok(bytes.to_vec())
 }
 
 /// Downloads a file unless the disk has it; returns whether it was downloaded.

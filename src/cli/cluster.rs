@@ -1,6 +1,7 @@
 //! The commands for TrainingJobs on a cluster, and their common options.
 
 pub mod cancel;
+pub mod ledger;
 pub mod list;
 pub mod logs;
 mod recipe_source;

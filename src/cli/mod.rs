@@ -18,6 +18,7 @@ mod output;
 mod plan;
 mod prepare;
 mod processes;
+mod prove;
 mod rank;
 pub mod recipe_args;
 pub mod render;
@@ -96,6 +97,8 @@ enum Command {
     #[command(hide = true)]
     Prepare(prepare::Args),
     #[command(hide = true)]
+    Prove(prove::Args),
+    #[command(hide = true)]
     Setup(setup::Args),
     #[command(hide = true)]
     Rank(rank::Args),
@@ -137,6 +140,7 @@ pub fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Install(args) => install::run(args),
         Command::Prepare(args) => prepare::run(args),
+        Command::Prove(args) => prove::run(args),
         Command::Setup(args) => setup::run(args),
         Command::Rank(args) => rank::run(args),
     };

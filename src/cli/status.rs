@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
@@ -28,6 +27,8 @@ Examples:
   evenkeel status quickstart           one run: plan, progress, generations
   evenkeel status quickstart --watch   again every two seconds until it ends
   evenkeel status quickstart --ledger  prove that every sample counted once
+  evenkeel status first -n training --ledger
+                                       the same of a job, in a pod of it
   evenkeel status first -n training    a TrainingJob on a cluster")]
 pub struct Args {
     /// A run on this machine, by its directory or name, or the name of a TrainingJob.
@@ -57,19 +58,19 @@ pub struct View {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if let (true, Some(flag)) = (args.ledger, args.cluster.flag()) {
-        bail!("`--ledger` proves a run on this machine; remove `{flag}`");
-    }
     let Some(name) = args.run else {
         if args.cluster.is_selected() {
             return cluster::list::list(&args.cluster, false, args.output);
         }
         return list(args.output);
     };
-    if args.ledger {
-        return prove(&run_arg::find(&name)?, args.output);
-    }
     let found = Target::named(name, &args.cluster).find(false)?;
+    if args.ledger {
+        return match &found {
+            Found::Run(run_dir) => prove(run_dir, args.output),
+            Found::Job(job) => cluster::ledger::run(job, &args.cluster, args.output),
+        };
+    }
     loop {
         if args.watch && args.output == Format::Text && std::io::stdout().is_terminal() {
             // The cursor to the first line, and an empty screen.
@@ -416,19 +417,17 @@ fn generations(rows: &[GenerationRow]) -> String {
 }
 
 fn prove(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
-    let verdict = proof::prove(run_dir, &mut |_| {})?;
-    let proved = verdict.is_proved();
+    let verdict = proof::prove(run_dir, &mut |_| {})?.verdict();
+    let proved = verdict.proved;
     if output == Format::Text {
         let mark = if proved { "proved" } else { "NOT PROVED" };
-        line(format_args!("{mark}: {verdict}"))?;
+        line(format_args!("{mark}: {}", verdict.verdict))?;
         line(format_args!("  checkpoint {}", verdict.checkpoint))?;
+        if proved {
+            line(format_args!("  digest     {}", verdict.digest))?;
+        }
     } else {
-        output.print(&json!({
-            "proved": proved,
-            "checkpoint": verdict.checkpoint,
-            "verdict": verdict.to_string(),
-            "samples": verdict.samples(),
-        }))?;
+        output.print(&verdict)?;
     }
     Ok(if proved {
         ExitCode::SUCCESS

@@ -87,6 +87,15 @@ pub async fn suspend(
     patch(cluster, name, json!({"spec": {"suspend": suspend}})).await
 }
 
+/// Asks for a proof of the job's ledger.
+pub async fn prove_ledger(
+    cluster: &Cluster,
+    name: &str,
+    number: u32,
+) -> Result<TrainingJob, ClientError> {
+    patch(cluster, name, json!({"spec": {"proveLedger": number}})).await
+}
+
 /// Deletes a job with all its objects; returns its last state.
 pub async fn cancel(cluster: &Cluster, name: &str) -> Result<TrainingJob, ClientError> {
     let job = cluster.job(name).await?;

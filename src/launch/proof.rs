@@ -7,9 +7,11 @@ use tempfile::TempDir;
 
 use super::request::data_of;
 use super::{LaunchError, RunDir};
+use crate::checkpoint;
 use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::engine::IGNORE;
-use crate::samples::{self, Digest, Fault, Proof};
+use crate::lifecycle::CheckpointRef;
+use crate::samples::{self, Digest, Fault, Proof, Verdict};
 use crate::train::{BuiltIn, Run, TrainState, checkpoint_ref};
 use crate::util::durable::FileError;
 use crate::util::format::count;
@@ -31,9 +33,15 @@ impl LedgerProof {
         self.result.is_ok()
     }
 
-    /// Samples of the proved history; 0 after a fault.
-    pub fn samples(&self) -> u64 {
-        self.result.as_ref().map_or(0, |proof| proof.samples)
+    pub fn verdict(&self) -> Verdict {
+        let proof = self.result.as_ref().ok();
+        Verdict {
+            proved: proof.is_some(),
+            checkpoint: self.checkpoint.clone(),
+            verdict: self.to_string(),
+            samples: proof.map_or(0, |proof| proof.samples),
+            digest: proof.map_or(String::new(), |proof| proof.digest.to_string()),
+        }
     }
 }
 
@@ -72,21 +80,39 @@ pub fn prove(
 ) -> Result<LedgerProof, LaunchError> {
     let run = run_dir.run()?;
     // An external trainer has no ledger.
+    run.built_in()?;
+    let checkpoint_ref = match run_dir.state()? {
+        Some(state) => state.checkpoint_ref,
+        // A job on a cluster has its state in the API server.
+        None => {
+            let newest = checkpoint::latest(run_dir.path())?;
+            let newest = newest.map(|newest| checkpoint_ref::of(&newest, run_dir.path()));
+            newest.transpose()?
+        }
+    };
+    let checkpoint_ref = checkpoint_ref.ok_or_else(|| {
+        LaunchError::usage(format!(
+            "{}: no checkpoint is committed yet, so no history can be proved; wait for the \
+             first one ({}), or stop the run, which commits one",
+            run_dir.path().display(),
+            run.recipe().key("checkpoint.every_samples")
+        ))
+    })?;
+    // Weights that are damaged are no proof either.
+    checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?;
+    prove_checkpoint(run_dir, &checkpoint_ref, progress)
+}
+
+/// As [`prove`], of the history that this checkpoint has. Reads no weights.
+pub fn prove_checkpoint(
+    run_dir: &RunDir,
+    checkpoint_ref: &CheckpointRef,
+    progress: &mut dyn FnMut(data::Progress),
+) -> Result<LedgerProof, LaunchError> {
+    let run = run_dir.run()?;
     let built_in = run.built_in()?;
-    let recipe = run.recipe();
-    let checkpoint_ref = run_dir
-        .state()?
-        .and_then(|state| state.checkpoint_ref)
-        .ok_or_else(|| {
-            LaunchError::usage(format!(
-                "{}: no checkpoint is committed yet, so no history can be proved; wait for the \
-                 first one ({}), or stop the run, which commits one",
-                run_dir.path().display(),
-                recipe.key("checkpoint.every_samples")
-            ))
-        })?;
-    let state =
-        TrainState::from_checkpoint(&checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?)?;
+    let checkpoint = checkpoint_ref::open_lazily(run_dir.path(), checkpoint_ref)?;
+    let state = TrainState::from_checkpoint(&checkpoint)?;
 
     let directory = data_again(run_dir, &run, built_in, progress)?;
     let dataset = Dataset::train(&Run::data(directory.path()))?;
@@ -107,7 +133,7 @@ pub fn prove(
         Ok::<_, DataError>(digest)
     });
     Ok(LedgerProof {
-        checkpoint: checkpoint_ref.path,
+        checkpoint: checkpoint_ref.path.clone(),
         epoch_length: order.epoch_length(),
         untrained: trained.iter().filter(|trained| !**trained).count() as u64,
         result,
@@ -173,6 +199,7 @@ mod tests {
             result: Ok(Proof {
                 steps: 2,
                 samples: 24,
+                digest: Digest::default(),
             }),
         };
         insta::assert_snapshot!(proof(76), @"2 steps consumed samples 0..24 of the one global order exactly once (0.24 epochs); the forward passes received exactly these data; not covered: 76 samples that the run never trained on");

@@ -40,8 +40,17 @@ pub struct Findings<'a> {
 
 /// The status with the conditions that follow from its phase and the findings.
 pub fn finish(status: TrainingJobStatus, findings: &Findings<'_>) -> TrainingJobStatus {
-    let mut conditions = status.conditions.clone();
-    for (kind, holds, reason, message) in reported(&status, findings) {
+    let status = with(status.clone(), &reported(&status, findings));
+    TrainingJobStatus {
+        phase: Phase::of(&status.conditions),
+        ..status
+    }
+}
+
+/// The status with these conditions, beside the others that it has.
+pub fn with(status: TrainingJobStatus, reported: &[Reported<'_>]) -> TrainingJobStatus {
+    let mut conditions = status.conditions;
+    for &(kind, holds, reason, message) in reported {
         debug_assert!(kind.allows(holds, reason), "{kind} {holds} {reason}");
         let value = if holds { "True" } else { "False" };
         let known = conditions.iter_mut().find(|c| c.type_ == kind.name());
@@ -64,7 +73,6 @@ pub fn finish(status: TrainingJobStatus, findings: &Findings<'_>) -> TrainingJob
         }
     }
     TrainingJobStatus {
-        phase: Phase::of(&conditions),
         conditions,
         ..status
     }
@@ -86,7 +94,7 @@ pub fn observed(status: &TrainingJobStatus, generation: Option<i64>) -> Training
 }
 
 /// A condition, whether it holds, the reason and the message.
-type Reported<'a> = (ConditionType, bool, Reason, &'a str);
+pub type Reported<'a> = (ConditionType, bool, Reason, &'a str);
 
 /// The conditions to write, in the order in which a new status has them.
 fn reported<'a>(status: &'a TrainingJobStatus, findings: &Findings<'a>) -> Vec<Reported<'a>> {

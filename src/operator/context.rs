@@ -112,6 +112,8 @@ pub struct JobState {
     retry: Option<(Instant, Option<i64>)>,
     /// What keeps the job from its objects.
     pub blocked: Option<Refusal>,
+    /// Why the API server refused the pod that was to prove its ledger.
+    pub proof_refused: Option<String>,
     /// Names of its objects that other objects had: the number of attempts, and the time of the next one.
     pub taken: HashMap<String, (u32, Instant)>,
 }

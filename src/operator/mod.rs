@@ -18,6 +18,7 @@ mod faults;
 mod keys;
 mod leader;
 mod leases;
+mod ledger;
 mod liveness;
 mod metrics;
 mod observe;

@@ -117,6 +117,7 @@ impl Reconciliation<'_> {
                 return self.refuse(&before, *observed, &refusal).await;
             }
         };
+        let (next, proof) = self.with_proof(next);
         let metrics = &self.context.metrics;
         let name = action.name();
         faults::point("decided", name);
@@ -131,7 +132,9 @@ impl Reconciliation<'_> {
             ..*self
         };
         let applied = written.apply_status(&next, &cluster, &action, after);
-        metrics.time("apply", applied).await
+        let applied = metrics.time("apply", applied).await?;
+        written.create_proof(proof).await?;
+        Ok(applied)
     }
 
     /// The steps up to the next status. They change nothing in the cluster.
@@ -361,6 +364,8 @@ impl Reconciliation<'_> {
             ..Findings::default()
         };
         let next = conditions::finish(status, &findings).bounded();
+        // It never ran, so there is nothing to prove.
+        let (next, _) = self.with_proof(next);
         let written = self.write(before, &next).await?;
         announce(&written, before, &next, self.context);
         if !before.slots.is_empty() {
@@ -380,8 +385,10 @@ impl Reconciliation<'_> {
     async fn keep_finished(&self, status: &TrainingJobStatus) -> Result<Action, ReconcileError> {
         let job = self.job;
         let observed = conditions::observed(status, job.metadata.generation).bounded();
+        let (observed, proof) = self.with_proof(observed);
         self.write(status, &observed).await?;
         self.context.forget(job);
+        self.create_proof(proof).await?;
         let ttl = job.spec.ttl_seconds_after_finished;
         let Some((ttl, finished)) = ttl.zip(status.completion_time.as_ref()) else {
             return Ok(Action::await_change());

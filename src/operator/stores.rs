@@ -20,6 +20,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
 use tokio::task::JoinSet;
 
+use super::build::PROOF_LABEL;
 use super::ownership::{controlling_job, is_owned_by};
 use super::unreadable::Filter;
 use crate::api::guarded::GuardedJob;
@@ -145,17 +146,26 @@ impl Stores {
         let _ = tokio::join!(self.nodes.wait_until_ready(), self.pods.wait_until_ready());
     }
 
-    /// Cached pods that a job owns, by name.
+    /// Cached pods that a job owns to train, by name.
     pub fn pods_of(&self, job: &TrainingJob) -> BTreeMap<String, Arc<Pod>> {
         let namespace = job.namespace().unwrap_or_default();
         let mut pods = BTreeMap::new();
         for name in self.pod_index().pods_of(&ObjectRef::from_obj(job)) {
             let pod = self.pods.get(&ObjectRef::new(name).within(&namespace));
-            if let Some(pod) = pod.filter(|pod| is_owned_by(&pod.metadata, job)) {
+            let proves = |pod: &Pod| pod.labels().contains_key(PROOF_LABEL);
+            let pod = pod.filter(|pod| is_owned_by(&pod.metadata, job) && !proves(pod));
+            if let Some(pod) = pod {
                 pods.insert(name.to_owned(), pod);
             }
         }
         pods
+    }
+
+    /// The cached pod of a name that a job owns.
+    pub fn pod_of(&self, job: &TrainingJob, name: &str) -> Option<Arc<Pod>> {
+        let namespace = job.namespace().unwrap_or_default();
+        let pod = self.pods.get(&ObjectRef::new(name).within(&namespace));
+        pod.filter(|pod| is_owned_by(&pod.metadata, job))
     }
 
     /// Locks the pod index for reading.

@@ -210,6 +210,8 @@ pub struct Proof {
     pub steps: u64,
     /// Number of samples, over all epochs.
     pub samples: u64,
+    /// The sum of all digests.
+    pub digest: Digest,
 }
 
 impl Proof {
@@ -226,7 +228,7 @@ pub fn verify<E>(
     rows: impl IntoIterator<Item = Row>,
     mut recompute: impl FnMut(Range<u64>) -> Result<Digest, E>,
 ) -> Result<Proof, Fault<E>> {
-    let mut next = Next::FIRST;
+    let (mut next, mut digest) = (Next::FIRST, Digest::default());
     for row in rows {
         next = next.after(&row)?;
         let (step, positions) = (row.step, row.positions());
@@ -243,10 +245,12 @@ pub fn verify<E>(
                 recomputed,
             });
         }
+        digest += recomputed;
     }
     Ok(Proof {
         steps: next.step - 1,
         samples: next.start,
+        digest,
     })
 }
 

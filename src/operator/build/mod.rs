@@ -11,7 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::{Resource, ResourceExt};
 
 pub use companions::{network_policy, role, role_binding, secret, service, service_account};
-pub use pod::{is_outdated, pod, resource_request, run_directory, template_of};
+pub use pod::{
+    TRAINER, is_outdated, pod, proof_name, proof_pod, resource_request, run_directory, template_of,
+};
 
 use crate::api::TrainingJob;
 
@@ -28,6 +30,8 @@ pub const MASTER_PORTS: u16 = 100;
 pub const JOB_LABEL: &str = "evenkeel.dev/job";
 /// Label with the number of the slot that a pod fills.
 pub const SLOT_LABEL: &str = "evenkeel.dev/slot";
+/// Label of the pod that proves a job's ledger, with the number of the proof.
+pub const PROOF_LABEL: &str = "evenkeel.dev/proof";
 
 /// Label with a hash of the spec fields from which a pod was made.
 pub const TEMPLATE_LABEL: &str = "evenkeel.dev/template";

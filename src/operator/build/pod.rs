@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, PodTemplateSpec,
+    Container, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, PodTemplateSpec,
 };
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
@@ -12,18 +12,21 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
-    AGENT_PORT, JOB_LABEL, METRICS_PORT, SLOT_LABEL, TEMPLATE_LABEL, companion, metadata, overlay,
+    AGENT_PORT, JOB_LABEL, METRICS_PORT, PROOF_LABEL, SLOT_LABEL, TEMPLATE_LABEL, companion,
+    metadata, overlay,
 };
 use crate::api::status::Slot;
 use crate::api::{CODE_KEY, LogFormat, TrainingJob};
 use crate::inventory::kubernetes::ResourceRequest;
-use crate::lifecycle::authentication;
+use crate::lifecycle::{CheckpointRef, authentication};
 
 /// Where pods have the job's key.
 const KEY_MOUNT: &str = "/run/evenkeel";
 /// Where pods have the code: its archive in a ConfigMap, and its files.
 const CODE_ARCHIVE: &str = "/run/evenkeel-code";
 const CODE_DIRECTORY: &str = "/code";
+/// Name of the trainer's container.
+pub const TRAINER: &str = "trainer";
 /// Default user and group ID of the pods.
 const USER: i64 = 65532;
 /// Termination time for the agent, in addition to the ranks' time to commit.
@@ -57,6 +60,64 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
     Ok(Pod {
         metadata,
         spec: template.spec,
+        status: None,
+    })
+}
+
+/// Name of the pod that proves a job's ledger. No name of a slot's pod has the word.
+pub fn proof_name(job: &TrainingJob, number: u32) -> String {
+    format!("{}-ledger-{number}", job.name_any())
+}
+
+/// Builds the pod that proves the ledger up to a checkpoint: the trainer's container with another command, without devices
+/// and alone, so that its end is that of the pod.
+pub fn proof_pod(
+    job: &TrainingJob,
+    name: String,
+    checkpoint: &CheckpointRef,
+) -> Result<Pod, serde_json::Error> {
+    let checkpoint = serde_json::to_string(checkpoint)?;
+    let mut template = json!({ "spec": spec(job, &name) });
+    if let Some(over) = &job.spec.pod_template {
+        overlay::merge(&mut template, over);
+    }
+    let template: PodTemplateSpec = serde_json::from_value(template)?;
+    let theirs = template.metadata.unwrap_or_default();
+    let mut pod = template.spec.unwrap_or_default();
+    pod.containers.retain(|container| container.name == TRAINER);
+    for container in &mut pod.containers {
+        let command = ["evenkeel", "prove"].map(str::to_owned);
+        let run = run_directory(job);
+        let args = ["--run", &run, "--checkpoint", &checkpoint].map(str::to_owned);
+        let resources = container.resources.get_or_insert_default();
+        for amounts in [&mut resources.limits, &mut resources.requests] {
+            amounts
+                .get_or_insert_default()
+                .remove(&job.spec.resource_name);
+        }
+        *container = Container {
+            command: Some(command.into()),
+            args: Some(args.into()),
+            ports: None,
+            startup_probe: None,
+            liveness_probe: None,
+            readiness_probe: None,
+            lifecycle: None,
+            ..container.clone()
+        };
+    }
+    (pod.hostname, pod.subdomain) = (None, None);
+    let mut metadata = metadata(job, name);
+    metadata.annotations = theirs.annotations;
+    let labels = metadata.labels.get_or_insert_default();
+    for (key, value) in theirs.labels.unwrap_or_default() {
+        labels.entry(key).or_insert(value);
+    }
+    labels.insert("app.kubernetes.io/name".into(), "evenkeel-trainer".into());
+    labels.insert(PROOF_LABEL.into(), job.spec.prove_ledger.to_string());
+    Ok(Pod {
+        metadata,
+        spec: Some(pod),
         status: None,
     })
 }
@@ -221,7 +282,7 @@ fn spec(job: &TrainingJob, name: &str) -> Value {
             "labelSelector": {"matchLabels": {JOB_LABEL: job.name_any()}},
         }],
         "containers": [{
-            "name": "trainer",
+            "name": TRAINER,
             "image": job.spec.image,
             "command": ["evenkeel", "agent"],
             "args": arguments,

@@ -4,6 +4,7 @@
 mod chart;
 mod failures;
 mod forged;
+mod ledger;
 mod lifecycle;
 mod names;
 mod observe;

@@ -1,0 +1,60 @@
+//! `evenkeel prove`: proves the ledger of a TrainingJob and writes the verdict where its controller reads it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use super::EXIT_REFUSED;
+use super::output::line;
+use crate::agent;
+use crate::bucket::Bucket;
+use crate::launch::{RunDir, proof};
+use crate::samples::Verdict;
+
+/// Prove the ledger of a TrainingJob (started by its controller).
+#[derive(clap::Args)]
+pub struct Args {
+    /// The run directory.
+    #[arg(long)]
+    run: PathBuf,
+    /// Reference to the checkpoint, as JSON.
+    #[arg(long)]
+    checkpoint: String,
+    /// Bucket that pods without a common volume share, with the run's prefix.
+    #[arg(long, env = "EVENKEEL_BUCKET", value_name = "URL")]
+    bucket: Option<String>,
+    /// File for the verdict as JSON.
+    #[arg(long, default_value = "/dev/termination-log")]
+    report: PathBuf,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let report = |text: String| {
+        std::fs::write(&args.report, text)
+            .with_context(|| format!("writing {}", args.report.display()))
+    };
+    let verdict = match prove(&args) {
+        Ok(verdict) => verdict,
+        Err(error) => {
+            report(super::with_causes(&error))?;
+            return Err(error);
+        }
+    };
+    report(serde_json::to_string(&verdict)?)?;
+    line(&verdict.verdict)?;
+    Ok(if verdict.proved {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_REFUSED)
+    })
+}
+
+fn prove(args: &Args) -> anyhow::Result<Verdict> {
+    let checkpoint = serde_json::from_str(&args.checkpoint).context("reading --checkpoint")?;
+    if let Some(url) = &args.bucket {
+        agent::bring_checkpoint(&Bucket::open(url)?, &args.run, &checkpoint)?;
+    }
+    let proof = proof::prove_checkpoint(&RunDir::at(&args.run), &checkpoint, &mut |_| {})?;
+    Ok(proof.verdict())
+}
