@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::{Membership, external, mirror};
 use crate::bucket::{Bucket, BucketError, Cause};
-use crate::checkpoint::{self, CheckpointError, bucket_copy};
+use crate::checkpoint::{CheckpointError, bucket_copy};
 use crate::external_trainer::choice;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{CheckpointRef, Generation, files};
-use crate::train::{Run, checkpoint_ref};
+use crate::train::{Run, TrainState, checkpoint_ref};
 use crate::util::durable::{self, create_directory};
 use crate::util::tree;
 
@@ -213,16 +213,17 @@ fn bring_run(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, Checkpoint
     }
 }
 
-/// Brings what a proof of the ledger reads to this pod's disk: the run, its data and the state of a checkpoint.
-pub fn bring_checkpoint(
+/// Brings what a proof of the ledger reads to this pod's disk: the run and its data. Returns the state of training in the
+/// checkpoint whose history it proves.
+pub fn bring_proof(
     bucket: &Bucket,
     run: &Path,
     checkpoint: &CheckpointRef,
-) -> Result<(), CheckpointError> {
+) -> Result<TrainState, CheckpointError> {
     create_directory(run)?;
     bring_run(bucket, run, false)?;
-    let expected = checkpoint_ref::checksum(checkpoint)?;
-    bucket_copy::fetch_one(bucket, run, &checkpoint.path, expected, checkpoint::STATE)
+    let manifest = checkpoint_ref::checksum(checkpoint)?;
+    checkpoint_ref::state_in_bucket(bucket, &checkpoint.path, manifest)
 }
 
 /// Refuses data of another preparation than that of `run.json`.

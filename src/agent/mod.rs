@@ -16,7 +16,7 @@ mod retention;
 mod serve;
 mod volume;
 
-pub use bucket_run::bring_checkpoint;
+pub use bucket_run::bring_proof;
 pub use event_log::EventLog;
 pub use follow::follow;
 pub use input::{Answer, Identity, Input, Membership};

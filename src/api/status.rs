@@ -377,6 +377,10 @@ pub struct Current {
     /// True: the ranks agree on a step, commit a checkpoint and leave.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drain: bool,
+    /// Why the ranks leave, for example the cordoned node; the history of the next generation has it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = MESSAGE))]
+    pub drain_cause: String,
     /// After the loss of a rank: what the survivors do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_loss: Option<AfterLoss>,

@@ -44,26 +44,6 @@ pub fn fetch(
     Ok(downloaded)
 }
 
-/// Brings one small file of the checkpoint `path` and its manifest below the run directory: enough to open it lazily and
-/// to read that file.
-pub fn fetch_one(
-    bucket: &Bucket,
-    run: &Path,
-    path: &str,
-    expected: Checksum,
-    name: &str,
-) -> Result<(), CheckpointError> {
-    let directory = run.join(path);
-    let bytes = pinned(bucket, path, &directory, expected)?;
-    let file = read(bucket, path, name)?;
-    durable::create_directory(&directory)?;
-    durable::write_atomically(&directory.join(name), &file)?;
-    Ok(durable::write_atomically(
-        &directory.join(MANIFEST),
-        &bytes,
-    )?)
-}
-
 /// The manifest of a checkpoint with this checksum.
 fn pinned(
     bucket: &Bucket,
@@ -158,14 +138,22 @@ pub fn newest(bucket: &Bucket, generation: u64) -> Result<Option<Committed>, Che
     Ok(None)
 }
 
-/// A small file of a committed checkpoint, checked against its manifest.
-pub fn read(bucket: &Bucket, path: &str, name: &str) -> Result<Vec<u8>, CheckpointError> {
-    let manifest = bucket.require(&format!("{path}/{MANIFEST}"))?;
+/// A small file of a committed checkpoint, checked against its manifest. `expected`: the manifest's checksum, if it is known.
+pub fn read(
+    bucket: &Bucket,
+    path: &str,
+    expected: Option<Checksum>,
+    name: &str,
+) -> Result<Vec<u8>, CheckpointError> {
+    let manifest = match expected {
+        Some(expected) => pinned(bucket, path, Path::new(path), expected)?,
+        None => bucket.require(&format!("{path}/{MANIFEST}"))?.to_vec(),
+    };
     let manifest = Manifest::parse(Path::new(path), &manifest)?;
     let key = format!("{path}/{name}");
     let bytes = bucket.require(&key)?;
-    let expected = manifest.files.get(name).map(|entry| entry.xxh3_128);
-    if expected != Some(Checksum::of(&bytes)) {
+    let entry = manifest.files.get(name).map(|entry| entry.xxh3_128);
+    if entry != Some(Checksum::of(&bytes)) {
         let message = "it differs from its checkpoint's manifest".to_owned();
         return Err(BucketError::damaged(&bucket.url(&key), message).into());
     }

@@ -10,7 +10,9 @@ use super::output::line;
 use crate::agent;
 use crate::bucket::Bucket;
 use crate::launch::{RunDir, proof};
+use crate::lifecycle::CheckpointRef;
 use crate::samples::Verdict;
+use crate::train::{TrainState, checkpoint_ref};
 
 /// Prove the ledger of a TrainingJob (started by its controller).
 #[derive(clap::Args)]
@@ -51,10 +53,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 fn prove(args: &Args) -> anyhow::Result<Verdict> {
-    let checkpoint = serde_json::from_str(&args.checkpoint).context("reading --checkpoint")?;
-    if let Some(url) = &args.bucket {
-        agent::bring_checkpoint(&Bucket::open(url)?, &args.run, &checkpoint)?;
-    }
-    let proof = proof::prove_checkpoint(&RunDir::at(&args.run), &checkpoint, &mut |_| {})?;
+    let checkpoint: CheckpointRef =
+        serde_json::from_str(&args.checkpoint).context("reading --checkpoint")?;
+    let state = match &args.bucket {
+        Some(url) => agent::bring_proof(&Bucket::open(url)?, &args.run, &checkpoint)?,
+        // Weights are verified when they are loaded.
+        None => TrainState::from_checkpoint(&checkpoint_ref::open_lazily(&args.run, &checkpoint)?)?,
+    };
+    let run_dir = RunDir::at(&args.run);
+    let proof = proof::prove_history(&run_dir, &checkpoint.path, state, &mut |_| {})?;
     Ok(proof.verdict())
 }

@@ -24,7 +24,9 @@ const LINE: u64 = 4096;
 const DRAIN: Duration = Duration::from_millis(500);
 /// Lines of the setup command's output in an error.
 const LAST_LINES: usize = 5;
+/// Most bytes of an archive, of the files in it, and most of these.
 const MOST: u64 = 512 << 20;
+const MOST_FILES: usize = 100_000;
 
 /// Prepare a pod (started by the agent).
 #[derive(clap::Args)]
@@ -58,6 +60,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             );
         }
         if let Err(error) = unpack(&archive, &args.into) {
+            if error.is::<TooLarge>() {
+                return Err(error);
+            }
             // The disk may have been full.
             return Ok(try_again(error));
         }
@@ -147,6 +152,15 @@ fn read(code: &str) -> anyhow::Result<Vec<u8>> {
     Ok(archive)
 }
 
+/// Why an archive is not unpacked, in every pod.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the code has more than {} MiB or {MOST_FILES} files when it is unpacked; keep data and models out of the folder, on \
+     the volume or in the bucket",
+    MOST >> 20
+)]
+struct TooLarge;
+
 /// Replaces the directory's content by the archive's.
 fn unpack(archive: &[u8], into: &Path) -> anyhow::Result<()> {
     let cannot = || format!("cannot unpack the code into {}", into.display());
@@ -160,9 +174,16 @@ fn unpack(archive: &[u8], into: &Path) -> anyhow::Result<()> {
         }
         .with_context(cannot)?;
     }
-    let mut archive = tar::Archive::new(GzDecoder::new(archive));
-    for entry in archive.entries().with_context(cannot)? {
+    // Headers count too, and the end of an archive may be as long as its files.
+    let limited = GzDecoder::new(archive).take(2 * MOST);
+    let mut archive = tar::Archive::new(limited);
+    let mut bytes = 0u64;
+    for (number, entry) in archive.entries().with_context(cannot)?.enumerate() {
         let mut entry = entry.with_context(cannot)?;
+        bytes = bytes.saturating_add(entry.size());
+        if bytes > MOST || number >= MOST_FILES {
+            return Err(TooLarge.into());
+        }
         // It skips entries that leave the directory.
         if !entry.unpack_in(into).with_context(cannot)? {
             let name = entry.path().unwrap_or_default().display().to_string();
@@ -233,6 +254,30 @@ mod tests {
         assert!(error.contains("and the job was created for"), "{error}");
         let missing = setup(&place.path().join("nothing"), &code.sha256, &into, "").unwrap();
         assert_eq!(missing, ExitCode::from(exit::TRY_AGAIN));
+    }
+
+    #[test]
+    fn an_archive_that_grows_too_large_is_refused_before_it_fills_the_disk() {
+        use std::io::Write;
+        let place = tempfile::tempdir().unwrap();
+        let into = place.path().join("into");
+        let gzip = |write: &dyn Fn(&mut tar::Builder<&mut dyn Write>)| {
+            let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            write(&mut tar::Builder::new(&mut packed));
+            packed.finish().unwrap()
+        };
+        // Zeros of 700 MiB have 713 KB as an archive.
+        let zeros = gzip(&|archive| {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(700 << 20);
+            header.set_cksum();
+            let zeros = std::io::repeat(0).take(700 << 20);
+            archive.append_data(&mut header, "zeros", zeros).unwrap();
+        });
+        let error = unpack(&zeros, &into).unwrap_err();
+        assert!(error.is::<TooLarge>(), "{error}");
+        insta::assert_snapshot!(error.to_string(), @"the code has more than 512 MiB or 100000 files when it is unpacked; keep data and models out of the folder, on the volume or in the bucket");
+        assert!(!into.join("zeros").exists());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use super::dataset::{INDEX, Store};
@@ -27,6 +28,7 @@ const HELD_OUT: u64 = 0x6865_6c64;
 /// Builds a part from its sources into an existing directory.
 pub(super) fn build(
     encoder: &Encoder<'_>,
+    pool: &ThreadPool,
     sources: &Sources,
     directory: &Path,
     meter: &mut Meter<'_>,
@@ -39,6 +41,7 @@ pub(super) fn build(
         meter,
         pieces: Vec::new(),
         bytes: 0,
+        pool,
     };
     for (number, source) in sources.list.iter().enumerate() {
         builder.read(source, &[sources.key, number as u64])?;
@@ -56,6 +59,8 @@ struct Builder<'a, 'm> {
     pieces: Vec<Piece<'a>>,
     /// Source bytes of `pieces`.
     bytes: u64,
+    /// Where templates are rendered.
+    pool: &'a ThreadPool,
 }
 
 impl<'a> Builder<'a, '_> {
@@ -124,7 +129,8 @@ impl<'a> Builder<'a, '_> {
             check_stopped(encoder.request.stopped)?;
             encoder.encode(piece)
         };
-        let outcomes: Vec<Result<Outcome, DataError>> = pieces.par_iter().map(encode).collect();
+        let outcomes: Vec<Result<Outcome, DataError>> =
+            (self.pool).install(|| pieces.par_iter().map(encode).collect());
         let before = self.writer.samples();
         for (piece, outcome) in pieces.iter().zip(outcomes) {
             self.append(piece, outcome?)?;

@@ -46,6 +46,9 @@ pub enum DataError {
     /// A stop was requested during the preparation.
     #[error("stopped while the data was prepared; the same call begins again")]
     Stopped,
+    /// The system gives no threads for the encoding.
+    #[error("cannot start threads to prepare the data: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
     /// A file operation failed, for example on a full disk.
     #[error(transparent)]
     File(#[from] FileError),

@@ -19,7 +19,7 @@ use super::sources::{self, AllSources, Sources};
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;
 use crate::recipe::schema::spec::{Objective, Synthetic};
-use crate::util::{format, memory};
+use crate::util::{format, large_stack, memory};
 
 /// Upper limit of the sequence length; the store's index could not hold longer samples.
 const MAX_SEQUENCE_LENGTH: u64 = 1 << 30;
@@ -136,6 +136,8 @@ fn prepare_files(
 ) -> Result<Prepared, DataError> {
     let data = request.data;
     let total = sources.train.bytes()? + sources.evaluation.bytes()?;
+    // Before the limit, which counts stacks.
+    let pool = large_stack::pool()?;
     let _limited = memory::limit(MEMORY.saturating_add(total));
     let tokenizer = if sources.train.only_ids() && sources.evaluation.only_ids() {
         Tokenizer::none(request.vocab_size.unwrap_or(VOCABULARY))
@@ -201,7 +203,7 @@ fn prepare_files(
     };
     let draft = Draft::begin(request.directory)?;
     let train = draft.create(TRAIN)?;
-    let (record, mut summary) = build(&encoder, &sources.train, &train, &mut meter)?;
+    let (record, mut summary) = build(&encoder, &pool, &sources.train, &train, &mut meter)?;
     check_enough(request, "data.train", &sources.train, &record, &summary)?;
     manifest.train = record;
     let held_out = if sources.evaluation.is_empty() {
@@ -223,7 +225,8 @@ fn prepare_files(
             manifest.train = kept;
             held
         } else {
-            let (record, evaluated) = build(&encoder, &sources.evaluation, &directory, &mut meter)?;
+            let (record, evaluated) =
+                build(&encoder, &pool, &sources.evaluation, &directory, &mut meter)?;
             let (name, sources) = ("data.evaluation", &sources.evaluation);
             check_enough(request, name, sources, &record, &evaluated)?;
             summary.add(&evaluated);

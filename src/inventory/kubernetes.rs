@@ -301,6 +301,15 @@ pub fn free_slots<'a>(
     u32::try_from(slots).unwrap_or(u32::MAX)
 }
 
+/// The most devices that a node has for a request, held ones included; 0 if no node suits it.
+pub fn largest_node<'a>(nodes: impl Iterator<Item = &'a Node>, request: &ResourceRequest) -> u64 {
+    let suits = nodes.filter(|node| request.matches(node));
+    suits
+        .map(|node| allocatable(node, &request.resource))
+        .max()
+        .unwrap_or(0)
+}
+
 /// Subtracts reserved pods from the free devices of nodes on which they can be placed. A pod takes a node
 /// that the job cannot use, else the node with the fewest free devices that suffice, which the scheduler may
 /// not do. That leaves the job the most, and a pod that stays pending corrects it.

@@ -10,7 +10,6 @@ use super::{LaunchError, RunDir};
 use crate::checkpoint;
 use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::engine::IGNORE;
-use crate::lifecycle::CheckpointRef;
 use crate::samples::{self, Digest, Fault, Proof, Verdict};
 use crate::train::{BuiltIn, Run, TrainState, checkpoint_ref};
 use crate::util::durable::FileError;
@@ -98,22 +97,20 @@ pub fn prove(
             run.recipe().key("checkpoint.every_samples")
         ))
     })?;
-    // Weights that are damaged are no proof either.
-    checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?;
-    prove_checkpoint(run_dir, &checkpoint_ref, progress)
+    let checkpoint = checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?;
+    let state = TrainState::from_checkpoint(&checkpoint)?;
+    prove_history(run_dir, &checkpoint_ref.path, state, progress)
 }
 
-/// As [`prove`], of the history that this checkpoint has. Reads no weights.
-pub fn prove_checkpoint(
+/// As [`prove`], of the history in the state of one checkpoint.
+pub fn prove_history(
     run_dir: &RunDir,
-    checkpoint_ref: &CheckpointRef,
+    checkpoint: &str,
+    state: TrainState,
     progress: &mut dyn FnMut(data::Progress),
 ) -> Result<LedgerProof, LaunchError> {
     let run = run_dir.run()?;
     let built_in = run.built_in()?;
-    let checkpoint = checkpoint_ref::open_lazily(run_dir.path(), checkpoint_ref)?;
-    let state = TrainState::from_checkpoint(&checkpoint)?;
-
     let directory = data_again(run_dir, &run, built_in, progress)?;
     let dataset = Dataset::train(&Run::data(directory.path()))?;
     let order = run.order(dataset.len())?;
@@ -133,7 +130,7 @@ pub fn prove_checkpoint(
         Ok::<_, DataError>(digest)
     });
     Ok(LedgerProof {
-        checkpoint: checkpoint_ref.path.clone(),
+        checkpoint: checkpoint.to_owned(),
         epoch_length: order.epoch_length(),
         untrained: trained.iter().filter(|trained| !**trained).count() as u64,
         result,

@@ -163,13 +163,25 @@ fn reported<'a>(status: &'a TrainingJobStatus, findings: &Findings<'a>) -> Vec<R
         Err(refusal) => (Type::Planned, false, refusal.reason, &*refusal.message),
     });
     let restored = restored.map(|message| (Type::Restored, true, Reason::OlderStatus, message));
+    // A message belongs to what it explains.
+    let if_holds = |holds: bool| if holds { message } else { "" };
     let follow = [
         (Type::PodsReady, ready, ready_reason, ready_message),
         (Type::Running, running, running_reason, message),
-        (Type::Rescaling, rescales, rescale_reason, message),
-        (Type::Suspended, suspended, suspend_reason, message),
-        (Type::Complete, complete, complete_reason, message),
-        (Type::Failed, failed, failed_reason, message),
+        (
+            Type::Rescaling,
+            rescales,
+            rescale_reason,
+            if_holds(rescales),
+        ),
+        (
+            Type::Suspended,
+            suspended,
+            suspend_reason,
+            if_holds(suspended),
+        ),
+        (Type::Complete, complete, complete_reason, ""),
+        (Type::Failed, failed, failed_reason, if_holds(failed)),
     ];
     let first = [readable, planned, restored];
     first.into_iter().flatten().chain(follow).collect()

@@ -13,6 +13,7 @@ use super::status;
 use crate::api::Capacity;
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
+use crate::inventory::kubernetes::largest_node;
 use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
 use crate::lifecycle::{RankAction, Ranks};
 use crate::util::lock::lock;
@@ -75,8 +76,9 @@ impl Reconciliation<'_> {
         let lost = cluster.suspects.union(&excluded).cloned().collect();
         let mut reservations = lock(&context.reservations);
         let pod_index = context.stores.pod_index();
+        let pool_nodes = context.stores.nodes.state();
         let pool = Pool {
-            nodes: &context.stores.nodes.state(),
+            nodes: &pool_nodes,
             pod_index: &pod_index,
             lost: &lost,
             avoid: &|node| leases.is_suspected(&namespace, node) || excluded.contains(node),
@@ -101,6 +103,7 @@ impl Reconciliation<'_> {
             feasible: &|nodes| nodes <= job.spec.nodes && feasible.binary_search(&nodes).is_ok(),
             pool,
             placeable,
+            largest_node: largest_node(pool_nodes.iter().map(AsRef::as_ref), request),
             slots: &cluster.slots,
             members: &members,
             ranks: status::ranks(status),

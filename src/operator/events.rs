@@ -3,10 +3,11 @@
 use kube::Resource;
 use kube::runtime::events::{Event, EventType};
 use tracing::{Instrument, info, warn};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::context::Context;
 use crate::api::TrainingJob;
-use crate::api::condition::ConditionReason;
+use crate::api::condition::{ConditionReason, ConditionType};
 use crate::api::status::{Phase, TrainingJobStatus};
 
 /// Reasons for which objects of the job cannot be created.
@@ -32,6 +33,13 @@ pub fn announce(
     };
     let newly_blocked = blocked(next)
         .filter(|(reason, _)| blocked(before).is_none_or(|(earlier, _)| earlier != *reason));
+    let refused = |status: &TrainingJobStatus| {
+        let mut conditions = status.conditions.iter();
+        let planned = conditions.find(|c| c.type_ == ConditionType::Planned.name())?;
+        let refused = planned.status == "False";
+        refused.then(|| (planned.reason.clone(), planned.message.clone()))
+    };
+    let newly_refused = refused(next).filter(|refusal| refused(before).as_ref() != Some(refusal));
     let ended_early =
         |status: &TrainingJobStatus| status.pod_failures.as_ref().map_or(0, |f| f.count);
     let (reason, note) = match (next.history.last(), newly_blocked, &next.pod_failures) {
@@ -41,6 +49,7 @@ pub fn announce(
             ("Generation".to_string(), note)
         }
         (_, Some(blocked), _) => blocked,
+        _ if newly_refused.is_some() => newly_refused.unwrap_or_default(),
         (_, _, Some(failures)) if failures.count > ended_early(before) => {
             (PODS_ENDED_EARLY.to_string(), failures.message.clone())
         }
@@ -49,6 +58,7 @@ pub fn announce(
     };
     info!(%reason, %note, "changed");
     let kind = match next.phase {
+        _ if refused(next).is_some_and(|(refusal, _)| refusal == reason) => EventType::Warning,
         Phase::Failed | Phase::Waiting | Phase::Pending => EventType::Warning,
         _ if BLOCKED.contains(&reason.as_str()) || reason == PODS_ENDED_EARLY => EventType::Warning,
         _ => EventType::Normal,
@@ -63,11 +73,13 @@ pub fn unwritten(job: &TrainingJob, message: &str, context: &Context) {
 }
 
 fn publish(job: &TrainingJob, kind: EventType, reason: String, note: &str, context: &Context) {
+    // Events of one action within six minutes are one with a count, which shows only the first note.
+    let action = format!("{reason}-{:08x}", xxh3_64(note.as_bytes()) as u32);
     let event = Event {
         type_: kind,
-        reason: reason.clone(),
+        reason,
         note: Some(note.chars().take(1000).collect()),
-        action: reason,
+        action,
         secondary: None,
     };
     let (recorder, object) = (context.recorder.clone(), job.object_ref(&()));

@@ -378,6 +378,7 @@ mod tests {
                 feasible: &|_| true,
                 pool: placeable,
                 placeable,
+                largest_node: 64,
                 slots: &slots,
                 members: &members,
                 ranks: Ranks::Running {

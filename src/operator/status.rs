@@ -259,23 +259,26 @@ impl Reconciliation<'_> {
         let suspended = || "spec.suspend is true".to_owned();
         match action {
             RankAction::Keep => self.keep(status, cluster),
-            RankAction::Drain => TrainingJobStatus {
-                phase: Phase::Draining,
-                message: if job.spec.suspend {
+            RankAction::Drain => {
+                let cause = if job.spec.suspend {
                     suspended()
                 } else if let Some(overdue) = self.overdue(&status) {
                     overdue.message
                 } else {
                     let why_leaving = cluster.reasons.values().next();
                     why_leaving.cloned().unwrap_or_default()
-                },
-                rescale_since: Some(since(status.rescale_since.as_ref(), now)),
-                generation: draining(status.generation, true),
-                ..status
-            },
+                };
+                TrainingJobStatus {
+                    phase: Phase::Draining,
+                    message: cause.clone(),
+                    rescale_since: Some(since(status.rescale_since.as_ref(), now)),
+                    generation: draining(status.generation, Some(cause)),
+                    ..status
+                }
+            }
             RankAction::CancelDrain => TrainingJobStatus {
                 phase: Phase::Running,
-                generation: draining(status.generation, false),
+                generation: draining(status.generation, None),
                 ..status
             },
             RankAction::Publish {
@@ -428,7 +431,7 @@ impl Reconciliation<'_> {
         };
         TrainingJobStatus {
             phase: Phase::Running,
-            message: record.reason.to_string(),
+            message: change.message.clone(),
             nodes: change.to_nodes,
             plan: summary,
             later_generation: None,
@@ -440,6 +443,7 @@ impl Reconciliation<'_> {
                 record,
                 command,
                 drain: false,
+                drain_cause: String::new(),
                 after_loss: None,
                 outcome: None,
                 end_time: None,
@@ -478,6 +482,15 @@ fn rescale(
     let from = before.map_or(0, |current| current.record.members.len());
     let from = u32::try_from(from).unwrap_or(u32::MAX);
     let change = Rescale::to(record, from, rescale_since.map_or(now, seconds));
+    // A loss has its own words.
+    let drained = matches!(record.reason, Reason::Resumed | Reason::Resized { .. });
+    let cause = before.map_or("", |current| current.drain_cause.as_str());
+    let message = match cause {
+        "" => change.message,
+        cause if drained => format!("{}: {cause}", change.message),
+        _ => change.message,
+    };
+    let change = Rescale { message, ..change };
     let ended = before.and_then(|current| current.end_time.as_ref());
     // A generation that ended before the change began waited for the pool.
     let ended = ended.filter(|at| **at >= change.start_time);
@@ -585,8 +598,12 @@ fn running(status: &TrainingJobStatus) -> Option<&Current> {
 }
 
 /// The generation, ordered to drain or not.
-fn draining(generation: Option<Current>, drain: bool) -> Option<Current> {
-    generation.map(|current| Current { drain, ..current })
+fn draining(generation: Option<Current>, cause: Option<String>) -> Option<Current> {
+    generation.map(|current| Current {
+        drain: cause.is_some(),
+        drain_cause: cause.unwrap_or_default(),
+        ..current
+    })
 }
 
 /// Nodes whose ranks were killed for a lack of progress. Empty for an external trainer: its agent kills all ranks of a

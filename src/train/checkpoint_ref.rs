@@ -50,13 +50,22 @@ pub fn open_lazily(
 /// The reference to a committed checkpoint in a bucket, whose path is below the run's prefix.
 pub fn in_bucket(bucket: &Bucket, committed: &Committed) -> Result<CheckpointRef, CheckpointError> {
     let path = committed.path.display().to_string();
-    let state = TrainState::parse(&bucket_copy::read(bucket, &path, checkpoint::STATE)?);
-    let state = state.map_err(|error| CheckpointError::Misuse(error.to_string()))?;
+    let state = state_in_bucket(bucket, &path, committed.checksum)?;
     Ok(with_batch(
         committed,
         Path::new(""),
         state.controller.batch(),
     ))
+}
+
+/// The state of training in a checkpoint of a bucket, whose manifest has this checksum.
+pub fn state_in_bucket(
+    bucket: &Bucket,
+    path: &str,
+    manifest: Checksum,
+) -> Result<TrainState, CheckpointError> {
+    let bytes = bucket_copy::read(bucket, path, Some(manifest), checkpoint::STATE)?;
+    TrainState::parse(&bytes).map_err(|error| CheckpointError::Misuse(error.to_string()))
 }
 
 /// The checksum that a reference states.

@@ -2,9 +2,10 @@
 //! regular expressions.
 //!
 //! Counting instructions bounds neither: `'x' * 100000000` is one instruction. Beyond the limit an allocation
-//! fails, which aborts the process before it takes the memory of others.
+//! fails, which ends the process, with words ([`super::allocator`]), before it takes the memory of others.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -12,6 +13,9 @@ use super::lock::lock;
 
 /// The number of values of [`Limited`], and the soft limit before the first one.
 static HOLDERS: Mutex<(usize, Option<u64>)> = Mutex::new((0, None));
+
+/// Whether there is one. An allocator may not wait for a lock.
+static LIMITED: AtomicBool = AtomicBool::new(false);
 
 /// Keeps the limit until it is dropped. Processes started meanwhile inherit the limit.
 #[derive(Debug)]
@@ -26,6 +30,7 @@ pub fn limit(more: u64) -> Limited {
         holders.1 = set.current;
     }
     holders.0 += 1;
+    LIMITED.store(true, Ordering::Relaxed);
     if let Some(now) = data() {
         let wanted = now.saturating_add(more);
         let current = holders.1.map_or(wanted, |before| before.min(wanted));
@@ -46,11 +51,25 @@ impl Drop for Limited {
         let mut holders = lock(&HOLDERS);
         holders.0 = holders.0.saturating_sub(1);
         if holders.0 == 0 {
+            LIMITED.store(false, Ordering::Relaxed);
             let set = getrlimit(Resource::Data);
             let current = holders.1;
             let _ = setrlimit(Resource::Data, Rlimit { current, ..set });
         }
     }
+}
+
+/// Whether the limit holds now.
+pub fn is_limited() -> bool {
+    LIMITED.load(Ordering::Relaxed)
+}
+
+/// Says on standard error that the limit is reached, without an allocation.
+pub fn say_exhausted() {
+    let words = b"error: the preparation of the data takes more memory than it may: a chat template, a tokenizer or a file of \
+                  the data asks for it; repair it, or name another one\n";
+    // Nobody is left to whom a failure could be reported.
+    let _ = rustix::io::write(rustix::stdio::stderr(), words);
 }
 
 /// The bytes that `RLIMIT_DATA` counts.

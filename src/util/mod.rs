@@ -1,5 +1,6 @@
 //! Helpers that every module may use and that import no other module.
 
+pub mod allocator;
 pub mod durable;
 pub mod format;
 pub mod hex128;
@@ -7,6 +8,7 @@ pub mod http;
 pub mod hub;
 pub mod input;
 pub mod key;
+pub mod large_stack;
 pub mod lock;
 pub mod memory;
 pub mod openmetrics;

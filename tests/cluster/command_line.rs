@@ -164,6 +164,48 @@ fn commands_change_and_show_a_job() {
     assert_eq!(gone.status.code(), Some(2));
 }
 
+/// What `evenkeel status JOB --ledger` prints about a job of the scenarios, and its exit code.
+fn proof(name: &str) -> (String, Option<i32>) {
+    let output = evenkeel(&["status", name, "-n", "default", "--ledger"]);
+    (output_text(&output), output.status.code())
+}
+
+#[test]
+fn the_ledger_of_a_job_is_proved_in_a_pod_of_it() {
+    for (name, job) in [
+        ("proved", Job::with_volume("proved")),
+        ("proved-bucket", Job::with_bucket("proved-bucket")),
+    ] {
+        let job = job.start(&recipe(4800), serde_json::json!({"nodes": 2}));
+        job.finish(96);
+        let (text, code) = proof(name);
+        assert_eq!(code, Some(0), "{text}");
+        let proved =
+            "proved: 50 steps consumed samples 0..4800 of the one global order exactly once";
+        assert!(
+            text.contains(proved) && text.contains(", digest "),
+            "{text}"
+        );
+        // A byte of what the checkpoint says of the samples.
+        let checkpoint = job.status()["checkpoint"]["path"].clone();
+        let state = job
+            .run()
+            .join(checkpoint.as_str().unwrap())
+            .join("state.json");
+        let mut bytes = std::fs::read(&state).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&state, bytes).unwrap();
+        let (text, code) = proof(name);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(
+            text.contains("NOT PROVED") && text.contains("state.json"),
+            "{text}"
+        );
+        job.delete_whole();
+    }
+}
+
 #[test]
 fn a_config_tree_is_sent_with_its_job() {
     let job = Job::with_volume("tree");

@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::support::{
-    Job, create, kubectl, output_text, poll, recipe, restored, signal, try_create,
+    Job, create, kubectl, output_text, poll, recipe, restored, signal, try_create, try_kubectl,
 };
 
 /// Condition of a type in a status.
@@ -47,6 +47,31 @@ fn a_command_with_another_batch_makes_no_pod() {
         "{message}"
     );
     assert!(job.pods().is_empty());
+}
+
+#[test]
+fn a_recipe_of_900_kib_trains_and_cannot_change_once_it_is_planned() {
+    let own = recipe(4800);
+    let comment = format!("\n# {}", "x".repeat(900 << 10));
+    let inline = own.to_string() + &comment;
+    let job = Job::apply("large", &own, json!({"recipe": {"inline": inline}}));
+    let status = job.wait("its plan", |status| status["recipe"]["hash"].is_string());
+    assert_eq!(status["recipe"]["text"], Value::Null);
+    for (field, value) in [
+        ("recipe", json!({"inline": own.to_string()})),
+        ("overrides", json!(["budget.samples=9600"])),
+    ] {
+        let edit = json!({"spec": {field: value}}).to_string();
+        let edit = ["patch", "tj", "large", "--type=merge", "-p", &edit];
+        let refused = try_kubectl(&edit, "");
+        let expected = format!("spec.{field} is immutable once the job is planned");
+        assert!(
+            output_text(&refused).contains(&expected),
+            "{}",
+            output_text(&refused)
+        );
+    }
+    job.finish(96);
 }
 
 /// A job's spec with this pod spec in its template.

@@ -315,7 +315,7 @@ impl Job {
     pub fn finish_despite_deletions(&self, batch: u64) -> Value {
         let status = self.wait("its end", |status| status["phase"] == "Complete");
         self.wait_condition("Complete");
-        self.check_all(&status, batch, "finished");
+        self.check_all(&status, batch);
         let left = || (self.pods().len() <= slots(&status)).then_some(());
         poll("no more pods than slots", left, || {
             format!("{:?}", self.pods())
@@ -333,19 +333,19 @@ impl Job {
         });
         self.patch(json!({"suspend": true}));
         let status = self.wait("its suspension", |status| status["phase"] == "Suspended");
-        self.check_all(&status, batch, "drained");
+        self.check_all(&status, batch);
         self.pods_left(slots(&status));
         status
     }
 
-    fn check_all(&self, status: &Value, batch: u64, phase: &str) {
+    fn check_all(&self, status: &Value, batch: u64) {
         for change in status["history"].as_array().unwrap() {
             let proof = change["formula"].as_str().unwrap();
             // The norm test may have raised the batch; the formula then names the base batch.
             let kept = [format!("= {batch}"), format!("(base {batch})")];
             assert!(kept.iter().any(|end| proof.ends_with(end)), "{proof}");
         }
-        self.check(status, phase);
+        self.check(status);
         if self.comparable {
             losses::check(&losses::of(&self.run()));
         }
@@ -413,22 +413,18 @@ impl Job {
     }
 
     /// Checks the sample ledger on the volume.
-    fn check(&self, status: &Value, phase: &str) {
-        let run = self.run();
-        // A local launcher writes this file for `status`; on a cluster the TrainingJob has the state.
-        let state = json!({
-            "phase": {"phase": phase}, "checkpoint_ref": status["checkpoint"], "request": 0,
-            "per_device_batch_size_limit": null, "generations": [],
-        });
-        std::fs::write(run.join("state.json"), state.to_string()).unwrap();
+    fn check(&self, status: &Value) {
         let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
-            .args(["status", "--ledger"])
-            .arg(&run)
+            .args(["status", "--ledger", "-o", "json"])
+            .arg(self.run())
             // It reads the data again, which may be in a bucket.
             .envs(s3_environment())
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", output_text(&output));
+        let verdict: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(verdict["checkpoint"], status["checkpoint"]["path"]);
+        assert_eq!(verdict["samples"], status["checkpoint"]["samples"]);
     }
 
     /// The volume, a directory of this machine.

@@ -187,6 +187,7 @@ fn job_of(world: u8) -> Membership {
             record,
             command: None,
             drain: false,
+            drain_cause: String::new(),
             after_loss: None,
             outcome: None,
             end_time: None,

@@ -10,6 +10,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Value, context};
 
 use super::tokenizer::Tokenizer;
+use crate::util::large_stack;
 
 /// The template for tokenizers without one, unless the recipe sets one: a header line per message, and the
 /// end-of-sequence token after it.
@@ -19,6 +20,9 @@ const PLAIN: &str = "{% for message in messages %}\
 
 /// Name of the only template of an environment.
 const NAME: &str = "chat_template";
+
+/// Most bytes of a template. The longest that is published has about 20 KB. The depth of its expressions follows from it.
+const LONGEST: usize = 60_000;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -81,11 +85,16 @@ impl ChatTemplate {
     pub fn new(recipe: Option<&str>, tokenizer: &Tokenizer) -> Result<ChatTemplate, ChatError> {
         let named = recipe.or(tokenizer.chat_template.as_deref());
         let source = named.unwrap_or(PLAIN);
+        if source.len() > LONGEST {
+            return Err(ChatError::Malformed(format!(
+                "it has {} bytes, more than {LONGEST}",
+                source.len()
+            )));
+        }
         let mut environment = environment::environment();
         let (compiled, generation) = answers::rewrite(source);
-        environment
-            .add_template_owned(NAME, compiled)
-            .map_err(|error| ChatError::Malformed(environment::message(&error)))?;
+        let added = large_stack::run(|| environment.add_template_owned(NAME, compiled));
+        added.map_err(|error| ChatError::Malformed(environment::message(&error)))?;
         Ok(ChatTemplate {
             built_in: named.is_none(),
             source: source.to_string(),

@@ -144,7 +144,11 @@ async fn ranks_on_a_cordoned_node_commit_and_the_others_continue() {
     cluster.reconcile_until(|status| status.nodes == 2).await;
     assert_eq!(
         causes(cluster.status()),
-        ["started", "resized 2 → 1", "resized 1 → 2"]
+        [
+            "started",
+            "resized 2 → 1: node b is cordoned",
+            "resized 1 → 2"
+        ]
     );
 }
 
