@@ -128,7 +128,7 @@ fn bring(
         bucket_copy::fetch(bucket, run, &start.path, checkpoint_ref::checksum(start)?)?;
     }
     if mine {
-        bucket.put_json(&key_of(record, files::RECORD), record)?;
+        bucket.put_json(&key_of(record, files::RECORD), &record.sealed())?;
     }
     Ok(Brought::Ready)
 }
@@ -168,7 +168,7 @@ fn bring_external(
     }
     choice::write(run, record, fetched?)?;
     if waited.is_some() {
-        bucket.put_json(&key_of(record, files::RECORD), record)?;
+        bucket.put_json(&key_of(record, files::RECORD), &record.sealed())?;
     }
     Ok(Brought::Ready)
 }
@@ -222,6 +222,13 @@ pub fn bring_proof(
 ) -> Result<TrainState, CheckpointError> {
     create_directory(run)?;
     bring_run(bucket, run, false)?;
+    for number in bucket_copy::generations(bucket)? {
+        let record = Path::new(&files::generation(number)).join(files::RECORD);
+        if let Some(bytes) = bucket.get(&record.display().to_string())? {
+            create_directory(&run.join(files::generation(number)))?;
+            durable::write_atomically(&run.join(record), &bytes)?;
+        }
+    }
     let manifest = checkpoint_ref::checksum(checkpoint)?;
     checkpoint_ref::state_in_bucket(bucket, &checkpoint.path, manifest)
 }

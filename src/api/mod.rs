@@ -360,6 +360,10 @@ pub struct Trainer {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32768))]
     pub setup: Option<String>,
+    /// Seconds that the setup command may take; then it is killed and tried again. Default: 3600.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub setup_seconds: Option<u32>,
     /// Environment variables of the ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]

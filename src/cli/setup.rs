@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use flate2::read::GzDecoder;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::bucket::{Bucket, Object, is_url};
 use crate::lifecycle::protocol::exit;
@@ -22,6 +24,8 @@ use crate::util::lock::lock;
 const LINE: u64 = 4096;
 /// Time for the rest of the output after the command has ended.
 const DRAIN: Duration = Duration::from_millis(500);
+/// Time between two looks at the command.
+const LOOK: Duration = Duration::from_millis(50);
 /// Lines of the setup command's output in an error.
 const LAST_LINES: usize = 5;
 /// Most bytes of an archive, of the files in it, and most of these.
@@ -43,6 +47,9 @@ pub struct Args {
     /// Shell command to run in it.
     #[arg(long, env = "EVENKEEL_SETUP")]
     command: Option<String>,
+    /// Seconds that the command may take.
+    #[arg(long, env = "EVENKEEL_SETUP_SECONDS", default_value_t = 3600)]
+    seconds: u32,
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -70,16 +77,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(command) = args.command.filter(|command| !command.is_empty()) else {
         return Ok(ExitCode::SUCCESS);
     };
-    run_shell(&command, &args.into)
+    run_shell(&command, &args.into, args.seconds)
 }
 
 /// Runs a shell command. Its output is this process's; the end of it is also in the error.
-fn run_shell(command: &str, directory: &Path) -> anyhow::Result<ExitCode> {
+fn run_shell(command: &str, directory: &Path, seconds: u32) -> anyhow::Result<ExitCode> {
     let (output, writer) = std::io::pipe()?;
     let mut shell = Command::new("/bin/sh");
     shell
         .args(["-c", command])
         .current_dir(directory)
+        .process_group(0)
         .stdout(writer.try_clone()?)
         .stderr(writer);
     let mut child = shell
@@ -104,20 +112,36 @@ fn run_shell(command: &str, directory: &Path) -> anyhow::Result<ExitCode> {
             line.clear();
         }
     });
-    let ended = child.wait()?;
+    let deadline = Instant::now() + Duration::from_secs(seconds.into());
+    let ended = loop {
+        match child.try_wait()? {
+            Some(ended) => break Some(ended),
+            None if Instant::now() > deadline => {
+                // What it has started may be what hangs.
+                kill_process_group(Pid::from_child(&child), Signal::KILL)?;
+                child.wait()?;
+                break None;
+            }
+            None => std::thread::sleep(LOOK),
+        }
+    };
     // What the command has left running may keep the pipe open.
     let until = Instant::now() + DRAIN;
     while !reader.is_finished() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
-    if ended.success() {
+    if ended.is_some_and(|ended| ended.success()) {
         return Ok(ExitCode::SUCCESS);
     }
+    let how = match ended {
+        Some(ended) => format!("ended with {ended}"),
+        None => format!("did not end within {seconds} s (spec.trainer.setupSeconds)"),
+    };
     let last: Vec<String> = lock(&last).iter().cloned().collect();
     let last = last.join(" · ");
     // An index of packages may come back.
     Ok(try_again(anyhow!(
-        "the setup command `{command}` ended with {ended}: {last}"
+        "the setup command `{command}` {how}: {last}"
     )))
 }
 
@@ -204,6 +228,7 @@ mod tests {
             sha256: sha256.to_owned(),
             into: into.to_path_buf(),
             command: Some(command.to_owned()),
+            seconds: 2,
         })
     }
 
@@ -247,6 +272,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(done, ExitCode::SUCCESS);
+        let hangs = setup(
+            &archive,
+            &code.sha256,
+            &into,
+            "echo waiting; sleep 60 | cat",
+        )
+        .unwrap();
+        assert_eq!(hangs, ExitCode::from(exit::TRY_AGAIN));
         std::fs::write(&archive, "another").unwrap();
         let error = setup(&archive, &code.sha256, &into, "")
             .unwrap_err()

@@ -10,9 +10,10 @@ use super::{LaunchError, RunDir};
 use crate::checkpoint;
 use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::engine::IGNORE;
+use crate::lifecycle::{files, generation};
 use crate::samples::{self, Digest, Fault, Proof, Verdict};
 use crate::train::{BuiltIn, Run, TrainState, checkpoint_ref};
-use crate::util::durable::FileError;
+use crate::util::durable::{self, FileError};
 use crate::util::format::count;
 
 pub struct LedgerProof {
@@ -22,6 +23,8 @@ pub struct LedgerProof {
     pub epoch_length: u64,
     /// Samples of the data that the history never consumed; no digest covers them.
     pub untrained: u64,
+    /// The first record of a generation that is not what was written, and how it differs.
+    pub damaged: Option<String>,
     /// The proof that every sample was consumed exactly once, or the first fault.
     pub result: Result<Proof, Fault<DataError>>,
 }
@@ -33,7 +36,7 @@ impl LedgerProof {
     }
 
     pub fn verdict(&self) -> Verdict {
-        let proof = self.result.as_ref().ok();
+        let proof = self.result.as_ref().ok().filter(|_| self.damaged.is_none());
         Verdict {
             proved: proof.is_some(),
             checkpoint: self.checkpoint.clone(),
@@ -46,6 +49,9 @@ impl LedgerProof {
 
 impl fmt::Display for LedgerProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(damaged) = &self.damaged {
+            return f.write_str(damaged);
+        }
         match &self.result {
             Ok(proof) => {
                 write!(
@@ -132,9 +138,34 @@ pub fn prove_history(
     Ok(LedgerProof {
         checkpoint: checkpoint.to_owned(),
         epoch_length: order.epoch_length(),
+        damaged: damaged_record(run_dir)?,
         untrained: trained.iter().filter(|trained| !**trained).count() as u64,
         result,
     })
+}
+
+/// The first record of a generation that is not what was written. A generation that has not begun has none.
+fn damaged_record(run_dir: &RunDir) -> Result<Option<String>, LaunchError> {
+    let entries = std::fs::read_dir(run_dir.path());
+    let entries = entries.map_err(|error| FileError::from_io("read", run_dir.path(), 0, error))?;
+    let names = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let mut numbers: Vec<u64> = names
+        .filter_map(|name| files::parse_generation(&name))
+        .collect();
+    numbers.sort_unstable();
+    for number in numbers {
+        let path = run_dir.generation(number).join(files::RECORD);
+        let text = match durable::read(&path) {
+            Err(error) if error.is_absent() => continue,
+            read => read?,
+        };
+        if let Some(damage) = generation::damage(&text) {
+            return Ok(Some(format!("{} is damaged: {damage}", path.display())));
+        }
+    }
+    Ok(None)
 }
 
 /// Prepares the data again in a temporary directory.
@@ -188,10 +219,40 @@ mod tests {
     }
 
     #[test]
+    fn a_flipped_byte_in_a_record_is_found() {
+        let place = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::at(place.path());
+        let recipe = crate::plan::PlanRequest::gpus(2);
+        let text = "per_device_train_batch_size: 4\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let read = crate::recipe::read_text(&Default::default(), text.to_owned()).unwrap();
+        let plan = crate::plan::plan(&read, &recipe).unwrap();
+        let record = crate::lifecycle::generation::testing::record(3, Vec::new(), plan);
+        record.write(place.path()).unwrap();
+        assert_eq!(damaged_record(&run_dir).unwrap(), None);
+        assert_eq!(run_dir.record(3).unwrap(), record);
+        let path = run_dir.generation(3).join(files::RECORD);
+        let whole = std::fs::read(&path).unwrap();
+        let mut unnoticed = 0;
+        for place in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[place] ^= 1;
+            std::fs::write(&path, flipped).unwrap();
+            unnoticed += usize::from(damaged_record(&run_dir).unwrap().is_none());
+        }
+        // The key of the checksum itself.
+        assert!(
+            unnoticed <= "checksum".len(),
+            "{unnoticed} of {}",
+            whole.len()
+        );
+    }
+
+    #[test]
     fn samples_never_trained_on_are_named_in_the_proof() {
         let proof = |untrained| LedgerProof {
             checkpoint: "gen-1/step-0000002".to_owned(),
             epoch_length: 100,
+            damaged: None,
             untrained,
             result: Ok(Proof {
                 steps: 2,

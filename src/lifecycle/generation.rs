@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::files;
 use crate::plan::{MAX_BATCH, Plan};
@@ -127,9 +129,38 @@ impl Generation {
         // A rank of another member may be about to open the file. A shared file system may then refuse it.
         match read_json::<Generation>(&path) {
             Ok(written) if written == *self => Ok(()),
-            _ => write_json(&path, self),
+            _ => write_json(&path, &self.sealed()),
         }
     }
+
+    /// The record as JSON with its checksum, as volume and bucket have it.
+    pub fn sealed(&self) -> Value {
+        let mut record = serde_json::to_value(self).unwrap_or_default();
+        let checksum = checksum(&record);
+        record[CHECKSUM] = checksum.into();
+        record
+    }
+}
+
+/// Key of a record's checksum.
+const CHECKSUM: &str = "checksum";
+
+/// xxh3-128 of a record as JSON without its checksum, in hexadecimal digits.
+fn checksum(record: &Value) -> String {
+    let bytes = serde_json::to_vec(record).unwrap_or_default();
+    format!("{:032x}", xxh3_128(&bytes))
+}
+
+/// Why the text of a record is not what was written. One of an earlier version has no checksum.
+pub fn damage(text: &[u8]) -> Option<String> {
+    let mut record: Value = match serde_json::from_slice(text) {
+        Ok(record) => record,
+        Err(error) => return Some(error.to_string()),
+    };
+    let stated = record.as_object_mut()?.remove(CHECKSUM)?;
+    let found = checksum(&record);
+    (stated != found.as_str())
+        .then(|| format!("its checksum is {found} where {stated} was written"))
 }
 
 /// One agent's share of a generation. A slot is not a rank, and its pod may be replaced.

@@ -69,15 +69,22 @@ impl Reconciliation<'_> {
         let Reconciliation { job, context, .. } = *self;
         let account = build::service_account(job);
         let policy = build::network_policy(job, &context.namespace)?;
-        // Any Secret of this name is taken for the right one: the controller may not read it.
-        let secret = build::secret(job, &context.key);
-        let namespace = job.namespace().unwrap_or_default();
         let (account, policy, key) = tokio::join!(
             self.companion(&account),
             self.companion(&policy),
-            keys::create_secret(context.client.clone(), &namespace, &secret)
+            self.key_secret()
         );
-        first([account, policy, key.map(|_| ()).map_err(Into::into)])
+        first([account, policy, key])
+    }
+
+    /// Creates the Secret with the job's key, unless one has its name. Any Secret of this name is taken for the right one:
+    /// the controller may not read it.
+    async fn key_secret(&self) -> Result<(), ReconcileError> {
+        let Reconciliation { job, context, .. } = *self;
+        let secret = build::secret(job, &context.key);
+        let namespace = job.namespace().unwrap_or_default();
+        keys::create_secret(context.client.clone(), &namespace, &secret).await?;
+        Ok(())
     }
 
     /// Creates the companion objects that running pods need: the Service for their names and the access
@@ -149,6 +156,10 @@ impl Reconciliation<'_> {
             created.retain(|pod, at| !cluster.pods.contains_key(pod) && at.elapsed() < CACHED);
             missing.retain(|slot| !created.contains_key(&slot.pod(&name)));
         });
+        if !missing.is_empty() {
+            // Somebody may have deleted it, and it cannot be watched.
+            self.key_secret().await?;
+        }
         let image = self.context.image.as_deref();
         let missing = missing.into_iter();
         let pods = missing.map(|slot| build::pod(self.job, slot, image));

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::agents::Agents;
+use super::companions;
 use super::context::Context;
 use super::error::ReconcileError;
 use super::keys;
@@ -115,9 +116,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 
 async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> anyhow::Result<()> {
     let key = keys::load(client.clone(), &options.namespace, &options.key).await?;
-    let namespace = options.namespaced.then_some(&*options.namespace);
-    let (stores, pool) = stores::start(&client, namespace);
-    let (known, jobs) = stores::jobs(&client, namespace, reporter(client.clone()));
+    let namespace = options.namespaced.then(|| options.namespace.clone());
+    let (stores, pool) = stores::start(&client, namespace.as_deref());
+    let (known, jobs) = stores::jobs(&client, namespace.as_deref(), reporter(client.clone()));
     let controller = Controller::for_stream(jobs, known.clone());
     metrics.leads(known.clone());
     let (wake, woken) = unbounded();
@@ -127,7 +128,7 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
     let mut tasks = JoinSet::new();
     tasks.spawn(pace::forward(pace::RECONCILIATIONS, heard, wake.clone()));
     tasks.spawn(pace::forward(pace::CHANGES, changes, wake.clone()));
-    tasks.spawn(forward_changes(pool, known.clone(), changed, wake));
+    tasks.spawn(forward_changes(pool, known.clone(), changed.clone(), wake));
     stores.ready().await;
     let reporter = Reporter {
         controller: MANAGER.into(),
@@ -155,6 +156,7 @@ async fn control(client: Client, options: Options, metrics: Arc<Metrics>) -> any
         panics: Default::default(),
     });
     tasks.spawn(housekeep(context.clone()));
+    tasks.spawn(companions::restore(context.clone(), namespace, changed));
     controller
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(woken)

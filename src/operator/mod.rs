@@ -8,6 +8,7 @@ mod agent_answer;
 mod agents;
 mod apply;
 mod build;
+mod companions;
 mod conditions;
 mod context;
 mod controller;

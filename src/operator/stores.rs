@@ -51,7 +51,7 @@ pub enum Affected {
 }
 
 /// The objects of one namespace, or of all.
-fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+pub(super) fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {

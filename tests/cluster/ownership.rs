@@ -170,3 +170,32 @@ fn a_users_pod_with_the_labels_of_a_job_only_holds_its_devices() {
     job.wait_training_on(3);
     job.settle(96);
 }
+
+#[test]
+fn deleted_companions_come_back() {
+    let job = Job::apply("companions", &recipe(200_000), json!({"nodes": 2}));
+    job.wait_training_on(2);
+    let selector = "evenkeel.dev/job=companions";
+    let kinds = "services,serviceaccounts,roles,rolebindings,networkpolicies";
+    let uids = || {
+        let uid = "jsonpath={.items[*].metadata.uid}";
+        let text = kubectl(&["get", kinds, "-l", selector, "-o", uid]);
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let before = uids();
+    assert_eq!(before.len(), 5);
+    kubectl(&["delete", kinds, "-l", selector]);
+    kubectl(&["delete", "secrets", "-l", selector]);
+    let new =
+        || Some(uids()).filter(|now| now.len() == 5 && now.iter().all(|uid| !before.contains(uid)));
+    poll("other companions", new, || format!("{:?}", uids()));
+    let secret =
+        || (kubectl(&["get", "secrets", "-l", selector, "-o", "name"]) != "").then_some(());
+    poll("another Secret", secret, String::new);
+    // A pod that needs them all.
+    job.patch(json!({"nodes": 3}));
+    job.wait_training_on(3);
+    job.settle(96);
+}

@@ -432,6 +432,7 @@ fn submitted_job(
             device,
             rank_memory: rank_memory.map(|bytes| bytes.to_string()),
             setup: args.setup.clone(),
+            setup_seconds: None,
             env: args
                 .env
                 .iter()

@@ -355,6 +355,10 @@ fn environment(job: &TrainingJob) -> Vec<Value> {
     }
     if let Some(setup) = &job.spec.trainer.setup {
         env.push(json!({"name": "EVENKEEL_SETUP", "value": setup}));
+        if let Some(seconds) = job.spec.trainer.setup_seconds {
+            let value = seconds.to_string();
+            env.push(json!({"name": "EVENKEEL_SETUP_SECONDS", "value": value}));
+        }
     }
     let theirs = job.spec.trainer.env.iter();
     env.extend(theirs.map(|variable| match &variable.value_from {

@@ -12,7 +12,7 @@ use crate::operator::build;
 use crate::operator::conditions::{self, Findings};
 use crate::operator::context::Context;
 use crate::operator::reconcile::reconcile;
-use crate::operator::testing::{ApiServer, job, owner};
+use crate::operator::testing::{ApiServer, Cluster, job, owner};
 use crate::util::time::micro_time;
 
 /// Kinds of companion objects that pods wait for, and those that they do not wait for.
@@ -193,4 +193,30 @@ async fn an_expired_job_is_not_deleted_in_place_of_its_successor() {
     let done = reconcile(Arc::new(expired("earlier")), server.context()).await;
     assert_eq!(done.unwrap(), Action::await_change());
     assert_eq!(server.names("trainingjobs"), ["x"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_companion_is_applied_again() {
+    let mut cluster = Cluster::running().await;
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    let (mut known, writer) = (
+        cluster.job(),
+        &mut kube::runtime::reflector::store::Writer::default(),
+    );
+    crate::operator::stores::slim_job(&mut known);
+    writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(known));
+    let mut context = std::sync::Arc::into_inner(cluster.context).unwrap();
+    context.known = writer.as_reader();
+    cluster.context = std::sync::Arc::new(context);
+    let service = cluster.server.get("services", "evenkeel-x").unwrap();
+    cluster.server.remove("services", "evenkeel-x");
+    let metadata = serde_json::from_value(service["metadata"].clone()).unwrap();
+    let job = crate::operator::companions::forget(&cluster.context, &metadata);
+    assert_eq!(job.unwrap().name, "x");
+    for _ in 0..3 {
+        cluster.reconcile().await.unwrap();
+    }
+    assert!(cluster.server.get("services", "evenkeel-x").is_some());
 }
