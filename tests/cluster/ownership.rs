@@ -191,8 +191,8 @@ fn deleted_companions_come_back() {
     let new =
         || Some(uids()).filter(|now| now.len() == 5 && now.iter().all(|uid| !before.contains(uid)));
     poll("other companions", new, || format!("{:?}", uids()));
-    let secret =
-        || (kubectl(&["get", "secrets", "-l", selector, "-o", "name"]) != "").then_some(());
+    let secrets = || kubectl(&["get", "secrets", "-l", selector, "-o", "name"]);
+    let secret = || (!secrets().is_empty()).then_some(());
     poll("another Secret", secret, String::new);
     // A pod that needs them all.
     job.patch(json!({"nodes": 3}));

@@ -1,9 +1,13 @@
 //! Jobs of one tenant that must not change what another tenant's job holds or waits for.
 //! `benches/tenants.py` runs every attack for an hour.
 
+use std::process::Command;
+
 use serde_json::{Value, json};
 
-use super::support::{IMAGE, Job, Restore, create, kubectl, poll, recipe, restored};
+use super::support::{
+    IMAGE, Job, Restore, create, kubectl, output_text, poll, recipe, restored, try_kubectl,
+};
 
 const STRANGER: &str = "stranger";
 
@@ -78,4 +82,156 @@ fn a_job_without_quota_reserves_nothing() {
     let job = Job::apply("unhindered", &recipe(9600), json!({}));
     let status = job.finish(96);
     assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
+}
+
+/// The chart's policies for the other tenant's namespace alone, with the values of `tenants.yaml`.
+fn policies_of_tenants() -> String {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/evenkeel");
+    let rendered = Command::new("helm")
+        .args(["template", "tenants", chart, "--namespace", STRANGER])
+        .args(["--values", &format!("{chart}/tenants.yaml")])
+        .args(["--set", "namespaced=true"])
+        .args(["--show-only", "templates/protection.yaml"])
+        .output()
+        .unwrap();
+    assert!(rendered.status.success(), "{}", output_text(&rendered));
+    let text = String::from_utf8(rendered.stdout).unwrap();
+    let policies = text
+        .split("\n---\n")
+        .filter(|object| object.contains("ValidatingAdmissionPolicy"));
+    policies.collect::<Vec<_>>().join("\n---\n")
+}
+
+#[test]
+fn a_tenant_names_only_what_they_may_read() {
+    let _gone = stranger();
+    let policies = policies_of_tenants();
+    let _policies = restored(
+        "kubectl",
+        &[
+            "delete",
+            "validatingadmissionpolicies,validatingadmissionpolicybindings",
+            "tenants-evenkeel.stranger",
+        ],
+    );
+    assert!(
+        try_kubectl(&["create", "-f", "-"], &policies)
+            .status
+            .success()
+    );
+    let rules = |rules: Value| {
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "metadata": {"name": "tenant", "namespace": STRANGER}, "rules": rules})
+    };
+    create(&rules(json!([
+        {"apiGroups": ["evenkeel.dev"], "resources": ["trainingjobs"], "verbs": ["*"]},
+        {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": ["own"], "verbs": ["get"]},
+    ])));
+    create(
+        &json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": {"name": "tenant", "namespace": STRANGER},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tenant"},
+        "subjects": [{"kind": "User", "name": "alice", "apiGroup": "rbac.authorization.k8s.io"}]}),
+    );
+    let answer = |more: &Value| {
+        let mut spec = json!({"nodes": 1, "image": "i", "recipe": {"inline": "a: 1"}, "checkpoint": {"claim": "c"}});
+        for (key, value) in more.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        let job = json!({"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": "hers", "namespace": STRANGER}, "spec": spec});
+        let dry = ["create", "--as=alice", "--dry-run=server", "-f", "-"];
+        output_text(&try_kubectl(&dry, &job.to_string()))
+    };
+    let pod = |spec: Value| json!({"podTemplate": {"spec": spec}});
+    let volume = |source: Value| {
+        let mut volume = json!({"name": "a"});
+        volume
+            .as_object_mut()
+            .unwrap()
+            .extend(source.as_object().unwrap().clone());
+        pod(json!({"volumes": [volume]}))
+    };
+    let env = |kind: &str, name: &str| json!({"env": [{"name": "A", "valueFrom": {kind: {"name": name, "key": "k"}}}]});
+    let secret = volume(json!({"secret": {"secretName": "other"}}));
+    let refused = || answer(&secret).contains("only Secrets").then_some(());
+    poll("the policy", refused, || answer(&secret));
+    for (more, expected) in [
+        (json!({}), "created"),
+        (volume(json!({"secret": {"secretName": "own"}})), "created"),
+        (volume(json!({"configMap": {"name": "own"}})), "created"),
+        (
+            volume(json!({"persistentVolumeClaim": {"claimName": "any"}})),
+            "created",
+        ),
+        (
+            json!({"trainer": {"env": [{"name": "A", "value": "b"}]}}),
+            "created",
+        ),
+        (json!({"trainer": env("secretKeyRef", "own")}), "created"),
+        (json!({"recipe": {"configMap": {"name": "own"}}}), "created"),
+        (
+            volume(json!({"projected": {"sources": [{"secret": {"name": "other"}}]}})),
+            "only Secrets",
+        ),
+        (
+            json!({"trainer": env("secretKeyRef", "other")}),
+            "only Secrets",
+        ),
+        (
+            json!({"trainer": {"envFrom": [{"secretRef": {"name": "other"}}]}}),
+            "only Secrets",
+        ),
+        (
+            pod(json!({"imagePullSecrets": [{"name": "other"}]})),
+            "only Secrets",
+        ),
+        (
+            pod(
+                json!({"containers": [{"name": "trainer", "envFrom": [{"secretRef": {"name": "other"}}]}]}),
+            ),
+            "only Secrets",
+        ),
+        (
+            pod(
+                json!({"initContainers": [{"name": "i", "env": env("secretKeyRef", "other")["env"]}]}),
+            ),
+            "only Secrets",
+        ),
+        (
+            volume(json!({"configMap": {"name": "other"}})),
+            "only ConfigMaps",
+        ),
+        (
+            json!({"trainer": env("configMapKeyRef", "other")}),
+            "only ConfigMaps",
+        ),
+        (
+            json!({"recipe": {"configMap": {"name": "other"}}}),
+            "only ConfigMaps",
+        ),
+        (
+            json!({"code": {"configMap": "other", "sha256": "0".repeat(64)}}),
+            "only ConfigMaps",
+        ),
+        (
+            pod(json!({"serviceAccountName": "default"})),
+            "only a ServiceAccount",
+        ),
+        (
+            pod(json!({"serviceAccount": "default"})),
+            "only a ServiceAccount",
+        ),
+        (
+            volume(json!({"csi": {"driver": "d", "nodePublishSecretRef": {"name": "own"}}})),
+            "Secrets of their own",
+        ),
+        (
+            volume(json!({"rbd": {"image": "i", "monitors": ["m"]}})),
+            "Secrets of their own",
+        ),
+    ] {
+        let said = answer(&more);
+        assert!(said.contains(expected), "{more}: {said}");
+    }
 }
