@@ -95,7 +95,7 @@ struct Parts<'a> {
     status: Option<&'a RawValue>,
 }
 
-/// The parts of a spec that have limits of their own.
+/// The parts of a spec with separate limits.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "an object")]
 struct Limited<'a> {

@@ -41,10 +41,16 @@ pub enum Rejection {
     #[error("the answer at {address} is not one of an agent: {reason}")]
     NoAgent { address: SocketAddr, reason: String },
     #[error(
-        "the agent of another pod or job answers at {address}; with hostNetwork a node has room for one \
-         agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes"
+        "the agent of another pod answers at {address}; with hostNetwork a node has room for one agent only: remove \
+         hostNetwork from podTemplate, or keep the pods on different nodes"
     )]
-    AnotherAgent { address: SocketAddr },
+    AnotherPod { address: SocketAddr },
+    #[error(
+        "the agent at {address} has another key: with hostNetwork it may be that of another job (remove hostNetwork from \
+         podTemplate, or keep the pods on different nodes); otherwise the Secret {secret} is not the one that the controller \
+         made: delete it and the job's pods, and both are created again"
+    )]
+    AnotherKey { address: SocketAddr, secret: String },
     #[error("the answer at {address} does not prove that it is the pod's agent")]
     NoProof { address: SocketAddr },
     #[error("the agent at {address} reports {ranks} ranks, but gpusPerNode is {limit}")]
@@ -88,7 +94,7 @@ pub fn receive(body: &[u8], sender: &Sender) -> Result<AgentState, Rejection> {
     // A pod that an earlier controller created does not know its job's uid. Its own uid is unique too.
     let of_job = state.job == sender.job || state.job.is_empty();
     if state.pod != sender.pod || !of_job {
-        return Err(Rejection::AnotherAgent { address });
+        return Err(Rejection::AnotherPod { address });
     }
     let (ranks, limit) = (state.ranks.len(), sender.ranks);
     if ranks > limit {
@@ -399,7 +405,7 @@ mod tests {
     #[test]
     fn an_answer_of_another_pod_or_job_or_with_too_many_ranks_is_rejected() {
         let rejection = |changes| received(changes).unwrap_err().to_string();
-        insta::assert_snapshot!(rejection(json!({"pod": "uid-2"})), @"the agent of another pod or job answers at 10.0.0.1:8471; with hostNetwork a node has room for one agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes");
+        insta::assert_snapshot!(rejection(json!({"pod": "uid-2"})), @"the agent of another pod answers at 10.0.0.1:8471; with hostNetwork a node has room for one agent only: remove hostNetwork from podTemplate, or keep the pods on different nodes");
         for changes in [
             json!({"job": "other"}),
             json!({"pod": ""}),

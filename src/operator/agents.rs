@@ -220,7 +220,8 @@ async fn request(
     match received.await {
         Ok(received) => received.map_err(Some),
         Err(HttpError::Status(StatusCode::UNAUTHORIZED)) => {
-            Err(Some(Rejection::AnotherAgent { address }))
+            let secret = authentication::secret_name(&sender.job);
+            Err(Some(Rejection::AnotherKey { address, secret }))
         }
         Err(error) if error.is_response() => Err(Some(Rejection::NoAgent {
             address,

@@ -157,7 +157,7 @@ impl Reconciliation<'_> {
             missing.retain(|slot| !created.contains_key(&slot.pod(&name)));
         });
         if !missing.is_empty() {
-            // Somebody may have deleted it, and it cannot be watched.
+            // It may have been deleted, and it cannot be watched.
             self.key_secret().await?;
         }
         let image = self.context.image.as_deref();

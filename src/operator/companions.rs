@@ -1,4 +1,4 @@
-//! Companion objects that somebody deletes while their job needs them: the job creates them again. The Secret is not among
+//! Companion objects that are deleted while their job needs them: the controller creates them again. The Secret is not among
 //! them, since the controller may not watch Secrets: it is created again with the next pods.
 
 use std::sync::Arc;

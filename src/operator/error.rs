@@ -30,7 +30,7 @@ pub enum ReconcileError {
     /// A defect of the controller, which this job has met.
     #[error("the reconciliation panicked: {0}")]
     Panicked(String),
-    /// The API server refuses the status for good.
+    /// The API server refuses the status, and will refuse it again.
     #[error("the API server refuses the status of the job: {0}")]
     Status(Box<kube::core::Status>),
     /// The installed CRD lacks fields of the status.

@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn the_recipes_that_were_used_last_are_kept() {
         let recipes = Recipes::default();
-        // Each takes a third of the room.
+        // Each takes a third of the allowed bytes.
         let heavy = |batch: u64| {
             let mut planner = read_job(&recipes, "a", &format!("j{batch}"), batch);
             let shared = planner.recipe.take().unwrap();

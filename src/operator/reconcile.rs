@@ -56,7 +56,7 @@ pub async fn reconcile(
     };
     let result = caught.unwrap_or_else(panicked);
     if let Err(error @ (ReconcileError::Panicked(_) | ReconcileError::Status(_))) = &result {
-        // A condition alone may have room where the status has none.
+        // A condition alone may be accepted where the whole status is too large.
         unreadable::report(&context.client, &job, &error.to_string()).await;
     }
     let outcome = match &result {

@@ -668,7 +668,7 @@ fn caught_up(progress: Progress, checkpoint: Option<&CheckpointRef>) -> Progress
             share: share(checkpoint.samples, progress.budget),
             step: checkpoint.step,
             batch: checkpoint.batch,
-            // Unknown, since nobody has its last step.
+            // Unknown: no agent reports its last step any more.
             loss: String::new(),
             tokens_per_second: 0,
             time_left: String::new(),

@@ -170,7 +170,7 @@ pub async fn report(client: &Client, job: &TrainingJob, error: &str) {
 
 fn message(object: &InvalidObject) -> String {
     let message = format!(
-        "this controller cannot go on with the job: {}; correct its spec, or delete and apply it again",
+        "this controller cannot handle the job: {}; correct its spec, or delete and apply it again",
         object.error
     );
     message.chars().take(MESSAGE).collect()
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!((message(&server, "a"), writes(&server)), (None, 0));
         put(&server, "a", "old", 1);
         write(&client, &object).await.unwrap();
-        insta::assert_snapshot!(message(&server, "a").unwrap(), @"this controller cannot go on with the job: invalid type; correct its spec, or delete and apply it again");
+        insta::assert_snapshot!(message(&server, "a").unwrap(), @"this controller cannot handle the job: invalid type; correct its spec, or delete and apply it again");
     }
 
     /// The watch event of an unreadable job.

@@ -8,7 +8,7 @@ pub struct Verdict {
     pub proved: bool,
     /// The checkpoint whose history was checked, as a path below the run directory.
     pub checkpoint: String,
-    /// The proof in words, or the first fault.
+    /// One line: the proof, or the first fault.
     pub verdict: String,
     /// Samples of the proved history; 0 after a fault.
     pub samples: u64,

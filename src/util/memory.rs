@@ -68,7 +68,7 @@ pub fn is_limited() -> bool {
 pub fn say_exhausted() {
     let words = b"error: the preparation of the data takes more memory than it may: a chat template, a tokenizer or a file of \
                   the data asks for it; repair it, or name another one\n";
-    // Nobody is left to whom a failure could be reported.
+    // A failure cannot be reported either.
     let _ = rustix::io::write(rustix::stdio::stderr(), words);
 }
 

@@ -224,11 +224,11 @@ fn a_tenant_names_only_what_they_may_read() {
         ),
         (
             volume(json!({"csi": {"driver": "d", "nodePublishSecretRef": {"name": "own"}}})),
-            "Secrets of their own",
+            "name Secrets themselves",
         ),
         (
             volume(json!({"rbd": {"image": "i", "monitors": ["m"]}})),
-            "Secrets of their own",
+            "name Secrets themselves",
         ),
     ] {
         let said = answer(&more);

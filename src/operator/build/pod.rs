@@ -38,15 +38,25 @@ const AGENT_GRACE_SECONDS: u32 = 15;
 /// an init container copies it from the controller's image.
 pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serde_json::Error> {
     let name = slot.pod(&job.name_any());
-    let mut template = json!({ "spec": spec(job, &name) });
+    let mut spec = spec(job, &name);
     if let Some(own) = own.filter(|_| !job.spec.trainer.command.is_empty()) {
-        add_init_container(&mut template["spec"], own);
+        add_init_container(&mut spec, own);
     }
+    let mut pod = with_template(job, name, spec)?;
+    exclude_nodes(job, pod.spec.get_or_insert_default());
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(SLOT_LABEL.into(), slot.number.to_string());
+    labels.insert(TEMPLATE_LABEL.into(), template_of(job));
+    Ok(pod)
+}
+
+/// A pod of the job with this spec, into which `podTemplate` is merged.
+fn with_template(job: &TrainingJob, name: String, spec: Value) -> Result<Pod, serde_json::Error> {
+    let mut template = json!({ "spec": spec });
     if let Some(over) = &job.spec.pod_template {
         overlay::merge(&mut template, over);
     }
-    let mut template: PodTemplateSpec = serde_json::from_value(template)?;
-    exclude_nodes(job, template.spec.get_or_insert_default());
+    let template: PodTemplateSpec = serde_json::from_value(template)?;
     let mut metadata = metadata(job, name);
     let theirs = template.metadata.unwrap_or_default();
     metadata.annotations = theirs.annotations;
@@ -55,8 +65,6 @@ pub fn pod(job: &TrainingJob, slot: Slot, own: Option<&str>) -> Result<Pod, serd
         labels.entry(key).or_insert(value);
     }
     labels.insert("app.kubernetes.io/name".into(), "evenkeel-trainer".into());
-    labels.insert(SLOT_LABEL.into(), slot.number.to_string());
-    labels.insert(TEMPLATE_LABEL.into(), template_of(job));
     Ok(Pod {
         metadata,
         spec: template.spec,
@@ -77,13 +85,9 @@ pub fn proof_pod(
     checkpoint: &CheckpointRef,
 ) -> Result<Pod, serde_json::Error> {
     let checkpoint = serde_json::to_string(checkpoint)?;
-    let mut template = json!({ "spec": spec(job, &name) });
-    if let Some(over) = &job.spec.pod_template {
-        overlay::merge(&mut template, over);
-    }
-    let template: PodTemplateSpec = serde_json::from_value(template)?;
-    let theirs = template.metadata.unwrap_or_default();
-    let mut pod = template.spec.unwrap_or_default();
+    let spec = spec(job, &name);
+    let made = with_template(job, name, spec)?;
+    let mut pod = made.spec.unwrap_or_default();
     pod.containers.retain(|container| container.name == TRAINER);
     for container in &mut pod.containers {
         let command = ["evenkeel", "prove"].map(str::to_owned);
@@ -107,13 +111,8 @@ pub fn proof_pod(
         };
     }
     (pod.hostname, pod.subdomain) = (None, None);
-    let mut metadata = metadata(job, name);
-    metadata.annotations = theirs.annotations;
+    let mut metadata = made.metadata;
     let labels = metadata.labels.get_or_insert_default();
-    for (key, value) in theirs.labels.unwrap_or_default() {
-        labels.entry(key).or_insert(value);
-    }
-    labels.insert("app.kubernetes.io/name".into(), "evenkeel-trainer".into());
     labels.insert(PROOF_LABEL.into(), job.spec.prove_ledger.to_string());
     Ok(Pod {
         metadata,

@@ -178,7 +178,7 @@ async fn a_panic_is_the_condition_of_its_job() {
         .find(|condition| condition["type"] == "Readable");
     assert_eq!(
         readable.unwrap()["message"],
-        "this controller cannot go on with the job: the reconciliation panicked: as a test says; correct its spec, or delete \
+        "this controller cannot handle the job: the reconciliation panicked: as a test says; correct its spec, or delete \
          and apply it again"
     );
     // The next one finds the defect gone.
@@ -213,7 +213,7 @@ async fn a_status_that_the_api_server_refuses_is_an_event() {
         assert!(start.elapsed() < std::time::Duration::from_secs(10));
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    // With room again the job goes on.
+    // Once the status is accepted, the job continues.
     cluster.server.accept_kind(JOBS);
     cluster
         .reconcile_until(|status| status.generation.is_some())

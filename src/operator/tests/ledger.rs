@@ -51,7 +51,7 @@ async fn a_pod_proves_the_ledger_of_a_running_and_of_a_complete_job() {
             .unwrap()
             .contains("gen-1/step-0000003")
     );
-    // It is no pod of a world: it stays, and the generation goes on.
+    // It belongs to no world: it stays, and the generation continues.
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
