@@ -80,6 +80,10 @@ enum DecodeError {
     LongSpec(usize),
     #[error("status: {} KiB of JSON, more than {}, which no controller writes", .0.div_ceil(1024), STATUS_BYTES / 1024)]
     LongStatus(usize),
+    #[error(
+        "spec.{0}, which the schema of the TrainingJob excludes; apply the CRD of this release"
+    )]
+    Spec(String),
     #[error("status: {0}, which no controller writes")]
     Status(String),
 }
@@ -151,6 +155,9 @@ fn decode(parts: &Parts, metadata: ObjectMeta) -> Result<TrainingJob, DecodeErro
     let spec = parts.spec.unwrap_or(RawValue::NULL);
     part::<Limited>("spec", spec)?.check(spec.get().len())?;
     let parsed: TrainingJobSpec = part("spec", spec)?;
+    if let Some(flaw) = parsed.flaw() {
+        return Err(DecodeError::Spec(flaw));
+    }
     let mut status: Option<TrainingJobStatus> = match parts.status {
         Some(status) => part("status", status)?,
         None => None,

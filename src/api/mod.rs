@@ -25,6 +25,7 @@ use crate::bucket::is_url;
 pub use crate::lifecycle::stall::OnStall;
 use crate::plan::DeviceKind;
 use crate::recipe::schema::spec::Remainder;
+use crate::util::format::outside;
 
 /// Longest name of a TrainingJob, in characters. With it `<job>-<slot>-<attempt>` and `evenkeel-<job>` are
 /// DNS labels of at most 63 characters. A rule of the CRD has the same number.
@@ -455,6 +456,12 @@ impl TrainerDevice {
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
 
 impl TrainingJobSpec {
+    /// A number that divides others and that the schema excludes: an older CRD may have admitted it.
+    pub fn flaw(&self) -> Option<String> {
+        let (nodes, gpus) = (self.nodes.into(), self.gpus_per_node.into());
+        outside(1..=1024, [("nodes", nodes)]).or_else(|| outside(1..=64, [("gpusPerNode", gpus)]))
+    }
+
     /// The warning that the built-in trainer leaves the GPUs of its pods unused.
     pub fn idle_devices(&self) -> Option<String> {
         let resource = &self.resource_name;

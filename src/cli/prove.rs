@@ -11,7 +11,7 @@ use crate::agent;
 use crate::bucket::Bucket;
 use crate::launch::{RunDir, proof};
 use crate::lifecycle::CheckpointRef;
-use crate::samples::Verdict;
+use crate::lifecycle::verdict::Verdict;
 use crate::train::{TrainState, checkpoint_ref};
 
 /// Prove the ledger of a TrainingJob (started by its controller).

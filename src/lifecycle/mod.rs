@@ -14,6 +14,7 @@ pub mod protocol;
 pub mod rank_status;
 pub mod stall;
 pub mod transition;
+pub mod verdict;
 
 pub use generation::{CheckpointRef, ExternalCheckpoint, Generation, Member, Reason};
 pub use transition::{End, Outcome, RankAction, Ranks, TransitionInput, decide};

@@ -412,7 +412,7 @@ mod tests {
             json!({"job": "", "pod": "uid-2"}),
             json!({"job": "", "pod": ""}),
         ] {
-            assert!(rejection(changes).starts_with("the agent of another pod or job"));
+            assert!(rejection(changes).starts_with("the agent of another pod answers"));
         }
         insta::assert_snapshot!(rejection(json!({"ranks": [{}, {}, {}]})), @"the agent at 10.0.0.1:8471 reports 3 ranks, but gpusPerNode is 2");
     }

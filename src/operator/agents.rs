@@ -325,7 +325,7 @@ mod tests {
             ),
             (
                 |reply| reply.response("401 Unauthorized", "", ""),
-                "of another pod",
+                "has another key",
             ),
             (|reply| proven(reply, "pod", "7"), "not one of an agent"),
             (

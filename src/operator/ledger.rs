@@ -14,7 +14,7 @@ use super::ownership;
 use super::pod_index::is_over;
 use crate::api::condition::{ConditionReason as Reason, ConditionType};
 use crate::api::status::TrainingJobStatus;
-use crate::samples::Verdict;
+use crate::lifecycle::verdict::Verdict;
 
 /// Most characters of what a pod says that gave no verdict.
 const ERROR: usize = 500;

@@ -9,10 +9,8 @@ pub mod deal;
 pub mod digest;
 pub mod ledger;
 pub mod order;
-pub mod verdict;
 
 pub use deal::micro_batches;
 pub use digest::Digest;
 pub use ledger::{Fault, Ledger, Proof, Row, verify};
 pub use order::{Order, OrderError};
-pub use verdict::Verdict;

@@ -279,3 +279,14 @@ async fn another_recipe_of_a_planned_job_changes_nothing() {
     );
     assert_eq!(status.generation, before);
 }
+
+#[test]
+fn a_job_without_gpus_is_unreadable() {
+    let (_runtime, mut job) = with_running_job();
+    job["spec"]["gpusPerNode"] = json!(0);
+    let decoded: GuardedJob = serde_json::from_value(job).unwrap();
+    assert_eq!(
+        decoded.decoded.unwrap_err().error,
+        "spec.gpusPerNode is 0, which the schema of the TrainingJob excludes; apply the CRD of this release"
+    );
+}
