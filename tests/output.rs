@@ -441,10 +441,6 @@ fn a_flag_without_the_flag_that_it_needs_is_refused_by_name() {
             &["launch", recipe, "--nodes", "2", "--resume"],
             "`--resume` applies to this machine, and `--nodes` launches on a cluster; remove one of them",
         ),
-        (
-            &["status", "first", "--ledger", "-n", "training"],
-            "`--ledger` proves a run on this machine; remove `--namespace`",
-        ),
     ] {
         let ended = evenkeel(call).output().unwrap();
         let expected = format!("error: {expected}\n");
