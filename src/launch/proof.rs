@@ -24,10 +24,18 @@ pub struct LedgerProof {
     pub epoch_length: u64,
     /// Samples of the data that the history never consumed; no digest covers them.
     pub untrained: u64,
-    /// The first record of a generation that is not what was written, and how it differs.
-    pub damaged: Option<String>,
     /// The proof that every sample was consumed exactly once, or the first fault.
-    pub result: Result<Proof, Fault<DataError>>,
+    pub result: Result<Proof, Unproved>,
+}
+
+/// The first fault of a run's history.
+#[derive(Debug, thiserror::Error)]
+pub enum Unproved {
+    /// The record of a generation is not what was written.
+    #[error("{0}")]
+    Record(String),
+    #[error("{0}")]
+    Ledger(Fault<DataError>),
 }
 
 impl LedgerProof {
@@ -37,7 +45,7 @@ impl LedgerProof {
     }
 
     pub fn verdict(&self) -> Verdict {
-        let proof = self.result.as_ref().ok().filter(|_| self.damaged.is_none());
+        let proof = self.result.as_ref().ok();
         Verdict {
             proved: proof.is_some(),
             checkpoint: self.checkpoint.clone(),
@@ -50,9 +58,6 @@ impl LedgerProof {
 
 impl fmt::Display for LedgerProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(damaged) = &self.damaged {
-            return f.write_str(damaged);
-        }
         match &self.result {
             Ok(proof) => {
                 write!(
@@ -136,10 +141,13 @@ pub fn prove_history(
         }
         Ok::<_, DataError>(digest)
     });
+    let result = match damaged_record(run_dir)? {
+        Some(damaged) => Err(Unproved::Record(damaged)),
+        None => result.map_err(Unproved::Ledger),
+    };
     Ok(LedgerProof {
         checkpoint: checkpoint.to_owned(),
         epoch_length: order.epoch_length(),
-        damaged: damaged_record(run_dir)?,
         untrained: trained.iter().filter(|trained| !**trained).count() as u64,
         result,
     })
@@ -147,16 +155,7 @@ pub fn prove_history(
 
 /// The first record of a generation that is not what was written. A generation that has not begun has none.
 fn damaged_record(run_dir: &RunDir) -> Result<Option<String>, LaunchError> {
-    let entries = std::fs::read_dir(run_dir.path());
-    let entries = entries.map_err(|error| FileError::from_io("read", run_dir.path(), 0, error))?;
-    let names = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok());
-    let mut numbers: Vec<u64> = names
-        .filter_map(|name| files::parse_generation(&name))
-        .collect();
-    numbers.sort_unstable();
-    for number in numbers {
+    for number in run_dir.generations()? {
         let path = run_dir.generation(number).join(files::RECORD);
         let text = match durable::read(&path) {
             Err(error) if error.is_absent() => continue,
@@ -194,6 +193,8 @@ fn data_again(
 mod tests {
     use super::*;
     use crate::launch::testing::Launched;
+    use crate::plan::{PlanRequest, plan};
+    use crate::recipe::{self, Request};
 
     #[test]
     fn changed_sources_are_named_as_by_a_resume() {
@@ -223,11 +224,10 @@ mod tests {
     fn a_flipped_byte_in_a_record_is_found() {
         let place = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(place.path());
-        let recipe = crate::plan::PlanRequest::gpus(2);
         let text = "per_device_train_batch_size: 4\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
-        let read = crate::recipe::read_text(&Default::default(), text.to_owned()).unwrap();
-        let plan = crate::plan::plan(&read, &recipe).unwrap();
-        let record = crate::lifecycle::generation::testing::record(3, Vec::new(), plan);
+        let read = recipe::read_text(&Request::default(), text.to_owned()).unwrap();
+        let plan = plan(&read, &PlanRequest::gpus(2)).unwrap();
+        let record = generation::testing::record(3, Vec::new(), plan);
         record.write(place.path()).unwrap();
         assert_eq!(damaged_record(&run_dir).unwrap(), None);
         assert_eq!(run_dir.record(3).unwrap(), record);
@@ -253,7 +253,6 @@ mod tests {
         let proof = |untrained| LedgerProof {
             checkpoint: "gen-1/step-0000002".to_owned(),
             epoch_length: 100,
-            damaged: None,
             untrained,
             result: Ok(Proof {
                 steps: 2,
@@ -263,5 +262,13 @@ mod tests {
         };
         insta::assert_snapshot!(proof(76), @"2 steps consumed samples 0..24 of the one global order exactly once (0.24 epochs); the forward passes received exactly these data; not covered: 76 samples that the run never trained on");
         insta::assert_snapshot!(proof(0), @"2 steps consumed samples 0..24 of the one global order exactly once (0.24 epochs); the forward passes received exactly these data");
+        let damaged = LedgerProof {
+            result: Err(Unproved::Record("a record is damaged".to_owned())),
+            ..proof(0)
+        };
+        assert!(proof(0).is_proved() && !damaged.is_proved());
+        let verdict = damaged.verdict();
+        assert_eq!((verdict.proved, verdict.samples), (false, 0));
+        assert_eq!(verdict.verdict, "a record is damaged");
     }
 }

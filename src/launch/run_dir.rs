@@ -245,20 +245,26 @@ impl RunDir {
     /// unreadable directory is an error, since a reused number would overwrite a generation's
     /// record.
     pub fn last_generation(&self, state: &RunState) -> Result<u64, LaunchError> {
+        let known = state.generations.iter().map(|row| row.number);
+        let last = self.generations()?.last().copied();
+        Ok(known.max().max(last).unwrap_or(0))
+    }
+
+    /// Numbers of the generations that have a directory, ascending; none if the run has no directory.
+    pub fn generations(&self) -> Result<Vec<u64>, LaunchError> {
         let cannot = |error| FileError::from_io("list", &self.0, 0, error);
         let entries = match fs::read_dir(&self.0) {
-            Ok(entries) => Some(entries),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(cannot(error).into()),
         };
-        let known = state.generations.iter().map(|row| row.number);
-        let mut last = known.max().unwrap_or(0);
-        for entry in entries.into_iter().flatten() {
+        let mut numbers = Vec::new();
+        for entry in entries {
             let name = entry.map_err(cannot)?.file_name();
-            let number = name.to_str().and_then(files::parse_generation);
-            last = last.max(number.unwrap_or(0));
+            numbers.extend(name.to_str().and_then(files::parse_generation));
         }
-        Ok(last)
+        numbers.sort_unstable();
+        Ok(numbers)
     }
 
     /// Whether a generation committed a checkpoint, even a damaged one.
