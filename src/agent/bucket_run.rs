@@ -128,7 +128,7 @@ fn bring(
         bucket_copy::fetch(bucket, run, &start.path, checkpoint_ref::checksum(start)?)?;
     }
     if mine {
-        bucket.put_json(&key_of(record, files::RECORD), &record.sealed())?;
+        bucket.put_json(&key_of(record.number, files::RECORD), &record.sealed())?;
     }
     Ok(Brought::Ready)
 }
@@ -143,8 +143,8 @@ fn bring_external(
     drain: Duration,
     (directory, prefix): &(PathBuf, &str),
 ) -> Result<Brought, CheckpointError> {
-    let key = key_of(record, files::CALL);
-    if waited.is_none() && !bucket.has(&key_of(record, files::RECORD))? {
+    let key = key_of(record.number, files::CALL);
+    if waited.is_none() && !bucket.has(&key_of(record.number, files::RECORD))? {
         return Ok(Brought::Unprepared);
     }
     let chosen = match (bucket.read_json::<mirror::Chosen>(&key)?, waited) {
@@ -168,13 +168,14 @@ fn bring_external(
     }
     choice::write(run, record, fetched?)?;
     if waited.is_some() {
-        bucket.put_json(&key_of(record, files::RECORD), &record.sealed())?;
+        bucket.put_json(&key_of(record.number, files::RECORD), &record.sealed())?;
     }
     Ok(Brought::Ready)
 }
 
-fn key_of(record: &Generation, file: &str) -> String {
-    format!("{}/{file}", files::generation(record.number))
+/// The key of a generation's file.
+pub(super) fn key_of(generation: u64, file: &str) -> String {
+    format!("{}/{file}", files::generation(generation))
 }
 
 /// Makes `run.json` and the prepared data of disk and bucket the same; false if neither has them, or only the disk of a
@@ -223,10 +224,10 @@ pub fn bring_proof(
     create_directory(run)?;
     bring_run(bucket, run, false)?;
     for number in bucket_copy::generations(bucket)? {
-        let record = Path::new(&files::generation(number)).join(files::RECORD);
-        if let Some(bytes) = bucket.get(&record.display().to_string())? {
+        let key = key_of(number, files::RECORD);
+        if let Some(bytes) = bucket.get(&key)? {
             create_directory(&run.join(files::generation(number)))?;
-            durable::write_atomically(&run.join(record), &bytes)?;
+            durable::write_atomically(&run.join(key), &bytes)?;
         }
     }
     let manifest = checkpoint_ref::checksum(checkpoint)?;

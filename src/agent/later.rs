@@ -84,8 +84,7 @@ fn search(
         );
     };
     let record = |number| {
-        let key = format!("{}/{}", files::generation(number), files::RECORD);
-        let bytes = bucket.get(&key)?;
+        let bytes = bucket.get(&bucket_run::key_of(number, files::RECORD))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     };
     let newest_of = |number| {

@@ -148,7 +148,8 @@ fn prepare_files(
     if let Some(vocab_size) = request.vocab_size {
         check_vocabulary(&tokenizer.described(), vocabulary_size, vocab_size)?;
     }
-    let template = ChatTemplate::new(request.tokenizer.chat_template.as_deref(), &tokenizer);
+    let source = request.tokenizer.chat_template.as_deref();
+    let template = pool.install(|| ChatTemplate::new(source, &tokenizer));
 
     let mut meter = Meter {
         state: Progress {

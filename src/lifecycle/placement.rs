@@ -41,8 +41,8 @@ pub struct PlacementInput<'a> {
     pub pool: u32,
     /// Slots of `pool` that fit on the present nodes; an autoscaler may add nodes for the others.
     pub placeable: u32,
-    /// The most devices that a node of the pool has, held ones included.
-    pub largest_node: u64,
+    /// The most devices that a node of the pool has, held ones included. Only a message asks for it.
+    pub largest_node: &'a dyn Fn() -> u64,
     /// Existing slots, each with the state of its pod.
     pub slots: &'a [SlotState],
     /// Slots of the newest generation, in the order of its members.
@@ -329,8 +329,8 @@ impl PlacementInput<'_> {
                  change nodes, gpusPerNode or elasticity.remainder",
                 self.bounds.start(),
             )
-        } else if self.largest_node < gpus {
-            let largest = match self.largest_node {
+        } else if let Some(largest) = Some((self.largest_node)()).filter(|most| *most < gpus) {
+            let largest = match largest {
                 0 => "none of them has any that suits this job".to_owned(),
                 devices => format!("the largest has {devices}"),
             };
@@ -482,7 +482,7 @@ mod tests {
                 feasible,
                 pool: self.pool,
                 placeable: self.pool - self.missing.min(self.pool),
-                largest_node: 64,
+                largest_node: &|| 64,
                 slots: &self.slots,
                 members: &self.members,
                 ranks: self.ranks.clone(),

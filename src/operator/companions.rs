@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use futures::StreamExt;
 use futures::stream::{BoxStream, select_all};
-use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -64,16 +64,11 @@ where
         .labels("app.kubernetes.io/managed-by=evenkeel")
         .page_size(PAGE);
     let events = watcher(api::<PartialObjectMeta<K>>(client, namespace), own).default_backoff();
-    deleted(events).boxed()
-}
-
-fn deleted<K>(
-    events: impl Stream<Item = watcher::Result<Event<PartialObjectMeta<K>>>>,
-) -> impl Stream<Item = ObjectMeta> {
-    events.filter_map(async |event| match event {
+    let deleted = events.filter_map(async |event| match event {
         Ok(Event::Delete(object)) => Some(object.metadata),
         _ => None,
-    })
+    });
+    deleted.boxed()
 }
 
 /// The job that needs a deleted companion object. All of them count as missing from now on.

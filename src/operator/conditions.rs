@@ -40,16 +40,25 @@ pub struct Findings<'a> {
 
 /// The status with the conditions that follow from its phase and the findings.
 pub fn finish(status: TrainingJobStatus, findings: &Findings<'_>) -> TrainingJobStatus {
-    let status = with(status.clone(), &reported(&status, findings));
+    let conditions = merged(&status, &reported(&status, findings));
     TrainingJobStatus {
-        phase: Phase::of(&status.conditions),
+        phase: Phase::of(&conditions),
+        conditions,
         ..status
     }
 }
 
 /// The status with these conditions, beside the others that it has.
 pub fn with(status: TrainingJobStatus, reported: &[Reported<'_>]) -> TrainingJobStatus {
-    let mut conditions = status.conditions;
+    TrainingJobStatus {
+        conditions: merged(&status, reported),
+        ..status
+    }
+}
+
+/// The conditions of a status, with the reported ones in place of those of the same type.
+fn merged(status: &TrainingJobStatus, reported: &[Reported<'_>]) -> Vec<Condition> {
+    let mut conditions = status.conditions.clone();
     for &(kind, holds, reason, message) in reported {
         debug_assert!(kind.allows(holds, reason), "{kind} {holds} {reason}");
         let value = if holds { "True" } else { "False" };
@@ -72,10 +81,7 @@ pub fn with(status: TrainingJobStatus, reported: &[Reported<'_>]) -> TrainingJob
             None => conditions.push(condition),
         }
     }
-    TrainingJobStatus {
-        conditions,
-        ..status
-    }
+    conditions
 }
 
 /// The status of an ended job, about the newest spec. `kubectl wait` ignores conditions of an

@@ -103,7 +103,7 @@ impl Reconciliation<'_> {
             feasible: &|nodes| nodes <= job.spec.nodes && feasible.binary_search(&nodes).is_ok(),
             pool,
             placeable,
-            largest_node: largest_node(pool_nodes.iter().map(AsRef::as_ref), request),
+            largest_node: &|| largest_node(pool_nodes.iter().map(AsRef::as_ref), request),
             slots: &cluster.slots,
             members: &members,
             ranks: status::ranks(status),

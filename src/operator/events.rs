@@ -1,5 +1,6 @@
 //! Events and log lines for the changes, and the failures, of a reconciliation.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType};
 use tracing::{Instrument, info, warn};
@@ -26,19 +27,25 @@ pub fn announce(
 ) {
     context.metrics.changed(before, next);
     let published = before.number() != next.number();
-    let blocked = |status: &TrainingJobStatus| {
-        let mut conditions = status.conditions.iter();
-        let condition = conditions.find(|c| BLOCKED.contains(&c.reason.as_str()))?;
+    let find = |status: &TrainingJobStatus, wanted: fn(&Condition) -> bool| {
+        let condition = status
+            .conditions
+            .iter()
+            .find(|condition| wanted(condition))?;
         Some((condition.reason.clone(), condition.message.clone()))
+    };
+    let blocked = |status| {
+        find(status, |condition| {
+            BLOCKED.contains(&condition.reason.as_str())
+        })
+    };
+    let refused = |status| {
+        find(status, |condition| {
+            condition.type_ == ConditionType::Planned.name() && condition.status == "False"
+        })
     };
     let newly_blocked = blocked(next)
         .filter(|(reason, _)| blocked(before).is_none_or(|(earlier, _)| earlier != *reason));
-    let refused = |status: &TrainingJobStatus| {
-        let mut conditions = status.conditions.iter();
-        let planned = conditions.find(|c| c.type_ == ConditionType::Planned.name())?;
-        let refused = planned.status == "False";
-        refused.then(|| (planned.reason.clone(), planned.message.clone()))
-    };
     let newly_refused = refused(next).filter(|refusal| refused(before).as_ref() != Some(refusal));
     let ended_early =
         |status: &TrainingJobStatus| status.pod_failures.as_ref().map_or(0, |f| f.count);

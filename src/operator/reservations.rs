@@ -378,7 +378,7 @@ mod tests {
                 feasible: &|_| true,
                 pool: placeable,
                 placeable,
-                largest_node: 64,
+                largest_node: &|| 64,
                 slots: &slots,
                 members: &members,
                 ranks: Ranks::Running {

@@ -10,7 +10,6 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Value, context};
 
 use super::tokenizer::Tokenizer;
-use crate::util::large_stack;
 
 /// The template for tokenizers without one, unless the recipe sets one: a header line per message, and the
 /// end-of-sequence token after it.
@@ -93,8 +92,9 @@ impl ChatTemplate {
         }
         let mut environment = environment::environment();
         let (compiled, generation) = answers::rewrite(source);
-        let added = large_stack::run(|| environment.add_template_owned(NAME, compiled));
-        added.map_err(|error| ChatError::Malformed(environment::message(&error)))?;
+        environment
+            .add_template_owned(NAME, compiled)
+            .map_err(|error| ChatError::Malformed(environment::message(&error)))?;
         Ok(ChatTemplate {
             built_in: named.is_none(),
             source: source.to_string(),

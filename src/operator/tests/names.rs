@@ -4,14 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 use crate::api::TrainingJob;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::operator::build;
+use crate::operator::companions;
 use crate::operator::conditions::{self, Findings};
 use crate::operator::context::Context;
 use crate::operator::reconcile::reconcile;
+use crate::operator::stores::slim_job;
 use crate::operator::testing::{ApiServer, Cluster, job, owner};
 use crate::util::time::micro_time;
 
@@ -201,19 +205,16 @@ async fn a_deleted_companion_is_applied_again() {
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
-    let (mut known, writer) = (
-        cluster.job(),
-        &mut kube::runtime::reflector::store::Writer::default(),
-    );
-    crate::operator::stores::slim_job(&mut known);
-    writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(known));
-    let mut context = std::sync::Arc::into_inner(cluster.context).unwrap();
+    let (mut known, mut writer) = (cluster.job(), Writer::default());
+    slim_job(&mut known);
+    writer.apply_watcher_event(&Event::Apply(known));
+    let mut context = Arc::into_inner(cluster.context).unwrap();
     context.known = writer.as_reader();
-    cluster.context = std::sync::Arc::new(context);
+    cluster.context = Arc::new(context);
     let service = cluster.server.get("services", "evenkeel-x").unwrap();
     cluster.server.remove("services", "evenkeel-x");
     let metadata = serde_json::from_value(service["metadata"].clone()).unwrap();
-    let job = crate::operator::companions::forget(&cluster.context, &metadata);
+    let job = companions::forget(&cluster.context, &metadata);
     assert_eq!(job.unwrap().name, "x");
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
