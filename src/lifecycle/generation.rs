@@ -158,9 +158,9 @@ pub fn damage(text: &[u8]) -> Option<String> {
         Err(error) => return Some(error.to_string()),
     };
     let stated = record.as_object_mut()?.remove(CHECKSUM)?;
+    let stated = stated.as_str().unwrap_or("no text");
     let found = checksum(&record);
-    (stated != found.as_str())
-        .then(|| format!("its checksum is {found} where {stated} was written"))
+    (stated != found).then(|| format!("its checksum is {found} where {stated} was written"))
 }
 
 /// One agent's share of a generation. A slot is not a rank, and its pod may be replaced.
