@@ -205,17 +205,66 @@ def recipes():
         f"b{n}: ${{{'a' if n == 0 else f'b{n - 1}'}}}${{{'a' if n == 0 else f'b{n - 1}'}}}\n" for n in range(40)))
 
 
+def priorities():
+    """Jobs that would preempt the controller and the other tenant. The admission policy refuses them."""
+    resources = {"requests": {"cpu": "64"}}
+    containers = [{"name": "trainer", "resources": resources}]
+    for name, priority in [("node", {"priorityClassName": "system-node-critical"}),
+                           ("cluster", {"priorityClassName": "system-cluster-critical"}),
+                           ("number", {"priority": 2_000_001_000})]:
+        yield hostile(f"priority-{name}", recipe(1 << 10), nodes=16,
+                      elasticity={"capacity": "Request", "placementSeconds": 3600},
+                      podTemplate=overlay(containers=containers, **priority))
+
+
+FORGED = [-1, 0, 1, 2 ** 31, 2 ** 32 - 1, 2 ** 53, 10 ** 18, -10 ** 18, "", "x" * 10_000, "2" * 400, None, [], {}, True,
+          1e308, ["x"] * 10_000, "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00.000000Z"]
+
+
+def forged(value):
+    """The value with another one somewhere in it."""
+    if isinstance(value, dict) and value and random.random() < 0.9:
+        key = random.choice(list(value))
+        return value | {key: forged(value[key])}
+    if isinstance(value, list) and value and random.random() < 0.9:
+        index = random.randrange(len(value))
+        return [forged(item) if at == index else item for at, item in enumerate(value)]
+    return random.choice(FORGED)
+
+
+def forge_statuses():
+    """Writes statuses of another job, each with one to three other values in it, over those of the tenant's own jobs.
+    Two are the ones that once ended the controller."""
+    if not random.randrange(3):
+        apply(hostile("forged", recipe(96), nodes=2), check=False)
+    template = json.loads(kubectl("-n", "victim", "get", "tj", "trained", "-o", "json"))["status"]
+    record = template["jobGeneration"]["record"]
+    huge = [member | {"ranks": 2 ** 32 - 1} for member in record["members"]]
+    zeros = {key: 0 if isinstance(value, int) else value for key, value in record["plan"].items()}
+    known = [template | {"jobGeneration": template["jobGeneration"] | {"record": record | changed}}
+             for changed in [{"members": huge}, {"plan": zeros}]]
+    other = template
+    for _ in range(random.randint(1, 3)):
+        other = forged(other)
+    for name in ["forged", "bound", "agent-lies"]:
+        status = random.choice([*known, other, other])
+        kubectl("-n", "hostile", "patch", "tj", name, "--subresource=status", "--type=merge", "-p",
+                json.dumps({"status": status}), check=False)
+
+
 def attack(until):
     round = 0
     while time.time() < until:
         round += 1
-        wave = [*reservations(), *agents(), *bombs(round), *names(), *recipes()]
+        wave = [*reservations(), *agents(), *bombs(round), *names(), *recipes(), *priorities()]
         random.shuffle(wave)
         for item in wave:
             if time.time() > until:
                 break
             # The API server refuses some of them.
             apply(item, check=False)
+            if not random.randrange(4):
+                forge_statuses()
         if random.random() < 0.5:
             kubectl("-n", "hostile", "delete", "tj", *random.sample(
                 ["unknown-scheduler", "bound", "agent-endless", "agent-lies", "tolerant"], 2),

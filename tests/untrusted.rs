@@ -7,8 +7,15 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parquet::basic::{Compression, Type as PhysicalType, ZstdLevel};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use parquet::schema::types::Type;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use syn::visit::Visit;
 
@@ -176,6 +183,13 @@ fn evenkeel(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     limited(folder, 700_000, arguments)
 }
 
+/// The largest memory of the program, KiB.
+fn peak(output: &str) -> u64 {
+    let mut lines = output.lines();
+    let peak = lines.find_map(|line| line.strip_prefix("peak KiB: "));
+    peak.unwrap().parse().unwrap()
+}
+
 /// Runs the program with an address space in KiB. The output ends with the program's largest memory.
 fn limited(folder: &Path, memory: u64, arguments: &[&str]) -> (Option<i32>, String) {
     let path = folder.join("output");
@@ -234,11 +248,7 @@ fn a_chat_template_cannot_take_the_memory_of_the_machine() {
     assert_eq!(code, Some(2), "{output}");
     let words = "the preparation of the data takes more memory than it may";
     assert!(output.contains(words), "{output}");
-    let peak = output
-        .lines()
-        .find_map(|line| line.strip_prefix("peak KiB: "));
-    let peak: u64 = peak.unwrap().parse().unwrap();
-    assert!(peak < 3 << 20, "{peak} KiB");
+    assert!(peak(&output) < 3 << 20, "{output}");
 }
 
 #[test]
@@ -272,6 +282,142 @@ fn no_chat_template_aborts_the_program() {
         let (code, output) = limited(folder.path(), 16_000_000, &arguments);
         let start: String = template.chars().take(60).collect();
         assert!(matches!(code, Some(0..=2)), "{start}: {code:?} {output}");
+    }
+}
+
+/// Writes a Parquet file with one text of `length` equal bytes, which few bytes hold.
+fn write_bomb(path: &Path, length: usize) {
+    let schema = parse_message_type("message bomb { required binary text (STRING); }").unwrap();
+    let properties = WriterProperties::builder()
+        .set_dictionary_enabled(false)
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .build();
+    let file = File::create(path).unwrap();
+    let mut writer =
+        SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let text = ByteArray::from(vec![b'a'; length]);
+    let typed = column.typed::<ByteArrayType>();
+    typed.write_batch(&[text], None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// The number as Thrift's compact protocol writes it.
+fn thrift(number: u64) -> Vec<u8> {
+    let mut rest = number << 1;
+    let mut bytes = Vec::new();
+    while rest >= 0x80 {
+        bytes.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    bytes.push(rest as u8);
+    bytes
+}
+
+#[test]
+fn no_parquet_file_takes_the_memory_of_the_machine() {
+    const LENGTH: usize = 140_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // A page of 140 MB in a few KB; and the same that claims 2^31 - 1 bytes, which takes as many digits.
+    write_bomb(&at("bomb.parquet"), LENGTH);
+    let mut bytes = fs::read(at("bomb.parquet")).unwrap();
+    let size = thrift(LENGTH as u64 + 4);
+    let place = bytes
+        .windows(size.len())
+        .position(|found| found == size)
+        .unwrap();
+    bytes[place..place + size.len()].copy_from_slice(&thrift((1 << 31) - 1));
+    fs::write(at("claims.parquet"), bytes).unwrap();
+    // A footer of 10^6 columns.
+    let field = |n: usize| {
+        let field = Type::primitive_type_builder(&format!("c{n}"), PhysicalType::INT32).build();
+        Arc::new(field.unwrap())
+    };
+    let fields = (0..1_000_000).map(field).collect();
+    let schema = Type::group_type_builder("wide").with_fields(fields).build();
+    let file = File::create(at("wide.parquet")).unwrap();
+    let writer = SerializedFileWriter::new(file, Arc::new(schema.unwrap()), Arc::default());
+    writer.unwrap().close().unwrap();
+    for name in ["bomb", "claims", "wide"] {
+        let file = format!("{name}.parquet");
+        let text = recipe(MODEL, "path: byte", &file).replace("jsonl", "parquet");
+        fs::write(
+            at("recipe.yaml"),
+            text.replace("objective: sft", "objective: language-modelling"),
+        )
+        .unwrap();
+        let arguments = ["launch", "recipe.yaml", "--procs", "1"];
+        let (code, output) = limited(folder.path(), 8_000_000, &arguments);
+        assert_eq!(code, Some(2), "{name}: {output}");
+        assert!(output.len() < 4096, "{name}: {} bytes", output.len());
+        assert!(peak(&output) < 3 << 20, "{name}: {output}");
+    }
+}
+
+/// A tokenizer of one letter, with these components.
+fn write_tokenizer(folder: &Path, components: &str) {
+    fs::create_dir_all(folder).unwrap();
+    let text = format!(
+        "{{\"version\": \"1.0\", {components}, \"model\": {{\"type\": \"BPE\", \"vocab\": {{\"a\": 0, \"b\": 1}}, \
+         \"merges\": [], \"unk_token\": \"b\"}}}}"
+    );
+    fs::write(folder.join("tokenizer.json"), text).unwrap();
+    let config = r#"{"eos_token": "b", "bos_token": "a"}"#;
+    fs::write(folder.join("tokenizer_config.json"), config).unwrap();
+}
+
+#[test]
+fn no_tokenizer_takes_the_memory_or_the_time_of_the_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text = format!("{{\"text\": \"{}c\"}}\n", "a".repeat(200_000));
+    fs::write(at("data.jsonl"), text).unwrap();
+    let split = |pattern: &str| {
+        format!(
+            "\"pre_tokenizer\": {{\"type\": \"Split\", \"pattern\": {{\"Regex\": \"{pattern}\"}}, \
+             \"behavior\": \"Isolated\", \"invert\": false}}"
+        )
+    };
+    let replace = |pattern: &str, content: &str| {
+        format!("{{\"type\": \"Replace\", \"pattern\": {pattern}, \"content\": \"{content}\"}}")
+    };
+    let normalizer = |steps: Vec<String>| {
+        format!(
+            "\"normalizer\": {{\"type\": \"Sequence\", \"normalizers\": [{}]}}",
+            steps.join(", ")
+        )
+    };
+    for (name, components) in [
+        ("nested", split("(a+)+b")),
+        ("lookahead", split("(?=(a+))*(a|aa)+b")),
+        ("backreference", split("(a*)*\\\\1b")),
+        ("large", split("(a{1000}){1000}{1000}")),
+        ("open", split("((((")),
+        ("deep", split(&"(".repeat(100_000))),
+        // Each step writes the text 100 times.
+        ("growing", {
+            let step = replace("{\"String\": \"a\"}", &"a".repeat(100));
+            normalizer(vec![step; 8])
+        }),
+        ("empty", {
+            let step = replace("{\"Regex\": \"\"}", &"a".repeat(1000));
+            normalizer(vec![step; 8])
+        }),
+    ] {
+        write_tokenizer(&at(name), &components);
+        let path = format!("path: {name}");
+        let text = recipe(MODEL, &path, "data.jsonl")
+            .replace("objective: sft", "objective: language-modelling");
+        fs::write(at("recipe.yaml"), text).unwrap();
+        let arguments = ["launch", "recipe.yaml", "--procs", "1"];
+        let (code, output) = limited(folder.path(), 16_000_000, &arguments);
+        assert!(matches!(code, Some(0..=2)), "{name}: {code:?} {output}");
+        assert!(peak(&output) < 3 << 20, "{name}: {output}");
     }
 }
 

@@ -78,7 +78,7 @@ documented! {
         PlanRefused,
         /// The job has no plan yet.
         NotPlanned,
-        /// Pods are created, scheduled or started.
+        /// Pods are created, scheduled or started, or unpack the job's code and run its setup command.
         Placing,
         /// Pods ended before they could train. The controller creates new ones after a pause; see `status.podFailures`.
         PodsEndedEarly,

@@ -24,7 +24,7 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Summary of the conditions in one word. Programs read the conditions instead. Pending: not planned.
-    /// Placing: pods start. Running: training. Draining: ranks commit and leave. Waiting: too few free GPUs.
+    /// Placing: pods start and prepare. Running: training. Draining: ranks commit and leave. Waiting: too few free GPUs.
     /// Suspended: `spec.suspend` is true. Complete: the budget is reached. Failed: the job gave up.
     pub phase: Phase,
     /// Reason of the phase for people, one line. Empty while nothing is wrong.
@@ -260,7 +260,8 @@ pub enum Phase {
     /// Not planned yet, or the recipe is missing or refused.
     #[default]
     Pending,
-    /// Pods of the next generation are created, scheduled or started.
+    /// Pods of the next generation are created, scheduled or started, or cannot start their ranks yet: the job's code is
+    /// unpacked, its setup command runs, the volume or the bucket is away.
     Placing,
     /// A generation trains.
     Running,

@@ -139,10 +139,20 @@ fn wrong_type(name: &str, found: &Value, wanted: &str) -> Fault {
     )
 }
 
+/// The most columns that a message names, and characters of a name.
+const NAMED: usize = 20;
+const NAME: usize = 100;
+
 fn list(names: &[&str]) -> String {
-    match names {
-        [] => "no columns at all".to_string(),
-        _ => names.join(", "),
+    let first = &names[..names.len().min(NAMED)];
+    let first = first
+        .iter()
+        .map(|name| name.chars().take(NAME).collect::<String>());
+    let first = first.collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => "no columns at all".to_string(),
+        1..=NAMED => first,
+        more => format!("{first} and {} more", more - NAMED),
     }
 }
 

@@ -131,7 +131,7 @@ fn reported<'a>(status: &'a TrainingJobStatus, findings: &Findings<'a>) -> Vec<R
     let has_pods = running || phase == Phase::Draining;
     let (ready, ready_reason, ready_message) = if let Some(blocked) = blocked.filter(|_| active) {
         (has_pods, blocked.reason, blocked.message.as_str())
-    } else if let Some(problem) = problem.filter(|_| has_pods) {
+    } else if let Some(problem) = problem.filter(|_| has_pods || phase == Phase::Placing) {
         let reason = Reason::of_problem(Type::PodsReady, false, &problem.reason);
         (false, reason, problem.message.as_str())
     } else if phase == Phase::Placing && status.pod_failures.is_some() {
@@ -310,6 +310,7 @@ mod tests {
         let (ready, failed) = (ConditionType::PodsReady, ConditionType::Failed);
         let full = problem("VolumeFull", false);
         assert_eq!(reason(Phase::Running, ready, &full), "VolumeFull");
+        assert_eq!(reason(Phase::Placing, ready, &full), "VolumeFull");
         assert_eq!(reason(Phase::Waiting, ready, &full), "InsufficientCapacity");
         assert_eq!(
             reason(Phase::Running, ready, &problem("New", false)),

@@ -325,15 +325,20 @@ impl Reconciliation<'_> {
     }
 
     fn keep(&self, status: TrainingJobStatus, cluster: &ClusterState) -> TrainingJobStatus {
+        let problem = cluster.problem.as_ref().map(|problem| &problem.message);
+        let has_started = |change: &Rescale| change.stages.started_seconds.is_some();
         let phase = match &status.generation {
             Some(current) if current.drain => Phase::Draining,
+            // Its pods unpack code, run the setup command or wait for their volume or bucket.
+            Some(_) if problem.is_some() && !status.history.last().is_none_or(has_started) => {
+                Phase::Placing
+            }
             Some(_) => Phase::Running,
             None => status.phase,
         };
-        if phase != Phase::Running {
+        if status.generation.is_none() || phase == Phase::Draining {
             return TrainingJobStatus { phase, ..status };
         }
-        let problem = cluster.problem.as_ref().map(|problem| &problem.message);
         let problem = problem.or(cluster.stalled.as_ref());
         let is_external = !status.command(&self.job.spec).is_empty();
         let arrived = |change: &Rescale| {

@@ -165,7 +165,7 @@ fn commands_change_and_show_a_job() {
 }
 
 /// What `evenkeel status JOB --ledger` prints about a job of the scenarios, and its exit code.
-fn proof(name: &str) -> (String, Option<i32>) {
+pub fn proof(name: &str) -> (String, Option<i32>) {
     let output = evenkeel(&["status", name, "-n", "default", "--ledger"]);
     (output_text(&output), output.status.code())
 }

@@ -94,6 +94,36 @@ async fn a_job_runs_from_its_first_pods_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_pods_still_prepare_does_not_run_yet() {
+    let mut cluster = Cluster::running().await;
+    let phase = |cluster: &Cluster| {
+        let status = cluster.status();
+        let ready = status.conditions.iter();
+        let ready = ready.filter(|condition| condition.type_ == "PodsReady");
+        let ready: Vec<String> = ready.map(|condition| condition.reason.clone()).collect();
+        (status.phase, status.message, ready.join(" "))
+    };
+    let away =
+        json!({"reason": "BucketUnreachable", "message": "no answer", "deterministic": false});
+    let started = json!({"generation": 1, "ranks": [{}], "started": 10.0});
+    cluster.agent("x-0-1", started.clone());
+    cluster.agent("x-1-2", json!({"generation": 1, "problem": away}));
+    cluster.reconcile().await.unwrap();
+    let (found, message, reason) = phase(&cluster);
+    assert_eq!(
+        (found, reason.as_str()),
+        (Phase::Placing, "BucketUnreachable")
+    );
+    assert!(message.contains("no answer"), "{message}");
+    cluster.agent("x-1-2", started);
+    cluster.reconcile().await.unwrap();
+    assert_eq!(
+        phase(&cluster),
+        (Phase::Running, String::new(), "Training".into())
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ranks_on_a_cordoned_node_commit_and_the_others_continue() {
     let mut cluster = Cluster::running().await;
     cluster.put_node("b", json!({"unschedulable": true}));

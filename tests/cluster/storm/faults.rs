@@ -20,6 +20,13 @@ impl Storm {
             KillRank { job, pick } => kill(&self.job(job).ranks(), pick),
             KillAgent { job, pick } => kill(&self.job(job).job.processes("agent"), pick),
             DeletePod { job, pick } => delete_pod(&self.job(job).name, pick),
+            EvictPod { job, pick } => evict_pod(&self.job(job).name, pick),
+            DeleteJob { job } => {
+                let name = self.job(job).name.clone();
+                insist(&["delete", "tj", &name, "--wait=false"]);
+                self.replace(job);
+            }
+            DeleteCompanion { job, pick } => delete_companion(&self.job(job).name, pick),
             FullVolume { job } => self.job(job).disk.set("full"),
             ReadOnlyVolume { job } => self.job(job).disk.set("read-only"),
             SlowVolume { job, milliseconds } => {
@@ -124,12 +131,51 @@ fn set_clocks(processes: &[String], seconds: i64) {
     }
 }
 
+/// One of a job's objects of these kinds, as `kind/name`, if there is one.
+fn object(job: &str, kinds: &str, pick: u64) -> Option<String> {
+    let selector = format!("evenkeel.dev/job={job}");
+    let found = insist_on(&["get", kinds, "-l", &selector, "-o", "name"]);
+    let objects: Vec<&str> = found.lines().collect();
+    pick_one(&objects, pick).map(|object| (*object).to_owned())
+}
+
+fn delete_companion(job: &str, pick: u64) {
+    let kinds = "services,serviceaccounts,roles,rolebindings,networkpolicies,secrets";
+    if let Some(companion) = object(job, kinds, pick) {
+        insist(&["delete", &companion, "--wait=false", "--ignore-not-found"]);
+    }
+}
+
+/// Evicts a pod of a job as a drain of its node does.
+fn evict_pod(job: &str, pick: u64) {
+    let Some(pod) = object(job, "pods", pick) else {
+        return;
+    };
+    let name = pod.trim_start_matches("pod/");
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": name, "namespace": "default"},
+    });
+    let path = format!("/api/v1/namespaces/default/pods/{name}/eviction");
+    let start = Instant::now();
+    loop {
+        let output = try_kubectl(
+            &["create", "--raw", &path, "-f", "-"],
+            &eviction.to_string(),
+        );
+        let text = output_text(&output);
+        // The pod may have ended meanwhile.
+        if output.status.success() || text.contains("NotFound") {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "the eviction of {name}: {text}");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
 /// Deletes a pod of a job, every second time without its grace period.
 fn delete_pod(job: &str, pick: u64) {
-    let selector = format!("evenkeel.dev/job={job}");
-    let found = insist_on(&["get", "pods", "-l", &selector, "-o", "name"]);
-    let pods: Vec<&str> = found.lines().collect();
-    let Some(pod) = pick_one(&pods, pick / 2) else {
+    let Some(pod) = object(job, "pods", pick / 2) else {
         return;
     };
     let grace = if pick.is_multiple_of(2) {
@@ -140,7 +186,7 @@ fn delete_pod(job: &str, pick: u64) {
     let force = format!("--force={}", pick.is_multiple_of(2));
     insist(&[
         "delete",
-        pod,
+        &pod,
         "--wait=false",
         "--ignore-not-found",
         grace,

@@ -1,7 +1,8 @@
 //! A storm: faults from a seed strike four jobs at once. Afterwards every job is exact, and nothing is left behind.
 //!
 //! `EVENKEEL_STORM_SEED` and `EVENKEEL_STORM_MINUTES` choose the storm. A failure repeats with the same seed, as far as
-//! times on a busy machine do. `EVENKEEL_STORM_RESTORES=1` also restores etcd from data that are up to a minute old.
+//! times on a busy machine do. `EVENKEEL_STORM_ALL=1` also evicts pods, deletes jobs and their companion objects, and
+//! restores etcd from data that are up to a minute old.
 
 mod faults;
 mod jobs;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use self::jobs::{GPUS, Kind, StormJob};
-use self::schedule::{Fault, NODES, Planned, schedule};
+use self::schedule::{Fault, Faults, NODES, Planned, schedule};
 use self::usage::Usage;
 use crate::replicas::{self, OneReplica};
 use crate::support::{Restore, kit, kubectl, restored, try_kubectl};
@@ -37,9 +38,12 @@ fn jobs_survive_a_storm() {
         number("EVENKEEL_STORM_SEED", SEED),
         number("EVENKEEL_STORM_MINUTES", MINUTES),
     );
-    let restores = std::env::var_os("EVENKEEL_STORM_RESTORES").is_some();
+    let faults = match std::env::var_os("EVENKEEL_STORM_ALL") {
+        Some(_) => Faults::All,
+        None => Faults::Survived,
+    };
     let length = Duration::from_secs(60 * minutes);
-    let planned = schedule(seed, length, restores);
+    let planned = schedule(seed, length, faults);
     eprintln!(
         "storm: seed {seed}, {minutes} minutes, {} faults",
         planned.len()
@@ -47,7 +51,7 @@ fn jobs_survive_a_storm() {
 
     let undisturbed = verify::Undisturbed::train();
     let _prepared = prepare();
-    let mut storm = Storm::start(restores);
+    let mut storm = Storm::start(faults);
     storm.run(&planned);
     eprintln!("storm: over; the running jobs complete");
     storm.end(&undisturbed, length);
@@ -87,7 +91,7 @@ struct Storm {
     /// Time that commands took. It does not count, so that faults on a slow machine last as long as planned.
     stalled: Duration,
     running: BTreeMap<Kind, StormJob>,
-    /// Completed jobs; each was replaced by another of its kind.
+    /// Completed, deleted and lost jobs; each was replaced by another of its kind.
     ended: Vec<StormJob>,
     /// Faults that are not undone yet.
     lasting: Vec<Planned>,
@@ -96,12 +100,12 @@ struct Storm {
     /// `status.restarts` of each running job.
     restarts: BTreeMap<Kind, u64>,
     usage: Usage,
-    restores: bool,
+    faults: Faults,
 }
 
 impl Storm {
     /// Starts a job of each kind, and waits until all of them train.
-    fn start(restores: bool) -> Storm {
+    fn start(faults: Faults) -> Storm {
         let running: BTreeMap<Kind, StormJob> = Kind::ALL
             .map(|kind| (kind, StormJob::start(kind, 1)))
             .into();
@@ -110,7 +114,7 @@ impl Storm {
                 status["phase"] == "Running" && status["nodes"] == 3
             });
         }
-        if restores {
+        if faults == Faults::All {
             kit(&["backup"]);
         }
         Storm {
@@ -122,7 +126,7 @@ impl Storm {
             struck: BTreeMap::new(),
             restarts: BTreeMap::new(),
             usage: Usage::default(),
-            restores,
+            faults,
         }
     }
 
@@ -143,7 +147,7 @@ impl Storm {
                 observed = Instant::now();
                 self.usage.observe(now);
                 self.tend();
-            } else if self.restores && saved.elapsed() >= BACKUP {
+            } else if self.faults == Faults::All && saved.elapsed() >= BACKUP {
                 saved = Instant::now();
                 kit(&["backup"]);
             } else {
@@ -214,7 +218,7 @@ impl Storm {
         self.log(&line.join("; "));
     }
 
-    /// Starts the next job of a kind.
+    /// Starts the next job of a kind, beside those that ended, were deleted or are lost.
     fn replace(&mut self, kind: Kind) {
         let before = self.ended.iter().filter(|job| job.kind == kind).count();
         let next = StormJob::start(kind, before + 2);
@@ -229,7 +233,7 @@ impl Storm {
         for kind in Kind::ALL {
             let name = self.running[&kind].name.clone();
             if !statuses.contains_key(&name) {
-                assert!(self.restores, "{name} is gone");
+                assert!(self.faults == Faults::All, "{name} is gone");
                 self.log(&format!("{name} is not in the restored etcd"));
                 self.replace(kind);
             }
@@ -250,7 +254,8 @@ impl Storm {
                 job.job.patch(json!({"suspend": false}));
             }
         }
-        let is_there = |job: &&StormJob| !self.restores || existing.contains_key(&job.name);
+        let is_there =
+            |job: &&StormJob| self.faults == Faults::Survived || existing.contains_key(&job.name);
         // Each failure is printed; the other jobs are checked too.
         let is_harmed =
             |job: &&StormJob| catch_unwind(AssertUnwindSafe(|| undisturbed.check(job))).is_err();

@@ -17,6 +17,9 @@ pub enum Fault {
     KillRank { job: Kind, pick: u64 },
     KillAgent { job: Kind, pick: u64 },
     DeletePod { job: Kind, pick: u64 },
+    EvictPod { job: Kind, pick: u64 },
+    DeleteJob { job: Kind },
+    DeleteCompanion { job: Kind, pick: u64 },
     FullVolume { job: Kind },
     ReadOnlyVolume { job: Kind },
     SlowVolume { job: Kind, milliseconds: u64 },
@@ -40,11 +43,15 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether it strikes ranks, pods or the volume of this kind of job. The control plane's faults do not.
+    /// Whether it strikes ranks, pods or the volume of this kind of job. The control plane's faults do not, nor does the loss
+    /// of a companion object.
     pub fn strikes(self, kind: Kind) -> bool {
         use Fault::*;
         match self {
-            KillRank { job, .. } | KillAgent { job, .. } | DeletePod { job, .. } => job == kind,
+            KillRank { job, .. }
+            | KillAgent { job, .. }
+            | DeletePod { job, .. }
+            | EvictPod { job, .. } => job == kind,
             _ => match self.target() {
                 Some(Target::Job(job)) => job == kind,
                 Some(Target::Node(_)) => true,
@@ -74,6 +81,9 @@ impl Fault {
             KillRank { .. }
             | KillAgent { .. }
             | DeletePod { .. }
+            | EvictPod { .. }
+            | DeleteJob { .. }
+            | DeleteCompanion { .. }
             | EditSpec { .. }
             | KillController { .. }
             | KillApiServer { .. }
@@ -106,17 +116,25 @@ impl Planned {
     }
 }
 
+/// The kinds of faults that a storm has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Faults {
+    /// Those after which every job still exists.
+    Survived,
+    /// Also evicted pods, deleted jobs and companion objects, and etcd restored from older data.
+    All,
+}
+
 /// The faults of a storm, by time. At each time at least one node is undisturbed, and all faults are undone at its end.
-/// `restores`: etcd is also restored from older data.
-pub fn schedule(seed: u64, length: Duration, restores: bool) -> Vec<Planned> {
+pub fn schedule(seed: u64, length: Duration, faults: Faults) -> Vec<Planned> {
     let mut random = Draw(Random::seeded(seed));
     let mut planned: Vec<Planned> = Vec::new();
     let mut at = CALM;
     while at < length {
-        let fault = draw(&mut random);
+        let fault = draw(&mut random, faults);
         let lasts = duration(fault, &mut random).min(length - at);
         let next = Planned { at, fault, lasts };
-        let allowed = restores || !matches!(fault, Fault::RestoreEtcd { .. });
+        let allowed = faults == Faults::All || !matches!(fault, Fault::RestoreEtcd { .. });
         if allowed && fits(&next, &planned) {
             planned.push(next);
             at += Duration::from_millis(random.between(2_000, 10_000));
@@ -151,7 +169,7 @@ fn duration(fault: Fault, random: &mut Draw) -> Duration {
     Duration::from_millis(random.between(least, most))
 }
 
-fn draw(random: &mut Draw) -> Fault {
+fn draw(random: &mut Draw, faults: Faults) -> Fault {
     use Fault::*;
     let job = Kind::ALL[random.below(Kind::ALL.len() as u64) as usize];
     let node = random.between(1, NODES);
@@ -159,7 +177,12 @@ fn draw(random: &mut Draw) -> Fault {
     let seconds = random.between(0, 4);
     let clock_steps = [-3600, -60, -5, 5, 60, 3600];
     let clock = clock_steps[random.below(clock_steps.len() as u64) as usize];
-    match random.below(23) {
+    let kinds = match faults {
+        // With `RestoreEtcd`, which the schedule leaves out: the seeds of this storm have found defects.
+        Faults::Survived => 23,
+        Faults::All => 26,
+    };
+    match random.below(kinds) {
         0 => KillRank { job, pick },
         1 => KillAgent { job, pick },
         2 => DeletePod { job, pick },
@@ -203,7 +226,10 @@ fn draw(random: &mut Draw) -> Fault {
         19 => KillApiServer { seconds },
         20 => KillScheduler { seconds },
         21 => RestartEtcd { seconds },
-        _ => RestoreEtcd { seconds },
+        22 => RestoreEtcd { seconds },
+        23 => EvictPod { job, pick },
+        24 => DeleteJob { job },
+        _ => DeleteCompanion { job, pick },
     }
 }
 
@@ -236,10 +262,16 @@ mod tests {
 
     #[test]
     fn a_schedule_is_a_function_of_its_seed() {
-        assert_eq!(schedule(7, HOUR, false), schedule(7, HOUR, false));
-        assert_ne!(schedule(7, HOUR, false), schedule(8, HOUR, false));
+        assert_eq!(
+            schedule(7, HOUR, Faults::Survived),
+            schedule(7, HOUR, Faults::Survived)
+        );
+        assert_ne!(
+            schedule(7, HOUR, Faults::Survived),
+            schedule(8, HOUR, Faults::Survived)
+        );
         // Seeds that found a defect keep their faults.
-        let planned = schedule(24, Duration::from_secs(120), false);
+        let planned = schedule(24, Duration::from_secs(120), Faults::Survived);
         let first: Vec<Fault> = planned.iter().map(|next| next.fault).take(2).collect();
         let (job, pick) = (Kind::Ddp, 1_315_766_848);
         let milliseconds = 177;
@@ -251,20 +283,24 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_has_every_fault_and_restores_etcd_only_on_request() {
-        let names = |restores| -> BTreeSet<String> {
-            let planned = schedule(1, HOUR, restores);
+    fn an_hour_has_every_fault_and_deletes_jobs_only_on_request() {
+        let names = |faults| -> BTreeSet<String> {
+            let planned = schedule(1, HOUR, faults);
             planned.iter().map(|planned| name(planned.fault)).collect()
         };
-        assert_eq!(names(true).len(), 23);
-        assert_eq!(names(false).len(), 22);
-        assert!(!names(false).contains("RestoreEtcd"));
+        let (all, survived) = (names(Faults::All), names(Faults::Survived));
+        assert_eq!((all.len(), survived.len()), (26, 22));
+        let only: Vec<&str> = all.difference(&survived).map(String::as_str).collect();
+        assert_eq!(
+            only,
+            ["DeleteCompanion", "DeleteJob", "EvictPod", "RestoreEtcd"]
+        );
     }
 
     #[test]
     fn one_node_is_undisturbed_and_no_target_has_two_lasting_faults() {
         for seed in 0..20 {
-            let planned = schedule(seed, HOUR, true);
+            let planned = schedule(seed, HOUR, Faults::All);
             for (index, next) in planned.iter().enumerate() {
                 assert!(next.end() <= HOUR);
                 let lasting = |other: &&Planned| {

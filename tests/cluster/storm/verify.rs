@@ -1,6 +1,7 @@
 //! What must hold after a storm.
 
 use super::jobs::{self, BATCH, Kind, STEPS, StormJob};
+use crate::command_line;
 use crate::losses::{self, Losses};
 use crate::support::{kubectl, poll, running};
 
@@ -40,10 +41,14 @@ impl Undisturbed {
         }
     }
 
-    /// Checks batch, sample ledger, objects, lineage and final evaluation.
+    /// Checks batch, progress, sample ledger, objects, lineage and final evaluation.
     fn built_in(&self, job: &StormJob, expected: f64) {
         let status = job.job.finish_despite_deletions(BATCH);
         job.job.one_lineage(&status);
+        let progress = &status["progress"];
+        assert_eq!(progress["percent"], "100 %", "{}: {progress}", job.name);
+        let (proof, code) = command_line::proof(&job.name);
+        assert_eq!(code, Some(0), "{}: {proof}", job.name);
         let evaluation = losses::evaluation(&job.job.run()).expect("a final evaluation");
         let difference = (evaluation - expected).abs() / expected;
         eprintln!(
