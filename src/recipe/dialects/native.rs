@@ -19,9 +19,9 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
 use crate::recipe::schema::spec::Spec;
 use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
-use crate::recipe::syntax::node::{Node, Value};
+use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::{FileId, ValueSources};
+use crate::recipe::syntax::source::{FileId, Span, ValueSources};
 use crate::util::suggest::{did_you_mean, short};
 
 /// `apiVersion` of the native form.
@@ -123,7 +123,8 @@ fn expect(root: &Node, key: &str, value: &str, reading: &mut Reading) {
 
 /// Converts a tree with native keys to a spec and the places of its values.
 ///
-/// All problems go to `diagnostics`; if one of them is an error, the spec is `None`.
+/// All problems go to `diagnostics`. If one of them is an error, the spec lacks what is refused; without a whole section
+/// it is `None`, since much of the rest would seem to be missing.
 pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, ValueSources)> {
     let before = diagnostics.len();
     let (spec, value_sources) = de::spec(tree, diagnostics);
@@ -161,8 +162,42 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
             diagnostics.push(Diagnostic::error(rule, span, message, help));
         }
     }
-    let refused = has_error(&diagnostics[before..]);
-    (!refused).then_some((spec, value_sources))
+    let errors = diagnostics[before..].iter().filter(|d| d.is_error());
+    let refused: Vec<Span> = errors.filter_map(|error| error.span).collect();
+    if !has_error(&diagnostics[before..]) {
+        return Some((spec, value_sources));
+    }
+    let is_refused = |entry: &Entry| refused.contains(&entry.value.span);
+    if tree.entries().unwrap_or_default().iter().any(is_refused) {
+        return None;
+    }
+    let (rest, value_sources) = de::spec(&without(tree, &refused), &mut Vec::new());
+    Some((rest?, value_sources))
+}
+
+/// The tree without the entries and items at these places.
+fn without(tree: &Node, places: &[Span]) -> Node {
+    let value = match &tree.value {
+        Value::Scalar(scalar) => Value::Scalar(scalar.clone()),
+        Value::Sequence(items) => {
+            let kept = items.iter().filter(|item| !places.contains(&item.span));
+            Value::Sequence(kept.map(|item| without(item, places)).collect())
+        }
+        Value::Mapping(entries) => {
+            let is_kept = |entry: &&Entry| {
+                !places.contains(&entry.name_span) && !places.contains(&entry.value.span)
+            };
+            let kept = entries.iter().filter(is_kept).map(|entry| Entry {
+                value: without(&entry.value, places),
+                ..entry.clone()
+            });
+            Value::Mapping(kept.collect())
+        }
+    };
+    Node {
+        value,
+        ..tree.clone()
+    }
 }
 
 /// Removes the file's settings of another batch schedule than the one that an override chooses

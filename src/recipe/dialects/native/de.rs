@@ -1,8 +1,7 @@
 //! A serde deserializer over the [`Node`] tree. It records the place of every value and continues
 //! after a problem, so it reports all problems of a file at once.
 //!
-//! A stand-in of the right type replaces a wrong value. No stand-in leaves this module: after one
-//! error the whole spec is dropped.
+//! A stand-in of the right type replaces a wrong value, so that reading continues. A spec with stand-ins is dropped.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -23,7 +22,7 @@ use crate::util::suggest::{did_you_mean, short};
 /// The key that names the variant of an enum with settings.
 const KIND: &str = "kind";
 
-/// Deserializes the whole spec; `None` only if a diagnostic gives the reason.
+/// Deserializes the whole spec; `None` only if a diagnostic gives the reason. After an error it may have stand-ins.
 pub(super) fn spec(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> (Option<Spec>, ValueSources) {
     let record = RefCell::new(Record {
         value_sources: ValueSources::new(),

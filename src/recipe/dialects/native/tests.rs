@@ -21,8 +21,13 @@ fn build(
     });
     let diagnostics = reading.diagnostics;
     let refused = diagnostics.iter().any(|d| d.severity == Severity::Error);
-    assert_eq!(built.is_none(), refused, "{diagnostics:?}");
-    built.ok_or(diagnostics)
+    match built {
+        Some(built) if !refused => Ok(built),
+        rest => {
+            assert!(refused, "{rest:?}");
+            Err(diagnostics)
+        }
+    }
 }
 
 /// Rule, line and message of every problem of a recipe.
@@ -193,6 +198,30 @@ fn a_number_beyond_its_type_is_refused_with_its_range() {
             "5:out-of-range `batch.per_device_batch_size` is -4 (give a number from 1 to 4294967296)",
             "6:out-of-range `schedule.interval` is -1 (give a number from 1 to 100)",
         ]
+    );
+}
+
+#[test]
+fn the_rest_of_a_refused_recipe_lacks_only_what_is_refused() {
+    let head = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n";
+    let rest = |spec: &str| {
+        let text = format!("{head}{spec}");
+        crate::recipe::read_text(&Default::default(), text)
+            .unwrap_err()
+            .rest
+    };
+    let spec = "  batch: {global: 8, per_device_batch_size: four, size: 2}\n  model: {path: here}\n  \
+                data: {train: [{path: a}, {path: 5.5}, {paht: b}]}\n";
+    let spec = rest(spec).unwrap().spec;
+    assert_eq!(
+        (spec.batch.global, spec.batch.per_device_batch_size),
+        (Some(8), None)
+    );
+    assert_eq!(spec.model.path.as_deref(), Some("here"));
+    assert_eq!(
+        rest("  model: gpt2\n"),
+        None,
+        "no second error that a model is missing"
     );
 }
 
