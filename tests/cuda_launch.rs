@@ -463,10 +463,8 @@ fn a_sharded_model_communicates_what_the_formula_says() {
         vocab_size: 64,
         max_position_embeddings: 32,
         rms_norm_eps: 1e-5,
-        rope_theta: 1e4,
         tie_word_embeddings,
-        initializer_range: 0.02,
-        sliding_window: None,
+        ..ModelConfig::default()
     };
     for (tied, precision) in [(true, "f32"), (false, "bf16")] {
         let report = machine.path().join(format!("report-{tied}"));

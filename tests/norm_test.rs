@@ -40,10 +40,9 @@ fn engine(strategy: Strategy, world: Option<World>) -> CpuEngine {
         vocab_size: 64,
         max_position_embeddings: SEQ_LEN,
         rms_norm_eps: 1e-5,
-        rope_theta: 10_000.0,
         tie_word_embeddings: true,
         initializer_range: 0.1,
-        sliding_window: None,
+        ..ModelConfig::default()
     };
     let options = CpuOptions {
         threads: Some(1),

@@ -37,6 +37,11 @@ impl Shape {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
+    /// Width of a row of queries and keys, in elements.
+    pub fn queries_and_keys(&self) -> usize {
+        (self.heads + self.kv_heads) * self.head_dim
+    }
+
     fn tokens(&self) -> usize {
         self.batch * self.seq_len
     }

@@ -112,6 +112,18 @@ fn backward_row(
     inverse: f32,
     w: &[f32],
 ) {
+    let along = along(dy, x, inverse, w);
+    for ((((dy, dx), dw), x), w) in dy.iter_mut().zip(dx).zip(dw).zip(x).zip(w) {
+        let normed = x * inverse;
+        *dw = dy.mul_add(normed, *dw);
+        *dx += (*dy * w).mul_add(inverse, -(x * along));
+        *dy = normed * w;
+    }
+}
+
+/// What the gradient of x loses along x: inverse³ · mean(w · dy · x).
+#[inline(always)]
+pub(super) fn along(dy: &[f32], x: &[f32], inverse: f32, w: &[f32]) -> f32 {
     // Σ w · dy · x, by lane.
     let mut sums = [0.0; LANES];
     let ((dys, dy_rest), (xs, x_rest)) = (dy.as_chunks::<LANES>(), x.as_chunks::<LANES>());
@@ -124,22 +136,16 @@ fn backward_row(
     for (lane, ((dy, x), w)) in dy_rest.iter().zip(x_rest).zip(w_rest).enumerate() {
         sums[lane] = (dy * w).mul_add(*x, sums[lane]);
     }
-    let along = sum_lanes(sums) * inverse * inverse * inverse / x.len() as f32;
-    for ((((dy, dx), dw), x), w) in dy.iter_mut().zip(dx).zip(dw).zip(x).zip(w) {
-        let normed = x * inverse;
-        *dw = dy.mul_add(normed, *dw);
-        *dx += (*dy * w).mul_add(inverse, -(x * along));
-        *dy = normed * w;
-    }
+    sum_lanes(sums) * inverse * inverse * inverse / x.len() as f32
 }
 
 #[inline(always)]
-fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
 }
 
 #[inline(always)]
-fn scale(y: &mut [f32], x: &[f32], w: &[f32], inverse: f32) {
+pub(super) fn scale(y: &mut [f32], x: &[f32], w: &[f32], inverse: f32) {
     for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
         *y = x * inverse * w;
     }

@@ -5,15 +5,13 @@ use rayon::prelude::*;
 
 use super::{ROWS, vectorised};
 
-/// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's head_dim / 2
-/// angles. The angles are rounded to f32, as in transformers.
-pub fn fill_table(table: &mut [f32], head_dim: usize, theta: f32) {
-    let half = head_dim / 2;
-    for (position, row) in table.chunks_exact_mut(head_dim).enumerate() {
+/// Fills `table` `[seq_len, head_dim]` with the cosines, then the sines, of every position's angles: position × frequency
+/// of each of the head_dim / 2 pairs. The angles are rounded to f32, as in transformers.
+pub fn fill_table(table: &mut [f32], frequencies: &[f32]) {
+    let half = frequencies.len();
+    for (position, row) in table.chunks_exact_mut(2 * half).enumerate() {
         let (cos, sin) = row.split_at_mut(half);
-        for i in 0..half {
-            let exponent = (2 * i) as f64 / head_dim as f64;
-            let frequency = (1.0 / f64::from(theta).powf(exponent)) as f32;
+        for (i, frequency) in frequencies.iter().enumerate() {
             let angle = f64::from(position as f32 * frequency);
             cos[i] = angle.cos() as f32;
             sin[i] = angle.sin() as f32;
@@ -83,7 +81,7 @@ mod tests {
     fn backward_inverts_forward_and_position_zero_does_not_change() {
         let (seq_len, head_dim, heads, row) = (40, 6, 3, 3 * 6 + 5);
         let mut table = vec![0.0; seq_len * head_dim];
-        fill_table(&mut table, head_dim, 10000.0);
+        fill_table(&mut table, &[1.0, 0.046, 0.002]);
         let original: Vec<f32> = (0..2 * seq_len * row).map(|i| (i as f32).sin()).collect();
         let mut x = original.clone();
         let shape = (&table[..], seq_len, head_dim);

@@ -13,11 +13,17 @@ const MATMUL: (&str, &str) = ("matmul.cu", include_str!("support/matmul.cu"));
 
 /// A source from every NVRTC, for two architectures and both precisions.
 fn compiled(source: (&str, &str)) -> Vec<Compiled> {
+    compiled_for(source, None)
+}
+
+/// The same for a head size.
+fn compiled_for(source: (&str, &str), head_dim: Option<usize>) -> Vec<Compiled> {
     let mut all = Vec::new();
     for nvrtc in nvrtc::all() {
         for architecture in ["sm_80", "sm_90a"] {
             for real in [Real::F32, Real::Bf16] {
-                all.push(compile(&nvrtc, source, &HEADERS, architecture, real));
+                let target = (architecture, head_dim);
+                all.push(compile(&nvrtc, source, &HEADERS, target, real));
             }
         }
     }
@@ -45,6 +51,22 @@ fn rmsnorm_agrees() {
 #[test]
 fn column_sums_agree() {
     check(source!("rmsnorm.cu"), kernels::column_sums);
+}
+
+#[test]
+fn biases_agree() {
+    check(source!("bias.cu"), kernels::bias);
+}
+
+#[test]
+fn norms_of_heads_agree() {
+    // Less than a warp, no multiple of one, the largest.
+    for head_dim in [6, 40, 128, 256] {
+        for of in compiled_for(source!("head_norms.cu"), Some(head_dim)) {
+            kernels::head_norms(&of, head_dim)
+                .unwrap_or_else(|caught| panic!("{} with heads of {head_dim}: {caught}", of.at));
+        }
+    }
 }
 
 #[test]

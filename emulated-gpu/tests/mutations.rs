@@ -74,7 +74,10 @@ impl Subject {
             .map(|(file, text)| (*file, text.as_str()))
             .collect();
         let of = match self.head_dim {
-            None => compile(nvrtc, files[0], &files[1..], ARCHITECTURE, self.real),
+            None => {
+                let target = (ARCHITECTURE, None);
+                compile(nvrtc, files[0], &files[1..], target, self.real)
+            }
             Some(size) => attention::compile(
                 nvrtc,
                 (files[0], self.real),
@@ -224,6 +227,111 @@ fn column_sums() -> Subject {
                 &[Check::OutOfBounds],
                 "    if (i < width) {\n        for",
                 "    {\n        for",
+            ),
+        ],
+    }
+}
+
+fn bias() -> Subject {
+    Subject {
+        source: source!("bias.cu"),
+        real: Real::Bf16,
+        head_dim: None,
+        check: kernels::bias,
+        mutations: vec![
+            mutation(
+                "the first bias for each",
+                &[Check::Value],
+                "load(bias, b + i);",
+                "load(bias, b);",
+            ),
+            mutation(
+                "no check that rows are whole packs",
+                &[Check::Misaligned],
+                "width % 4 == 0 && aligned(y)",
+                "aligned(y)",
+            ),
+            mutation(
+                "rows of the last block past the end",
+                &[Check::OutOfBounds],
+                "last = min(n, first + rows);",
+                "last = first + rows;",
+            ),
+            mutation(
+                "sums over the rows of all blocks before",
+                &[Check::Value],
+                "int row = first; row < last",
+                "int row = 0; row < last",
+            ),
+            mutation(
+                "no loop over columns beyond the threads",
+                &[Check::Uninitialised, Check::Value],
+                "i < width; i += blockDim.x) {",
+                "i < width; i += 2 * blockDim.x) {",
+            ),
+        ],
+    }
+}
+
+fn head_norms() -> Subject {
+    Subject {
+        source: source!("head_norms.cu"),
+        real: Real::F32,
+        head_dim: Some(40),
+        check: |of| kernels::head_norms(of, 40),
+        mutations: vec![
+            mutation(
+                "the queries' weights for the keys",
+                &[Check::Value],
+                "const float *weights = w + (head < heads ? 0 : HEAD_DIM);\n        float x[PER_LANE], sum",
+                "const float *weights = w;\n        float x[PER_LANE], sum",
+            ),
+            mutation(
+                "no epsilon",
+                &[Check::Value],
+                "warp_sum(squares) / HEAD_DIM + eps)",
+                "warp_sum(squares) / HEAD_DIM)",
+            ),
+            mutation(
+                "values are normed, too",
+                &[Check::Value, Check::OutOfBounds],
+                "head < normed; head += WARPS) {\n        const float *weights",
+                "head < normed + kv_heads; head += WARPS) {\n        const float *weights",
+            ),
+            mutation(
+                "elements beyond the head are kept",
+                &[
+                    Check::OutOfBounds,
+                    Check::Race,
+                    Check::Value,
+                    Check::Uninitialised,
+                ],
+                "if (i >= HEAD_DIM) continue;\n            kept",
+                "kept",
+            ),
+            mutation(
+                "the gradient does not lose what is along x",
+                &[Check::Value],
+                "* scale[j] * r - x[j] * along)",
+                "* scale[j] * r)",
+            ),
+            mutation(
+                "all heads count for the queries",
+                &[Check::Value],
+                "if (head < heads) of_queries[j]",
+                "if (head < normed) of_queries[j]",
+            ),
+            mutation(
+                "no barrier before the warps' sums are added",
+                UNORDERED,
+                "of_warps[warp][HEAD_DIM + i] = of_keys[j];\n    }\n    __syncthreads();",
+                "of_warps[warp][HEAD_DIM + i] = of_keys[j];\n    }",
+            ),
+            mutation(
+                "rows of the last block past the end",
+                &[Check::OutOfBounds],
+                "last = min(n, first + rows);",
+                "last = first + rows;",
             ),
         ],
     }
@@ -943,6 +1051,8 @@ fn planted_mistakes_are_caught() {
         embedding(),
         rmsnorm(),
         column_sums(),
+        bias(),
+        head_norms(),
         rope(),
         swiglu(),
         cross_entropy(),

@@ -1,14 +1,14 @@
 //! Seeded initial weights.
 //!
 //! Every element is a pure function of (seed, tensor name, index), so that the initial weights depend neither
-//! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms are one, as in
-//! transformers' Llama.
+//! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms are one and biases zero, as
+//! in transformers' Llama and Qwen.
 
 use crate::util::random::{GAMMA, mix};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Unit;
+use super::{Kind, Unit};
 
 /// Elements that one thread fills at a time.
 const CHUNK: usize = 1 << 15;
@@ -23,9 +23,16 @@ pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: 
             continue;
         }
         let part = &mut out[from - offset..to - offset];
-        if !parameter.decay {
-            part.fill(1.0);
-            continue;
+        match parameter.role.kind() {
+            Kind::Matrix => {}
+            Kind::Norm => {
+                part.fill(1.0);
+                continue;
+            }
+            Kind::Bias => {
+                part.fill(0.0);
+                continue;
+            }
         }
         let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
         let first = (from - range.start) as u64;
@@ -52,21 +59,21 @@ fn normal(key: u64, index: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Parameter, Unit};
+    use crate::engine::{Parameter, Role, Unit};
 
     fn unit() -> Unit {
-        let parameter = |name: &str, shape: Vec<usize>, offset, decay| Parameter {
+        let parameter = |name: &str, shape: Vec<usize>, offset, role| Parameter {
             name: name.to_owned(),
+            role,
             shape,
             offset,
-            decay,
         };
         Unit {
             name: "block-00".to_owned(),
             parameters: vec![
-                parameter("norm", vec![7], 0, false),
-                parameter("a", vec![200, 300], 7, true),
-                parameter("b", vec![200, 300], 60_007, true),
+                parameter("norm", vec![7], 0, Role::InputNorm),
+                parameter("a", vec![200, 300], 7, Role::Query),
+                parameter("b", vec![200, 300], 60_007, Role::Key),
             ],
             len: 120_007,
         }

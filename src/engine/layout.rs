@@ -1,11 +1,11 @@
-//! The units of a Llama, in the order of the forward pass, with Hugging Face's names.
+//! The units of a model, in the order of the forward pass, with Hugging Face's names.
 //!
-//! Within a block, q, k and v are adjacent, and so are gate and up. The kernels use each group as one matrix,
-//! `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
+//! Within a block, q, k and v are adjacent, and so are their biases, and gate and up. The kernels use each group as one
+//! matrix, `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
 
 use std::ops::Range;
 
-use super::{EngineError, Layout, ModelConfig, Parameter, Unit, UnitState};
+use super::{EngineError, Kind, Layout, ModelConfig, Parameter, Role, Unit, UnitState};
 
 /// The model's units: the embedding, one per block, the final norm with the head.
 pub fn layout(config: &ModelConfig) -> Layout {
@@ -15,28 +15,45 @@ pub fn layout(config: &ModelConfig) -> Layout {
     let keys = config.num_key_value_heads * config.head_dim;
 
     let mut embedding = Unit::new("embed".to_owned());
-    embedding.matrix("model.embed_tokens", config.vocab_size, hidden);
+    embedding.matrix(
+        Role::Embedding,
+        "model.embed_tokens",
+        config.vocab_size,
+        hidden,
+    );
 
     let digits = config.num_hidden_layers.saturating_sub(1).to_string().len();
     let blocks = (0..config.num_hidden_layers).map(|layer| {
-        let at = format!("model.layers.{layer}");
+        let at = |module: &str| format!("model.layers.{layer}.{module}");
         let mut block = Unit::new(format!("block-{layer:0width$}", width = digits.max(2)));
-        block.norm(&format!("{at}.input_layernorm"), hidden);
-        block.matrix(&format!("{at}.self_attn.q_proj"), queries, hidden);
-        block.matrix(&format!("{at}.self_attn.k_proj"), keys, hidden);
-        block.matrix(&format!("{at}.self_attn.v_proj"), keys, hidden);
-        block.matrix(&format!("{at}.self_attn.o_proj"), hidden, queries);
-        block.norm(&format!("{at}.post_attention_layernorm"), hidden);
-        block.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden);
-        block.matrix(&format!("{at}.mlp.up_proj"), inner, hidden);
-        block.matrix(&format!("{at}.mlp.down_proj"), hidden, inner);
+        block.norm(Role::InputNorm, &at("input_layernorm"), hidden);
+        let projections = [
+            (Role::Query, Role::QueryBias, "self_attn.q_proj", queries),
+            (Role::Key, Role::KeyBias, "self_attn.k_proj", keys),
+            (Role::Value, Role::ValueBias, "self_attn.v_proj", keys),
+        ];
+        for (role, _, module, width) in projections {
+            block.matrix(role, &at(module), width, hidden);
+        }
+        for (_, role, module, width) in projections.into_iter().filter(|_| config.qkv_biases) {
+            block.push(role, format!("{}.bias", at(module)), vec![width]);
+        }
+        if config.query_key_norms {
+            block.norm(Role::QueryNorm, &at("self_attn.q_norm"), config.head_dim);
+            block.norm(Role::KeyNorm, &at("self_attn.k_norm"), config.head_dim);
+        }
+        block.matrix(Role::Output, &at("self_attn.o_proj"), hidden, queries);
+        block.norm(Role::MiddleNorm, &at("post_attention_layernorm"), hidden);
+        block.matrix(Role::Gate, &at("mlp.gate_proj"), inner, hidden);
+        block.matrix(Role::Up, &at("mlp.up_proj"), inner, hidden);
+        block.matrix(Role::Down, &at("mlp.down_proj"), hidden, inner);
         block
     });
 
     let mut head = Unit::new("head".to_owned());
-    head.norm("model.norm", hidden);
+    head.norm(Role::FinalNorm, "model.norm", hidden);
     if !config.tie_word_embeddings {
-        head.matrix("lm_head", config.vocab_size, hidden);
+        head.matrix(Role::Head, "lm_head", config.vocab_size, hidden);
     }
 
     let units = std::iter::once(embedding)
@@ -82,23 +99,36 @@ impl Unit {
         }
     }
 
-    fn matrix(&mut self, module: &str, rows: usize, columns: usize) {
-        self.push(module, vec![rows, columns], true);
+    fn matrix(&mut self, role: Role, module: &str, rows: usize, columns: usize) {
+        self.push(role, format!("{module}.weight"), vec![rows, columns]);
     }
 
-    fn norm(&mut self, module: &str, width: usize) {
-        self.push(module, vec![width], false);
+    fn norm(&mut self, role: Role, module: &str, width: usize) {
+        self.push(role, format!("{module}.weight"), vec![width]);
     }
 
-    fn push(&mut self, module: &str, shape: Vec<usize>, decay: bool) {
+    fn push(&mut self, role: Role, name: String, shape: Vec<usize>) {
         let parameter = Parameter {
-            name: format!("{module}.weight"),
+            name,
+            role,
             shape,
             offset: self.len,
-            decay,
         };
         self.len += parameter.len();
         self.parameters.push(parameter);
+    }
+
+    /// The parameter with this role. The unit has one: [`layout`] made it for the same model.
+    pub(super) fn of(&self, role: Role) -> &Parameter {
+        let mut all = self.parameters.iter();
+        all.find(|parameter| parameter.role == role)
+            .unwrap_or_else(|| panic!("{} has no {role:?}", self.name))
+    }
+
+    /// Vectors: weights of norms, and biases.
+    pub(super) fn vectors(&self) -> impl Iterator<Item = &Parameter> {
+        let all = self.parameters.iter();
+        all.filter(|parameter| parameter.role.kind() != Kind::Matrix)
     }
 
     /// Refuses a state of another length.
@@ -131,8 +161,8 @@ impl Unit {
             }
             let range = from - part.start..to - part.start;
             match ranges.last_mut() {
-                Some((last, decay)) if *decay == parameter.decay => last.end = range.end,
-                _ => ranges.push((range, parameter.decay)),
+                Some((last, decay)) if *decay == parameter.decays() => last.end = range.end,
+                _ => ranges.push((range, parameter.decays())),
             }
         }
         ranges
@@ -147,6 +177,11 @@ impl Parameter {
     /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether weight decay applies: to matrices, as in transformers' Trainer.
+    pub fn decays(&self) -> bool {
+        self.role.kind() == Kind::Matrix
     }
 
     /// Range of the tensor within its unit, in elements.
@@ -177,9 +212,7 @@ mod tests {
             max_position_embeddings: 256,
             rms_norm_eps: 1e-5,
             rope_theta: 10000.0,
-            tie_word_embeddings: false,
-            initializer_range: 0.02,
-            sliding_window: None,
+            ..ModelConfig::default()
         }
     }
 
@@ -224,12 +257,17 @@ mod tests {
 
     #[test]
     fn parameters_are_adjacent_and_fill_their_unit() {
-        for unit in layout(&config()).units {
+        let all = ModelConfig {
+            qkv_biases: true,
+            query_key_norms: true,
+            ..config()
+        };
+        for unit in layout(&all).units {
             let mut at = 0;
             for parameter in &unit.parameters {
                 assert_eq!(parameter.offset, at, "{}", parameter.name);
                 at = parameter.range().end;
-                assert_eq!(parameter.decay, parameter.shape.len() == 2);
+                assert_eq!(parameter.decays(), parameter.shape.len() == 2);
             }
             assert_eq!(unit.len, at);
         }

@@ -18,7 +18,7 @@ mod testing;
 mod walk;
 
 use capacity::Capacity;
-pub use config::ConfigError;
+pub use config::{ConfigError, Family, ModelConfig, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
 pub use layout::layout;
 use layout::part;
@@ -84,43 +84,6 @@ pub enum Strategy {
     },
 }
 
-/// Shape of a Llama-family model, from Hugging Face's `config.json`.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct ModelConfig {
-    pub hidden_size: usize,
-    /// `intermediate_size` of the SwiGLU.
-    pub intermediate_size: usize,
-    pub num_hidden_layers: usize,
-    pub num_attention_heads: usize,
-    /// `num_key_value_heads`, a divisor of the heads.
-    pub num_key_value_heads: usize,
-    /// `head_dim`; `hidden_size / num_attention_heads` unless given.
-    pub head_dim: usize,
-    pub vocab_size: usize,
-    pub max_position_embeddings: usize,
-    pub rms_norm_eps: f32,
-    pub rope_theta: f32,
-    pub tie_word_embeddings: bool,
-    /// `initializer_range`, σ of the random weights.
-    pub initializer_range: f32,
-    /// `sliding_window` of Mistral's configurations; no sequence may be longer than it, so that
-    /// attention stays plainly causal.
-    #[serde(default)]
-    pub sliding_window: Option<usize>,
-}
-
-impl ModelConfig {
-    /// Width of a row of queries.
-    fn queries(&self) -> usize {
-        self.num_attention_heads * self.head_dim
-    }
-
-    /// Width of a row of queries, keys and values.
-    fn qkv(&self) -> usize {
-        (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
-    }
-}
-
 /// Direction of a pass over the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -133,12 +96,65 @@ enum Direction {
 pub struct Parameter {
     /// Hugging Face's name, for example `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
+    /// What the walk uses it for.
+    pub role: Role,
     /// Row-major shape, `[out, in]` for linear layers.
     pub shape: Vec<usize>,
     /// Offset within the unit, in elements.
     pub offset: usize,
-    /// Whether weight decay applies (matrices yes, norms no).
-    pub decay: bool,
+}
+
+/// What a parameter is in its unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Embedding,
+    InputNorm,
+    Query,
+    Key,
+    Value,
+    QueryBias,
+    KeyBias,
+    ValueBias,
+    QueryNorm,
+    KeyNorm,
+    Output,
+    MiddleNorm,
+    Gate,
+    Up,
+    Down,
+    FinalNorm,
+    Head,
+}
+
+impl Role {
+    pub fn kind(self) -> Kind {
+        match self {
+            Role::Embedding
+            | Role::Query
+            | Role::Key
+            | Role::Value
+            | Role::Output
+            | Role::Gate
+            | Role::Up
+            | Role::Down
+            | Role::Head => Kind::Matrix,
+            Role::InputNorm
+            | Role::QueryNorm
+            | Role::KeyNorm
+            | Role::MiddleNorm
+            | Role::FinalNorm => Kind::Norm,
+            Role::QueryBias | Role::KeyBias | Role::ValueBias => Kind::Bias,
+        }
+    }
+}
+
+/// The kinds of parameters: they begin from other values, and only matrices decay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Matrix,
+    /// The weights of a norm.
+    Norm,
+    Bias,
 }
 
 /// A unit: parameters that are gathered, reduced and checkpointed together (the embedding, one block, or the

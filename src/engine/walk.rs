@@ -1,7 +1,7 @@
 //! The walk over a model's units, written once for every backend: forward, and backward in reverse order.
 //!
 //! ```text
-//! qkv      = rope(norm(x) · Wqkvᵀ)
+//! qkv      = rope(norm(x) · Wqkvᵀ), with biases or norms of queries and keys before the rotation in some families
 //! middle   = x + attention(qkv) · Woᵀ
 //! next     = middle + swiglu(norm(middle) · Wgate,upᵀ) · Wdownᵀ
 //! ```
@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::{Direction, Layout, ModelConfig};
+use super::{Direction, Layout, ModelConfig, Role};
 
 use Slot::{
     Attended, DResidual, GateUp, InverseInput, InverseMiddle, Middle, Narrow, Qkv, Residual, Wide,
@@ -26,6 +26,8 @@ pub enum Slot {
     InverseInput(usize),
     /// Rotated queries and keys, and values, `[n, qkv]`.
     Qkv(usize),
+    /// Queries and keys before their norms, `[n, (heads + key-value heads) × head_dim]`.
+    Unnormed(usize),
     /// Logarithms of attention's softmax sums, `[batch, heads, seq_len]`.
     LogSums(usize),
     /// Attention's output before its projection, `[n, heads × head_dim]`.
@@ -50,6 +52,17 @@ pub struct Linear {
     pub unit: usize,
     pub weights: Range<usize>,
     pub inputs: usize,
+    /// `[outputs]`.
+    pub bias: Option<Vector>,
+}
+
+/// Adjacent vectors of a unit.
+#[derive(Debug, Clone)]
+pub struct Vector {
+    /// The first one's number among the unit's vectors.
+    pub index: usize,
+    /// Within the unit.
+    pub range: Range<usize>,
 }
 
 impl Linear {
@@ -58,15 +71,23 @@ impl Linear {
     }
 }
 
-/// An RMSNorm of the residual stream: its weights `[hidden]` are a range of a unit.
+/// An RMSNorm of the residual stream.
 #[derive(Debug, Clone)]
 pub struct Norm {
     pub unit: usize,
-    /// Its number among the norms of the unit.
-    pub index: usize,
-    pub weights: Range<usize>,
+    /// `[hidden]`.
+    pub weights: Vector,
     /// Forward keeps 1 / rms of the input there.
     pub inverse: Slot,
+}
+
+/// The norms of each head's queries and keys.
+#[derive(Debug, Clone)]
+pub struct HeadNorms {
+    pub unit: usize,
+    pub layer: usize,
+    /// `[2, head_dim]`: of the queries, then of the keys.
+    pub weights: Vector,
 }
 
 /// The final norm, the first tensor of the last unit, and the head.
@@ -112,10 +133,10 @@ pub trait Backend {
     /// `Narrow` holds the gradient of the norm's output, and then the output. Adds the gradient of `x` to `DResidual`.
     fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Result<(), Self::Error>;
 
-    /// `y` `[n, outputs]` = `x` `[n, inputs]` · wᵀ.
+    /// `y` `[n, outputs]` = `x` `[n, inputs]` · wᵀ + bias.
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Result<(), Self::Error>;
 
-    /// `sum` = `residual` + `x` · wᵀ. It may overwrite `Narrow`.
+    /// `sum` = `residual` + `x` · wᵀ, without a bias. It may overwrite `Narrow`.
     fn linear_add(
         &mut self,
         linear: &Linear,
@@ -140,8 +161,14 @@ pub trait Backend {
     /// `dx` `[n, inputs]` = `dy` `[n, outputs]` · w.
     fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Result<(), Self::Error>;
 
-    /// The gradient of the weights: dyᵀ · x.
+    /// The gradient of the weights: dyᵀ · x, and of the biases: the sum of the rows of dy.
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Result<(), Self::Error>;
+
+    /// Copies the block's queries and keys to `Unnormed`, and norms them in place.
+    fn head_norms(&mut self, norms: &HeadNorms) -> Result<(), Self::Error>;
+
+    /// `Wide` holds the gradient of the normed queries and keys, and then that of the unnormed ones.
+    fn head_norms_backward(&mut self, norms: &HeadNorms) -> Result<(), Self::Error>;
 
     /// Rotates queries and keys in place.
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Result<(), Self::Error>;
@@ -229,45 +256,68 @@ impl Walk<'_> {
 
     fn head(self) -> Head {
         let unit = self.layout.units.len() - 1;
-        let of_logits = if self.config.tie_word_embeddings {
-            0
+        let (of_logits, role) = if self.config.tie_word_embeddings {
+            (0, Role::Embedding)
         } else {
-            unit
+            (unit, Role::Head)
         };
-        let last = self.layout.units[of_logits].parameters.len() - 1;
         Head {
             unit,
-            logits: self.linear(of_logits, last, last),
+            logits: self.linear(of_logits, role, role),
         }
     }
 
     fn block(self, layer: usize) -> Block {
         let unit = layer + 1;
-        let parameters = &self.layout.units[unit].parameters;
-        let norm = |index, parameter: usize, inverse| Norm {
+        let norm = |role, inverse| Norm {
             unit,
-            index,
-            weights: parameters[parameter].range(),
+            weights: self.vector(unit, role, role),
             inverse,
         };
+        let config = self.config;
         Block {
             layer,
-            norm_input: norm(0, 0, InverseInput(layer)),
-            qkv: self.linear(unit, 1, 3),
-            output: self.linear(unit, 4, 4),
-            norm_middle: norm(1, 5, InverseMiddle(layer)),
-            gate_up: self.linear(unit, 6, 7),
-            down: self.linear(unit, 8, 8),
+            norm_input: norm(Role::InputNorm, InverseInput(layer)),
+            qkv: Linear {
+                bias: (config.qkv_biases)
+                    .then(|| self.vector(unit, Role::QueryBias, Role::ValueBias)),
+                ..self.linear(unit, Role::Query, Role::Value)
+            },
+            head_norms: config.query_key_norms.then(|| HeadNorms {
+                unit,
+                layer,
+                weights: self.vector(unit, Role::QueryNorm, Role::KeyNorm),
+            }),
+            rotates: config.rotates(layer),
+            output: self.linear(unit, Role::Output, Role::Output),
+            norm_middle: norm(Role::MiddleNorm, InverseMiddle(layer)),
+            gate_up: self.linear(unit, Role::Gate, Role::Up),
+            down: self.linear(unit, Role::Down, Role::Down),
         }
     }
 
-    /// The layer whose weights are these adjacent parameters of a unit.
-    fn linear(self, unit: usize, first: usize, last: usize) -> Linear {
-        let parameters = &self.layout.units[unit].parameters;
+    /// The adjacent vectors of a unit from one role to another.
+    fn vector(self, unit: usize, first: Role, last: Role) -> Vector {
+        let unit = &self.layout.units[unit];
+        let (first, last) = (unit.of(first), unit.of(last));
+        let before = unit
+            .vectors()
+            .take_while(|vector| vector.offset < first.offset);
+        Vector {
+            index: before.count(),
+            range: first.offset..last.range().end,
+        }
+    }
+
+    /// The layer whose weights are the adjacent parameters of a unit from one role to another.
+    fn linear(self, unit: usize, first: Role, last: Role) -> Linear {
+        let parameters = &self.layout.units[unit];
+        let (first, last) = (parameters.of(first), parameters.of(last));
         Linear {
             unit,
-            weights: parameters[first].range().start..parameters[last].range().end,
-            inputs: parameters[first].shape[1],
+            weights: first.offset..last.range().end,
+            inputs: first.shape[1],
+            bias: None,
         }
     }
 }
@@ -278,6 +328,9 @@ struct Block {
     norm_input: Norm,
     /// Queries, keys and values.
     qkv: Linear,
+    head_norms: Option<HeadNorms>,
+    /// Whether queries and keys are rotated.
+    rotates: bool,
     output: Linear,
     norm_middle: Norm,
     gate_up: Linear,
@@ -290,7 +343,12 @@ impl Block {
         let (layer, x) = (self.layer, Residual(self.layer));
         backend.norm(&self.norm_input, x, Narrow)?;
         backend.linear(&self.qkv, Narrow, Qkv(layer))?;
-        backend.rope(Qkv(layer), Direction::Forward)?;
+        if let Some(norms) = &self.head_norms {
+            backend.head_norms(norms)?;
+        }
+        if self.rotates {
+            backend.rope(Qkv(layer), Direction::Forward)?;
+        }
         backend.attention(layer)?;
         let sum = (x, Middle(layer));
         backend.linear_add_norm(&self.output, Attended(layer), sum, &self.norm_middle, Wide)?;
@@ -318,7 +376,12 @@ impl Block {
         backend.backward_input(&self.output, DResidual, Narrow)?;
         backend.backward_weight(&self.output, DResidual, Attended(layer))?;
         backend.attention_backward(layer)?;
-        backend.rope(Wide, Direction::Backward)?;
+        if self.rotates {
+            backend.rope(Wide, Direction::Backward)?;
+        }
+        if let Some(norms) = &self.head_norms {
+            backend.head_norms_backward(norms)?;
+        }
 
         backend.backward_input(&self.qkv, Wide, Narrow)?;
         backend.norm_backward(&self.norm_input, Residual(layer))?;

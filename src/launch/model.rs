@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::engine::{ConfigError, ModelConfig};
 use crate::plan::Flaw;
-use crate::plan::memory::Shape;
+use crate::plan::memory::{self, Shape};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
 use crate::util::durable::{FileError, parse_json};
@@ -60,6 +60,9 @@ pub fn find(spec: &Spec, downloads: bool, key: Key<'_>) -> ResolvedModel {
     let stated = |key: &str| model.config.contains_key(key) || stored.contains_key(key);
     let complete = known.is_some() || Shape::REQUIRED.into_iter().all(stated);
     let mut config = known.as_ref().map(config_of).unwrap_or_default();
+    if let Some(model_type) = memory::model_type(model, found.stored.as_ref()) {
+        config.insert("model_type".to_owned(), model_type.into());
+    }
     config.extend(stored.clone());
     config.extend(model.config.clone());
     let (shape, errors) = match ModelConfig::parse(&config.into_iter().collect()) {
@@ -121,7 +124,7 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
         paths,
         message: error.message.clone(),
         help: if error.uncomputed {
-            "choose a Llama or Mistral model without it, or only plan".to_owned()
+            "choose another model, or run your own program after `--`".to_owned()
         } else {
             format!("change {change}")
         },

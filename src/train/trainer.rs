@@ -590,9 +590,8 @@ mod tests {
             max_position_embeddings: 8,
             rms_norm_eps: 1e-5,
             rope_theta: 10_000.0,
-            tie_word_embeddings: false,
             initializer_range: 0.1,
-            sliding_window: None,
+            ..ModelConfig::default()
         };
         let options = CpuOptions {
             threads: Some(1),

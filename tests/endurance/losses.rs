@@ -1,5 +1,6 @@
 //! The losses of TRL's SFT and of the built-in trainer, step by step, on the same recipe, model and rows.
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -82,16 +83,19 @@ fn losses_are_those_of_trl() {
         ]
         .concat();
         here(evenkeel(), &words);
-        let metrics = folder.path().join(name).join("gen-1/metrics.jsonl");
-        let metrics = std::fs::read_to_string(metrics).unwrap();
-        let steps = metrics
-            .lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let losses: Vec<f64> = steps.filter_map(|step| step["loss"].as_f64()).collect();
+        let losses = of_steps(&folder.path().join(name));
         assert_eq!(losses.len(), expected.len(), "{name}: {losses:?}");
         for (ours, trls) in losses.iter().zip(&expected) {
             let apart = (ours - trls).abs() / trls;
             assert!(apart < 2e-5, "{name}: {losses:?}, TRL {expected:?}");
         }
     }
+}
+
+/// The losses of a run's first generation.
+pub fn of_steps(run: &Path) -> Vec<f64> {
+    let metrics = std::fs::read_to_string(run.join("gen-1/metrics.jsonl")).unwrap();
+    let lines = metrics.lines();
+    let steps = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    steps.filter_map(|step| step["loss"].as_f64()).collect()
 }

@@ -5,6 +5,7 @@ mod bucket;
 mod disk;
 mod disturbed;
 mod external_trainers;
+mod families;
 mod launchers;
 mod losses;
 mod measured;

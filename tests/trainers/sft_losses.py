@@ -13,7 +13,8 @@ from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
 
-def losses(path):
+def train(path):
+    """The losses, and the trainer."""
     with open(path) as file:
         recipe = yaml.safe_load(file)
     model, data = recipe.pop("model_name_or_path"), recipe.pop("dataset_name")
@@ -28,7 +29,8 @@ def losses(path):
     rows = load_dataset("json", data_files=data, split="train")
     trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows)
     trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
 
-print(json.dumps([losses(path) for path in sys.argv[1:]]))
+if __name__ == "__main__":
+    print(json.dumps([train(path)[0] for path in sys.argv[1:]]))

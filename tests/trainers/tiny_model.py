@@ -30,8 +30,8 @@ SPLITS = {"train_sft": 1440, "test_sft": 40}
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
 
 
-def make_models(folder):
-    torch.manual_seed(0)
+def make_tokenizer():
+    """Each byte is a token, and pieces of "hello world"."""
     bytes_of_text = Tokenizer(models.BPE(unk_token=None))
     bytes_of_text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_of_text.decoder = decoders.ByteLevel()
@@ -43,6 +43,12 @@ def make_models(folder):
         tokenizer_object=bytes_of_text, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=2048
     )
     tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def make_models(folder):
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
     for name in ["model", "bert"]:
         tokenizer.save_pretrained(folder / name)
     sizes = dict(

@@ -94,16 +94,18 @@ pub struct Compiled {
     pub real: Real,
 }
 
-/// Compiles a source for an architecture.
+/// Compiles a source for an architecture, and those that have it, for a head size.
 pub fn compile(
     nvrtc: &Nvrtc,
     source: (&str, &str),
     headers: &[(&str, &str)],
-    architecture: &str,
+    (architecture, head_dim): (&str, Option<usize>),
     real: Real,
 ) -> Compiled {
     let option = format!("--gpu-architecture={architecture}");
+    let head_size = head_dim.map(|size| format!("-DHEAD_DIM={size}"));
     let mut options = vec![option.as_str()];
+    options.extend(head_size.as_deref());
     if real == Real::Bf16 {
         options.push("-DREAL_BF16=1");
     }
@@ -414,6 +416,129 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
         }
         let expected: Vec<f32> = table.iter().zip(sums).map(|(a, b)| a + b).collect();
         same("table", &got.f32s(0), &expected)?;
+    }
+    Ok(())
+}
+
+/// The bias is added to each row, and its gradient is the sum of the rows of each block.
+pub fn bias(of: &Compiled) -> Result<(), Caught> {
+    // Single elements, packs, misaligned packs, more elements than threads.
+    for (width, shift) in [(1, 0), (83, 0), (96, 0), (96, 8), (1040, 0)] {
+        let (n, rows) = (5usize, 2usize);
+        let mut random = Random(3);
+        let y = of.real.rounded(random.floats(n * width, 1.0));
+        let b = random.floats(width, 1.5);
+        let at = |values: &[f32], i: usize| f64::from(values[i]);
+        let arguments = [
+            A::Shifted(shift, of.real.bytes(&y)),
+            floats(&b),
+            A::Int(width as u32),
+        ];
+        let got = run(of, "add_bias", (n, 256), &arguments)?;
+        let sums = (0..n * width).map(|i| at(&y, i) + at(&b, i % width));
+        let sums: Vec<f64> = sums.collect();
+        agree_real(of, &format!("y of width {width}"), &got.buffers[0], &sums)?;
+        if width == 1040 {
+            coalesced(&got)?;
+        }
+
+        let blocks = n.div_ceil(rows);
+        let arguments = [
+            A::Output(4 * blocks * width),
+            A::Shifted(shift, of.real.bytes(&y)),
+            A::Int(n as u32),
+            A::Int(width as u32),
+            A::Int(rows as u32),
+        ];
+        let got = run(of, "row_sums", (blocks, 256), &arguments)?;
+        let sum = |i: usize| {
+            let (block, column) = (i / width, i % width);
+            let of_block = block * rows..n.min((block + 1) * rows);
+            of_block.map(|row| at(&y, row * width + column)).sum()
+        };
+        let sums: Vec<f64> = (0..blocks * width).map(sum).collect();
+        agree(&format!("sums of width {width}"), &got.f32s(0), &sums)?;
+    }
+    Ok(())
+}
+
+/// Output and gradients of the norms of heads of this size agree, and values stay as they are.
+pub fn head_norms(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
+    // More heads than warps, and fewer.
+    for (heads, kv_heads) in [(3, 1), (9, 3)] {
+        let (n, rows, eps) = (5usize, 2usize, 1e-5f32);
+        let (normed, width) = (heads + kv_heads, (heads + 2 * kv_heads) * head_dim);
+        let mut random = Random(4);
+        let x = of.real.rounded(random.floats(n * width, 2.0));
+        let dy = of.real.rounded(random.floats(n * width, 0.1));
+        let w = random.floats(2 * head_dim, 1.5);
+        let at = |values: &[f32], i: usize| f64::from(values[i]);
+        let weight = |i: usize| {
+            let of_keys = usize::from(i % width / head_dim >= heads);
+            at(&w, of_keys * head_dim + i % head_dim)
+        };
+        let of_head = |i: usize| i / head_dim * head_dim..(i / head_dim + 1) * head_dim;
+        let inverse = |i: usize| {
+            let squares: f64 = of_head(i).map(|i| at(&x, i).powi(2)).sum();
+            1.0 / (squares / head_dim as f64 + f64::from(eps)).sqrt()
+        };
+        let is_normed = |i: usize| i % width < normed * head_dim;
+        let every = || 0..n * width;
+        let y = every().map(|i| match is_normed(i) {
+            true => at(&x, i) * inverse(i) * weight(i),
+            false => at(&x, i),
+        });
+        let kept: Vec<f32> = every().filter(|&i| is_normed(i)).map(|i| x[i]).collect();
+        let what = |name: &str| format!("{name} of {heads} heads of {head_dim}");
+        let arguments = [
+            A::Buffer(of.real.bytes(&x)),
+            A::Output(of.real.size() * kept.len()),
+            floats(&w),
+            A::Int(heads as u32),
+            A::Int(kv_heads as u32),
+            A::Float(eps),
+        ];
+        let forward = run(of, "head_norms_forward", (n, 256), &arguments)?;
+        agree_real(of, &what("y"), &forward.buffers[0], &y.collect::<Vec<_>>())?;
+        same(&what("x"), &of.real.values(&forward.buffers[1]), &kept)?;
+
+        let dx = every().map(|i| {
+            if !is_normed(i) {
+                return at(&dy, i);
+            }
+            let terms = of_head(i).map(|i| at(&dy, i) * weight(i) * at(&x, i));
+            let along = terms.sum::<f64>() * inverse(i).powi(3) / head_dim as f64;
+            at(&dy, i) * weight(i) * inverse(i) - at(&x, i) * along
+        });
+        let blocks = n.div_ceil(rows);
+        let partial = |i: usize| {
+            let (block, column) = (i / (2 * head_dim), i % (2 * head_dim));
+            let heads = match column < head_dim {
+                true => 0..heads,
+                false => heads..normed,
+            };
+            let of_block = block * rows..n.min((block + 1) * rows);
+            let cells = of_block.flat_map(|row| heads.clone().map(move |head| (row, head)));
+            let elements =
+                cells.map(|(row, head)| row * width + head * head_dim + column % head_dim);
+            elements.map(|i| at(&dy, i) * at(&x, i) * inverse(i)).sum()
+        };
+        let partials: Vec<f64> = (0..blocks * 2 * head_dim).map(partial).collect();
+        let arguments = [
+            A::Buffer(of.real.bytes(&dy)),
+            A::Output(4 * partials.len()),
+            A::Buffer(of.real.bytes(&kept)),
+            floats(&w),
+            A::Int(n as u32),
+            A::Int(heads as u32),
+            A::Int(kv_heads as u32),
+            A::Int(rows as u32),
+            A::Float(eps),
+        ];
+        let backward = run(of, "head_norms_backward", (blocks, 256), &arguments)?;
+        let dx: Vec<f64> = dx.collect();
+        agree_real(of, &what("dx"), &backward.buffers[0], &dx)?;
+        agree_within(2e-6, &what("partial"), &backward.f32s(1), &partials)?;
     }
     Ok(())
 }

@@ -39,9 +39,7 @@ pub fn config() -> ModelConfig {
         max_position_embeddings: 32,
         rms_norm_eps: 1e-5,
         rope_theta: 10000.0,
-        tie_word_embeddings: false,
-        initializer_range: 0.02,
-        sliding_window: None,
+        ..ModelConfig::default()
     }
 }
 

@@ -1,11 +1,11 @@
 //! The operations of a walk on this machine's processors.
 
-use cpu_kernels::{attention, embedding, linear, rmsnorm, rope, swiglu, vector};
+use cpu_kernels::{attention, embedding, head_norms, linear, rmsnorm, rope, swiglu, vector};
 
 use super::arena::Buffer;
 use super::store::{Gradient, Store};
 use super::workspace::{Shared, Stash, Workspace};
-use crate::engine::walk::{Backend, Head, Linear, Norm, Slot, Walk};
+use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{Accumulated, Direction, EngineError, MicroBatch, ModelConfig, Pass};
 
 type Done = Result<(), EngineError>;
@@ -86,6 +86,7 @@ impl CpuBackend<'_> {
             Slot::Residual(layer) => &mut self.inputs[layer % inputs],
             Slot::InverseInput(layer) => &mut self.stashes[layer % stashes].inverse_input,
             Slot::Qkv(layer) => &mut self.stashes[layer % stashes].qkv,
+            Slot::Unnormed(layer) => &mut self.stashes[layer % stashes].unnormed,
             Slot::LogSums(layer) => &mut self.stashes[layer % stashes].log_sums,
             Slot::Attended(layer) => &mut self.stashes[layer % stashes].attended,
             Slot::Middle(layer) => &mut self.stashes[layer % stashes].middle,
@@ -168,7 +169,7 @@ impl Backend for CpuBackend<'_> {
         let (hidden, eps) = (self.hidden(), self.config.rms_norm_eps);
         let slots = [(normed, hidden), (norm.inverse, 1), (x, hidden)];
         self.on(slots, |[normed, inverse, x], store, _| {
-            let w = &store.parameters(norm.unit)[norm.weights.clone()];
+            let w = &store.parameters(norm.unit)[norm.weights.range.clone()];
             rmsnorm::forward(normed, inverse, x, w, eps)
         })
     }
@@ -183,8 +184,8 @@ impl Backend for CpuBackend<'_> {
         ];
         self.on(slots, |[normed, dx, x, inverse], store, shared| {
             let (w, Gradient { values, add }) = store.gradient(norm.unit);
-            let dw = (&mut values[norm.weights.clone()], add);
-            let w = &w[norm.weights.clone()];
+            let dw = (&mut values[norm.weights.range.clone()], add);
+            let w = &w[norm.weights.range.clone()];
             rmsnorm::backward(normed, dx, dw, x, inverse, w, &mut shared.norm_scratch)
         })
     }
@@ -193,8 +194,11 @@ impl Backend for CpuBackend<'_> {
         let n = self.tokens();
         let slots = [(y, linear.outputs()), (x, linear.inputs)];
         self.on(slots, |[y, x], store, _| {
-            let w = &store.parameters(linear.unit)[linear.weights.clone()];
-            linear::forward(y, x, w, n)
+            let unit = store.parameters(linear.unit);
+            linear::forward(y, x, &unit[linear.weights.clone()], n);
+            if let Some(bias) = &linear.bias {
+                linear::add_bias(y, &unit[bias.range.clone()]);
+            }
         })
     }
 
@@ -228,7 +232,7 @@ impl Backend for CpuBackend<'_> {
         self.on(
             slots,
             |[normed, inverse, sum, residual, projected], store, _| {
-                let w = &store.parameters(norm.unit)[norm.weights.clone()];
+                let w = &store.parameters(norm.unit)[norm.weights.range.clone()];
                 rmsnorm::add_forward(normed, inverse, sum, (residual, projected), w, eps)
             },
         )
@@ -248,7 +252,37 @@ impl Backend for CpuBackend<'_> {
         let slots = [(dy, linear.outputs()), (x, linear.inputs)];
         self.on(slots, |[dy, x], store, _| {
             let (_, Gradient { values, add }) = store.gradient(linear.unit);
-            linear::backward_weight(&mut values[linear.weights.clone()], dy, x, n, add)
+            linear::backward_weight(&mut values[linear.weights.clone()], dy, x, n, add);
+            if let Some(bias) = &linear.bias {
+                linear::backward_bias(&mut values[bias.range.clone()], dy, add);
+            }
+        })
+    }
+
+    fn head_norms(&mut self, norms: &HeadNorms) -> Done {
+        let (shape, eps) = (self.shape, self.config.rms_norm_eps);
+        let slots = [
+            (Slot::Qkv(norms.layer), shape.qkv()),
+            (Slot::Unnormed(norms.layer), shape.queries_and_keys()),
+        ];
+        self.on(slots, |[qkv, unnormed], store, _| {
+            let w = &store.parameters(norms.unit)[norms.weights.range.clone()];
+            head_norms::forward(qkv, unnormed, w, shape, eps)
+        })
+    }
+
+    fn head_norms_backward(&mut self, norms: &HeadNorms) -> Done {
+        let (shape, eps) = (self.shape, self.config.rms_norm_eps);
+        let slots = [
+            (Slot::Wide, shape.qkv()),
+            (Slot::Unnormed(norms.layer), shape.queries_and_keys()),
+        ];
+        self.on(slots, |[dqkv, unnormed], store, shared| {
+            let (w, Gradient { values, add }) = store.gradient(norms.unit);
+            let range = norms.weights.range.clone();
+            let dw = (&mut values[range.clone()], add);
+            let scratch = &mut shared.norm_scratch;
+            head_norms::backward(dqkv, dw, unnormed, &w[range], (shape, eps), scratch)
         })
     }
 

@@ -28,6 +28,8 @@ pub struct Stash {
     pub inverse_input: Buffer,
     /// Rotated queries and keys, and values, `[n, qkv]`.
     pub qkv: Buffer,
+    /// Queries and keys before their norms, `[n, queries and keys]`; empty without these norms.
+    pub unnormed: Buffer,
     /// Logarithms of attention's softmax sums, `[batch, heads, seq_len]`.
     pub log_sums: Buffer,
     /// Attention's output before its projection, `[n, heads × head_dim]`.
@@ -98,9 +100,14 @@ impl Stash {
     ) -> Result<Stash, EngineError> {
         let buffer = |width: usize| arena.buffer(n * width, what);
         let queries = config.queries();
+        let unnormed = match config.query_key_norms {
+            true => config.queries_and_keys(),
+            false => 0,
+        };
         Ok(Stash {
             inverse_input: buffer(1)?,
             qkv: buffer(config.qkv())?,
+            unnormed: buffer(unnormed)?,
             log_sums: buffer(config.num_attention_heads)?,
             attended: buffer(queries)?,
             middle: buffer(config.hidden_size)?,
@@ -120,9 +127,14 @@ impl Shared {
         let n = capacity.tokens;
         let hidden = config.hidden_size;
         let queries = config.queries();
+        // The norms of queries and of keys have scratch for the weights of both.
+        let normed = match config.query_key_norms {
+            true => hidden.max(2 * config.head_dim),
+            false => hidden,
+        };
         let head_rows = (LOGITS / config.vocab_size).max(HEAD_ROWS).min(n);
         let mut table = arena.buffer(capacity.seq_len * config.head_dim, "the RoPE table")?;
-        rope::fill_table(&mut table, config.head_dim, config.rope_theta);
+        rope::fill_table(&mut table, &config.frequencies());
         let wide = hidden.max(config.intermediate_size).max(config.qkv());
         let len = attention::Scratch::block_len(capacity.seq_len);
         let mut scores: Vec<Buffer> = (0..2 * rayon::current_num_threads())
@@ -136,7 +148,7 @@ impl Shared {
             narrow: arena.buffer(n * hidden.max(queries), what)?,
             wide: arena.buffer(n * wide, what)?,
             dx: arena.buffer(n * hidden, what)?,
-            norm_scratch: arena.buffer(rmsnorm::scratch_len(n, hidden) + head_rows, what)?,
+            norm_scratch: arena.buffer(rmsnorm::scratch_len(n, normed) + head_rows, what)?,
             attention: attention::Scratch::new(lent),
             scores,
             rope: table,

@@ -17,7 +17,7 @@ use super::peers::Peers;
 use super::sharded::Shards;
 use super::state::{State, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace};
-use crate::engine::walk::{Backend, Head, Linear, Norm, Slot, Walk};
+use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Vector, Walk};
 use crate::engine::{Direction, Pass, Training};
 
 const F32: usize = size_of::<f32>();
@@ -133,6 +133,18 @@ impl<'a> CudaBackend<'a> {
         }
     }
 
+    /// An acquired unit's vectors, f32.
+    fn vector(&self, unit: usize, vector: &Vector) -> u64 {
+        self.whole(unit).vectors[vector.index]
+    }
+
+    /// The place to which the gradient of vectors is added.
+    fn vector_gradient(&self, unit: usize, vector: &Vector) -> Result<u64, CudaError> {
+        let gradient = self.gradient(unit).part(&vector.range);
+        self.zero_unless_added(gradient, vector.range.len())?;
+        Ok(gradient.address)
+    }
+
     fn stash(&self, layer: usize) -> &'a Stash {
         let stashes = &self.work.stashes;
         &stashes[layer % stashes.len()]
@@ -147,6 +159,7 @@ impl<'a> CudaBackend<'a> {
             Slot::Residual(layer) => self.work.residual[layer],
             Slot::InverseInput(layer) => self.stash(layer).inverse_input,
             Slot::Qkv(layer) => self.stash(layer).qkv,
+            Slot::Unnormed(layer) => self.stash(layer).unnormed,
             Slot::LogSums(layer) => self.stash(layer).log_sums,
             Slot::Attended(layer) => self.stash(layer).attended,
             Slot::Middle(layer) => self.stash(layer).middle,
@@ -391,7 +404,7 @@ impl Backend for CudaBackend<'_> {
         let hidden = self.walk.config.hidden_size;
         let (kernels, compute) = (self.kernels, &self.streams.compute);
         let x = work.residual[self.walk.config.num_hidden_layers];
-        let norm_weights = self.whole(head.unit).norms[0];
+        let norm_weights = self.whole(head.unit).vectors[0];
 
         let normed = (work.narrow, work.inverse_head);
         kernels.rmsnorm_forward(compute, normed, x, norm_weights, n)?;
@@ -425,7 +438,7 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Enqueued {
-        let weights = self.whole(norm.unit).norms[norm.index];
+        let weights = self.vector(norm.unit, &norm.weights);
         let y = (self.address(normed), self.address(norm.inverse));
         let compute = &self.streams.compute;
         self.kernels
@@ -433,18 +446,23 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Enqueued {
-        let dw = self.gradient(norm.unit).part(&norm.weights);
-        self.zero_unless_added(dw, norm.weights.len())?;
+        let dw = self.vector_gradient(norm.unit, &norm.weights)?;
         let input = (self.address(x), self.address(norm.inverse));
-        let weights = (self.whole(norm.unit).norms[norm.index], dw.address);
+        let weights = (self.vector(norm.unit, &norm.weights), dw);
         let compute = &self.streams.compute;
         self.kernels
             .rmsnorm_backward(compute, self.work, input, weights, self.tokens())
     }
 
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Enqueued {
-        let y = (self.address(y), self.precision);
-        self.product(linear, self.real(x), y, None, self.tokens())
+        let (n, y) = (self.tokens(), self.address(y));
+        self.product(linear, self.real(x), (y, self.precision), None, n)?;
+        let Some(bias) = &linear.bias else {
+            return Ok(());
+        };
+        let of_columns = (self.vector(linear.unit, bias), linear.outputs());
+        self.kernels
+            .add_bias(&self.streams.compute, y, of_columns, n)
     }
 
     fn linear_add(&mut self, linear: &Linear, x: Slot, residual: Slot, sum: Slot) -> Enqueued {
@@ -460,7 +478,32 @@ impl Backend for CudaBackend<'_> {
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Enqueued {
         let dw = self.gradient(linear.unit).part(&linear.weights);
         let operands = (self.real(dy), self.real(x));
-        self.product_of_weights(linear, operands, dw, self.tokens())
+        self.product_of_weights(linear, operands, dw, self.tokens())?;
+        let Some(bias) = &linear.bias else {
+            return Ok(());
+        };
+        let db = (self.vector_gradient(linear.unit, bias)?, linear.outputs());
+        let compute = &self.streams.compute;
+        self.kernels
+            .add_row_sums(compute, self.work, db, operands.0, self.tokens())
+    }
+
+    fn head_norms(&mut self, norms: &HeadNorms) -> Enqueued {
+        let qkv = self.address(Slot::Qkv(norms.layer));
+        let unnormed = self.address(Slot::Unnormed(norms.layer));
+        let weights = self.vector(norms.unit, &norms.weights);
+        let compute = &self.streams.compute;
+        self.kernels
+            .head_norms_forward(compute, (qkv, unnormed), weights, self.tokens())
+    }
+
+    fn head_norms_backward(&mut self, norms: &HeadNorms) -> Enqueued {
+        let dw = self.vector_gradient(norms.unit, &norms.weights)?;
+        let weights = (self.vector(norms.unit, &norms.weights), dw);
+        let unnormed = self.address(Slot::Unnormed(norms.layer));
+        let compute = &self.streams.compute;
+        self.kernels
+            .head_norms_backward(compute, self.work, unnormed, weights, self.tokens())
     }
 
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Enqueued {

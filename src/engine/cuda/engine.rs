@@ -256,7 +256,7 @@ impl CudaEngine {
         let slab = Slab::allocate(&self.device, &what, place)?;
         let head_dim = self.config.head_dim;
         let mut table = vec![0.0; capacity.seq_len * head_dim];
-        rope::fill_table(&mut table, head_dim, self.config.rope_theta);
+        rope::fill_table(&mut table, &self.config.frequencies());
         self.upload(slab.at.rope, bytemuck::cast_slice(&table))?;
         let mut inputs = self.device.pinned(slab.at.inputs.bytes, "micro-batches")?;
         inputs.bytes_mut().fill(0);

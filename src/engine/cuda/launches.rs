@@ -170,14 +170,109 @@ impl Kernels {
         };
         let geometry = grid(blocks, threads);
         self.launch(stream, "rmsnorm_backward", geometry, &arguments)?;
+        self.column_sums(stream, work, gradient, (blocks, self.hidden))
+    }
+
+    /// Adds the sums of the columns of [`Workspace::norm_partials`], f32 `[rows, width]`.
+    fn column_sums(
+        &self,
+        stream: &Stream,
+        work: &Workspace,
+        sums: u64,
+        (rows, width): (usize, usize),
+    ) -> Enqueued {
         let arguments = [
-            Address(gradient),
+            Address(sums),
             Address(work.norm_partials),
-            int(blocks),
-            int(self.hidden),
+            int(rows),
+            int(width),
         ];
-        let grid = grid(self.hidden.div_ceil(32), COLUMN_SUM_THREADS);
+        let grid = grid(width.div_ceil(32), COLUMN_SUM_THREADS);
         self.launch(stream, "column_sums", grid, &arguments)
+    }
+
+    /// Adds a bias, f32 `[width]`, to the rows of `y`, real `[n, width]`.
+    pub fn add_bias(
+        &self,
+        stream: &Stream,
+        y: u64,
+        (bias, width): (u64, usize),
+        n: usize,
+    ) -> Enqueued {
+        let arguments = [Address(y), Address(bias), int(width)];
+        self.rows(stream, "add_bias", n, &arguments)
+    }
+
+    /// Adds the rows of `dy`, real `[n, width]`, to the gradient of a bias, f32 `[width]`.
+    pub fn add_row_sums(
+        &self,
+        stream: &Stream,
+        work: &Workspace,
+        (gradient, width): (u64, usize),
+        dy: u64,
+        n: usize,
+    ) -> Enqueued {
+        let arguments = [
+            Address(work.norm_partials),
+            Address(dy),
+            int(n),
+            int(width),
+            int(norm_rows(n)),
+        ];
+        let blocks = norm_blocks(n);
+        self.rows(stream, "row_sums", blocks, &arguments)?;
+        self.column_sums(stream, work, gradient, (blocks, width))
+    }
+
+    /// Norms the queries and keys of `qkv`, real `[n, qkv]`, head by head, and keeps them as they were in `unnormed`,
+    /// real `[n, queries and keys]`. `weights`: f32 `[2, head_dim]`.
+    pub fn head_norms_forward(
+        &self,
+        stream: &Stream,
+        (qkv, unnormed): (u64, u64),
+        weights: u64,
+        n: usize,
+    ) -> Enqueued {
+        let arguments = [
+            Address(qkv),
+            Address(unnormed),
+            Address(weights),
+            int(self.attention.heads),
+            int(self.attention.kv_heads),
+            Float(self.epsilon),
+        ];
+        self.rows(stream, "head_norms_forward", n, &arguments)
+    }
+
+    /// From the gradient of normed queries and keys in [`Workspace::wide`] to that of the unnormed ones; adds to `gradient`,
+    /// that of the `weights`, both f32 `[2, head_dim]`.
+    pub fn head_norms_backward(
+        &self,
+        stream: &Stream,
+        work: &Workspace,
+        unnormed: u64,
+        (weights, gradient): (u64, u64),
+        n: usize,
+    ) -> Enqueued {
+        let arguments = [
+            Address(work.wide),
+            Address(work.norm_partials),
+            Address(unnormed),
+            Address(weights),
+            int(n),
+            int(self.attention.heads),
+            int(self.attention.kv_heads),
+            int(norm_rows(n)),
+            Float(self.epsilon),
+        ];
+        let blocks = norm_blocks(n);
+        self.rows(stream, "head_norms_backward", blocks, &arguments)?;
+        self.column_sums(
+            stream,
+            work,
+            gradient,
+            (blocks, 2 * self.attention.head_dim),
+        )
     }
 
     /// Rotates the queries and keys of `qkv`, real `[n, qkv]`, in place.

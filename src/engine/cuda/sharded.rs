@@ -24,7 +24,7 @@ use super::error::CudaError;
 use super::launches::{Enqueued, Kernels};
 use super::options::Precision;
 use super::peers::Peers;
-use super::state::{Places, State, Whole, norms};
+use super::state::{Places, State, Whole, vectors};
 use crate::engine::{Direction, Layout};
 
 const F32: usize = size_of::<f32>();
@@ -69,7 +69,7 @@ impl<'a> Shards<'a> {
     /// Starts a walk and gathers the norms and the first units.
     pub fn begin(&self) -> Enqueued {
         self.after_compute()?;
-        self.gather_norms()?;
+        self.gather_vectors()?;
         // With tied embeddings, both turns are free beside the first unit.
         let first = if self.is_tied() { 3 } else { 2 };
         for unit in 0..first.min(self.units()) {
@@ -92,7 +92,7 @@ impl<'a> Shards<'a> {
         Whole {
             table,
             operands,
-            norms: self.state.units[unit].norms,
+            vectors: self.state.units[unit].vectors,
         }
     }
 
@@ -219,23 +219,23 @@ impl<'a> Shards<'a> {
         stream.record(&self.events.gathered[unit])
     }
 
-    /// Makes the norms' weights whole: the sum of every rank's parts, which are zero elsewhere.
-    fn gather_norms(&self) -> Enqueued {
+    /// Makes the vectors whole: the sum of every rank's parts, which are zero elsewhere.
+    fn gather_vectors(&self) -> Enqueued {
         let (stream, places) = (&self.peers.stream, self.places);
-        self.zero(places.norms, 0, places.norms_len)?;
+        self.zero(places.vectors, 0, places.vectors_len)?;
         for (addresses, unit) in self.state.units.iter().zip(&self.layout.units) {
             let part = self.state.share.part(unit.len);
-            for (norm, at) in norms(unit).zip(addresses.norms) {
-                let (from, to) = (norm.start.max(part.start), norm.end.min(part.end));
+            for (vector, at) in vectors(unit).zip(addresses.vectors) {
+                let (from, to) = (vector.start.max(part.start), vector.end.min(part.end));
                 if from < to {
-                    let at = at + ((from - norm.start) * F32) as u64;
+                    let at = at + ((from - vector.start) * F32) as u64;
                     let held = addresses.weights + ((from - part.start) * F32) as u64;
                     // SAFETY: both are ranges of the state.
                     unsafe { stream.copy(at, held, (to - from) * F32)? };
                 }
             }
         }
-        self.peers.all_reduce(places.norms, places.norms_len)
+        self.peers.all_reduce(places.vectors, places.vectors_len)
     }
 
     fn scatter_now(&self, unit: usize, first: bool) -> Enqueued {

@@ -83,8 +83,8 @@ pub struct UnitAddresses {
     /// The bf16 copy of the weights for matrix products. A sharded embedding has none: its f32 weights are
     /// gathered, because tokens are looked up in them.
     pub copy: Option<u64>,
-    /// The weights of the unit's norms in their order, f32, whole; 0 beyond the last.
-    pub norms: [u64; 2],
+    /// The unit's vectors in their order, f32, whole; 0 beyond the last.
+    pub vectors: [u64; VECTORS],
     /// The step's gradient, f32; the padded unit's length with [`Share::whole_gradient`].
     pub gradient: u64,
     /// First moment of AdamW, f32.
@@ -101,7 +101,7 @@ impl UnitAddresses {
         Whole {
             table: self.weights,
             operands: self.copy.unwrap_or(self.weights),
-            norms: self.norms,
+            vectors: self.vectors,
         }
     }
 }
@@ -113,8 +113,8 @@ pub struct Whole {
     pub table: u64,
     /// For matrix products: bf16, or f32 with [`Precision::F32`].
     pub operands: u64,
-    /// As [`UnitAddresses::norms`].
-    pub norms: [u64; 2],
+    /// As [`UnitAddresses::vectors`].
+    pub vectors: [u64; VECTORS],
 }
 
 /// Places for gathered weights.
@@ -124,15 +124,18 @@ pub struct Places {
     pub turns: [u64; 2],
     /// Tied embeddings stay gathered until the head is done: f32, and for matrix products.
     pub of_tied: Option<[u64; 2]>,
-    /// The norms' weights of all units, f32.
-    pub norms: u64,
+    /// The vectors of all units, f32.
+    pub vectors: u64,
     /// Their number of elements.
-    pub norms_len: usize,
+    pub vectors_len: usize,
     /// ‖this rank's part of the step's gradient‖², f64.
     pub norm: u64,
     /// Its partial sums, f64.
     pub partials: u64,
 }
+
+/// The most vectors of a unit: two norms, three biases, and the norms of queries and keys.
+pub const VECTORS: usize = 7;
 
 /// Bytes of AdamW's factors, a structure of seven f32.
 pub const FACTORS: usize = 7 * F32;
@@ -151,30 +154,30 @@ impl State {
         // Matrix products use the embedding only as a tied head; sharded, that has another place.
         let has_copy =
             |index: usize| precision == Precision::Bf16 && (index > 0 || tied && !sharded);
-        let norms_len = layout
+        let vectors_len = layout
             .units
             .iter()
-            .flat_map(norms)
-            .map(|norm| norm.len())
+            .flat_map(vectors)
+            .map(|vector| vector.len())
             .sum();
-        let all_norms = if sharded { bump.f32(norms_len) } else { 0 };
-        let mut next_norm = all_norms;
+        let all_vectors = if sharded { bump.f32(vectors_len) } else { 0 };
+        let mut next = all_vectors;
         let units = layout.units.iter().enumerate().map(|(index, unit)| {
             let held = share.held(unit.len);
             let weights = bump.f32(held);
-            let mut addresses = [0; 2];
-            for (address, norm) in addresses.iter_mut().zip(norms(unit)) {
+            let mut addresses = [0; VECTORS];
+            for (address, vector) in addresses.iter_mut().zip(vectors(unit)) {
                 if sharded {
-                    *address = next_norm;
-                    next_norm += (norm.len() * F32) as u64;
+                    *address = next;
+                    next += (vector.len() * F32) as u64;
                 } else {
-                    *address = weights + (norm.start * F32) as u64;
+                    *address = weights + (vector.start * F32) as u64;
                 }
             }
             UnitAddresses {
                 weights,
                 copy: has_copy(index).then(|| bump.take(held, precision.size())),
-                norms: addresses,
+                vectors: addresses,
                 gradient: bump.f32(if share.whole_gradient {
                     share.padded(unit.len)
                 } else {
@@ -217,8 +220,8 @@ impl State {
                             Precision::Bf16 => [table, bump.take(embedding, precision.size())],
                         }
                     }),
-                    norms: all_norms,
-                    norms_len,
+                    vectors: all_vectors,
+                    vectors_len,
                     norm: bump.take(1, size_of::<f64>()),
                     partials: bump.take(PARTIALS, size_of::<f64>()),
                 }
@@ -246,10 +249,9 @@ impl State {
     }
 }
 
-/// The ranges of a unit's norms.
-pub fn norms(unit: &Unit) -> impl Iterator<Item = Range<usize>> {
-    let norms = unit.parameters.iter().filter(|parameter| !parameter.decay);
-    norms.map(Parameter::range)
+/// The ranges of a unit's vectors.
+pub fn vectors(unit: &Unit) -> impl Iterator<Item = Range<usize>> {
+    unit.vectors().map(Parameter::range)
 }
 
 /// The larger sizes of the two places in which the units take turns: the even units in the first, the odd ones
@@ -282,11 +284,11 @@ mod tests {
             sizes.max().unwrap()
         };
         let turns = |size: &dyn Fn(usize) -> usize| of_turn(0, size) + of_turn(1, size);
-        let norms: usize = layout
+        let vectors: usize = layout
             .units
             .iter()
-            .flat_map(norms)
-            .map(|norm| norm.len())
+            .flat_map(vectors)
+            .map(|vector| vector.len())
             .sum();
         let bf16 = usize::from(precision == Precision::Bf16);
         let gathered = |unit: usize| if bf16 == 1 && unit > 0 { 2 } else { 4 };
@@ -295,7 +297,7 @@ mod tests {
             + turns(&|_| 4)
             + turns(&gathered)
             + usize::from(is_tied) * (4 + 4 + bf16 * 2) * embedding
-            + 4 * norms
+            + 4 * vectors
     }
 
     #[test]

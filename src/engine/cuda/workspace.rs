@@ -46,7 +46,7 @@ pub struct Workspace {
     pub dx: u64,
     /// The same as an operand of matrix products, real `[n, hidden]`; `dx` itself in f32.
     pub dx_operand: u64,
-    /// Partial sums of a norm's weight gradient, f32 `[norm_blocks, hidden]`.
+    /// Partial sums of the gradient of vectors, f32 `[norm_blocks, the widest vectors]`.
     pub norm_partials: u64,
     /// 1 / rms of the last block's output, f32 `[n]`.
     pub inverse_head: u64,
@@ -95,6 +95,8 @@ pub struct Stash {
     pub inverse_input: u64,
     /// Rotated queries and keys, and values, real `[n, qkv]`.
     pub qkv: u64,
+    /// Queries and keys before their norms, real `[n, queries and keys]`; empty without these norms.
+    pub unnormed: u64,
     /// Logarithms of attention's softmax sums, f32 `[batch, heads, seq_len]`.
     pub log_sums: u64,
     /// Attention's output before its projection, real `[n, heads × head_dim]`.
@@ -169,7 +171,7 @@ impl Workspace {
                 Precision::F32 => dx,
                 Precision::Bf16 => bump.take(n * hidden, real),
             },
-            norm_partials: bump.f32(norm_blocks(n) * hidden),
+            norm_partials: bump.f32(norm_blocks(n) * widest_vectors(config)),
             inverse_head: bump.f32(n),
             delta: bump.f32(n * config.num_attention_heads),
             logits: bump.take(logits_rows * config.vocab_size, real),
@@ -251,6 +253,10 @@ impl Stash {
         Stash {
             inverse_input: bump.f32(n),
             qkv: bump.take(n * config.qkv(), real),
+            unnormed: match config.query_key_norms {
+                true => bump.take(n * config.queries_and_keys(), real),
+                false => 0,
+            },
             log_sums: bump.f32(n * config.num_attention_heads),
             attended: bump.take(n * queries, real),
             middle: bump.f32(n * config.hidden_size),
@@ -264,6 +270,17 @@ impl Stash {
 pub fn logits_rows(vocabulary: usize) -> usize {
     let most = (LOGITS / vocabulary).max(1);
     if most > 128 { most / 128 * 128 } else { most }
+}
+
+/// The largest number of elements of vectors whose gradients are summed together.
+fn widest_vectors(config: &ModelConfig) -> usize {
+    let of_biases = if config.qkv_biases { config.qkv() } else { 0 };
+    let of_heads = if config.query_key_norms {
+        2 * config.head_dim
+    } else {
+        0
+    };
+    config.hidden_size.max(of_biases).max(of_heads)
 }
 
 /// Rows that each block of a norm's backward pass takes, and the number of blocks.

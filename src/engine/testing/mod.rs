@@ -3,7 +3,7 @@
 pub mod contract;
 pub mod reference;
 
-use super::{AdamW, Engine, IGNORE, Measure, MicroBatch, ModelConfig};
+use super::{AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig};
 
 /// A tiny model with grouped queries.
 pub fn config() -> ModelConfig {
@@ -18,15 +18,24 @@ pub fn config() -> ModelConfig {
         max_position_embeddings: 128,
         rms_norm_eps: 1e-5,
         rope_theta: 10000.0,
-        tie_word_embeddings: false,
         initializer_range: 0.2,
-        sliding_window: None,
+        ..ModelConfig::default()
     }
 }
 
 pub fn tied() -> ModelConfig {
     ModelConfig {
         tie_word_embeddings: true,
+        ..config()
+    }
+}
+
+/// With biases and norms of queries and keys, and a layer without rotation.
+pub fn with_vectors() -> ModelConfig {
+    ModelConfig {
+        qkv_biases: true,
+        query_key_norms: true,
+        unrotated_layers: vec![1],
         ..config()
     }
 }

@@ -1,4 +1,4 @@
-//! PyTorch's gradients and losses, from `tests/reference/llama_reference.py`.
+//! PyTorch's gradients and losses, from `tests/reference/model_reference.py`.
 
 use std::path::Path;
 
@@ -9,7 +9,16 @@ use super::contract::New;
 use super::*;
 
 /// The cases of the script.
-pub const CASES: [&str; 3] = ["untied_grouped", "tied", "wider"];
+pub const CASES: [&str; 8] = [
+    "untied_grouped",
+    "tied",
+    "wider",
+    "llama3",
+    "linear",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+];
 
 /// One case of the script.
 pub struct Reference {
@@ -81,7 +90,11 @@ impl Reference {
                 for (i, w) in (0..).zip(weights) {
                     let bits = mix(hash.wrapping_add(i)) >> 8;
                     let uniform = bits as f32 / (1 << 23) as f32 - 1.0;
-                    *w = 0.25 * uniform + if parameter.decay { 0.0 } else { 1.0 };
+                    let middle = match parameter.role.kind() {
+                        Kind::Matrix | Kind::Bias => 0.0,
+                        Kind::Norm => 1.0,
+                    };
+                    *w = 0.25 * uniform + middle;
                 }
             }
             engine.import(index, &state).unwrap();

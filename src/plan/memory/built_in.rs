@@ -14,9 +14,10 @@ const LOGITS: f64 = (1u64 << 27) as f64;
 const WORKSPACE: f64 = (32u64 << 20) as f64;
 const F32: f64 = 4.0;
 
-/// Whether the built-in trainer has this architecture: a dense Llama.
+/// Whether the built-in trainer has this architecture: a dense Llama, also with biases of queries, keys and values, or with
+/// norms of queries and keys.
 pub(super) fn has_engine(shape: &Shape) -> bool {
-    shape.experts == 1 && shape.gated && shape.biases == Biases::None && !shape.norm_bias
+    shape.experts == 1 && shape.gated && shape.biases != Biases::All && !shape.norm_bias
 }
 
 /// Weights, gradients and optimiser states of a rank, bytes: the table of docs/gpu.md. The ranks share every unit if
@@ -89,7 +90,12 @@ pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size:
     let (heads, qkv) = (shape.heads as f64, queries + 2.0 * shape.keys() as f64);
     // The residual stream and its gradient are f32.
     let residual = (layers + 2.0) * F32 * hidden;
-    let block = size * (qkv + queries + 2.0 * inner) + F32 * (hidden + heads + 2.0);
+    let unnormed = if shape.head_norms {
+        queries + shape.keys() as f64
+    } else {
+        0.0
+    };
+    let block = size * (qkv + unnormed + queries + 2.0 * inner) + F32 * (hidden + heads + 2.0);
     let stashes = if checkpointing { 1.0 } else { layers };
     let gradient_operand = if size < F32 { size * hidden } else { 0.0 };
     let scratch =

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::shape::{Biases, LLAMA, MISTRAL, Shape};
+use super::shape::{Biases, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, Shape};
 use crate::recipe::schema::spec::Model;
 use crate::util::hub;
 
@@ -165,38 +165,72 @@ fn find(path: &str) -> Option<&'static Known> {
         .find(|known| known.patterns.iter().any(|pattern| path.contains(pattern)))
 }
 
-/// Families that the built-in trainer does not have, by parts of a hub id in lower case. The first match
-/// counts.
-const OTHER_FAMILIES: &[(&str, &[&str])] = &[
-    ("Gemma", &["gemma"]),
-    ("Mixtral", &["mixtral", "zephyr-orpo-141b"]),
-    ("StarCoder2", &["starcoder", "starchat"]),
-    ("Qwen", &["qwen"]),
-    ("GPT-NeoX", &["pythia", "gpt-neox", "dolly-v2"]),
-    ("GPT-J", &["gpt-j"]),
-    ("GPT-2", &["gpt2"]),
+/// The family that a hub id names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Named {
+    /// One that the built-in trainer has, by its `model_type`.
+    Trained(&'static str),
+    Other(&'static str),
+}
+
+use Named::{Other, Trained};
+
+/// Families by parts of a hub id in lower case. The first match counts. An id without one is a Llama or a Mistral, which
+/// have the same blocks.
+const FAMILIES: &[(Named, &[&str])] = &[
+    (Other("Gemma"), &["gemma"]),
+    (Other("Mixtral"), &["mixtral", "zephyr-orpo-141b"]),
+    (Other("StarCoder2"), &["starcoder", "starchat"]),
     (
-        "Phi",
+        Other("Qwen's multimodal models"),
+        &[
+            "qwen-vl",
+            "qwen2-vl",
+            "qwen2.5-vl",
+            "qwen3-vl",
+            "qwen2-audio",
+            "-omni",
+        ],
+    ),
+    (
+        Other("Qwen's mixtures of experts"),
+        &[
+            "qwen1.5-moe",
+            "qwen2-57b",
+            "qwen3-30b",
+            "qwen3-235b",
+            "qwen3-coder",
+            "qwen3-next",
+        ],
+    ),
+    (Trained("qwen3"), &["qwen3"]),
+    (
+        Trained("qwen2"),
+        &["qwen2", "qwen1.5", "qwq", "deepseek-r1-distill-qwen"],
+    ),
+    (Other("Qwen"), &["qwen"]),
+    (Other("GPT-NeoX"), &["pythia", "gpt-neox", "dolly-v2"]),
+    (Other("GPT-J"), &["gpt-j"]),
+    (Other("GPT-2"), &["gpt2"]),
+    (
+        Other("Phi"),
         &["microsoft/phi", "phi-1", "phi-2", "phi-3", "phi-4"],
     ),
-    ("Falcon", &["falcon"]),
-    ("OPT", &["facebook/opt"]),
-    ("BLOOM", &["bloom"]),
-    ("MPT", &["mpt-7b", "mpt-30b"]),
+    (Other("Falcon"), &["falcon"]),
+    (Other("OPT"), &["facebook/opt"]),
+    (Other("BLOOM"), &["bloom"]),
+    (Other("MPT"), &["mpt-7b", "mpt-30b"]),
     (
-        "DeepSeek",
+        Other("DeepSeek"),
         &["deepseek-v2", "deepseek-v3", "deepseek-r1-0528"],
     ),
-    ("SmolLM3", &["smollm3"]),
-    ("OLMo", &["olmo"]),
+    (Trained("smollm3"), &["smollm3"]),
+    (Other("OLMo"), &["olmo"]),
 ];
 
-/// The family of a model that the built-in trainer does not have, by its hub id. `None` if a `config.json` at its path or
-/// the recipe states the family, or if its path is a folder's or names no family.
-pub fn other_family(
-    model: &Model,
-    config_at_path: Option<&BTreeMap<String, Value>>,
-) -> Option<&'static str> {
+/// The family of a model by its hub id. `None` if a `config.json` at its path or the recipe states the family, or if its
+/// path is a folder's or names no family.
+fn named(model: &Model, config_at_path: Option<&BTreeMap<String, Value>>) -> Option<Named> {
     let states_it = ["model_type", "architectures"]
         .iter()
         .any(|key| model.config.contains_key(*key));
@@ -205,9 +239,31 @@ pub fn other_family(
     }
     let id = model.path.as_deref().filter(|path| hub::may_be_id(path))?;
     let id = id.to_lowercase();
-    let named = |parts: &[&str]| parts.iter().any(|part| id.contains(part));
-    let family = OTHER_FAMILIES.iter().find(|(_, parts)| named(parts));
+    let is_named = |parts: &[&str]| parts.iter().any(|part| id.contains(part));
+    let family = FAMILIES.iter().find(|(_, parts)| is_named(parts));
     family.map(|(family, _)| *family)
+}
+
+/// The family that the built-in trainer does not have, if the model's hub id names one.
+pub fn other_family(
+    model: &Model,
+    config_at_path: Option<&BTreeMap<String, Value>>,
+) -> Option<&'static str> {
+    match named(model, config_at_path)? {
+        Other(family) => Some(family),
+        Trained(_) => None,
+    }
+}
+
+/// The `model_type` of a model whose hub id names a family with blocks of its own.
+pub fn model_type(
+    model: &Model,
+    config_at_path: Option<&BTreeMap<String, Value>>,
+) -> Option<&'static str> {
+    match named(model, config_at_path)? {
+        Other(_) => None,
+        Trained(model_type) => Some(model_type),
+    }
 }
 
 impl Shape {
@@ -235,8 +291,14 @@ impl Shape {
         if known.is_none() && Shape::REQUIRED.iter().any(|key| stated(key).is_none()) {
             return None;
         }
-        let is_mistral = stated("model_type").is_some_and(|family| family == "mistral");
-        let family = if is_mistral { &MISTRAL } else { &LLAMA };
+        let stated_type = stated("model_type").and_then(Value::as_str);
+        let family = match stated_type.or_else(|| model_type(model, config_at_path)) {
+            Some("mistral") => &MISTRAL,
+            Some("qwen2") => &QWEN2,
+            Some("qwen3") => &QWEN3,
+            Some("smollm3") => &SMOLLM3,
+            _ => &LLAMA,
+        };
         let base = known.map_or(family, |known| &known.shape);
         let shape = base.with(&stated)?;
         let source = match (known, &model.path) {
@@ -323,6 +385,12 @@ mod tests {
         };
         assert_eq!(family("google/gemma-7b"), Some("Gemma"));
         assert_eq!(family("pythia-2.8b"), Some("GPT-NeoX"));
+        assert_eq!(
+            family("Qwen/Qwen2.5-VL-7B"),
+            Some("Qwen's multimodal models")
+        );
+        assert_eq!(family("Qwen/Qwen-7B"), Some("Qwen"));
+        assert_eq!(family("Qwen/Qwen3-8B"), None);
         assert_eq!(family("/data/qwen-vs-llama/llama"), None);
         assert_eq!(family("./gemma"), None);
     }

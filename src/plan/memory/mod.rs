@@ -16,7 +16,7 @@ use crate::recipe::schema::spec::{NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
 pub use built_in::TRAINED;
-pub use known::{other_family, typical, typical_sizes};
+pub use known::{model_type, other_family, typical, typical_sizes};
 pub use shape::Shape;
 
 /// The share of a device's memory that a run can use.

@@ -38,6 +38,8 @@ pub struct Shape {
     pub biases: Biases,
     /// Norms with a bias (LayerNorm), else without (RMSNorm).
     pub norm_bias: bool,
+    /// Norms of each head's queries and keys (Qwen 3).
+    pub head_norms: bool,
 }
 
 /// Which linear layers have biases.
@@ -64,12 +66,39 @@ pub(super) const LLAMA: Shape = Shape {
     gated: true,
     biases: Biases::None,
     norm_bias: false,
+    head_norms: false,
 };
 
 /// Mistral 7B, the defaults of `MistralConfig` (transformers 5.23.0).
 pub(super) const MISTRAL: Shape = Shape {
     intermediate: 14336,
     key_value_heads: 8,
+    ..LLAMA
+};
+
+/// The defaults of `Qwen2Config` (transformers 5.24.0).
+pub(super) const QWEN2: Shape = Shape {
+    intermediate: 22016,
+    vocabulary: 151_936,
+    biases: Biases::Qkv,
+    ..LLAMA
+};
+
+/// The defaults of `Qwen3Config` (transformers 5.24.0).
+pub(super) const QWEN3: Shape = Shape {
+    biases: Biases::None,
+    head_norms: true,
+    ..QWEN2
+};
+
+/// The defaults of `SmolLM3Config` (transformers 5.24.0).
+pub(super) const SMOLLM3: Shape = Shape {
+    layers: 36,
+    hidden: 2048,
+    heads: 16,
+    key_value_heads: 4,
+    vocabulary: 128_256,
+    tied: true,
     ..LLAMA
 };
 
@@ -88,7 +117,8 @@ impl Shape {
         } else {
             heads
         };
-        let head_dim = if same_heads {
+        // Qwen3Config's is a number of its own.
+        let head_dim = if same_heads || self.head_norms {
             self.head_dim
         } else {
             (hidden / heads).max(1)
@@ -133,10 +163,16 @@ impl Shape {
             Biases::Qkv => queries + 2.0 * keys,
             Biases::All => queries + 2.0 * keys + hidden + (matrices - 1.0) * intermediate + hidden,
         };
+        let head_norms = if self.head_norms {
+            2.0 * self.head_dim as f64
+        } else {
+            0.0
+        };
         2.0 * hidden * (queries + keys)
             + experts * matrices * hidden * intermediate
             + router
             + biases
+            + head_norms
             + 2.0 * self.norm()
     }
 
@@ -207,13 +243,14 @@ impl Shape {
     }
 
     /// Elements that one block keeps per token for its backward pass: its input, both norms'
-    /// outputs, the attention's queries, keys, values and output, the middle of the residual
-    /// stream, and the MLP's inner values. Attention scores are not kept (fused attention).
+    /// outputs, the attention's queries, keys, values and output, queries and keys before norms of their own, the middle of
+    /// the residual stream, and the MLP's inner values. Attention scores are not kept (fused attention).
     pub fn kept_per_token(&self) -> f64 {
         let inner = if self.gated { 4.0 } else { 2.0 };
         let experts = self.experts.min(ACTIVE_EXPERTS) as f64;
+        let attention = if self.head_norms { 3.0 } else { 2.0 };
         5.0 * self.hidden as f64
-            + 2.0 * (self.queries() + self.keys()) as f64
+            + attention * (self.queries() + self.keys()) as f64
             + inner * experts * self.intermediate as f64
     }
 

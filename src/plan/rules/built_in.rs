@@ -197,7 +197,7 @@ const TRAINER_MODEL: Rule = Rule {
     summary: "the built-in trainer does not support this model",
     text: include_str!("texts/trainer-model.md"),
     wrong: with(
-        "  model:\n    config: {model_type: qwen2, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n",
+        "  model:\n    config: {model_type: phi3, hidden_size: 64, num_hidden_layers: 2, vocab_size: 256}\n",
     ),
     right: with(
         "  model:\n    config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 256}\n",
@@ -213,8 +213,8 @@ fn trainer_model(case: &Case<'_>, findings: &mut Findings<'_>) {
             &["model.path"],
             format!("the built-in trainer does not train {family} ({path})"),
             format!(
-                "choose a Llama or Mistral model, set {} to train a Llama of these sizes, or run your own program \
-                 after `--`",
+                "choose a Llama, Mistral, Qwen 2, Qwen 3 or SmolLM model, set {} to train a Llama of these sizes, or \
+                 run your own program after `--`",
                 case.set("model.config.model_type", "llama")
             ),
         );

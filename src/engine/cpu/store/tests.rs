@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::comm::tcp::tests::on_all;
 use crate::comm::{Collective, CommError};
-use crate::engine::Parameter;
+use crate::engine::{Parameter, Role};
 
 /// Records the operations that start; the length of a vector identifies its unit.
 struct Recorder {
@@ -55,9 +55,9 @@ fn layout() -> Layout {
             name: format!("unit-{index}"),
             parameters: vec![Parameter {
                 name: "weight".to_owned(),
+                role: Role::InputNorm,
                 shape: vec![len],
                 offset: 0,
-                decay: false,
             }],
             len,
         }

@@ -38,9 +38,11 @@ macro_rules! kernels {
 }
 
 /// Every source but attention.
-pub const SOURCES: [Kernels; 8] = [
+pub const SOURCES: [Kernels; 10] = [
     kernels!("embedding.cu": "embedding_forward", "embedding_backward"),
     kernels!("rmsnorm.cu": "rmsnorm_forward", "rmsnorm_backward", "column_sums"),
+    kernels!("bias.cu": "add_bias", "row_sums"),
+    kernels!("head_norms.cu": "head_norms_forward", "head_norms_backward"),
     kernels!("rope.cu": "rope"),
     kernels!("swiglu.cu": "swiglu_forward", "swiglu_backward"),
     kernels!("cross_entropy.cu": "cross_entropy", "sum_losses"),

@@ -181,9 +181,7 @@ fn tinyllama() -> ModelConfig {
         max_position_embeddings: 2048,
         rms_norm_eps: 1e-5,
         rope_theta: 10000.0,
-        tie_word_embeddings: false,
-        initializer_range: 0.02,
-        sliding_window: None,
+        ..ModelConfig::default()
     }
 }
 

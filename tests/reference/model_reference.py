@@ -1,32 +1,45 @@
 #!/usr/bin/env python3
-"""Gradients and losses of tiny Llamas by PyTorch and transformers, which the CPU engine is tested against.
+"""Gradients and losses of tiny models of each family by PyTorch and transformers, which the engines are tested against.
 
 Writes beside itself, for each case, NAME.json (config.json's keys, the micro-batch's shape, what the optimiser was
 told, the summed loss, the same and each gradient's relative L2 error under autocast to bf16, ten mean losses) and NAME.safetensors (tokens, targets, the gradient of the summed loss of every
 parameter by its Hugging Face name). The weights come from a formula over integers that the test repeats.
 
-  python tests/reference/llama_reference.py        (written with torch 2.15.0, transformers 5.23.0)
+  python tests/reference/model_reference.py [CASE…]     (written with torch 2.15.0, transformers 5.23.0 and 5.24.0)
 
 The model runs in f64 (transformers computes RMSNorm and RoPE's angles in f32 all the same), so that the numbers are
 nearer the truth than the f32 that they judge.
 """
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).parent
 IGNORE = -100
 COMMON = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, vocab_size=24, max_position_embeddings=128,
               rms_norm_eps=1e-5, rope_theta=10000.0, initializer_range=0.02)
+# Wide enough that the errors of bf16 are not chance.
+FAMILY = dict(hidden_size=32, intermediate_size=36)
 CASES = dict(
     untied_grouped=dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, tie_word_embeddings=False),
     tied=dict(num_attention_heads=2, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
     wider=dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
                tie_word_embeddings=False),
+    llama3=FAMILY | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
+                         rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                           original_max_position_embeddings=32)),
+    linear=FAMILY | dict(num_attention_heads=2, num_key_value_heads=2, head_dim=10, tie_word_embeddings=False,
+                         rope_scaling=dict(rope_type="linear", factor=3.0)),
+    qwen2=FAMILY | dict(model_type="qwen2", num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True),
+    qwen3=FAMILY | dict(model_type="qwen3", num_attention_heads=4, num_key_value_heads=2, head_dim=10,
+                        tie_word_embeddings=False),
+    smollm3=FAMILY | dict(model_type="smollm3", num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=3,
+                          no_rope_layers=[1, 0, 1], tie_word_embeddings=True, pad_token_id=None),
 )
 BATCH, SEQ_LEN = 3, 70
 OPTIMIZER = dict(learning_rate=0.01, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=0.5)
@@ -59,8 +72,9 @@ def uniform(name, count):
 
 
 def weights(name, shape):
-    values = uniform(name, int(np.prod(shape))).reshape(shape)
-    return np.float32(1) + np.float32(0.25) * values if len(shape) == 1 else np.float32(0.25) * values
+    """Norms are near one, all others near zero."""
+    values = np.float32(0.25) * uniform(name, int(np.prod(shape))).reshape(shape)
+    return np.float32(1) + values if len(shape) == 1 and name.endswith("weight") else values
 
 
 def batch():
@@ -98,10 +112,11 @@ def relative(got, expected):
 
 def run(name, case):
     keys = COMMON | case
-    rope = dict(rope_type="default", rope_theta=keys["rope_theta"])
-    config = LlamaConfig(**{k: v for k, v in keys.items() if k != "rope_theta"}, rope_parameters=rope)
+    rope = dict(rope_type="default") | keys.get("rope_scaling", {}) | dict(rope_theta=keys["rope_theta"])
+    settings = {k: v for k, v in keys.items() if k not in ("rope_theta", "rope_scaling", "model_type")}
+    config = AutoConfig.for_model(keys.get("model_type", "llama"), **settings, rope_parameters=rope)
     config._attn_implementation = "eager"
-    model = LlamaForCausalLM(config).double().train()
+    model = AutoModelForCausalLM.from_config(config).double().train()
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for parameter_name, parameter in parameters.items():
@@ -137,5 +152,5 @@ def run(name, case):
     print(name, count, "targets", [round(x, 4) for x in losses], [round(x, 3) for x in norms_seen])
 
 
-for name, case in CASES.items():
-    run(name, case)
+for name in sys.argv[1:] or CASES:
+    run(name, CASES[name])

@@ -1,0 +1,179 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn read(config: Value) -> Result<ModelConfig, ConfigError> {
+    ModelConfig::from_json(&config)
+}
+
+fn refusal(config: Value) -> String {
+    read(config).unwrap_err().to_string()
+}
+
+#[test]
+fn missing_keys_take_the_defaults_of_transformers() {
+    assert_eq!(read(json!({})).unwrap(), ModelConfig::default());
+    let mistral = read(json!({"model_type": "mistral"})).unwrap();
+    assert_eq!(mistral.num_key_value_heads, 8);
+    assert_eq!(mistral.sliding_window, Some(4096));
+    let whole = json!({"architectures": ["MistralForCausalLM"], "sliding_window": null,
+                   "num_key_value_heads": null});
+    let whole = read(whole).unwrap();
+    assert_eq!(whole.sliding_window, None);
+    assert_eq!(whole.num_key_value_heads, 32);
+    let qwen = read(json!({"model_type": "qwen3", "hidden_size": 1024})).unwrap();
+    assert_eq!(
+        (qwen.head_dim, qwen.vocab_size, qwen.query_key_norms),
+        (128, 151_936, true)
+    );
+    assert_eq!((qwen.sliding_window, qwen.qkv_biases), (None, false));
+    let smol = read(json!({"model_type": "smollm3", "num_hidden_layers": 9})).unwrap();
+    assert_eq!(smol.unrotated_layers, [3, 7]);
+    assert!(smol.tie_word_embeddings && smol.rope_theta == 2e6);
+}
+
+/// `layer_types` of `Qwen2Config`.
+#[test]
+fn only_layers_of_a_family_that_asks_for_it_have_a_window() {
+    let layers = json!({"model_type": "qwen2", "num_hidden_layers": 4, "max_window_layers": 2,
+                        "use_sliding_window": true, "sliding_window": 16});
+    let qwen = read(layers.clone()).unwrap();
+    assert_eq!(
+        (qwen.sliding_window, qwen.windowed_layers),
+        (Some(16), vec![2, 3])
+    );
+    let mut off = layers;
+    off["use_sliding_window"] = json!(false);
+    assert_eq!(read(off).unwrap().sliding_window, None);
+}
+
+#[test]
+fn a_written_config_reads_back_the_same() {
+    let scalings = [
+        json!({"rope_type": "default"}),
+        json!({"rope_type": "linear", "factor": 2.5}),
+        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 64}),
+    ];
+    for (family, scaling) in Family::ALL.into_iter().zip(scalings.iter().cycle()) {
+        let config = read(json!({
+            "model_type": family.model_type(), "rope_scaling": scaling, "use_sliding_window": true,
+            "sliding_window": 300, "max_window_layers": 6, "hidden_size": 256, "intermediate_size": 688,
+            "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": true,
+            "initializer_range": 0.01,
+        }))
+        .unwrap();
+        let written = config.to_json();
+        assert_eq!(written["rms_norm_eps"], json!(1e-5));
+        assert_eq!(read(written).unwrap(), config);
+    }
+}
+
+/// Results of `LlamaConfig` of transformers 5.23.
+#[test]
+fn rope_theta_is_the_one_that_transformers_uses() {
+    let theta = |config: Value| read(config).unwrap().rope_theta;
+    let settings = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+    assert_eq!(theta(json!({"rope_parameters": settings(5e5)})), 5e5);
+    let older = json!({"rope_scaling": {"type": "default", "rope_theta": 5e5}});
+    assert_eq!(theta(older), 5e5);
+    let inner = json!({"rope_scaling": settings(5e5), "rope_theta": 2e4});
+    assert_eq!(theta(inner), 5e5);
+    let both = json!({"rope_scaling": settings(5e5), "rope_parameters": settings(3e5)});
+    assert_eq!(theta(both), 5e5);
+    let empty = json!({"rope_scaling": {}, "rope_parameters": settings(3e5)});
+    assert_eq!(theta(empty), 3e5);
+    let outer = json!({"rope_scaling": {"type": "default"}, "rope_theta": 2e4});
+    assert_eq!(theta(outer), 2e4);
+    assert_eq!(theta(json!({"rope_scaling": null, "rope_theta": 2e4})), 2e4);
+}
+
+#[test]
+fn a_llama_ignores_a_sliding_window() {
+    for window in [json!(64), json!(0), json!("none")] {
+        let llama = read(json!({"model_type": "llama", "sliding_window": window})).unwrap();
+        assert_eq!(llama.sliding_window, None);
+        assert!(llama.check_sequence(2048).is_ok());
+        assert_eq!(llama.to_json()["model_type"], "llama");
+    }
+}
+
+#[test]
+fn unsupported_settings_are_refused_by_name() {
+    insta::assert_snapshot!(
+        [
+            json!({"model_type": "mixtral"}),
+            json!({"architectures": ["GPT2LMHeadModel"]}),
+            json!({"model_type": 3}),
+            json!({"attention_bias": true}),
+            json!({"hidden_act": "gelu"}),
+            json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}),
+            json!({"rope_scaling": {"type": "linear", "factor": 0.0}}),
+            json!({"rope_parameters": {"rope_type": "llama3"}}),
+            json!({"rope_scaling": "linear"}),
+            json!({"rope_parameters": "default"}),
+            json!({"attention_dropout": 0.1}),
+            json!({"quantization_config": {"bits": 4}}),
+        ]
+        .map(refusal)
+        .join("\n")
+    );
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused_with_the_value() {
+    insta::assert_snapshot!(
+        [
+            json!([]),
+            json!({"hidden_size": "wide"}),
+            json!({"hidden_size": -1}),
+            json!({"vocab_size": 0}),
+            json!({"hidden_size": 1e30}),
+            json!({"num_hidden_layers": 1_000_000_000}),
+            json!({"num_attention_heads": 0}),
+            json!({"num_attention_heads": 12, "hidden_size": 768, "num_key_value_heads": 5}),
+            json!({"num_attention_heads": 3, "hidden_size": 256}),
+            json!({"num_attention_heads": 4, "hidden_size": 12}),
+            json!({"rope_theta": 0}),
+            json!({"rms_norm_eps": "tiny"}),
+            json!({"tie_word_embeddings": "yes"}),
+            json!({"model_type": "mistral", "sliding_window": 0}),
+        ]
+        .map(refusal)
+        .join("\n")
+    );
+}
+
+#[test]
+fn every_size_that_does_not_fit_is_named_with_its_keys() {
+    let config = json!({"hidden_size": 0, "vocab_size": 0, "num_attention_heads": 6,
+                    "num_key_value_heads": 4, "head_dim": 7});
+    let flaws = ModelConfig::parse(&config).unwrap().flaws();
+    let first: Vec<&str> = flaws.iter().map(|flaw| flaw.keys[0]).collect();
+    assert_eq!(
+        first,
+        [
+            "hidden_size",
+            "vocab_size",
+            "num_key_value_heads",
+            "head_dim"
+        ]
+    );
+    assert!(flaws.iter().all(|flaw| !flaw.uncomputed));
+    let other = read(json!({"model_type": "phi3"})).unwrap_err();
+    assert!(other.uncomputed);
+    assert_eq!(ModelConfig::parse(&json!({})).unwrap().flaws(), []);
+}
+
+#[test]
+fn sequences_beyond_the_model_are_refused() {
+    let llama = read(json!({"max_position_embeddings": 128})).unwrap();
+    assert!(llama.check_sequence(128).is_ok());
+    insta::assert_snapshot!(llama.check_sequence(129).unwrap_err());
+    let mistral = json!({"model_type": "mistral", "sliding_window": 64});
+    let mistral = read(mistral).unwrap();
+    assert!(mistral.check_sequence(64).is_ok());
+    insta::assert_snapshot!(mistral.check_sequence(65).unwrap_err());
+}

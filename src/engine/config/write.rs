@@ -1,0 +1,90 @@
+//! To `config.json`.
+
+use serde_json::{Value, json};
+
+use super::{Family, ModelConfig, RopeScaling};
+
+impl ModelConfig {
+    /// A `config.json` that transformers loads.
+    pub fn to_json(&self) -> Value {
+        let theta = shortest(self.rope_theta);
+        let mut config = json!({
+            "architectures": [self.family.architecture()],
+            "model_type": self.family.model_type(),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": shortest(self.rms_norm_eps),
+            // transformers 4 reads the first name, transformers 5 the second.
+            "rope_theta": theta,
+            "rope_parameters": self.rope_parameters(),
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": shortest(self.initializer_range),
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "torch_dtype": "float32",
+        });
+        if self.rope_scaling != RopeScaling::Default {
+            config["rope_scaling"] = self.rope_parameters();
+        }
+        let layers = 0..self.num_hidden_layers;
+        match self.family {
+            Family::Llama => {}
+            Family::Mistral => config["sliding_window"] = json!(self.sliding_window),
+            Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {
+                config["use_sliding_window"] = json!(self.sliding_window.is_some());
+                config["sliding_window"] = json!(self.sliding_window);
+                let kind = |layer| match self.windowed_layers.contains(&layer) {
+                    true => "sliding_attention",
+                    false => "full_attention",
+                };
+                config["layer_types"] = layers.clone().map(kind).collect();
+            }
+        }
+        if matches!(self.family, Family::Llama | Family::Qwen3 | Family::SmolLm3) {
+            config["attention_bias"] = json!(false);
+        }
+        if matches!(self.family, Family::Llama | Family::SmolLm3) {
+            config["mlp_bias"] = json!(false);
+        }
+        if self.family == Family::SmolLm3 {
+            let rotates = layers.map(|layer| u8::from(self.rotates(layer)));
+            config["no_rope_layers"] = rotates.collect();
+        }
+        config
+    }
+
+    fn rope_parameters(&self) -> Value {
+        let mut rope = match self.rope_scaling {
+            RopeScaling::Default => json!({"rope_type": "default"}),
+            RopeScaling::Linear { factor } => {
+                json!({"rope_type": "linear", "factor": shortest(factor)})
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => json!({
+                "rope_type": "llama3",
+                "factor": shortest(factor),
+                "low_freq_factor": shortest(low_freq_factor),
+                "high_freq_factor": shortest(high_freq_factor),
+                "original_max_position_embeddings": original_max_position_embeddings,
+            }),
+        };
+        rope["rope_theta"] = shortest(self.rope_theta);
+        rope
+    }
+}
+
+/// The shortest decimal of the number: 1e-5, not 9.999999747378752e-6.
+fn shortest(value: f32) -> Value {
+    let number: f64 = value.to_string().parse().unwrap_or(f64::from(value));
+    json!(number)
+}

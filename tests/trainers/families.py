@@ -1,0 +1,79 @@
+"""A tiny model of each family by transformers, with sizes that are no powers of two, and what TRL makes of it.
+
+    families.py train FOLDER STEPS   writes FOLDER/NAME, FOLDER/NAME.yaml and FOLDER/sft, trains each by TRL, and prints the
+                                     losses by family as one line of JSON
+    families.py compare FOLDER PATH  loads each FOLDER/NAME/PATH in transformers, and prints by family the largest difference
+                                     of its logits from those of TRL's model, relative to the largest logit
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from sft_losses import train
+from tiny_model import make_data, make_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+SIZES = dict(hidden_size=36, intermediate_size=50, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+             max_position_embeddings=256)
+FAMILIES = dict(
+    llama=dict(rope_parameters=LLAMA3, tie_word_embeddings=True),
+    mistral=dict(head_dim=10, sliding_window=200),
+    qwen2=dict(tie_word_embeddings=True, num_key_value_heads=3),
+    qwen3=dict(head_dim=14, num_key_value_heads=1),
+    smollm3=dict(rope_parameters=dict(rope_type="linear", rope_theta=2e6, factor=2.0), no_rope_layers=[1, 1, 0]),
+)
+RECIPE = dict(per_device_train_batch_size=8, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
+              train_sampling_strategy="sequential", weight_decay=0.01, dataset_name="sft/train.jsonl", max_length=48)
+
+
+def make(folder, name, family, tokenizer):
+    torch.manual_seed(0)
+    ids = dict(vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=tokenizer.bos_token_id,
+               eos_token_id=tokenizer.eos_token_id)
+    config = AutoConfig.for_model(name, **SIZES | family | ids)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            # Biases begin at zero, and norms at one, where mistakes do not show.
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    # Several files with an index.
+    model.save_pretrained(folder / name, max_shard_size="60KB")
+    tokenizer.save_pretrained(folder / name)
+
+
+def logits(path):
+    model, loading = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    assert not any(loading.values()), f"{path}: {loading}"
+    tokens = torch.arange(3 * 40).reshape(3, 40) % model.config.vocab_size
+    with torch.no_grad():
+        return model(input_ids=tokens, use_cache=False).logits
+
+
+def main():
+    command, folder, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    found = {}
+    if command == "train":
+        tokenizer = make_tokenizer()
+        make_data(folder)
+    for name, family in FAMILIES.items():
+        theirs = folder / f"{name}-trl"
+        if command == "train":
+            make(folder, name, family, tokenizer)
+            recipe = RECIPE | dict(model_name_or_path=name, max_steps=int(argument), output_dir=str(theirs))
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+            found[name], trainer = train(folder / f"{name}.yaml")
+            trainer.save_model(theirs)
+        else:
+            expected = logits(theirs)
+            difference = (logits(folder / f"{name}-run" / argument) - expected).abs().max() / expected.abs().max()
+            found[name] = difference.item()
+    print(json.dumps(found))
+
+
+main()
