@@ -312,6 +312,7 @@ impl Reconciliation<'_> {
                 message: String::new(),
                 completion_time: Some(micro_time(now)),
                 rescale_since: None,
+                progress: status.progress.map(complete),
                 ..status
             },
             RankAction::End(End::Failed { message }) => TrainingJobStatus {
@@ -657,29 +658,49 @@ fn with_progress(status: TrainingJobStatus, cluster: &ClusterState) -> TrainingJ
     };
     TrainingJobStatus {
         history: status.history.into_iter().map(with_stages).collect(),
-        progress: progress
-            .or(status.progress)
-            .map(|progress| caught_up(progress, status.checkpoint.as_ref())),
+        progress: caught_up(
+            progress.or(status.progress),
+            status.checkpoint.as_ref(),
+            agents.iter().find_map(|agent| agent.budget),
+        ),
         ..status
     }
 }
 
 /// The progress, not behind the newest checkpoint: the steps before it may have been reported to a status that was lost
-/// when the API server was restored.
-fn caught_up(progress: Progress, checkpoint: Option<&CheckpointRef>) -> Progress {
-    match checkpoint {
-        Some(checkpoint) if checkpoint.samples > progress.samples => Progress {
-            samples: checkpoint.samples,
-            share: share(checkpoint.samples, progress.budget),
-            step: checkpoint.step,
-            batch: checkpoint.batch,
-            // Unknown: no agent reports its last step any more.
-            loss: String::new(),
-            tokens_per_second: 0,
-            time_left: String::new(),
-            ..progress
-        },
-        _ => progress,
+/// when the API server was restored. `budget`: that of the agents.
+fn caught_up(
+    progress: Option<Progress>,
+    checkpoint: Option<&CheckpointRef>,
+    budget: Option<u64>,
+) -> Option<Progress> {
+    let behind = |known: &u64| progress.as_ref().is_none_or(|p| p.samples < *known);
+    let Some(checkpoint) = checkpoint.filter(|checkpoint| behind(&checkpoint.samples)) else {
+        return progress;
+    };
+    let budget = progress.and_then(|progress| progress.budget).or(budget);
+    Some(Progress {
+        samples: checkpoint.samples,
+        budget,
+        share: share(checkpoint.samples, budget),
+        step: checkpoint.step,
+        batch: checkpoint.batch,
+        // Unknown: no agent reports its last step any more.
+        loss: String::new(),
+        tokens_per_second: 0,
+        time_left: String::new(),
+    })
+}
+
+/// The progress of a job that has used up its budget, which no agent may have reported.
+fn complete(progress: Progress) -> Progress {
+    let budget = progress
+        .budget
+        .or((progress.samples > 0).then_some(progress.samples));
+    Progress {
+        share: share(progress.samples, budget),
+        budget,
+        ..progress
     }
 }
 

@@ -376,18 +376,27 @@ impl Job {
             );
             let commits = self.run().join(format!("gen-{old}"));
             for entry in std::fs::read_dir(&commits).into_iter().flatten() {
-                let manifest = entry.unwrap().path().join("manifest.json");
-                let Ok(text) = std::fs::read_to_string(&manifest) else {
+                let manifest_path = entry.unwrap().path().join("manifest.json");
+                let Ok(text) = std::fs::read_to_string(&manifest_path) else {
                     continue;
                 };
                 let manifest: Value = serde_json::from_str(&text).unwrap();
                 let samples = manifest["samples"]
                     .as_u64()
                     .expect("a checkpoint's samples");
+                // All times are of this machine's clock.
+                let time = |path: &Path| {
+                    let modified = path.metadata().and_then(|file| file.modified());
+                    modified.map_or_else(|error| error.to_string(), |time| format!("{time:?}"))
+                };
+                let next = format!("gen-{}/record.json", pair[1]["jobGeneration"]);
                 assert!(
                     samples <= began,
-                    "{}: {samples} in generation {old}, left at {began}: {:#}\n{:#}",
+                    "{}: {samples} in generation {old} (committed at {}), left at {began} (the next one's record is of {}): \
+                     {:#}\n{:#}",
                     self.name,
+                    time(&manifest_path),
+                    time(&self.run().join(next)),
                     status["history"],
                     status["conditions"]
                 );

@@ -21,6 +21,28 @@ fn agents(cluster: &Cluster, state: &Value) {
     }
 }
 
+/// The older copy has no progress, and the ranks find that nothing is left to train.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_ends_without_another_step_has_its_whole_progress() {
+    let mut cluster = Cluster::running().await;
+    assert_eq!(cluster.status().progress, None);
+    let later = json!({"number": 5, "checkpoint": checkpoint(5, 10)});
+    let state = json!({"generation": 5, "ranks": [{"ready": true}], "later": later});
+    agents(&cluster, &state);
+    cluster
+        .reconcile_until(|status| status.number() == Some(6))
+        .await;
+    cluster.ranks(|_| json!({"ending": {"code": 0}}));
+    cluster
+        .reconcile_until(|status| status.phase == Phase::Complete)
+        .await;
+    let progress = cluster.status().progress.unwrap();
+    assert_eq!(
+        (progress.samples, progress.step, progress.share.as_str()),
+        (80, 10, "100 %")
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_continues_above_the_generations_that_its_status_does_not_have() {
     let mut cluster = Cluster::running().await;
