@@ -462,7 +462,7 @@ pub fn bias(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Output and gradients of the norms of heads of this size agree, and values stay as they are.
+/// Output and gradients of the norms of heads of this size agree, and the heads of values do not change.
 pub fn head_norms(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
     // More heads than warps, and fewer.
     for (heads, kv_heads) in [(3, 1), (9, 3)] {

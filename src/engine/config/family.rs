@@ -1,6 +1,7 @@
 //! The families, and the defaults of their configuration classes in transformers 5.24.0 (`LlamaConfig` and so on).
 
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 
 use super::{ModelConfig, RopeScaling};
 
@@ -127,6 +128,7 @@ impl Default for ModelConfig {
             initializer_range: 0.02,
             sliding_window: None,
             windowed_layers: Vec::new(),
+            token_ids: Map::new(),
         }
     }
 }

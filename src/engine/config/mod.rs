@@ -7,6 +7,7 @@ mod rotation;
 mod write;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use family::Family;
 pub use rotation::RopeScaling;
@@ -71,7 +72,14 @@ pub struct ModelConfig {
     /// Layers with the window, ascending. Empty: all, if there is a window.
     #[serde(default)]
     pub windowed_layers: Vec<usize>,
+    /// The special tokens of `config.json` ([`TOKEN_IDS`]), as it states them.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub token_ids: Map<String, Value>,
 }
+
+/// Keys of `config.json` that do not change the computation, and without which it may not load again: a family's default is
+/// perhaps no token of the vocabulary.
+const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
 impl ModelConfig {
     /// Width of a row of queries.

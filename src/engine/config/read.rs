@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{ConfigError, Family, ModelConfig, RopeScaling, flaw, uncomputed};
+use super::{ConfigError, Family, ModelConfig, RopeScaling, TOKEN_IDS, flaw, uncomputed};
 
 impl ModelConfig {
     /// Reads the object of a `config.json` and checks that the shapes fit.
@@ -70,6 +70,7 @@ impl ModelConfig {
                 .unwrap_or(defaults.initializer_range),
             sliding_window,
             windowed_layers,
+            token_ids: keys.token_ids(),
             ..defaults
         })
     }
@@ -121,6 +122,12 @@ impl Keys<'_> {
 
     fn flag(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
         self.typed(key, "true or false", Value::as_bool)
+    }
+
+    fn token_ids(&self) -> Map<String, Value> {
+        let stated = TOKEN_IDS.into_iter();
+        let stated = stated.filter_map(|key| Some((key.to_owned(), self.get(key)?.clone())));
+        stated.collect()
     }
 
     /// The family, from `model_type` or else the architecture. Without both it is a Llama.

@@ -58,7 +58,8 @@ fn a_written_config_reads_back_the_same() {
     for (family, scaling) in Family::ALL.into_iter().zip(scalings.iter().cycle()) {
         let config = read(json!({
             "model_type": family.model_type(), "rope_scaling": scaling, "use_sliding_window": true,
-            "sliding_window": 300, "max_window_layers": 6, "hidden_size": 256, "intermediate_size": 688,
+            "sliding_window": 300, "max_window_layers": 6,
+            "bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": null, "hidden_size": 256, "intermediate_size": 688,
             "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2,
             "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 512,
             "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": true,
@@ -67,6 +68,7 @@ fn a_written_config_reads_back_the_same() {
         .unwrap();
         let written = config.to_json();
         assert_eq!(written["rms_norm_eps"], json!(1e-5));
+        assert_eq!(written["eos_token_id"], json!([2, 7]));
         assert_eq!(read(written).unwrap(), config);
     }
 }

@@ -29,6 +29,9 @@ impl ModelConfig {
             "attention_dropout": 0.0,
             "torch_dtype": "float32",
         });
+        for (key, id) in &self.token_ids {
+            config[key] = id.clone();
+        }
         if self.rope_scaling != RopeScaling::Default {
             config["rope_scaling"] = self.rope_parameters();
         }

@@ -255,7 +255,7 @@ pub fn other_family(
     }
 }
 
-/// The `model_type` of a model whose hub id names a family with blocks of its own.
+/// The `model_type` of a model whose hub id names a family whose blocks are not Llama's.
 pub fn model_type(
     model: &Model,
     config_at_path: Option<&BTreeMap<String, Value>>,

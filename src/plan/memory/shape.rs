@@ -117,7 +117,7 @@ impl Shape {
         } else {
             heads
         };
-        // Qwen3Config's is a number of its own.
+        // Qwen3Config's does not follow from the hidden size.
         let head_dim = if same_heads || self.head_norms {
             self.head_dim
         } else {
@@ -243,8 +243,8 @@ impl Shape {
     }
 
     /// Elements that one block keeps per token for its backward pass: its input, both norms'
-    /// outputs, the attention's queries, keys, values and output, queries and keys before norms of their own, the middle of
-    /// the residual stream, and the MLP's inner values. Attention scores are not kept (fused attention).
+    /// outputs, the attention's queries, keys, values and output, queries and keys before their norms, the middle of the
+    /// residual stream, and the MLP's inner values. Attention scores are not kept (fused attention).
     pub fn kept_per_token(&self) -> f64 {
         let inner = if self.gated { 4.0 } else { 2.0 };
         let experts = self.experts.min(ACTIVE_EXPERTS) as f64;
