@@ -264,7 +264,7 @@ fn another_family_is_refused_by_its_name() {
     for (id, family) in [
         ("google/gemma-7b", "Gemma"),
         ("EleutherAI/pythia-2.8b", "GPT-NeoX"),
-        ("Qwen/Qwen2.5-14B", "Qwen"),
+        ("Qwen/Qwen2.5-VL-7B", "Qwen's multimodal models"),
     ] {
         small_recipe(
             place.path(),
