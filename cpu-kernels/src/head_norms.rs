@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::attention::Shape;
-use super::rmsnorm::{along, inverse_rms, scale};
+use super::rmsnorm::{add_up, along, inverse_rms, scale};
 use super::{ROWS, vectorised};
 
 /// Copies queries and keys to `unnormed`, and norms them in `qkv`.
@@ -36,11 +36,11 @@ pub fn forward(qkv: &mut [f32], unnormed: &mut [f32], w: &[f32], shape: Shape, e
         });
 }
 
-/// `dqkv` holds the gradient of the normed queries and keys, and then that of the unnormed ones; dw `[2, head_dim]`, or +=
-/// when `add`. `scratch` has [`super::rmsnorm::scratch_len`] floats for n rows of 2 × head_dim.
+/// `dqkv` holds the gradient of the normed queries and keys, and then that of the unnormed ones; dw `[2, head_dim]` as in
+/// [`super::rmsnorm::backward`]. `scratch` has [`super::rmsnorm::scratch_len`] floats for n rows of 2 × head_dim.
 pub fn backward(
     dqkv: &mut [f32],
-    (dw, add): (&mut [f32], bool),
+    dw: (&mut [f32], bool),
     unnormed: &[f32],
     w: &[f32],
     (shape, eps): (Shape, f32),
@@ -71,14 +71,7 @@ pub fn backward(
                 },
             )
         });
-    if !add {
-        dw.fill(0.0);
-    }
-    for part in parts.chunks_exact(2 * head_dim) {
-        for (dw, part) in dw.iter_mut().zip(part) {
-            *dw += part;
-        }
-    }
+    add_up(dw, parts);
 }
 
 /// The range of a head's weights: of the queries or of the keys.

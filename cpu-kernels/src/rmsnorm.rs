@@ -93,10 +93,15 @@ pub fn backward(
                 },
             )
         });
+    add_up((dw, add), parts);
+}
+
+/// dw = the sum of the parts, or += when `add`. Each part is as long as dw.
+pub(super) fn add_up((dw, add): (&mut [f32], bool), parts: &[f32]) {
     if !add {
         dw.fill(0.0);
     }
-    for part in parts.chunks_exact(width) {
+    for part in parts.chunks_exact(dw.len()) {
         for (dw, part) in dw.iter_mut().zip(part) {
             *dw += part;
         }

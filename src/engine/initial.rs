@@ -23,16 +23,14 @@ pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: 
             continue;
         }
         let part = &mut out[from - offset..to - offset];
-        match parameter.role.kind() {
-            Kind::Matrix => {}
-            Kind::Norm => {
-                part.fill(1.0);
-                continue;
-            }
-            Kind::Bias => {
-                part.fill(0.0);
-                continue;
-            }
+        let constant = match parameter.role.kind() {
+            Kind::Matrix => None,
+            Kind::Norm => Some(1.0),
+            Kind::Bias => Some(0.0),
+        };
+        if let Some(constant) = constant {
+            part.fill(constant);
+            continue;
         }
         let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
         let first = (from - range.start) as u64;

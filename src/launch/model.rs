@@ -124,7 +124,7 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
         paths,
         message: error.message.clone(),
         help: if error.uncomputed {
-            "choose another model, or run your own program after `--`".to_owned()
+            "choose another model, or give your program after `--`".to_owned()
         } else {
             format!("change {change}")
         },
@@ -252,6 +252,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::engine::{Family, layout};
     use crate::recipe::schema::spec::Spec;
 
     /// Whether the runner downloads models.
@@ -316,6 +317,22 @@ mod tests {
                 estimated.key_value_heads as usize,
             );
             assert_eq!(estimated, sizes, "{family}");
+        }
+    }
+
+    #[test]
+    fn the_estimate_has_the_parameters_of_every_family() {
+        for family in Family::ALL {
+            let config = json!({
+                "model_type": family.model_type(), "hidden_size": 128, "num_attention_heads": 32,
+                "num_hidden_layers": 2, "vocab_size": 64,
+            });
+            let spec = spec(None, config);
+            let (estimated, _) = Shape::of(&spec.model, None).unwrap();
+            let shape = find(&spec, DOWNLOADS, &str::to_owned).shape.unwrap();
+            assert_eq!(shape.family, family);
+            let parameters = layout(&shape).len() as f64;
+            assert_eq!(estimated.parameters(), parameters, "{family:?}");
         }
     }
 

@@ -2,25 +2,13 @@
 //! transformers again.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::{Command, Output};
 
-use super::losses::of_steps;
-use super::support::{evenkeel, stderr};
+use super::losses::{of_steps, run_in};
+use super::support::evenkeel;
 use super::trainers::{own_file, python};
 
 const STEPS: usize = 50;
-
-fn here(folder: &Path, mut command: Command, arguments: &[&str]) -> Output {
-    command.current_dir(folder).args(arguments);
-    let output = command.env("HF_HUB_OFFLINE", "1").output().unwrap();
-    assert!(
-        output.status.success(),
-        "{arguments:?}: {}",
-        stderr(&output)
-    );
-    output
-}
 
 /// The last line that the script prints.
 fn printed<T: serde::de::DeserializeOwned>(output: &Output) -> T {
@@ -36,17 +24,15 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     let folder = tempfile::tempdir().unwrap();
     let script = own_file("tests/trainers/families.py");
     let steps = STEPS.to_string();
-    let output = here(
-        folder.path(),
-        Command::new(&python),
-        &[&script, "train", ".", &steps],
-    );
+    let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
+    let output = here(Command::new(&python), &[&script, "train", ".", &steps]);
     let expected: BTreeMap<String, Vec<f64>> = printed(&output);
     for (name, expected) in &expected {
         let (file, run) = (format!("{name}.yaml"), format!("{name}-run"));
         let options = "--recipe-gpus 1 --procs 1 --device cpu --quiet evenkeel.objective=sft";
-        let words = [&["launch", &file, "--out", &run], &*words(options)].concat();
-        here(folder.path(), evenkeel(), &words);
+        let options: Vec<&str> = options.split(' ').collect();
+        let words = [&["launch", &file, "--out", &run], &*options].concat();
+        here(evenkeel(), &words);
         let losses = of_steps(&folder.path().join(&run));
         assert_eq!(losses.len(), STEPS, "{name}");
         for (step, (ours, trls)) in losses.iter().zip(expected).enumerate() {
@@ -60,18 +46,10 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
         }
     }
     let last = format!("gen-1/step-{STEPS:07}");
-    let output = here(
-        folder.path(),
-        Command::new(&python),
-        &[&script, "compare", ".", &last],
-    );
+    let output = here(Command::new(&python), &[&script, "compare", ".", &last]);
     let apart: BTreeMap<String, f64> = printed(&output);
     assert_eq!(apart.len(), expected.len());
     for (name, apart) in apart {
         assert!(apart < 1e-3, "{name}: logits {apart} apart");
     }
-}
-
-fn words(text: &str) -> Vec<&str> {
-    text.split(' ').collect()
 }

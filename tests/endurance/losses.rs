@@ -1,7 +1,7 @@
 //! The losses of TRL's SFT and of the built-in trainer, step by step, on the same recipe, model and rows.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
@@ -39,12 +39,7 @@ fn losses_are_those_of_trl() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let here = |mut command: Command, arguments: &[&str]| {
-        command.current_dir(folder.path()).args(arguments);
-        let output = command.env("HF_HUB_OFFLINE", "1").output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        output
-    };
+    let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
     let tiny = own_file("tests/trainers/tiny_model.py");
     here(Command::new(&python), &[&tiny, "."]);
     let rows: Vec<String> = (0..480)
@@ -90,6 +85,18 @@ fn losses_are_those_of_trl() {
             assert!(apart < 2e-5, "{name}: {losses:?}, TRL {expected:?}");
         }
     }
+}
+
+/// Runs a command that must succeed in a folder, without the hub.
+pub fn run_in(folder: &Path, mut command: Command, arguments: &[&str]) -> Output {
+    command.current_dir(folder).args(arguments);
+    let output = command.env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        stderr(&output)
+    );
+    output
 }
 
 /// The losses of a run's first generation.

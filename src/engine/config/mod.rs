@@ -69,7 +69,7 @@ pub struct ModelConfig {
     /// plainly causal.
     #[serde(default)]
     pub sliding_window: Option<usize>,
-    /// Layers with the window, ascending. Empty: all, if there is a window.
+    /// Layers with the window, ascending.
     #[serde(default)]
     pub windowed_layers: Vec<usize>,
     /// The special tokens of `config.json` ([`TOKEN_IDS`]), as it states them.
@@ -87,14 +87,17 @@ impl ModelConfig {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Width of a row of queries and keys.
-    pub(super) fn queries_and_keys(&self) -> usize {
-        (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+    /// Width of a row of queries and keys that are kept as they are before their norms; 0 without these norms.
+    pub(super) fn unnormed(&self) -> usize {
+        match self.query_key_norms {
+            true => (self.num_attention_heads + self.num_key_value_heads) * self.head_dim,
+            false => 0,
+        }
     }
 
     /// Width of a row of queries, keys and values.
     pub(super) fn qkv(&self) -> usize {
-        self.queries_and_keys() + self.num_key_value_heads * self.head_dim
+        (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
     }
 
     /// Whether a layer rotates queries and keys.

@@ -29,16 +29,13 @@ impl ModelConfig {
         let layers = keys.size_or("num_hidden_layers", defaults.num_hidden_layers)?;
         let positions =
             keys.size_or("max_position_embeddings", defaults.max_position_embeddings)?;
-        // Null means one key-value head per head, whatever the default.
-        let key_value_heads = match keys.get("num_key_value_heads") {
-            Some(Value::Null) => None,
-            _ => Some(keys.size_or("num_key_value_heads", defaults.num_key_value_heads)?),
-        };
-        let key_value_heads = match key_value_heads {
-            // No key-value heads at all are a fault of the file only if it states them.
-            None => heads,
-            Some(0) if keys.given("num_key_value_heads").is_none() => heads,
-            Some(stated) => stated,
+        let key_value_heads = match (
+            keys.get("num_key_value_heads"),
+            defaults.num_key_value_heads,
+        ) {
+            // Null means one key-value head per head, whatever the default.
+            (Some(Value::Null), _) | (None, 0) => heads,
+            (_, default) => keys.size_or("num_key_value_heads", default)?,
         };
         let head_dim = match defaults.head_dim {
             0 => hidden_size / heads.max(1),
@@ -261,7 +258,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The window, and the layers that have it; none: all.
+    /// The window, and the layers that have it.
     fn windows(
         &self,
         defaults: &ModelConfig,
@@ -281,29 +278,20 @@ impl Keys<'_> {
         let Some(window) = window.filter(|_| asked) else {
             return Ok((None, Vec::new()));
         };
-        if family == Family::Mistral {
-            return Ok((Some(window), Vec::new()));
-        }
         let kinds = self.typed("layer_types", "a list of texts", |value| {
-            let kinds = value.as_array()?.iter().map(Value::as_str);
-            kinds.collect::<Option<Vec<&str>>>().map(|kinds| {
-                kinds
-                    .iter()
-                    .map(|kind| *kind == "sliding_attention")
-                    .collect::<Vec<bool>>()
-            })
+            let kinds = value.as_array()?.iter();
+            let is_sliding = |kind: &Value| Some(kind.as_str()? == "sliding_attention");
+            kinds.map(is_sliding).collect::<Option<Vec<bool>>>()
         })?;
         let first = self.size_or("max_window_layers", 28)?;
-        let is_windowed = |layer: &usize| match &kinds {
-            Some(kinds) => kinds.get(*layer).copied().unwrap_or(false),
-            None if family == Family::SmolLm3 => unrotated.contains(layer),
-            None => *layer >= first,
+        let is_windowed = |layer: &usize| match (family, &kinds) {
+            (Family::Mistral, _) => true,
+            (_, Some(kinds)) => kinds.get(*layer).copied().unwrap_or(false),
+            (Family::SmolLm3, None) => unrotated.contains(layer),
+            (_, None) => *layer >= first,
         };
         let windowed: Vec<usize> = (0..layers).filter(is_windowed).collect();
-        Ok(match windowed.is_empty() {
-            true => (None, windowed),
-            false => (Some(window), windowed),
-        })
+        Ok(((!windowed.is_empty()).then_some(window), windowed))
     }
 }
 

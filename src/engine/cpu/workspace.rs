@@ -100,14 +100,10 @@ impl Stash {
     ) -> Result<Stash, EngineError> {
         let buffer = |width: usize| arena.buffer(n * width, what);
         let queries = config.queries();
-        let unnormed = match config.query_key_norms {
-            true => config.queries_and_keys(),
-            false => 0,
-        };
         Ok(Stash {
             inverse_input: buffer(1)?,
             qkv: buffer(config.qkv())?,
-            unnormed: buffer(unnormed)?,
+            unnormed: buffer(config.unnormed())?,
             log_sums: buffer(config.num_attention_heads)?,
             attended: buffer(queries)?,
             middle: buffer(config.hidden_size)?,

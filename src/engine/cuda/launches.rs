@@ -13,7 +13,7 @@ use super::error::CudaError;
 use super::kernels::{self, attention};
 use super::options::Precision;
 use super::state::UnitAddresses;
-use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, norm_blocks, norm_rows};
+use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows};
 use crate::engine::{Direction, ModelConfig};
 
 use Argument::{Address, Float, Int, Size};
@@ -153,16 +153,16 @@ impl Kernels {
         let arguments = [
             Address(work.dx),
             Address(if copied { work.dx_operand } else { 0 }),
-            Address(work.norm_partials),
+            Address(work.vector_partials),
             Address(work.narrow),
             Address(x),
             Address(inverse),
             Address(weights),
             int(n),
             int(self.hidden),
-            int(norm_rows(n)),
+            int(vector_rows(n)),
         ];
-        let blocks = norm_blocks(n);
+        let blocks = vector_blocks(n);
         let threads = match self.hidden {
             ..=2048 => 256,
             2049..=4096 => 512,
@@ -173,7 +173,7 @@ impl Kernels {
         self.column_sums(stream, work, gradient, (blocks, self.hidden))
     }
 
-    /// Adds the sums of the columns of [`Workspace::norm_partials`], f32 `[rows, width]`.
+    /// Adds the sums of the columns of [`Workspace::vector_partials`], f32 `[rows, width]`.
     fn column_sums(
         &self,
         stream: &Stream,
@@ -183,7 +183,7 @@ impl Kernels {
     ) -> Enqueued {
         let arguments = [
             Address(sums),
-            Address(work.norm_partials),
+            Address(work.vector_partials),
             int(rows),
             int(width),
         ];
@@ -213,13 +213,13 @@ impl Kernels {
         n: usize,
     ) -> Enqueued {
         let arguments = [
-            Address(work.norm_partials),
+            Address(work.vector_partials),
             Address(dy),
             int(n),
             int(width),
-            int(norm_rows(n)),
+            int(vector_rows(n)),
         ];
-        let blocks = norm_blocks(n);
+        let blocks = vector_blocks(n);
         self.rows(stream, "row_sums", blocks, &arguments)?;
         self.column_sums(stream, work, gradient, (blocks, width))
     }
@@ -256,16 +256,16 @@ impl Kernels {
     ) -> Enqueued {
         let arguments = [
             Address(work.wide),
-            Address(work.norm_partials),
+            Address(work.vector_partials),
             Address(unnormed),
             Address(weights),
             int(n),
             int(self.attention.heads),
             int(self.attention.kv_heads),
-            int(norm_rows(n)),
+            int(vector_rows(n)),
             Float(self.epsilon),
         ];
-        let blocks = norm_blocks(n);
+        let blocks = vector_blocks(n);
         self.rows(stream, "head_norms_backward", blocks, &arguments)?;
         self.column_sums(
             stream,

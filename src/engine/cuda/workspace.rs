@@ -8,8 +8,8 @@ use crate::engine::{Capacity, MicroBatch, ModelConfig};
 
 /// Elements of logits that exist at a time; 256 MiB in bf16.
 const LOGITS: usize = 1 << 27;
-/// Blocks whose partial sums give a norm's weight gradient: four per multiprocessor of an H200.
-const NORM_BLOCKS: usize = 528;
+/// Blocks whose partial sums give the gradient of vectors: four per multiprocessor of an H200.
+const VECTOR_BLOCKS: usize = 528;
 /// Most partial sums of a squared norm.
 pub const PARTIALS: usize = 1024;
 
@@ -46,8 +46,8 @@ pub struct Workspace {
     pub dx: u64,
     /// The same as an operand of matrix products, real `[n, hidden]`; `dx` itself in f32.
     pub dx_operand: u64,
-    /// Partial sums of the gradient of vectors, f32 `[norm_blocks, the widest vectors]`.
-    pub norm_partials: u64,
+    /// Partial sums of the gradient of vectors, f32 `[vector_blocks, the widest vectors]`.
+    pub vector_partials: u64,
     /// 1 / rms of the last block's output, f32 `[n]`.
     pub inverse_head: u64,
     /// Attention's Σ dO · O, f32 `[batch, heads, seq_len]`.
@@ -171,7 +171,7 @@ impl Workspace {
                 Precision::F32 => dx,
                 Precision::Bf16 => bump.take(n * hidden, real),
             },
-            norm_partials: bump.f32(norm_blocks(n) * widest_vectors(config)),
+            vector_partials: bump.f32(vector_blocks(n) * widest_vectors(config)),
             inverse_head: bump.f32(n),
             delta: bump.f32(n * config.num_attention_heads),
             logits: bump.take(logits_rows * config.vocab_size, real),
@@ -253,10 +253,7 @@ impl Stash {
         Stash {
             inverse_input: bump.f32(n),
             qkv: bump.take(n * config.qkv(), real),
-            unnormed: match config.query_key_norms {
-                true => bump.take(n * config.queries_and_keys(), real),
-                false => 0,
-            },
+            unnormed: bump.take(n * config.unnormed(), real),
             log_sums: bump.f32(n * config.num_attention_heads),
             attended: bump.take(n * queries, real),
             middle: bump.f32(n * config.hidden_size),
@@ -283,12 +280,12 @@ fn widest_vectors(config: &ModelConfig) -> usize {
     config.hidden_size.max(of_biases).max(of_heads)
 }
 
-/// Rows that each block of a norm's backward pass takes, and the number of blocks.
-pub fn norm_rows(n: usize) -> usize {
-    n.div_ceil(NORM_BLOCKS).max(1)
+/// Rows of which each block sums up the gradient of vectors.
+pub fn vector_rows(n: usize) -> usize {
+    n.div_ceil(VECTOR_BLOCKS).max(1)
 }
 
-/// Number of blocks of a norm's backward pass over `n` rows.
-pub fn norm_blocks(n: usize) -> usize {
-    n.div_ceil(norm_rows(n))
+/// Number of blocks that sum up the gradient of vectors over `n` rows.
+pub fn vector_blocks(n: usize) -> usize {
+    n.div_ceil(vector_rows(n))
 }

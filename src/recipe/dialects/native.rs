@@ -123,8 +123,8 @@ fn expect(root: &Node, key: &str, value: &str, reading: &mut Reading) {
 
 /// Converts a tree with native keys to a spec and the places of its values.
 ///
-/// All problems go to `diagnostics`. If one of them is an error, the spec lacks what is refused; without a whole section
-/// it is `None`, since much of the rest would seem to be missing.
+/// All problems go to `diagnostics`. If one of them is an error, the spec lacks what is refused. It is `None` if that is a
+/// whole section, since much of the rest would seem to be missing, or if the rest cannot be read without it.
 pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, ValueSources)> {
     let before = diagnostics.len();
     let (spec, value_sources) = de::spec(tree, diagnostics);
@@ -162,17 +162,19 @@ pub fn build(tree: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<(Spec, Va
             diagnostics.push(Diagnostic::error(rule, span, message, help));
         }
     }
-    let errors = diagnostics[before..].iter().filter(|d| d.is_error());
-    let refused: Vec<Span> = errors.filter_map(|error| error.span).collect();
     if !has_error(&diagnostics[before..]) {
         return Some((spec, value_sources));
     }
+    let errors = diagnostics[before..].iter().filter(|d| d.is_error());
+    let refused: Vec<Span> = errors.filter_map(|error| error.span).collect();
     let is_refused = |entry: &Entry| refused.contains(&entry.value.span);
     if tree.entries().unwrap_or_default().iter().any(is_refused) {
         return None;
     }
-    let (rest, value_sources) = de::spec(&without(tree, &refused), &mut Vec::new());
-    Some((rest?, value_sources))
+    let mut left = Vec::new();
+    let (rest, value_sources) = de::spec(&without(tree, &refused), &mut left);
+    let rest = rest.filter(|_| !has_error(&left))?;
+    Some((rest, value_sources))
 }
 
 /// The tree without the entries and items at these places.

@@ -1,6 +1,6 @@
 //! What each fault does to the cluster, and how it is undone.
 
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -157,20 +157,11 @@ fn evict_pod(job: &str, pick: u64) {
         "metadata": {"name": name, "namespace": "default"},
     });
     let path = format!("/api/v1/namespaces/default/pods/{name}/eviction");
-    let start = Instant::now();
-    loop {
-        let output = try_kubectl(
-            &["create", "--raw", &path, "-f", "-"],
-            &eviction.to_string(),
-        );
-        let text = output_text(&output);
-        // The pod may have ended meanwhile.
-        if output.status.success() || text.contains("NotFound") {
-            return;
-        }
-        assert!(start.elapsed() < PATIENCE, "the eviction of {name}: {text}");
-        std::thread::sleep(Duration::from_millis(500));
-    }
+    let create = ["create", "--raw", &path, "-f", "-"];
+    // The pod may have ended meanwhile.
+    until_answered(&create, &eviction.to_string(), |output| {
+        output.status.success() || output_text(output).contains("NotFound")
+    });
 }
 
 /// Deletes a pod of a job, every second time without its grace period.
@@ -209,10 +200,15 @@ fn insist(arguments: &[&str]) {
 }
 
 fn insist_on(arguments: &[&str]) -> String {
+    until_answered(arguments, "", |output| output.status.success())
+}
+
+/// Runs `kubectl` until its output is an answer.
+fn until_answered(arguments: &[&str], stdin: &str, is_answer: impl Fn(&Output) -> bool) -> String {
     let start = Instant::now();
     loop {
-        let output = try_kubectl(arguments, "");
-        if output.status.success() {
+        let output = try_kubectl(arguments, stdin);
+        if is_answer(&output) {
             return output_text(&output);
         }
         assert!(
