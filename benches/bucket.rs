@@ -99,7 +99,7 @@ fn save(bucket: &Bucket, run: &Path) -> Committed {
         rope_theta: 10_000.0,
         tie_word_embeddings: true,
         initializer_range: 0.02,
-        sliding_window: None,
+        ..ModelConfig::default()
     });
     let target = Target {
         run_directory: run.to_path_buf(),

@@ -125,7 +125,7 @@ impl Options {
             rope_theta: 10000.0,
             tie_word_embeddings: self.tied,
             initializer_range: 0.02,
-            sliding_window: None,
+            ..ModelConfig::default()
         }
     }
 }

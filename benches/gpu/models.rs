@@ -22,7 +22,7 @@ pub fn named(name: &str) -> anyhow::Result<ModelConfig> {
         rope_theta: 10000.0,
         tie_word_embeddings: false,
         initializer_range: 0.02,
-        sliding_window: None,
+        ..ModelConfig::default()
     };
     let tiny = ModelConfig {
         hidden_size: 24,

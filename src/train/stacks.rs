@@ -2,12 +2,12 @@
 //! keeps each thread.
 
 use std::backtrace::Backtrace;
+use std::cell::Cell;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
@@ -20,12 +20,17 @@ use crate::util::stderr;
 pub const ANSWER: Duration = Duration::from_secs(5);
 
 struct Prepared {
-    main: ThreadId,
     stack: SyncSender<String>,
     written: Mutex<Receiver<String>>,
 }
 
 static PREPARED: OnceLock<Prepared> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread writes down its stack. The handler may interrupt any other thread, even one that is not yet
+    /// fully started, in which `thread::current` would make its start abort the process.
+    static MAIN: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Makes the calling thread, the process's main thread, write down its stack when [`text`] asks for it.
 pub fn prepare() {
@@ -38,9 +43,9 @@ pub fn prepare() {
                 "stacks of a stall will lack the main thread: {error}"
             ));
         }
+        MAIN.set(true);
         let (stack, written) = sync_channel(1);
         Prepared {
-            main: thread::current().id(),
             stack,
             written: Mutex::new(written),
         }
@@ -49,7 +54,9 @@ pub fn prepare() {
 
 /// Runs on the thread that received the signal; Linux prefers the main thread.
 fn capture() {
-    if let Some(prepared) = PREPARED.get().filter(|p| p.main == thread::current().id()) {
+    if MAIN.get()
+        && let Some(prepared) = PREPARED.get()
+    {
         let stack = Backtrace::force_capture().to_string();
         let _ = prepared.stack.try_send(stack);
     }
@@ -93,6 +100,8 @@ fn threads(tasks: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -100,7 +109,7 @@ mod tests {
         // The signal would reach any thread of the test process, so its handler is called here.
         prepare();
         let prepared = PREPARED.get().unwrap();
-        if prepared.main == thread::current().id() {
+        if MAIN.get() {
             // The watchdog's test asks for stacks, too, and would take this one.
             let written = lock(&prepared.written);
             let _ = written.try_recv();
