@@ -186,8 +186,9 @@ fn deleted_companions_come_back() {
     };
     let before = uids();
     assert_eq!(before.len(), 5);
-    kubectl(&["delete", kinds, "-l", selector]);
+    // The controller, which may not watch Secrets, applies it again with the others.
     kubectl(&["delete", "secrets", "-l", selector]);
+    kubectl(&["delete", kinds, "-l", selector]);
     let new =
         || Some(uids()).filter(|now| now.len() == 5 && now.iter().all(|uid| !before.contains(uid)));
     poll("other companions", new, || format!("{:?}", uids()));
