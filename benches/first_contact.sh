@@ -113,7 +113,7 @@ proved() {
 phase_kernels() {
   if [ -n "${EMULATE:-}" ]; then
     echo "only the quick ones: the rest takes minutes on the emulated GPU, see scripts/nightly.sh"
-    filter=(embedding rope swiglu adamw cast)
+    filter=(embedding rope gated adamw cast)
     kernels=(kernels)
   fi
   compare "${kernels[@]}"

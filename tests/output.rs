@@ -221,7 +221,7 @@ fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
             &["--rank-memory", "1KiB"][..],
             "rank-memory",
         ),
-        ("path: google/gemma-7b", "", &[][..], "trainer-model"),
+        ("path: google/gemma-2-9b", "", &[][..], "trainer-model"),
     ] {
         small_recipe(place.path(), model, more);
         let output = dry_run(place.path(), flags);
@@ -262,7 +262,7 @@ fn another_family_is_refused_by_its_name() {
     let shape = "config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, \
          vocab_size: 64, max_position_embeddings: 32}";
     for (id, family) in [
-        ("google/gemma-7b", "Gemma"),
+        ("google/gemma-2-9b", "Gemma 2 and later ones"),
         ("EleutherAI/pythia-2.8b", "GPT-NeoX"),
         ("Qwen/Qwen2.5-VL-7B", "Qwen's multimodal models"),
     ] {
@@ -299,7 +299,7 @@ fn another_family_is_refused_by_its_name() {
     let llama = shape.replace("config: {", "config: {model_type: llama, ");
     small_recipe(
         place.path(),
-        &format!("path: google/gemma-7b, init: random, {llama}"),
+        &format!("path: google/gemma-2-9b, init: random, {llama}"),
         "",
     );
     let output = at(

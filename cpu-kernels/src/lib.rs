@@ -11,12 +11,12 @@ pub mod attention;
 pub mod cross_entropy;
 pub mod embedding;
 mod exp;
+pub mod glu;
 pub mod head_norms;
 pub mod linear;
 mod matrix;
 pub mod rmsnorm;
 pub mod rope;
-pub mod swiglu;
 pub mod vector;
 
 /// Rows that one thread takes at a time in row-wise kernels.

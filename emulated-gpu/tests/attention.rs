@@ -90,6 +90,33 @@ fn bf16_attention_agrees() {
     every_shape(BF16, Real::Bf16);
 }
 
+/// Head sizes that only the kernels without tensor cores have, in both precisions.
+#[test]
+fn attention_of_wide_heads_agrees() {
+    let shapes = [(1, 1, 2, 1), (2, 33, 2, 2), (1, 70, 3, 1)];
+    for (turn, nvrtc) in nvrtc::all().iter().enumerate() {
+        for (size, head_dim) in [130, 256].into_iter().enumerate() {
+            if !thorough() && size % 2 != turn % 2 {
+                continue;
+            }
+            for real in [Real::F32, Real::Bf16] {
+                let of = compile(nvrtc, (F32, real), &HEADERS, "sm_80", head_dim);
+                for (batch, seq_len, heads, kv_heads) in shapes {
+                    let shape = Shape {
+                        batch,
+                        seq_len,
+                        heads,
+                        kv_heads,
+                        head_dim,
+                    };
+                    check(&of, shape)
+                        .unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
+                }
+            }
+        }
+    }
+}
+
 /// Head sizes of Hopper's kernels, and shapes with one tile, with parts of tiles, and with several.
 #[test]
 fn hoppers_attention_agrees() {

@@ -75,8 +75,8 @@ fn rope_agrees() {
 }
 
 #[test]
-fn swiglu_agrees() {
-    check(source!("swiglu.cu"), kernels::swiglu);
+fn gated_linear_units_agree() {
+    check(source!("glu.cu"), kernels::glu);
 }
 
 #[test]

@@ -98,6 +98,12 @@ fn embedding() -> Subject {
         check: kernels::embedding,
         mutations: vec![
             mutation(
+                "the gradient of embeddings without their factor",
+                &[Check::Value],
+                "sum[j] * scale;",
+                "sum[j];",
+            ),
+            mutation(
                 "a block more than there are tokens",
                 &[Check::OutOfBounds],
                 "if (blockIdx.x >= *count) return;",
@@ -138,6 +144,18 @@ fn rmsnorm() -> Subject {
         head_dim: None,
         check: kernels::rmsnorm,
         mutations: vec![
+            mutation(
+                "the weights of a norm without what is added to them, in registers",
+                &[Check::Value],
+                "w[j] += of.shift;",
+                "",
+            ),
+            mutation(
+                "the weights of a norm without what is added to them, in memory",
+                &[Check::Value],
+                "w = of.shift + of.weights[i];",
+                "w = of.weights[i];",
+            ),
             mutation(
                 "no epsilon",
                 &[Check::Value],
@@ -287,6 +305,18 @@ fn head_norms() -> Subject {
                 "const float *weights = w;\n        float x[PER_LANE], sum",
             ),
             mutation(
+                "the weights of a norm without what is added to them, in registers",
+                &[Check::Value],
+                "w[j] += of.shift;",
+                "",
+            ),
+            mutation(
+                "the weights of a norm without what is added to them, in memory",
+                &[Check::Value],
+                "w = of.shift + of.weights[i];",
+                "w = of.weights[i];",
+            ),
+            mutation(
                 "no epsilon",
                 &[Check::Value],
                 "warp_sum(squares) / HEAD_DIM + eps)",
@@ -372,24 +402,30 @@ fn rope() -> Subject {
     }
 }
 
-fn swiglu() -> Subject {
+fn glu() -> Subject {
     Subject {
-        source: source!("swiglu.cu"),
+        source: source!("glu.cu"),
         real: Real::F32,
         head_dim: None,
-        check: kernels::swiglu,
+        check: kernels::glu,
         mutations: vec![
             mutation(
                 "dh overwritten before its last use",
                 &[Check::Value],
-                "up[j] = dh[j] * silu;\n            dh[j] = h;",
-                "dh[j] = h;\n            up[j] = dh[j] * silu;",
+                "up[j] = dh[j] * activated;\n            dh[j] = h;",
+                "dh[j] = h;\n            up[j] = dh[j] * activated;",
             ),
             mutation(
                 "the stride of h for that of gate_up",
                 &[Check::Value],
                 "return i + row * inner;",
                 "return i;",
+            ),
+            mutation(
+                "the derivative of SiLU for that of GELU",
+                &[Check::Value],
+                "float slope = 1.5957691216f * (1 + 0.134145f * x * x);",
+                "float slope = 1;",
             ),
             mutation(
                 "no check that rows are whole packs",
@@ -1054,7 +1090,7 @@ fn planted_mistakes_are_caught() {
         bias(),
         head_norms(),
         rope(),
-        swiglu(),
+        glu(),
         cross_entropy(),
         sum_losses(),
         adamw(),

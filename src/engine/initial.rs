@@ -1,20 +1,20 @@
 //! Seeded initial weights.
 //!
 //! Every element is a pure function of (seed, tensor name, index), so that the initial weights depend neither
-//! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms are one and biases zero, as
-//! in transformers' Llama and Qwen.
+//! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms scale by one and biases are
+//! zero, as in transformers.
 
 use crate::util::random::{GAMMA, mix};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{Kind, Unit};
+use super::{Kind, ModelConfig, Unit};
 
 /// Elements that one thread fills at a time.
 const CHUNK: usize = 1 << 15;
 
 /// Fills `out` with the elements `offset..offset + out.len()` of `unit`.
-pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: &mut [f32]) {
+pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &mut [f32]) {
     let end = offset + out.len();
     for parameter in &unit.parameters {
         let range = parameter.range();
@@ -25,6 +25,7 @@ pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: 
         let part = &mut out[from - offset..to - offset];
         let constant = match parameter.role.kind() {
             Kind::Matrix => None,
+            Kind::Norm if config.norms_add_one => Some(0.0),
             Kind::Norm => Some(1.0),
             Kind::Bias => Some(0.0),
         };
@@ -39,7 +40,7 @@ pub fn fill(unit: &Unit, initializer_range: f32, seed: u64, offset: usize, out: 
             .for_each(|(chunk, values)| {
                 let first = first + (chunk * CHUNK) as u64;
                 for (index, value) in (first..).zip(values) {
-                    *value = (normal(key, index) * f64::from(initializer_range)) as f32;
+                    *value = (normal(key, index) * f64::from(config.initializer_range)) as f32;
                 }
             });
     }
@@ -81,10 +82,10 @@ mod tests {
     fn any_part_equals_the_same_part_of_the_whole() {
         let unit = unit();
         let mut whole = vec![0.0; unit.len];
-        fill(&unit, 0.02, 3, 0, &mut whole);
+        fill(&unit, &ModelConfig::default(), 3, 0, &mut whole);
         for (offset, len) in [(0, 10), (5, 60_100), (60_006, 3), (119_000, 1007)] {
             let mut part = vec![0.0; len];
-            fill(&unit, 0.02, 3, offset, &mut part);
+            fill(&unit, &ModelConfig::default(), 3, offset, &mut part);
             assert_eq!(part, whole[offset..offset + len]);
         }
     }
@@ -93,7 +94,7 @@ mod tests {
     fn moments_match_the_normal_distribution() {
         let unit = unit();
         let mut whole = vec![0.0; unit.len];
-        fill(&unit, 0.02, 3, 0, &mut whole);
+        fill(&unit, &ModelConfig::default(), 3, 0, &mut whole);
         assert!(whole[..7].iter().all(|&w| w == 1.0));
         let a = &whole[7..60_007];
         let moment = |p: i32| {
@@ -112,8 +113,8 @@ mod tests {
     fn seeds_and_names_give_different_weights() {
         let unit = unit();
         let (mut one, mut two) = (vec![0.0; unit.len], vec![0.0; unit.len]);
-        fill(&unit, 0.02, 3, 0, &mut one);
-        fill(&unit, 0.02, 4, 0, &mut two);
+        fill(&unit, &ModelConfig::default(), 3, 0, &mut one);
+        fill(&unit, &ModelConfig::default(), 4, 0, &mut two);
         assert_ne!(one[7], two[7]);
         assert_ne!(one[7..60_007], one[60_007..]);
     }

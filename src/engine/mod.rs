@@ -18,7 +18,7 @@ mod testing;
 mod walk;
 
 use capacity::Capacity;
-pub use config::{ConfigError, Family, ModelConfig, RopeScaling};
+pub use config::{Activation, ConfigError, Family, ModelConfig, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
 pub use layout::layout;
 use layout::part;

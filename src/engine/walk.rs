@@ -3,11 +3,11 @@
 //! ```text
 //! qkv      = rope(norm(x) · Wqkvᵀ), with biases or norms of queries and keys before the rotation in some families
 //! middle   = x + attention(qkv) · Woᵀ
-//! next     = middle + swiglu(norm(middle) · Wgate,upᵀ) · Wdownᵀ
+//! next     = middle + glu(norm(middle) · Wgate,upᵀ) · Wdownᵀ
 //! ```
 //!
-//! A block is a list of operations on named buffers; a [`Backend`] carries them out. Normed inputs and SwiGLU's product
-//! are cheap, so backward recomputes them instead of storing them.
+//! A block is a list of operations on named buffers; a [`Backend`] carries them out. Normed inputs and the product of the
+//! gated linear unit are cheap, so backward recomputes them instead of storing them.
 
 use std::ops::Range;
 
@@ -179,11 +179,11 @@ pub trait Backend {
     /// From the gradient of `Attended` in `Narrow` to that of `Qkv` in `Wide`.
     fn attention_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
 
-    /// `Wide` = SwiGLU of the block's `GateUp`.
-    fn swiglu(&mut self, layer: usize) -> Result<(), Self::Error>;
+    /// `Wide` = the gated linear unit of the block's `GateUp`.
+    fn glu(&mut self, layer: usize) -> Result<(), Self::Error>;
 
-    /// `Wide` holds the gradient of SwiGLU's product, and then the product; `GateUp` becomes its gradient.
-    fn swiglu_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
+    /// `Wide` holds the gradient of the unit's product, and then the product; `GateUp` becomes its gradient.
+    fn glu_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
 }
 
 /// A model as its units and their order.
@@ -358,7 +358,7 @@ impl Block {
     /// From there to the next block's input.
     fn finish<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
         let layer = self.layer;
-        backend.swiglu(layer)?;
+        backend.glu(layer)?;
         backend.linear_add(&self.down, Wide, Middle(layer), Residual(layer + 1))
     }
 
@@ -366,7 +366,7 @@ impl Block {
     fn backward<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
         let layer = self.layer;
         backend.backward_input(&self.down, DResidual, Wide)?;
-        backend.swiglu_backward(layer)?;
+        backend.glu_backward(layer)?;
         backend.backward_weight(&self.down, DResidual, Wide)?;
 
         backend.backward_input(&self.gate_up, GateUp(layer), Narrow)?;

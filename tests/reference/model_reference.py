@@ -40,6 +40,9 @@ CASES = dict(
                         tie_word_embeddings=False),
     smollm3=FAMILY | dict(model_type="smollm3", num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=3,
                           no_rope_layers=[1, 0, 1], tie_word_embeddings=True, pad_token_id=None),
+    # Its token 0 is padding, which is among the tokens.
+    gemma=FAMILY | dict(model_type="gemma", num_attention_heads=4, num_key_value_heads=1, head_dim=10,
+                        tie_word_embeddings=True),
 )
 BATCH, SEQ_LEN = 3, 70
 OPTIMIZER = dict(learning_rate=0.01, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=0.5)
@@ -71,10 +74,11 @@ def uniform(name, count):
     return (mix(index) >> np.uint32(8)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)
 
 
-def weights(name, shape):
-    """Norms are near one, all others near zero."""
+def weights(name, shape, model_type):
+    """The factors of norms are near one, all others near zero."""
     values = np.float32(0.25) * uniform(name, int(np.prod(shape))).reshape(shape)
-    return np.float32(1) + values if len(shape) == 1 and name.endswith("weight") else values
+    is_factor = len(shape) == 1 and name.endswith("weight") and model_type != "gemma"
+    return np.float32(1) + values if is_factor else values
 
 
 def batch():
@@ -114,13 +118,14 @@ def run(name, case):
     keys = COMMON | case
     rope = dict(rope_type="default") | keys.get("rope_scaling", {}) | dict(rope_theta=keys["rope_theta"])
     settings = {k: v for k, v in keys.items() if k not in ("rope_theta", "rope_scaling", "model_type")}
-    config = AutoConfig.for_model(keys.get("model_type", "llama"), **settings, rope_parameters=rope)
+    model_type = keys.get("model_type", "llama")
+    config = AutoConfig.for_model(model_type, **settings, rope_parameters=rope)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).double().train()
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for parameter_name, parameter in parameters.items():
-            parameter.copy_(torch.tensor(weights(parameter_name, tuple(parameter.shape))).double())
+            parameter.copy_(torch.tensor(weights(parameter_name, tuple(parameter.shape), model_type)).double())
     tokens, targets = batch()
     count = int((targets != IGNORE).sum())
 

@@ -23,9 +23,11 @@ SIZES = dict(hidden_size=36, intermediate_size=50, num_hidden_layers=3, num_atte
 FAMILIES = dict(
     llama=dict(rope_parameters=LLAMA3, tie_word_embeddings=True),
     mistral=dict(head_dim=10, sliding_window=200),
-    qwen2=dict(tie_word_embeddings=True, num_key_value_heads=3),
+    # The embedding of padding has no gradient; this one is a letter.
+    qwen2=dict(tie_word_embeddings=True, num_key_value_heads=3, pad_token_id=70),
     qwen3=dict(head_dim=14, num_key_value_heads=1),
     smollm3=dict(rope_parameters=dict(rope_type="linear", rope_theta=2e6, factor=2.0), no_rope_layers=[1, 1, 0]),
+    gemma=dict(head_dim=14, num_key_value_heads=1),
 )
 RECIPE = dict(per_device_train_batch_size=8, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
               train_sampling_strategy="sequential", weight_decay=0.01, dataset_name="sft/train.jsonl", max_length=48)
@@ -35,7 +37,7 @@ def make(folder, name, family, tokenizer):
     torch.manual_seed(0)
     ids = dict(vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=tokenizer.bos_token_id,
                eos_token_id=tokenizer.eos_token_id)
-    config = AutoConfig.for_model(name, **SIZES | family | ids)
+    config = AutoConfig.for_model(name, **SIZES | ids | family)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

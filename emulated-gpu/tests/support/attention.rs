@@ -154,10 +154,12 @@ fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
     let real = of.real;
     let dim = shape.head_dim.next_multiple_of(16);
     let keys = if dim <= 64 { 128 } else { 64 };
-    let tile = match (real, kernel) {
-        (Real::F32, _) | (_, "attention_delta") => 32,
-        (Real::Bf16, "attention_backward_keys") => keys,
-        (Real::Bf16, _) => 128,
+    let tensor_cores = real == Real::Bf16 && shape.head_dim <= 128;
+    let tile = match kernel {
+        "attention_delta" => 32,
+        _ if !tensor_cores => 32,
+        "attention_backward_keys" => keys,
+        _ => 128,
     };
     let heads = match kernel {
         "attention_backward_keys" => shape.kv_heads,
@@ -168,16 +170,16 @@ fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
         y: shape.batch as u32,
         z: shape.seq_len.div_ceil(tile) as u32,
     };
-    let shared = match (real, kernel) {
-        (_, "attention_delta") => 0,
-        (Real::F32, _) => {
+    let shared = match kernel {
+        "attention_delta" => 0,
+        _ if !tensor_cores => {
             let stride = 4 * (shape.head_dim.div_ceil(4) | 1);
             let tiles = if kernel == "attention_forward" { 3 } else { 4 };
             128 * tiles * stride + 4608
         }
-        (Real::Bf16, "attention_forward") => 384 * (dim + 8),
-        (Real::Bf16, "attention_backward_queries") => 640 * (dim + 8),
-        (Real::Bf16, _) => (4 * keys + 256) * (dim + 8) + 512,
+        "attention_forward" => 384 * (dim + 8),
+        "attention_backward_queries" => 640 * (dim + 8),
+        _ => (4 * keys + 256) * (dim + 8) + 512,
     };
     (grid, 128, shared as u32)
 }
@@ -300,7 +302,10 @@ pub fn compile(
         format!("--gpu-architecture={architecture}"),
         format!("-DHEAD_DIM={head_dim}"),
     ];
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let mut options: Vec<&str> = options.iter().map(String::as_str).collect();
+    if real == Real::Bf16 {
+        options.push("-DREAL_BF16=1");
+    }
     let file = nvrtc.path.file_name().unwrap_or_default().display();
     Compiled {
         at: format!(

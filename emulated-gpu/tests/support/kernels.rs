@@ -364,9 +364,15 @@ pub fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
-/// Rows are copied; occurrences are added in their order.
+/// Rows are copied and scaled; occurrences are added in their order, and scaled.
 pub fn embedding(of: &Compiled) -> Result<(), Caught> {
-    for (hidden, shift) in [(1, 0), (83, 0), (64, 0), (64, 4), (1032, 0)] {
+    for (hidden, shift, scale) in [
+        (1, 0, 1.0),
+        (83, 0, 9.11f32),
+        (64, 0, 8.0),
+        (64, 4, 1.0),
+        (1032, 0, 1.5),
+    ] {
         let vocabulary = 7;
         let tokens = [3u32, 5, 3, 0, 5, 3, 3, 6, 3, 3, 3];
         let mut random = Random(1);
@@ -377,11 +383,12 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
             A::Shifted(shift, of_f32(&table)),
             integers(&tokens),
             A::Int(hidden as u32),
+            A::Float(scale),
         ];
         let got = run(of, "embedding_forward", (tokens.len(), 256), &arguments)?;
         let rows = tokens.iter().map(|&token| token as usize * hidden);
         let expected: Vec<f32> = rows
-            .flat_map(|at| table[at..at + hidden].to_vec())
+            .flat_map(|at| table[at..at + hidden].iter().map(|x| x * scale))
             .collect();
         same("x", &got.f32s(0), &expected)?;
         if (hidden, shift) == (64, 0) {
@@ -406,6 +413,7 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
             integers(&rows),
             integers(&[4]),
             A::Int(hidden as u32),
+            A::Float(scale),
         ];
         let got = run(of, "embedding_backward", (tokens.len(), 256), &arguments)?;
         let mut sums = vec![0f32; table.len()];
@@ -414,7 +422,9 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
                 sums[token as usize * hidden + column] += dx[i * hidden + column];
             }
         }
-        let expected: Vec<f32> = table.iter().zip(sums).map(|(a, b)| a + b).collect();
+        // NVRTC makes one rounding of the product and the sum.
+        let pairs = table.iter().zip(sums);
+        let expected: Vec<f32> = pairs.map(|(a, b)| b.mul_add(scale, *a)).collect();
         same("table", &got.f32s(0), &expected)?;
     }
     Ok(())
@@ -557,15 +567,26 @@ pub fn rmsnorm(of: &Compiled) -> Result<(), Caught> {
         (2052, 0, 512),
         (4100, 0, 1024),
     ] {
-        rmsnorm_of(of, width, shift, threads)?;
+        rmsnorm_of(of, width, shift, threads, 0.0)?;
+    }
+    // Plain elements, and packs in registers.
+    for width in [83, 260] {
+        rmsnorm_of(of, width, 0, 256, 1.0)?;
     }
     Ok(())
 }
 
-fn rmsnorm_of(of: &Compiled, width: usize, shift: usize, threads: u32) -> Result<(), Caught> {
+fn rmsnorm_of(
+    of: &Compiled,
+    width: usize,
+    shift: usize,
+    threads: u32,
+    added: f32,
+) -> Result<(), Caught> {
     let (n, rows, eps) = (5usize, 2usize, 1e-5f32);
     let mut random = Random(2);
-    let (host_x, w) = (random.floats(n * width, 2.0), random.floats(width, 1.5));
+    let (host_x, weights) = (random.floats(n * width, 2.0), random.floats(width, 1.5));
+    let w: Vec<f32> = weights.iter().map(|w| added + w).collect();
     let dy = of.real.rounded(random.floats(n * width, 0.1));
     let dx = random.floats(n * width, 0.1);
     let at = |values: &[f32], i: usize| f64::from(values[i]);
@@ -585,9 +606,10 @@ fn rmsnorm_of(of: &Compiled, width: usize, shift: usize, threads: u32) -> Result
         A::Output(of.real.size() * n * width),
         A::Output(4 * n),
         A::Shifted(shift, of_f32(&host_x)),
-        floats(&w),
+        floats(&weights),
         A::Int(width as u32),
         A::Float(eps),
+        A::Float(added),
     ];
     let forward = run(of, "rmsnorm_forward", (n, 256), &arguments)?;
     agree_real(of, &what("y"), &forward.buffers[0], &y)?;
@@ -624,10 +646,11 @@ fn rmsnorm_of(of: &Compiled, width: usize, shift: usize, threads: u32) -> Result
             A::Shifted(shift, of.real.bytes(&dy)),
             floats(&host_x),
             A::Buffer(forward.buffers[1].clone()),
-            floats(&w),
+            floats(&weights),
             A::Int(n as u32),
             A::Int(width as u32),
             A::Int(rows as u32),
+            A::Float(added),
         ];
         let backward = run(of, "rmsnorm_backward", (blocks, threads), &arguments)?;
         let mut buffers = backward.buffers.iter();
@@ -732,8 +755,27 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Output and gradients agree.
-pub fn swiglu(of: &Compiled) -> Result<(), Caught> {
+/// Output and gradients agree, of both activations.
+pub fn glu(of: &Compiled) -> Result<(), Caught> {
+    gated(of, ["swiglu_forward", "swiglu_backward"], |x| {
+        let sigmoid = 1.0 / (1.0 + (-x).exp());
+        (x * sigmoid, sigmoid + x * sigmoid * (1.0 - sigmoid))
+    })?;
+    gated(of, ["geglu_forward", "geglu_backward"], |x| {
+        let factor = (2.0 / std::f64::consts::PI).sqrt();
+        let tanh = (factor * (x + 0.044715 * x.powi(3))).tanh();
+        let slope = factor * (1.0 + 3.0 * 0.044715 * x * x);
+        let derivative = 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope;
+        (0.5 * x * (1.0 + tanh), derivative)
+    })
+}
+
+/// `activation`: value and derivative.
+fn gated(
+    of: &Compiled,
+    [forward, backward]: [&str; 2],
+    activation: impl Fn(f64) -> (f64, f64),
+) -> Result<(), Caught> {
     // The grid may be smaller than the elements need.
     for (n, inner, shift, grid) in [
         (7, 45, 0, 2),
@@ -748,17 +790,15 @@ pub fn swiglu(of: &Compiled) -> Result<(), Caught> {
         let dh = of.real.rounded(random.floats(elements, 0.1));
         let gate = |i: usize| f64::from(gate_up[i / inner * 2 * inner + i % inner]);
         let up = |i: usize| f64::from(gate_up[i / inner * 2 * inner + i % inner + inner]);
-        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         let h: Vec<f64> = (0..elements)
-            .map(|i| gate(i) * sigmoid(gate(i)) * up(i))
+            .map(|i| activation(gate(i)).0 * up(i))
             .collect();
         let mut gradient = vec![0.0; 2 * elements];
         for i in 0..elements {
-            let (s, dh) = (sigmoid(gate(i)), f64::from(dh[i]));
-            let silu = gate(i) * s;
+            let ((value, derivative), dh) = (activation(gate(i)), f64::from(dh[i]));
             let at = i / inner * 2 * inner + i % inner;
-            gradient[at] = dh * up(i) * (s + silu * (1.0 - s));
-            gradient[at + inner] = dh * silu;
+            gradient[at] = dh * up(i) * derivative;
+            gradient[at + inner] = dh * value;
         }
         let arguments = |first: A| {
             [
@@ -769,10 +809,10 @@ pub fn swiglu(of: &Compiled) -> Result<(), Caught> {
             ]
         };
         let first = A::Output(of.real.size() * elements);
-        let forward = run(of, "swiglu_forward", (grid, 256), &arguments(first))?;
+        let forward = run(of, forward, (grid, 256), &arguments(first))?;
         agree_real(of, "h", &forward.buffers[0], &h)?;
         let first = A::Buffer(of.real.bytes(&dh));
-        let backward = run(of, "swiglu_backward", (grid, 256), &arguments(first))?;
+        let backward = run(of, backward, (grid, 256), &arguments(first))?;
         agree_real(of, "h again", &backward.buffers[0], &h)?;
         agree_real(of, "gradient", &backward.buffers[1], &gradient)?;
         if inner % 64 == 0 && shift == 0 {

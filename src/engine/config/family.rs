@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{ModelConfig, RopeScaling};
+use super::{Activation, ModelConfig, RopeScaling};
 
 /// A family of models: the value of `model_type` in its `config.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -17,15 +17,18 @@ pub enum Family {
     Qwen2,
     Qwen3,
     SmolLm3,
+    /// The first Gemma.
+    Gemma,
 }
 
 impl Family {
-    pub const ALL: [Family; 5] = [
+    pub const ALL: [Family; 6] = [
         Family::Llama,
         Family::Mistral,
         Family::Qwen2,
         Family::Qwen3,
         Family::SmolLm3,
+        Family::Gemma,
     ];
 
     /// `model_type`.
@@ -36,6 +39,7 @@ impl Family {
             Family::Qwen2 => "qwen2",
             Family::Qwen3 => "qwen3",
             Family::SmolLm3 => "smollm3",
+            Family::Gemma => "gemma",
         }
     }
 
@@ -47,6 +51,7 @@ impl Family {
             Family::Qwen2 => "Qwen2ForCausalLM",
             Family::Qwen3 => "Qwen3ForCausalLM",
             Family::SmolLm3 => "SmolLM3ForCausalLM",
+            Family::Gemma => "GemmaForCausalLM",
         }
     }
 
@@ -96,6 +101,30 @@ impl Family {
                 tie_word_embeddings: true,
                 ..llama
             },
+            Family::Gemma => ModelConfig {
+                hidden_size: 3072,
+                intermediate_size: 24576,
+                activation: Activation::GeluTanh,
+                num_hidden_layers: 28,
+                num_attention_heads: 16,
+                num_key_value_heads: 16,
+                head_dim: 256,
+                vocab_size: 256_000,
+                max_position_embeddings: 8192,
+                norms_add_one: true,
+                scaled_embedding: true,
+                tie_word_embeddings: true,
+                ..llama
+            },
+        }
+    }
+
+    /// `pad_token_id` where `config.json` does not state it.
+    pub(super) fn default_padding(self) -> Option<u32> {
+        match self {
+            Family::SmolLm3 => Some(128_004),
+            Family::Gemma => Some(0),
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => None,
         }
     }
 
@@ -112,6 +141,7 @@ impl Default for ModelConfig {
             family: Family::Llama,
             hidden_size: 4096,
             intermediate_size: 11008,
+            activation: Activation::Silu,
             num_hidden_layers: 32,
             num_attention_heads: 32,
             num_key_value_heads: 32,
@@ -119,11 +149,13 @@ impl Default for ModelConfig {
             vocab_size: 32000,
             max_position_embeddings: 2048,
             rms_norm_eps: 1e-6,
+            norms_add_one: false,
             rope_theta: 10000.0,
             rope_scaling: RopeScaling::Default,
             unrotated_layers: Vec::new(),
             qkv_biases: false,
             query_key_norms: false,
+            scaled_embedding: false,
             tie_word_embeddings: false,
             initializer_range: 0.02,
             sliding_window: None,

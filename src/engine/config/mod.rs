@@ -31,15 +31,18 @@ pub struct ConfigError {
     pub uncomputed: bool,
 }
 
-/// A decoder whose blocks are RMSNorm, attention with grouped queries, RMSNorm and SwiGLU.
+/// A decoder whose blocks are RMSNorm, attention with grouped queries, RMSNorm and a gated linear unit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// The family whose `config.json` it reads and writes.
     #[serde(default)]
     pub family: Family,
     pub hidden_size: usize,
-    /// `intermediate_size` of the SwiGLU.
+    /// `intermediate_size` of the gated linear unit.
     pub intermediate_size: usize,
+    /// Of its gates.
+    #[serde(default)]
+    pub activation: Activation,
     pub num_hidden_layers: usize,
     pub num_attention_heads: usize,
     /// `num_key_value_heads`, a divisor of the heads.
@@ -49,6 +52,9 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f32,
+    /// Norms scale by 1 + their weights (Gemma).
+    #[serde(default)]
+    pub norms_add_one: bool,
     pub rope_theta: f32,
     /// Changes of the frequencies of the rotation.
     #[serde(default)]
@@ -62,6 +68,9 @@ pub struct ModelConfig {
     /// Each head's queries and keys pass an RMSNorm before their rotation (Qwen 3).
     #[serde(default)]
     pub query_key_norms: bool,
+    /// Embeddings are multiplied by √`hidden_size` (Gemma).
+    #[serde(default)]
+    pub scaled_embedding: bool,
     pub tie_word_embeddings: bool,
     /// `initializer_range`, σ of the random weights.
     pub initializer_range: f32,
@@ -75,6 +84,27 @@ pub struct ModelConfig {
     /// The special tokens of `config.json` ([`TOKEN_IDS`]), as it states them.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub token_ids: Map<String, Value>,
+}
+
+/// The activation of a gated linear unit: `hidden_act`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Activation {
+    #[default]
+    #[serde(rename = "silu")]
+    Silu,
+    /// GELU, approximated by tanh.
+    #[serde(rename = "gelu_pytorch_tanh")]
+    GeluTanh,
+}
+
+impl Activation {
+    /// `hidden_act`.
+    fn name(self) -> &'static str {
+        match self {
+            Activation::Silu => "silu",
+            Activation::GeluTanh => "gelu_pytorch_tanh",
+        }
+    }
 }
 
 /// Keys of `config.json` that do not change the computation, and without which it may not load again: a family's default is
@@ -98,6 +128,23 @@ impl ModelConfig {
     /// Width of a row of queries, keys and values.
     pub(super) fn qkv(&self) -> usize {
         (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+    }
+
+    /// The factor of the embeddings.
+    pub(super) fn embedding_scale(&self) -> f32 {
+        match self.scaled_embedding {
+            true => (self.hidden_size as f64).sqrt() as f32,
+            false => 1.0,
+        }
+    }
+
+    /// The token whose embedding has no gradient as an input (`padding_idx` of PyTorch's `Embedding`).
+    pub(super) fn padding_token(&self) -> Option<u32> {
+        let id = match self.token_ids.get("pad_token_id") {
+            Some(stated) => stated.as_u64().and_then(|id| u32::try_from(id).ok()),
+            None => self.family.default_padding(),
+        };
+        id.filter(|id| (*id as usize) < self.vocab_size)
     }
 
     /// Whether a layer rotates queries and keys.

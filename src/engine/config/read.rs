@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{ConfigError, Family, ModelConfig, RopeScaling, TOKEN_IDS, flaw, uncomputed};
+use super::{
+    Activation, ConfigError, Family, ModelConfig, RopeScaling, TOKEN_IDS, flaw, uncomputed,
+};
 
 impl ModelConfig {
     /// Reads the object of a `config.json` and checks that the shapes fit.
@@ -47,6 +49,7 @@ impl ModelConfig {
         Ok(ModelConfig {
             hidden_size,
             intermediate_size: keys.size_or("intermediate_size", defaults.intermediate_size)?,
+            activation: keys.activation(&defaults)?,
             num_hidden_layers: layers,
             num_attention_heads: heads,
             num_key_value_heads: key_value_heads,
@@ -148,16 +151,10 @@ impl Keys<'_> {
             let message = format!("config.json: {what} not supported");
             Err(uncomputed(&[key], message))
         };
-        for key in ["attention_bias", "mlp_bias"] {
+        for key in ["attention_bias", "mlp_bias", "use_bidirectional_attention"] {
             if self.flag(key)? == Some(true) {
                 return refuse(key, format!("{key} is"));
             }
-        }
-        if let Some(activation) = self.given("hidden_act")
-            && !matches!(activation.as_str(), Some("silu" | "swish"))
-        {
-            let message = format!("config.json: hidden_act {activation} is not supported; silu is");
-            return Err(uncomputed(&["hidden_act"], message));
         }
         if self.number("attention_dropout")?.unwrap_or(0.0) != 0.0 {
             let what = "attention_dropout other than 0 is".to_owned();
@@ -168,6 +165,24 @@ impl Keys<'_> {
             return refuse("quantization_config", what);
         }
         Ok(())
+    }
+
+    /// `gelu` means the approximation in the published Gemmas (transformers 5.24.0 `GemmaConfig`).
+    fn activation(&self, defaults: &ModelConfig) -> Result<Activation, ConfigError> {
+        let Some(activation) = self.given("hidden_act") else {
+            return Ok(defaults.activation);
+        };
+        match activation.as_str() {
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+            Some("gelu") if defaults.family == Family::Gemma => Ok(Activation::GeluTanh),
+            _ => {
+                let message = format!(
+                    "config.json: hidden_act {activation} is not supported; silu and gelu_pytorch_tanh are"
+                );
+                Err(uncomputed(&["hidden_act"], message))
+            }
+        }
     }
 
     /// The key and object of the RoPE settings: `rope_scaling` (transformers 4), else `rope_parameters`
@@ -266,7 +281,7 @@ impl Keys<'_> {
         unrotated: &[usize],
     ) -> Result<(Option<usize>, Vec<usize>), ConfigError> {
         let family = defaults.family;
-        if family == Family::Llama {
+        if matches!(family, Family::Llama | Family::Gemma) {
             // transformers ignores the key.
             return Ok((None, Vec::new()));
         }

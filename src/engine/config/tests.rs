@@ -30,6 +30,27 @@ fn missing_keys_take_the_defaults_of_transformers() {
     let smol = read(json!({"model_type": "smollm3", "num_hidden_layers": 9})).unwrap();
     assert_eq!(smol.unrotated_layers, [3, 7]);
     assert!(smol.tie_word_embeddings && smol.rope_theta == 2e6);
+    // The published Gemmas say `gelu` and mean its approximation.
+    let gemma = read(json!({"model_type": "gemma", "hidden_act": "gelu"})).unwrap();
+    assert_eq!(gemma.activation, Activation::GeluTanh);
+    assert!(gemma.norms_add_one && gemma.tie_word_embeddings && gemma.head_dim == 256);
+    assert_eq!(gemma.embedding_scale(), 3072f32.sqrt());
+}
+
+/// `padding_idx` of the embedding in each of transformers' models.
+#[test]
+fn the_padding_token_is_that_of_config_json_or_of_the_family() {
+    let padding = |config| read(config).unwrap().padding_token();
+    assert_eq!(padding(json!({})), None);
+    assert_eq!(padding(json!({"pad_token_id": 2})), Some(2));
+    assert_eq!(padding(json!({"pad_token_id": -1})), None);
+    assert_eq!(padding(json!({"model_type": "gemma"})), Some(0));
+    assert_eq!(
+        padding(json!({"model_type": "gemma", "pad_token_id": null})),
+        None
+    );
+    let beyond = json!({"model_type": "smollm3", "vocab_size": 64});
+    assert_eq!(padding(beyond), None);
 }
 
 /// `layer_types` of `Qwen2Config`.
@@ -111,6 +132,7 @@ fn unsupported_settings_are_refused_by_name() {
             json!({"model_type": 3}),
             json!({"attention_bias": true}),
             json!({"hidden_act": "gelu"}),
+            json!({"model_type": "gemma", "use_bidirectional_attention": true}),
             json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}),
             json!({"rope_scaling": {"type": "linear", "factor": 0.0}}),
             json!({"rope_parameters": {"rope_type": "llama3"}}),

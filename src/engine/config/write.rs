@@ -25,7 +25,7 @@ impl ModelConfig {
             "rope_parameters": self.rope_parameters(),
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": shortest(self.initializer_range),
-            "hidden_act": "silu",
+            "hidden_act": self.activation.name(),
             "attention_dropout": 0.0,
             "torch_dtype": "float32",
         });
@@ -37,7 +37,7 @@ impl ModelConfig {
         }
         let layers = 0..self.num_hidden_layers;
         match self.family {
-            Family::Llama => {}
+            Family::Llama | Family::Gemma => {}
             Family::Mistral => config["sliding_window"] = json!(self.sliding_window),
             Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {
                 config["use_sliding_window"] = json!(self.sliding_window.is_some());
@@ -49,7 +49,10 @@ impl ModelConfig {
                 config["layer_types"] = layers.clone().map(kind).collect();
             }
         }
-        if matches!(self.family, Family::Llama | Family::Qwen3 | Family::SmolLm3) {
+        if matches!(
+            self.family,
+            Family::Llama | Family::Qwen3 | Family::SmolLm3 | Family::Gemma
+        ) {
             config["attention_bias"] = json!(false);
         }
         if matches!(self.family, Family::Llama | Family::SmolLm3) {

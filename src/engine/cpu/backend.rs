@@ -1,12 +1,16 @@
 //! The operations of a walk on this machine's processors.
 
-use cpu_kernels::{attention, embedding, head_norms, linear, rmsnorm, rope, swiglu, vector};
+use std::borrow::Cow;
+
+use cpu_kernels::{attention, embedding, glu, head_norms, linear, rmsnorm, rope, vector};
 
 use super::arena::Buffer;
 use super::store::{Gradient, Store};
 use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
-use crate::engine::{Accumulated, Direction, EngineError, MicroBatch, ModelConfig, Pass};
+use crate::engine::{
+    Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, Pass,
+};
 
 type Done = Result<(), EngineError>;
 
@@ -145,18 +149,20 @@ impl Backend for CpuBackend<'_> {
 
     fn embed(&mut self) -> Done {
         let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
+        let scale = self.config.embedding_scale();
         self.on([(Slot::Residual(0), hidden)], |[x], store, _| {
-            embedding::forward(x, tokens, store.parameters(0), hidden)
+            embedding::forward(x, tokens, (store.parameters(0), hidden), scale)
         })
     }
 
     fn embed_backward(&mut self) -> Done {
         let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
         let tied = self.config.tie_word_embeddings;
+        let (scale, padding) = (self.config.embedding_scale(), self.config.padding_token());
         self.on([(Slot::DResidual, hidden)], |[dx], store, _| {
             let (_, Gradient { values, add }) = store.gradient(0);
             // Tied embeddings already hold the head's part.
-            embedding::backward((values, add || tied), tokens, dx, hidden);
+            embedding::backward((values, add || tied), tokens, (dx, hidden), scale, padding);
         })
     }
 
@@ -166,16 +172,19 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Done {
-        let (hidden, eps) = (self.hidden(), self.config.rms_norm_eps);
+        let (config, hidden) = (self.config, self.hidden());
         let slots = [(normed, hidden), (norm.inverse, 1), (x, hidden)];
         self.on(slots, |[normed, inverse, x], store, _| {
-            let w = &store.parameters(norm.unit)[norm.weights.range.clone()];
-            rmsnorm::forward(normed, inverse, x, w, eps)
+            let w = norm_scale(
+                config,
+                &store.parameters(norm.unit)[norm.weights.range.clone()],
+            );
+            rmsnorm::forward(normed, inverse, x, &w, config.rms_norm_eps)
         })
     }
 
     fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Done {
-        let hidden = self.hidden();
+        let (config, hidden) = (self.config, self.hidden());
         let slots = [
             (Slot::Narrow, hidden),
             (Slot::DResidual, hidden),
@@ -185,8 +194,8 @@ impl Backend for CpuBackend<'_> {
         self.on(slots, |[normed, dx, x, inverse], store, shared| {
             let (w, Gradient { values, add }) = store.gradient(norm.unit);
             let dw = (&mut values[norm.weights.range.clone()], add);
-            let w = &w[norm.weights.range.clone()];
-            rmsnorm::backward(normed, dx, dw, x, inverse, w, &mut shared.norm_scratch)
+            let w = norm_scale(config, &w[norm.weights.range.clone()]);
+            rmsnorm::backward(normed, dx, dw, x, inverse, &w, &mut shared.norm_scratch)
         })
     }
 
@@ -221,7 +230,7 @@ impl Backend for CpuBackend<'_> {
         normed: Slot,
     ) -> Done {
         self.linear(linear, x, Slot::Narrow)?;
-        let (hidden, eps) = (self.hidden(), self.config.rms_norm_eps);
+        let (config, hidden) = (self.config, self.hidden());
         let slots = [
             (normed, hidden),
             (norm.inverse, 1),
@@ -232,8 +241,12 @@ impl Backend for CpuBackend<'_> {
         self.on(
             slots,
             |[normed, inverse, sum, residual, projected], store, _| {
-                let w = &store.parameters(norm.unit)[norm.weights.range.clone()];
-                rmsnorm::add_forward(normed, inverse, sum, (residual, projected), w, eps)
+                let w = norm_scale(
+                    config,
+                    &store.parameters(norm.unit)[norm.weights.range.clone()],
+                );
+                let eps = config.rms_norm_eps;
+                rmsnorm::add_forward(normed, inverse, sum, (residual, projected), &w, eps)
             },
         )
     }
@@ -328,19 +341,29 @@ impl Backend for CpuBackend<'_> {
         )
     }
 
-    fn swiglu(&mut self, layer: usize) -> Done {
-        let inner = self.config.intermediate_size;
+    fn glu(&mut self, layer: usize) -> Done {
+        let (inner, activation) = (self.config.intermediate_size, self.config.activation);
         let slots = [(Slot::Wide, inner), (Slot::GateUp(layer), 2 * inner)];
-        self.on(slots, |[h, gate_up], _, _| {
-            swiglu::forward(h, gate_up, inner)
+        self.on(slots, |[h, gate_up], _, _| match activation {
+            Activation::Silu => glu::forward(h, gate_up, inner, glu::silu),
+            Activation::GeluTanh => glu::forward(h, gate_up, inner, glu::gelu_tanh),
         })
     }
 
-    fn swiglu_backward(&mut self, layer: usize) -> Done {
-        let inner = self.config.intermediate_size;
+    fn glu_backward(&mut self, layer: usize) -> Done {
+        let (inner, activation) = (self.config.intermediate_size, self.config.activation);
         let slots = [(Slot::Wide, inner), (Slot::GateUp(layer), 2 * inner)];
-        self.on(slots, |[h, gate_up], _, _| {
-            swiglu::backward(h, gate_up, inner)
+        self.on(slots, |[h, gate_up], _, _| match activation {
+            Activation::Silu => glu::backward(h, gate_up, inner, glu::silu),
+            Activation::GeluTanh => glu::backward(h, gate_up, inner, glu::gelu_tanh),
         })
+    }
+}
+
+/// The factors of a norm: its weights, or one more than each.
+pub(super) fn norm_scale<'w>(config: &ModelConfig, weights: &'w [f32]) -> Cow<'w, [f32]> {
+    match config.norms_add_one {
+        false => Cow::Borrowed(weights),
+        true => weights.iter().map(|w| 1.0 + w).collect(),
     }
 }

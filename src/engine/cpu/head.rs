@@ -5,7 +5,7 @@
 
 use cpu_kernels::{cross_entropy, linear, rmsnorm};
 
-use super::backend::CpuBackend;
+use super::backend::{CpuBackend, norm_scale};
 use super::store::Gradient;
 use crate::engine::IGNORE;
 use crate::engine::walk::{Head, Slot};
@@ -56,7 +56,7 @@ impl CpuBackend<'_> {
             normed,
             &mut shared.norm_scratch[..n],
             gathered,
-            &store.parameters(head.unit)[..hidden],
+            &norm_scale(self.config, &store.parameters(head.unit)[..hidden]),
             self.config.rms_norm_eps,
         );
         let w = &store.parameters(head.logits.unit)[head.logits.weights.clone()];
@@ -91,7 +91,7 @@ impl CpuBackend<'_> {
             (&mut values[..hidden], add || precede),
             gathered,
             inverse,
-            &w[..hidden],
+            &norm_scale(self.config, &w[..hidden]),
             norm_scratch,
         );
         for (&row, dx) in rows.iter().zip(dx.chunks_exact(hidden)) {

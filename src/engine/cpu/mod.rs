@@ -64,11 +64,10 @@ impl CpuEngine {
             .map_err(|error| EngineError::Shape(format!("threads cannot be started: {error}")))?;
         let arena = Arena::new(options.memory_limit);
         let layout = layout(&config);
-        let sigma = config.initializer_range;
         let tied = config.tie_word_embeddings;
         let fill = |unit: &Unit, offset, out: &mut [f32]| {
             if let Some(seed) = seed {
-                initial::fill(unit, sigma, seed, offset, out);
+                initial::fill(unit, &config, seed, offset, out);
             }
         };
         let held = (options.strategy, options.measure);

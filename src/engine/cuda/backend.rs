@@ -524,18 +524,18 @@ impl Backend for CudaBackend<'_> {
             .attention_backward(compute, self.work, self.stash(layer), self.shape)
     }
 
-    fn swiglu(&mut self, layer: usize) -> Enqueued {
+    fn glu(&mut self, layer: usize) -> Enqueued {
         let (h, gate_up) = (self.work.wide, self.stash(layer).gate_up);
         let compute = &self.streams.compute;
         self.kernels
-            .swiglu(compute, "swiglu_forward", h, gate_up, self.tokens())
+            .glu(compute, Direction::Forward, h, gate_up, self.tokens())
     }
 
-    fn swiglu_backward(&mut self, layer: usize) -> Enqueued {
+    fn glu_backward(&mut self, layer: usize) -> Enqueued {
         let (h, gate_up) = (self.work.wide, self.stash(layer).gate_up);
         let compute = &self.streams.compute;
         self.kernels
-            .swiglu(compute, "swiglu_backward", h, gate_up, self.tokens())
+            .glu(compute, Direction::Backward, h, gate_up, self.tokens())
     }
 }
 

@@ -1,4 +1,4 @@
-//! The CUDA engine: a Llama on one GPU, behind [`Engine`].
+//! The CUDA engine: a model on one GPU, behind [`Engine`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use super::compiler::Compiler;
 use super::cublaslt::Blas;
 use super::driver::{Device, Event, Graph, Pinned};
 use super::error::CudaError;
+use super::kernels::attention::MOST_HEAD_DIM;
 use super::launches::Kernels;
 use super::measured::Measured;
 use super::options::CudaOptions;
@@ -29,10 +30,8 @@ use crate::engine::{
 const STAGING: usize = 4 << 20;
 /// Graphs that are kept; a run has a few shapes of micro-batches.
 const MOST_GRAPHS: usize = 32;
-/// Largest head size of the attention kernels.
-const MOST_HEAD_DIM: usize = 128;
 
-/// A Llama on one GPU.
+/// A model on one GPU.
 pub struct CudaEngine {
     config: ModelConfig,
     layout: Layout,
@@ -156,8 +155,7 @@ impl CudaEngine {
             weights.clear();
             weights.resize(part.len(), 0.0);
             if let Some(seed) = seed {
-                let sigma = self.config.initializer_range;
-                initial::fill(of, sigma, seed, part.start, &mut weights);
+                initial::fill(of, &self.config, seed, part.start, &mut weights);
             }
             let (held, real) = (share.held(of.len), self.options.precision.size());
             let addresses = &self.state.at.units[unit];
@@ -295,7 +293,8 @@ impl CudaEngine {
     ) -> Result<Scalars, EngineError> {
         let reserved = self.reserved.as_mut().ok_or_else(nothing_reserved)?;
         let (inputs, scalars) = (reserved.slab.at.inputs, reserved.slab.at.scalars);
-        inputs.fill(reserved.inputs.bytes_mut(), micro_batch, self.step.targets);
+        let (bytes, unmoved) = (reserved.inputs.bytes_mut(), self.config.padding_token());
+        inputs.fill(bytes, micro_batch, self.step.targets, unmoved);
         // SAFETY: the pinned memory has the size of the inputs, and changes only after the next
         // synchronisation.
         unsafe {

@@ -14,7 +14,7 @@ use super::kernels::{self, attention};
 use super::options::Precision;
 use super::state::UnitAddresses;
 use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows};
-use crate::engine::{Direction, ModelConfig};
+use crate::engine::{Activation, Direction, ModelConfig};
 
 use Argument::{Address, Float, Int, Size};
 
@@ -37,6 +37,10 @@ pub struct Kernels {
     intermediate: usize,
     vocabulary: usize,
     epsilon: f32,
+    /// Added to the weights of norms.
+    norm_shift: f32,
+    embedding_scale: f32,
+    activation: Activation,
     attention: attention::Geometry,
 }
 
@@ -65,6 +69,9 @@ impl Kernels {
             intermediate: config.intermediate_size,
             vocabulary: config.vocab_size,
             epsilon: config.rms_norm_eps,
+            norm_shift: if config.norms_add_one { 1.0 } else { 0.0 },
+            embedding_scale: config.embedding_scale(),
+            activation: config.activation,
             attention: attention::Geometry {
                 variant,
                 heads: config.num_attention_heads,
@@ -79,7 +86,7 @@ impl Kernels {
         Ok(loaded)
     }
 
-    /// The rows of `table` that `tokens` name, f32 `[n, hidden]`.
+    /// The scaled rows of `table` that `tokens` name, f32 `[n, hidden]`.
     pub fn embedding_forward(
         &self,
         stream: &Stream,
@@ -93,6 +100,7 @@ impl Kernels {
             Address(table),
             Address(tokens),
             int(self.hidden),
+            Float(self.embedding_scale),
         ];
         self.rows(stream, "embedding_forward", n, &arguments)
     }
@@ -114,6 +122,7 @@ impl Kernels {
             Address(inputs.distinct),
             Address(inputs.count),
             int(self.hidden),
+            Float(self.embedding_scale),
         ];
         self.rows(stream, "embedding_backward", n, &arguments)
     }
@@ -134,6 +143,7 @@ impl Kernels {
             Address(weights),
             int(self.hidden),
             Float(self.epsilon),
+            Float(self.norm_shift),
         ];
         self.rows(stream, "rmsnorm_forward", n, &arguments)
     }
@@ -161,6 +171,7 @@ impl Kernels {
             int(n),
             int(self.hidden),
             int(vector_rows(n)),
+            Float(self.norm_shift),
         ];
         let blocks = vector_blocks(n);
         let threads = match self.hidden {
@@ -306,16 +317,22 @@ impl Kernels {
         self.rows(stream, "rope", shape.tokens(), &arguments)
     }
 
-    /// `swiglu_forward` gives `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`.
-    /// `swiglu_backward` replaces the gradient of `h` by `h`, and gates and ups by their gradient.
-    pub fn swiglu(
+    /// Forward: `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`. Backward replaces the
+    /// gradient of `h` by `h`, and gates and ups by their gradient.
+    pub fn glu(
         &self,
         stream: &Stream,
-        kernel: &'static str,
+        direction: Direction,
         h: u64,
         gate_up: u64,
         n: usize,
     ) -> Enqueued {
+        let kernel = match (self.activation, direction) {
+            (Activation::Silu, Direction::Forward) => "swiglu_forward",
+            (Activation::Silu, Direction::Backward) => "swiglu_backward",
+            (Activation::GeluTanh, Direction::Forward) => "geglu_forward",
+            (Activation::GeluTanh, Direction::Backward) => "geglu_backward",
+        };
         let elements = n * self.intermediate;
         let arguments = [
             Address(h),

@@ -208,10 +208,18 @@ impl Inputs {
     }
 
     /// Writes a micro-batch to `bytes`, the host's copy of the inputs. `targets` are the step's target tokens
-    /// so far.
-    pub fn fill(&self, bytes: &mut [u8], micro_batch: MicroBatch<'_>, targets: u64) {
+    /// so far. The embedding of the token `unmoved` has no gradient: it is not among the distinct ones.
+    pub fn fill(
+        &self,
+        bytes: &mut [u8],
+        micro_batch: MicroBatch<'_>,
+        targets: u64,
+        unmoved: Option<u32>,
+    ) {
         let tokens = micro_batch.tokens;
-        let mut order: Vec<u32> = (0..tokens.len() as u32).collect();
+        let mut order: Vec<u32> = (0..tokens.len() as u32)
+            .filter(|&position| Some(tokens[position as usize]) != unmoved)
+            .collect();
         // Stable, so that sums have the order of the positions.
         order.sort_by_key(|&position| tokens[position as usize]);
         let (mut starts, mut distinct) = (Vec::new(), Vec::new());

@@ -9,7 +9,7 @@ use super::contract::New;
 use super::*;
 
 /// The cases of the script.
-pub const CASES: [&str; 8] = [
+pub const CASES: [&str; 9] = [
     "untied_grouped",
     "tied",
     "wider",
@@ -18,6 +18,7 @@ pub const CASES: [&str; 8] = [
     "qwen2",
     "qwen3",
     "smollm3",
+    "gemma",
 ];
 
 /// One case of the script.
@@ -82,6 +83,11 @@ impl Reference {
 
     /// Sets the script's weights.
     pub fn set_weights(&self, engine: &mut dyn Engine) {
+        let norm = if self.config().norms_add_one {
+            0.0
+        } else {
+            1.0
+        };
         for (index, unit) in engine.layout().units.clone().iter().enumerate() {
             let mut state = engine.export(index, true).unwrap().unwrap();
             for parameter in &unit.parameters {
@@ -92,7 +98,7 @@ impl Reference {
                     let uniform = bits as f32 / (1 << 23) as f32 - 1.0;
                     let middle = match parameter.role.kind() {
                         Kind::Matrix | Kind::Bias => 0.0,
-                        Kind::Norm => 1.0,
+                        Kind::Norm => norm,
                     };
                     *w = 0.25 * uniform + middle;
                 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::shape::{Biases, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, Shape};
+use super::shape::{Biases, GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, Shape};
 use crate::recipe::schema::spec::Model;
 use crate::util::hub;
 
@@ -52,8 +52,13 @@ const fn tied(shape: Shape) -> Shape {
     }
 }
 
-const fn head_dim(head_dim: u64, shape: Shape) -> Shape {
-    Shape { head_dim, ..shape }
+/// With the head size of Gemma, tied.
+const fn gemma(sizes: [u64; 6]) -> Shape {
+    Shape {
+        head_dim: GEMMA.head_dim,
+        fixed_heads: true,
+        ..tied(llama(sizes))
+    }
 }
 
 const fn experts(experts: u64, shape: Shape) -> Shape {
@@ -93,9 +98,9 @@ macro_rules! known {
 /// model's name.
 const KNOWN: &[Known] = known! {
     "google/gemma-7b" ["gemma-7b", "7b-gemma"] 8_537_680_896
-        tied(head_dim(256, llama([28, 3072, 24576, 16, 16, 256_000])));
+        gemma([28, 3072, 24576, 16, 16, 256_000]);
     "google/gemma-2b" ["gemma-2b"] 2_506_172_416
-        tied(head_dim(256, llama([18, 2048, 16384, 8, 1, 256_000])));
+        gemma([18, 2048, 16384, 8, 1, 256_000]);
     "mistralai/Mistral-7B-v0.1" ["mistral-7b", "zephyr-7b"] 7_241_732_096
         llama([32, 4096, 14336, 32, 8, 32000]);
     "mistral-community/Mixtral-8x22B-v0.1" ["mixtral-8x22b", "zephyr-orpo-141b"] 140_620_634_112
@@ -178,7 +183,22 @@ use Named::{Other, Trained};
 /// Families by parts of a hub id in lower case. The first match counts. An id without one is a Llama or a Mistral, which
 /// have the same blocks.
 const FAMILIES: &[(Named, &[&str])] = &[
-    (Other("Gemma"), &["gemma"]),
+    (
+        Other("Gemma 2 and later ones"),
+        &[
+            "gemma-2-",
+            "gemma2",
+            "gemma-3",
+            "gemma3",
+            "gemma-4",
+            "shieldgemma",
+        ],
+    ),
+    (
+        Other("Gemma's relatives of other blocks"),
+        &["recurrentgemma", "paligemma", "t5gemma", "embeddinggemma"],
+    ),
+    (Trained("gemma"), &["gemma"]),
     (Other("Mixtral"), &["mixtral", "zephyr-orpo-141b"]),
     (Other("StarCoder2"), &["starcoder", "starchat"]),
     (
@@ -297,6 +317,7 @@ impl Shape {
             Some("qwen2") => &QWEN2,
             Some("qwen3") => &QWEN3,
             Some("smollm3") => &SMOLLM3,
+            Some("gemma") => &GEMMA,
             _ => &LLAMA,
         };
         let base = known.map_or(family, |known| &known.shape);
@@ -383,7 +404,12 @@ mod tests {
             };
             other_family(&model, None)
         };
-        assert_eq!(family("google/gemma-7b"), Some("Gemma"));
+        assert_eq!(
+            family("google/gemma-2-9b-it"),
+            Some("Gemma 2 and later ones")
+        );
+        assert_eq!(family("google/gemma-2b"), None);
+        assert_eq!(family("google/gemma-1.1-7b-it"), None);
         assert_eq!(family("pythia-2.8b"), Some("GPT-NeoX"));
         assert_eq!(
             family("Qwen/Qwen2.5-VL-7B"),

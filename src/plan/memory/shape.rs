@@ -26,13 +26,15 @@ pub struct Shape {
     pub key_value_heads: u64,
     /// `head_dim`.
     pub head_dim: u64,
+    /// Head size and key-value heads do not follow from hidden size and heads (Qwen 3, Gemma).
+    pub fixed_heads: bool,
     /// `vocab_size`.
     pub vocabulary: u64,
     /// `tie_word_embeddings`.
     pub tied: bool,
     /// `num_local_experts`; 1 for dense models.
     pub experts: u64,
-    /// Gated MLP of three matrices (SwiGLU), else two.
+    /// Gated MLP of three matrices (SwiGLU, GEGLU), else two.
     pub gated: bool,
     /// Which linear layers have biases.
     pub biases: Biases,
@@ -60,6 +62,7 @@ pub(super) const LLAMA: Shape = Shape {
     heads: 32,
     key_value_heads: 32,
     head_dim: 128,
+    fixed_heads: false,
     vocabulary: 32000,
     tied: false,
     experts: 1,
@@ -87,6 +90,7 @@ pub(super) const QWEN2: Shape = Shape {
 /// The defaults of `Qwen3Config` (transformers 5.24.0).
 pub(super) const QWEN3: Shape = Shape {
     biases: Biases::None,
+    fixed_heads: true,
     head_norms: true,
     ..QWEN2
 };
@@ -102,6 +106,20 @@ pub(super) const SMOLLM3: Shape = Shape {
     ..LLAMA
 };
 
+/// Gemma 7B, the defaults of `GemmaConfig` (transformers 5.24.0).
+pub(super) const GEMMA: Shape = Shape {
+    layers: 28,
+    hidden: 3072,
+    intermediate: 24576,
+    heads: 16,
+    key_value_heads: 16,
+    head_dim: 256,
+    fixed_heads: true,
+    vocabulary: 256_000,
+    tied: true,
+    ..LLAMA
+};
+
 impl Shape {
     /// This shape, overridden by the keys of a `config.json`.
     pub(super) fn with<'v>(&self, stated: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {
@@ -112,13 +130,13 @@ impl Shape {
         let hidden = size("hidden_size", self.hidden, MAX_DIMENSION)?;
         let heads = size("num_attention_heads", self.heads, MAX_DIMENSION)?;
         let same_heads = (hidden, heads) == (self.hidden, self.heads);
-        let key_value_heads = if same_heads || self.key_value_heads < self.heads {
+        let key_value_heads = if same_heads || self.fixed_heads || self.key_value_heads < self.heads
+        {
             self.key_value_heads.min(heads)
         } else {
             heads
         };
-        // Qwen3Config's does not follow from the hidden size.
-        let head_dim = if same_heads || self.head_norms {
+        let head_dim = if same_heads || self.fixed_heads {
             self.head_dim
         } else {
             (hidden / heads).max(1)

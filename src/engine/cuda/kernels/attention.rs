@@ -6,9 +6,15 @@ use crate::engine::cuda::driver::Grid;
 use crate::engine::cuda::options::Precision;
 use crate::engine::cuda::workspace::Shape;
 
+/// Largest head size of any kernel.
+pub const MOST_HEAD_DIM: usize = 256;
+/// Largest head size of attention_bf16.cu.
+const MMA_HEAD_DIM: usize = 128;
+
 /// One source of attention kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
+    /// Without tensor cores: f32, and bf16 of heads above [`MMA_HEAD_DIM`].
     F32,
     /// bf16 on tensor cores of any supported GPU (`mma.sync`).
     Mma,
@@ -22,6 +28,7 @@ impl Variant {
         let sizes = [64, 128].contains(&config.head_dim);
         match precision {
             Precision::F32 => Variant::F32,
+            Precision::Bf16 if config.head_dim > MMA_HEAD_DIM => Variant::F32,
             Precision::Bf16 if capability == (9, 0) && sizes && Sums::fit(config) => Variant::Wgmma,
             Precision::Bf16 => Variant::Mma,
         }

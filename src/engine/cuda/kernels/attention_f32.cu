@@ -1,11 +1,12 @@
 // Causal grouped-query attention in f32, forward and backward (Dao, 2023: FlashAttention-2). It is the
-// reference for attention_bf16.cu and reaches the exactness of the CPU engine, so it has no fast exponential.
+// reference for attention_bf16.cu and reaches the exactness of the CPU engine, so it has no fast exponential. In bf16 it
+// is for heads that are larger than that one's.
 //
-// Compile with -DHEAD_DIM=d, an even number up to 128.
+// Compile with -DHEAD_DIM=d, an even number up to 256.
 //
 // qkv, dqkv: [batch × seq_len, (heads + 2 × kv_heads) × d], the query heads of a token after RoPE, its key
 // heads, its value heads. attended, dattended: [batch × seq_len, heads × d]. log_sums, delta:
-// [batch, heads, seq_len]; log_sums are natural logarithms of the sums of exponentials. Scores are scaled by
+// [batch, heads, seq_len]; log_sums are natural logarithms of the sums of exponentials. Log_sums and delta are f32, the others real. Scores are scaled by
 // 1 / √d. Query head h uses key head h / (heads / kv_heads).
 //
 // With STRIDE = 4 × (⌈d / 4⌉ | 1) and tiles = ⌈seq_len / 32⌉:
@@ -20,6 +21,8 @@
 // A tile has 32 rows. A warp owns 8 rows of the block's tile; its lanes are the 32 rows of the other tile,
 // then the columns of the result. Sums have a fixed order, so that a run is bitwise repeatable.
 
+#include "real.cuh"
+
 #define TILE 32
 #define ROWS 8
 #define THREADS 128
@@ -30,24 +33,33 @@
 // Columns of the result that a lane owns: lane, lane + 32, …
 #define COLUMNS ((HEAD_DIM + 31) / 32)
 
-#if HEAD_DIM < 2 || HEAD_DIM > 128 || HEAD_DIM % 2
-#error HEAD_DIM must be an even number from 2 to 128
+#if HEAD_DIM < 2 || HEAD_DIM > 256 || HEAD_DIM % 2
+#error HEAD_DIM must be an even number from 2 to 256
 #endif
 
 extern __shared__ __align__(16) float shared[];
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+// Two elements from an even one on.
+__device__ __forceinline__ float2 load_pair(const float *from) { return *(const float2 *)from; }
+
+__device__ __forceinline__ float2 load_pair(const unsigned short *from) {
+    float2 pair;
+    from_bf16_pair(pair.x, pair.y, *(const unsigned *)from);
+    return pair;
+}
+
 // Copies rows first, first + 1, … of a matrix to a tile. Rows from seq_len on and the columns from HEAD_DIM to
 // the next multiple of 4 are 0.
-__device__ __forceinline__ void load_tile(float *tile, const float *from, size_t row_width, int first,
+__device__ __forceinline__ void load_tile(float *tile, const real *from, size_t row_width, int first,
                                           int seq_len) {
     const int pairs = (HEAD_DIM + 3) / 4 * 2;
     for (int i = threadIdx.x; i < TILE * pairs; i += THREADS) {
         int row = i / pairs, column = i % pairs * 2;
         float2 value = make_float2(0, 0);
         if (first + row < seq_len && column < HEAD_DIM) {
-            value = *(const float2 *)(from + (size_t)(first + row) * row_width + column);
+            value = load_pair(from + (size_t)(first + row) * row_width + column);
         }
         *(float2 *)(tile + row * STRIDE + column) = value;
     }
@@ -106,7 +118,7 @@ __device__ __forceinline__ void add_rows(float sums[ROWS][COLUMNS], const float 
 }
 
 // Writes factors[r] × sums[r] to rows first, first + 1, … below seq_len.
-__device__ __forceinline__ void store_rows(float *to, const float sums[ROWS][COLUMNS], const float factors[ROWS],
+__device__ __forceinline__ void store_rows(real *to, const float sums[ROWS][COLUMNS], const float factors[ROWS],
                                            size_t row_width, int first, int seq_len, int lane) {
     #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -114,13 +126,13 @@ __device__ __forceinline__ void store_rows(float *to, const float sums[ROWS][COL
         #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             int column = lane + 32 * c;
-            if (column < HEAD_DIM) to[(size_t)(first + r) * row_width + column] = sums[r][c] * factors[r];
+            if (column < HEAD_DIM) to[(size_t)(first + r) * row_width + column] = to_real(sums[r][c] * factors[r]);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
-    float *attended, float *log_sums, const float *qkv, int seq_len, int heads, int kv_heads) {
+    real *attended, float *log_sums, const real *qkv, int seq_len, int heads, int kv_heads) {
     float *queries = shared, *keys = queries + TILE * STRIDE, *values = keys + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
     float *scratch = values + TILE * STRIDE + warp * ROWS * P_STRIDE;
@@ -128,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
     int query_tile = gridDim.z - 1 - blockIdx.z;
     size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;
     qkv += of_batch * row_width;
-    const float *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
-    const float *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
+    const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
+    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM);
     int first = query_tile * TILE + warp * ROWS;
 
@@ -180,13 +192,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
 // delta = Σ_d dattended · attended for each token and head. A block has 32 tokens of a head, a warp per token in
 // turn.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
-    float *delta, const float *dattended, const float *attended, int seq_len, int heads) {
+    float *delta, const real *dattended, const real *attended, int seq_len, int heads) {
     int lane = threadIdx.x % 32, head = blockIdx.x, first = blockIdx.z * TILE;
     for (int token = first + threadIdx.x / 32; token < min(first + TILE, seq_len); token += THREADS / 32) {
         size_t at = (((size_t)blockIdx.y * seq_len + token) * heads + head) * HEAD_DIM;
         float sum = 0;
         #pragma unroll
-        for (int d = lane; d < HEAD_DIM; d += 32) sum = fmaf(dattended[at + d], attended[at + d], sum);
+        for (int d = lane; d < HEAD_DIM; d += 32) {
+            sum = fmaf(to_float(dattended[at + d]), to_float(attended[at + d]), sum);
+        }
         #pragma unroll
         for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
         if (lane == 0) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
@@ -196,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
 // The query part of dqkv: scale × Σ_keys dS · K with dS = P · (dattended · Vᵀ − delta). A block has the tile of
 // queries that attention_forward's has.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries(
-    float *dqkv, const float *dattended, const float *qkv, const float *log_sums, const float *delta, int seq_len,
+    real *dqkv, const real *dattended, const real *qkv, const float *log_sums, const float *delta, int seq_len,
     int heads, int kv_heads) {
     float *queries = shared, *gradients = queries + TILE * STRIDE;
     float *keys = gradients + TILE * STRIDE, *values = keys + TILE * STRIDE;
@@ -205,8 +219,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
     int query_tile = gridDim.z - 1 - blockIdx.z;
     size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;
     qkv += of_batch * row_width;
-    const float *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
-    const float *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
+    const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
+    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM);
     int first = query_tile * TILE + warp * ROWS;
 
@@ -244,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
 // The key part of dqkv, scale × Σ_queries dSᵀ · Q, and the value part, Σ_queries Pᵀ · dattended. A block has a
 // tile of keys of a key head; it adds the query heads of the group in their order.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
-    float *dqkv, const float *dattended, const float *qkv, const float *log_sums, const float *delta, int seq_len,
+    real *dqkv, const real *dattended, const real *qkv, const float *log_sums, const float *delta, int seq_len,
     int heads, int kv_heads) {
     float *keys = shared, *values = keys + TILE * STRIDE;
     float *queries = values + TILE * STRIDE, *gradients = queries + TILE * STRIDE;
@@ -291,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
     float factors[ROWS], ones[ROWS];
     #pragma unroll
     for (int r = 0; r < ROWS; r++) factors[r] = scale, ones[r] = 1;
-    float *to = dqkv + of_batch * row_width;
+    real *to = dqkv + of_batch * row_width;
     store_rows(to + of_key, key_sums, factors, row_width, first, seq_len, lane);
     store_rows(to + of_value, value_sums, ones, row_width, first, seq_len, lane);
 }

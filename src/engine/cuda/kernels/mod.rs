@@ -44,7 +44,7 @@ pub const SOURCES: [Kernels; 10] = [
     kernels!("bias.cu": "add_bias", "row_sums"),
     kernels!("head_norms.cu": "head_norms_forward", "head_norms_backward"),
     kernels!("rope.cu": "rope"),
-    kernels!("swiglu.cu": "swiglu_forward", "swiglu_backward"),
+    kernels!("glu.cu": "swiglu_forward", "swiglu_backward", "geglu_forward", "geglu_backward"),
     kernels!("cross_entropy.cu": "cross_entropy", "sum_losses"),
     kernels!("adamw.cu": "adamw"),
     kernels!(

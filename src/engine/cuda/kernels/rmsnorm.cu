@@ -1,6 +1,7 @@
-// RMSNorm (Zhang and Sennrich, 2019): y = x · r · w with r = 1 / √(mean x² + ε), row by row.
+// RMSNorm (Zhang and Sennrich, 2019): y = x · r · w with r = 1 / √(mean x² + ε), row by row. w = shift + weights: the
+// shift is 0, and 1 in Gemma.
 //
-// x, dx: [n, width], f32; y, dy, dx_real: [n, width], real; w: [width], f32; inverse: [n], f32, keeps r.
+// x, dx: [n, width], f32; y, dy, dx_real: [n, width], real; weights: [width], f32; inverse: [n], f32, keeps r.
 //
 // kernel            grid           threads
 // rmsnorm_forward   n              256
@@ -22,27 +23,27 @@ struct Squares {
 
 struct Scale {
     real *y;
-    const float *x, *w;
-    float r;
+    const float *x, *weights;
+    float r, shift;
 
     template <int N> __device__ __forceinline__ void at(int i) {
         float v[N], scale[N];
         load(v, x + i);
-        load(scale, w + i);
-        for (int j = 0; j < N; j++) v[j] = v[j] * r * scale[j];
+        load(scale, weights + i);
+        for (int j = 0; j < N; j++) v[j] = v[j] * r * (shift + scale[j]);
         store(y + i, v);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-rmsnorm_forward(real *y, float *inverse, const float *x, const float *w, int width, float eps) {
+rmsnorm_forward(real *y, float *inverse, const float *x, const float *weights, int width, float eps, float shift) {
     const float *from = x + (size_t)blockIdx.x * width;
     real *to = y + (size_t)blockIdx.x * width;
-    bool packs = width % 4 == 0 && aligned(x) && aligned(y) && aligned(w);
+    bool packs = width % 4 == 0 && aligned(x) && aligned(y) && aligned(weights);
     Squares squares = {from, 0};
     over_block<4>(width, packs, squares);
     float r = 1 / sqrtf(block_sum(squares.sum) / width + eps);
-    over_block<4>(width, packs, Scale{to, from, w, r});
+    over_block<4>(width, packs, Scale{to, from, weights, r, shift});
     if (threadIdx.x == 0) inverse[blockIdx.x] = r;
 }
 
@@ -52,7 +53,8 @@ struct Backward {
     // Of this block: [width].
     float *partial;
     real *dy_to_y;
-    const float *x, *inverse, *w;
+    const float *x, *inverse, *weights;
+    float shift;
     // The rows of this block.
     int first, last;
     int width;
@@ -73,8 +75,8 @@ __device__ __forceinline__ void backward_in_registers(const Backward &of) {
             load(x[p], of.x + at + i);
             load(dy[p], of.dy_to_y + at + i);
             load(dx[p], of.dx + at + i);
-            load(w, of.w + i);
-            for (int j = 0; j < 4; j++) product += dy[p][j] * w[j] * x[p][j];
+            load(w, of.weights + i);
+            for (int j = 0; j < 4; j++) product += dy[p][j] * (of.shift + w[j]) * x[p][j];
         }
         float r = of.inverse[row];
         float along = block_sum(product) * r * r * r / of.width;
@@ -82,8 +84,9 @@ __device__ __forceinline__ void backward_in_registers(const Backward &of) {
         for (int p = 0; p < PACKS; p++) {
             int i = (p * blockDim.x + threadIdx.x) * 4;
             if (i >= of.width) continue;
-            load(w, of.w + i);
+            load(w, of.weights + i);
             for (int j = 0; j < 4; j++) {
+                w[j] += of.shift;
                 float normed = x[p][j] * r;
                 sums[p][j] += dy[p][j] * normed;
                 dx[p][j] += dy[p][j] * w[j] * r - x[p][j] * along;
@@ -108,12 +111,12 @@ __device__ __forceinline__ void backward_in_memory(const Backward &of) {
         size_t at = (size_t)row * of.width;
         float product = 0;
         for (int i = threadIdx.x; i < of.width; i += blockDim.x) {
-            product += to_float(of.dy_to_y[at + i]) * of.w[i] * of.x[at + i];
+            product += to_float(of.dy_to_y[at + i]) * (of.shift + of.weights[i]) * of.x[at + i];
         }
         float r = of.inverse[row];
         float along = block_sum(product) * r * r * r / of.width;
         for (int i = threadIdx.x; i < of.width; i += blockDim.x) {
-            float x = of.x[at + i], dy = to_float(of.dy_to_y[at + i]), w = of.w[i];
+            float x = of.x[at + i], dy = to_float(of.dy_to_y[at + i]), w = of.shift + of.weights[i];
             float normed = x * r;
             of.partial[i] += dy * normed;
             float dx = of.dx[at + i] + (dy * w * r - x * along);
@@ -129,12 +132,12 @@ __device__ __forceinline__ void backward_in_memory(const Backward &of) {
 // [blocks, width], f32, gets the sums of dy · x · r over the rows of each block.
 extern "C" __global__ void __launch_bounds__(1024)
 rmsnorm_backward(float *dx, real *dx_real, float *partial, real *dy_to_y, const float *x,
-                 const float *inverse, const float *w, int n, int width, int rows) {
+                 const float *inverse, const float *weights, int n, int width, int rows, float shift) {
     int first = blockIdx.x * rows;
-    Backward of = {dx, dx_real, partial + (size_t)blockIdx.x * width, dy_to_y, x, inverse, w,
+    Backward of = {dx, dx_real, partial + (size_t)blockIdx.x * width, dy_to_y, x, inverse, weights, shift,
                    first, min(n, first + rows), width};
     bool packs = width % 4 == 0 && aligned(dx) && aligned(dx_real) && aligned(partial) &&
-                 aligned(dy_to_y) && aligned(x) && aligned(w);
+                 aligned(dy_to_y) && aligned(x) && aligned(weights);
     int needed = packs ? (width / 4 + blockDim.x - 1) / blockDim.x : 0;
     if (needed == 1) {
         backward_in_registers<1>(of);

@@ -19,7 +19,7 @@ use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
 use crate::engine::testing::*;
-use crate::engine::{AdamW, Engine, EngineError, Measure, ModelConfig, layout};
+use crate::engine::{Activation, AdamW, Engine, EngineError, Family, Measure, ModelConfig, layout};
 
 const OF_MICRO_BATCHES: Measure = Measure {
     micro_batches: true,
@@ -139,6 +139,7 @@ fn every_f32_gradient_is_the_cpu_engines() {
         (4, 2, 6, true, 70),
         (3, 1, 100, false, 17),
         (2, 1, 128, true, 65),
+        (2, 1, 256, false, 40),
         (1, 1, 2, false, 1),
     ] {
         let config = ModelConfig {
@@ -150,6 +151,7 @@ fn every_f32_gradient_is_the_cpu_engines() {
         };
         compare_gradients(&device, config, &Batch::new(3, seq_len), 1e-5);
     }
+    compare_gradients(&device, gemma(), &Batch::new(3, 40), 1e-5);
 }
 
 /// Mean losses of `steps` steps of AdamW on one batch.
@@ -219,6 +221,21 @@ fn bf16_is_as_near_to_f32_as_pytorchs_autocast() {
     }
 }
 
+/// A model with what only Gemma has.
+fn gemma() -> ModelConfig {
+    ModelConfig {
+        family: Family::Gemma,
+        activation: Activation::GeluTanh,
+        norms_add_one: true,
+        scaled_embedding: true,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 256,
+        max_position_embeddings: 256,
+        ..tied()
+    }
+}
+
 /// A model whose attention in bf16 is Hopper's.
 fn hoppers(head_dim: usize) -> ModelConfig {
     ModelConfig {
@@ -232,12 +249,16 @@ fn hoppers(head_dim: usize) -> ModelConfig {
 }
 
 #[test]
-fn hoppers_attention_gives_the_gradients_of_f32() {
+fn every_variant_of_attention_gives_the_gradients_of_f32() {
     let Some(device) = device() else { return };
     let batch = Batch::new(2, 140);
-    for config in [64, 128].map(hoppers) {
+    for (config, expected) in [
+        (hoppers(64), Variant::Wgmma),
+        (hoppers(128), Variant::Wgmma),
+        (gemma(), Variant::F32),
+    ] {
         let variant = Variant::of(&config, Precision::Bf16, device.capability);
-        assert_eq!(variant, Variant::Wgmma);
+        assert_eq!(variant, expected);
         let [(loss, bf16), (expected_loss, f32)] = [bf16_options(), f32_options()].map(|options| {
             gradient_of(
                 &mut engine(&device, config.clone(), options),

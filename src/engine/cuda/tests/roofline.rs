@@ -61,7 +61,7 @@ pub struct Step {
     pub products: Cost,
     /// Attention, forward and backward.
     pub attention: Cost,
-    /// Norms, RoPE, SwiGLU, embedding and cross-entropy.
+    /// Norms, RoPE, gated linear units, embedding and cross-entropy.
     pub elementwise: Cost,
     /// AdamW; once a step.
     pub optimiser: Cost,
