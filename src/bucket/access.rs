@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use object_store::{Certificate, ClientOptions};
 
+use crate::util::roots;
+
 /// Variables by name.
 pub type Environment = BTreeMap<String, String>;
 
@@ -70,10 +72,9 @@ pub fn with_profile(mut environment: Environment) -> Environment {
 
 /// Trusts Mozilla's root certificates where the system has none, as in an image made from scratch.
 pub fn with_certificates(client: ClientOptions) -> ClientOptions {
-    if !rustls_native_certs::load_native_certs().certs.is_empty() {
+    let Some(roots) = roots::in_place_of_systems() else {
         return client;
-    }
-    let roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
+    };
     let roots = roots.filter_map(|root| Certificate::from_der(root).ok());
     roots.fold(client.with_no_system_certificates(true), |client, root| {
         client.with_root_certificate(root)

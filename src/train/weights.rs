@@ -2,19 +2,16 @@
 //! `model.safetensors.index.json`; f32, bf16 or f16. They are read unit by unit, so that the model is never
 //! in memory twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorInfo;
-use serde::Deserialize;
 
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
 use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::engine::{Engine, EngineError, Layout, Parameter, Unit, UnitState};
-use crate::util::input::{self, STATE_BYTES};
+use crate::util::shards::{INDEX, Index, WHOLE};
 
-const WHOLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 /// Most problems that a message names; it counts the rest.
@@ -103,26 +100,16 @@ impl Weights {
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), WeightsError> {
-        #[derive(Deserialize)]
-        struct Index {
-            weight_map: BTreeMap<String, String>,
-        }
         let unusable = |reason: String| WeightsError::Index {
             path: index.to_path_buf(),
             reason,
         };
-        let bytes = input::read(index, STATE_BYTES).map_err(|error| unusable(error.to_string()))?;
-        let Index { weight_map } =
-            serde_json::from_slice(&bytes).map_err(|error| unusable(error.to_string()))?;
-        let names: BTreeSet<&String> = weight_map.values().collect();
-        for name in &names {
-            if name.contains('/') {
-                return Err(unusable(format!("`{name}` is not the name of a file")));
-            }
+        let listed = Index::read(index).map_err(|error| unusable(error.to_string()))?;
+        for name in listed.files() {
             self.add(&self.directory.join(name))?;
         }
         let absent = |(tensor, _): &(&String, &String)| !self.places.contains_key(*tensor);
-        if let Some((tensor, file)) = weight_map.iter().find(absent) {
+        if let Some((tensor, file)) = listed.weight_map.iter().find(absent) {
             return Err(unusable(format!("`{tensor}` is not in {file}")));
         }
         Ok(())
