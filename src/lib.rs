@@ -14,6 +14,7 @@ pub mod engine;
 pub mod export;
 pub mod external_trainer;
 pub mod host;
+pub mod hub;
 pub mod inventory;
 pub mod launch;
 pub mod lifecycle;

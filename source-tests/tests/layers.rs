@@ -22,7 +22,8 @@ const TABLE: &[(&str, &[&str])] = &[
         "recipe",
         &["recipe::dialects", "recipe::schema", "recipe::syntax"],
     ),
-    ("plan", &["recipe", "util"]),
+    ("hub", &["util"]),
+    ("plan", &["hub", "recipe", "util"]),
     ("export", &["recipe"]),
     ("samples", &["util"]),
     ("bucket", &["util"]),
@@ -35,7 +36,9 @@ const TABLE: &[(&str, &[&str])] = &[
     ("api", &["bucket", "lifecycle", "plan", "recipe", "util"]),
     (
         "data",
-        &["bucket", "engine", "plan", "recipe", "samples", "util"],
+        &[
+            "bucket", "engine", "hub", "plan", "recipe", "samples", "util",
+        ],
     ),
     (
         "checkpoint",
@@ -99,6 +102,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "engine",
             "external_trainer",
             "host",
+            "hub",
             "lifecycle",
             "plan",
             "recipe",

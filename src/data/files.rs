@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::bucket::{self, Object, Reader};
+use crate::hub;
 use crate::recipe::schema::spec::{DataFormat, DataSource};
 use crate::util::durable::FileError;
-use crate::util::{hub, tree};
+use crate::util::tree;
 
 use super::error::DataError;
 use super::remote::{Cache, Remote};

@@ -7,9 +7,9 @@
 use std::path::Path;
 
 use crate::bucket::{self, is_url};
+use crate::hub;
 use crate::plan::Flaw;
 use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC, Synthetic};
-use crate::util::hub;
 
 use super::error::DataError;
 use super::files::{self, Place, Resolved};

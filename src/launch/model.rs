@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::engine::{ConfigError, ModelConfig};
+use crate::hub;
 use crate::plan::Flaw;
 use crate::plan::memory::{self, Shape};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
 use crate::util::durable::{FileError, parse_json};
-use crate::util::hub;
 use crate::util::input::{self, CONFIG_BYTES};
 
 /// Keys of a `config.json`.

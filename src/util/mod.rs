@@ -5,7 +5,6 @@ pub mod durable;
 pub mod format;
 pub mod hex128;
 pub mod http;
-pub mod hub;
 pub mod input;
 pub mod key;
 pub mod large_stack;

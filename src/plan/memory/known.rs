@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::shape::{Biases, GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, Shape};
+use crate::hub;
 use crate::recipe::schema::spec::Model;
-use crate::util::hub;
 
 /// A hub model whose shape is known.
 #[derive(Debug)]

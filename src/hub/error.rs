@@ -1,0 +1,167 @@
+//! Why a model could not be downloaded, and what to do about it.
+
+use super::id::Repo;
+use crate::util::durable::FileError;
+
+/// A failed download, after all repetitions.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot download {repo}: {cause}")]
+pub struct HubError {
+    pub repo: Repo,
+    /// URL of the hub.
+    pub endpoint: String,
+    pub cause: Box<Cause>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    #[error("HF_HUB_OFFLINE is set; unset it, or give a directory of the model")]
+    Offline,
+    #[error("there is no directory for the cache; set HF_HOME")]
+    NoCache,
+    #[error("HF_ENDPOINT is not a URL with http or https: {0}; correct or unset it")]
+    Endpoint(String),
+    #[error("the hub cannot be reached ({0}); check the network, HF_ENDPOINT and proxies")]
+    NoConnection(String),
+    #[error("the connection to the hub breaks ({0}); launch again, which continues the download")]
+    Broken(String),
+    #[error(
+        "access is restricted to accounts that accepted the licence on the model's page; accept it there, and set \
+         HF_TOKEN to a token of that account"
+    )]
+    Gated,
+    #[error(
+        "the hub has no such model, or it is private; correct the name, or set HF_TOKEN to a token of an account that \
+         may read it"
+    )]
+    Denied,
+    #[error("the hub has no such model; correct the name")]
+    NoRepo,
+    #[error("the model has no such revision; name one of its branches, tags or commits")]
+    NoRevision,
+    #[error("the hub refuses further requests for now (429); launch again later, or set HF_TOKEN")]
+    Throttled,
+    #[error("the hub answers {0}; launch again later")]
+    Status(u16),
+    /// The answer has another form than the hub's.
+    #[error("the hub's answer is unusable: {0}; check HF_ENDPOINT")]
+    Answer(String),
+    #[error("{file} has {found} bytes where the hub states {stated}; launch again")]
+    Size {
+        file: String,
+        found: u64,
+        stated: u64,
+    },
+    #[error("{file} has another SHA-256 than the hub states; its bytes were removed: launch again")]
+    Checksum { file: String },
+    /// The weights are in another format.
+    #[error("its only weights are {0}, and safetensors are read; convert them")]
+    Format(String),
+    #[error(
+        "it has no weights; name another model, or start from random weights (model.init=random)"
+    )]
+    NoWeights,
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A signal arrived.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl HubError {
+    /// The commands that help, one a line. `launch` is the user's command; `key` spells the native path of a setting,
+    /// and `path` is that of the model's name.
+    pub fn next(&self, launch: &str, path: &str, key: &dyn Fn(&str) -> String) -> Vec<String> {
+        let Repo { id, .. } = &self.repo;
+        let folder = id.rsplit('/').next().unwrap_or(id);
+        let with = |path: &str, value: &str| format!("{launch} {}={value}", key(path));
+        let in_folder = with(path, folder);
+        let token = format!(
+            "export HF_TOKEN=TOKEN   # from {}/settings/tokens",
+            self.endpoint
+        );
+        match &*self.cause {
+            Cause::Gated => vec![
+                format!(
+                    "{token}, of an account that accepted {}/{id}",
+                    self.endpoint
+                ),
+                launch.to_owned(),
+            ],
+            Cause::Denied => vec![token, launch.to_owned()],
+            Cause::NoRepo => vec![with(path, "OWNER/NAME")],
+            Cause::NoRevision => vec![with("model.revision", "main")],
+            Cause::NoWeights => vec![with("model.init", "random")],
+            Cause::Format(_) => vec![
+                format!(
+                    "python -c 'from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
+                     [c.from_pretrained(\"{id}\", revision=\"{}\").save_pretrained(\"{folder}\") for c in (M, T)]'",
+                    self.repo.revision
+                ),
+                in_folder,
+            ],
+            Cause::Offline
+            | Cause::NoConnection(_)
+            | Cause::Status(_)
+            | Cause::Answer(_)
+            | Cause::Endpoint(_) => vec![
+                format!(
+                    "hf download {id}{} --local-dir {folder}   # where there is a network",
+                    self.repo.revision_flag()
+                ),
+                in_folder,
+            ],
+            Cause::NoCache | Cause::File(FileError::NoSpace { .. }) => {
+                vec![format!("HF_HOME=/DIRECTORY/WITH/SPACE {launch}")]
+            }
+            Cause::Throttled
+            | Cause::Broken(_)
+            | Cause::Size { .. }
+            | Cause::Checksum { .. }
+            | Cause::File(_)
+            | Cause::Stopped => vec![launch.to_owned()],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_failure_ends_with_the_next_command() {
+        let file = || "model.safetensors".to_owned();
+        let causes = [
+            Cause::Offline,
+            Cause::NoCache,
+            Cause::Endpoint("hub".to_owned()),
+            Cause::NoConnection("connection refused".to_owned()),
+            Cause::Broken("no answer in time".to_owned()),
+            Cause::Gated,
+            Cause::Denied,
+            Cause::NoRepo,
+            Cause::NoRevision,
+            Cause::Throttled,
+            Cause::Status(503),
+            Cause::Answer("no commit".to_owned()),
+            Cause::Size {
+                file: file(),
+                found: 9,
+                stated: 10,
+            },
+            Cause::Checksum { file: file() },
+            Cause::Format("pytorch_model.bin".to_owned()),
+            Cause::NoWeights,
+        ];
+        let shown = causes.map(|cause| {
+            let error = HubError {
+                repo: Repo::new("acme/tiny", Some("v2")),
+                endpoint: "https://huggingface.co".to_owned(),
+                cause: Box::new(cause),
+            };
+            let next = error.next("evenkeel launch recipe.yaml", "model.path", &str::to_owned);
+            format!("{error}\n  {}", next.join("\n  "))
+        });
+        insta::assert_snapshot!(shown.join("\n"));
+    }
+}

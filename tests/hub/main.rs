@@ -1,0 +1,4 @@
+//! Models of the hub, against servers on this machine that speak its protocol. No test connects to another one.
+
+mod download;
+mod server;
