@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use evenkeel::api::{TrainerDevice, TrainingJob};
+use evenkeel::hub::Hub;
 use evenkeel::launch::survey;
 use evenkeel::plan::memory::Shape;
 use evenkeel::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
@@ -94,7 +95,7 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
             let world = plan::default_world(&recipe.spec);
             let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
             let request = PlanRequest::of(runner, world);
-            let request = survey(&recipe, empty.path(), request);
+            let request = survey(&recipe, empty.path(), request, &Hub::none());
             let examined = plan::examine(&recipe, &request);
             let diagnostics = examined.diagnostics.iter();
             let mut diagnostics: Vec<_> =

@@ -141,6 +141,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "export",
             "external_trainer",
             "host",
+            "hub",
             "inventory",
             "launch",
             "lifecycle",

@@ -68,6 +68,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let alone = args.options.gpus_per_node.is_some() && args.options.nodes.is_none();
     needs(first_set(&[("--gpus-per-node", alone)]), "--nodes")?;
     let base = launch::base()?;
+    let hub = args.options.hub();
     let mut code = 0;
     let mut checked = Vec::new();
     let (overrides, recipes) = sort(&args.recipes);
@@ -88,7 +89,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                     nodes: args.options.nodes,
                     ..PlanRequest::of(runner, gpus)
                 };
-                let request = survey(&recipe, &base, request);
+                let request = survey(&recipe, &base, request, &hub);
                 let mut found = plan::examine(&recipe, &request).diagnostics;
                 if recipe.dialect == Dialect::Accelerate {
                     pass_worlds(&mut found);
@@ -102,7 +103,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             }
             Err(error) => {
                 let asked = TrainerChoice::asked(args.trainer);
-                let error = with_inputs(error, asked, &base);
+                let error = with_inputs(error, asked, &base, &hub);
                 code = code.max(unread(&error));
                 (None, error.sources, error.diagnostics)
             }

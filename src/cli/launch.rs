@@ -13,8 +13,8 @@ use super::processes::{Asked, DeviceChoice, Gpus, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{
-    EXIT_DRAINED, EXIT_REFUSED, first_set, is_kubectl_plugin, needs, next_command, parse_launch,
-    refuse_unread, render, report,
+    EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, first_set, is_kubectl_plugin, needs, next_command,
+    parse_launch, refuse_unread, render, report,
 };
 use crate::api::TrainerDevice;
 use crate::data::Phase;
@@ -22,8 +22,8 @@ use crate::external_trainer;
 use crate::inventory::{Devices, Inventory};
 use crate::launch::Phase as RunPhase;
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, index, port, prepare,
-    run_path, take_command_of_run, with_inputs,
+    LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, download, index,
+    keep_snapshots, port, prepare, run_path, take_command_of_run, with_inputs,
 };
 use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
@@ -195,7 +195,8 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             return Ok(refuse_unread(&error));
         }
         Err(error) => {
-            let error = with_inputs(error, AskedRunner::Launch, &base()?);
+            let hub = from.options.hub();
+            let error = with_inputs(error, AskedRunner::Launch, &base()?, &hub);
             return Ok(refuse_unread(&error));
         }
     };
@@ -233,6 +234,17 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     }
     let mut shown = Vec::new();
     let ended = launch(&args, &typed, &recipe, &mut shown);
+    let command = || {
+        let words = std::iter::once("evenkeel".to_owned()).chain(typed.clone());
+        words.collect::<Vec<_>>()
+    };
+    if let Err(error) = &ended
+        && let Some(LaunchError::Hub(failed)) = error.downcast_ref()
+    {
+        say(format_args!("error: {failed}\n"));
+        say_next(&next_command::after_download(&recipe, failed, &command()));
+        return Ok(ExitCode::from(EXIT_USAGE));
+    }
     // Some rules need data counts and report only after the preparation.
     if let Err(error) = &ended
         && let Some(LaunchError::Refused(refused)) = error.downcast_ref()
@@ -244,15 +256,17 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             .collect();
         render::print(&news, &recipe.sources);
         say(render::closing(&refused.diagnostics));
-        let typed = std::iter::once("evenkeel".to_owned()).chain(typed);
-        let typed: Vec<String> = typed.collect();
-        let next = next_command::after_refusal(&recipe, &refused.diagnostics, &typed);
-        if !next.is_empty() {
-            say(format_args!("next:\n  {}\n", next.join("\n  ")));
-        }
+        let next = next_command::after_refusal(&recipe, &refused.diagnostics, &command());
+        say_next(&next);
         return Ok(ExitCode::from(EXIT_REFUSED));
     }
     ended
+}
+
+fn say_next(commands: &[String]) {
+    if !commands.is_empty() {
+        say(format_args!("next:\n  {}\n", commands.join("\n  ")));
+    }
 }
 
 /// Reads the recipe with the command and the settings of the external trainer. `alone`: the command, which defines
@@ -334,6 +348,9 @@ fn launch(
     recipe.spec.batch.settle(ranks);
     let run_dir = run_path::choose(&asked, &recipe.spec)?;
     recipe.spec.name = run_path::name(&run_dir, &asked, &recipe.spec)?;
+    if args.resume {
+        keep_snapshots(&mut recipe.spec, &run_dir.run()?.spec);
+    }
     let recipe = &recipe;
     let runner = Runner::of(
         &recipe.spec,
@@ -358,7 +375,8 @@ fn launch(
         signals: signals.count(),
     };
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
-    let planned = prepare::plan(recipe, ranks, reached, runner, device_memory)?;
+    let mut hub = args.options.hub();
+    let planned = prepare::plan(recipe, ranks, reached, runner, device_memory, &hub)?;
     let devices = match external {
         true => processes.device.count(ranks),
         false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
@@ -378,6 +396,9 @@ fn launch(
             None,
             &devices,
         ))?;
+        for missing in &planned.missing {
+            say(format_args!("the launch downloads {}\n", missing.repo));
+        }
         say(format_args!(
             "nothing was started; without `--dry-run` the run is in {}\n",
             run_dir.path().display()
@@ -392,6 +413,40 @@ fn launch(
     let run_lock = run_path::acquire(run_dir, &asked, &recipe.spec)?;
     let run_dir = run_lock.run_dir();
     let mut display = Display::new(mode(args));
+    let downloaded = download(
+        planned,
+        recipe,
+        &request,
+        &mut hub,
+        &mut |repo, received| {
+            display.event(&Event::Preparing {
+                what: format!("downloading {}", repo.id),
+                done: received.bytes,
+                total: received.total,
+            });
+        },
+    );
+    let planned = match downloaded {
+        Err(LaunchError::Stopped) => {
+            drop(display);
+            return Ok(stopped(args, run_dir, &signals));
+        }
+        planned => planned?,
+    };
+    let found = planned.diagnostics.iter();
+    let found: Vec<_> = found.filter(|it| !shown.contains(it)).cloned().collect();
+    for Diagnostic {
+        rule,
+        message,
+        help,
+        ..
+    } in &found
+    {
+        display.event(&Event::Warning {
+            message: format!("{rule}: {message}; {help}"),
+        });
+    }
+    shown.extend(found);
     let prepared = match prepare::prepare(run_dir, recipe, &planned, &request, &mut |progress| {
         display.event(&Event::Preparing {
             what: match progress.phase {

@@ -1,8 +1,10 @@
-//! What to type after a refused launch: the same command with downloaded files, or with the user's own trainer.
+//! What to type after a launch that was refused or could not download: the same command with downloaded files, or with
+//! the user's own trainer.
 
 use std::path::Path;
 
 use crate::data::is_on_hub;
+use crate::hub::{HubError, Repo};
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::syntax::shell;
 use crate::recipe::{Diagnostic, Dialect, Recipe, Severity};
@@ -30,10 +32,14 @@ pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String])
         return Vec::new();
     }
     let (mut lines, mut overrides) = (Vec::new(), Vec::new());
+    let is_absent = |path: &str| match path {
+        "model.path" => errors.iter().any(|rule| *rule != "data-missing"),
+        _ => errors.contains(&"data-missing"),
+    };
     for (path, name, flags) in named(recipe) {
-        if is_on_hub(Path::new(""), &name) {
+        if is_absent(&path) && is_on_hub(Path::new(""), &name) {
             let folder = name.rsplit('/').next().unwrap_or(&name).to_owned();
-            let download = format!("hf download {name} {flags}--local-dir {folder}");
+            let download = format!("hf download {name}{flags} --local-dir {folder}");
             if !lines.contains(&download) {
                 lines.push(download);
             }
@@ -46,16 +52,29 @@ pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String])
     lines
 }
 
+/// The commands after a model that could not be downloaded, one a line.
+pub fn after_download(recipe: &Recipe, failed: &HubError, typed: &[String]) -> Vec<String> {
+    let is_model = recipe.spec.model.path.as_deref() == Some(failed.repo.id.as_str());
+    let path = if is_model {
+        "model.path"
+    } else {
+        "tokenizer.path"
+    };
+    failed.next(&shell::join(typed), path, &recipe.keys())
+}
+
 /// The model and the data of a recipe, each with its native path and the options of `hf download`.
-fn named(recipe: &Recipe) -> Vec<(String, String, &'static str)> {
+fn named(recipe: &Recipe) -> Vec<(String, String, String)> {
     let spec = &recipe.spec;
     let model = spec.model.path.iter();
+    let flags = |name: &str| Repo::new(name, spec.model.revision.as_deref()).revision_flag();
     let mut found: Vec<_> = model
-        .map(|name| ("model.path".to_owned(), name.clone(), ""))
+        .map(|name| ("model.path".to_owned(), name.clone(), flags(name)))
         .collect();
     for (index, source) in spec.data.train.iter().enumerate() {
         let path = format!("data.train.{index}.path");
-        found.push((path, source.path.clone(), "--repo-type dataset "));
+        let flags = " --repo-type dataset".to_owned();
+        found.push((path, source.path.clone(), flags));
     }
     found
 }

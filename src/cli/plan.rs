@@ -209,10 +209,11 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         None if external => AskedRunner::External,
         choice => TrainerChoice::asked(choice),
     };
+    let hub = args.options.hub();
     let recipe = match read {
         Ok(recipe) => recipe,
         Err(error) => {
-            let error = with_inputs(error, asked, &launch::base()?);
+            let error = with_inputs(error, asked, &launch::base()?, &hub);
             return unreadable(&error, args.output);
         }
     };
@@ -232,7 +233,7 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if args.estimate && request.device_memory.is_none() {
         bail!("--estimate needs the devices' memory; set it, as in --device-memory 24GB");
     }
-    let request = survey(&recipe, &launch::base()?, request);
+    let request = survey(&recipe, &launch::base()?, request, &hub);
     if args.model.is_some() {
         return estimate::print(&recipe, &request, args.output);
     }

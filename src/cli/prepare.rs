@@ -10,6 +10,7 @@ use super::{EXIT_REFUSED, refuse_unread, render};
 use crate::api::RemainderPolicy;
 use crate::api::recipe_snapshot::RecipeSnapshot;
 use crate::data::DataError;
+use crate::hub::Hub;
 use crate::inventory::Inventory;
 use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
 use crate::lifecycle::protocol::exit;
@@ -102,8 +103,9 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         args.device,
         args.rank_memory,
     );
-    // The controller plans the worlds, and it knows no memory of devices.
-    let planned = prepare::plan(&recipe, args.procs, Reached::default(), runner, None);
+    // The controller plans the worlds, and it knows no memory of devices. A pod reads directories only.
+    let hub = Hub::none();
+    let planned = prepare::plan(&recipe, args.procs, Reached::default(), runner, None, &hub);
     let planned = match planned {
         Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {

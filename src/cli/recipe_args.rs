@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::hub::Hub;
 use crate::plan::AskedRunner;
 use crate::recipe::{self, Dialect, Environment, Origin, ReadError, Recipe, Request, Setting};
 use crate::util::suggest::UnknownName;
@@ -108,6 +109,16 @@ fn shell_variables() -> BTreeMap<String, String> {
 }
 
 impl RecipeOptions {
+    /// The hub for recipes under these flags. The pods of a cluster download no model.
+    pub fn hub(&self) -> Hub {
+        let hub = Hub::of_process();
+        if self.nodes.is_some() {
+            hub.cache_only()
+        } else {
+            hub
+        }
+    }
+
     /// Reads a recipe under these flags.
     pub fn read(&self, path: &Path, overrides: &[String]) -> Result<Recipe, ReadError> {
         self.read_job(path, overrides, &[])

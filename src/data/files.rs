@@ -271,7 +271,7 @@ pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
 }
 
 /// Whether a path names a model of the hub that is not on this machine.
-pub(super) fn is_model_on_hub(base: &Path, name: &str) -> bool {
+pub fn is_model_on_hub(base: &Path, name: &str) -> bool {
     let owned = name.contains('/');
     is_on_hub(base, name) || (!owned && hub::is_model(name) && !base.join(name).exists())
 }

@@ -29,15 +29,15 @@ mod tokenizer;
 
 pub use dataset::{Collated, Dataset, Sample};
 pub use error::DataError;
-pub use files::is_on_hub;
+pub use files::{is_model_on_hub, is_on_hub};
 pub use manifest::Manifest;
-pub use preflight::{few_rows, find_problems};
+pub use preflight::{few_rows, find_problems, needs_tokenizer};
 pub use prepare::{Prepared, prepare};
 pub use publish::draft;
 pub use remote::directory as cache;
 pub use request::{Phase, PrepareRequest, Progress, Stopped};
 pub use synthetic::Language;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{BYTE, Tokenizer};
 
 /// Refuses `tokens` ids of `what` if the model has embeddings for fewer.
 pub fn check_vocabulary(what: &str, tokens: u64, vocab_size: u64) -> Result<(), DataError> {

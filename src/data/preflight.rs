@@ -65,6 +65,17 @@ pub fn find_problems(request: &PrepareRequest<'_>, elsewhere: bool) -> Vec<Flaw>
     found
 }
 
+/// Whether the data have text, which needs a tokenizer. A source that is missing or in a bucket counts by its name.
+pub fn needs_tokenizer(request: &PrepareRequest<'_>) -> bool {
+    let data = request.data;
+    let is_text = |source: &DataSource| {
+        let resolved = files::resolve(request, source, "data").ok();
+        let resolved = resolved.filter(|_| !is_url(&source.path));
+        holds_text(source, resolved.as_ref())
+    };
+    data.synthetic().is_none() && data.train.iter().chain(&data.evaluation).any(is_text)
+}
+
 /// The most bytes of files whose rows are counted for a plan: a few milliseconds.
 const COUNTED_BYTES: u64 = 1 << 20;
 

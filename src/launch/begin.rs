@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{LaunchError, Planned, Request};
 use crate::plan;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Spec};
 use crate::telemetry::now;
 use crate::train::{BuiltIn, FORMAT, Run};
 
@@ -18,14 +18,14 @@ pub fn base() -> Result<PathBuf, LaunchError> {
     })
 }
 
-/// A new run of the built-in trainer, with the number of its samples, or of an external one.
+/// A new run of a recipe as `spec`, of the built-in trainer with the number of its samples, or of an external one.
 pub(super) fn begin(
     recipe: &Recipe,
+    spec: &Spec,
     planned: &Planned,
     request: &Request,
     trained: Option<(BuiltIn, u64)>,
 ) -> Result<Run, LaunchError> {
-    let spec = &recipe.spec;
     let global_batch_size = planned.plan.global_batch_size;
     let (built_in, data_samples) = trained.unzip();
     let horizon = plan::horizon(spec, global_batch_size, data_samples);

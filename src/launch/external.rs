@@ -25,7 +25,7 @@ pub(super) fn prepare(
     let run = if request.resume {
         resumed(run_dir, recipe)?
     } else {
-        begin::begin(recipe, planned, request, None)?
+        begin::begin(recipe, &recipe.spec, planned, request, None)?
     };
     let place = absolute(run_dir.path())?;
     let trainer = ExternalTrainer {
@@ -237,6 +237,7 @@ fn notes(recipe: &Recipe, call: Call) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::Hub;
     use crate::launch::prepare;
     use crate::launch::testing::recipe_of;
     use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
@@ -252,7 +253,16 @@ mod tests {
         recipe.spec.trainer.command = command.iter().map(|&word| word.to_owned()).collect();
         let run_dir = RunDir::at(place.path().join("run"));
         let runner = Runner::of(&recipe.spec, AskedRunner::Launch, DeviceKind::Cpu, None);
-        let plan = |ranks| prepare::plan(&recipe, ranks, Reached::default(), runner, None);
+        let plan = |ranks| {
+            prepare::plan(
+                &recipe,
+                ranks,
+                Reached::default(),
+                runner,
+                None,
+                &Hub::none(),
+            )
+        };
         let planned = match plan(3).or_else(|_| plan(2)) {
             Ok(planned) => planned,
             Err(error) => return Some(error.to_string()),

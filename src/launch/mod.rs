@@ -6,12 +6,14 @@
 //! checks the sample ledger against the data.
 
 mod begin;
+mod download;
 mod external;
 pub mod history;
 pub mod index;
 mod initial;
 mod launcher;
 mod model;
+mod names;
 pub mod port;
 pub mod prepare;
 pub mod proof;
@@ -30,7 +32,9 @@ use std::path::PathBuf;
 pub use crate::launch::external::{check_external_trainer, take_command_of_run};
 pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
+pub use download::download;
 pub use launcher::Launcher;
+pub use names::{Missing, keep_snapshots};
 pub use request::{Planned, Prepared, Request};
 pub use resume::{continued, refuse_ended};
 pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};
@@ -39,6 +43,7 @@ pub use survey::{survey, with_inputs};
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::external_trainer::ExternalTrainerError;
+use crate::hub::{Cause, HubError};
 use crate::plan::Examined;
 use crate::train::TrainError;
 use crate::util::durable::FileError;
@@ -76,6 +81,9 @@ pub enum LaunchError {
     },
     #[error(transparent)]
     Data(DataError),
+    /// The model cannot be downloaded.
+    #[error(transparent)]
+    Hub(HubError),
     /// The command of the external trainer cannot be filled in.
     #[error(transparent)]
     ExternalTrainer(#[from] ExternalTrainerError),
@@ -131,6 +139,15 @@ impl LaunchError {
     /// A request that is not possible; the message states problem and remedy.
     fn usage(message: String) -> LaunchError {
         LaunchError::Usage { message }
+    }
+}
+
+impl From<HubError> for LaunchError {
+    fn from(error: HubError) -> Self {
+        match *error.cause {
+            Cause::Stopped => LaunchError::Stopped,
+            _ => LaunchError::Hub(error),
+        }
     }
 }
 

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::engine::{ConfigError, ModelConfig};
-use crate::hub;
+use crate::hub::{self, Repo};
 use crate::plan::Flaw;
 use crate::plan::memory::{self, Shape};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
 use crate::util::durable::{FileError, parse_json};
 use crate::util::input::{self, CONFIG_BYTES};
+use crate::util::shards::are_complete;
 
 /// Keys of a `config.json`.
 type Config = BTreeMap<String, Value>;
@@ -34,13 +35,19 @@ pub struct ResolvedModel {
 /// Maps a native path to the key in the user's dialect.
 type Key<'a> = &'a dyn Fn(&str) -> String;
 
-/// Resolves the recipe's model. A hub model may be absent if the runner `downloads` it. Messages spell
-/// keys with `key`.
-pub fn find(spec: &Spec, downloads: bool, key: Key<'_>) -> ResolvedModel {
+/// Resolves the recipe's model, of which the hub's cache may have a `snapshot`. A hub model may be absent if the runner
+/// `downloads` it. Messages spell keys with `key`.
+pub fn find(
+    spec: &Spec,
+    snapshot: Option<PathBuf>,
+    downloads: bool,
+    key: Key<'_>,
+) -> ResolvedModel {
     let model = &spec.model;
     let mut found = ResolvedModel::default();
-    let directory = model.path.as_ref().map(PathBuf::from);
-    let directory = directory.filter(|path| path.is_dir());
+    let local = model.path.as_ref().map(PathBuf::from);
+    let local = local.filter(|path| path.is_dir());
+    let directory = local.clone().or_else(|| snapshot.clone());
     match directory.as_deref().map(read_config).transpose() {
         Ok(stored) => found.stored = stored,
         Err(error) => {
@@ -88,7 +95,8 @@ pub fn find(spec: &Spec, downloads: bool, key: Key<'_>) -> ResolvedModel {
     {
         found.flaws.push(sequence_flaw(&error));
     }
-    match weights(model, directory, key) {
+    let of_snapshot = snapshot.filter(|path| wants_weights(model) && are_complete(path));
+    match weights(model, local.or(of_snapshot), key) {
         Ok(weights) => found.weights = weights,
         Err(flaw) if !downloads && found.flaws.is_empty() => {
             found.flaws.push(flaw);
@@ -96,6 +104,17 @@ pub fn find(spec: &Spec, downloads: bool, key: Key<'_>) -> ResolvedModel {
         Err(_) => {}
     }
     found
+}
+
+/// Whether a model of the hub gives its weights, and not only its shape: a recipe that changes the sizes has others.
+pub fn wants_weights(model: &Model) -> bool {
+    match model.init {
+        Init::Random => false,
+        Init::Weights => true,
+        Init::Auto => !Shape::REQUIRED
+            .iter()
+            .any(|size| model.config.contains_key(*size)),
+    }
 }
 
 fn length(spec: &Spec) -> usize {
@@ -166,11 +185,13 @@ fn unknown(model: &Model, downloads: bool, key: Key<'_>) -> Option<Flaw> {
         Some(id) => flaw(
             "model-missing",
             "model.path",
-            format!("model `{id}` is not a local directory, and its shape is unknown"),
-            format!(
-                "download it and set `{path}=DIRECTORY`, or set the shape with \
-                 `{config}.hidden_size=64` and so on"
-            ),
+            format!("model `{id}` is {}, and its shape is unknown", absent(id)),
+            restored(id).unwrap_or_else(|| {
+                format!(
+                    "download it and set `{path}=DIRECTORY`, or set the shape with \
+                     `{config}.hidden_size=64` and so on"
+                )
+            }),
         ),
         None if !model.config.is_empty() => not_a_shape(key),
         None => flaw(
@@ -182,6 +203,23 @@ fn unknown(model: &Model, downloads: bool, key: Key<'_>) -> Option<Flaw> {
             ),
         ),
     }
+}
+
+/// Where a model is not.
+fn absent(id: &str) -> &'static str {
+    if hub::is_model(id) {
+        "neither in a local directory nor in the hub's cache"
+    } else {
+        "not in a local directory"
+    }
+}
+
+/// How the snapshot of a run is downloaded again, if a path is one.
+fn restored(path: &str) -> Option<String> {
+    let Repo { id, revision } = hub::repo_of_snapshot(Path::new(path))?;
+    Some(format!(
+        "restore it with `hf download {id} --revision {revision}`"
+    ))
 }
 
 /// The problem of keys that do not form a shape.
@@ -211,15 +249,17 @@ fn weights(
         (Init::Auto | Init::Weights, None) => Err(Flaw {
             rule: "model-missing",
             paths: vec!["model.path".to_owned(), "model.init".to_owned()],
-            message: format!(
-                "the weights of `{}` are not in a local directory",
-                model.path.as_deref().unwrap_or("the model")
-            ),
-            help: format!(
-                "download them and set `{}=DIRECTORY`, or start from random weights with `{}=random`",
-                key("model.path"),
-                key("model.init")
-            ),
+            message: {
+                let id = model.path.as_deref().unwrap_or("the model");
+                format!("the weights of `{id}` are {}", absent(id))
+            },
+            help: model.path.as_deref().and_then(restored).unwrap_or_else(|| {
+                format!(
+                    "download them and set `{}=DIRECTORY`, or start from random weights with `{}=random`",
+                    key("model.path"),
+                    key("model.init")
+                )
+            }),
         }),
     }
 }
@@ -270,7 +310,9 @@ mod tests {
 
     /// Rule, first path and message of every problem.
     fn flaws(spec: &Spec, downloads: bool) -> Vec<(&'static str, String, String)> {
-        let flaws = find(spec, downloads, &str::to_owned).flaws.into_iter();
+        let flaws = find(spec, None, downloads, &str::to_owned)
+            .flaws
+            .into_iter();
         flaws
             .map(|flaw| (flaw.rule, flaw.paths[0].clone(), flaw.message))
             .collect()
@@ -291,7 +333,7 @@ mod tests {
     #[test]
     fn a_complete_shape_starts_from_random_weights() {
         for downloads in [true, false] {
-            let found = find(&spec(None, sizes()), downloads, &str::to_owned);
+            let found = find(&spec(None, sizes()), None, downloads, &str::to_owned);
             assert_eq!(found.flaws, []);
             assert_eq!(found.shape.unwrap().hidden_size, 64);
             assert_eq!(found.weights, None);
@@ -308,7 +350,7 @@ mod tests {
             });
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
             let spec = spec(folder.path().to_str(), json!({}));
-            let shape = find(&spec, DOWNLOADS, &str::to_owned).shape.unwrap();
+            let shape = find(&spec, None, DOWNLOADS, &str::to_owned).shape.unwrap();
             assert_eq!((shape.intermediate_size, shape.num_key_value_heads), sizes);
             let stored = read_config(folder.path()).unwrap();
             let (estimated, _) = Shape::of(&spec.model, Some(&stored)).unwrap();
@@ -329,7 +371,7 @@ mod tests {
             });
             let spec = spec(None, config);
             let (estimated, _) = Shape::of(&spec.model, None).unwrap();
-            let shape = find(&spec, DOWNLOADS, &str::to_owned).shape.unwrap();
+            let shape = find(&spec, None, DOWNLOADS, &str::to_owned).shape.unwrap();
             assert_eq!(shape.family, family);
             let parameters = layout(&shape).len() as f64;
             assert_eq!(estimated.parameters(), parameters, "{family:?}");
@@ -401,7 +443,7 @@ mod tests {
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         };
         write(&sizes());
-        let found = find(&spec, DOWNLOADS, &str::to_owned);
+        let found = find(&spec, None, DOWNLOADS, &str::to_owned);
         assert_eq!(found.flaws, []);
         assert_eq!(found.stored.unwrap()["hidden_size"], 64);
         let mut odd = sizes();

@@ -7,31 +7,36 @@ use super::begin::{base, begin};
 use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
-use crate::engine::cuda;
+use crate::engine::{ModelConfig, cuda};
+use crate::hub::Hub;
 use crate::launch::external;
 use crate::plan::{DeviceKind, DeviceMemory, PlanRequest, Reached, Runner, Worlds};
 use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
 use crate::train::{BuiltIn, Run};
 
-/// Plans a recipe for its runner on this machine, whose devices have this memory.
+/// Plans a recipe for its runner on this machine, whose devices have this memory, with the models in the cache of the
+/// `hub`.
 pub fn plan(
     recipe: &Recipe,
     ranks: u64,
     reached: Reached,
     runner: Runner,
     memory: Option<DeviceMemory>,
+    hub: &Hub,
 ) -> Result<Planned, LaunchError> {
     let request = PlanRequest::of(runner, ranks);
-    let (request, model) = survey::survey_with_model(recipe, &base()?, request);
-    let worlds = Worlds::new(recipe.clone(), request, memory);
+    let surveyed = survey::survey_inputs(recipe, &base()?, request, hub);
+    let worlds = Worlds::new(recipe.clone(), surveyed.request, memory);
     let examined = worlds.examine(ranks, reached);
     Ok(Planned {
         diagnostics: examined.diagnostics.clone(),
         plan: examined.finish()?,
         reached,
         worlds,
-        model,
+        model: surveyed.model,
+        settled: surveyed.settled,
+        missing: surveyed.missing,
     })
 }
 
@@ -58,7 +63,7 @@ pub fn prepare(
     if request.resume {
         return resume::resume(run_dir, recipe, planned, request, progress);
     }
-    let (spec, found) = (&recipe.spec, &planned.model);
+    let found = &planned.model;
     let key = recipe.keys();
     let model = found.shape.clone().ok_or_else(|| LaunchError::Model {
         message: format!(
@@ -68,17 +73,14 @@ pub fn prepare(
             key("model.config")
         ),
     })?;
-    if request.runner.device() == DeviceKind::Cuda {
-        cuda::supported(&model).map_err(|error| LaunchError::Model {
-            message: format!("{error} (--device cpu)"),
-        })?;
-    }
-    let initial = initial::weights(&spec.model, found.weights.clone(), &model, &key)?;
+    refuse_on_device(&model, request)?;
+    let named = &recipe.spec.model;
+    let initial = initial::weights(named, found.weights.clone(), &model, &key)?;
     let data = data::prepare(
         &PrepareRequest {
             stopped: &|| request.stopped(),
             ..data_of(
-                recipe,
+                &planned.settled,
                 &key,
                 Some(&model),
                 &base()?,
@@ -101,7 +103,13 @@ pub fn prepare(
         device: request.runner.device(),
         entropy: manifest.synthetic.as_ref().and_then(entropy),
     };
-    let run = begin(recipe, planned, request, Some((built_in, samples)))?;
+    let run = begin(
+        recipe,
+        &planned.settled,
+        planned,
+        request,
+        Some((built_in, samples)),
+    )?;
     if run.horizon.budget_samples.is_none() {
         return Err(LaunchError::usage(format!(
             "no key that is read says how long to train: set {}, {} or {}",
@@ -122,6 +130,16 @@ pub fn prepare(
             .chain(data.notes)
             .chain(news)
             .collect(),
+    })
+}
+
+/// Refuses a model that the device cannot compute.
+pub(super) fn refuse_on_device(model: &ModelConfig, request: &Request) -> Result<(), LaunchError> {
+    if request.runner.device() != DeviceKind::Cuda {
+        return Ok(());
+    }
+    cuda::supported(model).map_err(|error| LaunchError::Model {
+        message: format!("{error} (--device cpu)"),
     })
 }
 

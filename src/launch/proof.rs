@@ -183,7 +183,7 @@ fn data_again(
     let request = PrepareRequest {
         began_in: Some(&began_in),
         fingerprint: built_in.data_fingerprint.as_deref(),
-        ..data_of(&recipe, &key, Some(&built_in.model), &run.base, &again)
+        ..data_of(&recipe.spec, &key, Some(&built_in.model), &run.base, &again)
     };
     data::prepare(&request, progress)?;
     Ok(directory)

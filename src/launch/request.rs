@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RunState;
 use super::model::ResolvedModel;
+use super::names::Missing;
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{DeviceMemory, OomPolicy, Plan, Reached, Runner, Worlds};
-use crate::recipe::{Diagnostic, Recipe};
+use crate::recipe::{Diagnostic, Recipe, Spec};
 use crate::train::Run;
 
 /// The command line's additions to the recipe.
@@ -78,6 +79,10 @@ pub struct Planned {
     /// The worlds that the recipe may have on this machine.
     pub worlds: Worlds,
     pub(super) model: ResolvedModel,
+    /// The recipe with snapshots of the hub's cache in place of names.
+    pub(super) settled: Spec,
+    /// What the launch downloads first.
+    pub missing: Vec<Missing>,
 }
 
 impl Planned {
@@ -114,16 +119,15 @@ impl Prepared {
     }
 }
 
-/// The data of a recipe, to be checked or prepared into `directory`. `key` maps to the recipe's
+/// The data of a recipe with this `spec`, to be checked or prepared into `directory`. `key` maps to the recipe's
 /// keys ([`Recipe::keys`]). Without a `model` the vocabulary size is not checked.
 pub fn data_of<'a>(
-    recipe: &'a Recipe,
+    spec: &'a Spec,
     key: &'a (dyn Fn(&str) -> String + Sync),
     model: Option<&ModelConfig>,
     base: &'a Path,
     directory: &'a Path,
 ) -> PrepareRequest<'a> {
-    let spec = &recipe.spec;
     PrepareRequest {
         data: &spec.data,
         tokenizer: &spec.tokenizer,
@@ -161,7 +165,7 @@ mod tests {
             };
             let recipe = run.recipe();
             let key = recipe.keys();
-            let data = data_of(&recipe, &key, None, place.path(), place.path());
+            let data = data_of(&recipe.spec, &key, None, place.path(), place.path());
             (data.key)("data.train")
         };
         assert_eq!(named(Dialect::Native), "data.train");

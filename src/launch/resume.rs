@@ -185,7 +185,7 @@ pub(super) fn resume(
             fingerprint: built_in.data_fingerprint.as_deref(),
             stopped: &|| request.stopped(),
             ..data_of(
-                recipe,
+                &recipe.spec,
                 &recipe.keys(),
                 Some(&built_in.model),
                 &run.base,

@@ -3,56 +3,102 @@
 use std::path::Path;
 
 use super::model::{self, ResolvedModel};
+use super::names::{Missing, Names, downloads_config};
 use super::request::data_of;
 use crate::data;
+use crate::hub::Hub;
 use crate::plan::rules::is_missing_input;
 use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
-use crate::recipe::{ReadError, Recipe, diagnostic};
+use crate::recipe::{ReadError, Recipe, Spec, diagnostic};
 
-/// Adds to the request all facts about the recipe's model and data that need no read of the data.
-/// Relative paths start at `base`.
-pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest) -> PlanRequest {
-    survey_with_model(recipe, base, request).0
+/// What this machine has of a recipe.
+pub(super) struct Surveyed {
+    /// The request with all facts that need no read of the data.
+    pub request: PlanRequest,
+    pub model: ResolvedModel,
+    /// The recipe with snapshots of the hub's cache in place of names.
+    pub settled: Spec,
+    /// What a launch of the built-in trainer downloads.
+    pub missing: Vec<Missing>,
 }
 
-/// As [`survey`], also returning the model.
-pub(super) fn survey_with_model(
+/// Adds to the request all facts about the recipe's model and data that need no read of the data.
+/// Relative paths start at `base`. Models of the `hub` are read from its cache.
+pub fn survey(recipe: &Recipe, base: &Path, request: PlanRequest, hub: &Hub) -> PlanRequest {
+    survey_inputs(recipe, base, request, hub).request
+}
+
+/// As [`survey`], with everything that was found.
+pub(super) fn survey_inputs(
     recipe: &Recipe,
     base: &Path,
     request: PlanRequest,
-) -> (PlanRequest, ResolvedModel) {
+    hub: &Hub,
+) -> Surveyed {
+    let spec = &recipe.spec;
     // An `accelerate launch` config has neither; an option group lacks one of them.
     if recipe.part {
-        return (request, ResolvedModel::default());
+        return Surveyed {
+            request,
+            model: ResolvedModel::default(),
+            settled: spec.clone(),
+            missing: Vec::new(),
+        };
     }
-    let spec = &recipe.spec;
     // Another runner may download what is absent here.
-    let downloads = !request.runner.is_built_in();
+    let elsewhere = !request.runner.is_built_in();
+    let names = Names::of(spec, base);
+    let settled = names.settled(spec, hub);
+    let is_downloaded = hub.downloads && names.model.is_some() && downloads_config(&spec.model);
     let key = recipe.keys();
-    let mut model = model::find(spec, downloads, &key);
-    let request_of_data = data_of(recipe, &key, model.shape.as_ref(), base, base);
+    let mut model = model::find(spec, names.directory(hub), elsewhere || is_downloaded, &key);
+    let request_of_data = data_of(&settled, &key, model.shape.as_ref(), base, base);
+    let missing = if elsewhere || !hub.downloads {
+        Vec::new()
+    } else {
+        let tokenizes = data::needs_tokenizer(&request_of_data);
+        names.missing(spec, &model, hub, tokenizes)
+    };
     let mut flaws = std::mem::take(&mut model.flaws);
-    flaws.extend(data::find_problems(&request_of_data, downloads));
+    flaws.extend(data::find_problems(&request_of_data, elsewhere));
+    let downloaded = |repo: &Option<_>| {
+        let mut missing = missing.iter();
+        repo.as_ref()
+            .is_some_and(|repo| missing.any(|it| it.repo == *repo))
+    };
+    if downloaded(&names.tokenizer) {
+        flaws.retain(|flaw| flaw.rule != "tokenizer-missing");
+    }
+    if hub.is_offline() && names.model.is_some() {
+        for flaw in flaws.iter_mut().filter(|flaw| flaw.rule == "model-missing") {
+            flaw.help = format!("unset HF_HUB_OFFLINE, or {}", flaw.help);
+        }
+    }
     // The built-in trainer counts its samples.
-    let rows = downloads.then(|| data::few_rows(&request_of_data));
+    let rows = elsewhere.then(|| data::few_rows(&request_of_data));
     let request = PlanRequest {
         data_rows: rows.flatten(),
         model_config: model.stored.clone(),
         flaws,
         ..request
     };
-    (request, model)
+    Surveyed {
+        request,
+        model,
+        missing,
+        settled,
+    }
 }
 
 /// The error and what the recipe names, at a place in its files, but is not on this machine: its model, its tokenizer or
 /// its data. Other rules may depend on the refused values.
-pub fn with_inputs(error: ReadError, asked: AskedRunner, base: &Path) -> ReadError {
+pub fn with_inputs(error: ReadError, asked: AskedRunner, base: &Path, hub: &Hub) -> ReadError {
     let Some(rest) = &error.rest else {
         return error;
     };
     let runner = Runner::of(&rest.spec, asked, DeviceKind::Cpu, None);
     let world = plan::default_world(&rest.spec);
-    let request = survey(rest, base, PlanRequest::of(runner, world));
+    let request = survey(rest, base, PlanRequest::of(runner, world), hub);
     let found = plan::examine(rest, &request).diagnostics.into_iter();
     let missing = found.filter(|d| d.is_error() && d.span.is_some() && is_missing_input(&d.rule));
     let mut diagnostics = error.diagnostics.clone();
@@ -69,6 +115,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::hub::Settings;
     use crate::recipe::{self, Request, Severity, corpus, read, read_text};
 
     fn native(spec: &str) -> Recipe {
@@ -84,7 +131,7 @@ mod tests {
     fn problems(recipe: &Recipe, asked: AskedRunner, base: &Path) -> Vec<String> {
         let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
         let request = PlanRequest::of(runner, 1);
-        let examined = plan::examine(recipe, &survey(recipe, base, request));
+        let examined = plan::examine(recipe, &survey(recipe, base, request, &Hub::none()));
         let diagnostics = examined.diagnostics.iter();
         diagnostics
             .map(|d| {
@@ -137,7 +184,7 @@ mod tests {
         let error = read_text(&request, text.to_owned()).unwrap_err();
         let alone: Vec<&str> = error.diagnostics.iter().map(|d| &*d.rule).collect();
         assert_eq!(alone, ["unknown-key", "wrong-type"]);
-        let all = with_inputs(error, AskedRunner::Launch, folder.path());
+        let all = with_inputs(error, AskedRunner::Launch, folder.path(), &Hub::none());
         let all: Vec<&str> = all.diagnostics.iter().map(|d| &*d.rule).collect();
         let rules = [
             "model-missing",
@@ -179,6 +226,80 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_launch_downloads_what_the_cache_lacks_of_a_model() {
+        const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("data.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+        let snapshot = place
+            .path()
+            .join("models--acme--tiny/snapshots")
+            .join(COMMIT);
+        std::fs::create_dir_all(&snapshot).unwrap();
+        let refs = place.path().join("models--acme--tiny/refs");
+        std::fs::create_dir(&refs).unwrap();
+        std::fs::write(refs.join("main"), COMMIT).unwrap();
+        let hub = |offline| {
+            Hub::of(Settings {
+                cache: Some(place.path().to_owned()),
+                offline,
+                ..Settings::none()
+            })
+        };
+        let found = |model: &str, hub: &Hub| {
+            let recipe = native(&format!(
+                "  batch: {{global: 8, per_device_batch_size: 4}}\n  budget: {{samples: 100}}\n  \
+                 model: {{path: acme/tiny{model}}}\n  data: {{sequence_length: 8, train: [{{path: data.jsonl}}]}}\n"
+            ));
+            let device = DeviceKind::Cpu;
+            let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, None);
+            let request = PlanRequest::of(runner, 1);
+            let found = survey_inputs(&recipe, place.path(), request, hub);
+            let flaws = found.request.flaws.iter();
+            let flaws = flaws.map(|flaw| format!("{}: {}; {}", flaw.rule, flaw.message, flaw.help));
+            let missing = found.missing.iter();
+            let missing = missing.map(|it| format!("{:?}, weights: {}", it.small, it.weights));
+            let weights = found
+                .model
+                .weights
+                .map(|_| "weights of the cache".to_owned());
+            flaws
+                .chain(missing)
+                .chain(weights)
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
+        let sizes = ", config: {hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, vocab_size: 128}";
+        let random = ", init: random";
+        let online = |model: &str| found(model, &hub(false));
+        let write = |name: &str, text: &str| std::fs::write(snapshot.join(name), text).unwrap();
+
+        assert_eq!(online(""), "All, weights: true");
+        assert_eq!(online(random), "All, weights: false");
+        assert_eq!(online(sizes), "Tokenizer, weights: false");
+        insta::assert_snapshot!(found("", &hub(true)), @"
+        model-missing: model `acme/tiny` is neither in a local directory nor in the hub's cache, and its shape is unknown; unset HF_HUB_OFFLINE, or download it and set `model.path=DIRECTORY`, or set the shape with `model.config.hidden_size=64` and so on
+        tokenizer-missing: the tokenizer of acme/tiny is not on this machine; set `tokenizer.path=DIRECTORY` with a tokenizer.json in it, or `tokenizer.path=byte` for the built-in vocabulary of bytes
+        ");
+        assert_eq!(online(", revision: v2"), "All, weights: true");
+
+        let config = r#"{"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 256}"#;
+        write("config.json", config);
+        assert_eq!(online(""), "All, weights: true");
+        assert_eq!(online(random), "Tokenizer, weights: false");
+        write("tokenizer.json", "{}");
+        assert_eq!(online(random), "");
+        assert_eq!(online(sizes), "");
+        insta::assert_snapshot!(found("", &hub(true)), @"model-missing: the weights of `acme/tiny` are neither in a local directory nor in the hub's cache; unset HF_HUB_OFFLINE, or download them and set `model.path=DIRECTORY`, or start from random weights with `model.init=random`");
+        write("model.safetensors", "");
+        assert_eq!(online(""), "weights of the cache");
+        assert_eq!(found("", &hub(true)), "weights of the cache");
+        assert_eq!(online(random), "");
+        assert_eq!(online(sizes), "");
+        // A pod neither downloads nor has the cache.
+        assert!(found("", &Hub::none()).starts_with("model-missing: "));
+    }
+
     /// TRL's `cpo.py` uses such a model name in its example command.
     #[test]
     fn a_hub_model_without_an_owner_is_checked_only_at_launch() {
@@ -210,7 +331,7 @@ mod tests {
         ));
         let memory = |request| plan::examine(&recipe, &request).draft.facts.memory;
         assert_eq!(memory(PlanRequest::gpus(1)), None);
-        let surveyed = survey(&recipe, folder.path(), PlanRequest::gpus(1));
+        let surveyed = survey(&recipe, folder.path(), PlanRequest::gpus(1), &Hub::none());
         let estimate = memory(surveyed).unwrap();
         // Embedding and head, two blocks of four square matrices and three of the MLP, the norms.
         let parameters = 2 * 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64;
@@ -297,7 +418,7 @@ mod tests {
             }) else {
                 continue;
             };
-            let request = survey(&recipe, empty.path(), PlanRequest::gpus(8));
+            let request = survey(&recipe, empty.path(), PlanRequest::gpus(8), &Hub::none());
             let refusing = [
                 "model-shape",
                 "sequence-too-long",
@@ -327,7 +448,7 @@ mod tests {
             let recipe = read(text);
             let examined = plan::examine(
                 &recipe,
-                &survey(&recipe, Path::new(""), PlanRequest::gpus(8)),
+                &survey(&recipe, Path::new(""), PlanRequest::gpus(8), &Hub::none()),
             );
             let diagnostics = examined.diagnostics.into_iter();
             diagnostics
@@ -416,7 +537,8 @@ mod tests {
                 let device = DeviceKind::Cuda;
                 let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, None);
                 let launched = PlanRequest::of(runner, 1);
-                let examined = plan::examine(&recipe, &survey(&recipe, base, launched));
+                let examined =
+                    plan::examine(&recipe, &survey(&recipe, base, launched, &Hub::none()));
                 let mut diagnostics = examined.diagnostics.into_iter();
                 diagnostics.find(|d| d.rule == rule).map(|d| d.help)
             };

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::{Planned, Prepared, Request, RunDir, prepare};
+use crate::hub::Hub;
 use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
 use crate::recipe::{self, Recipe};
 
@@ -67,7 +68,15 @@ spec:
         let (recipe, request) = recipe_of(place, &text, overrides);
         let run_dir = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run_dir.path()).unwrap();
-        let planned = prepare::plan(&recipe, 2, Reached::default(), request.runner, None).unwrap();
+        let planned = prepare::plan(
+            &recipe,
+            2,
+            Reached::default(),
+            request.runner,
+            None,
+            &Hub::none(),
+        );
+        let planned = planned.unwrap();
         let prepared = prepare::prepare(&run_dir, &recipe, &planned, &request, &mut |_| {})
             .map_err(|error| error.to_string())?;
         Ok(Launched {

@@ -1,4 +1,5 @@
 //! Models of the hub, against servers on this machine that speak its protocol. No test connects to another one.
 
 mod download;
+mod launch;
 mod server;

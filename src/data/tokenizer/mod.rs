@@ -18,7 +18,7 @@ use super::request::PrepareRequest;
 use crate::util::input;
 
 /// Name of the built-in vocabulary in a recipe.
-const BYTE: &str = "byte";
+pub const BYTE: &str = "byte";
 
 /// Name, Jinja variable and id of the special tokens of the built-in vocabulary.
 const SPECIALS: [(&str, &str, u32); 3] = [
@@ -95,7 +95,7 @@ impl Tokenizer {
             let problem = if let Some(kind) = special {
                 format!("{} is {kind}, not a tokenizer's file", path.display())
             } else if files::is_model_on_hub(request.base, name) {
-                format!("the tokenizer of {name} is not on this machine, and nothing is downloaded")
+                format!("the tokenizer of {name} is not on this machine")
             } else {
                 format!("there is no {}", path.display())
             };
@@ -114,7 +114,7 @@ impl Tokenizer {
     }
 
     /// For messages: `the tokenizer byte`.
-    pub(super) fn described(&self) -> String {
+    pub fn described(&self) -> String {
         format!("the tokenizer {}", self.name)
     }
 

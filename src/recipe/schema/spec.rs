@@ -498,10 +498,12 @@ pub struct Elasticity {
 pub struct Model {
     /// A directory in Hugging Face layout, or a hub id such as `mistralai/Mistral-7B-v0.1`.
     pub path: Option<String>,
+    /// The branch, tag or commit of a hub id; default: `main`.
+    pub revision: Option<String>,
     /// Keys of Hugging Face's `config.json`; they override those of `path`.
     pub config: BTreeMap<String, serde_json::Value>,
     /// Source of the weights: `weights` reads `path`, `random` draws them, `auto` reads `path` if it is a
-    /// directory with weights.
+    /// directory with weights, or a hub id whose sizes `config` does not change.
     pub init: Init,
     /// Precision of the forward and backward pass.
     pub precision: Precision,

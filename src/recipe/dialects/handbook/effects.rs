@@ -44,7 +44,7 @@ const WITHOUT_EFFECT: Words = Words(
 );
 
 /// Keys that change the weights, each with the values that do not, the first one for messages.
-const UNSUPPORTED: [(&str, &[&str]); 22] = [
+const UNSUPPORTED: [(&str, &[&str]); 21] = [
     ("auto_insert_empty_system_msg", &["false"]),
     ("average_tokens_across_devices", &["true"]),
     ("config_name", &[]),
@@ -58,7 +58,6 @@ const UNSUPPORTED: [(&str, &[&str]); 22] = [
     ("max_source_length", &[]),
     ("max_train_samples", &[]),
     ("model_init_kwargs", &[]),
-    ("model_revision", &["main"]),
     ("neftune_noise_alpha", &["0"]),
     ("optim_args", &[]),
     ("optim_target_modules", &[]),
@@ -258,6 +257,7 @@ max_seq_length: 77
 max_steps: 7
 model_max_length: 77
 model_name_or_path: b
+model_revision: v2
 num_train_epochs: 9
 optim: adafactor
 output_dir: out/b

@@ -222,6 +222,11 @@ fn fsdp(values: &Values, tree: &mut Tree, reading: &mut Reading) {
 /// The model, its precision, its adapters and its tokenizer.
 pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut Reading) {
     tree.text_if("model.path", values.text("model_name_or_path"));
+    let revision = values.text("model_revision");
+    tree.text_if(
+        "model.revision",
+        revision.filter(|named| named.value != "main"),
+    );
     let (bf16, fp16) = (values.bool("bf16"), values.bool("fp16"));
     let on = |given: &Option<Given<bool>>| given.clone().filter(|given| given.value);
     let precision = match (on(&bf16), on(&fp16)) {

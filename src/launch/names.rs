@@ -1,0 +1,203 @@
+//! The names of the hub in a recipe: the snapshots that they mean, and what a launch downloads for them.
+
+use std::path::{Path, PathBuf};
+
+use super::model::{self, ResolvedModel};
+use crate::data::{self, BYTE};
+use crate::hub::{Hub, Repo, Small, repo_of_snapshot};
+use crate::plan::memory::Shape;
+use crate::recipe::Spec;
+use crate::recipe::schema::spec::Model;
+
+/// The names of the hub in a recipe; `None`: a path, or no name.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    pub model: Option<Repo>,
+    /// The tokenizer's model, also if the recipe names only the model.
+    pub tokenizer: Option<Repo>,
+}
+
+/// Files of a model that the cache lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    pub repo: Repo,
+    pub small: Small,
+    pub weights: bool,
+}
+
+impl Names {
+    /// Relative paths start at `base`.
+    pub fn of(spec: &Spec, base: &Path) -> Names {
+        let revision = spec.model.revision.as_deref();
+        let on_hub = |name: &&String| name.as_str() != BYTE && data::is_model_on_hub(base, name);
+        let model = spec.model.path.as_ref().filter(on_hub);
+        let tokenizer = match &spec.tokenizer.path {
+            Some(name) => Some(name).filter(on_hub),
+            None => model,
+        };
+        // The revision is that of the model, which may have the tokenizer too.
+        let of_tokenizer =
+            |name: &String| Repo::new(name, revision.filter(|_| model == Some(name)));
+        Names {
+            tokenizer: tokenizer.map(of_tokenizer),
+            model: model.map(|name| Repo::new(name, revision)),
+        }
+    }
+
+    /// The model's snapshot.
+    pub fn directory(&self, hub: &Hub) -> Option<PathBuf> {
+        hub.snapshot_with(self.model.as_ref()?, "config.json")
+    }
+
+    /// The tokenizer's snapshot.
+    fn tokenizer_directory(&self, hub: &Hub) -> Option<PathBuf> {
+        hub.snapshot_with(self.tokenizer.as_ref()?, "tokenizer.json")
+    }
+
+    /// The recipe with snapshots in place of names. They have the commit of their revision, so that a run keeps its
+    /// model and its tokenizer when the revision moves.
+    pub fn settled(&self, spec: &Spec, hub: &Hub) -> Spec {
+        let mut spec = spec.clone();
+        let text = |path: PathBuf| path.to_str().map(str::to_owned);
+        let model = self.directory(hub);
+        let tokenizer = self.tokenizer_directory(hub);
+        if spec.tokenizer.path.is_some() || tokenizer != model {
+            spec.tokenizer.path = tokenizer.and_then(text).or(spec.tokenizer.path);
+        }
+        spec.model.path = model.and_then(text).or(spec.model.path);
+        spec
+    }
+
+    /// What the built-in trainer needs and the cache lacks. `tokenizes`: the data are text.
+    pub fn missing(
+        &self,
+        spec: &Spec,
+        model: &ResolvedModel,
+        hub: &Hub,
+        tokenizes: bool,
+    ) -> Vec<Missing> {
+        let mut missing = Vec::new();
+        let of_tokenizer = self.tokenizer.as_ref();
+        let of_tokenizer =
+            of_tokenizer.filter(|_| tokenizes && self.tokenizer_directory(hub).is_none());
+        if let Some(repo) = &self.model {
+            let weights = model::wants_weights(&spec.model) && model.weights.is_none();
+            let config = needs_config(&spec.model) && self.directory(hub).is_none();
+            let small = if weights || config {
+                Some(Small::All)
+            } else {
+                of_tokenizer
+                    .filter(|of| *of == repo)
+                    .map(|_| Small::Tokenizer)
+            };
+            missing.extend(small.map(|small| Missing {
+                repo: repo.clone(),
+                small,
+                weights,
+            }));
+        }
+        missing.extend(
+            of_tokenizer
+                .filter(|of| self.model.as_ref() != Some(of))
+                .map(|repo| Missing {
+                    repo: repo.clone(),
+                    small: Small::Tokenizer,
+                    weights: false,
+                }),
+        );
+        missing
+    }
+}
+
+/// Whether a launch downloads a model's config.json if the cache lacks it: for its weights or for its shape.
+pub(super) fn downloads_config(model: &Model) -> bool {
+    model::wants_weights(model) || needs_config(model)
+}
+
+/// Whether neither the recipe nor the table of well-known models states the sizes.
+fn needs_config(model: &Model) -> bool {
+    let stated = |size: &&str| model.config.contains_key(*size);
+    !Shape::is_well_known(model) && !Shape::REQUIRED.iter().all(stated)
+}
+
+/// Replaces the names of a recipe by the snapshots with which its run began, so that a resume needs no network and does
+/// not follow a revision that has moved.
+pub fn keep_snapshots(spec: &mut Spec, of_run: &Spec) {
+    let kept = |name: Option<&String>, in_run: &Option<String>| {
+        let repo = repo_of_snapshot(Path::new(in_run.as_deref()?))?;
+        (name == Some(&repo.id)).then(|| in_run.clone())?
+    };
+    let named = spec.tokenizer.path.as_ref().or(spec.model.path.as_ref());
+    let tokenizer = kept(named, &of_run.tokenizer.path);
+    spec.tokenizer.path = tokenizer.or(spec.tokenizer.path.take());
+    let model = kept(spec.model.path.as_ref(), &of_run.model.path);
+    spec.model.path = model.or(spec.model.path.take());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    fn spec(model: &str, tokenizer: Option<&str>) -> Spec {
+        let mut spec = Spec::default();
+        spec.model.path = Some(model.to_owned());
+        spec.tokenizer.path = tokenizer.map(str::to_owned);
+        spec
+    }
+
+    #[test]
+    fn a_directory_is_no_name_and_the_revision_is_the_models() {
+        let base = tempfile::tempdir().unwrap();
+        std::fs::create_dir(base.path().join("llama")).unwrap();
+        let repos = |spec: &Spec| {
+            let Names { model, tokenizer } = Names::of(spec, base.path());
+            [model, tokenizer].map(|repo| repo.map(|repo| repo.to_string()))
+        };
+        let on = |text: &str| Some(text.to_owned());
+        assert_eq!(repos(&spec("llama", Some(BYTE))), [None, None]);
+        assert_eq!(repos(&spec("./acme/tiny", None)), [None, None]);
+        let mut named = spec("acme/tiny", None);
+        named.model.revision = on("v2");
+        let tiny = on("acme/tiny at revision v2");
+        assert_eq!(repos(&named), [tiny.clone(), tiny.clone()]);
+        named.tokenizer.path = on("acme/tiny");
+        assert_eq!(repos(&named), [tiny.clone(), tiny.clone()]);
+        named.tokenizer.path = on("acme/words");
+        assert_eq!(
+            repos(&named),
+            [tiny.clone(), on("acme/words at revision main")]
+        );
+        named.tokenizer.path = on(BYTE);
+        assert_eq!(repos(&named), [tiny, None]);
+    }
+
+    #[test]
+    fn a_resume_keeps_the_snapshots_of_its_run() {
+        let snapshot = |id: &str| {
+            format!(
+                "/cache/models--{}/snapshots/{COMMIT}",
+                id.replace('/', "--")
+            )
+        };
+        let run = spec(&snapshot("acme/tiny"), None);
+        let mut recipe = spec("acme/tiny", None);
+        keep_snapshots(&mut recipe, &run);
+        assert_eq!(recipe, run);
+        // The tokenizer of another snapshot of the model, or of another model.
+        for tokenizer in ["acme/tiny", "acme/words"] {
+            let run = spec("acme/tiny", Some(&snapshot(tokenizer)));
+            let mut recipe = spec("acme/tiny", Some(tokenizer));
+            keep_snapshots(&mut recipe, &run);
+            assert_eq!(recipe, run);
+        }
+        let mut other = spec("acme/other", None);
+        keep_snapshots(&mut other, &run);
+        assert_eq!(other, spec("acme/other", None));
+        let local = spec("/models/tiny", None);
+        let mut recipe = spec("acme/tiny", None);
+        keep_snapshots(&mut recipe, &local);
+        assert_eq!(recipe, spec("acme/tiny", None));
+    }
+}
