@@ -112,8 +112,8 @@ fn embedding() -> Subject {
             mutation(
                 "only the first occurrence of a token",
                 &[Check::Value],
-                "starts[blockIdx.x + 1], hidden}",
-                "starts[blockIdx.x] + 1, hidden}",
+                "starts[blockIdx.x + 1], hidden, scale}",
+                "starts[blockIdx.x] + 1, hidden, scale}",
             ),
             mutation(
                 "sums that do not begin at 0",
@@ -303,18 +303,6 @@ fn head_norms() -> Subject {
                 &[Check::Value],
                 "const float *weights = w + (head < heads ? 0 : HEAD_DIM);\n        float x[PER_LANE], sum",
                 "const float *weights = w;\n        float x[PER_LANE], sum",
-            ),
-            mutation(
-                "the weights of a norm without what is added to them, in registers",
-                &[Check::Value],
-                "w[j] += of.shift;",
-                "",
-            ),
-            mutation(
-                "the weights of a norm without what is added to them, in memory",
-                &[Check::Value],
-                "w = of.shift + of.weights[i];",
-                "w = of.weights[i];",
             ),
             mutation(
                 "no epsilon",
@@ -730,8 +718,8 @@ fn attention_f32() -> Subject {
             mutation(
                 "heads in turn for groups of heads",
                 &[Check::Value],
-                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const float *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;\n    const float *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
-                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const float *of_key = qkv + (size_t)(heads + head % kv_heads) * HEAD_DIM;\n    const float *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
+                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;\n    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
+                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const real *of_key = qkv + (size_t)(heads + head % kv_heads) * HEAD_DIM;\n    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
             ),
             mutation(
                 "sums that are not scaled to a new maximum",
