@@ -146,7 +146,11 @@ say "unit tests and generated files"
 "${library[@]}" -- --nocapture --skip cuda
 
 say "clippy, and compile the other tests"
-mapfile -t programs < <(basename -s .rs tests/*.rs emulated-gpu/tests/*.rs)
+mapfile -t programs < <(
+  basename -s .rs tests/*.rs emulated-gpu/tests/*.rs
+  # Programs of several files, but those of the two last parts.
+  dirname tests/*/main.rs | xargs -n 1 basename | grep -vx 'cluster\|endurance'
+)
 programs=("${programs[@]/#/--test=}")
 cargo test --locked --workspace --bins --bench '*' "${programs[@]}" --test=endurance --test=cluster --no-run
 
