@@ -47,7 +47,7 @@ fn a_refused_launch_leaves_no_files() {
     whole_batches["optimizer"] = json!({"name": "adamw_8bit"});
     for (changes, code, expected) in [
         (
-            json!({"model": {"path": "nowhere", "config": null}}),
+            json!({"model": {"path": "./nowhere", "config": null}}),
             1,
             "nowhere",
         ),
