@@ -32,15 +32,16 @@ impl Reconciliation<'_> {
         action: &str,
     ) -> Result<bool, ReconcileError> {
         // A job without slots needs no companion objects.
+        let (applied, deleted) = self.state(|state| (state.applied, state.deleted_companions));
         let due = if status.slots.is_empty() {
             Companions::Complete
         } else {
-            self.state(|state| state.applied)
+            applied
         };
         let create = async {
             if due == Companions::Missing {
                 self.before_pods().await?;
-                self.context.record_first_pods(self.job);
+                self.context.record_first_pods(self.job, deleted);
                 faults::point("companions", action);
             }
             let beside = async {
@@ -48,7 +49,7 @@ impl Reconciliation<'_> {
                 // come first. Events of the job's own pods trigger that reconciliation.
                 if due == Companions::BeforePods && !self.context.is_burst_of_others(self.job) {
                     self.beside_pods().await?;
-                    self.state(|state| state.applied = Companions::Complete);
+                    self.state(|state| state.record_applied(Companions::Complete, deleted));
                 }
                 Ok(())
             };

@@ -88,9 +88,8 @@ pub(super) fn forget(context: &Context, companion: &ObjectMeta) -> Option<Object
         namespace, name, "a companion object was deleted"
     );
     context.state(&job, |state| {
-        if state.applied == Companions::Complete {
-            state.applied = Companions::Missing;
-        }
+        state.deleted_companions += 1;
+        state.applied = Companions::Missing;
     });
     Some(reference)
 }

@@ -102,6 +102,8 @@ pub struct JobState {
     pub refused: Option<(PlanInput, Refusal)>,
     /// Which of its companion objects this process has applied.
     pub applied: Companions,
+    /// Number of its companion objects that were seen to be deleted.
+    pub deleted_companions: u64,
     /// Time at which it got its first pods.
     begun: Option<Instant>,
     /// Number of consecutive failed reconciliations.
@@ -126,6 +128,16 @@ pub enum Companions {
     /// Those that must exist before its pods.
     BeforePods,
     Complete,
+}
+
+impl JobState {
+    /// Records companion objects as applied, unless one was deleted since `deleted` of them had been: it may have been
+    /// deleted after it was applied.
+    pub fn record_applied(&mut self, applied: Companions, deleted: u64) {
+        if self.deleted_companions == deleted {
+            self.applied = applied;
+        }
+    }
 }
 
 impl Context {
@@ -164,11 +176,12 @@ impl Context {
         });
     }
 
-    /// Records that a job gets its first pods.
-    pub fn record_first_pods(&self, job: &TrainingJob) {
+    /// Records that a job gets its first pods. `deleted`: see [`JobState::record_applied`].
+    pub fn record_first_pods(&self, job: &TrainingJob, deleted: u64) {
         let now = Instant::now();
         self.state(job, |state| {
-            (state.begun, state.applied) = (Some(now), Companions::BeforePods);
+            state.begun = Some(now);
+            state.record_applied(Companions::BeforePods, deleted);
         });
         *lock(&self.newest) = Some((job.uid().unwrap_or_default(), now));
     }

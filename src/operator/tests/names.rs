@@ -13,7 +13,7 @@ use crate::api::status::{Phase, TrainingJobStatus};
 use crate::operator::build;
 use crate::operator::companions;
 use crate::operator::conditions::{self, Findings};
-use crate::operator::context::Context;
+use crate::operator::context::{Companions, Context};
 use crate::operator::reconcile::reconcile;
 use crate::operator::stores::slim_job;
 use crate::operator::testing::{ApiServer, Cluster, job, owner};
@@ -214,8 +214,21 @@ async fn a_deleted_companion_is_applied_again() {
     let service = cluster.server.get("services", "evenkeel-x").unwrap();
     cluster.server.remove("services", "evenkeel-x");
     let metadata = serde_json::from_value(service["metadata"].clone()).unwrap();
+    // Another reconciliation is applying them meanwhile.
+    let deleted = |cluster: &Cluster| {
+        let job = cluster.job();
+        cluster
+            .context
+            .state(&job, |state| state.deleted_companions)
+    };
+    let before = deleted(&cluster);
     let job = companions::forget(&cluster.context, &metadata);
     assert_eq!(job.unwrap().name, "x");
+    assert_eq!(deleted(&cluster), before + 1);
+    cluster.context.state(&cluster.job(), |state| {
+        state.record_applied(Companions::Complete, before);
+        assert_eq!(state.applied, Companions::Missing);
+    });
     for _ in 0..3 {
         cluster.reconcile().await.unwrap();
     }
