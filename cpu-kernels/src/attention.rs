@@ -1,6 +1,6 @@
 //! Causal grouped-query attention, in blocks of queries.
 //!
-//! A block of queries uses only the keys up to its last query, so that nearly half of the square is never
+//! A block of queries uses only the keys that they see, so that at least nearly half of the square is never
 //! computed and its scores fit the second-level cache. Forward stores only the logarithm of each query's
 //! softmax sum; backward recomputes the probabilities (Dao et al., 2022).
 //!
@@ -29,6 +29,8 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Keys that a query sees, itself included; `None`: all up to itself.
+    pub window: Option<usize>,
 }
 
 impl Shape {
@@ -70,6 +72,12 @@ impl Shape {
 
     fn factor(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// The first key that a query sees.
+    fn first_key(&self, query: usize) -> usize {
+        self.window
+            .map_or(0, |window| (query + 1).saturating_sub(window))
     }
 }
 
@@ -126,32 +134,34 @@ pub fn forward(
             scratch.with(|scores, _| {
                 for from in (0..seq_len).step_by(BLOCK) {
                     let to = seq_len.min(from + BLOCK);
-                    let scores = &mut scores[..(to - from) * to];
-                    let q = q.block(from, 0, to - from, head_dim);
-                    let k = k.block(0, 0, to, head_dim);
-                    let v = v.block(0, 0, to, head_dim);
-                    multiply(
-                        MatrixMut::new(scores, to - from, to),
-                        q,
-                        k.t(),
-                        shape.factor(),
-                        false,
-                    );
-                    softmax(scores, &mut log_sums[from..to], from, to);
-                    let p = Matrix::new(scores, to - from, to);
+                    let first = shape.first_key(from);
+                    let (rows, keys) = (to - from, to - first);
+                    let scores = &mut scores[..rows * keys];
+                    let q = q.block(from, 0, rows, head_dim);
+                    let k = k.block(first, 0, keys, head_dim);
+                    let v = v.block(first, 0, keys, head_dim);
+                    let product = MatrixMut::new(scores, rows, keys);
+                    multiply(product, q, k.t(), shape.factor(), false);
+                    softmax(scores, &mut log_sums[from..to], from, shape);
+                    let p = Matrix::new(scores, rows, keys);
                     multiply(out.rows(from, to), p, v, 1.0, false);
                 }
             });
         });
 }
 
-/// Rows of causal softmax over scores `[to − from, to]`, in place.
-fn softmax(scores: &mut [f32], log_sums: &mut [f32], from: usize, to: usize) {
+/// Rows of causal softmax over the scores of the queries from `from` on and the keys that they see, in place.
+fn softmax(scores: &mut [f32], log_sums: &mut [f32], from: usize, shape: Shape) {
+    let first = shape.first_key(from);
+    let keys = scores.len() / log_sums.len();
     vectorised(
         #[inline(always)]
         || {
-            for (i, (row, log_sum)) in scores.chunks_exact_mut(to).zip(log_sums).enumerate() {
-                let (seen, unseen) = row.split_at_mut(from + i + 1);
+            for (i, (row, log_sum)) in scores.chunks_exact_mut(keys).zip(log_sums).enumerate() {
+                let query = from + i;
+                let (row, unseen) = row.split_at_mut(query + 1 - first);
+                let (too_early, seen) = row.split_at_mut(shape.first_key(query) - first);
+                too_early.fill(0.0);
                 let shift = max(seen);
                 let sum = exp_and_sum(seen, shift);
                 let inverse = 1.0 / sum;
@@ -214,19 +224,25 @@ pub fn backward(
                         out: shape.head(outs, row, head),
                         dout: shape.head(douts, row, head),
                         log_sums,
-                        factor: shape.factor(),
+                        shape,
                     };
-                    // The last block runs first: it touches every key, so it may overwrite.
+                    // The last block runs first: without a window it touches every key, so it may overwrite.
                     let last = (seq_len - 1) / BLOCK;
+                    if member == 0 && shape.first_key(last * BLOCK) > 0 {
+                        dk.fill(0.0);
+                        dv.fill(0.0);
+                    }
                     for block in (0..=last).rev() {
-                        let add = member > 0 || block < last;
                         let (from, to) = (block * BLOCK, seq_len.min((block + 1) * BLOCK));
+                        let first = shape.first_key(from);
+                        let add = member > 0 || block < last || first > 0;
+                        let scores = (to - from) * (to - first);
                         head.backward_block(
                             (from, to),
-                            (dq.rows(from, to), dk.rows(0, to), dv.rows(0, to)),
+                            (dq.rows(from, to), dk.rows(first, to), dv.rows(first, to)),
                             add,
-                            &mut p[..(to - from) * to],
-                            &mut ds[..(to - from) * to],
+                            &mut p[..scores],
+                            &mut ds[..scores],
                         );
                     }
                 }
@@ -242,7 +258,7 @@ struct Head<'a> {
     out: Matrix<'a>,
     dout: Matrix<'a>,
     log_sums: &'a [f32],
-    factor: f32,
+    shape: Shape,
 }
 
 impl Head<'_> {
@@ -256,16 +272,18 @@ impl Head<'_> {
         ds: &mut [f32],
     ) {
         let (rows, head_dim) = (to - from, self.q.columns());
+        let first = self.shape.first_key(from);
+        let keys = to - first;
         let q = self.q.block(from, 0, rows, head_dim);
         let dout = self.dout.block(from, 0, rows, head_dim);
-        let k = self.k.block(0, 0, to, head_dim);
-        let v = self.v.block(0, 0, to, head_dim);
-        let factor = self.factor;
+        let k = self.k.block(first, 0, keys, head_dim);
+        let v = self.v.block(first, 0, keys, head_dim);
+        let factor = self.shape.factor();
 
-        multiply(MatrixMut::new(p, rows, to), q, k.t(), factor, false);
-        multiply(MatrixMut::new(ds, rows, to), dout, v.t(), 1.0, false);
-        self.probabilities(from, to, p, ds);
-        let (p, ds) = (Matrix::new(p, rows, to), Matrix::new(ds, rows, to));
+        multiply(MatrixMut::new(p, rows, keys), q, k.t(), factor, false);
+        multiply(MatrixMut::new(ds, rows, keys), dout, v.t(), 1.0, false);
+        self.probabilities(from, keys, p, ds);
+        let (p, ds) = (Matrix::new(p, rows, keys), Matrix::new(ds, rows, keys));
         multiply(dv, p.t(), dout, 1.0, add);
         multiply(dq, ds, k, factor, false);
         multiply(dk, ds.t(), q, factor, add);
@@ -273,23 +291,26 @@ impl Head<'_> {
 
     /// Turns the scores in `p` into probabilities, and the gradient of the probabilities in `ds` into that of
     /// the scores.
-    fn probabilities(&self, from: usize, to: usize, p: &mut [f32], ds: &mut [f32]) {
+    fn probabilities(&self, from: usize, keys: usize, p: &mut [f32], ds: &mut [f32]) {
+        let first = self.shape.first_key(from);
         vectorised(
             #[inline(always)]
             || {
-                let rows = p.chunks_exact_mut(to).zip(ds.chunks_exact_mut(to));
+                let rows = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
                 for (i, (p, ds)) in rows.enumerate() {
                     let query = from + i;
                     let along = dot(self.out.row(query), self.dout.row(query));
                     let log_sum = self.log_sums[query];
-                    let (seen, unseen) = p.split_at_mut(query + 1);
-                    let (ds_seen, ds_unseen) = ds.split_at_mut(query + 1);
-                    for (p, ds) in seen.iter_mut().zip(ds_seen) {
+                    let (from, to) = (self.shape.first_key(query) - first, query + 1 - first);
+                    let seen = p[from..to].iter_mut().zip(&mut ds[from..to]);
+                    for (p, ds) in seen {
                         *p = exp(*p - log_sum);
                         *ds = *p * (*ds - along);
                     }
-                    unseen.fill(0.0);
-                    ds_unseen.fill(0.0);
+                    for row in [p, ds] {
+                        row[..from].fill(0.0);
+                        row[to..].fill(0.0);
+                    }
                 }
             },
         )

@@ -119,6 +119,17 @@ impl<'a> MatrixMut<'a> {
         blocks
     }
 
+    /// Sets every element.
+    pub fn fill(&mut self, value: f32) {
+        for row in 0..self.rows {
+            // SAFETY: the row lies within this view, which is borrowed meanwhile, and its elements are adjacent.
+            let row = unsafe {
+                std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.columns)
+            };
+            row.fill(value);
+        }
+    }
+
     /// The rows `from..to`; this view stays borrowed meanwhile.
     pub fn rows(&mut self, from: usize, to: usize) -> MatrixMut<'_> {
         assert!(from <= to && to <= self.rows);

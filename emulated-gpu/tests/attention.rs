@@ -34,6 +34,7 @@ fn shapes(head_dim: usize) -> Vec<Shape> {
                 heads,
                 kv_heads,
                 head_dim,
+                window: None,
             });
         }
     }
@@ -108,10 +109,32 @@ fn attention_of_wide_heads_agrees() {
                         heads,
                         kv_heads,
                         head_dim,
+                        window: None,
                     };
                     check(&of, shape)
                         .unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
                 }
+            }
+        }
+    }
+}
+
+/// Windows of less than a tile, of a tile, across tiles, and beyond the sequence.
+#[test]
+fn attention_with_a_window_agrees() {
+    for nvrtc in nvrtc::all() {
+        for real in [Real::F32, Real::Bf16] {
+            let of = compile(&nvrtc, (F32, real), &HEADERS, "sm_80", 6);
+            for (window, seq_len) in [(2, 70), (5, 33), (32, 100), (41, 130), (200, 70)] {
+                let shape = Shape {
+                    batch: 2,
+                    seq_len,
+                    heads: 4,
+                    kv_heads: 2,
+                    head_dim: 6,
+                    window: Some(window),
+                };
+                check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
             }
         }
     }
@@ -141,6 +164,7 @@ fn hoppers_attention_agrees() {
                     heads,
                     kv_heads,
                     head_dim,
+                    window: None,
                 };
                 check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
             }
@@ -187,6 +211,7 @@ fn attention_wastes_little() {
                 heads: 2,
                 kv_heads: 1,
                 head_dim,
+                window: None,
             };
             for run in runs(source, real, shape) {
                 for (kernel, c) in &run.counters {

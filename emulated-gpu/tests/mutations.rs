@@ -663,10 +663,36 @@ fn attention_f32() -> Subject {
                 heads: 4,
                 kv_heads: 2,
                 head_dim: 6,
+                window: None,
             };
-            attention::check(of, shape)
+            attention::check(of, shape)?;
+            attention::check(
+                of,
+                Shape {
+                    window: Some(5),
+                    ..shape
+                },
+            )
         },
         mutations: vec![
+            mutation(
+                "a window of one key more",
+                &[Check::Value],
+                "query - key < window; }",
+                "query - key <= window; }",
+            ),
+            mutation(
+                "the first tile of the last query's window",
+                &[Check::Value],
+                "return max(0, query - window + 1) / TILE; }",
+                "return max(0, query - window + TILE) / TILE; }",
+            ),
+            mutation(
+                "maxima of tiles before the window",
+                &[Check::Value],
+                "float shift = maximum == -infinity() ? 0 : maximum;",
+                "float shift = maximum;",
+            ),
             mutation(
                 "no barrier before the next tile",
                 UNORDERED,
@@ -706,14 +732,14 @@ fn attention_f32() -> Subject {
             mutation(
                 "a causal mask that lacks the diagonal",
                 &[Check::Value],
-                "float score = key_tile * TILE + lane <= first + r ?",
-                "float score = key_tile * TILE + lane < first + r ?",
+                "return key <= query && query",
+                "return key < query && query",
             ),
             mutation(
                 "a causal mask one key too wide",
                 &[Check::Value],
-                "float score = key_tile * TILE + lane <= first + r ?",
-                "float score = key_tile * TILE + lane <= first + r + 1 ?",
+                "return key <= query && query",
+                "return key <= query + 1 && query",
             ),
             mutation(
                 "heads in turn for groups of heads",
@@ -730,7 +756,7 @@ fn attention_f32() -> Subject {
             mutation(
                 "no shift by the maximum",
                 &[Check::Value],
-                "p[r] = expf(score - maximum);",
+                "p[r] = expf(score - shift);",
                 "p[r] = expf(score);",
             ),
             mutation(
@@ -797,6 +823,7 @@ fn attention_bf16() -> Subject {
                 heads: 4,
                 kv_heads: 2,
                 head_dim: 12,
+                window: None,
             };
             attention::check(of, shape)
         },
@@ -955,6 +982,7 @@ fn attention_wgmma() -> Subject {
                 heads: 3,
                 kv_heads: 1,
                 head_dim: 64,
+                window: None,
             };
             // Large enough that exponentials outgrow the sums.
             attention::check_with(of, shape, 8.0)

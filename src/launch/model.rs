@@ -152,11 +152,7 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
 
 fn sequence_flaw(error: &ConfigError) -> Flaw {
     Flaw {
-        rule: if error.uncomputed {
-            "trainer-model"
-        } else {
-            "sequence-too-long"
-        },
+        rule: "sequence-too-long",
         paths: ["data.sequence_length", "model.config", "model.path"]
             .map(str::to_owned)
             .to_vec(),

@@ -40,6 +40,10 @@ CASES = dict(
                         tie_word_embeddings=False),
     smollm3=FAMILY | dict(model_type="smollm3", num_attention_heads=4, num_key_value_heads=1, num_hidden_layers=3,
                           no_rope_layers=[1, 0, 1], tie_word_embeddings=True, pad_token_id=None),
+    # The windows end within rows of the batch.
+    windows=FAMILY | dict(model_type="smollm3", num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3,
+                          no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=9, tie_word_embeddings=True,
+                          layer_types=["full_attention", "sliding_attention", "sliding_attention"], pad_token_id=None),
     # Its token 0 is padding, which is among the tokens.
     gemma=FAMILY | dict(model_type="gemma", num_attention_heads=4, num_key_value_heads=1, head_dim=10,
                         tie_word_embeddings=True),

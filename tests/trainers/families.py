@@ -22,7 +22,7 @@ SIZES = dict(hidden_size=36, intermediate_size=50, num_hidden_layers=3, num_atte
              max_position_embeddings=256)
 FAMILIES = dict(
     llama=dict(rope_parameters=LLAMA3, tie_word_embeddings=True),
-    mistral=dict(head_dim=10, sliding_window=200),
+    mistral=dict(head_dim=10, sliding_window=20),
     # The embedding of padding has no gradient; this one is a letter.
     qwen2=dict(tie_word_embeddings=True, num_key_value_heads=3, pad_token_id=70),
     qwen3=dict(head_dim=14, num_key_value_heads=1),

@@ -22,6 +22,8 @@ pub struct Shape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Keys that a query sees, itself included; `None`: all up to itself.
+    pub window: Option<usize>,
 }
 
 impl Shape {
@@ -106,9 +108,12 @@ fn reference(shape: Shape, qkv: &[f64], dattended: &[f64], round: impl Fn(f64) -
             for i in 0..shape.seq_len {
                 let [query_at, ..] = shape.at(batch, i, head);
                 let query = &qkv[query_at..][..width];
-                let scores: Vec<f64> = (0..=i)
-                    .map(|j| scale * dot(query, &qkv[shape.at(batch, j, head)[1]..][..width]))
-                    .collect();
+                let seen = |j: usize| shape.window.is_none_or(|window| i - j < window);
+                let score = |j: usize| match seen(j) {
+                    true => scale * dot(query, &qkv[shape.at(batch, j, head)[1]..][..width]),
+                    false => f64::NEG_INFINITY,
+                };
+                let scores: Vec<f64> = (0..=i).map(score).collect();
                 let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 // The sum has the exponentials before they are rounded.
                 let exponentials: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
@@ -151,13 +156,11 @@ fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
     if of.is_hoppers() && kernel != "attention_delta" {
         return hoppers_geometry(kernel, shape);
     }
-    let real = of.real;
     let dim = shape.head_dim.next_multiple_of(16);
     let keys = if dim <= 64 { 128 } else { 64 };
-    let tensor_cores = real == Real::Bf16 && shape.head_dim <= 128;
     let tile = match kernel {
         "attention_delta" => 32,
-        _ if !tensor_cores => 32,
+        _ if of.is_plain() => 32,
         "attention_backward_keys" => keys,
         _ => 128,
     };
@@ -172,7 +175,7 @@ fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
     };
     let shared = match kernel {
         "attention_delta" => 0,
-        _ if !tensor_cores => {
+        _ if of.is_plain() => {
             let stride = 4 * (shape.head_dim.div_ceil(4) | 1);
             let tiles = if kernel == "attention_forward" { 3 } else { 4 };
             128 * tiles * stride + 4608
@@ -201,6 +204,11 @@ fn hoppers_geometry(kernel: &str, shape: Shape) -> (Dim, u32, u32) {
 }
 
 impl Compiled {
+    /// Without tensor cores, with a window.
+    fn is_plain(&self) -> bool {
+        self.ptx.contains("attention_forward_param_6")
+    }
+
     fn is_hoppers(&self) -> bool {
         self.ptx.contains(&format!(".entry {BACKWARD}("))
     }
@@ -273,6 +281,10 @@ pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Ru
     for (kernel, addresses, numbers) in launches {
         let mut parameters: Vec<u8> = addresses.iter().flat_map(|a| a.to_le_bytes()).collect();
         parameters.extend(numbers.iter().flat_map(|&n| (n as u32).to_le_bytes()));
+        if of.is_plain() && kernel != "attention_delta" {
+            let window = shape.window.map_or(i32::MAX as u32, |window| window as u32);
+            parameters.extend(window.to_le_bytes());
+        }
         let (grid, threads, dynamic_shared) = geometry(of, kernel, shape);
         let launch = Launch {
             grid,

@@ -74,8 +74,7 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// `initializer_range`, σ of the random weights.
     pub initializer_range: f32,
-    /// Keys that a query of a windowed layer sees, itself included. No sequence may be longer, so that attention stays
-    /// plainly causal.
+    /// Keys that a query of a windowed layer sees, itself included.
     #[serde(default)]
     pub sliding_window: Option<usize>,
     /// Layers with the window, ascending.
@@ -150,6 +149,12 @@ impl ModelConfig {
     /// Whether a layer rotates queries and keys.
     pub(super) fn rotates(&self, layer: usize) -> bool {
         !self.unrotated_layers.contains(&layer)
+    }
+
+    /// Keys that a query of the layer sees, itself included; `None`: all up to itself.
+    pub(super) fn window(&self, layer: usize) -> Option<usize> {
+        let windowed = self.windowed_layers.contains(&layer);
+        self.sliding_window.filter(|_| windowed)
     }
 
     /// Checks that the shapes fit together and that the engines can compute them.
@@ -255,18 +260,6 @@ impl ModelConfig {
             return Err(ConfigError {
                 help: Some("shorten them or raise it".to_owned()),
                 ..flaw(&["max_position_embeddings"], message)
-            });
-        }
-        if let Some(window) = self.sliding_window
-            && seq_len > window
-        {
-            let message = format!(
-                "sequences of {seq_len} tokens are longer than the model's sliding_window ({window}), \
-                 which the engines do not support"
-            );
-            return Err(ConfigError {
-                help: Some("shorten them or set sliding_window to null".to_owned()),
-                ..uncomputed(&["sliding_window"], message)
             });
         }
         Ok(())

@@ -64,6 +64,7 @@ pub fn run(
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
+            window: None,
         },
         loss: 0.0,
         targets: 0,
@@ -116,6 +117,14 @@ impl CpuBackend<'_> {
             self.buffer(slot).restore(data);
         }
         Ok(())
+    }
+
+    /// The shape of a layer's attention.
+    fn attention_of(&self, layer: usize) -> attention::Shape {
+        attention::Shape {
+            window: self.config.window(layer),
+            ..self.shape
+        }
     }
 
     fn hidden(&self) -> usize {
@@ -312,7 +321,7 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn attention(&mut self, layer: usize) -> Done {
-        let (shape, queries) = (self.shape, self.config.queries());
+        let (shape, queries) = (self.attention_of(layer), self.config.queries());
         let slots = [
             (Slot::Attended(layer), queries),
             (Slot::LogSums(layer), shape.heads),
@@ -324,7 +333,7 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn attention_backward(&mut self, layer: usize) -> Done {
-        let (shape, queries) = (self.shape, self.config.queries());
+        let (shape, queries) = (self.attention_of(layer), self.config.queries());
         let slots = [
             (Slot::Wide, shape.qkv()),
             (Slot::Narrow, queries),

@@ -514,14 +514,16 @@ impl Backend for CudaBackend<'_> {
 
     fn attention(&mut self, layer: usize) -> Enqueued {
         let compute = &self.streams.compute;
+        let window = self.walk.config.window(layer);
         self.kernels
-            .attention_forward(compute, self.stash(layer), self.shape)
+            .attention_forward(compute, self.stash(layer), self.shape, window)
     }
 
     fn attention_backward(&mut self, layer: usize) -> Enqueued {
         let compute = &self.streams.compute;
+        let (stash, window) = (self.stash(layer), self.walk.config.window(layer));
         self.kernels
-            .attention_backward(compute, self.work, self.stash(layer), self.shape)
+            .attention_backward(compute, self.work, stash, self.shape, window)
     }
 
     fn glu(&mut self, layer: usize) -> Enqueued {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use super::compiler::Compiler;
 use super::driver::{Argument, Device, Function, Grid, Stream};
 use super::error::CudaError;
-use super::kernels::{self, attention};
+use super::kernels;
+use super::kernels::attention::{self, Variant};
 use super::options::Precision;
 use super::state::UnitAddresses;
 use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows};
@@ -29,9 +30,12 @@ const PER_THREAD: usize = 8;
 /// Work that was put on a stream.
 pub(super) type Enqueued = Result<(), CudaError>;
 
+/// Loaded kernels by name.
+type Functions = BTreeMap<&'static str, Function>;
+
 /// The loaded kernels of one precision and head size.
 pub struct Kernels {
-    functions: BTreeMap<&'static str, Function>,
+    functions: Functions,
     precision: Precision,
     hidden: usize,
     intermediate: usize,
@@ -41,7 +45,15 @@ pub struct Kernels {
     norm_shift: f32,
     embedding_scale: f32,
     activation: Activation,
-    attention: attention::Geometry,
+    attention: Attention,
+    /// For layers with a window, unless `attention` has it.
+    windowed: Option<Attention>,
+}
+
+/// The kernels of one variant of attention.
+struct Attention {
+    geometry: attention::Geometry,
+    functions: Functions,
 }
 
 impl Kernels {
@@ -52,17 +64,39 @@ impl Kernels {
         config: &ModelConfig,
         precision: Precision,
     ) -> Result<Kernels, CudaError> {
-        let variant = attention::Variant::of(config, precision, device.capability);
+        let variant = Variant::of(config, precision, device.capability);
         let mut options = precision.options();
         options.push(format!("-DHEAD_DIM={}", config.head_dim));
-        let mut functions = BTreeMap::new();
-        for unit in kernels::SOURCES.iter().chain([variant.kernels()]) {
+        let load = |functions: &mut Functions, unit: &kernels::Kernels| {
             let module = compiler.load(device, &unit.source, &options)?;
             for &name in unit.names {
                 functions.insert(name, module.function(name)?);
             }
+            Ok::<_, CudaError>(())
+        };
+        let mut functions = Functions::new();
+        for unit in &kernels::SOURCES {
+            load(&mut functions, unit)?;
         }
-        let loaded = Kernels {
+        let attention = |variant: Variant| {
+            let mut loaded = Attention {
+                geometry: attention::Geometry {
+                    variant,
+                    heads: config.num_attention_heads,
+                    kv_heads: config.num_key_value_heads,
+                    head_dim: config.head_dim,
+                },
+                functions: Functions::new(),
+            };
+            load(&mut loaded.functions, variant.kernels())?;
+            for (kernel, function) in &loaded.functions {
+                function.allow_shared(loaded.geometry.shared_bytes(kernel))?;
+            }
+            Ok::<_, CudaError>(loaded)
+        };
+        let windowed = config.sliding_window.filter(|_| variant != Variant::F32);
+        let windowed = windowed.map(|_| attention(Variant::F32)).transpose()?;
+        Ok(Kernels {
             functions,
             precision,
             hidden: config.hidden_size,
@@ -72,18 +106,16 @@ impl Kernels {
             norm_shift: if config.norms_add_one { 1.0 } else { 0.0 },
             embedding_scale: config.embedding_scale(),
             activation: config.activation,
-            attention: attention::Geometry {
-                variant,
-                heads: config.num_attention_heads,
-                kv_heads: config.num_key_value_heads,
-                head_dim: config.head_dim,
-            },
-        };
-        for kernel in variant.kernels().names {
-            let shared = loaded.attention.shared_bytes(kernel);
-            loaded.functions[kernel].allow_shared(shared)?;
-        }
-        Ok(loaded)
+            attention: attention(variant)?,
+            windowed,
+        })
+    }
+
+    /// The kernels for a layer whose queries see `window` keys.
+    fn attention_of(&self, window: Option<usize>, shape: Shape) -> &Attention {
+        let is_windowed = window.is_some_and(|window| window < shape.seq_len);
+        let windowed = self.windowed.as_ref().filter(|_| is_windowed);
+        windowed.unwrap_or(&self.attention)
     }
 
     /// The scaled rows of `table` that `tokens` name, f32 `[n, hidden]`.
@@ -248,8 +280,8 @@ impl Kernels {
             Address(qkv),
             Address(unnormed),
             Address(weights),
-            int(self.attention.heads),
-            int(self.attention.kv_heads),
+            int(self.attention.geometry.heads),
+            int(self.attention.geometry.kv_heads),
             Float(self.epsilon),
         ];
         self.rows(stream, "head_norms_forward", n, &arguments)
@@ -271,8 +303,8 @@ impl Kernels {
             Address(unnormed),
             Address(weights),
             int(n),
-            int(self.attention.heads),
-            int(self.attention.kv_heads),
+            int(self.attention.geometry.heads),
+            int(self.attention.geometry.kv_heads),
             int(vector_rows(n)),
             Float(self.epsilon),
         ];
@@ -282,7 +314,7 @@ impl Kernels {
             stream,
             work,
             gradient,
-            (blocks, 2 * self.attention.head_dim),
+            (blocks, 2 * self.attention.geometry.head_dim),
         )
     }
 
@@ -304,7 +336,7 @@ impl Kernels {
             kv_heads,
             head_dim,
             ..
-        } = self.attention;
+        } = self.attention.geometry;
         let arguments = [
             Address(qkv),
             int((heads + 2 * kv_heads) * head_dim),
@@ -370,17 +402,26 @@ impl Kernels {
         self.launch(stream, "sum_losses", grid(1, 1024), &arguments)
     }
 
-    /// Attention's output of the stash's `qkv`; keeps the softmax sums' logarithms.
-    pub fn attention_forward(&self, stream: &Stream, stash: &Stash, shape: Shape) -> Enqueued {
-        let arguments = [
+    /// Attention's output of the stash's `qkv`, of a layer whose queries see `window` keys; keeps the softmax sums'
+    /// logarithms.
+    pub fn attention_forward(
+        &self,
+        stream: &Stream,
+        stash: &Stash,
+        shape: Shape,
+        window: Option<usize>,
+    ) -> Enqueued {
+        let attention = self.attention_of(window, shape);
+        let mut arguments = vec![
             Address(stash.attended),
             Address(stash.log_sums),
             Address(stash.qkv),
             int(shape.seq_len),
-            int(self.attention.heads),
-            int(self.attention.kv_heads),
+            int(attention.geometry.heads),
+            int(attention.geometry.kv_heads),
         ];
-        self.launch_attention(stream, "attention_forward", shape, &arguments)
+        arguments.extend(attention.window(window));
+        attention.launch(stream, "attention_forward", shape, &arguments)
     }
 
     /// From the gradient of attention's output in [`Workspace::narrow`] to that of queries, keys and values in
@@ -391,58 +432,39 @@ impl Kernels {
         work: &Workspace,
         stash: &Stash,
         shape: Shape,
+        window: Option<usize>,
     ) -> Enqueued {
+        let attention = self.attention_of(window, shape);
+        let attention::Geometry {
+            variant,
+            heads,
+            kv_heads,
+            ..
+        } = attention.geometry;
         let arguments = [
             Address(work.delta),
             Address(work.narrow),
             Address(stash.attended),
             int(shape.seq_len),
-            int(self.attention.heads),
+            int(heads),
         ];
-        self.launch_attention(stream, "attention_delta", shape, &arguments)?;
-        if self.attention.variant == attention::Variant::Wgmma {
-            return self.attention_backward_in_turns(stream, work, stash, shape);
+        attention.launch(stream, "attention_delta", shape, &arguments)?;
+        if variant == Variant::Wgmma {
+            return attention.backward_in_turns(stream, work, stash, shape);
         }
-        let arguments = [
+        let mut arguments = vec![
             Address(work.wide),
             Address(work.narrow),
             Address(stash.qkv),
             Address(stash.log_sums),
             Address(work.delta),
             int(shape.seq_len),
-            int(self.attention.heads),
-            int(self.attention.kv_heads),
+            int(heads),
+            int(kv_heads),
         ];
-        self.launch_attention(stream, "attention_backward_queries", shape, &arguments)?;
-        self.launch_attention(stream, "attention_backward_keys", shape, &arguments)
-    }
-
-    fn attention_backward_in_turns(
-        &self,
-        stream: &Stream,
-        work: &Workspace,
-        stash: &Stash,
-        shape: Shape,
-    ) -> Enqueued {
-        // The block's gates and ups have their gradient, and the weights theirs.
-        let sums = self.attention.sums(stash.gate_up, shape);
-        // SAFETY: the turns lie in the gates and ups (`Sums::fit`), which live longer than the stream's work.
-        unsafe { stream.fill_zero(sums.turns, sums.turn_bytes)? };
-        let arguments = [
-            Address(work.wide),
-            Address(sums.queries),
-            Address(sums.keys),
-            Address(sums.turns),
-            Address(work.narrow),
-            Address(stash.qkv),
-            Address(stash.log_sums),
-            Address(work.delta),
-            int(shape.batch),
-            int(shape.seq_len),
-            int(self.attention.heads),
-            int(self.attention.kv_heads),
-        ];
-        self.launch_attention(stream, "attention_backward", shape, &arguments)
+        arguments.extend(attention.window(window));
+        attention.launch(stream, "attention_backward_queries", shape, &arguments)?;
+        attention.launch(stream, "attention_backward_keys", shape, &arguments)
     }
 
     /// AdamW on a range of a rank's part of a unit, with the factors at `factors`; writes the copy for matrix
@@ -579,17 +601,6 @@ impl Kernels {
         Ok(blocks)
     }
 
-    fn launch_attention(
-        &self,
-        stream: &Stream,
-        kernel: &'static str,
-        shape: Shape,
-        arguments: &[Argument],
-    ) -> Enqueued {
-        let grid = self.attention.grid(kernel, shape);
-        self.launch(stream, kernel, grid, arguments)
-    }
-
     fn launch(
         &self,
         stream: &Stream,
@@ -599,6 +610,54 @@ impl Kernels {
     ) -> Enqueued {
         // SAFETY: every method passes the parameters that the kernel's source declares; the engine keeps the
         // memory that they point at until it has synchronised with the stream.
+        unsafe { stream.launch(&self.functions[kernel], grid, arguments) }
+    }
+}
+
+impl Attention {
+    /// The parameter of the kernels that have windows.
+    fn window(&self, window: Option<usize>) -> Option<Argument> {
+        let has_it = self.geometry.variant == Variant::F32;
+        has_it.then(|| window.map_or(Int(i32::MAX), int))
+    }
+
+    fn backward_in_turns(
+        &self,
+        stream: &Stream,
+        work: &Workspace,
+        stash: &Stash,
+        shape: Shape,
+    ) -> Enqueued {
+        // The block's gates and ups have their gradient, and the weights theirs.
+        let sums = self.geometry.sums(stash.gate_up, shape);
+        // SAFETY: the turns lie in the gates and ups (`Sums::fit`), which live longer than the stream's work.
+        unsafe { stream.fill_zero(sums.turns, sums.turn_bytes)? };
+        let arguments = [
+            Address(work.wide),
+            Address(sums.queries),
+            Address(sums.keys),
+            Address(sums.turns),
+            Address(work.narrow),
+            Address(stash.qkv),
+            Address(stash.log_sums),
+            Address(work.delta),
+            int(shape.batch),
+            int(shape.seq_len),
+            int(self.geometry.heads),
+            int(self.geometry.kv_heads),
+        ];
+        self.launch(stream, "attention_backward", shape, &arguments)
+    }
+
+    fn launch(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        shape: Shape,
+        arguments: &[Argument],
+    ) -> Enqueued {
+        let grid = self.geometry.grid(kernel, shape);
+        // SAFETY: as in `Kernels::launch`.
         unsafe { stream.launch(&self.functions[kernel], grid, arguments) }
     }
 }

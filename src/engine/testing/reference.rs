@@ -9,7 +9,7 @@ use super::contract::New;
 use super::*;
 
 /// The cases of the script.
-pub const CASES: [&str; 9] = [
+pub const CASES: [&str; 10] = [
     "untied_grouped",
     "tied",
     "wider",
@@ -19,6 +19,7 @@ pub const CASES: [&str; 9] = [
     "qwen3",
     "smollm3",
     "gemma",
+    "windows",
 ];
 
 /// One case of the script.

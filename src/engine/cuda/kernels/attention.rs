@@ -14,7 +14,7 @@ const MMA_HEAD_DIM: usize = 128;
 /// One source of attention kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// Without tensor cores: f32, and bf16 of heads above [`MMA_HEAD_DIM`].
+    /// Without tensor cores: f32, and bf16 of heads above [`MMA_HEAD_DIM`] or with a window.
     F32,
     /// bf16 on tensor cores of any supported GPU (`mma.sync`).
     Mma,

@@ -1,13 +1,13 @@
 // Causal grouped-query attention in f32, forward and backward (Dao, 2023: FlashAttention-2). It is the
 // reference for attention_bf16.cu and reaches the exactness of the CPU engine, so it has no fast exponential. In bf16 it
-// is for heads that are larger than that one's.
+// is for heads that are larger than that one's, and for sliding windows.
 //
 // Compile with -DHEAD_DIM=d, an even number up to 256.
 //
 // qkv, dqkv: [batch × seq_len, (heads + 2 × kv_heads) × d], the query heads of a token after RoPE, its key
 // heads, its value heads. attended, dattended: [batch × seq_len, heads × d]. log_sums, delta:
 // [batch, heads, seq_len]; log_sums are natural logarithms of the sums of exponentials. Log_sums and delta are f32, the others real. Scores are scaled by
-// 1 / √d. Query head h uses key head h / (heads / kv_heads).
+// 1 / √d. Query head h uses key head h / (heads / kv_heads). A query sees `window` keys at most, the last of them its own.
 //
 // With STRIDE = 4 × (⌈d / 4⌉ | 1) and tiles = ⌈seq_len / 32⌉:
 //
@@ -131,8 +131,14 @@ __device__ __forceinline__ void store_rows(real *to, const float sums[ROWS][COLU
     }
 }
 
+// The tile of the first key that a query sees.
+__device__ __forceinline__ int first_tile(int query, int window) { return max(0, query - window + 1) / TILE; }
+
+// Whether a query sees a key. Both exist.
+__device__ __forceinline__ bool sees(int query, int key, int window) { return key <= query && query - key < window; }
+
 extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
-    real *attended, float *log_sums, const real *qkv, int seq_len, int heads, int kv_heads) {
+    real *attended, float *log_sums, const real *qkv, int seq_len, int heads, int kv_heads, int window) {
     float *queries = shared, *keys = queries + TILE * STRIDE, *values = keys + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
     float *scratch = values + TILE * STRIDE + warp * ROWS * P_STRIDE;
@@ -149,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
     #pragma unroll
     for (int r = 0; r < ROWS; r++) most[r] = -infinity(), total[r] = 0;
     load_tile(queries, qkv + (size_t)head * HEAD_DIM, row_width, query_tile * TILE, seq_len);
-    for (int key_tile = 0; key_tile <= query_tile; key_tile++) {
+    for (int key_tile = first_tile(query_tile * TILE, window); key_tile <= query_tile; key_tile++) {
         // Every warp has read the keys and values before.
         __syncthreads();
         load_tile(keys, of_key, row_width, key_tile * TILE, seq_len);
@@ -159,15 +165,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
         multiply_rows(p, queries + warp * ROWS * STRIDE, keys, lane);
         #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float score = key_tile * TILE + lane <= first + r ? p[r] * scale : -infinity();
+            float score = sees(first + r, key_tile * TILE + lane, window) ? p[r] * scale : -infinity();
             float maximum = score;
             #pragma unroll
             for (int by = 16; by > 0; by /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, by));
-            // Key 0 is in the first tile of every query, so the maximum is finite from there on.
             maximum = fmaxf(maximum, most[r]);
-            float correction = expf(most[r] - maximum);
+            // The first tiles may be before the query's window.
+            float shift = maximum == -infinity() ? 0 : maximum;
+            float correction = expf(most[r] - shift);
             most[r] = maximum;
-            p[r] = expf(score - maximum);
+            p[r] = expf(score - shift);
             // Of the lane's keys only.
             total[r] = total[r] * correction + p[r];
             #pragma unroll
@@ -211,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
 // queries that attention_forward's has.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries(
     real *dqkv, const real *dattended, const real *qkv, const float *log_sums, const float *delta, int seq_len,
-    int heads, int kv_heads) {
+    int heads, int kv_heads, int window) {
     float *queries = shared, *gradients = queries + TILE * STRIDE;
     float *keys = gradients + TILE * STRIDE, *values = keys + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
@@ -236,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
     load_tile(queries, qkv + (size_t)head * HEAD_DIM, row_width, query_tile * TILE, seq_len);
     load_tile(gradients, dattended + (of_batch * heads + head) * HEAD_DIM, (size_t)heads * HEAD_DIM,
               query_tile * TILE, seq_len);
-    for (int key_tile = 0; key_tile <= query_tile; key_tile++) {
+    for (int key_tile = first_tile(query_tile * TILE, window); key_tile <= query_tile; key_tile++) {
         __syncthreads();
         load_tile(keys, of_key, row_width, key_tile * TILE, seq_len);
         load_tile(values, of_value, row_width, key_tile * TILE, seq_len);
@@ -246,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
         multiply_rows(ds, gradients + warp * ROWS * STRIDE, values, lane);
         #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            bool seen = key_tile * TILE + lane <= first + r;
+            bool seen = sees(first + r, key_tile * TILE + lane, window);
             ds[r] = seen ? expf(scores[r] * scale - log_sum[r]) * (ds[r] - along[r]) : 0;
         }
         add_rows(sums, ds, keys, scratch, lane);
@@ -259,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
 // tile of keys of a key head; it adds the query heads of the group in their order.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
     real *dqkv, const real *dattended, const real *qkv, const float *log_sums, const float *delta, int seq_len,
-    int heads, int kv_heads) {
+    int heads, int kv_heads, int window) {
     float *keys = shared, *values = keys + TILE * STRIDE;
     float *queries = values + TILE * STRIDE, *gradients = queries + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.x, group = heads / kv_heads;
@@ -277,6 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
     load_tile(values, qkv + of_value, row_width, key_tile * TILE, seq_len);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int query_tile = key_tile; query_tile < gridDim.z; query_tile++) {
+            if (first_tile(query_tile * TILE, window) > key_tile) break;
             __syncthreads();
             load_tile(queries, qkv + (size_t)head * HEAD_DIM, row_width, query_tile * TILE, seq_len);
             load_tile(gradients, dattended + (of_batch * heads + head) * HEAD_DIM, (size_t)heads * HEAD_DIM,
@@ -294,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
             multiply_rows(ds, values + warp * ROWS * STRIDE, gradients, lane);
             #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                bool seen = first + r <= query && query < seq_len;
+                bool seen = query < seq_len && sees(query, first + r, window);
                 p[r] = seen ? expf(p[r] * scale - log_sum) : 0;
                 ds[r] = seen ? p[r] * (ds[r] - along) : 0;
             }
