@@ -226,16 +226,17 @@ pub fn backward(
                         log_sums,
                         shape,
                     };
-                    // The last block runs first: without a window it touches every key, so it may overwrite.
+                    // The last block runs first. If it touches every key, it may overwrite.
                     let last = (seq_len - 1) / BLOCK;
-                    if member == 0 && shape.first_key(last * BLOCK) > 0 {
+                    let overwrites = member == 0 && shape.first_key(last * BLOCK) == 0;
+                    if member == 0 && !overwrites {
                         dk.fill(0.0);
                         dv.fill(0.0);
                     }
                     for block in (0..=last).rev() {
                         let (from, to) = (block * BLOCK, seq_len.min((block + 1) * BLOCK));
                         let first = shape.first_key(from);
-                        let add = member > 0 || block < last || first > 0;
+                        let add = !(overwrites && block == last);
                         let scores = (to - from) * (to - first);
                         head.backward_block(
                             (from, to),

@@ -6,7 +6,7 @@ use support::attention::{
     BF16, F32, Inputs, Run, Shape, WGMMA, agrees, check, compile, run, same_bits,
 };
 use support::caught::Caught;
-use support::kernels::{HEADERS, Real};
+use support::kernels::{Compiled, HEADERS, Real};
 use support::nvrtc;
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
@@ -91,6 +91,21 @@ fn bf16_attention_agrees() {
     every_shape(BF16, Real::Bf16);
 }
 
+/// Checks a compiled source at batch, sequence length, heads and key-value heads.
+#[track_caller]
+fn check_causal(of: &Compiled, shape: (usize, usize, usize, usize), head_dim: usize) {
+    let (batch, seq_len, heads, kv_heads) = shape;
+    let shape = Shape {
+        batch,
+        seq_len,
+        heads,
+        kv_heads,
+        head_dim,
+        window: None,
+    };
+    check(of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
+}
+
 /// Head sizes that only the kernels without tensor cores have, in both precisions.
 #[test]
 fn attention_of_wide_heads_agrees() {
@@ -102,17 +117,8 @@ fn attention_of_wide_heads_agrees() {
             }
             for real in [Real::F32, Real::Bf16] {
                 let of = compile(nvrtc, (F32, real), &HEADERS, "sm_80", head_dim);
-                for (batch, seq_len, heads, kv_heads) in shapes {
-                    let shape = Shape {
-                        batch,
-                        seq_len,
-                        heads,
-                        kv_heads,
-                        head_dim,
-                        window: None,
-                    };
-                    check(&of, shape)
-                        .unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
+                for shape in shapes {
+                    check_causal(&of, shape, head_dim);
                 }
             }
         }
@@ -154,19 +160,10 @@ fn hoppers_attention_agrees() {
     for (turn, nvrtc) in nvrtc::all().iter().enumerate() {
         for head_dim in [64, 128] {
             let of = compile(nvrtc, (WGMMA, Real::Bf16), &HEADERS, "sm_90a", head_dim);
-            for (i, (batch, seq_len, heads, kv_heads)) in shapes.into_iter().enumerate() {
-                if !thorough() && (i + turn) % 2 != 0 {
-                    continue;
+            for (i, shape) in shapes.into_iter().enumerate() {
+                if thorough() || (i + turn) % 2 == 0 {
+                    check_causal(&of, shape, head_dim);
                 }
-                let shape = Shape {
-                    batch,
-                    seq_len,
-                    heads,
-                    kv_heads,
-                    head_dim,
-                    window: None,
-                };
-                check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
             }
         }
     }

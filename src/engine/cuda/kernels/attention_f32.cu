@@ -1,13 +1,14 @@
 // Causal grouped-query attention in f32, forward and backward (Dao, 2023: FlashAttention-2). It is the
-// reference for attention_bf16.cu and reaches the exactness of the CPU engine, so it has no fast exponential. In bf16 it
-// is for heads that are larger than that one's, and for sliding windows.
+// reference for attention_bf16.cu and reaches the exactness of the CPU engine, so it has no fast exponential.
+// In bf16 it is for heads that are larger than that one's, and for sliding windows.
 //
 // Compile with -DHEAD_DIM=d, an even number up to 256.
 //
 // qkv, dqkv: [batch × seq_len, (heads + 2 × kv_heads) × d], the query heads of a token after RoPE, its key
 // heads, its value heads. attended, dattended: [batch × seq_len, heads × d]. log_sums, delta:
-// [batch, heads, seq_len]; log_sums are natural logarithms of the sums of exponentials. Log_sums and delta are f32, the others real. Scores are scaled by
-// 1 / √d. Query head h uses key head h / (heads / kv_heads). A query sees `window` keys at most, the last of them its own.
+// [batch, heads, seq_len]; log_sums are natural logarithms of the sums of exponentials. These two are f32, the
+// others real. Scores are scaled by 1 / √d. Query head h uses key head h / (heads / kv_heads). A query sees
+// `window` keys at most, the last of them its own.
 //
 // With STRIDE = 4 × (⌈d / 4⌉ | 1) and tiles = ⌈seq_len / 32⌉:
 //
