@@ -68,18 +68,18 @@ impl Names {
         spec
     }
 
-    /// What the built-in trainer needs and the cache lacks. `tokenizes`: the data are text.
+    /// What the built-in trainer needs and the cache lacks. `tokenizes`: whether the data are text.
     pub fn missing(
         &self,
         spec: &Spec,
         model: &ResolvedModel,
         hub: &Hub,
-        tokenizes: bool,
+        tokenizes: impl Fn() -> bool,
     ) -> Vec<Missing> {
         let mut missing = Vec::new();
         let of_tokenizer = self.tokenizer.as_ref();
         let of_tokenizer =
-            of_tokenizer.filter(|_| tokenizes && self.tokenizer_directory(hub).is_none());
+            of_tokenizer.filter(|_| self.tokenizer_directory(hub).is_none() && tokenizes());
         if let Some(repo) = &self.model {
             let weights = model::wants_weights(&spec.model) && model.weights.is_none();
             let config = needs_config(&spec.model) && self.directory(hub).is_none();

@@ -56,7 +56,7 @@ pub(super) fn survey_inputs(
     let missing = if elsewhere || !hub.downloads {
         Vec::new()
     } else {
-        let tokenizes = data::needs_tokenizer(&request_of_data);
+        let tokenizes = || data::needs_tokenizer(&request_of_data);
         names.missing(spec, &model, hub, tokenizes)
     };
     let mut flaws = std::mem::take(&mut model.flaws);
