@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use object_store::{Certificate, ClientOptions};
 
-use crate::util::roots;
+use crate::util::tls;
 
 /// Variables by name.
 pub type Environment = BTreeMap<String, String>;
@@ -72,7 +72,7 @@ pub fn with_profile(mut environment: Environment) -> Environment {
 
 /// Trusts Mozilla's root certificates where the system has none, as in an image made from scratch.
 pub fn with_certificates(client: ClientOptions) -> ClientOptions {
-    let Some(roots) = roots::in_place_of_systems() else {
+    let Some(roots) = tls::roots_in_place_of_systems() else {
         return client;
     };
     let roots = roots.filter_map(|root| Certificate::from_der(root).ok());

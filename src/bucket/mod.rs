@@ -31,7 +31,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
 
-use crate::util::priority;
+use crate::util::{priority, tls};
 
 pub use access::Environment;
 pub use error::{BucketError, Cause};
@@ -125,8 +125,7 @@ impl Bucket {
     /// [`Bucket::open`] with these variables.
     pub fn open_with(url: &str, environment: Environment) -> Result<Bucket, BucketError> {
         let (scheme, prefix) = parse(url)?;
-        // A second installation is refused and harmless.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        tls::use_ring();
         let retry = RetryConfig {
             backoff: BackoffConfig {
                 init_backoff: Duration::from_millis(100),

@@ -7,8 +7,9 @@ use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use super::{ClientError, names_an_object, root};
+use super::{ClientError, names_an_object};
 use crate::api::TrainingJob;
+use crate::util::causes::innermost;
 
 /// Cluster options of the command line.
 #[derive(Debug, Clone, Default)]
@@ -47,7 +48,7 @@ impl Cluster {
         let kube::Error::Api(status) = error else {
             return ClientError::Unreachable {
                 url: self.url.clone(),
-                message: root(&error),
+                message: innermost(&error),
             };
         };
         match (status.code, job) {
@@ -86,5 +87,5 @@ pub async fn connect(options: &Options) -> Result<Cluster, ClientError> {
         })
     };
     let opened: Result<Cluster, Box<dyn Error + Send + Sync>> = opened.await;
-    opened.map_err(|error| ClientError::Configuration(root(error.as_ref())))
+    opened.map_err(|error| ClientError::Configuration(innermost(error.as_ref())))
 }

@@ -67,15 +67,6 @@ fn names_an_object(status: &Status) -> bool {
     details.is_some_and(|details| !details.name.is_empty())
 }
 
-/// The innermost cause; the wrapping errors only repeat that something failed.
-fn root(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    cause.to_string()
-}
-
 /// A valid Kubernetes name (RFC 1035 label) derived from a recipe's name; `None` if it has no valid
 /// character.
 pub fn name_of(recipe: &str) -> Option<String> {

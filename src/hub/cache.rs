@@ -14,6 +14,7 @@ use super::error::Cause;
 use super::id::{Repo, is_commit};
 use crate::util::durable::{self, FileError, create_directory};
 use crate::util::input;
+use crate::util::shards::is_file_name;
 
 /// Interval between two tries for a lock.
 const LOCK_POLL: Duration = Duration::from_millis(100);
@@ -56,8 +57,7 @@ impl RepoCache {
 
     /// The file with the commit of a revision; `None`: the revision is no path.
     fn reference(&self, revision: &str) -> Option<PathBuf> {
-        let odd = |part: &str| matches!(part, "" | "." | "..") || part.contains('\\');
-        let is_path = !revision.split('/').any(odd);
+        let is_path = revision.split('/').all(is_file_name);
         is_path.then(|| self.folder.join("refs").join(revision))
     }
 

@@ -2,7 +2,6 @@
 //! the host of the endpoint.
 //! <https://huggingface.co/docs/hub/api>, huggingface_hub `file_download.py`
 
-use std::error::Error;
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -18,7 +17,9 @@ use tokio::time::{sleep, timeout};
 use super::error::Cause;
 use super::id::{Repo, is_commit};
 use super::settings::Settings;
-use crate::util::roots;
+use crate::util::causes::innermost;
+use crate::util::shards::is_file_name;
+use crate::util::tls;
 
 /// Redirects of one request.
 const REDIRECTS: usize = 10;
@@ -105,17 +106,18 @@ impl Client {
         if !matches!(endpoint.scheme(), "http" | "https") {
             return Err(invalid("another scheme".to_owned()));
         }
-        // A second installation is refused and harmless.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        tls::use_ring();
         let mut builder = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(settings.etag_timeout)
             .user_agent(concat!("evenkeel/", env!("CARGO_PKG_VERSION")));
-        if let Some(roots) = roots::in_place_of_systems() {
+        if let Some(roots) = tls::roots_in_place_of_systems() {
             builder =
                 builder.tls_certs_only(roots.filter_map(|root| Certificate::from_der(root).ok()));
         }
-        let http = builder.build().map_err(|error| invalid(chain(&error)))?;
+        let http = builder
+            .build()
+            .map_err(|error| invalid(innermost(&error)))?;
         let token = settings.token.as_ref().and_then(|token| {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.0)).ok()?;
             value.set_sensitive(true);
@@ -447,26 +449,16 @@ fn slow() -> Failure {
 
 fn broken(error: &reqwest::Error) -> Failure {
     let cause = if error.is_connect() {
-        Cause::NoConnection(chain(error))
+        Cause::NoConnection(innermost(error))
     } else {
-        Cause::Broken(chain(error))
+        Cause::Broken(innermost(error))
     };
     Failure::Later(cause, None)
 }
 
-/// The innermost cause, which names the problem.
-fn chain(error: &dyn Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
-}
-
 /// Whether a name stays below the directory of its model.
 fn is_relative(name: &str) -> bool {
-    let odd = |part: &str| matches!(part, "" | "." | "..");
-    !name.split('/').any(odd) && !name.contains('\\') && !name.contains(char::is_control)
+    name.split('/').all(is_file_name)
 }
 
 fn is_blob_name(etag: &str) -> bool {

@@ -1,6 +1,7 @@
 //! Helpers that every module may use and that import no other module.
 
 pub mod allocator;
+pub mod causes;
 pub mod durable;
 pub mod format;
 pub mod hex128;
@@ -13,7 +14,6 @@ pub mod memory;
 pub mod openmetrics;
 pub mod priority;
 pub mod random;
-pub mod roots;
 pub mod serve;
 pub mod shards;
 pub mod size;
@@ -22,4 +22,5 @@ pub mod suggest;
 #[cfg(test)]
 pub mod testing;
 pub mod time;
+pub mod tls;
 pub mod tree;
