@@ -214,7 +214,7 @@ fn trainer_model(case: &Case<'_>, findings: &mut Findings<'_>) {
             format!("the built-in trainer does not train {family} ({path})"),
             format!(
                 "choose a Llama, Mistral, Qwen 2, Qwen 3, SmolLM or Gemma model, set {} to train a Llama of these sizes, or \
-                 run your own program after `--`",
+                 give your program after `--`",
                 case.set("model.config.model_type", "llama")
             ),
         );
