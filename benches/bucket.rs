@@ -95,7 +95,7 @@ fn save(bucket: &Bucket, run: &Path) -> Committed {
         head_dim: 64,
         vocab_size: 16_384,
         max_position_embeddings: 1024,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope_theta: 10_000.0,
         tie_word_embeddings: true,
         initializer_range: 0.02,

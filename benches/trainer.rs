@@ -121,7 +121,7 @@ impl Options {
             head_dim: self.width / self.heads.max(1),
             vocab_size: self.vocab,
             max_position_embeddings: self.seq,
-            rms_norm_eps: 1e-5,
+            norm_eps: 1e-5,
             rope_theta: 10000.0,
             tie_word_embeddings: self.tied,
             initializer_range: 0.02,

@@ -324,7 +324,7 @@ fn microllama_of_reduced_width_begins_on_gpus_as_on_cpus() {
     // The layers, workers and batches of the paper; few narrow heads, and short sequences.
     let reduced = "model.config={architectures: [LlamaForCausalLM], model_type: llama, hidden_size: 16, \
                    intermediate_size: 88, num_hidden_layers: 12, num_attention_heads: 2, \
-                   num_key_value_heads: 1, vocab_size: 64, max_position_embeddings: 8, rms_norm_eps: 1.0e-5, \
+                   num_key_value_heads: 1, vocab_size: 64, max_position_embeddings: 8, norm_eps: 1.0e-5, \
                    rope_theta: 10000, tie_word_embeddings: false}";
     let data =
         "data.train=[{path: synthetic, synthetic: {vocabulary: 64, branching: 4, samples: 4000}}]";
@@ -462,7 +462,7 @@ fn a_sharded_model_communicates_what_the_formula_says() {
         head_dim: 16,
         vocab_size: 64,
         max_position_embeddings: 32,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         tie_word_embeddings,
         ..ModelConfig::default()
     };

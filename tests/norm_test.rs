@@ -39,7 +39,7 @@ fn engine(strategy: Strategy, world: Option<World>) -> CpuEngine {
         head_dim: 6,
         vocab_size: 64,
         max_position_embeddings: SEQ_LEN,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         tie_word_embeddings: true,
         initializer_range: 0.1,
         ..ModelConfig::default()

@@ -18,7 +18,7 @@ pub fn named(name: &str) -> anyhow::Result<ModelConfig> {
         vocab_size: 32000,
         // Beyond the published 2,048, for long sequences.
         max_position_embeddings: 32768,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope_theta: 10000.0,
         tie_word_embeddings: false,
         initializer_range: 0.02,

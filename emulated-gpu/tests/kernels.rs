@@ -49,6 +49,11 @@ fn rmsnorm_agrees() {
 }
 
 #[test]
+fn layernorm_agrees() {
+    check(source!("layernorm.cu"), kernels::layernorm);
+}
+
+#[test]
 fn column_sums_agree() {
     check(source!("rmsnorm.cu"), kernels::column_sums);
 }
@@ -75,8 +80,8 @@ fn rope_agrees() {
 }
 
 #[test]
-fn gated_linear_units_agree() {
-    check(source!("glu.cu"), kernels::glu);
+fn activations_of_mlps_agree() {
+    check(source!("mlp.cu"), kernels::mlp);
 }
 
 #[test]

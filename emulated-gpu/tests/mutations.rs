@@ -133,6 +133,24 @@ fn embedding() -> Subject {
                 "hidden % 4 == 0 && aligned(x)",
                 "aligned(x)",
             ),
+            mutation(
+                "the row for its position",
+                &[Check::OutOfBounds],
+                "(size_t)(blockIdx.x % seq_len) * hidden : nullptr",
+                "(size_t)blockIdx.x * hidden : nullptr",
+            ),
+            mutation(
+                "positions scaled as tokens",
+                &[Check::Value],
+                "v[j] += p[j];",
+                "v[j] += scale * p[j];",
+            ),
+            mutation(
+                "only the first sequence's gradient of positions",
+                &[Check::Value],
+                "for (int row = 0; row < rows; row++) {",
+                "for (int row = 0; row < 1; row++) {",
+            ),
         ],
     }
 }
@@ -365,8 +383,8 @@ fn rope() -> Subject {
             mutation(
                 "the row for its position",
                 &[Check::OutOfBounds],
-                "(blockIdx.x % seq_len) * head_dim",
-                "blockIdx.x * head_dim",
+                "(blockIdx.x % seq_len) * rotary_dim",
+                "blockIdx.x * rotary_dim",
             ),
             mutation(
                 "the rotated first element for the second",
@@ -377,25 +395,84 @@ fn rope() -> Subject {
             mutation(
                 "a wrong stride of heads",
                 &[Check::Value],
+                "x + head * head_dim + pair",
                 "x + head * 2 * half + pair",
-                "x + head * half + pair",
             ),
             mutation(
                 "no check that rows are whole packs",
                 &[Check::Misaligned],
-                "half % WIDE == 0 && row % WIDE == 0",
+                "head_dim % WIDE == 0 && row % WIDE == 0",
+                "head_dim % WIDE == 0",
+            ),
+            mutation(
+                "no check that heads are whole packs",
+                &[Check::Misaligned],
+                "half % WIDE == 0 && head_dim % WIDE == 0",
                 "half % WIDE == 0",
             ),
         ],
     }
 }
 
-fn glu() -> Subject {
+fn layernorm() -> Subject {
     Subject {
-        source: source!("glu.cu"),
+        source: source!("layernorm.cu"),
         real: Real::F32,
         head_dim: None,
-        check: kernels::glu,
+        check: kernels::layernorm,
+        mutations: vec![
+            mutation(
+                "the mean square for the variance",
+                &[Check::Value],
+                "sum += (v[j] - mean) * (v[j] - mean);",
+                "sum += v[j] * v[j];",
+            ),
+            mutation(
+                "no epsilon",
+                &[Check::Value],
+                "block_sum(squares.sum) / width + eps)",
+                "block_sum(squares.sum) / width)",
+            ),
+            mutation(
+                "no bias",
+                &[Check::Value],
+                "(v[j] - mean) * r * scale[j] + shift[j];",
+                "(v[j] - mean) * r * scale[j];",
+            ),
+            mutation(
+                "sums that do not begin at 0",
+                &[Check::Uninitialised],
+                "dw[i] = db[i] = 0;",
+                "dw[i] = 0;",
+            ),
+            mutation(
+                "the gradient of x along the mean",
+                &[Check::Value],
+                "dy * w[i] - shift - normed * along",
+                "dy * w[i] - normed * along",
+            ),
+            mutation(
+                "rows of the last block past the end",
+                &[Check::OutOfBounds],
+                "last = min(n, first + rows);",
+                "last = first + rows;",
+            ),
+            mutation(
+                "no check of an address's alignment",
+                &[Check::Misaligned],
+                "width % 4 == 0 && aligned(x) && aligned(y)",
+                "width % 4 == 0 && aligned(y)",
+            ),
+        ],
+    }
+}
+
+fn mlp() -> Subject {
+    Subject {
+        source: source!("mlp.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::mlp,
         mutations: vec![
             mutation(
                 "dh overwritten before its last use",
@@ -420,6 +497,24 @@ fn glu() -> Subject {
                 &[Check::Misaligned],
                 "inner % WIDE == 0 && aligned(dh_to_h)",
                 "aligned(dh_to_h)",
+            ),
+            mutation(
+                "the slope of GELU without the density",
+                &[Check::Value],
+                "slope = below + x * (0.39894228f * expf(-0.5f * x * x));",
+                "slope = below;",
+            ),
+            mutation(
+                "the other tail of the normal distribution",
+                &[Check::Value],
+                "value(float x) { return x * (0.5f * erfcf(-0.70710678f * x)); }",
+                "value(float x) { return x * (0.5f * erfcf(0.70710678f * x)); }",
+            ),
+            mutation(
+                "the gradient without gates for its value",
+                &[Check::Value],
+                "x[j] = dh[j] * slope;\n            dh[j] = activated;",
+                "x[j] = dh[j] * activated;\n            dh[j] = activated;",
             ),
         ],
     }
@@ -1105,8 +1200,9 @@ fn planted_mistakes_are_caught() {
         column_sums(),
         bias(),
         head_norms(),
+        layernorm(),
         rope(),
-        glu(),
+        mlp(),
         cross_entropy(),
         sum_losses(),
         adamw(),

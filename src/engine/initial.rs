@@ -2,13 +2,14 @@
 //!
 //! Every element is a pure function of (seed, tensor name, index), so that the initial weights depend neither
 //! on the world nor on the sharding. Matrices are normal with σ = `initializer_range`, norms scale by one and biases are
-//! zero, as in transformers.
+//! zero, as in transformers. In GPT-2 the layers that add to the residual stream have a σ of `initializer_range` /
+//! √(2 × layers).
 
 use crate::util::random::{GAMMA, mix};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{Kind, ModelConfig, Unit};
+use super::{Family, Kind, ModelConfig, NormKind, Role, Unit};
 
 /// Elements that one thread fills at a time.
 const CHUNK: usize = 1 << 15;
@@ -25,7 +26,7 @@ pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &m
         let part = &mut out[from - offset..to - offset];
         let constant = match parameter.role.kind() {
             Kind::Matrix => None,
-            Kind::Norm if config.norms_add_one => Some(0.0),
+            Kind::Norm if config.norm == NormKind::RmsPlusOne => Some(0.0),
             Kind::Norm => Some(1.0),
             Kind::Bias => Some(0.0),
         };
@@ -33,6 +34,12 @@ pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &m
             part.fill(constant);
             continue;
         }
+        let sigma = match (config.family, parameter.role) {
+            (Family::Gpt2, Role::Output | Role::Down) => {
+                f64::from(config.initializer_range) / (2.0 * config.num_hidden_layers as f64).sqrt()
+            }
+            _ => f64::from(config.initializer_range),
+        };
         let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
         let first = (from - range.start) as u64;
         part.par_chunks_mut(CHUNK)
@@ -40,7 +47,7 @@ pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &m
             .for_each(|(chunk, values)| {
                 let first = first + (chunk * CHUNK) as u64;
                 for (index, value) in (first..).zip(values) {
-                    *value = (normal(key, index) * f64::from(config.initializer_range)) as f32;
+                    *value = (normal(key, index) * sigma) as f32;
                 }
             });
     }
@@ -58,7 +65,7 @@ fn normal(key: u64, index: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Parameter, Role, Unit};
+    use crate::engine::{Order, Parameter};
 
     fn unit() -> Unit {
         let parameter = |name: &str, shape: Vec<usize>, offset, role| Parameter {
@@ -66,6 +73,7 @@ mod tests {
             role,
             shape,
             offset,
+            order: Order::Native,
         };
         Unit {
             name: "block-00".to_owned(),

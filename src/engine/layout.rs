@@ -3,9 +3,86 @@
 //! Within a block, q, k and v are adjacent, and so are their biases, and gate and up. The kernels use each group as one
 //! matrix, `[q + k + v, hidden]` and `[2 × intermediate, hidden]`.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{EngineError, Kind, Layout, ModelConfig, Parameter, Role, Unit, UnitState};
+use rayon::prelude::*;
+
+use super::{
+    EngineError, Family, Kind, Layout, ModelConfig, NormKind, Order, Parameter, Role, Unit,
+    UnitState,
+};
+
+/// Where a family has its modules.
+struct Names {
+    embedding: &'static str,
+    /// Of the blocks; the layer's number follows.
+    blocks: &'static str,
+    input_norm: &'static str,
+    /// Queries, keys and values: three modules, or one.
+    qkv: &'static [&'static str],
+    output: &'static str,
+    middle_norm: &'static str,
+    gate: &'static str,
+    up: &'static str,
+    down: &'static str,
+    final_norm: &'static str,
+    head: &'static str,
+}
+
+/// Of Llama and the families after it.
+const LLAMA: Names = Names {
+    embedding: "model.embed_tokens",
+    blocks: "model.layers",
+    input_norm: "input_layernorm",
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    output: "self_attn.o_proj",
+    middle_norm: "post_attention_layernorm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+    final_norm: "model.norm",
+    head: "lm_head",
+};
+
+impl Names {
+    fn of(family: Family) -> Names {
+        match family {
+            Family::GptNeoX => Names {
+                embedding: "gpt_neox.embed_in",
+                blocks: "gpt_neox.layers",
+                qkv: &["attention.query_key_value"],
+                output: "attention.dense",
+                up: "mlp.dense_h_to_4h",
+                down: "mlp.dense_4h_to_h",
+                final_norm: "gpt_neox.final_layer_norm",
+                head: "embed_out",
+                ..LLAMA
+            },
+            Family::Gpt2 => Names {
+                embedding: "transformer.wte",
+                blocks: "transformer.h",
+                input_norm: "ln_1",
+                qkv: &["attn.c_attn"],
+                output: "attn.c_proj",
+                middle_norm: "ln_2",
+                up: "mlp.c_fc",
+                down: "mlp.c_proj",
+                final_norm: "transformer.ln_f",
+                ..LLAMA
+            },
+            Family::StarCoder2 => Names {
+                up: "mlp.c_fc",
+                down: "mlp.c_proj",
+                ..LLAMA
+            },
+            _ => LLAMA,
+        }
+    }
+}
+
+/// Position embeddings of GPT-2.
+const POSITIONS: &str = "transformer.wpe";
 
 /// The model's units: the embedding, one per block, the final norm with the head.
 pub fn layout(config: &ModelConfig) -> Layout {
@@ -14,46 +91,89 @@ pub fn layout(config: &ModelConfig) -> Layout {
     let queries = config.queries();
     let keys = config.num_key_value_heads * config.head_dim;
 
+    let names = Names::of(config.family);
+    let order = match config.family {
+        Family::Gpt2 => Order::Transposed,
+        _ => Order::Native,
+    };
+
     let mut embedding = Unit::new("embed".to_owned());
-    embedding.matrix(
-        Role::Embedding,
-        "model.embed_tokens",
-        config.vocab_size,
-        hidden,
-    );
+    let table = [config.vocab_size, hidden];
+    embedding.matrix(Role::Embedding, names.embedding, table, Order::Native);
+    if config.position_embeddings {
+        let table = [config.max_position_embeddings, hidden];
+        embedding.matrix(Role::Positions, POSITIONS, table, Order::Native);
+    }
 
     let digits = config.num_hidden_layers.saturating_sub(1).to_string().len();
     let blocks = (0..config.num_hidden_layers).map(|layer| {
-        let at = |module: &str| format!("model.layers.{layer}.{module}");
+        let at = |module: &str| format!("{}.{layer}.{module}", names.blocks);
         let mut block = Unit::new(format!("block-{layer:0width$}", width = digits.max(2)));
-        block.norm(Role::InputNorm, &at("input_layernorm"), hidden);
-        let projections = [
-            (Role::Query, Role::QueryBias, "self_attn.q_proj", queries),
-            (Role::Key, Role::KeyBias, "self_attn.k_proj", keys),
-            (Role::Value, Role::ValueBias, "self_attn.v_proj", keys),
-        ];
-        for (role, _, module, width) in projections {
-            block.matrix(role, &at(module), width, hidden);
+        block.norm(config, Role::InputNorm, &at(names.input_norm));
+        let projections = match names.qkv {
+            [one] => vec![(Role::Qkv, Role::QkvBias, *one, config.qkv())],
+            several => {
+                let roles = [
+                    (Role::Query, Role::QueryBias, queries),
+                    (Role::Key, Role::KeyBias, keys),
+                    (Role::Value, Role::ValueBias, keys),
+                ];
+                let all = roles.into_iter().zip(several);
+                all.map(|((role, bias, width), name)| (role, bias, *name, width))
+                    .collect()
+            }
+        };
+        let order_of_qkv = match config.family {
+            Family::GptNeoX => Order::ByHead(config.head_dim),
+            _ => order,
+        };
+        for (role, _, module, width) in &projections {
+            block.matrix(*role, &at(module), [*width, hidden], order_of_qkv);
         }
-        for (_, role, module, width) in projections.into_iter().filter(|_| config.qkv_biases) {
-            block.push(role, format!("{}.bias", at(module)), vec![width]);
+        for (_, role, module, width) in &projections {
+            block.bias(config.qkv_biases, *role, &at(module), *width, order_of_qkv);
         }
         if config.query_key_norms {
-            block.norm(Role::QueryNorm, &at("self_attn.q_norm"), config.head_dim);
-            block.norm(Role::KeyNorm, &at("self_attn.k_norm"), config.head_dim);
+            block.vector(Role::QueryNorm, &at("self_attn.q_norm"), config.head_dim);
+            block.vector(Role::KeyNorm, &at("self_attn.k_norm"), config.head_dim);
         }
-        block.matrix(Role::Output, &at("self_attn.o_proj"), hidden, queries);
-        block.norm(Role::MiddleNorm, &at("post_attention_layernorm"), hidden);
-        block.matrix(Role::Gate, &at("mlp.gate_proj"), inner, hidden);
-        block.matrix(Role::Up, &at("mlp.up_proj"), inner, hidden);
-        block.matrix(Role::Down, &at("mlp.down_proj"), hidden, inner);
+        let output = at(names.output);
+        block.matrix(Role::Output, &output, [hidden, queries], order);
+        block.bias(
+            config.output_bias,
+            Role::OutputBias,
+            &output,
+            hidden,
+            Order::Native,
+        );
+        block.norm(config, Role::MiddleNorm, &at(names.middle_norm));
+        let gate = config
+            .gated
+            .then_some((Role::Gate, Role::GateBias, names.gate));
+        let inputs = gate.into_iter().chain([(Role::Up, Role::UpBias, names.up)]);
+        for (role, _, module) in inputs.clone() {
+            block.matrix(role, &at(module), [inner, hidden], order);
+        }
+        for (_, role, module) in inputs {
+            block.bias(config.mlp_biases, role, &at(module), inner, Order::Native);
+        }
+        let down = [hidden, inner];
+        block.matrix(Role::Down, &at(names.down), down, order);
+        block.bias(
+            config.mlp_biases,
+            Role::DownBias,
+            &at(names.down),
+            hidden,
+            Order::Native,
+        );
         block
     });
 
     let mut head = Unit::new("head".to_owned());
-    head.norm(Role::FinalNorm, "model.norm", hidden);
+    head.norm(config, Role::FinalNorm, names.final_norm);
     if !config.tie_word_embeddings {
-        head.matrix(Role::Head, "lm_head", config.vocab_size, hidden);
+        let shape = [config.vocab_size, hidden];
+        head.matrix(Role::Head, names.head, shape, Order::Native);
     }
 
     let units = std::iter::once(embedding)
@@ -99,23 +219,83 @@ impl Unit {
         }
     }
 
-    fn matrix(&mut self, role: Role, module: &str, rows: usize, columns: usize) {
-        self.push(role, format!("{module}.weight"), vec![rows, columns]);
+    /// A matrix of this native shape.
+    fn matrix(&mut self, role: Role, module: &str, [rows, columns]: [usize; 2], order: Order) {
+        let shape = match order {
+            Order::Transposed => vec![columns, rows],
+            Order::Native | Order::ByHead(_) => vec![rows, columns],
+        };
+        self.push(role, format!("{module}.weight"), shape, order);
     }
 
-    fn norm(&mut self, role: Role, module: &str, width: usize) {
-        self.push(role, format!("{module}.weight"), vec![width]);
+    /// The weights of a norm of the residual stream, and its bias if it has one.
+    fn norm(&mut self, config: &ModelConfig, role: Role, module: &str) {
+        self.vector(role, module, config.hidden_size);
+        let is_layer_norm = config.norm == NormKind::Layer;
+        self.bias(
+            is_layer_norm,
+            Role::NormBias,
+            module,
+            config.hidden_size,
+            Order::Native,
+        );
     }
 
-    fn push(&mut self, role: Role, name: String, shape: Vec<usize>) {
+    fn vector(&mut self, role: Role, module: &str, width: usize) {
+        self.push(role, format!("{module}.weight"), vec![width], Order::Native);
+    }
+
+    /// A bias, if there is one.
+    fn bias(&mut self, is_there: bool, role: Role, module: &str, width: usize, order: Order) {
+        let order = match order {
+            Order::Transposed => Order::Native,
+            order => order,
+        };
+        if is_there {
+            self.push(role, format!("{module}.bias"), vec![width], order);
+        }
+    }
+
+    fn push(&mut self, role: Role, name: String, shape: Vec<usize>, order: Order) {
         let parameter = Parameter {
             name,
             role,
             shape,
             offset: self.len,
+            order,
         };
         self.len += parameter.len();
         self.parameters.push(parameter);
+    }
+
+    /// Puts a state from the engine's order into that of files.
+    pub(super) fn state_to_files(&self, state: &mut UnitState) {
+        for parameter in &self.parameters {
+            if let Some((shape, block)) = parameter.reordered() {
+                for values in state.vectors_mut() {
+                    transpose(&mut values[parameter.range()], shape, block);
+                }
+            }
+        }
+    }
+
+    /// A state from the order of files in the engine's.
+    pub(super) fn state_from_files<'s>(&self, state: &'s UnitState) -> Cow<'s, UnitState> {
+        let mut state = Cow::Borrowed(state);
+        for parameter in &self.parameters {
+            if let Some(([rows, columns], block)) = parameter.reordered() {
+                for values in state.to_mut().vectors_mut() {
+                    transpose(&mut values[parameter.range()], [columns, rows], block);
+                }
+            }
+        }
+        state
+    }
+
+    pub(super) fn has(&self, role: Role) -> bool {
+        self.parameters
+            .iter()
+            .any(|parameter| parameter.role == role)
     }
 
     /// The parameter with this role. The unit has one: [`layout`] made it for the same model.
@@ -174,6 +354,26 @@ impl Parameter {
         self.shape.iter().product()
     }
 
+    /// Row length of a matrix in the engine's order.
+    pub(super) fn inputs(&self) -> usize {
+        match self.order {
+            Order::Transposed => self.shape[0],
+            Order::Native | Order::ByHead(_) => self.shape[1],
+        }
+    }
+
+    /// The matrix of blocks that files have transposed: its shape in the engine's order, and the elements of a block.
+    fn reordered(&self) -> Option<([usize; 2], usize)> {
+        match self.order {
+            Order::Native => None,
+            Order::Transposed => Some(([self.shape[1], self.shape[0]], 1)),
+            Order::ByHead(head_dim) => {
+                let heads = self.shape[0] / (3 * head_dim);
+                Some(([3, heads], self.len() / (3 * heads)))
+            }
+        }
+    }
+
     /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -188,6 +388,28 @@ impl Parameter {
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len()
     }
+}
+
+impl UnitState {
+    fn vectors_mut(&mut self) -> [&mut Vec<f32>; 3] {
+        [
+            &mut self.parameters,
+            &mut self.exp_avg,
+            &mut self.exp_avg_sq,
+        ]
+    }
+}
+
+/// Transposes a matrix of blocks in place.
+fn transpose(values: &mut [f32], [rows, columns]: [usize; 2], block: usize) {
+    let before = values.to_vec();
+    let of_columns = values.par_chunks_mut(rows * block).enumerate();
+    of_columns.for_each(|(column, to)| {
+        for (row, to) in to.chunks_exact_mut(block).enumerate() {
+            let from = (row * columns + column) * block;
+            to.copy_from_slice(&before[from..from + block]);
+        }
+    });
 }
 
 /// The part of a unit of `len` elements that one rank holds. All parts but the last are equally long.
@@ -210,7 +432,7 @@ mod tests {
             head_dim: 32,
             vocab_size: 4096,
             max_position_embeddings: 256,
-            rms_norm_eps: 1e-5,
+            norm_eps: 1e-5,
             rope_theta: 10000.0,
             ..ModelConfig::default()
         }

@@ -18,7 +18,7 @@ mod testing;
 mod walk;
 
 use capacity::Capacity;
-pub use config::{Activation, ConfigError, Family, ModelConfig, RopeScaling};
+pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
 pub use layout::layout;
 use layout::part;
@@ -98,16 +98,29 @@ pub struct Parameter {
     pub name: String,
     /// What the walk uses it for.
     pub role: Role,
-    /// Row-major shape, `[out, in]` for linear layers.
+    /// Row-major shape in files, `[out, in]` for linear layers unless their order is transposed.
     pub shape: Vec<usize>,
     /// Offset within the unit, in elements.
     pub offset: usize,
+    pub order: Order,
+}
+
+/// How files order a parameter's elements. In the engines a linear layer is `[out, in]`, with the queries of all heads, then
+/// their keys, then their values. [`Engine::export`] and [`Engine::import`] have the order of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Native,
+    /// `[in, out]` (GPT-2's `Conv1D`).
+    Transposed,
+    /// Queries, keys and values of a head of this size, then those of the next (GPT-NeoX).
+    ByHead(usize),
 }
 
 /// What a parameter is in its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     Embedding,
+    Positions,
     InputNorm,
     Query,
     Key,
@@ -115,14 +128,23 @@ pub enum Role {
     QueryBias,
     KeyBias,
     ValueBias,
+    /// Queries, keys and values in one tensor.
+    Qkv,
+    QkvBias,
     QueryNorm,
     KeyNorm,
     Output,
+    OutputBias,
     MiddleNorm,
     Gate,
     Up,
+    GateBias,
+    UpBias,
     Down,
+    DownBias,
     FinalNorm,
+    /// Of the norm before it.
+    NormBias,
     Head,
 }
 
@@ -130,9 +152,11 @@ impl Role {
     pub fn kind(self) -> Kind {
         match self {
             Role::Embedding
+            | Role::Positions
             | Role::Query
             | Role::Key
             | Role::Value
+            | Role::Qkv
             | Role::Output
             | Role::Gate
             | Role::Up
@@ -143,7 +167,15 @@ impl Role {
             | Role::KeyNorm
             | Role::MiddleNorm
             | Role::FinalNorm => Kind::Norm,
-            Role::QueryBias | Role::KeyBias | Role::ValueBias => Kind::Bias,
+            Role::QueryBias
+            | Role::KeyBias
+            | Role::ValueBias
+            | Role::QkvBias
+            | Role::OutputBias
+            | Role::GateBias
+            | Role::UpBias
+            | Role::DownBias
+            | Role::NormBias => Kind::Bias,
         }
     }
 }
@@ -277,7 +309,7 @@ fn sum_over_ranks(world: &World, part: f64) -> Result<f64, EngineError> {
     Ok(sum)
 }
 
-/// Parameters and optimiser states of one unit, unsharded.
+/// Parameters and optimiser states of one unit, unsharded, in the order of files.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct UnitState {
     /// Weights, `unit.len` elements.

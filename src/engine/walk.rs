@@ -1,20 +1,22 @@
 //! The walk over a model's units, written once for every backend: forward, and backward in reverse order.
 //!
 //! ```text
-//! qkv      = rope(norm(x) · Wqkvᵀ), with biases or norms of queries and keys before the rotation in some families
+//! qkv      = rope(norm(x) · Wqkvᵀ), with norms of queries and keys before the rotation in some families
 //! middle   = x + attention(qkv) · Woᵀ
-//! next     = middle + glu(norm(middle) · Wgate,upᵀ) · Wdownᵀ
+//! next     = middle + activation(norm(middle) · Wgate,upᵀ) · Wdownᵀ
 //! ```
 //!
-//! A block is a list of operations on named buffers; a [`Backend`] carries them out. Normed inputs and the product of the
-//! gated linear unit are cheap, so backward recomputes them instead of storing them.
+//! Each product may have a bias. With a parallel residual the second norm is that of x, too. A block is a list of operations
+//! on named buffers; a [`Backend`] carries them out. Normed inputs and activations of the MLP are cheap, so backward
+//! recomputes them instead of storing them.
 
 use std::ops::Range;
 
 use super::{Direction, Layout, ModelConfig, Role};
 
 use Slot::{
-    Attended, DResidual, GateUp, InverseInput, InverseMiddle, Middle, Narrow, Qkv, Residual, Wide,
+    Attended, DOutput, GateUp, InputStatistics, Middle, MiddleStatistics, Narrow, Qkv, Residual,
+    Wide,
 };
 
 /// A buffer of activations. n is the number of tokens; the argument is a block's number.
@@ -22,8 +24,8 @@ use Slot::{
 pub enum Slot {
     /// The residual stream before a block, and after the last, `[n, hidden]`.
     Residual(usize),
-    /// 1 / rms of the block's input, `[n]`.
-    InverseInput(usize),
+    /// What forward keeps of the norm of the block's input, `[n, statistics]`: 1 / rms, or 1 / σ and the mean.
+    InputStatistics(usize),
     /// Rotated queries and keys, and values, `[n, qkv]`.
     Qkv(usize),
     /// Queries and keys before their norms, `[n, (heads + key-value heads) × head_dim]`.
@@ -34,9 +36,9 @@ pub enum Slot {
     Attended(usize),
     /// The residual stream after attention, `[n, hidden]`.
     Middle(usize),
-    /// 1 / rms of `Middle`, `[n]`.
-    InverseMiddle(usize),
-    /// Gates and ups, `[n, 2 × intermediate]`; backward replaces them by their gradient.
+    /// The same of the norm before the MLP.
+    MiddleStatistics(usize),
+    /// Gates and ups, `[n, inner]`, or only ups; backward replaces them by their gradient.
     GateUp(usize),
     /// Scratch, `[n, max(hidden, heads × head_dim)]`.
     Narrow,
@@ -44,6 +46,8 @@ pub enum Slot {
     Wide,
     /// Gradient of the residual stream, `[n, hidden]`.
     DResidual,
+    /// `DResidual` as the matrix products read it: as it was when a norm of the walk last published it.
+    DOutput,
 }
 
 /// A linear layer: its weights `[outputs, inputs]` are a range of a unit.
@@ -71,14 +75,15 @@ impl Linear {
     }
 }
 
-/// An RMSNorm of the residual stream.
+/// A norm of the residual stream.
 #[derive(Debug, Clone)]
 pub struct Norm {
     pub unit: usize,
-    /// `[hidden]`.
+    /// `[hidden]`; of a LayerNorm `[2, hidden]`, weights and bias.
     pub weights: Vector,
-    /// Forward keeps 1 / rms of the input there.
-    pub inverse: Slot,
+    pub statistics: Slot,
+    /// Whether its backward pass publishes `DResidual`: the last one that adds to it in a block.
+    pub publishes: bool,
 }
 
 /// The norms of each head's queries and keys.
@@ -90,11 +95,13 @@ pub struct HeadNorms {
     pub weights: Vector,
 }
 
-/// The final norm, the first tensor of the last unit, and the head.
+/// The final norm and the head.
 #[derive(Debug, Clone)]
 pub struct Head {
     /// The unit of the norm.
     pub unit: usize,
+    /// As [`Norm::weights`].
+    pub norm: Vector,
     /// To the logits. Tied embeddings are in the first unit.
     pub logits: Linear,
 }
@@ -121,10 +128,10 @@ pub trait Backend {
     /// From the tokens to the first `Residual`.
     fn embed(&mut self) -> Result<(), Self::Error>;
 
-    /// From `DResidual` to the gradient of the embeddings.
+    /// From `DResidual` to the gradient of the embeddings, of tokens and of positions.
     fn embed_backward(&mut self) -> Result<(), Self::Error>;
 
-    /// From the last `Residual` to the loss; with `gradient` also to `DResidual` and the gradient of the weights.
+    /// From the last `Residual` to the loss; with `gradient` also to `DResidual`, published, and the gradient of the weights.
     fn head(&mut self, head: &Head, gradient: bool) -> Result<(), Self::Error>;
 
     /// `normed` = norm(`x`).
@@ -136,7 +143,7 @@ pub trait Backend {
     /// `y` `[n, outputs]` = `x` `[n, inputs]` · wᵀ + bias.
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Result<(), Self::Error>;
 
-    /// `sum` = `residual` + `x` · wᵀ, without a bias. It may overwrite `Narrow`.
+    /// `sum` = `residual` + `x` · wᵀ + bias. It may overwrite `Narrow`.
     fn linear_add(
         &mut self,
         linear: &Linear,
@@ -179,11 +186,11 @@ pub trait Backend {
     /// From the gradient of `Attended` in `Narrow` to that of `Qkv` in `Wide`.
     fn attention_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
 
-    /// `Wide` = the gated linear unit of the block's `GateUp`.
-    fn glu(&mut self, layer: usize) -> Result<(), Self::Error>;
+    /// `Wide` = the activation of the block's `GateUp`, gated or not.
+    fn activate(&mut self, layer: usize) -> Result<(), Self::Error>;
 
-    /// `Wide` holds the gradient of the unit's product, and then the product; `GateUp` becomes its gradient.
-    fn glu_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
+    /// `Wide` holds the gradient of the activation's output, and then the output; `GateUp` becomes its gradient.
+    fn activate_backward(&mut self, layer: usize) -> Result<(), Self::Error>;
 }
 
 /// A model as its units and their order.
@@ -263,36 +270,75 @@ impl Walk<'_> {
         };
         Head {
             unit,
+            norm: self.weights_of_norm(unit, Role::FinalNorm),
             logits: self.linear(of_logits, role, role),
         }
     }
 
     fn block(self, layer: usize) -> Block {
         let unit = layer + 1;
-        let norm = |role, inverse| Norm {
-            unit,
-            weights: self.vector(unit, role, role),
-            inverse,
-        };
         let config = self.config;
+        let norm = |role, statistics, publishes| Norm {
+            unit,
+            weights: self.weights_of_norm(unit, role),
+            statistics,
+            publishes,
+        };
+        let biased = |linear: Linear, is_biased: bool, first, last| Linear {
+            bias: is_biased.then(|| self.vector(unit, first, last)),
+            ..linear
+        };
+        let is_fused = self.layout.units[unit].has(Role::Qkv);
+        let [first, last, first_bias, last_bias] = match is_fused {
+            true => [Role::Qkv, Role::Qkv, Role::QkvBias, Role::QkvBias],
+            false => [Role::Query, Role::Value, Role::QueryBias, Role::ValueBias],
+        };
+        let (qkv, output) = (
+            self.linear(unit, first, last),
+            self.linear(unit, Role::Output, Role::Output),
+        );
+        let (gate, gate_bias) = match config.gated {
+            true => (Role::Gate, Role::GateBias),
+            false => (Role::Up, Role::UpBias),
+        };
+        let (gate_up, down) = (
+            self.linear(unit, gate, Role::Up),
+            self.linear(unit, Role::Down, Role::Down),
+        );
         Block {
             layer,
-            norm_input: norm(Role::InputNorm, InverseInput(layer)),
-            qkv: Linear {
-                bias: (config.qkv_biases)
-                    .then(|| self.vector(unit, Role::QueryBias, Role::ValueBias)),
-                ..self.linear(unit, Role::Query, Role::Value)
-            },
+            norm_input: norm(Role::InputNorm, InputStatistics(layer), true),
+            qkv: biased(qkv, config.qkv_biases, first_bias, last_bias),
             head_norms: config.query_key_norms.then(|| HeadNorms {
                 unit,
                 layer,
                 weights: self.vector(unit, Role::QueryNorm, Role::KeyNorm),
             }),
             rotates: config.rotates(layer),
-            output: self.linear(unit, Role::Output, Role::Output),
-            norm_middle: norm(Role::MiddleNorm, InverseMiddle(layer)),
-            gate_up: self.linear(unit, Role::Gate, Role::Up),
-            down: self.linear(unit, Role::Down, Role::Down),
+            output: biased(
+                output,
+                config.output_bias,
+                Role::OutputBias,
+                Role::OutputBias,
+            ),
+            norm_middle: norm(
+                Role::MiddleNorm,
+                MiddleStatistics(layer),
+                !config.parallel_residual,
+            ),
+            is_parallel: config.parallel_residual,
+            gate_up: biased(gate_up, config.mlp_biases, gate_bias, Role::UpBias),
+            down: biased(down, config.mlp_biases, Role::DownBias, Role::DownBias),
+        }
+    }
+
+    /// The weights of a norm of the residual stream, with the bias that follows in a LayerNorm.
+    fn weights_of_norm(self, unit: usize, role: Role) -> Vector {
+        let weights = self.vector(unit, role, role);
+        let start = weights.range.start;
+        Vector {
+            range: start..start + self.config.norm.vectors() * self.config.hidden_size,
+            ..weights
         }
     }
 
@@ -316,7 +362,7 @@ impl Walk<'_> {
         Linear {
             unit,
             weights: first.offset..last.range().end,
-            inputs: first.shape[1],
+            inputs: first.inputs(),
             bias: None,
         }
     }
@@ -333,6 +379,8 @@ struct Block {
     rotates: bool,
     output: Linear,
     norm_middle: Norm,
+    /// Whether attention and MLP have the same input.
+    is_parallel: bool,
     gate_up: Linear,
     down: Linear,
 }
@@ -350,31 +398,44 @@ impl Block {
             backend.rope(Qkv(layer), Direction::Forward)?;
         }
         backend.attention(layer)?;
-        let sum = (x, Middle(layer));
-        backend.linear_add_norm(&self.output, Attended(layer), sum, &self.norm_middle, Wide)?;
+        let (output, attended, norm) = (&self.output, Attended(layer), &self.norm_middle);
+        if self.is_parallel {
+            backend.linear_add(output, attended, x, Middle(layer))?;
+            backend.norm(norm, x, Wide)?;
+        } else {
+            backend.linear_add_norm(output, attended, (x, Middle(layer)), norm, Wide)?;
+        }
         backend.linear(&self.gate_up, Wide, GateUp(layer))
+    }
+
+    /// The input of the norm before the MLP.
+    fn mlp_input(&self) -> Slot {
+        match self.is_parallel {
+            true => Residual(self.layer),
+            false => Middle(self.layer),
+        }
     }
 
     /// From there to the next block's input.
     fn finish<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
         let layer = self.layer;
-        backend.glu(layer)?;
+        backend.activate(layer)?;
         backend.linear_add(&self.down, Wide, Middle(layer), Residual(layer + 1))
     }
 
     /// From the gradient of the block's output to that of its input, in place. Overwrites what forward stored.
     fn backward<B: Backend>(&self, backend: &mut B) -> Result<(), B::Error> {
         let layer = self.layer;
-        backend.backward_input(&self.down, DResidual, Wide)?;
-        backend.glu_backward(layer)?;
-        backend.backward_weight(&self.down, DResidual, Wide)?;
+        backend.backward_input(&self.down, DOutput, Wide)?;
+        backend.activate_backward(layer)?;
+        backend.backward_weight(&self.down, DOutput, Wide)?;
 
         backend.backward_input(&self.gate_up, GateUp(layer), Narrow)?;
-        backend.norm_backward(&self.norm_middle, Middle(layer))?;
+        backend.norm_backward(&self.norm_middle, self.mlp_input())?;
         backend.backward_weight(&self.gate_up, GateUp(layer), Narrow)?;
 
-        backend.backward_input(&self.output, DResidual, Narrow)?;
-        backend.backward_weight(&self.output, DResidual, Attended(layer))?;
+        backend.backward_input(&self.output, DOutput, Narrow)?;
+        backend.backward_weight(&self.output, DOutput, Attended(layer))?;
         backend.attention_backward(layer)?;
         if self.rotates {
             backend.rope(Wide, Direction::Backward)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::engine::{ConfigError, ModelConfig};
+use crate::engine::{Cause, ConfigError, ModelConfig};
 use crate::hub::{self, Repo};
 use crate::plan::Flaw;
 use crate::plan::memory::{self, Shape};
@@ -65,7 +65,7 @@ pub fn find(
     let known = known.filter(|_| Shape::is_well_known(model));
     let stored = found.stored.clone().unwrap_or_default();
     let stated = |key: &str| model.config.contains_key(key) || stored.contains_key(key);
-    let complete = known.is_some() || Shape::REQUIRED.into_iter().all(stated);
+    let complete = known.is_some() || Shape::is_stated(stated);
     let mut config = known.as_ref().map(config_of).unwrap_or_default();
     if let Some(model_type) = memory::model_type(model, found.stored.as_ref()) {
         config.insert("model_type".to_owned(), model_type.into());
@@ -79,8 +79,8 @@ pub fn find(
         }
         Err(error) => (None, vec![error]),
     };
-    let cause = |error: &ConfigError| shape_flaw(error, model);
-    found.flaws.extend(errors.iter().map(cause));
+    let flaw = |error: &ConfigError| shape_flaw(error, model, key);
+    found.flaws.extend(errors.iter().map(flaw));
     if found.flaws.is_empty() && !complete {
         found.flaws.extend(unknown(model, downloads, key));
     }
@@ -112,8 +112,8 @@ pub fn wants_weights(model: &Model) -> bool {
         Init::Random => false,
         Init::Weights => true,
         Init::Auto => !Shape::REQUIRED
-            .iter()
-            .any(|size| model.config.contains_key(*size)),
+            .into_iter()
+            .any(|size| Shape::states(size, |key| model.config.contains_key(key))),
     }
 }
 
@@ -122,7 +122,7 @@ fn length(spec: &Spec) -> usize {
 }
 
 /// A shape that does not fit, reported at the recipe's keys if it has them.
-fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
+fn shape_flaw(error: &ConfigError, model: &Model, key: Key<'_>) -> Flaw {
     let own = error
         .keys
         .iter()
@@ -135,17 +135,23 @@ fn shape_flaw(error: &ConfigError, model: &Model) -> Flaw {
         keys => keys.join(" or "),
     };
     Flaw {
-        rule: if error.uncomputed {
-            "trainer-model"
-        } else {
-            "model-shape"
+        rule: match error.cause {
+            Cause::Invalid => "model-shape",
+            Cause::Uncomputed | Cause::UncomputedUnlessZero => "trainer-model",
         },
         paths,
         message: error.message.clone(),
-        help: if error.uncomputed {
-            "choose another model, or give your program after `--`".to_owned()
-        } else {
-            format!("change {change}")
+        help: match error.cause {
+            Cause::Invalid => format!("change {change}"),
+            Cause::Uncomputed => "choose another model, or give your program after `--`".to_owned(),
+            Cause::UncomputedUnlessZero => {
+                let off = error.keys.iter().map(|name| {
+                    let path = format!("model.config.{name}");
+                    format!("{}=0", key(&path))
+                });
+                let off = off.collect::<Vec<String>>().join(" ");
+                format!("train without it: `{off}`, or give your program after `--`")
+            }
         },
     }
 }
@@ -362,8 +368,9 @@ mod tests {
     fn the_estimate_has_the_parameters_of_every_family() {
         for family in Family::ALL {
             let config = json!({
-                "model_type": family.model_type(), "hidden_size": 128, "num_attention_heads": 32,
-                "num_hidden_layers": 2, "vocab_size": 64,
+                "model_type": family.model_type(), "hidden_size": 256, "num_attention_heads": 32,
+                "num_hidden_layers": 2, "vocab_size": 64, "attention_bias": true,
+                "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0,
             });
             let spec = spec(None, config);
             let (estimated, _) = Shape::of(&spec.model, None).unwrap();
@@ -447,8 +454,28 @@ mod tests {
         write(&odd);
         assert_eq!(flaws(&spec, DOWNLOADS)[0].1, "model.path");
         odd["num_attention_heads"] = json!(4);
-        odd["model_type"] = json!("gpt2");
+        odd["model_type"] = json!("bloom");
         write(&odd);
         assert_eq!(rules(&spec, DOWNLOADS), ["trainer-model"]);
+    }
+
+    #[test]
+    fn dropout_is_refused_with_the_overrides_that_turn_it_off() {
+        let mut config = sizes();
+        config["model_type"] = json!("gpt2");
+        config["attn_pdrop"] = json!(0);
+        let found = find(&spec(None, config.clone()), None, DOWNLOADS, &|path| {
+            format!("evenkeel.{path}")
+        });
+        assert_eq!(found.flaws[0].rule, "trainer-model");
+        assert_eq!(
+            found.flaws[0].help,
+            "train without it: `evenkeel.model.config.resid_pdrop=0 evenkeel.model.config.embd_pdrop=0`, or give your \
+             program after `--`"
+        );
+        for key in ["resid_pdrop", "embd_pdrop"] {
+            config[key] = json!(0);
+        }
+        assert_eq!(rules(&spec(None, config), DOWNLOADS), Vec::<&str>::new());
     }
 }

@@ -116,8 +116,7 @@ pub(super) fn downloads_config(model: &Model) -> bool {
 
 /// Whether neither the recipe nor the table of well-known models states the sizes.
 fn needs_config(model: &Model) -> bool {
-    let stated = |size: &&str| model.config.contains_key(*size);
-    !Shape::is_well_known(model) && !Shape::REQUIRED.iter().all(stated)
+    !Shape::is_well_known(model) && !Shape::is_stated(|size| model.config.contains_key(size))
 }
 
 /// Replaces the names of a recipe by the snapshots with which its run began, so that a resume needs no network and does

@@ -588,7 +588,7 @@ mod tests {
             head_dim: 4,
             vocab_size: 16,
             max_position_embeddings: 8,
-            rms_norm_eps: 1e-5,
+            norm_eps: 1e-5,
             rope_theta: 10_000.0,
             initializer_range: 0.1,
             ..ModelConfig::default()

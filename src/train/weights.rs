@@ -271,7 +271,7 @@ mod tests {
             head_dim: 4,
             vocab_size: 20,
             max_position_embeddings: 32,
-            rms_norm_eps: 1e-5,
+            norm_eps: 1e-5,
             rope_theta: 10000.0,
             ..ModelConfig::default()
         }

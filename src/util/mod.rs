@@ -11,6 +11,7 @@ pub mod key;
 pub mod large_stack;
 pub mod lock;
 pub mod memory;
+pub mod model_keys;
 pub mod openmetrics;
 pub mod priority;
 pub mod random;

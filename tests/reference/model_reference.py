@@ -25,6 +25,12 @@ COMMON = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=2, vocab_s
               rms_norm_eps=1e-5, rope_theta=10000.0, initializer_range=0.02)
 # Wide enough that the errors of bf16 are not chance.
 FAMILY = dict(hidden_size=32, intermediate_size=36)
+# Common keys that a family does not have by these names.
+OTHER_NAMES = dict(
+    gpt_neox=("rms_norm_eps", "rope_theta"), starcoder2=("rms_norm_eps",),
+    gpt2=("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings", "rms_norm_eps", "rope_theta"))
+NEOX = dict(model_type="gpt_neox", hidden_size=40, intermediate_size=52, num_attention_heads=4, rotary_pct=0.4,
+            layer_norm_eps=1e-4, tie_word_embeddings=False)
 CASES = dict(
     untied_grouped=dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, tie_word_embeddings=False),
     tied=dict(num_attention_heads=2, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
@@ -47,6 +53,16 @@ CASES = dict(
     # Its token 0 is padding, which is among the tokens.
     gemma=FAMILY | dict(model_type="gemma", num_attention_heads=4, num_key_value_heads=1, head_dim=10,
                         tie_word_embeddings=True),
+    # Heads of 10, of which 4 elements rotate.
+    gpt_neox=NEOX,
+    gpt_neox_sequential=NEOX | dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True),
+    gpt2=dict(model_type="gpt2", n_embd=32, n_head=4, n_layer=2, n_inner=44, n_positions=80, layer_norm_epsilon=1e-4,
+              resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    starcoder2=FAMILY | dict(model_type="starcoder2", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, norm_epsilon=1e-4,
+                             sliding_window=9, tie_word_embeddings=True),
+    # Every bias that Llama may have, and the third activation.
+    biased_llama=FAMILY | dict(num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True,
+                               hidden_act="gelu", tie_word_embeddings=False),
 )
 BATCH, SEQ_LEN = 3, 70
 OPTIMIZER = dict(learning_rate=0.01, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=0.5)
@@ -85,6 +101,15 @@ def weights(name, shape, model_type):
     return np.float32(1) + values if is_factor else values
 
 
+def file_name(name, model_type):
+    """Of a parameter: transformers 5 has another name for GPT-NeoX's head than its files."""
+    return name.replace("lm_head.", "embed_out.") if model_type == "gpt_neox" else name
+
+
+def parameters_of(model):
+    return {file_name(n, model.config.model_type): p for n, p in model.named_parameters()}
+
+
 def batch():
     """Random tokens; the targets are the next ones, without the first of every row and the padding at the end."""
     tokens = (mix(np.arange(BATCH * SEQ_LEN, dtype=np.uint64) + 7) % COMMON["vocab_size"]).reshape(BATCH, SEQ_LEN)
@@ -108,7 +133,7 @@ def rounded_gradients(model, tokens, targets):
     with torch.autocast("cpu", torch.bfloat16):
         loss = summed_loss(model, tokens, targets)
     loss.backward()
-    gradients = {n: p.grad.numpy().astype(np.float64) for n, p in model.named_parameters()}
+    gradients = {n: p.grad.numpy().astype(np.float64) for n, p in parameters_of(model).items()}
     model.zero_grad()
     model.double()
     return loss.item(), gradients
@@ -119,14 +144,18 @@ def relative(got, expected):
 
 
 def run(name, case):
-    keys = COMMON | case
-    rope = dict(rope_type="default") | keys.get("rope_scaling", {}) | dict(rope_theta=keys["rope_theta"])
-    settings = {k: v for k, v in keys.items() if k not in ("rope_theta", "rope_scaling", "model_type")}
-    model_type = keys.get("model_type", "llama")
-    config = AutoConfig.for_model(model_type, **settings, rope_parameters=rope)
+    model_type = case.get("model_type", "llama")
+    keys = {k: v for k, v in COMMON.items() if not (model_type in OTHER_NAMES and k in OTHER_NAMES[model_type])} | case
+    settings = {k: v for k, v in keys.items() if k not in ("rope_theta", "rope_scaling", "model_type", "rotary_pct")}
+    if model_type != "gpt2":
+        rope = dict(rope_type="default") | keys.get("rope_scaling", {}) | dict(rope_theta=keys.get("rope_theta", 10000.0))
+        if "rotary_pct" in keys:
+            rope |= dict(partial_rotary_factor=keys["rotary_pct"])
+        settings |= dict(rope_parameters=rope)
+    config = AutoConfig.for_model(model_type, **settings)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).double().train()
-    parameters = dict(model.named_parameters())
+    parameters = parameters_of(model)
     with torch.no_grad():
         for parameter_name, parameter in parameters.items():
             parameter.copy_(torch.tensor(weights(parameter_name, tuple(parameter.shape), model_type)).double())

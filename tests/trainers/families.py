@@ -28,7 +28,13 @@ FAMILIES = dict(
     qwen3=dict(head_dim=14, num_key_value_heads=1),
     smollm3=dict(rope_parameters=dict(rope_type="linear", rope_theta=2e6, factor=2.0), no_rope_layers=[1, 1, 0]),
     gemma=dict(head_dim=14, num_key_value_heads=1),
+    # Heads of 12, of which 4 elements rotate.
+    gpt_neox=dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.34)),
+    gpt2=dict(n_embd=36, n_inner=50, n_layer=3, n_head=6, n_positions=256, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+    starcoder2=dict(sliding_window=20, num_key_value_heads=3),
 )
+# Sizes that a family does not have by these names.
+OTHERS = dict(gpt2=SIZES, gpt_neox=["num_key_value_heads"])
 RECIPE = dict(per_device_train_batch_size=8, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
               train_sampling_strategy="sequential", weight_decay=0.01, dataset_name="sft/train.jsonl", max_length=48)
 
@@ -37,7 +43,10 @@ def make(folder, name, family, tokenizer):
     torch.manual_seed(0)
     ids = dict(vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=tokenizer.bos_token_id,
                eos_token_id=tokenizer.eos_token_id)
-    config = AutoConfig.for_model(name, **SIZES | ids | family)
+    sizes = {key: size for key, size in SIZES.items() if key not in OTHERS.get(name, ())}
+    if name == "gpt_neox":
+        sizes |= dict(num_attention_heads=3)
+    config = AutoConfig.for_model(name, **sizes | ids | family)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

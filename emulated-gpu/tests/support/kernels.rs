@@ -374,26 +374,62 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
         (1032, 0, 1.5),
     ] {
         let vocabulary = 7;
-        let tokens = [3u32, 5, 3, 0, 5, 3, 3, 6, 3, 3, 3];
+        let tokens = [3u32, 5, 3, 0, 5, 3, 3, 6, 3, 3, 3, 5];
+        // Three rows of tokens, fewer than the positions that have an embedding.
+        let (seq_len, positions) = (4usize, 5usize);
         let mut random = Random(1);
         let table = random.floats(vocabulary * hidden, 1.0);
         let dx = random.floats(tokens.len() * hidden, 1.0);
-        let arguments = [
-            A::Output(4 * dx.len()),
-            A::Shifted(shift, of_f32(&table)),
-            integers(&tokens),
-            A::Int(hidden as u32),
-            A::Float(scale),
-        ];
-        let got = run(of, "embedding_forward", (tokens.len(), 256), &arguments)?;
-        let rows = tokens.iter().map(|&token| token as usize * hidden);
-        let expected: Vec<f32> = rows
-            .flat_map(|at| table[at..at + hidden].iter().map(|x| x * scale))
-            .collect();
-        same("x", &got.f32s(0), &expected)?;
-        if (hidden, shift) == (64, 0) {
-            coalesced(&got)?;
+        let of_positions = random.floats(positions * hidden, 1.0);
+        for with_positions in [false, true] {
+            let arguments = [
+                A::Output(4 * dx.len()),
+                A::Shifted(shift, of_f32(&table)),
+                match with_positions {
+                    true => floats(&of_positions),
+                    false => A::Null,
+                },
+                integers(&tokens),
+                A::Int(hidden as u32),
+                A::Int(seq_len as u32),
+                A::Float(scale),
+            ];
+            let got = run(of, "embedding_forward", (tokens.len(), 256), &arguments)?;
+            let expected: Vec<f32> = (0..dx.len())
+                .map(|i| {
+                    let (row, column) = (i / hidden, i % hidden);
+                    let of_token = table[tokens[row] as usize * hidden + column];
+                    match with_positions {
+                        // NVRTC makes one rounding of the product and the sum.
+                        true => {
+                            of_token.mul_add(scale, of_positions[row % seq_len * hidden + column])
+                        }
+                        false => of_token * scale,
+                    }
+                })
+                .collect();
+            same("x", &got.f32s(0), &expected)?;
+            if (hidden, shift) == (64, 0) {
+                coalesced(&got)?;
+            }
         }
+
+        let arguments = [
+            A::Shifted(shift, of_f32(&of_positions)),
+            floats(&dx),
+            A::Int((tokens.len() / seq_len) as u32),
+            A::Int(seq_len as u32),
+            A::Int(hidden as u32),
+        ];
+        let got = run(of, "positions_backward", (seq_len, 256), &arguments)?;
+        let mut expected = of_positions.clone();
+        for (row, dx) in dx.chunks(hidden).enumerate() {
+            let sums = &mut expected[row % seq_len * hidden..][..hidden];
+            for (sum, dx) in sums.iter_mut().zip(dx) {
+                *sum += dx;
+            }
+        }
+        same("positions", &got.f32s(0), &expected)?;
 
         // Four distinct tokens; the kernel must not read the rest of the lists.
         let (mut order, mut starts, mut rows) = (vec![], vec![0], vec![]);
@@ -448,6 +484,13 @@ pub fn bias(of: &Compiled) -> Result<(), Caught> {
         let sums = (0..n * width).map(|i| at(&y, i) + at(&b, i % width));
         let sums: Vec<f64> = sums.collect();
         agree_real(of, &format!("y of width {width}"), &got.buffers[0], &sums)?;
+        let arguments = [
+            A::Shifted(shift, of_f32(&y)),
+            floats(&b),
+            A::Int(width as u32),
+        ];
+        let to_sum = run(of, "add_bias_to_sum", (n, 256), &arguments)?;
+        agree(&format!("sum of width {width}"), &to_sum.f32s(0), &sums)?;
         if width == 1040 {
             coalesced(&got)?;
         }
@@ -671,6 +714,105 @@ fn rmsnorm_of(
     Ok(())
 }
 
+/// Output, statistics and gradients of a LayerNorm agree.
+pub fn layernorm(of: &Compiled) -> Result<(), Caught> {
+    // Single elements, packs, misaligned packs, more elements than threads.
+    for (width, shift, threads) in [
+        (2usize, 0, 256),
+        (83, 0, 256),
+        (260, 0, 256),
+        (260, 8, 256),
+        (1028, 0, 512),
+    ] {
+        let (n, rows, eps) = (5usize, 2usize, 1e-5f32);
+        let mut random = Random(12);
+        // The mean is not small beside the deviation.
+        let x: Vec<f32> = random
+            .floats(n * width, 2.0)
+            .iter()
+            .map(|x| x + 1.5)
+            .collect();
+        let weights = random.floats(2 * width, 1.5);
+        let (w, b) = weights.split_at(width);
+        let dy = of.real.rounded(random.floats(n * width, 0.1));
+        let dx = random.floats(n * width, 0.1);
+        let at = |values: &[f32], i: usize| f64::from(values[i]);
+        let row = |r: usize| (r * width)..(r + 1) * width;
+        let mean_of =
+            |r: usize, of: &dyn Fn(usize) -> f64| row(r).map(of).sum::<f64>() / width as f64;
+        let mean: Vec<f64> = (0..n).map(|r| mean_of(r, &|i| at(&x, i))).collect();
+        let inverse: Vec<f64> = (0..n)
+            .map(|r| mean_of(r, &|i| (at(&x, i) - mean[r]).powi(2)) + f64::from(eps))
+            .map(|variance| 1.0 / variance.sqrt())
+            .collect();
+        let normed = |i: usize| (at(&x, i) - mean[i / width]) * inverse[i / width];
+        let y: Vec<f64> = (0..n * width)
+            .map(|i| normed(i) * at(w, i % width) + at(b, i % width))
+            .collect();
+        let what = |name: &str| format!("{name} of width {width}");
+        let arguments = [
+            A::Output(of.real.size() * n * width),
+            A::Output(8 * n),
+            A::Shifted(shift, of_f32(&x)),
+            floats(&weights),
+            A::Int(width as u32),
+            A::Float(eps),
+        ];
+        let forward = run(of, "layernorm_forward", (n, 256), &arguments)?;
+        agree_real(of, &what("y"), &forward.buffers[0], &y)?;
+        let kept: Vec<f64> = (0..n).flat_map(|r| [inverse[r], mean[r]]).collect();
+        agree(&what("statistics"), &forward.f32s(1), &kept)?;
+
+        let along = |i: usize| at(&dy, i) * at(w, i % width);
+        let expected_dx: Vec<f64> = (0..n * width)
+            .map(|i| {
+                let r = i / width;
+                let (shift, product) = (mean_of(r, &along), mean_of(r, &|i| along(i) * normed(i)));
+                at(&dx, i) + inverse[r] * (along(i) - shift - normed(i) * product)
+            })
+            .collect();
+        let blocks = n.div_ceil(rows);
+        let of_block = |block: usize, of: &dyn Fn(usize) -> f64| -> Vec<f64> {
+            let rows = block * rows..n.min((block + 1) * rows);
+            let column = |column| rows.clone().map(|r| of(r * width + column)).sum();
+            (0..width).map(column).collect()
+        };
+        let expected_partial: Vec<f64> = (0..blocks)
+            .flat_map(|block| {
+                let of_w = of_block(block, &|i| at(&dy, i) * normed(i));
+                [of_w, of_block(block, &|i| at(&dy, i))].concat()
+            })
+            .collect();
+        for with_copy in [false, true] {
+            let arguments = [
+                floats(&dx),
+                match with_copy {
+                    true => A::Output(of.real.size() * n * width),
+                    false => A::Null,
+                },
+                A::Output(8 * blocks * width),
+                A::Shifted(shift, of.real.bytes(&dy)),
+                floats(&x),
+                A::Buffer(forward.buffers[1].clone()),
+                floats(&weights),
+                A::Int(n as u32),
+                A::Int(width as u32),
+                A::Int(rows as u32),
+            ];
+            let backward = run(of, "layernorm_backward", (blocks, threads), &arguments)?;
+            let mut buffers = backward.buffers.iter();
+            let mut next = || buffers.next().expect("the kernel has this buffer");
+            agree_within(4e-6, &what("dx"), &f32s(next()), &expected_dx)?;
+            if with_copy {
+                agree_real(of, &what("dx_real"), next(), &expected_dx)?;
+            }
+            agree_within(4e-6, &what("partial"), &f32s(next()), &expected_partial)?;
+            agree_real(of, &what("y again"), next(), &y)?;
+        }
+    }
+    Ok(())
+}
+
 pub fn column_sums(of: &Compiled) -> Result<(), Caught> {
     for (blocks, width) in [(1, 1), (3, 83), (8, 64), (61, 128)] {
         let mut random = Random(3);
@@ -699,23 +841,27 @@ pub fn column_sums(of: &Compiled) -> Result<(), Caught> {
 }
 
 pub fn rope(of: &Compiled) -> Result<(), Caught> {
-    // Some heads of a row rotate, the rest of the row does not.
-    for (head_dim, heads, row) in [
-        (10, 3, 37),
-        (2, 1, 2),
-        (32, 5, 192),
+    // Some heads of a row rotate, the rest of the row does not; and of some heads only the first elements.
+    for (head_dim, rotary_dim, heads, row) in [
+        (10, 10, 3, 37),
+        (10, 4, 3, 37),
+        (2, 2, 1, 2),
+        (32, 32, 5, 192),
         // Packs of a head, but not of a row.
-        (32, 5, 165),
-        (64, 9, 640),
-        (128, 2, 256),
+        (32, 32, 5, 165),
+        // Packs of what rotates, but not of a head.
+        (36, 32, 4, 160),
+        (80, 32, 2, 160),
+        (64, 64, 9, 640),
+        (128, 128, 2, 256),
     ] {
-        let (n, seq_len, half) = (8usize, 4usize, head_dim / 2);
-        let mut table = vec![0f32; seq_len * head_dim];
+        let (n, seq_len, half) = (8usize, 4usize, rotary_dim / 2);
+        let mut table = vec![0f32; seq_len * rotary_dim];
         for position in 0..seq_len {
             for i in 0..half {
                 let angle = position as f64 * 10000f64.powf(-(i as f64) / half as f64);
-                table[position * head_dim + i] = angle.cos() as f32;
-                table[position * head_dim + half + i] = angle.sin() as f32;
+                table[position * rotary_dim + i] = angle.cos() as f32;
+                table[position * rotary_dim + half + i] = angle.sin() as f32;
             }
         }
         let host_x = of.real.rounded(Random(6).floats(n * row, 1.0));
@@ -724,7 +870,7 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
             for r in 0..n {
                 for i in 0..heads * half {
                     let (pair, at) = (i % half, r * row + i / half * head_dim + i % half);
-                    let of_row = &table[r % seq_len * head_dim..];
+                    let of_row = &table[r % seq_len * rotary_dim..];
                     let cosine = f64::from(of_row[pair]);
                     let sine = f64::from(direction * of_row[half + pair]);
                     let (a, b) = (expected[at], expected[at + half]);
@@ -740,12 +886,13 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
                     floats(&table),
                     A::Int(seq_len as u32),
                     A::Int(head_dim as u32),
+                    A::Int(rotary_dim as u32),
                     A::Float(direction),
                 ];
                 let got = run(of, "rope", (n, 256), &arguments)?;
                 agree_real(
                     of,
-                    &format!("heads of {head_dim}"),
+                    &format!("{rotary_dim} of heads of {head_dim}"),
                     &got.buffers[0],
                     &expected,
                 )?;
@@ -755,19 +902,89 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
-/// Output and gradients agree, of both activations.
-pub fn glu(of: &Compiled) -> Result<(), Caught> {
-    gated(of, ["swiglu_forward", "swiglu_backward"], |x| {
+/// Output and gradients agree, of every activation, with and without gates.
+pub fn mlp(of: &Compiled) -> Result<(), Caught> {
+    let silu = |x: f64| {
         let sigmoid = 1.0 / (1.0 + (-x).exp());
         (x * sigmoid, sigmoid + x * sigmoid * (1.0 - sigmoid))
-    })?;
-    gated(of, ["geglu_forward", "geglu_backward"], |x| {
+    };
+    let gelu_tanh = |x: f64| {
         let factor = (2.0 / std::f64::consts::PI).sqrt();
         let tanh = (factor * (x + 0.044715 * x.powi(3))).tanh();
         let slope = factor * (1.0 + 3.0 * 0.044715 * x * x);
         let derivative = 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope;
         (0.5 * x * (1.0 + tanh), derivative)
-    })
+    };
+    let gelu = |x: f64| {
+        let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+        let below = normal(x);
+        (x * below, below + x * density)
+    };
+    gated(of, ["gated_silu_forward", "gated_silu_backward"], silu)?;
+    gated(
+        of,
+        ["gated_gelu_tanh_forward", "gated_gelu_tanh_backward"],
+        gelu_tanh,
+    )?;
+    gated(of, ["gated_gelu_forward", "gated_gelu_backward"], gelu)?;
+    plain(of, ["plain_silu_forward", "plain_silu_backward"], silu)?;
+    plain(
+        of,
+        ["plain_gelu_tanh_forward", "plain_gelu_tanh_backward"],
+        gelu_tanh,
+    )?;
+    plain(of, ["plain_gelu_forward", "plain_gelu_backward"], gelu)
+}
+
+/// The normal distribution, by its Taylor series around 0; for |x| < 8.
+fn normal(x: f64) -> f64 {
+    // Φ(x) = ½ + φ(x) · (x + x³/3 + x⁵/(3·5) + …)
+    let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+    let (mut term, mut sum) = (x, x);
+    for odd in (3..300).step_by(2) {
+        term *= x * x / f64::from(odd);
+        sum += term;
+    }
+    0.5 + density * sum
+}
+
+/// The same as [`gated`] of an MLP without gates.
+fn plain(
+    of: &Compiled,
+    [forward, backward]: [&str; 2],
+    activation: impl Fn(f64) -> (f64, f64),
+) -> Result<(), Caught> {
+    for (elements, shift, grid) in [(315usize, 0, 2), (1, 0, 1), (576, 0, 1), (320, 4, 1)] {
+        let mut random = Random(8);
+        let up = of.real.rounded(random.floats(elements, 6.0));
+        let dh = of.real.rounded(random.floats(elements, 0.1));
+        let (mut h, mut gradient) = (Vec::new(), Vec::new());
+        for (up, dh) in up.iter().zip(&dh) {
+            let (value, derivative) = activation(f64::from(*up));
+            h.push(value);
+            gradient.push(f64::from(*dh) * derivative);
+        }
+        let arguments = |first: A| {
+            [
+                first,
+                A::Shifted(shift, of.real.bytes(&up)),
+                A::Long(elements as u64),
+                A::Int(elements as u32),
+            ]
+        };
+        let first = A::Output(of.real.size() * elements);
+        let forward = run(of, forward, (grid, 256), &arguments(first))?;
+        agree_real(of, "h", &forward.buffers[0], &h)?;
+        let first = A::Buffer(of.real.bytes(&dh));
+        let backward = run(of, backward, (grid, 256), &arguments(first))?;
+        agree_real(of, "h again", &backward.buffers[0], &h)?;
+        agree_real(of, "gradient", &backward.buffers[1], &gradient)?;
+        if elements == 576 {
+            coalesced(&forward)?;
+            coalesced(&backward)?;
+        }
+    }
+    Ok(())
 }
 
 /// `activation`: value and derivative.

@@ -37,7 +37,7 @@ pub fn config() -> ModelConfig {
         head_dim: 8,
         vocab_size: 40,
         max_position_embeddings: 32,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope_theta: 10000.0,
         ..ModelConfig::default()
     }

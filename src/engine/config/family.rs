@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{Activation, ModelConfig, RopeScaling};
+use super::{Activation, ModelConfig, NormKind, RopeScaling};
+use crate::util::model_keys::spelled;
 
 /// A family of models: the value of `model_type` in its `config.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -19,16 +20,23 @@ pub enum Family {
     SmolLm3,
     /// The first Gemma.
     Gemma,
+    /// Pythia.
+    GptNeoX,
+    Gpt2,
+    StarCoder2,
 }
 
 impl Family {
-    pub const ALL: [Family; 6] = [
+    pub const ALL: [Family; 9] = [
         Family::Llama,
         Family::Mistral,
         Family::Qwen2,
         Family::Qwen3,
         Family::SmolLm3,
         Family::Gemma,
+        Family::GptNeoX,
+        Family::Gpt2,
+        Family::StarCoder2,
     ];
 
     /// `model_type`.
@@ -40,6 +48,9 @@ impl Family {
             Family::Qwen3 => "qwen3",
             Family::SmolLm3 => "smollm3",
             Family::Gemma => "gemma",
+            Family::GptNeoX => "gpt_neox",
+            Family::Gpt2 => "gpt2",
+            Family::StarCoder2 => "starcoder2",
         }
     }
 
@@ -52,6 +63,27 @@ impl Family {
             Family::Qwen3 => "Qwen3ForCausalLM",
             Family::SmolLm3 => "SmolLM3ForCausalLM",
             Family::Gemma => "GemmaForCausalLM",
+            Family::GptNeoX => "GPTNeoXForCausalLM",
+            Family::Gpt2 => "GPT2LMHeadModel",
+            Family::StarCoder2 => "Starcoder2ForCausalLM",
+        }
+    }
+
+    /// Its spelling of a key of `config.json`.
+    pub(super) fn key(self, key: &'static str) -> &'static str {
+        spelled(self.model_type(), key)
+    }
+
+    /// The keys of its dropout, and the probability of each where `config.json` does not state it.
+    pub(super) fn dropouts(self) -> (&'static [&'static str], f32) {
+        match self {
+            Family::GptNeoX => (&["hidden_dropout", "attention_dropout"], 0.0),
+            Family::Gpt2 => (&["resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.1),
+            Family::StarCoder2 => (
+                &["residual_dropout", "embedding_dropout", "attention_dropout"],
+                0.0,
+            ),
+            _ => (&["attention_dropout"], 0.0),
         }
     }
 
@@ -69,6 +101,13 @@ impl Family {
             num_key_value_heads: 0,
             head_dim: 0,
             ..ModelConfig::default()
+        };
+        let plain = ModelConfig {
+            gated: false,
+            mlp_biases: true,
+            norm: NormKind::Layer,
+            norm_eps: 1e-5,
+            ..llama.clone()
         };
         match self {
             Family::Llama => llama,
@@ -111,10 +150,49 @@ impl Family {
                 head_dim: 256,
                 vocab_size: 256_000,
                 max_position_embeddings: 8192,
-                norms_add_one: true,
+                norm: NormKind::RmsPlusOne,
                 scaled_embedding: true,
                 tie_word_embeddings: true,
                 ..llama
+            },
+            Family::GptNeoX => ModelConfig {
+                hidden_size: 6144,
+                intermediate_size: 24576,
+                activation: Activation::Gelu,
+                num_hidden_layers: 44,
+                num_attention_heads: 64,
+                vocab_size: 50432,
+                parallel_residual: true,
+                partial_rotary_factor: 0.25,
+                qkv_biases: true,
+                output_bias: true,
+                ..plain
+            },
+            Family::Gpt2 => ModelConfig {
+                hidden_size: 768,
+                activation: Activation::GeluTanh,
+                num_hidden_layers: 12,
+                num_attention_heads: 12,
+                vocab_size: 50257,
+                max_position_embeddings: 1024,
+                qkv_biases: true,
+                output_bias: true,
+                position_embeddings: true,
+                tie_word_embeddings: true,
+                ..plain
+            },
+            Family::StarCoder2 => ModelConfig {
+                hidden_size: 3072,
+                intermediate_size: 12288,
+                activation: Activation::GeluTanh,
+                num_hidden_layers: 30,
+                num_attention_heads: 24,
+                num_key_value_heads: 2,
+                vocab_size: 49152,
+                max_position_embeddings: 4096,
+                tie_word_embeddings: true,
+                initializer_range: 0.018042,
+                ..plain
             },
         }
     }
@@ -124,7 +202,7 @@ impl Family {
         match self {
             Family::SmolLm3 => Some(128_004),
             Family::Gemma => Some(0),
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => None,
+            _ => None,
         }
     }
 
@@ -142,19 +220,25 @@ impl Default for ModelConfig {
             hidden_size: 4096,
             intermediate_size: 11008,
             activation: Activation::Silu,
+            gated: true,
+            mlp_biases: false,
             num_hidden_layers: 32,
             num_attention_heads: 32,
             num_key_value_heads: 32,
             head_dim: 128,
             vocab_size: 32000,
             max_position_embeddings: 2048,
-            rms_norm_eps: 1e-6,
-            norms_add_one: false,
+            norm: NormKind::Rms,
+            norm_eps: 1e-6,
+            parallel_residual: false,
             rope_theta: 10000.0,
+            partial_rotary_factor: 1.0,
             rope_scaling: RopeScaling::Default,
             unrotated_layers: Vec::new(),
             qkv_biases: false,
+            output_bias: false,
             query_key_norms: false,
+            position_embeddings: false,
             scaled_embedding: false,
             tie_word_embeddings: false,
             initializer_range: 0.02,

@@ -27,22 +27,39 @@ pub struct ConfigError {
     pub message: String,
     /// The remedies, where there is more than one.
     pub help: Option<String>,
-    /// The model may be valid, but the engines do not compute it.
-    pub uncomputed: bool,
+    pub cause: Cause,
 }
 
-/// A decoder whose blocks are RMSNorm, attention with grouped queries, RMSNorm and a gated linear unit.
+/// What is wrong with a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// It is not valid.
+    Invalid,
+    /// It may be valid, but the engines do not compute it.
+    Uncomputed,
+    /// The same, and they do where each of the keys is 0.
+    UncomputedUnlessZero,
+}
+
+/// A decoder whose blocks are norm, attention with grouped queries, norm and MLP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     /// The family whose `config.json` it reads and writes.
     #[serde(default)]
     pub family: Family,
     pub hidden_size: usize,
-    /// `intermediate_size` of the gated linear unit.
+    /// `intermediate_size` of the MLP.
     pub intermediate_size: usize,
-    /// Of its gates.
+    /// Of the MLP.
     #[serde(default)]
     pub activation: Activation,
+    /// The MLP is a gated linear unit; without gates it is two linear layers (GPT-2, GPT-NeoX, StarCoder2).
+    #[serde(default = "yes")]
+    pub gated: bool,
+    /// The linear layers of the MLP have biases.
+    #[serde(default)]
+    pub mlp_biases: bool,
     pub num_hidden_layers: usize,
     pub num_attention_heads: usize,
     /// `num_key_value_heads`, a divisor of the heads.
@@ -51,23 +68,36 @@ pub struct ModelConfig {
     pub head_dim: usize,
     pub vocab_size: usize,
     pub max_position_embeddings: usize,
-    pub rms_norm_eps: f32,
-    /// Norms scale by 1 + their weights (Gemma).
     #[serde(default)]
-    pub norms_add_one: bool,
+    pub norm: NormKind,
+    /// `rms_norm_eps`, or the family's name for it.
+    #[serde(alias = "rms_norm_eps")]
+    pub norm_eps: f32,
+    /// Attention and MLP of a block have the same input, and both are added to it (GPT-NeoX).
+    #[serde(default)]
+    pub parallel_residual: bool,
     pub rope_theta: f32,
+    /// The share of a head that rotates, its first elements (GPT-NeoX).
+    #[serde(default = "whole")]
+    pub partial_rotary_factor: f64,
     /// Changes of the frequencies of the rotation.
     #[serde(default)]
     pub rope_scaling: RopeScaling,
-    /// Layers without rotation (SmolLM3), ascending.
+    /// Layers without rotation (SmolLM3, all of GPT-2), ascending.
     #[serde(default)]
     pub unrotated_layers: Vec<usize>,
     /// Queries, keys and values have biases (Qwen 2).
     #[serde(default)]
     pub qkv_biases: bool,
+    /// Attention's output projection has a bias.
+    #[serde(default)]
+    pub output_bias: bool,
     /// Each head's queries and keys pass an RMSNorm before their rotation (Qwen 3).
     #[serde(default)]
     pub query_key_norms: bool,
+    /// Positions have embeddings, which are added to the tokens' (GPT-2).
+    #[serde(default)]
+    pub position_embeddings: bool,
     /// Embeddings are multiplied by √`hidden_size` (Gemma).
     #[serde(default)]
     pub scaled_embedding: bool,
@@ -85,7 +115,15 @@ pub struct ModelConfig {
     pub token_ids: Map<String, Value>,
 }
 
-/// The activation of a gated linear unit: `hidden_act`.
+fn yes() -> bool {
+    true
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// The activation of an MLP: `hidden_act`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Activation {
     #[default]
@@ -94,6 +132,8 @@ pub enum Activation {
     /// GELU, approximated by tanh.
     #[serde(rename = "gelu_pytorch_tanh")]
     GeluTanh,
+    #[serde(rename = "gelu")]
+    Gelu,
 }
 
 impl Activation {
@@ -102,7 +142,36 @@ impl Activation {
         match self {
             Activation::Silu => "silu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
+            Activation::Gelu => "gelu",
         }
+    }
+}
+
+/// The norms before attention, before the MLP and before the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// RMSNorm: x / √(mean x² + ε) · w.
+    #[default]
+    Rms,
+    /// RMSNorm that scales by 1 + w (Gemma).
+    RmsPlusOne,
+    /// LayerNorm: (x − mean x) / √(variance of x + ε) · w + b.
+    Layer,
+}
+
+impl NormKind {
+    /// Numbers that forward keeps of each row: 1 / rms, or 1 / σ and the mean.
+    pub(super) fn statistics(self) -> usize {
+        match self {
+            NormKind::Rms | NormKind::RmsPlusOne => 1,
+            NormKind::Layer => 2,
+        }
+    }
+
+    /// Vectors of its parameters: weights, and in a LayerNorm a bias.
+    pub(super) fn vectors(self) -> usize {
+        self.statistics()
     }
 }
 
@@ -111,6 +180,29 @@ impl Activation {
 const TOKEN_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
 impl ModelConfig {
+    /// Width of a row of the MLP before its activation.
+    pub(super) fn inner(&self) -> usize {
+        self.intermediate_size * if self.gated { 2 } else { 1 }
+    }
+
+    /// Width of the widest vectors whose gradients are summed over the tokens together.
+    pub(super) fn widest_vectors(&self) -> usize {
+        let if_any = |there: bool, width: usize| if there { width } else { 0 };
+        [
+            self.norm.vectors() * self.hidden_size,
+            if_any(self.qkv_biases, self.qkv()),
+            if_any(self.query_key_norms, 2 * self.head_dim),
+            if_any(self.mlp_biases, self.inner()),
+        ]
+        .into_iter()
+        .fold(self.hidden_size, usize::max)
+    }
+
+    /// Elements of a head that rotate.
+    pub(super) fn rotary_dim(&self) -> usize {
+        (self.head_dim as f64 * self.partial_rotary_factor) as usize
+    }
+
     /// Width of a row of queries.
     pub(super) fn queries(&self) -> usize {
         self.num_attention_heads * self.head_dim
@@ -139,6 +231,9 @@ impl ModelConfig {
 
     /// The token whose embedding has no gradient as an input (`padding_idx` of PyTorch's `Embedding`).
     pub(super) fn padding_token(&self) -> Option<u32> {
+        if matches!(self.family, Family::GptNeoX | Family::Gpt2) {
+            return None;
+        }
         let id = match self.token_ids.get("pad_token_id") {
             Some(stated) => stated.as_u64().and_then(|id| u32::try_from(id).ok()),
             None => self.family.default_padding(),
@@ -184,16 +279,34 @@ impl ModelConfig {
                 "num_attention_heads is {heads}, not a multiple of num_key_value_heads ({key_value_heads})"
             ),
         );
-        // LlamaConfig refuses this even with an explicit head_dim.
+        // LlamaConfig refuses this even with an explicit head_dim, and two families have no such key.
+        let fits = matches!(self.family, Family::Llama | Family::GptNeoX | Family::Gpt2);
+        let keys = ["num_attention_heads", "hidden_size"].map(|key| self.family.key(key));
         check(
-            self.family != Family::Llama || divides(heads, hidden),
-            &["num_attention_heads", "hidden_size"],
-            format!("hidden_size is {hidden}, not a multiple of num_attention_heads ({heads})"),
+            !fits || divides(heads, hidden),
+            &keys,
+            format!(
+                "{} is {hidden}, not a multiple of {} ({heads})",
+                keys[1], keys[0]
+            ),
+        );
+        let rotary = self.rotary_dim();
+        let rotates = (0..self.num_hidden_layers).any(|layer| self.rotates(layer));
+        check(
+            !rotates || rotary == self.head_dim || (2..self.head_dim).contains(&rotary),
+            &["rotary_pct", "rope_parameters"],
+            format!(
+                "{rotary} elements of a head of {} rotate, it must be at least 2 and at most all",
+                self.head_dim
+            ),
         );
         check(
-            self.head_dim.is_multiple_of(2),
+            !rotates || rotary.is_multiple_of(2),
             &["head_dim", "num_attention_heads", "hidden_size"],
-            format!("head_dim is {}, RoPE needs an even one", self.head_dim),
+            match rotary == self.head_dim {
+                true => format!("head_dim is {rotary}, RoPE needs an even one"),
+                false => format!("{rotary} elements of a head rotate, RoPE needs an even number"),
+            },
         );
         // The condition is written so that it refuses NaN.
         check(
@@ -202,7 +315,7 @@ impl ModelConfig {
             format!("rope_theta is {}, it must be above 0", self.rope_theta),
         );
         for (key, value) in [
-            ("rms_norm_eps", self.rms_norm_eps),
+            (self.family.key("rms_norm_eps"), self.norm_eps),
             ("initializer_range", self.initializer_range),
         ] {
             let message = format!("{key} is {value}, it must be between 0 and 1");
@@ -238,6 +351,7 @@ impl ModelConfig {
             } else {
                 MAX_DIMENSION
             };
+            let name = self.family.key(name);
             // Without a hidden size the head's width is unknown too.
             let is_known = name != "head_dim" || self.hidden_size > 0;
             if is_known && !(1..=limit).contains(&size) {
@@ -253,13 +367,16 @@ impl ModelConfig {
     pub fn check_sequence(&self, seq_len: usize) -> Result<(), ConfigError> {
         let longest = self.max_position_embeddings;
         if seq_len > longest {
+            let key = self.family.key("max_position_embeddings");
             let message = format!(
-                "sequences of {seq_len} tokens are longer than the model's max_position_embeddings \
-                 ({longest})"
+                "sequences of {seq_len} tokens are longer than the model's {key} ({longest})"
             );
             return Err(ConfigError {
-                help: Some("shorten them or raise it".to_owned()),
-                ..flaw(&["max_position_embeddings"], message)
+                help: Some(match self.position_embeddings {
+                    true => "shorten them".to_owned(),
+                    false => "shorten them or raise it".to_owned(),
+                }),
+                ..flaw(&[key], message)
             });
         }
         Ok(())
@@ -272,14 +389,14 @@ fn flaw(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
         keys: keys.to_vec(),
         message: message.into(),
         help: None,
-        uncomputed: false,
+        cause: Cause::Invalid,
     }
 }
 
 /// An error about a model that the engines do not compute.
 fn uncomputed(keys: &[&'static str], message: impl Into<String>) -> ConfigError {
     ConfigError {
-        uncomputed: true,
+        cause: Cause::Uncomputed,
         ..flaw(keys, message)
     }
 }

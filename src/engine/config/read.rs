@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    Activation, ConfigError, Family, ModelConfig, RopeScaling, TOKEN_IDS, flaw, uncomputed,
+    Activation, Cause, ConfigError, Family, ModelConfig, RopeScaling, TOKEN_IDS, flaw, uncomputed,
 };
 
 impl ModelConfig {
@@ -22,8 +22,9 @@ impl ModelConfig {
         let Value::Object(keys) = config else {
             return Err(flaw(&[], "config.json: not an object"));
         };
-        let keys = Keys(keys);
-        let defaults = keys.family()?.defaults();
+        let family = family(keys)?;
+        let keys = Keys { keys, family };
+        let defaults = family.defaults();
         keys.refuse_what_is_not_computed()?;
 
         let hidden_size = keys.size_or("hidden_size", defaults.hidden_size)?;
@@ -31,10 +32,13 @@ impl ModelConfig {
         let layers = keys.size_or("num_hidden_layers", defaults.num_hidden_layers)?;
         let positions =
             keys.size_or("max_position_embeddings", defaults.max_position_embeddings)?;
+        // The sizes of their heads follow from the hidden size.
+        let derives_heads = matches!(family, Family::GptNeoX | Family::Gpt2);
         let key_value_heads = match (
             keys.get("num_key_value_heads"),
             defaults.num_key_value_heads,
         ) {
+            _ if derives_heads => heads,
             // Null means one key-value head per head, whatever the default.
             (Some(Value::Null), _) | (None, 0) => heads,
             (_, default) => keys.size_or("num_key_value_heads", default)?,
@@ -43,25 +47,46 @@ impl ModelConfig {
             0 => hidden_size / heads.max(1),
             fixed => fixed,
         };
-        let unrotated_layers = keys.unrotated_layers(defaults.family, layers)?;
+        // GPT-2 has as many inner values as four times its hidden size, unless its config states a number.
+        let inner = match family {
+            Family::Gpt2 => hidden_size.saturating_mul(4),
+            _ => defaults.intermediate_size,
+        };
+        let unrotated_layers = keys.unrotated_layers(layers)?;
+        let biases = keys.biases(&defaults)?;
         let (sliding_window, windowed_layers) =
             keys.windows(&defaults, layers, &unrotated_layers)?;
         Ok(ModelConfig {
             hidden_size,
-            intermediate_size: keys.size_or("intermediate_size", defaults.intermediate_size)?,
+            intermediate_size: keys.size_or("intermediate_size", inner)?,
             activation: keys.activation(&defaults)?,
+            mlp_biases: biases.mlp,
             num_hidden_layers: layers,
             num_attention_heads: heads,
             num_key_value_heads: key_value_heads,
-            head_dim: keys.size_or("head_dim", head_dim)?,
+            head_dim: match derives_heads {
+                true => head_dim,
+                false => keys.size_or("head_dim", head_dim)?,
+            },
             vocab_size: keys.size_or("vocab_size", defaults.vocab_size)?,
             max_position_embeddings: positions,
-            rms_norm_eps: keys
-                .number("rms_norm_eps")?
-                .unwrap_or(defaults.rms_norm_eps),
-            rope_theta: keys.rope_theta(defaults.rope_theta)?,
-            rope_scaling: keys.rope_scaling(positions)?,
+            norm_eps: keys.number("rms_norm_eps")?.unwrap_or(defaults.norm_eps),
+            parallel_residual: match family {
+                Family::GptNeoX => keys.flag("use_parallel_residual")?.unwrap_or(true),
+                _ => false,
+            },
+            rope_theta: match family {
+                Family::Gpt2 => defaults.rope_theta,
+                _ => keys.rope_theta(defaults.rope_theta)?,
+            },
+            partial_rotary_factor: keys.partial_rotary_factor(defaults.partial_rotary_factor)?,
+            rope_scaling: match family {
+                Family::Gpt2 => RopeScaling::Default,
+                _ => keys.rope_scaling(positions)?,
+            },
             unrotated_layers,
+            qkv_biases: biases.qkv,
+            output_bias: biases.output,
             tie_word_embeddings: keys
                 .flag("tie_word_embeddings")?
                 .unwrap_or(defaults.tie_word_embeddings),
@@ -77,18 +102,44 @@ impl ModelConfig {
 }
 
 /// The key of an object in a `config.json`, and the object.
-type Settings<'a> = (&'static str, &'a Map<String, Value>);
+type Settings<'a> = (&'static str, Keys<'a>);
 
-/// Typed access to the keys of a `config.json`.
-struct Keys<'a>(&'a Map<String, Value>);
+/// The family, from `model_type` or else the architecture. Without both it is a Llama.
+fn family(keys: &Map<String, Value>) -> Result<Family, ConfigError> {
+    let given = |key: &str| keys.get(key).filter(|value| !value.is_null());
+    let named = given("model_type").or_else(|| given("architectures").and_then(|list| list.get(0)));
+    let Some(named) = named else {
+        return Ok(Family::Llama);
+    };
+    named.as_str().and_then(Family::named).ok_or_else(|| {
+        let all = Family::ALL.map(Family::model_type).join(", ");
+        let message = format!("config.json: model type {named} is not supported; these are: {all}");
+        uncomputed(&["model_type", "architectures"], message)
+    })
+}
+
+/// Which linear layers have biases.
+struct Biases {
+    qkv: bool,
+    output: bool,
+    mlp: bool,
+}
+
+/// Typed access to the keys of a `config.json`, in the family's spelling.
+struct Keys<'a> {
+    keys: &'a Map<String, Value>,
+    family: Family,
+}
 
 impl Keys<'_> {
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.0.get(key)
+    /// The value of a key, also under its common name.
+    fn get(&self, key: &'static str) -> Option<&Value> {
+        let spelled = self.keys.get(self.family.key(key));
+        spelled.or_else(|| self.keys.get(key))
     }
 
     /// The value of a key that is present and not null.
-    fn given(&self, key: &str) -> Option<&Value> {
+    fn given(&self, key: &'static str) -> Option<&Value> {
         self.get(key).filter(|value| !value.is_null())
     }
 
@@ -102,7 +153,7 @@ impl Keys<'_> {
         let Some(value) = self.given(key) else {
             return Ok(None);
         };
-        let taken = take(value).ok_or_else(|| wrong(key, value, expected))?;
+        let taken = take(value).ok_or_else(|| wrong(self.family.key(key), value, expected))?;
         Ok(Some(taken))
     }
 
@@ -120,6 +171,10 @@ impl Keys<'_> {
         self.typed(key, "a number", |value| Some(value.as_f64()? as f32))
     }
 
+    fn fraction(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
     fn flag(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
         self.typed(key, "true or false", Value::as_bool)
     }
@@ -130,35 +185,41 @@ impl Keys<'_> {
         stated.collect()
     }
 
-    /// The family, from `model_type` or else the architecture. Without both it is a Llama.
-    fn family(&self) -> Result<Family, ConfigError> {
-        let named = self
-            .given("model_type")
-            .or_else(|| self.given("architectures").and_then(|list| list.get(0)));
-        let Some(named) = named else {
-            return Ok(Family::Llama);
-        };
-        named.as_str().and_then(Family::named).ok_or_else(|| {
-            let all = Family::ALL.map(Family::model_type).join(", ");
-            let message =
-                format!("config.json: model type {named} is not supported; these are: {all}");
-            uncomputed(&["model_type", "architectures"], message)
-        })
-    }
-
     fn refuse_what_is_not_computed(&self) -> Result<(), ConfigError> {
         let refuse = |key: &'static str, what: String| {
             let message = format!("config.json: {what} not supported");
             Err(uncomputed(&[key], message))
         };
-        for key in ["attention_bias", "mlp_bias", "use_bidirectional_attention"] {
-            if self.flag(key)? == Some(true) {
-                return refuse(key, format!("{key} is"));
+        let zero: &[(&str, bool)] = match self.family {
+            Family::Gemma => &[("use_bidirectional_attention", false)],
+            Family::Gpt2 => &[
+                ("scale_attn_weights", true),
+                ("scale_attn_by_inverse_layer_idx", false),
+                ("add_cross_attention", false),
+            ],
+            _ => &[],
+        };
+        for (key, computed) in zero {
+            if self.flag(key)?.is_some_and(|flag| flag != *computed) {
+                return refuse(key, format!("{key}={} is", !computed));
             }
         }
-        if self.number("attention_dropout")?.unwrap_or(0.0) != 0.0 {
-            let what = "attention_dropout other than 0 is".to_owned();
-            return refuse("attention_dropout", what);
+        let (dropouts, default) = self.family.dropouts();
+        let mut stated = Vec::new();
+        for key in dropouts {
+            if self.number(key)?.unwrap_or(default) != 0.0 {
+                stated.push(*key);
+            }
+        }
+        if !stated.is_empty() {
+            let message = format!(
+                "config.json: the model trains with dropout ({}), which the engines do not compute",
+                stated.join(", ")
+            );
+            return Err(ConfigError {
+                cause: Cause::UncomputedUnlessZero,
+                ..uncomputed(&stated, message)
+            });
         }
         if self.given("quantization_config").is_some() {
             let what = "quantised weights (quantization_config) are".to_owned();
@@ -174,15 +235,39 @@ impl Keys<'_> {
         };
         match activation.as_str() {
             Some("silu" | "swish") => Ok(Activation::Silu),
-            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-            Some("gelu") if defaults.family == Family::Gemma => Ok(Activation::GeluTanh),
+            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_python_tanh") => Ok(Activation::GeluTanh),
+            Some("gelu") if self.family == Family::Gemma => Ok(Activation::GeluTanh),
+            Some("gelu" | "gelu_python") => Ok(Activation::Gelu),
             _ => {
+                let key = self.family.key("hidden_act");
                 let message = format!(
-                    "config.json: hidden_act {activation} is not supported; silu and gelu_pytorch_tanh are"
+                    "config.json: {key} {activation} is not supported; silu, gelu and gelu_pytorch_tanh are"
                 );
-                Err(uncomputed(&["hidden_act"], message))
+                Err(uncomputed(&[key], message))
             }
         }
+    }
+
+    /// As the families' attention and MLP read them.
+    fn biases(&self, defaults: &ModelConfig) -> Result<Biases, ConfigError> {
+        let flag = |key| Ok::<_, ConfigError>(self.flag(key)?.unwrap_or(false));
+        let of_attention = match self.family {
+            Family::Llama | Family::Qwen3 | Family::SmolLm3 | Family::Gemma => {
+                flag("attention_bias")?
+            }
+            Family::GptNeoX => self.flag("attention_bias")?.unwrap_or(true),
+            Family::StarCoder2 => self.flag("use_bias")?.unwrap_or(true),
+            Family::Mistral | Family::Qwen2 | Family::Gpt2 => defaults.output_bias,
+        };
+        Ok(Biases {
+            qkv: of_attention || self.family == Family::Qwen2,
+            output: of_attention,
+            mlp: match self.family {
+                Family::Llama | Family::SmolLm3 => flag("mlp_bias")?,
+                Family::StarCoder2 => of_attention,
+                _ => defaults.mlp_biases,
+            },
+        })
     }
 
     /// The key and object of the RoPE settings: `rope_scaling` (transformers 4), else `rope_parameters`
@@ -192,7 +277,7 @@ impl Keys<'_> {
             match self.given(key) {
                 None => {}
                 Some(Value::Object(rope)) if rope.is_empty() => {}
-                Some(Value::Object(rope)) => return Ok(Some((key, rope))),
+                Some(Value::Object(rope)) => return Ok(Some((key, self.of(rope)))),
                 Some(other) => return Err(wrong(key, other, "an object or null")),
             }
         }
@@ -202,22 +287,36 @@ impl Keys<'_> {
     /// `rope_theta` of the RoPE settings, else that of the model.
     fn rope_theta(&self, default: f32) -> Result<f32, ConfigError> {
         if let Some((_, rope)) = self.rope()?
-            && let Some(theta) = Keys(rope).number("rope_theta")?
+            && let Some(theta) = rope.number("rope_theta")?
         {
             return Ok(theta);
         }
         Ok(self.number("rope_theta")?.unwrap_or(default))
     }
 
+    /// The share of a head that rotates.
+    fn partial_rotary_factor(&self, default: f64) -> Result<f64, ConfigError> {
+        let rope = self.rope()?;
+        let of_rope = rope.as_ref();
+        let of_rope = of_rope.map(|(_, rope)| rope.fraction("partial_rotary_factor"));
+        let stated = of_rope.transpose()?.flatten();
+        if self.family == Family::GptNeoX {
+            let older = self.fraction("rotary_pct")?;
+            return Ok(stated.or(older).unwrap_or(default));
+        }
+        match (stated, rope) {
+            (Some(stated), Some((key, _))) if stated != 1.0 => {
+                let message = "config.json: partial_rotary_factor other than 1 is not supported";
+                Err(uncomputed(&[key], message))
+            }
+            _ => Ok(default),
+        }
+    }
+
     fn rope_scaling(&self, positions: usize) -> Result<RopeScaling, ConfigError> {
         let Some((key, rope)) = self.rope()? else {
             return Ok(RopeScaling::Default);
         };
-        let rope = Keys(rope);
-        if rope.get("partial_rotary_factor").is_some_and(|f| f != 1.0) {
-            let message = "config.json: partial_rotary_factor other than 1 is not supported";
-            return Err(uncomputed(&[key], message));
-        }
         let needed = |name: &'static str| {
             rope.number(name)?.ok_or_else(|| {
                 let message = format!("config.json: {key} has no {name}");
@@ -248,10 +347,20 @@ impl Keys<'_> {
         }
     }
 
+    /// The same access to an object in the `config.json`.
+    fn of<'b>(&self, keys: &'b Map<String, Value>) -> Keys<'b> {
+        Keys {
+            keys,
+            family: self.family,
+        }
+    }
+
     /// Layers without rotation: `no_rope_layers` has a 0 for each.
-    fn unrotated_layers(&self, family: Family, layers: usize) -> Result<Vec<usize>, ConfigError> {
-        if family != Family::SmolLm3 {
-            return Ok(Vec::new());
+    fn unrotated_layers(&self, layers: usize) -> Result<Vec<usize>, ConfigError> {
+        match self.family {
+            Family::SmolLm3 => {}
+            Family::Gpt2 => return Ok((0..layers).collect()),
+            _ => return Ok(Vec::new()),
         }
         let flags = self.typed("no_rope_layers", "a list of 0 and 1", |value| {
             let flags = value.as_array()?.iter().map(Value::as_u64);
@@ -280,8 +389,9 @@ impl Keys<'_> {
         layers: usize,
         unrotated: &[usize],
     ) -> Result<(Option<usize>, Vec<usize>), ConfigError> {
-        let family = defaults.family;
-        if matches!(family, Family::Llama | Family::Gemma) {
+        let family = self.family;
+        let ignored = [Family::Llama, Family::Gemma, Family::GptNeoX, Family::Gpt2];
+        if ignored.contains(&family) {
             // transformers ignores the key.
             return Ok((None, Vec::new()));
         }
@@ -300,7 +410,7 @@ impl Keys<'_> {
         })?;
         let first = self.size_or("max_window_layers", 28)?;
         let is_windowed = |layer: &usize| match (family, &kinds) {
-            (Family::Mistral, _) => true,
+            (Family::Mistral | Family::StarCoder2, _) => true,
             (_, Some(kinds)) => kinds.get(*layer).copied().unwrap_or(false),
             (Family::SmolLm3, None) => unrotated.contains(layer),
             (_, None) => *layer >= first,

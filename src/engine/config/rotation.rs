@@ -76,12 +76,13 @@ impl RopeScaling {
 }
 
 impl ModelConfig {
-    /// The angle between two neighbouring positions of each of a head's `head_dim / 2` pairs, radians.
+    /// The angle between two neighbouring positions of each of the pairs of a head that rotate, radians.
     pub(in crate::engine) fn frequencies(&self) -> Vec<f32> {
         let theta = f64::from(self.rope_theta);
-        let exponent = |pair: usize| (2 * pair) as f64 / self.head_dim as f64;
+        let rotary = self.rotary_dim();
+        let exponent = |pair: usize| (2 * pair) as f64 / rotary as f64;
         let frequency = |pair| 1.0 / theta.powf(exponent(pair));
-        let pairs = 0..self.head_dim / 2;
+        let pairs = 0..rotary / 2;
         pairs
             .map(|pair| self.rope_scaling.scaled(frequency(pair)) as f32)
             .collect()

@@ -7,28 +7,40 @@ use super::{Family, ModelConfig, RopeScaling};
 impl ModelConfig {
     /// A `config.json` that transformers loads.
     pub fn to_json(&self) -> Value {
-        let theta = shortest(self.rope_theta);
         let mut config = json!({
             "architectures": [self.family.architecture()],
             "model_type": self.family.model_type(),
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
             "vocab_size": self.vocab_size,
-            "max_position_embeddings": self.max_position_embeddings,
-            "rms_norm_eps": shortest(self.rms_norm_eps),
-            // transformers 4 reads the first name, transformers 5 the second.
-            "rope_theta": theta,
-            "rope_parameters": self.rope_parameters(),
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": shortest(self.initializer_range),
-            "hidden_act": self.activation.name(),
-            "attention_dropout": 0.0,
             "torch_dtype": "float32",
         });
+        for (key, value) in [
+            ("hidden_size", json!(self.hidden_size)),
+            ("intermediate_size", json!(self.intermediate_size)),
+            ("num_hidden_layers", json!(self.num_hidden_layers)),
+            ("num_attention_heads", json!(self.num_attention_heads)),
+            (
+                "max_position_embeddings",
+                json!(self.max_position_embeddings),
+            ),
+            ("hidden_act", json!(self.activation.name())),
+            ("rms_norm_eps", shortest(self.norm_eps)),
+        ] {
+            config[self.family.key(key)] = value;
+        }
+        if !matches!(self.family, Family::GptNeoX | Family::Gpt2) {
+            config["num_key_value_heads"] = json!(self.num_key_value_heads);
+            config["head_dim"] = json!(self.head_dim);
+        }
+        for key in self.family.dropouts().0 {
+            config[*key] = json!(0.0);
+        }
+        if self.family != Family::Gpt2 {
+            // transformers 4 reads the first name, transformers 5 the second.
+            config[self.family.key("rope_theta")] = shortest(self.rope_theta);
+            config["rope_parameters"] = self.rope_parameters();
+        }
         for (key, id) in &self.token_ids {
             config[key] = id.clone();
         }
@@ -37,8 +49,16 @@ impl ModelConfig {
         }
         let layers = 0..self.num_hidden_layers;
         match self.family {
-            Family::Llama | Family::Gemma => {}
+            Family::Llama | Family::Gemma | Family::Gpt2 => {}
             Family::Mistral => config["sliding_window"] = json!(self.sliding_window),
+            Family::StarCoder2 => {
+                config["sliding_window"] = json!(self.sliding_window);
+                config["use_bias"] = json!(self.qkv_biases);
+            }
+            Family::GptNeoX => {
+                config["rotary_pct"] = json!(self.partial_rotary_factor);
+                config["use_parallel_residual"] = json!(self.parallel_residual);
+            }
             Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {
                 config["use_sliding_window"] = json!(self.sliding_window.is_some());
                 config["sliding_window"] = json!(self.sliding_window);
@@ -51,12 +71,12 @@ impl ModelConfig {
         }
         if matches!(
             self.family,
-            Family::Llama | Family::Qwen3 | Family::SmolLm3 | Family::Gemma
+            Family::Llama | Family::Qwen3 | Family::SmolLm3 | Family::Gemma | Family::GptNeoX
         ) {
-            config["attention_bias"] = json!(false);
+            config["attention_bias"] = json!(self.output_bias);
         }
         if matches!(self.family, Family::Llama | Family::SmolLm3) {
-            config["mlp_bias"] = json!(false);
+            config["mlp_bias"] = json!(self.mlp_biases);
         }
         if self.family == Family::SmolLm3 {
             let rotates = layers.map(|layer| u8::from(self.rotates(layer)));
@@ -85,6 +105,9 @@ impl ModelConfig {
             }),
         };
         rope["rope_theta"] = shortest(self.rope_theta);
+        if self.family == Family::GptNeoX {
+            rope["partial_rotary_factor"] = json!(self.partial_rotary_factor);
+        }
         rope
     }
 }

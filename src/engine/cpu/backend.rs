@@ -2,14 +2,16 @@
 
 use std::borrow::Cow;
 
-use cpu_kernels::{attention, embedding, glu, head_norms, linear, rmsnorm, rope, vector};
+use cpu_kernels::{
+    attention, embedding, head_norms, layernorm, linear, mlp, rmsnorm, rope, vector,
+};
 
 use super::arena::Buffer;
 use super::store::{Gradient, Store};
 use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{
-    Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, Pass,
+    Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, NormKind, Pass,
 };
 
 type Done = Result<(), EngineError>;
@@ -89,17 +91,18 @@ impl CpuBackend<'_> {
         let (inputs, stashes) = (self.inputs.len(), self.stashes.len());
         match slot {
             Slot::Residual(layer) => &mut self.inputs[layer % inputs],
-            Slot::InverseInput(layer) => &mut self.stashes[layer % stashes].inverse_input,
+            Slot::InputStatistics(layer) => &mut self.stashes[layer % stashes].input_statistics,
             Slot::Qkv(layer) => &mut self.stashes[layer % stashes].qkv,
             Slot::Unnormed(layer) => &mut self.stashes[layer % stashes].unnormed,
             Slot::LogSums(layer) => &mut self.stashes[layer % stashes].log_sums,
             Slot::Attended(layer) => &mut self.stashes[layer % stashes].attended,
             Slot::Middle(layer) => &mut self.stashes[layer % stashes].middle,
-            Slot::InverseMiddle(layer) => &mut self.stashes[layer % stashes].inverse_middle,
+            Slot::MiddleStatistics(layer) => &mut self.stashes[layer % stashes].middle_statistics,
             Slot::GateUp(layer) => &mut self.stashes[layer % stashes].gate_up,
             Slot::Narrow => &mut self.shared.narrow,
             Slot::Wide => &mut self.shared.wide,
             Slot::DResidual => &mut self.shared.dx,
+            Slot::DOutput => self.shared.d_output.as_mut().unwrap_or(&mut self.shared.dx),
         }
     }
 
@@ -130,6 +133,14 @@ impl CpuBackend<'_> {
     fn hidden(&self) -> usize {
         self.config.hidden_size
     }
+
+    /// Makes the gradient of the residual stream that of products, which is a copy where those do not read it directly.
+    pub(super) fn publish(&mut self) {
+        let n = self.tokens() * self.hidden();
+        if let Some(d_output) = &mut self.shared.d_output {
+            d_output[..n].copy_from_slice(&self.shared.dx[..n]);
+        }
+    }
 }
 
 impl Backend for CpuBackend<'_> {
@@ -159,8 +170,14 @@ impl Backend for CpuBackend<'_> {
     fn embed(&mut self) -> Done {
         let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
         let scale = self.config.embedding_scale();
+        let (seq_len, table) = (self.micro_batch.seq_len, self.config.vocab_size * hidden);
+        let positions = self.config.position_embeddings;
         self.on([(Slot::Residual(0), hidden)], |[x], store, _| {
-            embedding::forward(x, tokens, (store.parameters(0), hidden), scale)
+            let unit = store.parameters(0);
+            embedding::forward(x, tokens, (unit, hidden), scale);
+            if positions {
+                embedding::add_positions(x, (&unit[table..], hidden), seq_len);
+            }
         })
     }
 
@@ -168,10 +185,16 @@ impl Backend for CpuBackend<'_> {
         let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
         let tied = self.config.tie_word_embeddings;
         let (scale, padding) = (self.config.embedding_scale(), self.config.padding_token());
+        let (seq_len, table) = (self.micro_batch.seq_len, self.config.vocab_size * hidden);
+        let has_positions = self.config.position_embeddings;
         self.on([(Slot::DResidual, hidden)], |[dx], store, _| {
             let (_, Gradient { values, add }) = store.gradient(0);
+            let (values, positions) = values.split_at_mut(table);
             // Tied embeddings already hold the head's part.
             embedding::backward((values, add || tied), tokens, (dx, hidden), scale, padding);
+            if has_positions {
+                embedding::positions_backward((positions, add), (dx, hidden), seq_len);
+            }
         })
     }
 
@@ -182,13 +205,11 @@ impl Backend for CpuBackend<'_> {
 
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Done {
         let (config, hidden) = (self.config, self.hidden());
-        let slots = [(normed, hidden), (norm.inverse, 1), (x, hidden)];
-        self.on(slots, |[normed, inverse, x], store, _| {
-            let w = norm_scale(
-                config,
-                &store.parameters(norm.unit)[norm.weights.range.clone()],
-            );
-            rmsnorm::forward(normed, inverse, x, &w, config.rms_norm_eps)
+        let statistics = (norm.statistics, config.norm.statistics());
+        let slots = [(normed, hidden), statistics, (x, hidden)];
+        self.on(slots, |[normed, statistics, x], store, _| {
+            let w = &store.parameters(norm.unit)[norm.weights.range.clone()];
+            norm_forward(config, normed, statistics, x, w)
         })
     }
 
@@ -198,14 +219,18 @@ impl Backend for CpuBackend<'_> {
             (Slot::Narrow, hidden),
             (Slot::DResidual, hidden),
             (x, hidden),
-            (norm.inverse, 1),
+            (norm.statistics, config.norm.statistics()),
         ];
-        self.on(slots, |[normed, dx, x, inverse], store, shared| {
+        self.on(slots, |[normed, dx, x, statistics], store, shared| {
             let (w, Gradient { values, add }) = store.gradient(norm.unit);
             let dw = (&mut values[norm.weights.range.clone()], add);
-            let w = norm_scale(config, &w[norm.weights.range.clone()]);
-            rmsnorm::backward(normed, dx, dw, x, inverse, &w, &mut shared.norm_scratch)
-        })
+            let (w, scratch) = (&w[norm.weights.range.clone()], &mut shared.norm_scratch);
+            norm_backward(config, (normed, dx), dw, (x, statistics), w, scratch)
+        })?;
+        if norm.publishes {
+            self.publish();
+        }
+        Ok(())
     }
 
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Done {
@@ -238,11 +263,15 @@ impl Backend for CpuBackend<'_> {
         norm: &Norm,
         normed: Slot,
     ) -> Done {
+        if self.config.norm == NormKind::Layer {
+            self.linear_add(linear, x, residual, sum)?;
+            return self.norm(norm, sum, normed);
+        }
         self.linear(linear, x, Slot::Narrow)?;
         let (config, hidden) = (self.config, self.hidden());
         let slots = [
             (normed, hidden),
-            (norm.inverse, 1),
+            (norm.statistics, 1),
             (sum, hidden),
             (residual, hidden),
             (Slot::Narrow, hidden),
@@ -250,11 +279,8 @@ impl Backend for CpuBackend<'_> {
         self.on(
             slots,
             |[normed, inverse, sum, residual, projected], store, _| {
-                let w = norm_scale(
-                    config,
-                    &store.parameters(norm.unit)[norm.weights.range.clone()],
-                );
-                let eps = config.rms_norm_eps;
+                let w = &store.parameters(norm.unit)[norm.weights.range.clone()];
+                let (w, eps) = (norm_scale(config, w), config.norm_eps);
                 rmsnorm::add_forward(normed, inverse, sum, (residual, projected), &w, eps)
             },
         )
@@ -282,7 +308,7 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn head_norms(&mut self, norms: &HeadNorms) -> Done {
-        let (shape, eps) = (self.shape, self.config.rms_norm_eps);
+        let (shape, eps) = (self.shape, self.config.norm_eps);
         let slots = [
             (Slot::Qkv(norms.layer), shape.qkv()),
             (Slot::Unnormed(norms.layer), shape.queries_and_keys()),
@@ -294,7 +320,7 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn head_norms_backward(&mut self, norms: &HeadNorms) -> Done {
-        let (shape, eps) = (self.shape, self.config.rms_norm_eps);
+        let (shape, eps) = (self.shape, self.config.norm_eps);
         let slots = [
             (Slot::Wide, shape.qkv()),
             (Slot::Unnormed(norms.layer), shape.queries_and_keys()),
@@ -309,13 +335,18 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Done {
-        let shape = self.shape;
+        let (shape, rotary_dim) = (self.shape, self.config.rotary_dim());
         self.on([(qkv, shape.qkv())], |[qkv], _, shared| {
-            let table = (&shared.rope[..], shape.seq_len, shape.head_dim);
-            let rotated = shape.heads + shape.kv_heads;
+            let rotation = rope::Rotation {
+                table: &shared.rope,
+                seq_len: shape.seq_len,
+                heads: shape.heads + shape.kv_heads,
+                head_dim: shape.head_dim,
+                rotary_dim,
+            };
             match direction {
-                Direction::Forward => rope::rotate(qkv, shape.qkv(), rotated, table),
-                Direction::Backward => rope::rotate_back(qkv, shape.qkv(), rotated, table),
+                Direction::Forward => rope::rotate(qkv, shape.qkv(), rotation),
+                Direction::Backward => rope::rotate_back(qkv, shape.qkv(), rotation),
             }
         })
     }
@@ -350,29 +381,75 @@ impl Backend for CpuBackend<'_> {
         )
     }
 
-    fn glu(&mut self, layer: usize) -> Done {
-        let (inner, activation) = (self.config.intermediate_size, self.config.activation);
-        let slots = [(Slot::Wide, inner), (Slot::GateUp(layer), 2 * inner)];
-        self.on(slots, |[h, gate_up], _, _| match activation {
-            Activation::Silu => glu::forward(h, gate_up, inner, glu::silu),
-            Activation::GeluTanh => glu::forward(h, gate_up, inner, glu::gelu_tanh),
+    fn activate(&mut self, layer: usize) -> Done {
+        let config = self.config;
+        let shape = (config.intermediate_size, config.gated);
+        let slots = [(Slot::Wide, shape.0), (Slot::GateUp(layer), config.inner())];
+        self.on(slots, |[h, inputs], _, _| match config.activation {
+            Activation::Silu => mlp::forward(h, inputs, shape, mlp::silu),
+            Activation::GeluTanh => mlp::forward(h, inputs, shape, mlp::gelu_tanh),
+            Activation::Gelu => mlp::forward(h, inputs, shape, mlp::gelu),
         })
     }
 
-    fn glu_backward(&mut self, layer: usize) -> Done {
-        let (inner, activation) = (self.config.intermediate_size, self.config.activation);
-        let slots = [(Slot::Wide, inner), (Slot::GateUp(layer), 2 * inner)];
-        self.on(slots, |[h, gate_up], _, _| match activation {
-            Activation::Silu => glu::backward(h, gate_up, inner, glu::silu),
-            Activation::GeluTanh => glu::backward(h, gate_up, inner, glu::gelu_tanh),
+    fn activate_backward(&mut self, layer: usize) -> Done {
+        let config = self.config;
+        let shape = (config.intermediate_size, config.gated);
+        let slots = [(Slot::Wide, shape.0), (Slot::GateUp(layer), config.inner())];
+        self.on(slots, |[h, inputs], _, _| match config.activation {
+            Activation::Silu => mlp::backward(h, inputs, shape, mlp::silu),
+            Activation::GeluTanh => mlp::backward(h, inputs, shape, mlp::gelu_tanh),
+            Activation::Gelu => mlp::backward(h, inputs, shape, mlp::gelu),
         })
     }
 }
 
-/// The factors of a norm: its weights, or one more than each.
-pub(super) fn norm_scale<'w>(config: &ModelConfig, weights: &'w [f32]) -> Cow<'w, [f32]> {
-    match config.norms_add_one {
-        false => Cow::Borrowed(weights),
-        true => weights.iter().map(|w| 1.0 + w).collect(),
+/// `normed` = norm(`x`); keeps the `statistics` of the rows. `w` are the norm's vectors.
+pub(super) fn norm_forward(
+    config: &ModelConfig,
+    normed: &mut [f32],
+    statistics: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+) {
+    match config.norm {
+        NormKind::Layer => {
+            let vectors = w.split_at(config.hidden_size);
+            layernorm::forward(normed, statistics, x, vectors, config.norm_eps);
+        }
+        NormKind::Rms | NormKind::RmsPlusOne => {
+            let w = norm_scale(config, w);
+            rmsnorm::forward(normed, statistics, x, &w, config.norm_eps);
+        }
+    }
+}
+
+/// Replaces the gradient of the norm's output by the output, and adds that of the input to `dx` and that of the vectors to
+/// `dw`.
+pub(super) fn norm_backward(
+    config: &ModelConfig,
+    (normed, dx): (&mut [f32], &mut [f32]),
+    dw: (&mut [f32], bool),
+    (x, statistics): (&[f32], &[f32]),
+    w: &[f32],
+    scratch: &mut [f32],
+) {
+    match config.norm {
+        NormKind::Layer => {
+            let vectors = w.split_at(config.hidden_size);
+            layernorm::backward(normed, dx, dw, x, statistics, vectors, scratch);
+        }
+        NormKind::Rms | NormKind::RmsPlusOne => {
+            let w = norm_scale(config, w);
+            rmsnorm::backward(normed, dx, dw, x, statistics, &w, scratch);
+        }
+    }
+}
+
+/// The factors of an RMSNorm: its weights, or one more than each.
+fn norm_scale<'w>(config: &ModelConfig, weights: &'w [f32]) -> Cow<'w, [f32]> {
+    match config.norm {
+        NormKind::RmsPlusOne => weights.iter().map(|w| 1.0 + w).collect(),
+        NormKind::Rms | NormKind::Layer => Cow::Borrowed(weights),
     }
 }

@@ -3,9 +3,9 @@
 //! Rows without a target never reach the head. The other rows are processed in chunks, so that only one
 //! chunk's logits exist; their gradient overwrites them.
 
-use cpu_kernels::{cross_entropy, linear, rmsnorm};
+use cpu_kernels::{cross_entropy, linear};
 
-use super::backend::{CpuBackend, norm_scale};
+use super::backend::{CpuBackend, norm_backward, norm_forward};
 use super::store::Gradient;
 use crate::engine::IGNORE;
 use crate::engine::walk::{Head, Slot};
@@ -40,9 +40,12 @@ impl CpuBackend<'_> {
             }
         }
         self.buffer(last).restore(x);
+        if gradient {
+            self.publish();
+        }
     }
 
-    /// Leaves x's rows in `narrow`, the norm's output in `wide`, the inverse rms at the beginning of
+    /// Leaves x's rows in `narrow`, the norm's output in `wide`, its statistics at the beginning of
     /// `norm_scratch` and the logits; returns the targets of the rows.
     fn logits(&mut self, head: &Head, x: &[f32], rows: &[usize]) -> Vec<u32> {
         let (n, hidden) = (rows.len(), self.config.hidden_size);
@@ -52,13 +55,9 @@ impl CpuBackend<'_> {
             into.copy_from_slice(&x[row * hidden..][..hidden]);
         }
         let normed = &mut shared.wide[..n * hidden];
-        rmsnorm::forward(
-            normed,
-            &mut shared.norm_scratch[..n],
-            gathered,
-            &norm_scale(self.config, &store.parameters(head.unit)[..hidden]),
-            self.config.rms_norm_eps,
-        );
+        let statistics = &mut shared.norm_scratch[..n * self.config.norm.statistics()];
+        let w = &store.parameters(head.unit)[head.norm.range.clone()];
+        norm_forward(self.config, normed, statistics, gathered, w);
         let w = &store.parameters(head.logits.unit)[head.logits.weights.clone()];
         let logits = &mut shared.logits[..n * self.config.vocab_size];
         linear::forward(logits, normed, w, n);
@@ -84,16 +83,12 @@ impl CpuBackend<'_> {
         dx.fill(0.0);
         let (w, Gradient { values, add }) = self.store.gradient(head.unit);
         let gathered = &shared.narrow[..n * hidden];
-        let (inverse, norm_scratch) = shared.norm_scratch.split_at_mut(n);
-        rmsnorm::backward(
-            normed,
-            dx,
-            (&mut values[..hidden], add || precede),
-            gathered,
-            inverse,
-            &norm_scale(self.config, &w[..hidden]),
-            norm_scratch,
-        );
+        let statistics = n * self.config.norm.statistics();
+        let (statistics, scratch) = shared.norm_scratch.split_at_mut(statistics);
+        let vectors = head.norm.range.clone();
+        let dw = (&mut values[vectors.clone()], add || precede);
+        let input = (gathered, &*statistics);
+        norm_backward(self.config, (normed, dx), dw, input, &w[vectors], scratch);
         for (&row, dx) in rows.iter().zip(dx.chunks_exact(hidden)) {
             shared.dx[row * hidden..][..hidden].copy_from_slice(dx);
         }

@@ -181,12 +181,17 @@ impl Engine for CpuEngine {
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
         self.layout.unit(unit)?;
-        self.store.export(unit, wanted)
+        let mut state = self.store.export(unit, wanted)?;
+        if let Some(state) = &mut state {
+            self.layout.units[unit].state_to_files(state);
+        }
+        Ok(state)
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
         self.layout.unit(unit)?.check_state(state)?;
-        self.store.import(unit, state);
+        let state = self.layout.units[unit].state_from_files(state);
+        self.store.import(unit, &state);
         Ok(())
     }
 

@@ -24,8 +24,8 @@ pub struct Workspace {
 
 /// Activations of one block.
 pub struct Stash {
-    /// 1 / rms of the block's input, `[n]`.
-    pub inverse_input: Buffer,
+    /// What forward keeps of the norm of the block's input, `[n, statistics]`.
+    pub input_statistics: Buffer,
     /// Rotated queries and keys, and values, `[n, qkv]`.
     pub qkv: Buffer,
     /// Queries and keys before their norms, `[n, queries and keys]`; empty without these norms.
@@ -36,9 +36,9 @@ pub struct Stash {
     pub attended: Buffer,
     /// The residual stream after attention, `[n, hidden]`.
     pub middle: Buffer,
-    /// 1 / rms of `middle`, `[n]`.
-    pub inverse_middle: Buffer,
-    /// Gates and ups, `[n, 2 × intermediate]`; backward replaces them by their gradient.
+    /// The same of the norm before the MLP.
+    pub middle_statistics: Buffer,
+    /// Gates and ups, `[n, inner]`, or only ups; backward replaces them by their gradient.
     pub gate_up: Buffer,
 }
 
@@ -50,13 +50,15 @@ pub struct Shared {
     pub wide: Buffer,
     /// Gradient of the residual stream, `[n, hidden]`.
     pub dx: Buffer,
-    /// Partial sums of the norms' weight gradients, and one number per row of the head.
+    /// A copy for matrix products, where norms add to `dx` before these have read it (a parallel residual).
+    pub d_output: Option<Buffer>,
+    /// Partial sums of the gradients of vectors, and the statistics of the head's rows.
     pub norm_scratch: Buffer,
     /// Scratch for attention's scores; the memory that it has is that of `scores`.
     pub attention: attention::Scratch,
     #[expect(dead_code, reason = "it counts the memory")]
     scores: Vec<Buffer>,
-    /// Cosines and sines, `[seq_len, head_dim]`.
+    /// Cosines and sines, `[seq_len, rotary_dim]`.
     pub rope: Buffer,
     /// `[head_rows, vocabulary]`.
     pub logits: Buffer,
@@ -101,14 +103,14 @@ impl Stash {
         let buffer = |width: usize| arena.buffer(n * width, what);
         let queries = config.queries();
         Ok(Stash {
-            inverse_input: buffer(1)?,
+            input_statistics: buffer(config.norm.statistics())?,
             qkv: buffer(config.qkv())?,
             unnormed: buffer(config.unnormed())?,
             log_sums: buffer(config.num_attention_heads)?,
             attended: buffer(queries)?,
             middle: buffer(config.hidden_size)?,
-            inverse_middle: buffer(1)?,
-            gate_up: buffer(2 * config.intermediate_size)?,
+            middle_statistics: buffer(config.norm.statistics())?,
+            gate_up: buffer(config.inner())?,
         })
     }
 }
@@ -124,12 +126,13 @@ impl Shared {
         let hidden = config.hidden_size;
         let queries = config.queries();
         // The norms of queries and of keys have scratch for the weights of both.
+        let of_norms = config.norm.vectors() * hidden;
         let normed = match config.query_key_norms {
-            true => hidden.max(2 * config.head_dim),
-            false => hidden,
+            true => of_norms.max(2 * config.head_dim),
+            false => of_norms,
         };
         let head_rows = (LOGITS / config.vocab_size).max(HEAD_ROWS).min(n);
-        let mut table = arena.buffer(capacity.seq_len * config.head_dim, "the RoPE table")?;
+        let mut table = arena.buffer(capacity.seq_len * config.rotary_dim(), "the RoPE table")?;
         rope::fill_table(&mut table, &config.frequencies());
         let wide = hidden.max(config.intermediate_size).max(config.qkv());
         let len = attention::Scratch::block_len(capacity.seq_len);
@@ -144,7 +147,13 @@ impl Shared {
             narrow: arena.buffer(n * hidden.max(queries), what)?,
             wide: arena.buffer(n * wide, what)?,
             dx: arena.buffer(n * hidden, what)?,
-            norm_scratch: arena.buffer(rmsnorm::scratch_len(n, normed) + head_rows, what)?,
+            d_output: (config.parallel_residual)
+                .then(|| arena.buffer(n * hidden, what))
+                .transpose()?,
+            norm_scratch: arena.buffer(
+                rmsnorm::scratch_len(n, normed) + config.norm.statistics() * head_rows,
+                what,
+            )?,
             attention: attention::Scratch::new(lent),
             scores,
             rope: table,

@@ -18,7 +18,7 @@ use super::sharded::Shards;
 use super::state::{State, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Vector, Walk};
-use crate::engine::{Direction, Pass, Training};
+use crate::engine::{Direction, Pass, Role, Training};
 
 const F32: usize = size_of::<f32>();
 
@@ -145,6 +145,13 @@ impl<'a> CudaBackend<'a> {
         Ok(gradient.address)
     }
 
+    /// The position embeddings within the first unit.
+    fn positions(&self) -> Option<Range<usize>> {
+        let unit = &self.walk.layout.units[0];
+        let has_them = self.walk.config.position_embeddings;
+        has_them.then(|| unit.of(Role::Positions).range())
+    }
+
     fn stash(&self, layer: usize) -> &'a Stash {
         let stashes = &self.work.stashes;
         &stashes[layer % stashes.len()]
@@ -157,25 +164,18 @@ impl<'a> CudaBackend<'a> {
     fn address(&self, slot: Slot) -> u64 {
         match slot {
             Slot::Residual(layer) => self.work.residual[layer],
-            Slot::InverseInput(layer) => self.stash(layer).inverse_input,
+            Slot::InputStatistics(layer) => self.stash(layer).input_statistics,
             Slot::Qkv(layer) => self.stash(layer).qkv,
             Slot::Unnormed(layer) => self.stash(layer).unnormed,
             Slot::LogSums(layer) => self.stash(layer).log_sums,
             Slot::Attended(layer) => self.stash(layer).attended,
             Slot::Middle(layer) => self.stash(layer).middle,
-            Slot::InverseMiddle(layer) => self.stash(layer).inverse_middle,
+            Slot::MiddleStatistics(layer) => self.stash(layer).middle_statistics,
             Slot::GateUp(layer) => self.stash(layer).gate_up,
             Slot::Narrow => self.work.narrow,
             Slot::Wide => self.work.wide,
             Slot::DResidual => self.work.dx,
-        }
-    }
-
-    /// The address of a matrix product's operand.
-    fn real(&self, slot: Slot) -> u64 {
-        match slot {
-            Slot::DResidual => self.work.dx_operand,
-            slot => self.address(slot),
+            Slot::DOutput => self.work.dx_operand,
         }
     }
 
@@ -217,6 +217,24 @@ impl<'a> CudaBackend<'a> {
             result,
             element,
         })
+    }
+
+    /// As [`CudaBackend::product`] of the micro-batch's tokens, plus the layer's bias.
+    fn biased_product(
+        &self,
+        linear: &Linear,
+        x: u64,
+        y: (u64, Precision),
+        added: Option<u64>,
+    ) -> Enqueued {
+        let n = self.tokens();
+        self.product(linear, x, y, added, n)?;
+        let Some(bias) = &linear.bias else {
+            return Ok(());
+        };
+        let of_columns = (self.vector(linear.unit, bias), linear.outputs());
+        self.kernels
+            .add_bias(&self.streams.compute, y, of_columns, n)
     }
 
     /// dx `[n, inputs]` = dy `[n, outputs]` · w, both real.
@@ -377,13 +395,11 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn embed(&mut self) -> Enqueued {
-        let (tokens, table) = (
-            (self.work.inputs.tokens, self.tokens()),
-            self.whole(0).table,
-        );
-        let compute = &self.streams.compute;
+        let (tokens, table) = (self.work.inputs.tokens, self.whole(0).table);
+        let positions = self.positions().map(|range| f32_at(table, range.start));
+        let (compute, x) = (&self.streams.compute, self.work.residual[0]);
         self.kernels
-            .embedding_forward(compute, self.work.residual[0], table, tokens)
+            .embedding_forward(compute, x, (table, positions), tokens, self.shape)
     }
 
     fn embed_backward(&mut self) -> Enqueued {
@@ -394,6 +410,12 @@ impl Backend for CudaBackend<'_> {
         }
         let compute = &self.streams.compute;
         let (dx, n) = (self.work.dx, self.tokens());
+        if let Some(range) = self.positions() {
+            let of_positions = gradient.part(&range);
+            self.zero_unless_added(of_positions, range.len())?;
+            self.kernels
+                .positions_backward(compute, of_positions.address, dx, self.shape)?;
+        }
         self.kernels
             .embedding_backward(compute, gradient.address, dx, &self.work.inputs, n)
     }
@@ -404,10 +426,10 @@ impl Backend for CudaBackend<'_> {
         let hidden = self.walk.config.hidden_size;
         let (kernels, compute) = (self.kernels, &self.streams.compute);
         let x = work.residual[self.walk.config.num_hidden_layers];
-        let norm_weights = self.whole(head.unit).vectors[0];
+        let norm_weights = self.vector(head.unit, &head.norm);
 
-        let normed = (work.narrow, work.inverse_head);
-        kernels.rmsnorm_forward(compute, normed, x, norm_weights, n)?;
+        let normed = (work.narrow, work.head_statistics);
+        kernels.norm_forward(compute, normed, x, norm_weights, n)?;
         for first in (0..n).step_by(work.logits_rows) {
             let rows = work.logits_rows.min(n - first);
             let normed = self.real_at(work.narrow, first * hidden);
@@ -430,54 +452,46 @@ impl Backend for CudaBackend<'_> {
         if !gradient {
             return Ok(());
         }
-        let dw = self.gradient(head.unit);
-        self.zero_unless_added(dw, hidden)?;
+        let weights = (norm_weights, self.vector_gradient(head.unit, &head.norm)?);
         self.zero(work.dx, n * hidden * F32)?;
-        let weights = (norm_weights, dw.address);
-        kernels.rmsnorm_backward(compute, work, (x, work.inverse_head), weights, n)
+        kernels.norm_backward(compute, work, (x, work.head_statistics), weights, true, n)
     }
 
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Enqueued {
         let weights = self.vector(norm.unit, &norm.weights);
-        let y = (self.address(normed), self.address(norm.inverse));
+        let y = (self.address(normed), self.address(norm.statistics));
         let compute = &self.streams.compute;
         self.kernels
-            .rmsnorm_forward(compute, y, self.address(x), weights, self.tokens())
+            .norm_forward(compute, y, self.address(x), weights, self.tokens())
     }
 
     fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Enqueued {
         let dw = self.vector_gradient(norm.unit, &norm.weights)?;
-        let input = (self.address(x), self.address(norm.inverse));
+        let input = (self.address(x), self.address(norm.statistics));
         let weights = (self.vector(norm.unit, &norm.weights), dw);
-        let compute = &self.streams.compute;
+        let (compute, n) = (&self.streams.compute, self.tokens());
         self.kernels
-            .rmsnorm_backward(compute, self.work, input, weights, self.tokens())
+            .norm_backward(compute, self.work, input, weights, norm.publishes, n)
     }
 
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Enqueued {
-        let (n, y) = (self.tokens(), self.address(y));
-        self.product(linear, self.real(x), (y, self.precision), None, n)?;
-        let Some(bias) = &linear.bias else {
-            return Ok(());
-        };
-        let of_columns = (self.vector(linear.unit, bias), linear.outputs());
-        self.kernels
-            .add_bias(&self.streams.compute, y, of_columns, n)
+        let y = (self.address(y), self.precision);
+        self.biased_product(linear, self.address(x), y, None)
     }
 
     fn linear_add(&mut self, linear: &Linear, x: Slot, residual: Slot, sum: Slot) -> Enqueued {
         let sum = (self.address(sum), Precision::F32);
         let added = Some(self.address(residual));
-        self.product(linear, self.real(x), sum, added, self.tokens())
+        self.biased_product(linear, self.address(x), sum, added)
     }
 
     fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Enqueued {
-        self.product_of_input(linear, self.real(dy), self.real(dx), self.tokens())
+        self.product_of_input(linear, self.address(dy), self.address(dx), self.tokens())
     }
 
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Enqueued {
         let dw = self.gradient(linear.unit).part(&linear.weights);
-        let operands = (self.real(dy), self.real(x));
+        let operands = (self.address(dy), self.address(x));
         self.product_of_weights(linear, operands, dw, self.tokens())?;
         let Some(bias) = &linear.bias else {
             return Ok(());
@@ -526,18 +540,18 @@ impl Backend for CudaBackend<'_> {
             .attention_backward(compute, self.work, stash, self.shape, window)
     }
 
-    fn glu(&mut self, layer: usize) -> Enqueued {
+    fn activate(&mut self, layer: usize) -> Enqueued {
         let (h, gate_up) = (self.work.wide, self.stash(layer).gate_up);
         let compute = &self.streams.compute;
         self.kernels
-            .glu(compute, Direction::Forward, h, gate_up, self.tokens())
+            .activate(compute, Direction::Forward, h, gate_up, self.tokens())
     }
 
-    fn glu_backward(&mut self, layer: usize) -> Enqueued {
+    fn activate_backward(&mut self, layer: usize) -> Enqueued {
         let (h, gate_up) = (self.work.wide, self.stash(layer).gate_up);
         let compute = &self.streams.compute;
         self.kernels
-            .glu(compute, Direction::Backward, h, gate_up, self.tokens())
+            .activate(compute, Direction::Backward, h, gate_up, self.tokens())
     }
 }
 

@@ -252,8 +252,7 @@ impl CudaEngine {
         let place = |bump: &mut _| Workspace::place(bump, &self.config, capacity, &self.options);
         within(self.state.bytes(), bytes_of(place), self.limit, &what)?;
         let slab = Slab::allocate(&self.device, &what, place)?;
-        let head_dim = self.config.head_dim;
-        let mut table = vec![0.0; capacity.seq_len * head_dim];
+        let mut table = vec![0.0; capacity.seq_len * self.config.rotary_dim()];
         rope::fill_table(&mut table, &self.config.frequencies());
         self.upload(slab.at.rope, bytemuck::cast_slice(&table))?;
         let mut inputs = self.device.pinned(slab.at.inputs.bytes, "micro-batches")?;
@@ -681,17 +680,21 @@ impl Engine for CudaEngine {
                 engine.download(whole, elements)
             })
         };
-        let state = UnitState {
+        let mut state = UnitState {
             parameters: vector(addresses.weights)?,
             exp_avg: vector(addresses.exp_avg)?,
             exp_avg_sq: vector(addresses.exp_avg_sq)?,
         };
+        if wanted {
+            self.layout.units[unit].state_to_files(&mut state);
+        }
         Ok(wanted.then_some(state))
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
         let len = self.layout.unit(unit)?.len;
         self.layout.units[unit].check_state(state)?;
+        let state = self.layout.units[unit].state_from_files(state);
         self.checked(|engine| {
             if let (Some(peers), Some(_)) = (&engine.peers, &engine.sharding) {
                 // A joined walk may still gather the weights.
@@ -748,11 +751,7 @@ pub fn supported(config: &ModelConfig) -> Result<(), EngineError> {
              CPUs"
         )));
     }
-    let largest = [
-        config.vocab_size,
-        2 * config.intermediate_size,
-        config.hidden_size,
-    ];
+    let largest = [config.vocab_size, config.inner(), config.hidden_size];
     match largest
         .into_iter()
         .find(|&size| i32::try_from(size).is_err())

@@ -15,7 +15,7 @@ use super::kernels::attention::{self, Variant};
 use super::options::Precision;
 use super::state::UnitAddresses;
 use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows};
-use crate::engine::{Activation, Direction, ModelConfig};
+use crate::engine::{Activation, Direction, ModelConfig, NormKind};
 
 use Argument::{Address, Float, Int, Size};
 
@@ -40,11 +40,12 @@ pub struct Kernels {
     hidden: usize,
     intermediate: usize,
     vocabulary: usize,
+    norm: NormKind,
     epsilon: f32,
-    /// Added to the weights of norms.
-    norm_shift: f32,
     embedding_scale: f32,
     activation: Activation,
+    gated: bool,
+    rotary_dim: usize,
     attention: Attention,
     /// For layers with a window, unless `attention` has it.
     windowed: Option<Attention>,
@@ -102,10 +103,12 @@ impl Kernels {
             hidden: config.hidden_size,
             intermediate: config.intermediate_size,
             vocabulary: config.vocab_size,
-            epsilon: config.rms_norm_eps,
-            norm_shift: if config.norms_add_one { 1.0 } else { 0.0 },
+            norm: config.norm,
+            epsilon: config.norm_eps,
             embedding_scale: config.embedding_scale(),
             activation: config.activation,
+            gated: config.gated,
+            rotary_dim: config.rotary_dim(),
             attention: attention(variant)?,
             windowed,
         })
@@ -118,23 +121,43 @@ impl Kernels {
         windowed.unwrap_or(&self.attention)
     }
 
-    /// The scaled rows of `table` that `tokens` name, f32 `[n, hidden]`.
+    /// The scaled rows of `table` that `tokens` name, f32 `[n, hidden]`, plus those of `positions` if there are any.
     pub fn embedding_forward(
         &self,
         stream: &Stream,
         x: u64,
-        table: u64,
-        tokens: (u64, usize),
+        (table, positions): (u64, Option<u64>),
+        tokens: u64,
+        shape: Shape,
     ) -> Enqueued {
-        let (tokens, n) = tokens;
         let arguments = [
             Address(x),
             Address(table),
+            Address(positions.unwrap_or(0)),
             Address(tokens),
             int(self.hidden),
+            int(shape.seq_len),
             Float(self.embedding_scale),
         ];
-        self.rows(stream, "embedding_forward", n, &arguments)
+        self.rows(stream, "embedding_forward", shape.tokens(), &arguments)
+    }
+
+    /// Adds the rows of `dx`, f32 `[n, hidden]`, to the rows of the gradient of the position embeddings.
+    pub fn positions_backward(
+        &self,
+        stream: &Stream,
+        gradient: u64,
+        dx: u64,
+        shape: Shape,
+    ) -> Enqueued {
+        let arguments = [
+            Address(gradient),
+            Address(dx),
+            int(shape.batch),
+            int(shape.seq_len),
+            int(self.hidden),
+        ];
+        self.rows(stream, "positions_backward", shape.seq_len, &arguments)
     }
 
     /// Adds the rows of `dx`, f32 `[n, hidden]`, to the rows of the table's gradient that their tokens name.
@@ -159,52 +182,73 @@ impl Kernels {
         self.rows(stream, "embedding_backward", n, &arguments)
     }
 
-    /// The norm `y`, real, of `x`, f32, both `[n, hidden]`; keeps 1 / rms in `inverse`.
-    pub fn rmsnorm_forward(
+    /// What a norm adds to its weights; `None` for a LayerNorm.
+    fn shift_of_rms(&self) -> Option<f32> {
+        match self.norm {
+            NormKind::Rms => Some(0.0),
+            NormKind::RmsPlusOne => Some(1.0),
+            NormKind::Layer => None,
+        }
+    }
+
+    /// The norm `y`, real, of `x`, f32, both `[n, hidden]`; keeps the `statistics` of the rows.
+    pub fn norm_forward(
         &self,
         stream: &Stream,
-        (y, inverse): (u64, u64),
+        (y, statistics): (u64, u64),
         x: u64,
         weights: u64,
         n: usize,
     ) -> Enqueued {
-        let arguments = [
+        let mut arguments = vec![
             Address(y),
-            Address(inverse),
+            Address(statistics),
             Address(x),
             Address(weights),
             int(self.hidden),
             Float(self.epsilon),
-            Float(self.norm_shift),
         ];
-        self.rows(stream, "rmsnorm_forward", n, &arguments)
+        let shift = self.shift_of_rms();
+        arguments.extend(shift.map(Float));
+        let kernel = match shift {
+            Some(_) => "rmsnorm_forward",
+            None => "layernorm_forward",
+        };
+        self.rows(stream, kernel, n, &arguments)
     }
 
     /// Adds the norm's part to the gradient of its input in [`Workspace::dx`], and to `gradient`, that of its
-    /// `weights`, both f32 `[hidden]`. [`Workspace::narrow`] holds the gradient of the output, and then the output.
-    /// `x`, f32 `[n, hidden]`, is the input, and `inverse`, f32 `[n]`, 1 / its rms.
-    pub fn rmsnorm_backward(
+    /// `weights`, both f32 `[vectors, hidden]`. [`Workspace::narrow`] holds the gradient of the output, and then the output.
+    /// `x`, f32 `[n, hidden]`, is the input, and `statistics` what forward has kept. `publishes` the new gradient for matrix
+    /// products.
+    pub fn norm_backward(
         &self,
         stream: &Stream,
         work: &Workspace,
-        (x, inverse): (u64, u64),
+        (x, statistics): (u64, u64),
         (weights, gradient): (u64, u64),
+        publishes: bool,
         n: usize,
     ) -> Enqueued {
-        let copied = self.precision == Precision::Bf16;
-        let arguments = [
+        let is_copied = publishes && work.dx_operand != work.dx;
+        let mut arguments = vec![
             Address(work.dx),
-            Address(if copied { work.dx_operand } else { 0 }),
+            Address(if is_copied { work.dx_operand } else { 0 }),
             Address(work.vector_partials),
             Address(work.narrow),
             Address(x),
-            Address(inverse),
+            Address(statistics),
             Address(weights),
             int(n),
             int(self.hidden),
             int(vector_rows(n)),
-            Float(self.norm_shift),
         ];
+        let shift = self.shift_of_rms();
+        arguments.extend(shift.map(Float));
+        let kernel = match shift {
+            Some(_) => "rmsnorm_backward",
+            None => "layernorm_backward",
+        };
         let blocks = vector_blocks(n);
         let threads = match self.hidden {
             ..=2048 => 256,
@@ -212,8 +256,9 @@ impl Kernels {
             _ => 1024,
         };
         let geometry = grid(blocks, threads);
-        self.launch(stream, "rmsnorm_backward", geometry, &arguments)?;
-        self.column_sums(stream, work, gradient, (blocks, self.hidden))
+        self.launch(stream, kernel, geometry, &arguments)?;
+        let width = self.norm.vectors() * self.hidden;
+        self.column_sums(stream, work, gradient, (blocks, width))
     }
 
     /// Adds the sums of the columns of [`Workspace::vector_partials`], f32 `[rows, width]`.
@@ -234,16 +279,20 @@ impl Kernels {
         self.launch(stream, "column_sums", grid, &arguments)
     }
 
-    /// Adds a bias, f32 `[width]`, to the rows of `y`, real `[n, width]`.
+    /// Adds a bias, f32 `[width]`, to the rows of `y` `[n, width]`, of this element: real, or f32.
     pub fn add_bias(
         &self,
         stream: &Stream,
-        y: u64,
+        (y, element): (u64, Precision),
         (bias, width): (u64, usize),
         n: usize,
     ) -> Enqueued {
         let arguments = [Address(y), Address(bias), int(width)];
-        self.rows(stream, "add_bias", n, &arguments)
+        let kernel = match element == self.precision {
+            true => "add_bias",
+            false => "add_bias_to_sum",
+        };
+        self.rows(stream, kernel, n, &arguments)
     }
 
     /// Adds the rows of `dy`, real `[n, width]`, to the gradient of a bias, f32 `[width]`.
@@ -344,14 +393,15 @@ impl Kernels {
             Address(table),
             int(shape.seq_len),
             int(head_dim),
+            int(self.rotary_dim),
             Float(direction),
         ];
         self.rows(stream, "rope", shape.tokens(), &arguments)
     }
 
-    /// Forward: `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`. Backward replaces the
-    /// gradient of `h` by `h`, and gates and ups by their gradient.
-    pub fn glu(
+    /// Forward: `h`, real `[n, intermediate]`, from gates and ups, real `[n, 2 × intermediate]`, or from ups alone, real
+    /// `[n, intermediate]`. Backward replaces the gradient of `h` by `h`, and gates and ups by their gradient.
+    pub fn activate(
         &self,
         stream: &Stream,
         direction: Direction,
@@ -359,11 +409,19 @@ impl Kernels {
         gate_up: u64,
         n: usize,
     ) -> Enqueued {
-        let kernel = match (self.activation, direction) {
-            (Activation::Silu, Direction::Forward) => "swiglu_forward",
-            (Activation::Silu, Direction::Backward) => "swiglu_backward",
-            (Activation::GeluTanh, Direction::Forward) => "geglu_forward",
-            (Activation::GeluTanh, Direction::Backward) => "geglu_backward",
+        let [forward, backward] = match (self.activation, self.gated) {
+            (Activation::Silu, true) => ["gated_silu_forward", "gated_silu_backward"],
+            (Activation::Silu, false) => ["plain_silu_forward", "plain_silu_backward"],
+            (Activation::GeluTanh, true) => ["gated_gelu_tanh_forward", "gated_gelu_tanh_backward"],
+            (Activation::GeluTanh, false) => {
+                ["plain_gelu_tanh_forward", "plain_gelu_tanh_backward"]
+            }
+            (Activation::Gelu, true) => ["gated_gelu_forward", "gated_gelu_backward"],
+            (Activation::Gelu, false) => ["plain_gelu_forward", "plain_gelu_backward"],
+        };
+        let kernel = match direction {
+            Direction::Forward => forward,
+            Direction::Backward => backward,
         };
         let elements = n * self.intermediate;
         let arguments = [

@@ -134,8 +134,8 @@ pub struct Places {
     pub partials: u64,
 }
 
-/// The most vectors of a unit: two norms, three biases, and the norms of queries and keys.
-pub const VECTORS: usize = 7;
+/// The most vectors of a unit: two norms with biases, seven biases of linear layers, and the norms of queries and keys.
+pub const VECTORS: usize = 13;
 
 /// Bytes of AdamW's factors, a structure of seven f32.
 pub const FACTORS: usize = 7 * F32;

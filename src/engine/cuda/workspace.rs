@@ -36,7 +36,7 @@ pub struct Workspace {
     pub residual: Vec<u64>,
     /// Activations for the backward pass of every block; a single stash under activation checkpointing.
     pub stashes: Vec<Stash>,
-    /// Cosines and sines, f32 `[seq_len, head_dim]`.
+    /// Cosines and sines, f32 `[seq_len, rotary_dim]`.
     pub rope: u64,
     /// Real `[n, max(hidden, heads × head_dim)]`.
     pub narrow: u64,
@@ -44,12 +44,13 @@ pub struct Workspace {
     pub wide: u64,
     /// Gradient of the residual stream, f32 `[n, hidden]`.
     pub dx: u64,
-    /// The same as an operand of matrix products, real `[n, hidden]`; `dx` itself in f32.
+    /// The same as an operand of matrix products, real `[n, hidden]`; `dx` itself in f32, unless norms add to that before the
+    /// products have read it (a parallel residual).
     pub dx_operand: u64,
     /// Partial sums of the gradient of vectors, f32 `[vector_blocks, the widest vectors]`.
     pub vector_partials: u64,
-    /// 1 / rms of the last block's output, f32 `[n]`.
-    pub inverse_head: u64,
+    /// What forward keeps of the final norm, f32 `[n, statistics]`.
+    pub head_statistics: u64,
     /// Attention's Σ dO · O, f32 `[batch, heads, seq_len]`.
     pub delta: u64,
     /// Real `[logits_rows, vocabulary]`.
@@ -91,8 +92,8 @@ pub struct Inputs {
 /// Activations of one block.
 #[derive(Debug)]
 pub struct Stash {
-    /// 1 / rms of the block's input, f32 `[n]`.
-    pub inverse_input: u64,
+    /// What forward keeps of the norm of the block's input, f32 `[n, statistics]`.
+    pub input_statistics: u64,
     /// Rotated queries and keys, and values, real `[n, qkv]`.
     pub qkv: u64,
     /// Queries and keys before their norms, real `[n, queries and keys]`; empty without these norms.
@@ -103,9 +104,9 @@ pub struct Stash {
     pub attended: u64,
     /// The residual stream after attention, f32 `[n, hidden]`.
     pub middle: u64,
-    /// 1 / rms of `middle`, f32 `[n]`.
-    pub inverse_middle: u64,
-    /// Gates and ups, real `[n, 2 × intermediate]`; backward replaces them by their gradient, and then uses the memory
+    /// The same of the norm before the MLP.
+    pub middle_statistics: u64,
+    /// Gates and ups, real `[n, inner]`, or only ups; backward replaces them by their gradient, and then uses the memory
     /// for the sums of attention.
     pub gate_up: u64,
 }
@@ -160,7 +161,7 @@ impl Workspace {
             stashes: (0..stashes)
                 .map(|_| Stash::place(bump, config, n, real))
                 .collect(),
-            rope: bump.f32(capacity.seq_len * config.head_dim),
+            rope: bump.f32(capacity.seq_len * config.rotary_dim()),
             narrow: bump.take(n * hidden.max(queries), real),
             wide: bump.take(
                 n * hidden.max(config.intermediate_size).max(config.qkv()),
@@ -168,11 +169,11 @@ impl Workspace {
             ),
             dx,
             dx_operand: match precision {
-                Precision::F32 => dx,
-                Precision::Bf16 => bump.take(n * hidden, real),
+                Precision::F32 if !config.parallel_residual => dx,
+                Precision::F32 | Precision::Bf16 => bump.take(n * hidden, real),
             },
-            vector_partials: bump.f32(vector_blocks(n) * widest_vectors(config)),
-            inverse_head: bump.f32(n),
+            vector_partials: bump.f32(vector_blocks(n) * config.widest_vectors()),
+            head_statistics: bump.f32(n * config.norm.statistics()),
             delta: bump.f32(n * config.num_attention_heads),
             logits: bump.take(logits_rows * config.vocab_size, real),
             logits_rows,
@@ -259,14 +260,14 @@ impl Stash {
     fn place(bump: &mut Bump, config: &ModelConfig, n: usize, real: usize) -> Stash {
         let queries = config.queries();
         Stash {
-            inverse_input: bump.f32(n),
+            input_statistics: bump.f32(n * config.norm.statistics()),
             qkv: bump.take(n * config.qkv(), real),
             unnormed: bump.take(n * config.unnormed(), real),
             log_sums: bump.f32(n * config.num_attention_heads),
             attended: bump.take(n * queries, real),
             middle: bump.f32(n * config.hidden_size),
-            inverse_middle: bump.f32(n),
-            gate_up: bump.take(n * 2 * config.intermediate_size, real),
+            middle_statistics: bump.f32(n * config.norm.statistics()),
+            gate_up: bump.take(n * config.inner(), real),
         }
     }
 }
@@ -275,17 +276,6 @@ impl Stash {
 pub fn logits_rows(vocabulary: usize) -> usize {
     let most = (LOGITS / vocabulary).max(1);
     if most > 128 { most / 128 * 128 } else { most }
-}
-
-/// The largest number of elements of vectors whose gradients are summed together.
-fn widest_vectors(config: &ModelConfig) -> usize {
-    let of_biases = if config.qkv_biases { config.qkv() } else { 0 };
-    let of_heads = if config.query_key_norms {
-        2 * config.head_dim
-    } else {
-        0
-    };
-    config.hidden_size.max(of_biases).max(of_heads)
 }
 
 /// Rows of which each block sums up the gradient of vectors.

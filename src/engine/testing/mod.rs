@@ -3,7 +3,7 @@
 pub mod contract;
 pub mod reference;
 
-use super::{AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig};
+use super::{AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind};
 
 /// A tiny model with grouped queries.
 pub fn config() -> ModelConfig {
@@ -16,7 +16,7 @@ pub fn config() -> ModelConfig {
         head_dim: 6,
         vocab_size: 30,
         max_position_embeddings: 128,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope_theta: 10000.0,
         initializer_range: 0.2,
         ..ModelConfig::default()

@@ -9,7 +9,7 @@ use super::contract::New;
 use super::*;
 
 /// The cases of the script.
-pub const CASES: [&str; 10] = [
+pub const CASES: [&str; 15] = [
     "untied_grouped",
     "tied",
     "wider",
@@ -20,6 +20,11 @@ pub const CASES: [&str; 10] = [
     "smollm3",
     "gemma",
     "windows",
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "gpt2",
+    "starcoder2",
+    "biased_llama",
 ];
 
 /// One case of the script.
@@ -84,10 +89,9 @@ impl Reference {
 
     /// Sets the script's weights.
     pub fn set_weights(&self, engine: &mut dyn Engine) {
-        let norm = if self.config().norms_add_one {
-            0.0
-        } else {
-            1.0
+        let norm = match self.config().norm {
+            NormKind::RmsPlusOne => 0.0,
+            NormKind::Rms | NormKind::Layer => 1.0,
         };
         for (index, unit) in engine.layout().units.clone().iter().enumerate() {
             let mut state = engine.export(index, true).unwrap().unwrap();

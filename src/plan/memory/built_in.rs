@@ -2,7 +2,7 @@
 //! (`engine/cuda/state.rs` and `workspace.rs`), so the sums are known. They leave out less
 //! than 1 %; `tests/cuda_launch.rs` compares them with the engine.
 
-use super::shape::{Biases, Shape};
+use super::shape::Shape;
 use crate::recipe::schema::spec::{Groups, NormTest, Objective};
 
 /// Objectives of the built-in trainer.
@@ -14,10 +14,9 @@ const LOGITS: f64 = (1u64 << 27) as f64;
 const WORKSPACE: f64 = (32u64 << 20) as f64;
 const F32: f64 = 4.0;
 
-/// Whether the built-in trainer has this architecture: a dense Llama, also with biases of queries, keys and values, or with
-/// norms of queries and keys.
+/// Whether the built-in trainer has this architecture: a dense one.
 pub(super) fn has_engine(shape: &Shape) -> bool {
-    shape.experts == 1 && shape.gated && shape.biases != Biases::All && !shape.norm_bias
+    shape.experts == 1
 }
 
 /// Weights, gradients and optimiser states of a rank, bytes: the table of docs/gpu.md. The ranks share every unit if
@@ -28,8 +27,9 @@ pub(super) fn states(
     size: f64,
     norm_test: Option<&NormTest>,
 ) -> [f64; 3] {
-    let (all, embedding, block) = (shape.parameters(), shape.embedding(), shape.block());
-    let head = shape.norm() + if shape.tied { 0.0 } else { embedding };
+    let (all, embedding, block) = (shape.parameters(), shape.embeddings(), shape.block());
+    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
+    let head = shape.norm() + of_head;
     let sharded = shards > 1.0;
     let mut weights = F32 * all / shards;
     let mut gradients = F32 * all / shards;
@@ -95,9 +95,12 @@ pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size:
     } else {
         0.0
     };
-    let block = size * (qkv + unnormed + queries + 2.0 * inner) + F32 * (hidden + heads + 2.0);
+    let gate_up = inner * if shape.gated { 2.0 } else { 1.0 };
+    let statistics = if shape.norm_bias { 4.0 } else { 2.0 };
+    let block = size * (qkv + unnormed + queries + gate_up) + F32 * (hidden + heads + statistics);
     let stashes = if checkpointing { 1.0 } else { layers };
-    let gradient_operand = if size < F32 { size * hidden } else { 0.0 };
+    let has_operand = size < F32 || shape.parallel_residual;
+    let gradient_operand = if has_operand { size * hidden } else { 0.0 };
     let scratch =
         size * (hidden.max(queries) + hidden.max(inner).max(qkv)) + gradient_operand + F32 * heads;
     let vocabulary = shape.vocabulary as f64;

@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::shape::{Biases, GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, Shape};
+use super::shape::{
+    Biases, GEMMA, GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, STARCODER2, Shape,
+};
 use crate::hub;
 use crate::recipe::schema::spec::Model;
+use crate::util::model_keys::spelled;
 
 /// A hub model whose shape is known.
 #[derive(Debug)]
@@ -67,16 +70,25 @@ const fn experts(experts: u64, shape: Shape) -> Shape {
 
 const fn qkv_biases(shape: Shape) -> Shape {
     Shape {
-        biases: Biases::Qkv,
+        biases: Biases::QKV,
+        fixed_biases: true,
         ..shape
     }
 }
 
-/// GPT-NeoX and StarCoder2: LayerNorm, biases, a plain MLP.
+/// GPT-NeoX: as StarCoder2, with a parallel residual.
+const fn neox(sizes: [u64; 6]) -> Shape {
+    Shape {
+        parallel_residual: true,
+        ..plain(llama(sizes))
+    }
+}
+
+/// StarCoder2: LayerNorm, biases, a plain MLP.
 const fn plain(shape: Shape) -> Shape {
     Shape {
         gated: false,
-        biases: Biases::All,
+        biases: Biases::ALL,
         norm_bias: true,
         ..shape
     }
@@ -145,21 +157,21 @@ const KNOWN: &[Known] = known! {
     "Qwen/Qwen2.5-7B" ["qwen2.5-7b", "qwen2-7b"] 7_615_616_512
         qkv_biases(llama([28, 3584, 18944, 28, 4, 152_064]));
     "EleutherAI/pythia-70m" ["pythia-70m"] 70_426_624
-        plain(llama([6, 512, 2048, 8, 8, 50304]));
+        neox([6, 512, 2048, 8, 8, 50304]);
     "EleutherAI/pythia-160m" ["pythia-160m"] 162_322_944
-        plain(llama([12, 768, 3072, 12, 12, 50304]));
+        neox([12, 768, 3072, 12, 12, 50304]);
     "EleutherAI/pythia-410m" ["pythia-410m"] 405_334_016
-        plain(llama([24, 1024, 4096, 16, 16, 50304]));
+        neox([24, 1024, 4096, 16, 16, 50304]);
     "EleutherAI/pythia-1.4b" ["pythia-1.4b"] 1_414_647_808
-        plain(llama([24, 2048, 8192, 16, 16, 50304]));
+        neox([24, 2048, 8192, 16, 16, 50304]);
     "EleutherAI/pythia-1b" ["pythia-1b"] 1_011_781_632
-        plain(llama([16, 2048, 8192, 8, 8, 50304]));
+        neox([16, 2048, 8192, 8, 8, 50304]);
     "EleutherAI/pythia-2.8b" ["pythia-2.8b"] 2_775_208_960
-        plain(llama([32, 2560, 10240, 32, 32, 50304]));
+        neox([32, 2560, 10240, 32, 32, 50304]);
     "EleutherAI/pythia-6.9b" ["pythia-6.9b"] 6_857_302_016
-        plain(llama([32, 4096, 16384, 32, 32, 50432]));
+        neox([32, 4096, 16384, 32, 32, 50432]);
     "EleutherAI/pythia-12b" ["pythia-12b"] 11_846_072_320
-        plain(llama([36, 5120, 20480, 40, 40, 50688]));
+        neox([36, 5120, 20480, 40, 40, 50688]);
 };
 
 /// The model that a hub id (or the name of a local copy) names, or its base model.
@@ -200,7 +212,8 @@ const FAMILIES: &[(Named, &[&str])] = &[
     ),
     (Trained("gemma"), &["gemma"]),
     (Other("Mixtral"), &["mixtral", "zephyr-orpo-141b"]),
-    (Other("StarCoder2"), &["starcoder", "starchat"]),
+    (Trained("starcoder2"), &["starcoder2", "starchat2"]),
+    (Other("StarCoder"), &["starcoder", "starchat"]),
     (
         Other("Qwen's multimodal models"),
         &[
@@ -229,9 +242,9 @@ const FAMILIES: &[(Named, &[&str])] = &[
         &["qwen2", "qwen1.5", "qwq", "deepseek-r1-distill-qwen"],
     ),
     (Other("Qwen"), &["qwen"]),
-    (Other("GPT-NeoX"), &["pythia", "gpt-neox", "dolly-v2"]),
+    (Trained("gpt_neox"), &["pythia", "gpt-neox", "dolly-v2"]),
     (Other("GPT-J"), &["gpt-j"]),
-    (Other("GPT-2"), &["gpt2", "mgpt"]),
+    (Trained("gpt2"), &["gpt2", "mgpt"]),
     (Other("LLaVA"), &["llava"]),
     (Other("a diffusion model"), &["stable-diffusion"]),
     (
@@ -293,6 +306,17 @@ impl Shape {
     /// determine a shape.
     pub const REQUIRED: [&str; 3] = ["hidden_size", "num_hidden_layers", "vocab_size"];
 
+    /// Whether a size is stated, under its common name or GPT-2's.
+    pub fn states(size: &'static str, stated: impl Fn(&str) -> bool) -> bool {
+        stated(size) || stated(spelled("gpt2", size))
+    }
+
+    /// Whether every size of [`Shape::REQUIRED`] is stated.
+    pub fn is_stated(stated: impl Fn(&str) -> bool) -> bool {
+        let mut sizes = Shape::REQUIRED.into_iter();
+        sizes.all(|size| Shape::states(size, &stated))
+    }
+
     /// Whether the shape of the recipe's model is that of a hub id.
     pub fn is_well_known(model: &Model) -> bool {
         model.path.as_deref().and_then(find).is_some()
@@ -310,7 +334,7 @@ impl Shape {
             let own = model.config.get(key);
             own.or_else(|| config_at_path.and_then(|config| config.get(key)))
         };
-        if known.is_none() && Shape::REQUIRED.iter().any(|key| stated(key).is_none()) {
+        if known.is_none() && !Shape::is_stated(|key| stated(key).is_some()) {
             return None;
         }
         let stated_type = stated("model_type").and_then(Value::as_str);
@@ -320,6 +344,9 @@ impl Shape {
             Some("qwen3") => &QWEN3,
             Some("smollm3") => &SMOLLM3,
             Some("gemma") => &GEMMA,
+            Some("gpt_neox") => &GPT_NEOX,
+            Some("gpt2") => &GPT2,
+            Some("starcoder2") => &STARCODER2,
             _ => &LLAMA,
         };
         let base = known.map_or(family, |known| &known.shape);
@@ -417,7 +444,8 @@ mod tests {
         );
         assert_eq!(family("google/gemma-2b"), None);
         assert_eq!(family("google/gemma-1.1-7b-it"), None);
-        assert_eq!(family("pythia-2.8b"), Some("GPT-NeoX"));
+        assert_eq!(family("pythia-2.8b"), None);
+        assert_eq!(family("bigcode/starcoder"), Some("StarCoder"));
         assert_eq!(
             family("Qwen/Qwen2.5-VL-7B"),
             Some("Qwen's multimodal models")

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::util::model_keys::spelled;
+
 /// The largest dimension; beyond it a shape counts as unknown.
 const MAX_DIMENSION: u64 = 1 << 22;
 /// The largest number of layers.
@@ -36,22 +38,44 @@ pub struct Shape {
     pub experts: u64,
     /// Gated MLP of three matrices (SwiGLU, GEGLU), else two.
     pub gated: bool,
-    /// Which linear layers have biases.
     pub biases: Biases,
+    /// No key changes the biases (Mistral, Qwen 2, GPT-2).
+    pub fixed_biases: bool,
+    /// Positions with an embedding (GPT-2); 0 without.
+    pub positions: u64,
+    /// Attention and MLP read the same input (GPT-NeoX).
+    pub parallel_residual: bool,
     /// Norms with a bias (LayerNorm), else without (RMSNorm).
     pub norm_bias: bool,
     /// Norms of each head's queries and keys (Qwen 3).
     pub head_norms: bool,
 }
 
-/// Which linear layers have biases.
+/// Which linear layers of a block have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Biases {
-    None,
+pub struct Biases {
     /// Queries, keys and values.
-    Qkv,
-    /// All but the head.
-    All,
+    pub qkv: bool,
+    /// Attention's output projection.
+    pub output: bool,
+    pub mlp: bool,
+}
+
+impl Biases {
+    pub(super) const NONE: Biases = Biases {
+        qkv: false,
+        output: false,
+        mlp: false,
+    };
+    pub(super) const QKV: Biases = Biases {
+        qkv: true,
+        ..Biases::NONE
+    };
+    pub(super) const ALL: Biases = Biases {
+        qkv: true,
+        output: true,
+        mlp: true,
+    };
 }
 
 /// Llama 7B, the defaults of `LlamaConfig` (transformers 5.23.0).
@@ -67,7 +91,10 @@ pub(super) const LLAMA: Shape = Shape {
     tied: false,
     experts: 1,
     gated: true,
-    biases: Biases::None,
+    biases: Biases::NONE,
+    fixed_biases: false,
+    positions: 0,
+    parallel_residual: false,
     norm_bias: false,
     head_norms: false,
 };
@@ -76,6 +103,7 @@ pub(super) const LLAMA: Shape = Shape {
 pub(super) const MISTRAL: Shape = Shape {
     intermediate: 14336,
     key_value_heads: 8,
+    fixed_biases: true,
     ..LLAMA
 };
 
@@ -83,13 +111,15 @@ pub(super) const MISTRAL: Shape = Shape {
 pub(super) const QWEN2: Shape = Shape {
     intermediate: 22016,
     vocabulary: 151_936,
-    biases: Biases::Qkv,
+    biases: Biases::QKV,
+    fixed_biases: true,
     ..LLAMA
 };
 
 /// The defaults of `Qwen3Config` (transformers 5.24.0).
 pub(super) const QWEN3: Shape = Shape {
-    biases: Biases::None,
+    biases: Biases::NONE,
+    fixed_biases: false,
     fixed_heads: true,
     head_norms: true,
     ..QWEN2
@@ -120,10 +150,61 @@ pub(super) const GEMMA: Shape = Shape {
     ..LLAMA
 };
 
+/// LayerNorm, biases and an MLP without gates.
+const PLAIN: Shape = Shape {
+    gated: false,
+    biases: Biases::ALL,
+    norm_bias: true,
+    ..LLAMA
+};
+
+/// The defaults of `GPTNeoXConfig` (transformers 5.24.0).
+pub(super) const GPT_NEOX: Shape = Shape {
+    layers: 44,
+    hidden: 6144,
+    intermediate: 24576,
+    heads: 64,
+    key_value_heads: 64,
+    head_dim: 96,
+    vocabulary: 50432,
+    parallel_residual: true,
+    ..PLAIN
+};
+
+/// The defaults of `GPT2Config` (transformers 5.24.0).
+pub(super) const GPT2: Shape = Shape {
+    layers: 12,
+    hidden: 768,
+    intermediate: 3072,
+    heads: 12,
+    key_value_heads: 12,
+    head_dim: 64,
+    vocabulary: 50257,
+    positions: 1024,
+    fixed_biases: true,
+    tied: true,
+    ..PLAIN
+};
+
+/// The defaults of `Starcoder2Config` (transformers 5.24.0).
+pub(super) const STARCODER2: Shape = Shape {
+    layers: 30,
+    hidden: 3072,
+    intermediate: 12288,
+    heads: 24,
+    key_value_heads: 2,
+    head_dim: 128,
+    vocabulary: 49152,
+    tied: true,
+    ..PLAIN
+};
+
 impl Shape {
-    /// This shape, overridden by the keys of a `config.json`.
-    pub(super) fn with<'v>(&self, stated: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {
-        let size = |key: &str, default: u64, max: u64| match stated(key) {
+    /// This shape, overridden by the keys of a `config.json`, also in GPT-2's spelling.
+    pub(super) fn with<'v>(&self, value: &impl Fn(&str) -> Option<&'v Value>) -> Option<Shape> {
+        let stated = |key: &'static str| value(spelled("gpt2", key)).or_else(|| value(key));
+        let flag = |key: &'static str| stated(key).and_then(Value::as_bool);
+        let size = |key: &'static str, default: u64, max: u64| match stated(key) {
             None | Some(Value::Null) => Some(default),
             Some(value) => value.as_u64().filter(|n| (1..=max).contains(n)),
         };
@@ -141,17 +222,38 @@ impl Shape {
         } else {
             (hidden / heads).max(1)
         };
+        let intermediate = match self.positions {
+            0 => self.intermediate,
+            // GPT-2's follows from its hidden size.
+            _ => (4 * hidden).min(MAX_DIMENSION),
+        };
+        let positions = match self.positions {
+            0 => 0,
+            default => size("max_position_embeddings", default, MAX_DIMENSION)?,
+        };
+        let of_attention = flag("attention_bias").or_else(|| flag("use_bias"));
+        let of_mlp = flag("mlp_bias").or_else(|| flag("use_bias"));
+        let biases = match self.fixed_biases {
+            true => self.biases,
+            false => Biases {
+                qkv: of_attention.unwrap_or(self.biases.qkv),
+                output: of_attention.unwrap_or(self.biases.output),
+                mlp: of_mlp.unwrap_or(self.biases.mlp),
+            },
+        };
         Some(Shape {
             layers: size("num_hidden_layers", self.layers, MAX_LAYERS)?,
             hidden,
-            intermediate: size("intermediate_size", self.intermediate, MAX_DIMENSION)?,
+            intermediate: size("intermediate_size", intermediate, MAX_DIMENSION)?,
             heads,
             key_value_heads: size("num_key_value_heads", key_value_heads, MAX_DIMENSION)?,
             head_dim: size("head_dim", head_dim, MAX_DIMENSION)?,
             vocabulary: size("vocab_size", self.vocabulary, MAX_DIMENSION)?,
-            tied: stated("tie_word_embeddings")
-                .and_then(Value::as_bool)
-                .unwrap_or(self.tied),
+            tied: flag("tie_word_embeddings").unwrap_or(self.tied),
+            biases,
+            positions,
+            parallel_residual: self.parallel_residual
+                && flag("use_parallel_residual").unwrap_or(true),
             experts: size("num_local_experts", self.experts, MAX_EXPERTS)?,
             ..*self
         })
@@ -160,7 +262,7 @@ impl Shape {
     /// Parameters of the whole model.
     pub fn parameters(&self) -> f64 {
         let head = if self.tied { 0.0 } else { self.embedding() };
-        self.embedding() + head + self.layers as f64 * self.block() + self.norm()
+        self.embeddings() + head + self.layers as f64 * self.block() + self.norm()
     }
 
     /// Parameters of one block.
@@ -176,11 +278,13 @@ impl Shape {
             0.0
         };
         let matrices = if self.gated { 3.0 } else { 2.0 };
-        let biases = match self.biases {
-            Biases::None => 0.0,
-            Biases::Qkv => queries + 2.0 * keys,
-            Biases::All => queries + 2.0 * keys + hidden + (matrices - 1.0) * intermediate + hidden,
-        };
+        let Biases { qkv, output, mlp } = self.biases;
+        let biases = [
+            (qkv, queries + 2.0 * keys),
+            (output, hidden),
+            (mlp, (matrices - 1.0) * intermediate + hidden),
+        ];
+        let biases: f64 = biases.iter().filter(|(has, _)| *has).map(|(_, n)| n).sum();
         let head_norms = if self.head_norms {
             2.0 * self.head_dim as f64
         } else {
@@ -255,9 +359,14 @@ impl Shape {
         modules.iter().map(one).sum()
     }
 
-    /// Parameters of the embedding.
+    /// Parameters of the embedding of tokens, or of the head.
     pub fn embedding(&self) -> f64 {
         self.vocabulary as f64 * self.hidden as f64
+    }
+
+    /// Parameters of the embeddings of tokens and positions.
+    pub fn embeddings(&self) -> f64 {
+        self.embedding() + self.positions as f64 * self.hidden as f64
     }
 
     /// Elements that one block keeps per token for its backward pass: its input, both norms'

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::comm::tcp::tests::on_all;
 use crate::comm::{Collective, CommError};
-use crate::engine::{Parameter, Role};
+use crate::engine::{Order, Parameter, Role};
 
 /// Records the operations that start; the length of a vector identifies its unit.
 struct Recorder {
@@ -58,6 +58,7 @@ fn layout() -> Layout {
                 role: Role::InputNorm,
                 shape: vec![len],
                 offset: 0,
+                order: Order::Native,
             }],
             len,
         }

@@ -161,7 +161,7 @@ impl Sums {
             seq_len: 1,
         };
         let sums = geometry.sums(0, row);
-        let gates = Precision::Bf16.size() * 2 * config.intermediate_size;
+        let gates = Precision::Bf16.size() * config.inner();
         sums.turns + sums.turn_bytes as u64 <= gates as u64
     }
 }

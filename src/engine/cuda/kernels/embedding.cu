@@ -1,28 +1,66 @@
-// Embedding: rows of a table by token.
+// Embedding: rows of a table by token, and of another by position.
 //
-// x, dx: [n, hidden]; table, dtable: [vocabulary, hidden]; all f32. Grid n, 256 threads.
+// x, dx: [n, hidden]; table, dtable: [vocabulary, hidden]; positions, dpositions: [seq_len or more, hidden]; all f32. Row r
+// is at position r mod seq_len. 256 threads.
+//
+// kernel              grid
+// embedding_forward   n
+// embedding_backward  n
+// positions_backward  seq_len
 #include "real.cuh"
 
 struct Scaled {
     float *to;
-    const float *from;
+    const float *from, *position;
     float scale;
 
     template <int N> __device__ __forceinline__ void at(int i) {
-        float v[N];
+        float v[N], p[N];
         load(v, from + i);
         for (int j = 0; j < N; j++) v[j] *= scale;
+        if (position) {
+            load(p, position + i);
+            for (int j = 0; j < N; j++) v[j] += p[j];
+        }
         store(to + i, v);
     }
 };
 
-// x[i] = scale · table[tokens[i]]; tokens: [n].
+// x[i] = scale · table[tokens[i]] + the row of its position, unless positions is null; tokens: [n].
 extern "C" __global__ void __launch_bounds__(256)
-embedding_forward(float *x, const float *table, const unsigned *tokens, int hidden, float scale) {
+embedding_forward(float *x, const float *table, const float *positions, const unsigned *tokens, int hidden,
+                  int seq_len, float scale) {
     const float *from = table + (size_t)tokens[blockIdx.x] * hidden;
+    const float *position = positions ? positions + (size_t)(blockIdx.x % seq_len) * hidden : nullptr;
     float *to = x + (size_t)blockIdx.x * hidden;
-    bool packs = hidden % 4 == 0 && aligned(x) && aligned(table);
-    over_block<4>(hidden, packs, Scaled{to, from, scale});
+    bool packs = hidden % 4 == 0 && aligned(x) && aligned(table) && aligned(positions);
+    over_block<4>(hidden, packs, Scaled{to, from, position, scale});
+}
+
+struct AddRows {
+    float *to;
+    const float *from;
+    int rows;
+    size_t stride;
+
+    template <int N> __device__ __forceinline__ void at(int i) {
+        float sum[N];
+        load(sum, to + i);
+        for (int row = 0; row < rows; row++) {
+            float v[N];
+            load(v, from + row * stride + i);
+            for (int j = 0; j < N; j++) sum[j] += v[j];
+        }
+        store(to + i, sum);
+    }
+};
+
+// dpositions[p] += Σ of dx over the sequences' rows at p.
+extern "C" __global__ void __launch_bounds__(256)
+positions_backward(float *dpositions, const float *dx, int batch, int seq_len, int hidden) {
+    size_t at = (size_t)blockIdx.x * hidden;
+    bool packs = hidden % 4 == 0 && aligned(dpositions) && aligned(dx);
+    over_block<4>(hidden, packs, AddRows{dpositions + at, dx + at, batch, (size_t)seq_len * hidden});
 }
 
 struct AddOccurrences {

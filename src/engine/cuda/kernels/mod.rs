@@ -38,13 +38,19 @@ macro_rules! kernels {
 }
 
 /// Every source but attention.
-pub const SOURCES: [Kernels; 10] = [
-    kernels!("embedding.cu": "embedding_forward", "embedding_backward"),
+pub const SOURCES: [Kernels; 11] = [
+    kernels!("embedding.cu": "embedding_forward", "embedding_backward", "positions_backward"),
     kernels!("rmsnorm.cu": "rmsnorm_forward", "rmsnorm_backward", "column_sums"),
-    kernels!("bias.cu": "add_bias", "row_sums"),
+    kernels!("layernorm.cu": "layernorm_forward", "layernorm_backward"),
+    kernels!("bias.cu": "add_bias", "add_bias_to_sum", "row_sums"),
     kernels!("head_norms.cu": "head_norms_forward", "head_norms_backward"),
     kernels!("rope.cu": "rope"),
-    kernels!("glu.cu": "swiglu_forward", "swiglu_backward", "geglu_forward", "geglu_backward"),
+    kernels!(
+        "mlp.cu": "gated_silu_forward", "gated_silu_backward", "gated_gelu_tanh_forward",
+        "gated_gelu_tanh_backward", "gated_gelu_forward", "gated_gelu_backward", "plain_silu_forward",
+        "plain_silu_backward", "plain_gelu_tanh_forward", "plain_gelu_tanh_backward",
+        "plain_gelu_forward", "plain_gelu_backward"
+    ),
     kernels!("cross_entropy.cu": "cross_entropy", "sum_losses"),
     kernels!("adamw.cu": "adamw"),
     kernels!(

@@ -1,8 +1,8 @@
 // Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of a
-// head rotates together with element i + head_dim / 2.
+// head rotates together with element i + rotary_dim / 2.
 //
-// x: [n, row], real, of which the first heads · head_dim elements of each row rotate in place; row r is at
-// position r mod seq_len. table: [seq_len, head_dim], f32, the cosines of a position's head_dim / 2
+// x: [n, row], real, of which the first rotary_dim elements of each of the first heads of a row rotate in place; row r is at
+// position r mod seq_len. table: [seq_len, rotary_dim], f32, the cosines of a position's rotary_dim / 2
 // angles, then their sines. direction: 1, or −1 for the inverse rotation, which is the transpose.
 //
 // Grid n, 256 threads.
@@ -11,13 +11,13 @@
 struct Rotate {
     real *x;
     const float *cosines, *sines;
-    int half;
+    int half, head_dim;
     float direction;
 
     // Pairs from the i-th of the row on, all of one head.
     template <int N> __device__ __forceinline__ void at(int i) {
         int head = i / half, pair = i - head * half;
-        real *first = x + head * 2 * half + pair, *second = first + half;
+        real *first = x + head * head_dim + pair, *second = first + half;
         float a[N], b[N], cosine[N], sine[N];
         load(a, first);
         load(b, second);
@@ -34,11 +34,11 @@ struct Rotate {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-rope(real *x, int row, int heads, const float *table, int seq_len, int head_dim, float direction) {
-    int half = head_dim / 2;
-    const float *cosines = table + (size_t)(blockIdx.x % seq_len) * head_dim;
+rope(real *x, int row, int heads, const float *table, int seq_len, int head_dim, int rotary_dim, float direction) {
+    int half = rotary_dim / 2;
+    const float *cosines = table + (size_t)(blockIdx.x % seq_len) * rotary_dim;
     real *of_row = x + (size_t)blockIdx.x * row;
-    bool packs = half % WIDE == 0 && row % WIDE == 0 && aligned(x) && aligned(table);
-    Rotate rotate = {of_row, cosines, cosines + half, half, direction};
+    bool packs = half % WIDE == 0 && head_dim % WIDE == 0 && row % WIDE == 0 && aligned(x) && aligned(table);
+    Rotate rotate = {of_row, cosines, cosines + half, half, head_dim, direction};
     over_block<WIDE>(heads * half, packs, rotate);
 }

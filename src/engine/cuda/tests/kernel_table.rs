@@ -309,7 +309,7 @@ fn the_roofline_counts_what_the_engine_launches() {
         "rmsnorm",
         "column_sums",
         "rope",
-        "glu",
+        "gated_",
         "embedding",
         "cross_entropy",
         "sum_losses",

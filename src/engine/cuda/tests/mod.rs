@@ -19,7 +19,9 @@ use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
 use crate::engine::testing::*;
-use crate::engine::{Activation, AdamW, Engine, EngineError, Family, Measure, ModelConfig, layout};
+use crate::engine::{
+    Activation, AdamW, Engine, EngineError, Family, Measure, ModelConfig, NormKind, layout,
+};
 
 const OF_MICRO_BATCHES: Measure = Measure {
     micro_batches: true,
@@ -152,6 +154,13 @@ fn every_f32_gradient_is_the_cpu_engines() {
         compare_gradients(&device, config, &Batch::new(3, seq_len), 1e-5);
     }
     compare_gradients(&device, gemma(), &Batch::new(3, 40), 1e-5);
+    for parallel_residual in [false, true] {
+        let config = ModelConfig {
+            parallel_residual,
+            ..of_layer_norms()
+        };
+        compare_gradients(&device, config, &Batch::new(3, 40), 1e-5);
+    }
 }
 
 /// Mean losses of `steps` steps of AdamW on one batch.
@@ -226,13 +235,29 @@ fn gemma() -> ModelConfig {
     ModelConfig {
         family: Family::Gemma,
         activation: Activation::GeluTanh,
-        norms_add_one: true,
+        norm: NormKind::RmsPlusOne,
         scaled_embedding: true,
         num_attention_heads: 2,
         num_key_value_heads: 1,
         head_dim: 256,
         max_position_embeddings: 256,
         ..tied()
+    }
+}
+
+/// A model with what only GPT-2, GPT-NeoX and StarCoder2 have, and whose attention in bf16 is Hopper's.
+fn of_layer_norms() -> ModelConfig {
+    ModelConfig {
+        activation: Activation::Gelu,
+        gated: false,
+        norm: NormKind::Layer,
+        mlp_biases: true,
+        qkv_biases: true,
+        output_bias: true,
+        position_embeddings: true,
+        partial_rotary_factor: 0.25,
+        intermediate_size: 2048,
+        ..hoppers(64)
     }
 }
 
@@ -255,6 +280,14 @@ fn every_variant_of_attention_gives_the_gradients_of_f32() {
     for (config, expected) in [
         (hoppers(64), Variant::Wgmma),
         (hoppers(128), Variant::Wgmma),
+        (of_layer_norms(), Variant::Wgmma),
+        (
+            ModelConfig {
+                parallel_residual: true,
+                ..of_layer_norms()
+            },
+            Variant::Wgmma,
+        ),
         (gemma(), Variant::F32),
     ] {
         let variant = Variant::of(&config, Precision::Bf16, device.capability);

@@ -179,7 +179,7 @@ fn tinyllama() -> ModelConfig {
         head_dim: 64,
         vocab_size: 32000,
         max_position_embeddings: 2048,
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope_theta: 10000.0,
         ..ModelConfig::default()
     }
