@@ -2,7 +2,8 @@
 //! and reads files of f32, bf16 or f16 tensors one by one as f32.
 //!
 //! It reads with `pread` instead of a memory map: truncation of a mapped file kills the process, and the
-//! tensors are copied to f32 anyway.
+//! tensors are copied to f32 anyway. Headers are untrusted: the names, shapes and reasons that a message repeats are
+//! limited here.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,8 +12,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use crate::util::format::shortened;
 use crate::util::input;
 
 #[cfg(target_endian = "big")]
@@ -20,8 +23,11 @@ compile_error!("safetensors files are little-endian, and are written from memory
 
 /// The largest header that Hugging Face's reader accepts, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
-/// Elements read at a time while converting.
-const PIECE: usize = 1 << 20;
+/// Longest name of a tensor in bytes, and most dimensions; those of published models have under 100 and 5.
+const LONGEST_NAME: usize = 500;
+const MOST_DIMENSIONS: usize = 16;
+/// Elements that a thread reads and converts at a time.
+const PIECE: usize = 1 << 18;
 
 /// Why a file of tensors cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +44,19 @@ pub enum TensorFileError {
         path: PathBuf,
         /// The first fault, with the sizes.
         reason: String,
+    },
+    /// A tensor has values that no training can start from.
+    #[error(
+        "{}: {count} of the {of} values of `{tensor}` are NaN or infinite; download or copy it again, or name other \
+         weights",
+        path.display()
+    )]
+    NotFinite {
+        path: PathBuf,
+        tensor: String,
+        /// Number of values that are not finite, and of all.
+        count: usize,
+        of: usize,
     },
 }
 
@@ -85,9 +104,9 @@ impl TensorFile {
             path: path.to_path_buf(),
             source,
         };
-        let malformed = |reason| TensorFileError::Format {
+        let malformed = |reason: String| TensorFileError::Format {
             path: path.to_path_buf(),
-            reason,
+            reason: shortened(&reason),
         };
         let file = input::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
@@ -106,9 +125,22 @@ impl TensorFile {
         file.read_exact_at(&mut json, 8).map_err(failed)?;
         let metadata: Metadata = serde_json::from_slice(&json)
             .map_err(|error| malformed(format!("its header cannot be parsed: {error}")))?;
+        let odd = |(name, info): &(String, &TensorInfo)| {
+            name.len() > LONGEST_NAME
+                || name.contains(char::is_control)
+                || info.shape.len() > MOST_DIMENSIONS
+        };
+        if let Some((name, info)) = metadata.tensors().into_iter().find(odd) {
+            return Err(malformed(format!(
+                "its header has a tensor of {} dimensions with a name of {} bytes, `{}`",
+                info.shape.len(),
+                name.len(),
+                name.escape_debug()
+            )));
+        }
         let data_start = 8 + size;
-        let described = data_start + metadata.data_len() as u64;
-        if length != described {
+        let described = u128::from(data_start) + metadata.data_len() as u128;
+        if u128::from(length) != described {
             return Err(malformed(format!(
                 "it has {length} bytes, its header describes {described}"
             )));
@@ -135,46 +167,65 @@ impl TensorFile {
         self.metadata.info(name)
     }
 
-    /// Reads a tensor of this file as f32 into `out`, which has the same number of elements.
-    pub fn read(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<(), TensorFileError> {
-        let width = tensor.dtype.bitsize() / 8;
-        let (start, end) = tensor.data_offsets;
-        if !readable(tensor.dtype) || end - start != out.len() * width {
+    /// Reads a tensor of this file as f32 into `out`, which has the same number of elements, on rayon's current pool. A
+    /// value that is NaN or infinite is an error.
+    pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), TensorFileError> {
+        let info = self.info(name);
+        let fits = |info: &&TensorInfo| {
+            readable(info.dtype) && info.shape.iter().product::<usize>() == out.len()
+        };
+        let Some(info) = info.filter(fits) else {
             return Err(TensorFileError::Format {
                 path: self.path.clone(),
-                reason: format!(
-                    "a tensor of {} and shape {:?} cannot be read as {} f32",
-                    tensor.dtype,
-                    tensor.shape,
-                    out.len()
-                ),
+                reason: format!("`{name}` cannot be read as {} f32 from {info:?}", out.len()),
+            });
+        };
+        let start = self.data_start + info.data_offsets.0 as u64;
+        let of = out.len();
+        let read = |buffer: &mut Vec<u16>, (number, piece): (usize, &mut [f32])| {
+            let offset = start + (number * PIECE * info.dtype.bitsize() / 8) as u64;
+            self.read_piece(info.dtype, offset, piece, buffer)
+        };
+        let count = (out.par_chunks_mut(PIECE).enumerate())
+            .map_init(Vec::new, read)
+            .try_reduce(|| 0, |one, other| Ok(one + other))
+            .map_err(|source| TensorFileError::Io {
+                path: self.path.clone(),
+                source,
+            })?;
+        if count > 0 {
+            return Err(TensorFileError::NotFinite {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                count,
+                of,
             });
         }
-        let failed = |source| TensorFileError::Io {
-            path: self.path.clone(),
-            source,
-        };
-        let mut offset = self.data_start + start as u64;
-        if tensor.dtype == Dtype::F32 {
-            let bytes = bytemuck::cast_slice_mut(out);
-            return self.file.read_exact_at(bytes, offset).map_err(failed);
-        }
-        let mut halves = vec![0_u16; PIECE.min(out.len())];
-        for piece in out.chunks_mut(PIECE) {
-            let halves = &mut halves[..piece.len()];
-            let bytes = bytemuck::cast_slice_mut(halves);
-            self.file.read_exact_at(bytes, offset).map_err(failed)?;
-            offset += bytes.len() as u64;
-            match tensor.dtype {
-                Dtype::BF16 => halves
-                    .reinterpret_cast::<half::bf16>()
-                    .convert_to_f32_slice(piece),
-                _ => halves
-                    .reinterpret_cast::<half::f16>()
-                    .convert_to_f32_slice(piece),
+        Ok(())
+    }
+
+    /// Reads elements of a type from a position in the file, as f32. Returns how many are not finite.
+    fn read_piece(
+        &self,
+        dtype: Dtype,
+        offset: u64,
+        piece: &mut [f32],
+        buffer: &mut Vec<u16>,
+    ) -> io::Result<usize> {
+        if dtype == Dtype::F32 {
+            self.file
+                .read_exact_at(bytemuck::cast_slice_mut(piece), offset)?;
+        } else {
+            buffer.resize(piece.len(), 0);
+            self.file
+                .read_exact_at(bytemuck::cast_slice_mut(buffer), offset)?;
+            if dtype == Dtype::BF16 {
+                (buffer.reinterpret_cast::<half::bf16>()).convert_to_f32_slice(piece);
+            } else {
+                (buffer.reinterpret_cast::<half::f16>()).convert_to_f32_slice(piece);
             }
         }
-        Ok(())
+        Ok(piece.iter().filter(|value| !value.is_finite()).count())
     }
 }
 

@@ -125,9 +125,10 @@ mod tests {
     fn weights_in_an_unsupported_format_are_refused() {
         for (name, way_out) in [
             (
-                "pytorch_model.bin",
-                "convert pytorch_model.bin to safetensors",
+                "pytorch_model-00001-of-00002.bin",
+                "/converted/*.safetensors* '/",
             ),
+            ("model.gguf", "convert model.gguf to safetensors"),
             ("model-00001-of-00002.safetensors", "its index is missing"),
         ] {
             let directory = tempfile::tempdir().unwrap();

@@ -11,6 +11,7 @@ use super::generation::CheckpointRef;
 use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::StepRecord;
 use crate::util::durable::FileError;
+use crate::util::format::shorten;
 
 /// Ranks of one agent, at most: `gpusPerNode` is at most 64.
 pub const RANKS: usize = 64;
@@ -155,17 +156,6 @@ impl AgentState {
         }
         shorten(&mut self.log_tail, LOG_TAIL);
     }
-}
-
-/// Cuts a text to `most` bytes at a character, and replaces control characters, which a terminal would
-/// execute.
-pub fn shorten(text: &mut String, most: usize) {
-    text.truncate(text.floor_char_boundary(most));
-    let hostile = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if text.contains(hostile) {
-        *text = text.replace(hostile, " ");
-    }
-    text.shrink_to_fit();
 }
 
 /// Why an agent cannot start ranks.

@@ -1,6 +1,6 @@
 //! Initial weights from a directory in Hugging Face's layout: `model.safetensors`, or shards with
 //! `model.safetensors.index.json`; f32, bf16 or f16. They are read unit by unit, so that the model is never
-//! in memory twice.
+//! in memory twice. The ranks find values that are not finite, since they read every value; a launch reads headers only.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,13 @@ use safetensors::tensor::TensorInfo;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
 use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::engine::{Engine, EngineError, Layout, Parameter, Unit, UnitState};
+use crate::util::format::shortened;
 use crate::util::shards::{INDEX, Index, WHOLE};
 
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
+/// How the names of PyTorch's weights begin.
+const PYTORCH: &str = "pytorch_model";
 /// Most problems that a message names; it counts the rest.
 const NAMED: usize = 8;
 
@@ -26,7 +29,7 @@ pub enum WeightsError {
         directory.display(),
         other.as_ref().map_or_else(
             || "put them there, or start from random ones (model.init=random)".into(),
-            |other| if other.ends_with(".safetensors") {format!("{other} is one shard, and its index is missing")} else {format!("convert {other} to safetensors")},
+            |other| way_out(directory, other),
         )
     )]
     Absent {
@@ -35,7 +38,7 @@ pub enum WeightsError {
         other: Option<String>,
     },
     /// The index does not fit the files.
-    #[error("{} cannot be used: {reason}", path.display())]
+    #[error("{} cannot be used: {reason}; download or copy the directory again", path.display())]
     Index { path: PathBuf, reason: String },
     #[error(transparent)]
     File(#[from] TensorFileError),
@@ -106,10 +109,16 @@ impl Weights {
         };
         let listed = Index::read(index).map_err(|error| unusable(error.to_string()))?;
         for name in listed.files() {
-            self.add(&self.directory.join(name))?;
+            let shard = self.directory.join(name);
+            if !shard.exists() {
+                let name = shortened(name);
+                return Err(unusable(format!("its shard {name} is missing")));
+            }
+            self.add(&shard)?;
         }
         let absent = |(tensor, _): &(&String, &String)| !self.places.contains_key(*tensor);
         if let Some((tensor, file)) = listed.weight_map.iter().find(absent) {
+            let tensor = shortened(tensor);
             return Err(unusable(format!("`{tensor}` is not in {file}")));
         }
         Ok(())
@@ -201,11 +210,11 @@ impl Weights {
     }
 
     fn read(&self, name: &str, out: &mut [f32]) -> Result<(), WeightsError> {
-        let (file, info) = self.find(name).ok_or_else(|| WeightsError::Mismatch {
+        let (file, _) = self.find(name).ok_or_else(|| WeightsError::Mismatch {
             directory: self.directory.clone(),
             problems: vec![format!("`{name}` is missing")],
         })?;
-        Ok(file.read(info, out)?)
+        Ok(file.read(name, out)?)
     }
 
     /// Whether two tensors hold the same values.
@@ -224,7 +233,7 @@ impl Weights {
 /// a shard without the index.
 fn other_weights(directory: &Path) -> Option<String> {
     const STARTS: [&str; 6] = [
-        "pytorch_model",
+        PYTORCH,
         "model-",
         "consolidated",
         "tf_model",
@@ -238,6 +247,25 @@ fn other_weights(directory: &Path) -> Option<String> {
             STARTS.iter().any(|start| name.starts_with(start)) || name.ends_with(".gguf")
         })
         .min_by_key(|name| (name.ends_with(".safetensors"), name.clone()))
+}
+
+/// What makes a file that looks like weights usable. The command adds safetensors beside `pytorch_model.bin`, and leaves
+/// `config.json` as it is, which may be a link to a file of the hub's cache.
+fn way_out(directory: &Path, other: &str) -> String {
+    if other.ends_with(".safetensors") {
+        return format!(
+            "{other} is one shard, and its index is missing; download or copy the directory again"
+        );
+    }
+    if !other.starts_with(PYTORCH) {
+        return format!("convert {other} to safetensors");
+    }
+    let path = directory.display().to_string().replace('\'', "'\\''");
+    format!(
+        "convert {other}:\n  python -c 'import sys; from transformers import AutoModelForCausalLM as M; \
+         M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1] + \"/converted\")' '{path}' && \
+         mv '{path}'/converted/*.safetensors* '{path}'"
+    )
 }
 
 fn listed(problems: &[String]) -> String {
@@ -259,6 +287,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::engine::cpu::{CpuEngine, CpuOptions};
     use crate::engine::{ModelConfig, layout};
 
     fn config() -> ModelConfig {
@@ -445,6 +474,7 @@ mod tests {
             state: &serde_json::Value::Null,
             config: &config().to_json(),
             companions: &[],
+            chat_template: None,
         };
         let committed = commit(&target, &parts, contents).unwrap();
         assert_loads(&committed.path, &config(), &written);
@@ -458,6 +488,79 @@ mod tests {
             message.contains("is damaged: model-00002-of-00004.safetensors"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn values_that_are_not_finite_are_counted_by_tensor() {
+        let name = "model.layers.1.mlp.up_proj.weight";
+        for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+            let mut tensors = tensors(&config(), dtype);
+            let values = &mut tensors.get_mut(name).unwrap().values;
+            (values[3], values[7], values[90]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+            let directory = whole(&tensors);
+            let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, None).unwrap();
+            let weights = Weights::open(directory.path()).unwrap();
+            let message = weights.restore(&mut engine).unwrap_err().to_string();
+            let message = message.replace(&directory.path().display().to_string(), "[directory]");
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(message, @"[directory]/model.safetensors: 3 of the 96 values of `model.layers.1.mlp.up_proj.weight` are NaN or infinite; download or copy it again, or name other weights");
+            }
+        }
+    }
+
+    /// A file with this header, and as many bytes of data as it needs to look right.
+    fn hostile(header: &str, data: usize) -> TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.resize(bytes.len() + data, 0);
+        std::fs::write(directory.path().join(WHOLE), bytes).unwrap();
+        directory
+    }
+
+    #[test]
+    fn hostile_headers_are_refused_in_a_short_line() {
+        let tensor = |name: &str, shape: &str, start: u64, end: u64| {
+            format!(
+                r#""{name}": {{"dtype": "F32", "shape": [{shape}], "data_offsets": [{start}, {end}]}}"#
+            )
+        };
+        // Eight tensors whose sizes add up to nearly 2^64 bytes, so that the length of the file overflows.
+        let huge = 1 << 61;
+        let sizes = (0..8).map(|n: u64| {
+            let elements = if n == 7 { huge / 4 - 1 } else { huge / 4 };
+            tensor(
+                &format!("t{n}"),
+                &elements.to_string(),
+                n * huge,
+                n * huge + 4 * elements,
+            )
+        });
+        let sizes: Vec<String> = sizes.collect();
+        let one = |tensor: String| format!("{{{tensor}}}");
+        let long = "x".repeat(100_000);
+        let refusals = [
+            (one(tensor("a", "2", 0, 1 << 40)), 8),
+            (one(tensor("a", "2", 8, 16)), 16),
+            (
+                format!(
+                    "{{{}, {}}}",
+                    tensor("a", "2", 0, 8),
+                    tensor("b", "2", 4, 12)
+                ),
+                12,
+            ),
+            (one(tensor("a", "4294967296, 4294967296", 0, 8)), 8),
+            (one(tensor("a", "2", 8, 0)), 8),
+            (format!("{{{}}}", sizes.join(", ")), 8),
+            (one(tensor(&long, "2", 0, 8)), 8),
+            (one(tensor("a", &["1"; 50_000].join(", "), 0, 4)), 4),
+            (one(tensor("\\u001b[2J", "2", 0, 8)), 8),
+            (one(tensor(&long, "2", 8, 16)), 16),
+        ]
+        .map(|(header, data)| refusal(hostile(&header, data).path(), &config()));
+        assert!(refusals.iter().all(|refusal| refusal.len() < 600));
+        insta::assert_snapshot!(refusals.join("\n"));
     }
 
     #[test]
@@ -546,7 +649,6 @@ mod tests {
         use serde_json::Value;
 
         use super::*;
-        use crate::engine::cpu::{CpuEngine, CpuOptions};
         use crate::engine::{Engine, MicroBatch};
 
         fn json(path: &Path) -> Value {

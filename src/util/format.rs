@@ -52,6 +52,24 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// Cuts a text to `most` bytes at a character, and replaces control characters, which a terminal would
+/// execute.
+pub fn shorten(text: &mut String, most: usize) {
+    text.truncate(text.floor_char_boundary(most));
+    let hostile = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if text.contains(hostile) {
+        *text = text.replace(hostile, " ");
+    }
+    text.shrink_to_fit();
+}
+
+/// The beginning of a text that someone else wrote, for a message.
+pub fn shortened(text: &str) -> String {
+    let mut text = text.to_owned();
+    shorten(&mut text, 300);
+    text
+}
+
 /// The first of the named numbers that is outside of a range: `quantum is 0`.
 pub fn outside<'n>(
     range: RangeInclusive<u64>,
@@ -82,6 +100,12 @@ mod tests {
                 "16384 PiB"
             ]
         );
+    }
+
+    #[test]
+    fn texts_of_others_are_short_and_harmless() {
+        assert_eq!(shortened("a\u{1b}[2J\u{7}ü"), "a [2J ü");
+        assert_eq!(shortened(&"ü".repeat(151)), "ü".repeat(150));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::format::shortened;
 use super::input::{self, STATE_BYTES};
 
 /// All weights in one file.
@@ -26,7 +27,7 @@ pub enum IndexError {
     Read(#[from] std::io::Error),
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    #[error("`{0}` is not the name of a file")]
+    #[error("`{}` is not the name of a file", shortened(.0))]
     Name(String),
 }
 
