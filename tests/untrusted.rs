@@ -421,6 +421,51 @@ fn no_tokenizer_takes_the_memory_or_the_time_of_the_machine() {
     }
 }
 
+#[test]
+fn no_weights_take_the_memory_of_the_machine() {
+    const TENSOR: &str = r#""dtype": "F32", "shape": [0], "data_offsets": [0, 0]"#;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("data.jsonl"), "{\"messages\": []}\n").unwrap();
+    let config = "{\"model_type\": \"llama\", \"hidden_size\": 8, \"intermediate_size\": 8, \
+                  \"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"vocab_size\": 300, \
+                  \"max_position_embeddings\": 8}";
+    let file = |header: &str| [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    let many: String = (0..200_000)
+        .map(|n| format!("\"{n}\": {{{TENSOR}}}, "))
+        .collect();
+    let one = |name: &str| format!("{{\"{name}\": {{{TENSOR}}}}}");
+    let index = |tensor: &str, file: &str| {
+        format!("{{\"weight_map\": {{\"{tensor}\": \"{file}\"}}}}").into_bytes()
+    };
+    let long = "x".repeat(5_000_000);
+    let (whole, shards) = ("model.safetensors", "model.safetensors.index.json");
+    for (name, file, bytes) in [
+        ("length", whole, u64::MAX.to_le_bytes().to_vec()),
+        (
+            "many",
+            whole,
+            file(&format!("{{{many}\"a\": {{{TENSOR}}}}}")),
+        ),
+        ("name", whole, file(&one(&long))),
+        ("outside", shards, index("a", "../length/model.safetensors")),
+        ("file", shards, index("a", &long)),
+        ("tensor", shards, index(&long, "a.safetensors")),
+    ] {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("config.json"), config).unwrap();
+        fs::write(at(name).join(file), bytes).unwrap();
+        let path = format!("path: {name}, init: weights");
+        fs::write(at("recipe.yaml"), recipe(&path, "path: byte", "data.jsonl")).unwrap();
+        let arguments = ["launch", "recipe.yaml", "--procs", "1"];
+        let (code, output) = limited(folder.path(), 8_000_000, &arguments);
+        assert_eq!(code, Some(2), "{name}: {output}");
+        assert!(output.contains(name), "{name}: {output}");
+        assert!(output.len() < 4096, "{name}: {} bytes", output.len());
+        assert!(peak(&output) < 1 << 20, "{name}: {output}");
+    }
+}
+
 /// A native recipe that names `data`, a tokenizer and a model.
 fn recipe(model: &str, tokenizer: &str, data: &str) -> String {
     format!(

@@ -12,7 +12,7 @@ use super::CheckpointError;
 use super::checksum::{Checksum, FileEntry};
 use super::history::not_written;
 use super::manifest::{FORMAT, Manifest, Part};
-use super::names::{CONFIG, Committed, INDEX, MANIFEST, STATE, Target};
+use super::names::{CHAT_TEMPLATE, CONFIG, Committed, INDEX, MANIFEST, STATE, Target};
 use super::unit_file::{Content, unit_shapes};
 use super::verified::check_size;
 use crate::bucket::Bucket;
@@ -34,6 +34,8 @@ pub struct Contents<'a> {
     pub config: &'a Value,
     /// Files of the tokenizer, copied beside the weights under their own names.
     pub companions: &'a [PathBuf],
+    /// Written instead of the tokenizer's own chat template.
+    pub chat_template: Option<&'a str>,
 }
 
 /// Makes a checkpoint of the parts of all ranks: writes the remaining files, the manifest last, and renames
@@ -92,8 +94,15 @@ fn write_and_rename(
     for (name, bytes) in [(INDEX, index), (CONFIG, config), (STATE, state)] {
         files.insert(name.to_string(), write(&partial.join(name), &bytes)?);
     }
+    if let Some(template) = contents.chat_template {
+        let entry = write(&partial.join(CHAT_TEMPLATE), template.as_bytes())?;
+        files.insert(CHAT_TEMPLATE.to_string(), entry);
+    }
     for source in contents.companions {
         let name = source.file_name().and_then(|name| name.to_str());
+        if contents.chat_template.is_some() && name == Some(CHAT_TEMPLATE) {
+            continue;
+        }
         let free = name.filter(|name| *name != MANIFEST && !files.contains_key(*name));
         let name = free.ok_or_else(|| {
             CheckpointError::Misuse(format!(

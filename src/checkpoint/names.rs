@@ -16,6 +16,8 @@ pub const STATE: &str = "state.json";
 pub const CONFIG: &str = "config.json";
 /// Hugging Face's map from tensors to files.
 pub const INDEX: &str = "model.safetensors.index.json";
+/// The chat template that the data were rendered with, if it is not the tokenizer's own.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 /// Location of a checkpoint: `<run>/gen-<generation>/step-<step, 7 digits>`. The ranks of a generation create
 /// and remove files only in its directory.

@@ -50,6 +50,8 @@ pub enum Small {
 impl Small {
     fn has(self, name: &str) -> bool {
         let tokenizer = name.starts_with("tokenizer") && name.ends_with(".json");
+        // Checkpoints get it, since llama.cpp reads it.
+        let tokenizer = tokenizer || name == "tokenizer.model";
         let of_all = matches!(name, CONFIG | "generation_config.json");
         tokenizer
             || matches!(name, "special_tokens_map.json" | "chat_template.jinja")
@@ -352,8 +354,8 @@ mod tests {
             "model.safetensors",
         ];
         let chosen = |which: Small| names.map(|name| u8::from(which.has(name)));
-        assert_eq!(chosen(Small::All), [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]);
-        assert_eq!(chosen(Small::Tokenizer), [0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(chosen(Small::All), [1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]);
+        assert_eq!(chosen(Small::Tokenizer), [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0]);
     }
 
     #[test]

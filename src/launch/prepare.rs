@@ -11,8 +11,8 @@ use crate::engine::{ModelConfig, cuda};
 use crate::hub::Hub;
 use crate::launch::external;
 use crate::plan::{DeviceKind, DeviceMemory, PlanRequest, Reached, Runner, Worlds};
-use crate::recipe::Recipe;
 use crate::recipe::schema::spec::Synthetic;
+use crate::recipe::{Recipe, Spec};
 use crate::train::{BuiltIn, Run};
 
 /// Plans a recipe for its runner on this machine, whose devices have this memory, with the models in the cache of the
@@ -93,11 +93,10 @@ pub fn prepare(
     refuse_without_evaluation_data(recipe, &manifest)?;
     let samples = manifest.train.samples;
     let (worlds, news) = judge(planned, samples)?;
-    let companions = initial.weights.as_deref().map(companions);
     let built_in = BuiltIn {
         model,
         weights: initial.weights,
-        companions: companions.unwrap_or_default(),
+        companions: companions(&planned.settled, &base()?),
         data_fingerprint: Some(manifest.fingerprint),
         rank_memory: request.runner.rank_memory(),
         device: request.runner.device(),
@@ -185,20 +184,26 @@ fn entropy(synthetic: &Synthetic) -> Option<f64> {
         .map(|language| language.entropy)
 }
 
-/// Tokenizer files next to the weights.
-fn companions(directory: &Path) -> Vec<PathBuf> {
-    const NAMES: [&str; 5] = [
+/// The files of other programs that every checkpoint gets: those of the tokenizer that made the data, and what the model
+/// generates by default. transformers and vLLM read `tokenizer.json`, llama.cpp also `tokenizer.model`.
+fn companions(spec: &Spec, base: &Path) -> Vec<PathBuf> {
+    const TOKENIZER: [&str; 6] = [
         "tokenizer.json",
+        "tokenizer.model",
         "tokenizer_config.json",
         "special_tokens_map.json",
+        "added_tokens.json",
         "chat_template.jinja",
-        "generation_config.json",
     ];
-    NAMES
-        .map(|name| directory.join(name))
-        .into_iter()
-        .filter(|path| path.is_file())
-        .collect()
+    let model = spec.model.path.as_ref().map(|path| base.join(path));
+    let tokenizer = match &spec.tokenizer.path {
+        Some(path) => Some(base.join(path.trim_end_matches("tokenizer.json"))),
+        None => model.clone(),
+    };
+    let of_tokenizer = TOKENIZER.map(|name| Some(tokenizer.as_ref()?.join(name)));
+    let of_model = model.map(|model| model.join("generation_config.json"));
+    let files = of_tokenizer.into_iter().chain([of_model]).flatten();
+    files.filter(|path| path.is_file()).collect()
 }
 
 #[cfg(test)]
@@ -216,6 +221,47 @@ mod tests {
             corpus.display(),
             place.join(evaluation).display()
         )
+    }
+
+    #[test]
+    fn checkpoints_get_the_tokenizer_of_the_data_and_the_models_generation_config() {
+        let place = tempfile::tempdir().unwrap();
+        for file in [
+            "model/generation_config.json",
+            "model/tokenizer.json",
+            "model/tokenizer.model",
+            "other/tokenizer.json",
+            "other/chat_template.jinja",
+        ] {
+            let file = place.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "").unwrap();
+        }
+        let names = |model: Option<&str>, tokenizer: Option<&str>| {
+            let mut spec = Spec::default();
+            spec.model.path = model.map(str::to_owned);
+            spec.tokenizer.path = tokenizer.map(str::to_owned);
+            let files = companions(&spec, place.path());
+            let name = |file: &PathBuf| {
+                file.strip_prefix(place.path())
+                    .unwrap()
+                    .display()
+                    .to_string()
+            };
+            files.iter().map(name).collect::<Vec<_>>()
+        };
+        let generates = "model/generation_config.json";
+        let of_model = ["model/tokenizer.json", "model/tokenizer.model", generates];
+        assert_eq!(names(Some("model"), None), of_model);
+        let of_other = [
+            "other/tokenizer.json",
+            "other/chat_template.jinja",
+            generates,
+        ];
+        assert_eq!(names(Some("model"), Some("other")), of_other);
+        assert_eq!(names(Some("model"), Some("other/tokenizer.json")), of_other);
+        assert_eq!(names(Some("model"), Some("byte")), [generates]);
+        assert!(names(None, None).is_empty());
     }
 
     #[test]

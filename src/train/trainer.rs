@@ -488,6 +488,7 @@ impl Saving {
             state: &self.state,
             config: &built_in.model.to_json(),
             companions: &built_in.companions,
+            chat_template: run.spec.tokenizer.chat_template.as_deref(),
         };
         let committed = checkpoint::finish_together(self.writer, &self.target, contents, world)?;
         let run_dir = &self.target.run_directory;

@@ -2,18 +2,40 @@
 //! transformers again.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use super::losses::{of_steps, run_in};
-use super::support::evenkeel;
+use super::support::{evenkeel, stderr};
 use super::trainers::{own_file, python};
 
 const STEPS: usize = 50;
+/// The family whose weights are in `pytorch_model.bin` first.
+const PICKLED: &str = "llama";
 
 /// The last line that the script prints.
 fn printed<T: serde::de::DeserializeOwned>(output: &Output) -> T {
     let text = String::from_utf8_lossy(&output.stdout);
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+/// Runs the command that a refused launch prints.
+fn convert(folder: &Path, python: &Path) {
+    let mut launch = evenkeel();
+    let arguments = format!("launch {PICKLED}.yaml --recipe-gpus 1 --procs 1 --out {PICKLED}-run");
+    launch.args(arguments.split(' '));
+    let output = launch.current_dir(folder).output().unwrap();
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    let command = message
+        .lines()
+        .find(|line| line.trim().starts_with("python -c"));
+    let command = command.unwrap_or_else(|| panic!("{message}"));
+    let path = python.parent().unwrap().display();
+    let path = format!("{path}:{}", std::env::var("PATH").unwrap());
+    let mut bash = Command::new("bash");
+    bash.env("PATH", path);
+    run_in(folder, bash, &["-c", command]);
 }
 
 #[test]
@@ -27,6 +49,8 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
     let output = here(Command::new(&python), &[&script, "train", ".", &steps]);
     let expected: BTreeMap<String, Vec<f64>> = printed(&output);
+    here(Command::new(&python), &[&script, "pickle", ".", PICKLED]);
+    convert(folder.path(), Path::new(&python));
     for (name, expected) in &expected {
         let (file, run) = (format!("{name}.yaml"), format!("{name}-run"));
         let options = "--recipe-gpus 1 --procs 1 --device cpu --quiet evenkeel.objective=sft";

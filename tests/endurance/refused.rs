@@ -234,3 +234,34 @@ fn flags_for_different_worlds_are_refused() {
     assert!(log.contains("2 processes on the CPU"), "{log}");
     assert_eq!(run.worlds(), [2]);
 }
+
+#[test]
+fn weights_that_are_not_finite_end_the_run_at_once() {
+    let place = tempfile::tempdir().unwrap();
+    let source = Run::of(small(json!({"budget": {"samples": 12}})));
+    assert!(source.launch(&["--procs", "1"]).status.success());
+    let checkpoint = source.out().join("gen-1/step-0000001");
+    // A copy that is no checkpoint of Evenkeel, with a NaN at the end of the first block.
+    for entry in std::fs::read_dir(&checkpoint).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.ends_with("manifest.json") {
+            std::fs::copy(&path, place.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let shard = place.path().join("model-00002-of-00004.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    let end = bytes.len() - 4;
+    bytes[end..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&shard, bytes).unwrap();
+    let run = Run::of(small(
+        json!({"model": {"path": place.path(), "config": null}}),
+    ));
+    let output = run.launch(&["--procs", "2"]);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("model-00002-of-00004.safetensors: 1 of the "),
+        "{message}"
+    );
+    assert!(!run.out().join("gen-2").exists(), "{message}");
+}

@@ -3,7 +3,9 @@
     families.py train FOLDER STEPS   writes FOLDER/NAME, FOLDER/NAME.yaml and FOLDER/sft, trains each by TRL, and prints the
                                      losses by family as one line of JSON
     families.py compare FOLDER PATH  loads each FOLDER/NAME/PATH in transformers, and prints by family the largest difference
-                                     of its logits from those of TRL's model, relative to the largest logit
+                                     of its logits from those of TRL's model, relative to the largest logit. Also compares
+                                     what lies beside the weights with FOLDER/NAME
+    families.py pickle FOLDER NAME   replaces the weights of FOLDER/NAME by the same in pytorch_model.bin
 """
 
 import json
@@ -14,7 +16,7 @@ import torch
 import yaml
 from sft_losses import train
 from tiny_model import make_data, make_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
@@ -53,6 +55,7 @@ def make(folder, name, family, tokenizer):
             # Biases begin at zero, and norms at one, where mistakes do not show.
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
+    model.generation_config.update(do_sample=True, temperature=0.3)
     # Several files with an index.
     model.save_pretrained(folder / name, max_shard_size="60KB")
     tokenizer.save_pretrained(folder / name)
@@ -66,8 +69,30 @@ def logits(path):
         return model(input_ids=tokens, use_cache=False).logits
 
 
+def compare_files_beside_weights(written, source):
+    texts = ["<s>user: Grüße,\n\n  \U0001f600</s>", "hello world"]
+    chat = [dict(role="user", content="hello"), dict(role="assistant", content="world")]
+    ids, rendered, generation = [], [], []
+    for path in (written, source):
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        ids.append(tokenizer(texts)["input_ids"])
+        rendered.append(tokenizer.apply_chat_template(chat, tokenize=False))
+        generation.append(GenerationConfig.from_pretrained(path).to_dict())
+    for values in (ids, rendered, generation):
+        assert values[0] == values[1], f"{written}: {values}"
+    assert generation[0]["temperature"] == 0.3
+    config = AutoConfig.from_pretrained(written)
+    assert config.eos_token_id == AutoConfig.from_pretrained(source).eos_token_id is not None
+
+
 def main():
     command, folder, argument = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    if command == "pickle":
+        weights = AutoModelForCausalLM.from_pretrained(folder / argument).state_dict()
+        for file in (folder / argument).glob("model*"):
+            file.unlink()
+        torch.save(weights, folder / argument / "pytorch_model.bin")
+        return
     found = {}
     if command == "train":
         tokenizer = make_tokenizer()
@@ -81,8 +106,9 @@ def main():
             found[name], trainer = train(folder / f"{name}.yaml")
             trainer.save_model(theirs)
         else:
-            expected = logits(theirs)
-            difference = (logits(folder / f"{name}-run" / argument) - expected).abs().max() / expected.abs().max()
+            expected, written = logits(theirs), folder / f"{name}-run" / argument
+            difference = (logits(written) - expected).abs().max() / expected.abs().max()
+            compare_files_beside_weights(written, folder / name)
             found[name] = difference.item()
     print(json.dumps(found))
 

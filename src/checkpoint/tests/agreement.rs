@@ -21,6 +21,7 @@ fn finish(
         state: &loop_state(target.step),
         config: &config().to_json(),
         companions,
+        chat_template: None,
     };
     finish_together(writer, target, contents, world)
 }

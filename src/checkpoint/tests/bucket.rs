@@ -35,6 +35,7 @@ fn save(
         state: &serde_json::json!({"step": step}),
         config: &serde_json::json!({}),
         companions: &[],
+        chat_template: None,
     };
     commit(&targets[0], &parts?, contents)
 }

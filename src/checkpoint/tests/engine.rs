@@ -58,6 +58,7 @@ fn checkpoint(
         state,
         config: &config().to_json(),
         companions: &[],
+        chat_template: None,
     };
     finish_together(writer, target, contents, world).unwrap()
 }

@@ -104,6 +104,7 @@ pub fn commit_parts(
         state: &loop_state(target.step),
         config: &config().to_json(),
         companions: &[],
+        chat_template: None,
     };
     commit(target, parts, contents)
 }

@@ -27,8 +27,10 @@ fn checkpoints_of_all_worlds_read_the_same() {
 fn directory_holds_what_transformers_expects_and_nothing_unlisted() {
     let layout = default_layout();
     let run = tempfile::tempdir().unwrap();
-    let tokenizer = run.path().join("tokenizer.json");
-    std::fs::write(&tokenizer, "{}").unwrap();
+    let companions = ["tokenizer.json", "chat_template.jinja"].map(|name| run.path().join(name));
+    for file in &companions {
+        std::fs::write(file, "{}").unwrap();
+    }
     let target = target(run.path(), 1, 120);
     let parts = [write_part(&target, &layout, 0, 1).unwrap()];
     let contents = Contents {
@@ -36,7 +38,8 @@ fn directory_holds_what_transformers_expects_and_nothing_unlisted() {
         samples: 1920,
         state: &loop_state(120),
         config: &config().to_json(),
-        companions: &[tokenizer],
+        companions: &companions,
+        chat_template: Some("{{ messages }}"),
     };
     let committed = commit(&target, &parts, contents).unwrap();
     assert_eq!(committed.path, run.path().join("gen-1/step-0000120"));
@@ -52,6 +55,9 @@ fn directory_holds_what_transformers_expects_and_nothing_unlisted() {
     assert_eq!(found, listed);
     insta::assert_snapshot!(listed.into_iter().collect::<Vec<_>>().join("\n"));
 
+    // The recipe's template replaces the tokenizer's own.
+    let template = std::fs::read_to_string(committed.path.join("chat_template.jinja"));
+    assert_eq!(template.unwrap(), "{{ messages }}");
     let index = std::fs::read(committed.path.join("model.safetensors.index.json")).unwrap();
     let index: Value = serde_json::from_slice(&index).unwrap();
     let map = index["weight_map"].as_object().unwrap();
