@@ -1,13 +1,11 @@
 //! Finds the answers in a rendered conversation.
 //!
 //! `{% generation %}…{% endgeneration %}` marks the model's text in a template (transformers' `AssistantTracker`). The
-//! engine has no such tag, so it is rewritten to a call block of the same shape, whose function puts
-//! marks around its body. The marks are Unicode noncharacters, which no text should contain.
+//! engine has no such tag, so it is rewritten to a `with` block, which is a scope too, and includes of two templates that
+//! consist of a mark. The marks are Unicode noncharacters, which no text should contain.
 
 use std::ops::Range;
 
-use minijinja::value::{Kwargs, Rest};
-use minijinja::{Error, State};
 use serde_json::Value;
 
 use super::{ChatError, ChatTemplate};
@@ -107,12 +105,9 @@ pub(super) fn shared_prefix(one: &str, other: &str, marks: &[String]) -> usize {
     }
 }
 
-/// Name of the function that the call block calls.
-pub(super) const FUNCTION: &str = "__generation";
-const CALL: &str = " call __generation() ";
-
-const BEGIN: char = '\u{fdd0}';
-const END: char = '\u{fdd1}';
+/// The marks around the model's text, and the names of the templates that consist of them.
+pub(super) const BEGIN: &str = "\u{fdd0}";
+pub(super) const END: &str = "\u{fdd1}";
 
 /// The template without generation tags, and whether it had any.
 pub(super) fn rewrite(source: &str) -> (String, bool) {
@@ -127,30 +122,22 @@ pub(super) fn rewrite(source: &str) -> (String, bool) {
             break;
         };
         let inside = &tag[2..length];
-        let name = inside.trim_matches(['-', '+']).trim();
+        let controls = ['-', '+'];
+        let left = &inside[..usize::from(inside.starts_with(controls))];
+        let right = inside.len() - usize::from(inside.len() > 1 && inside.ends_with(controls));
+        let (name, right) = (inside[left.len()..right].trim(), &inside[right..]);
+        // Two tags in place of one, without text between them, leave the white space around as it is.
         let replacement = match name {
-            "generation" => Some(CALL),
-            "endgeneration" => Some(" endcall "),
-            _ => None,
+            "generation" => format!("{{%{left} with %}}{{% include \"{BEGIN}\" {right}%}}"),
+            "endgeneration" => format!("{{%{left} include \"{END}\" %}}{{% endwith {right}%}}"),
+            _ => tag[..length + 2].to_owned(),
         };
-        found |= replacement.is_some();
-        let inside = inside.replacen(name, replacement.unwrap_or(name), 1);
-        text.push_str(&format!("{{%{inside}%}}"));
+        found |= name == "generation";
+        text.push_str(&replacement);
         rest = &tag[length + 2..];
     }
     text.push_str(rest);
     (text, found)
-}
-
-/// Marks the body of a generation block.
-pub(super) fn mark(
-    state: &mut State<'_, '_>,
-    _: Rest<minijinja::Value>,
-    arguments: Kwargs,
-) -> Result<String, Error> {
-    let body: minijinja::Value = arguments.get("caller")?;
-    let body = body.call(state, &[])?;
-    Ok(format!("{BEGIN}{body}{END}"))
 }
 
 /// The text without marks, and its marked ranges.
@@ -158,11 +145,15 @@ pub(super) fn unmark(marked: &str) -> (String, Vec<Range<usize>>) {
     let mut text = String::with_capacity(marked.len());
     let mut spans = Vec::new();
     let mut begin = None;
-    for character in marked.chars() {
-        match character {
-            BEGIN => begin = Some(text.len()),
-            END => spans.extend(begin.take().map(|begin| begin..text.len())),
-            _ => text.push(character),
+    for piece in marked.split_inclusive(['\u{fdd0}', '\u{fdd1}']) {
+        if let Some(before) = piece.strip_suffix(BEGIN) {
+            text.push_str(before);
+            begin = Some(text.len());
+        } else if let Some(inside) = piece.strip_suffix(END) {
+            text.push_str(inside);
+            spans.extend(begin.take().map(|begin| begin..text.len()));
+        } else {
+            text.push_str(piece);
         }
     }
     (text, spans)

@@ -42,7 +42,14 @@ pub(super) fn environment() -> Environment<'static> {
         _ => minijinja::escape_formatter(out, state, value),
     });
     environment.add_filter("tojson", tojson);
-    environment.add_function(answers::FUNCTION, answers::mark);
+    // In Python no loop runs over none.
+    environment.add_test("iterable", |value: Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
+    for mark in [answers::BEGIN, answers::END] {
+        // It is no syntax that could be malformed.
+        let _ = environment.add_template(mark, mark);
+    }
     environment.add_function("raise_exception", |message: String| {
         Err::<(), _>(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -66,7 +73,7 @@ pub(super) fn message(error: &Error) -> String {
     }
 }
 
-/// `value|tojson(indent=…, ensure_ascii=false, separators=…, sort_keys=…)`: Python's `json.dumps` with
+/// `value|tojson(indent=…, ensure_ascii=…, separators=…, sort_keys=…)`: Python's `json.dumps`, by default with
 /// `ensure_ascii=False`.
 fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
     let refused = |problem: String| {
@@ -81,9 +88,6 @@ fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
         return refused(format!("an indent of {indent} is more than {MAX_INDENT}"));
     }
     let ascii: Option<bool> = arguments.get("ensure_ascii")?;
-    if ascii == Some(true) {
-        return refused("ensure_ascii=true is not supported; remove it".to_owned());
-    }
     let separators: Option<Vec<String>> = arguments.get("separators")?;
     let style = match separators.as_deref() {
         None => Python {
@@ -111,8 +115,22 @@ fn tojson(value: Value, arguments: Kwargs) -> Result<String, Error> {
         None => tree.serialize(&mut Serializer::with_formatter(&mut bytes, style)),
     };
     written.map_err(failed)?;
-    String::from_utf8(bytes)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+    let text = String::from_utf8(bytes)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    if ascii != Some(true) {
+        return Ok(text);
+    }
+    let mut escaped = String::new();
+    for character in text.chars() {
+        if character.is_ascii() {
+            escaped.push(character);
+        } else {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                escaped.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    Ok(escaped)
 }
 
 /// Python's layout of JSON in one line, with the texts between items and after a key.

@@ -1,6 +1,8 @@
 //! Compares templates with Jinja2, finds answers in every form of template, and limits malicious templates.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
 
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -15,6 +17,7 @@ struct Reference {
     templates: BTreeMap<String, String>,
     rendered: Vec<Rendered>,
     upstream: Vec<Upstream>,
+    published: Vec<Published>,
 }
 
 #[derive(Deserialize)]
@@ -28,10 +31,47 @@ struct Rendered {
 #[derive(Deserialize)]
 struct Upstream {
     recipe: String,
+    #[serde(flatten)]
+    hashed: Hashed,
+}
+
+/// A template in a revision of a repository.
+#[derive(Deserialize)]
+struct Published {
+    family: String,
+    repository: String,
+    path: String,
+    revision: String,
+    rendered: Vec<Hashed>,
+}
+
+#[derive(Deserialize)]
+struct Hashed {
     conversation: String,
     add_generation_prompt: bool,
+    /// Whether the template raised an error, whose message is hashed.
+    error: bool,
     bytes: usize,
     fnv1a: String,
+}
+
+impl Hashed {
+    fn assert_rendered(&self, template: &ChatTemplate, messages: &[Json], name: &str) {
+        let found = render(template, messages, self.add_generation_prompt);
+        let failed = found.is_err();
+        let text = found.unwrap_or_else(|error| match error {
+            ChatError::Template(message) => message
+                .rsplit_once(" (line ")
+                .map_or(message.clone(), |(message, _)| message.to_owned()),
+            other => other.to_string(),
+        });
+        assert_eq!(
+            (failed, text.len(), fnv1a(&text)),
+            (self.error, self.bytes, self.fnv1a.clone()),
+            "{name} on {}: {text:?}",
+            self.conversation
+        );
+    }
 }
 
 fn reference() -> Reference {
@@ -108,14 +148,76 @@ fn upstream_templates_render_as_in_jinja2() {
     assert_eq!(templates.len(), 9);
     for case in &reference.upstream {
         let template = template(&templates[&case.recipe]);
-        let messages = &reference.conversations[&case.conversation];
-        let text = render(&template, messages, case.add_generation_prompt).unwrap();
-        assert_eq!(
-            (text.len(), fnv1a(&text)),
-            (case.bytes, case.fnv1a.clone()),
-            "{} on {}",
-            case.recipe,
-            case.conversation
+        let messages = &reference.conversations[&case.hashed.conversation];
+        case.hashed
+            .assert_rendered(&template, messages, &case.recipe);
+    }
+}
+
+/// Reads templates in the clones below the folder `EVENKEEL_UPSTREAM`.
+#[test]
+fn published_templates_render_as_in_jinja2() {
+    let Some(folder) = std::env::var_os("EVENKEEL_UPSTREAM").map(PathBuf::from) else {
+        return;
+    };
+    let reference = reference();
+    let mut answers = Vec::new();
+    for published in &reference.published {
+        let (_, clone) = published.repository.split_once('/').unwrap();
+        if !folder.join(clone).exists() {
+            println!("SKIPPED: no clone of {}", published.repository);
+            return;
+        }
+        let object = format!("{}:{}", published.revision, published.path);
+        let shown = Command::new("git")
+            .arg("-C")
+            .arg(folder.join(clone))
+            .args(["show", &object])
+            .output()
+            .unwrap();
+        assert!(shown.status.success(), "{object}: {shown:?}");
+        let template = template(&String::from_utf8(shown.stdout).unwrap());
+        for case in &published.rendered {
+            let messages = &reference.conversations[&case.conversation];
+            case.assert_rendered(&template, messages, &published.family);
+        }
+        let found = reference.conversations.iter().map(|(name, messages)| {
+            let found = match template.answers(messages, 0) {
+                Ok(found) => {
+                    assert_answers(&found, messages, &published.family);
+                    "found"
+                }
+                Err(ChatError::NotPrefixStable { .. }) => "refused",
+                Err(_) => "raises",
+            };
+            format!("{name}: {found}")
+        });
+        answers.push(format!(
+            "{}; {}",
+            published.family,
+            found.collect::<Vec<_>>().join("; ")
+        ));
+    }
+    insta::assert_snapshot!(answers.join("\n"));
+}
+
+/// Each answer has the text of its message, and no more of the template than before or after it a few marks.
+fn assert_answers(found: &Conversation, messages: &[Json], name: &str) {
+    let expected = messages.iter().filter(|m| m["role"] == "assistant");
+    let expected: Vec<&str> = expected
+        .map(|m| m["content"].as_str().unwrap().trim())
+        .collect();
+    assert_eq!(found.answers.len(), expected.len(), "{name}");
+    for (span, expected) in found.answers.iter().zip(expected) {
+        let answer = &found.text[span.clone()];
+        let (before, after) = answer.split_once(expected).unwrap_or((answer, answer));
+        assert!(before.len() + after.len() < 60, "{name}: {answer:?}");
+        assert!(
+            messages.iter().all(|m| {
+                let other = m["content"].as_str().unwrap().trim();
+                other == expected || other.len() < 2 || !answer.contains(other)
+            }),
+            "{name}: {answer:?}"
         );
     }
 }
@@ -272,7 +374,6 @@ fn malicious_templates_are_stopped() {
         "{{ raise_exception('no') }}".into(),
         "{{ strftime_now('%Q') }}".into(),
         "{{ messages | tojson(separators=[1]) }}".into(),
-        "{{ messages | tojson(ensure_ascii=true) }}".into(),
         "{{ messages | tojson(unknown=1) }}".into(),
         "{{ messages | tojson(indent=99999999999) }}".into(),
     ];
