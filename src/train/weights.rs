@@ -2,7 +2,7 @@
 //! `model.safetensors.index.json`; f32, bf16 or f16. They are read unit by unit, so that the model is never
 //! in memory twice. The ranks find values that are not finite, since they read every value; a launch reads headers only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorInfo;
@@ -13,8 +13,16 @@ use crate::engine::{Engine, EngineError, Layout, Parameter, Unit, UnitState};
 use crate::util::format::shortened;
 use crate::util::shards::{INDEX, Index, WHOLE};
 
-const HEAD: &str = "lm_head.weight";
-const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Heads of all families.
+const HEADS: [&str; 2] = ["lm_head.weight", "embed_out.weight"];
+/// Ends of tensors of old files that are computed here: frequencies of the rotation, and masks of attention.
+const COMPUTED: [&str; 5] = [
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+];
 /// How the names of PyTorch's weights begin.
 const PYTORCH: &str = "pytorch_model";
 /// Most problems that a message names; it counts the rest.
@@ -133,13 +141,13 @@ impl Weights {
             .collect();
         let mut problems = Vec::new();
         for (name, parameter) in &parameters {
-            let Some((_, info)) = self.find(name) else {
-                problems.push(match *name {
-                    HEAD => format!(
-                        "`{HEAD}` is missing (a tied head needs \
+            let Some((_, _, info)) = self.find(name) else {
+                problems.push(match HEADS.contains(name) {
+                    true => format!(
+                        "`{name}` is missing (a tied head needs \
                          `tie_word_embeddings: true` in config.json)"
                     ),
-                    _ => format!("`{name}` is missing"),
+                    false => format!("`{name}` is missing"),
                 });
                 continue;
             };
@@ -155,16 +163,24 @@ impl Weights {
                 ));
             }
         }
+        let known: BTreeSet<&str> = (parameters.keys())
+            .flat_map(|name| [*name, of_base_model(name)])
+            .collect();
+        let embedding = layout
+            .units
+            .first()
+            .and_then(|unit| unit.parameters.first());
         for name in self.places.keys() {
-            let known = parameters.contains_key(name.as_str());
-            // Old files contain the frequencies of the position embedding, which are computed here.
-            if known || name.ends_with(".rotary_emb.inv_freq") {
+            let is_computed = COMPUTED.iter().any(|end| name.ends_with(end));
+            if known.contains(name.as_str()) || is_computed {
                 continue;
             }
-            if name == HEAD && problems.is_empty() {
-                if !self.same(HEAD, EMBEDDING)? {
+            let embedding = embedding.map(|embedding| embedding.name.as_str());
+            let tied = embedding.filter(|_| HEADS.contains(&name.as_str()) && problems.is_empty());
+            if let Some(embedding) = tied {
+                if !self.same(name, embedding)? {
                     problems.push(format!(
-                        "`{HEAD}` is not `{EMBEDDING}`, but config.json ties them \
+                        "`{name}` is not `{embedding}`, but config.json ties them \
                          (`tie_word_embeddings: true`)"
                     ));
                 }
@@ -204,13 +220,18 @@ impl Weights {
         Ok(())
     }
 
-    fn find(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
-        let file = self.files.get(*self.places.get(name)?)?;
-        Some((file, file.info(name)?))
+    /// The file of a tensor, and its name and shape there.
+    fn find<'n>(&self, name: &'n str) -> Option<(&TensorFile, &'n str, &TensorInfo)> {
+        let names = [name, of_base_model(name)];
+        let name = names
+            .into_iter()
+            .find(|name| self.places.contains_key(*name))?;
+        let file = self.files.get(self.places[name])?;
+        Some((file, name, file.info(name)?))
     }
 
     fn read(&self, name: &str, out: &mut [f32]) -> Result<(), WeightsError> {
-        let (file, _) = self.find(name).ok_or_else(|| WeightsError::Mismatch {
+        let (file, name, _) = self.find(name).ok_or_else(|| WeightsError::Mismatch {
             directory: self.directory.clone(),
             problems: vec![format!("`{name}` is missing")],
         })?;
@@ -220,13 +241,19 @@ impl Weights {
     /// Whether two tensors hold the same values.
     fn same(&self, one: &str, other: &str) -> Result<bool, WeightsError> {
         let values = |name: &str| -> Result<Vec<f32>, WeightsError> {
-            let shape = self.find(name).map_or(&[][..], |(_, info)| &info.shape);
+            let shape = self.find(name).map_or(&[][..], |(_, _, info)| &info.shape);
             let mut values = vec![0.0; shape.iter().product()];
             self.read(name, &mut values)?;
             Ok(values)
         };
         Ok(values(one)? == values(other)?)
     }
+}
+
+/// A parameter's name in files of the model without its head, as the published GPT-2s are: `wte.weight` for
+/// `transformer.wte.weight`.
+fn of_base_model(name: &str) -> &str {
+    name.split_once('.').map_or(name, |(_, rest)| rest)
 }
 
 /// A file that looks like unsupported weights: PyTorch's, TensorFlow's, JAX's or llama.cpp's, an adapter, or
@@ -432,6 +459,35 @@ mod tests {
         }
     }
 
+    /// As the published GPT-2s are.
+    #[test]
+    fn files_of_a_model_without_its_head_are_read_with_their_masks() {
+        let config = serde_json::json!({
+            "model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 2, "vocab_size": 20, "n_positions": 4,
+            "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0,
+        });
+        let config = ModelConfig::from_json(&config).unwrap();
+        let named = tensors(&config, Dtype::F32);
+        let mut bare: Tensors = (named.iter())
+            .map(|(name, tensor)| (of_base_model(name).to_owned(), tensor.clone()))
+            .collect();
+        let mask = Tensor {
+            dtype: Dtype::F32,
+            shape: vec![1, 1, 4, 4],
+            values: vec![1.0; 16],
+        };
+        bare.insert("h.0.attn.bias".to_owned(), mask);
+        assert!(bare.contains_key("wte.weight") && !named.contains_key("wte.weight"));
+        assert_loads(whole(&named).path(), &config, &named);
+        assert_loads(whole(&bare).path(), &config, &named);
+        bare.remove("h.1.ln_2.bias");
+        let refused = refusal(whole(&bare).path(), &config);
+        assert!(
+            refused.ends_with("`transformer.h.1.ln_2.bias` is missing"),
+            "{refused}"
+        );
+    }
+
     #[test]
     fn conversion_continues_past_one_piece() {
         let rows = (1 << 20) / 8 + 3;
@@ -576,10 +632,10 @@ mod tests {
         odd.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), extra);
 
         let mut two_heads = tensors(&config(), Dtype::BF16);
-        let embedding = two_heads[EMBEDDING].clone();
+        let embedding = two_heads["model.embed_tokens.weight"].clone();
         let other_head = refusal(whole(&two_heads).path(), &tied());
         // A written head that equals the embedding is not unexpected.
-        two_heads.insert(HEAD.to_string(), embedding);
+        two_heads.insert("lm_head.weight".to_owned(), embedding);
         let weights = whole(&two_heads);
         Weights::open(weights.path())
             .unwrap()
