@@ -169,6 +169,46 @@ fn offsets_are_right_after_characters_of_several_bytes() {
     );
 }
 
+/// `tests/reference/tokenizers.json`, which `tokenizer_reference.py` beside it writes.
+#[test]
+fn ids_of_odd_texts_are_those_of_the_python_package() {
+    #[derive(serde::Deserialize)]
+    struct Reference {
+        texts: Vec<String>,
+        cases: Vec<Case>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Case {
+        name: String,
+        tokenizer: Value,
+        ids: Vec<Vec<u32>>,
+    }
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/reference/tokenizers.json"
+    );
+    let reference = std::fs::read(path).unwrap();
+    let Reference { texts, cases } = serde_json::from_slice(&reference).unwrap();
+    assert_eq!((texts.len(), cases.len()), (50, 7));
+    for case in cases {
+        let directory = Directory::new(&[("tokenizer.json", case.tokenizer.to_string())]);
+        let tokenizer = directory.load().unwrap();
+        for (text, ids) in texts.iter().zip(&case.ids) {
+            let found = tokenizer.encode(text).unwrap();
+            assert_eq!(&found, ids, "{}: {text:?}", case.name);
+            // The ids do not depend on where the loss is, if no border cuts a token.
+            let whole = tokenizer.encode_spans(text, std::slice::from_ref(&(0..text.len())));
+            let whole = whole.unwrap();
+            assert!(
+                whole.iter().all(|token| token.target),
+                "{}: {text:?}",
+                case.name
+            );
+            assert!(whole.iter().map(|token| token.id).eq(found));
+        }
+    }
+}
+
 #[test]
 fn tokens_that_a_tokenizer_adds_are_added_once_and_on_request() {
     let directory = Directory::new(&[("tokenizer.json", bpe(begins()).to_string())]);
