@@ -197,25 +197,33 @@ impl Weights {
         })
     }
 
-    /// Reads one unit as f32, with moments of zero: the state before the first step.
-    pub fn load_unit(&self, unit: &Unit) -> Result<UnitState, WeightsError> {
+    /// Reads the parameters of one unit as f32, in the order of its layout.
+    pub fn load_unit(&self, unit: &Unit) -> Result<Vec<f32>, WeightsError> {
         let mut parameters = vec![0.0; unit.len];
+        self.fill(unit, &mut parameters)?;
+        Ok(parameters)
+    }
+
+    fn fill(&self, unit: &Unit, parameters: &mut [f32]) -> Result<(), WeightsError> {
         for parameter in &unit.parameters {
             self.read(&parameter.name, &mut parameters[parameter.range()])?;
         }
-        Ok(UnitState {
-            parameters,
-            exp_avg: vec![0.0; unit.len],
-            exp_avg_sq: vec![0.0; unit.len],
-        })
+        Ok(())
     }
 
-    /// Checks the weights against an engine's layout and loads them into the engine.
+    /// Checks the weights against an engine's layout and loads them into the engine, with moments of zero.
     pub fn restore(&self, engine: &mut dyn Engine) -> Result<(), WeightsError> {
         let layout = engine.layout().clone();
         self.check(&layout)?;
+        // One buffer for all units: the kernel clears new memory, which takes longer than the conversion. It never clears
+        // that of the moments, which are only read.
+        let mut state = UnitState::default();
         for (index, unit) in layout.units.iter().enumerate() {
-            engine.import(index, &self.load_unit(unit)?)?;
+            state.parameters.resize(unit.len, 0.0);
+            self.fill(unit, &mut state.parameters)?;
+            state.exp_avg = vec![0.0; unit.len];
+            state.exp_avg_sq = vec![0.0; unit.len];
+            engine.import(index, &state)?;
         }
         Ok(())
     }
@@ -427,17 +435,15 @@ mod tests {
         let weights = Weights::open(directory).unwrap();
         weights.check(&layout).unwrap();
         for unit in &layout.units {
-            let state = weights.load_unit(unit).unwrap();
+            let parameters = weights.load_unit(unit).unwrap();
             for parameter in &unit.parameters {
-                let read = &state.parameters[parameter.range()];
+                let read = &parameters[parameter.range()];
                 assert!(
                     read == tensors[&parameter.name].values,
                     "{}",
                     parameter.name
                 );
             }
-            assert_eq!(state.exp_avg, vec![0.0; unit.len]);
-            assert_eq!(state.exp_avg_sq, vec![0.0; unit.len]);
         }
     }
 
@@ -516,7 +522,12 @@ mod tests {
         let weights = Weights::open(from.path()).unwrap();
         let writer = Writer::begin(&target, &layout, 0, 1);
         for (index, unit) in layout.units.iter().enumerate() {
-            writer.write_unit(index, weights.load_unit(unit).unwrap());
+            let state = UnitState {
+                parameters: weights.load_unit(unit).unwrap(),
+                exp_avg: vec![0.0; unit.len],
+                exp_avg_sq: vec![0.0; unit.len],
+            };
+            writer.write_unit(index, state);
         }
         let parts = [writer.finish().unwrap()];
         let partial = refusal(&target.partial(), &config());
