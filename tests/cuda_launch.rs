@@ -792,6 +792,62 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
 }
 
 #[test]
+fn a_qwen3_of_a_folder_moves_from_one_rank_over_three_gpus_to_two() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let family = "evenkeel.model.config.model_type=qwen3 evenkeel.model.config.head_dim=24";
+    machine.trained(&format!("--out base --device cpu {family}"), &[]);
+    // The checkpoint is the model of another run.
+    let (before, after) = RECIPE.split_once("  model:\n").unwrap();
+    let (_, after) = after.split_once("  data:\n").unwrap();
+    let recipe = format!(
+        "{before}  model: {{path: base/gen-1/step-0000008}}\n  data:\n{}",
+        after.replace("{samples: 64}", "{samples: 600}")
+    );
+    std::fs::write(machine.path().join("tiny.yaml"), recipe).unwrap();
+    let launch = |words: &str| {
+        let mut command = machine.command(words, &[("EMULATED_GPU_DEVICES", "3")]);
+        // Every one of the worlds splits the batch.
+        command.arg("evenkeel.batch={global: 12, per_device_batch_size: 1}");
+        command
+    };
+    let ended = |mut command: Command| assert!(command.output().unwrap().status.success());
+    ended(launch("--out undisturbed --device cpu"));
+    let first = |run: &str| machine.losses(run)[0];
+
+    let on_the_cpu = launch("--out moved --device cpu --procs 1");
+    let code = observed(on_the_cpu, |launcher, _, _| {
+        let _ = kill_process(Pid::from_child(launcher), Signal::TERM);
+    });
+    assert_eq!(code, Some(143));
+    let on_gpus = launch("--out moved --resume --device cuda --procs 3");
+    let mut is_resized = false;
+    let code = observed(on_gpus, |_, _, _| {
+        if !std::mem::replace(&mut is_resized, true) {
+            machine.resize("moved", 2);
+        }
+    });
+    assert_eq!(code, Some(0));
+    let generations = machine.generations("moved");
+    let worlds = generations.iter().map(|row| row["world"].as_u64().unwrap());
+    assert_eq!(worlds.collect::<Vec<u64>>(), [1, 3, 2]);
+    assert_close(
+        &machine.losses("moved"),
+        &machine.losses("undisturbed"),
+        1e-5,
+    );
+    machine.prove("moved", "50 steps consumed samples 0..600");
+    // The weights are those of the folder, not random ones.
+    assert!(
+        first("moved") < 0.95 * first("base"),
+        "{} {}",
+        first("moved"),
+        first("base")
+    );
+}
+
+#[test]
 #[ignore = "takes a minute: scripts/nightly.sh"]
 fn a_rank_that_waits_for_a_hanging_one_says_so() {
     let Some(machine) = Machine::new() else {
@@ -861,6 +917,17 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
     let norm_test = "evenkeel.schedule.kind=norm-test evenkeel.schedule.max_batch=64";
     let coordinates = "evenkeel.schedule.coordinate_interval=10";
     let unsharded = "evenkeel.schedule.unsharded_accumulation=true";
+    let family = |name| match name {
+        "qwen2" => "evenkeel.model.config.model_type=qwen2",
+        "qwen3" => "evenkeel.model.config.model_type=qwen3",
+        "gemma" => "evenkeel.model.config.model_type=gemma",
+        "gpt_neox" => "evenkeel.model.config.model_type=gpt_neox",
+        "gpt2" => "evenkeel.model.config.model_type=gpt2",
+        _ => "evenkeel.model.config.model_type=starcoder2",
+    };
+    let no_dropout = "evenkeel.model.config.resid_pdrop=0 evenkeel.model.config.embd_pdrop=0 \
+                      evenkeel.model.config.attn_pdrop=0";
+    let biases = "evenkeel.model.config.attention_bias=true evenkeel.model.config.mlp_bias=true";
     for (run, ranks, settings) in [
         ("f32", "1", vec![]),
         ("bf16", "1", vec![bf16]),
@@ -887,6 +954,18 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
             vec![bf16, untied, norm_test, coordinates],
         ),
         ("unsharded", "2", vec![FSDP, norm_test, unsharded]),
+        ("qwen2", "1", vec![bf16, family("qwen2")]),
+        ("qwen3", "2", vec![bf16, FSDP, family("qwen3")]),
+        ("gemma", "1", vec![bf16, family("gemma")]),
+        ("gpt-neox", "1", vec![bf16, family("gpt_neox")]),
+        ("gpt-neox-f32", "2", vec![FSDP, family("gpt_neox")]),
+        ("gpt2", "2", vec![bf16, FSDP, family("gpt2"), no_dropout]),
+        (
+            "starcoder2",
+            "2",
+            vec![bf16, FSDP, untied, family("starcoder2")],
+        ),
+        ("biased", "1", vec![bf16, biases]),
     ] {
         let words = format!("{model} {}", settings.join(" "));
         let plan = Command::new(env!("CARGO_BIN_EXE_evenkeel"))

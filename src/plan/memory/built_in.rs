@@ -12,6 +12,8 @@ pub const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sf
 const LOGITS: f64 = (1u64 << 27) as f64;
 /// Bytes of cuBLASLt's workspace.
 const WORKSPACE: f64 = (32u64 << 20) as f64;
+/// Most blocks that sum up the gradient of vectors, each apart from the others.
+const VECTOR_BLOCKS: f64 = 528.0;
 const F32: f64 = 4.0;
 
 /// Whether the built-in trainer has this architecture: a dense one.
@@ -105,7 +107,9 @@ pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size:
         size * (hidden.max(queries) + hidden.max(inner).max(qkv)) + gradient_operand + F32 * heads;
     let vocabulary = shape.vocabulary as f64;
     let logits = LOGITS.min(tokens * vocabulary) * size;
-    tokens * (residual + stashes * block + scratch) + logits + WORKSPACE
+    let rows = (tokens / VECTOR_BLOCKS).ceil().max(1.0);
+    let partials = F32 * (tokens / rows).ceil() * shape.widest_vectors();
+    tokens * (residual + stashes * block + scratch) + logits + partials + WORKSPACE
 }
 
 #[cfg(test)]

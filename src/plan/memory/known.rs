@@ -80,6 +80,7 @@ const fn qkv_biases(shape: Shape) -> Shape {
 const fn neox(sizes: [u64; 6]) -> Shape {
     Shape {
         parallel_residual: true,
+        derived_heads: true,
         ..plain(llama(sizes))
     }
 }

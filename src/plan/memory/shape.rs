@@ -30,6 +30,8 @@ pub struct Shape {
     pub head_dim: u64,
     /// Head size and key-value heads do not follow from hidden size and heads (Qwen 3, Gemma).
     pub fixed_heads: bool,
+    /// They always follow from them, whatever is stated (GPT-NeoX, GPT-2).
+    pub derived_heads: bool,
     /// `vocab_size`.
     pub vocabulary: u64,
     /// `tie_word_embeddings`.
@@ -87,6 +89,7 @@ pub(super) const LLAMA: Shape = Shape {
     key_value_heads: 32,
     head_dim: 128,
     fixed_heads: false,
+    derived_heads: false,
     vocabulary: 32000,
     tied: false,
     experts: 1,
@@ -166,6 +169,7 @@ pub(super) const GPT_NEOX: Shape = Shape {
     heads: 64,
     key_value_heads: 64,
     head_dim: 96,
+    derived_heads: true,
     vocabulary: 50432,
     parallel_residual: true,
     ..PLAIN
@@ -179,6 +183,7 @@ pub(super) const GPT2: Shape = Shape {
     heads: 12,
     key_value_heads: 12,
     head_dim: 64,
+    derived_heads: true,
     vocabulary: 50257,
     positions: 1024,
     fixed_biases: true,
@@ -246,8 +251,14 @@ impl Shape {
             hidden,
             intermediate: size("intermediate_size", intermediate, MAX_DIMENSION)?,
             heads,
-            key_value_heads: size("num_key_value_heads", key_value_heads, MAX_DIMENSION)?,
-            head_dim: size("head_dim", head_dim, MAX_DIMENSION)?,
+            key_value_heads: match self.derived_heads {
+                true => heads,
+                false => size("num_key_value_heads", key_value_heads, MAX_DIMENSION)?,
+            },
+            head_dim: match self.derived_heads {
+                true => (hidden / heads).max(1),
+                false => size("head_dim", head_dim, MAX_DIMENSION)?,
+            },
             vocabulary: size("vocab_size", self.vocabulary, MAX_DIMENSION)?,
             tied: flag("tie_word_embeddings").unwrap_or(self.tied),
             biases,
@@ -384,6 +395,20 @@ impl Shape {
     /// Parameters of one norm.
     pub fn norm(&self) -> f64 {
         self.hidden as f64 * if self.norm_bias { 2.0 } else { 1.0 }
+    }
+
+    /// Elements of the widest vectors of a block whose gradients are summed together: a norm's weights and bias, the biases
+    /// of adjacent layers, or the norms of queries and keys.
+    pub fn widest_vectors(&self) -> f64 {
+        let gates = if self.gated { 2 } else { 1 };
+        [
+            (self.biases.qkv, self.queries() + 2 * self.keys()),
+            (self.biases.mlp, gates * self.intermediate),
+            (self.head_norms, 2 * self.head_dim),
+        ]
+        .into_iter()
+        .filter(|(has_them, _)| *has_them)
+        .fold(self.norm(), |widest, (_, width)| widest.max(width as f64))
     }
 
     /// Elements of a token's queries.
