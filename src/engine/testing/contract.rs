@@ -191,10 +191,11 @@ fn check_finite_differences(new: New, config: ModelConfig) {
 pub fn gradients_agree_with_finite_differences(new: New) {
     check_finite_differences(new, config());
     check_finite_differences(new, tied());
+    check_finite_differences(new, plain());
 }
 
 pub fn accumulation_equals_one_large_micro_batch(new: New) {
-    for config in [config(), tied(), with_vectors()] {
+    for config in [config(), tied(), with_vectors(), plain()] {
         let batch = Batch::new(4, 20);
         let mut engine = new(config);
         let (loss, whole) = gradient_of(engine.as_mut(), batch.micro_batch());
@@ -214,7 +215,7 @@ pub fn accumulation_equals_one_large_micro_batch(new: New) {
 }
 
 pub fn norms_match_the_gradients(new: New) {
-    for config in [config(), tied(), with_vectors()] {
+    for config in [config(), tied(), with_vectors(), plain()] {
         let batch = Batch::new(3, 20);
         let mut engine = new(config);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5 * b, "{a} {b}");

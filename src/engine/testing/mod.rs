@@ -3,7 +3,7 @@
 pub mod contract;
 pub mod reference;
 
-use super::{AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind};
+use super::{Activation, AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind};
 
 /// A tiny model with grouped queries.
 pub fn config() -> ModelConfig {
@@ -37,6 +37,23 @@ pub fn with_vectors() -> ModelConfig {
         query_key_norms: true,
         unrotated_layers: vec![1],
         ..config()
+    }
+}
+
+/// As GPT-2 and GPT-NeoX together: LayerNorm, an MLP without gates, biases, position embeddings, heads that rotate in part
+/// and a parallel residual.
+pub fn plain() -> ModelConfig {
+    ModelConfig {
+        activation: Activation::Gelu,
+        gated: false,
+        norm: NormKind::Layer,
+        mlp_biases: true,
+        qkv_biases: true,
+        output_bias: true,
+        position_embeddings: true,
+        partial_rotary_factor: 0.34,
+        parallel_residual: true,
+        ..tied()
     }
 }
 

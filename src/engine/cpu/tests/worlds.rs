@@ -283,7 +283,7 @@ fn memory_shrinks_with_the_world() {
 
 #[test]
 fn a_state_of_one_world_loads_in_any_other() {
-    for config in [config(), tied(), with_vectors()] {
+    for config in [config(), tied(), with_vectors(), plain()] {
         let (_, expected) = train(&config, Strategy::Replicated, None, (3, 6));
         for (strategy, world) in [(SHARDED, 3), (SHARDED, 4), (Strategy::Replicated, 2)] {
             on_all(world, |world| {
@@ -304,7 +304,7 @@ fn a_state_of_one_world_loads_in_any_other() {
 
 #[test]
 fn shards_evaluate_like_one_process_also_in_the_middle_of_a_step() {
-    for config in [config(), tied(), with_vectors()] {
+    for config in [config(), tied(), with_vectors(), plain()] {
         let samples = Batch::new(5, SEQ_LEN);
         let mut alone = rank(&config, Strategy::Replicated, None);
         let expected: Vec<_> = (0..5)

@@ -363,7 +363,7 @@ fn options_that_save_time_or_memory_change_no_bit() {
 fn chunks_of_the_head_give_the_whole_batchs_loss_and_gradient() {
     let Some(device) = device() else { return };
     let batch = Batch::new(3, 20);
-    for config in [config(), tied(), with_vectors()] {
+    for config in [config(), tied(), with_vectors(), plain()] {
         let mut whole = engine(&device, config.clone(), f32_options());
         let (loss, expected) = gradient_of(&mut whole, batch.micro_batch());
         let options = CudaOptions {
