@@ -127,6 +127,7 @@ fn save(bucket: &Bucket, run: &Path) -> Committed {
         samples: 1,
         state: &json!({}),
         config: &json!({}),
+        chat_template: None,
         companions: &[],
     };
     commit(&target, &[part], contents).unwrap()
