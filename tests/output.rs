@@ -263,7 +263,7 @@ fn another_family_is_refused_by_its_name() {
          vocab_size: 64, max_position_embeddings: 32}";
     for (id, family) in [
         ("google/gemma-2-9b", "Gemma 2 and later ones"),
-        ("EleutherAI/pythia-2.8b", "GPT-NeoX"),
+        ("facebook/opt-350m", "OPT"),
         ("Qwen/Qwen2.5-VL-7B", "Qwen's multimodal models"),
     ] {
         small_recipe(
