@@ -917,14 +917,11 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
     let norm_test = "evenkeel.schedule.kind=norm-test evenkeel.schedule.max_batch=64";
     let coordinates = "evenkeel.schedule.coordinate_interval=10";
     let unsharded = "evenkeel.schedule.unsharded_accumulation=true";
-    let family = |name| match name {
-        "qwen2" => "evenkeel.model.config.model_type=qwen2",
-        "qwen3" => "evenkeel.model.config.model_type=qwen3",
-        "gemma" => "evenkeel.model.config.model_type=gemma",
-        "gpt_neox" => "evenkeel.model.config.model_type=gpt_neox",
-        "gpt2" => "evenkeel.model.config.model_type=gpt2",
-        _ => "evenkeel.model.config.model_type=starcoder2",
-    };
+    macro_rules! family {
+        ($model_type:literal) => {
+            concat!("evenkeel.model.config.model_type=", $model_type)
+        };
+    }
     let no_dropout = "evenkeel.model.config.resid_pdrop=0 evenkeel.model.config.embd_pdrop=0 \
                       evenkeel.model.config.attn_pdrop=0";
     let biases = "evenkeel.model.config.attention_bias=true evenkeel.model.config.mlp_bias=true";
@@ -954,16 +951,16 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
             vec![bf16, untied, norm_test, coordinates],
         ),
         ("unsharded", "2", vec![FSDP, norm_test, unsharded]),
-        ("qwen2", "1", vec![bf16, family("qwen2")]),
-        ("qwen3", "2", vec![bf16, FSDP, family("qwen3")]),
-        ("gemma", "1", vec![bf16, family("gemma")]),
-        ("gpt-neox", "1", vec![bf16, family("gpt_neox")]),
-        ("gpt-neox-f32", "2", vec![FSDP, family("gpt_neox")]),
-        ("gpt2", "2", vec![bf16, FSDP, family("gpt2"), no_dropout]),
+        ("qwen2", "1", vec![bf16, family!("qwen2")]),
+        ("qwen3", "2", vec![bf16, FSDP, family!("qwen3")]),
+        ("gemma", "1", vec![bf16, family!("gemma")]),
+        ("gpt-neox", "1", vec![bf16, family!("gpt_neox")]),
+        ("gpt-neox-f32", "2", vec![FSDP, family!("gpt_neox")]),
+        ("gpt2", "2", vec![bf16, FSDP, family!("gpt2"), no_dropout]),
         (
             "starcoder2",
             "2",
-            vec![bf16, FSDP, untied, family("starcoder2")],
+            vec![bf16, FSDP, untied, family!("starcoder2")],
         ),
         ("biased", "1", vec![bf16, biases]),
     ] {

@@ -270,26 +270,27 @@ impl Unit {
 
     /// Puts a state from the engine's order into that of files.
     pub(super) fn state_to_files(&self, state: &mut UnitState) {
-        for parameter in &self.parameters {
-            if let Some((shape, block)) = parameter.reordered() {
-                for values in state.vectors_mut() {
-                    transpose(&mut values[parameter.range()], shape, block);
-                }
-            }
-        }
+        self.reorder(state, |shape| shape);
     }
 
     /// A state from the order of files in the engine's.
     pub(super) fn state_from_files<'s>(&self, state: &'s UnitState) -> Cow<'s, UnitState> {
         let mut state = Cow::Borrowed(state);
+        if self.parameters.iter().any(|p| p.order != Order::Native) {
+            self.reorder(state.to_mut(), |[rows, columns]| [columns, rows]);
+        }
+        state
+    }
+
+    /// Transposes the matrices of blocks that files have transposed. `shape`: from that of the engine to that before.
+    fn reorder(&self, state: &mut UnitState, shape: impl Fn([usize; 2]) -> [usize; 2]) {
         for parameter in &self.parameters {
-            if let Some(([rows, columns], block)) = parameter.reordered() {
-                for values in state.to_mut().vectors_mut() {
-                    transpose(&mut values[parameter.range()], [columns, rows], block);
+            if let Some((of_engine, block)) = parameter.reordered() {
+                for values in state.vectors_mut() {
+                    transpose(&mut values[parameter.range()], shape(of_engine), block);
                 }
             }
         }
-        state
     }
 
     pub(super) fn has(&self, role: Role) -> bool {

@@ -74,6 +74,11 @@ impl Family {
         spelled(self.model_type(), key)
     }
 
+    /// Whether the sizes of its heads follow from the hidden size: no key states key-value heads or a head size.
+    pub(super) fn derives_heads(self) -> bool {
+        matches!(self, Family::GptNeoX | Family::Gpt2)
+    }
+
     /// The keys of its dropout, and the probability of each where `config.json` does not state it.
     pub(super) fn dropouts(self) -> (&'static [&'static str], f32) {
         match self {

@@ -6,7 +6,7 @@ mod read;
 mod rotation;
 mod write;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 pub use family::Family;
@@ -43,7 +43,6 @@ pub enum Cause {
 
 /// A decoder whose blocks are norm, attention with grouped queries, norm and MLP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     /// The family whose `config.json` it reads and writes.
     #[serde(default)]
@@ -68,7 +67,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     pub vocab_size: usize,
     pub max_position_embeddings: usize,
-    #[serde(default)]
+    /// Runs of earlier versions state only whether 1 is added to the weights.
+    #[serde(default, alias = "norms_add_one", deserialize_with = "norm_kind")]
     pub norm: NormKind,
     /// `rms_norm_eps`, or the family's name for it.
     #[serde(alias = "rms_norm_eps")]
@@ -121,6 +121,20 @@ fn yes() -> bool {
 
 fn whole() -> f64 {
     1.0
+}
+
+fn norm_kind<'d, D: Deserializer<'d>>(stored: D) -> Result<NormKind, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Stored {
+        AddsOne(bool),
+        Kind(NormKind),
+    }
+    Ok(match Stored::deserialize(stored)? {
+        Stored::AddsOne(false) => NormKind::Rms,
+        Stored::AddsOne(true) => NormKind::RmsPlusOne,
+        Stored::Kind(kind) => kind,
+    })
 }
 
 /// The activation of an MLP: `hidden_act`.
@@ -195,7 +209,7 @@ impl ModelConfig {
             if_any(self.mlp_biases, self.inner()),
         ]
         .into_iter()
-        .fold(self.hidden_size, usize::max)
+        .fold(0, usize::max)
     }
 
     /// Elements of a head that rotate.
@@ -280,7 +294,7 @@ impl ModelConfig {
             ),
         );
         // LlamaConfig refuses this even with an explicit head_dim, and two families have no such key.
-        let fits = matches!(self.family, Family::Llama | Family::GptNeoX | Family::Gpt2);
+        let fits = self.family == Family::Llama || self.family.derives_heads();
         let keys = ["num_attention_heads", "hidden_size"].map(|key| self.family.key(key));
         check(
             !fits || divides(heads, hidden),

@@ -32,13 +32,11 @@ impl ModelConfig {
         let layers = keys.size_or("num_hidden_layers", defaults.num_hidden_layers)?;
         let positions =
             keys.size_or("max_position_embeddings", defaults.max_position_embeddings)?;
-        // The sizes of their heads follow from the hidden size.
-        let derives_heads = matches!(family, Family::GptNeoX | Family::Gpt2);
         let key_value_heads = match (
             keys.get("num_key_value_heads"),
             defaults.num_key_value_heads,
         ) {
-            _ if derives_heads => heads,
+            _ if family.derives_heads() => heads,
             // Null means one key-value head per head, whatever the default.
             (Some(Value::Null), _) | (None, 0) => heads,
             (_, default) => keys.size_or("num_key_value_heads", default)?,
@@ -64,7 +62,7 @@ impl ModelConfig {
             num_hidden_layers: layers,
             num_attention_heads: heads,
             num_key_value_heads: key_value_heads,
-            head_dim: match derives_heads {
+            head_dim: match family.derives_heads() {
                 true => head_dim,
                 false => keys.size_or("head_dim", head_dim)?,
             },

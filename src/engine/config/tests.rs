@@ -149,6 +149,29 @@ fn a_written_config_reads_back_the_same() {
     }
 }
 
+/// As `run.json` of 2026-11-27 has it.
+#[test]
+fn a_model_that_an_earlier_version_stored_is_read() {
+    let stored = |adds_one: bool| {
+        json!({
+            "family": "gemma", "hidden_size": 64, "intermediate_size": 96, "activation": "gelu_pytorch_tanh",
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+            "vocab_size": 64, "max_position_embeddings": 32, "rms_norm_eps": 1e-6, "norms_add_one": adds_one,
+            "rope_theta": 10000.0, "rope_scaling": {"rope_type": "default"}, "unrotated_layers": [],
+            "qkv_biases": false, "query_key_norms": false, "scaled_embedding": true, "tie_word_embeddings": true,
+            "initializer_range": 0.02, "sliding_window": null, "windowed_layers": [],
+        })
+    };
+    for (adds_one, norm) in [(false, NormKind::Rms), (true, NormKind::RmsPlusOne)] {
+        let model: ModelConfig = serde_json::from_value(stored(adds_one)).unwrap();
+        assert_eq!((model.norm, model.norm_eps), (norm, 1e-6));
+        assert!(model.gated && model.partial_rotary_factor == 1.0 && !model.parallel_residual);
+        let again: ModelConfig =
+            serde_json::from_value(serde_json::to_value(&model).unwrap()).unwrap();
+        assert_eq!(again, model);
+    }
+}
+
 /// Results of `LlamaConfig` of transformers 5.23.
 #[test]
 fn rope_theta_is_the_one_that_transformers_uses() {

@@ -29,7 +29,7 @@ impl ModelConfig {
         ] {
             config[self.family.key(key)] = value;
         }
-        if !matches!(self.family, Family::GptNeoX | Family::Gpt2) {
+        if !self.family.derives_heads() {
             config["num_key_value_heads"] = json!(self.num_key_value_heads);
             config["head_dim"] = json!(self.head_dim);
         }
