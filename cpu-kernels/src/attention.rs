@@ -150,6 +150,62 @@ pub fn forward(
         });
 }
 
+/// Keys and values of the tokens of one sequence so far, `[tokens, 2 × kv_heads × head_dim]`: the key heads of a row, its
+/// value heads.
+#[derive(Debug, Clone, Copy)]
+pub struct Cache<'a> {
+    pub rows: &'a [f32],
+    /// Tokens before the first query's.
+    pub past: usize,
+}
+
+/// Puts the keys and values of `qkv` `[n, qkv]` into the rows `cache` `[n, 2 × kv_heads × head_dim]`.
+pub fn fill_cache(cache: &mut [f32], qkv: &[f32], shape: Shape) {
+    let queries = shape.heads * shape.head_dim;
+    let rows = cache.chunks_exact_mut(shape.qkv() - queries);
+    for (row, qkv) in rows.zip(qkv.chunks_exact(shape.qkv())) {
+        row.copy_from_slice(&qkv[queries..]);
+    }
+}
+
+/// out `[n, heads × head_dim]` of the last n tokens of one sequence, whose queries are in `qkv` `[n, qkv]`, and whose keys
+/// and values the `cache` has.
+pub fn over_cache(out: &mut [f32], qkv: &[f32], cache: Cache<'_>, shape: Shape, scratch: &Scratch) {
+    let Shape {
+        seq_len: n,
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = shape;
+    let queries = Matrix::new(qkv, n, shape.qkv());
+    let keys_and_values = Matrix::new(cache.rows, cache.past + n, 2 * kv_heads * head_dim);
+    let outs = MatrixMut::new(out, n, heads * head_dim).grid(n, head_dim);
+    outs.into_par_iter()
+        .enumerate()
+        .for_each(|(head, mut out)| {
+            let key_head = head / (heads / kv_heads);
+            scratch.with(|scores, _| {
+                for from in (0..n).step_by(BLOCK) {
+                    let to = n.min(from + BLOCK);
+                    // Within the sequence.
+                    let (query, end) = (cache.past + from, cache.past + to);
+                    let first = shape.first_key(query);
+                    let (rows, keys) = (to - from, end - first);
+                    let of = |head| keys_and_values.block(first, head * head_dim, keys, head_dim);
+                    let (k, v) = (of(key_head), of(kv_heads + key_head));
+                    let q = queries.block(from, head * head_dim, rows, head_dim);
+                    let scores = &mut scores[..rows * keys];
+                    let product = MatrixMut::new(scores, rows, keys);
+                    multiply(product, q, k.t(), shape.factor(), false);
+                    softmax(scores, &mut [0.0; BLOCK][..rows], query, shape);
+                    let p = Matrix::new(scores, rows, keys);
+                    multiply(out.rows(from, to), p, v, 1.0, false);
+                }
+            });
+        });
+}
+
 /// Rows of causal softmax over the scores of the queries from `from` on and the keys that they see, in place.
 fn softmax(scores: &mut [f32], log_sums: &mut [f32], from: usize, shape: Shape) {
     let first = shape.first_key(from);

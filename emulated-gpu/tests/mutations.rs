@@ -373,6 +373,71 @@ fn head_norms() -> Subject {
     }
 }
 
+fn attention_cached() -> Subject {
+    Subject {
+        source: source!("attention_cached.cu"),
+        real: Real::F32,
+        head_dim: Some(40),
+        check: |of| kernels::attention_cached(of, 40),
+        mutations: vec![
+            mutation(
+                "the new rows over the past ones",
+                &[Check::Value],
+                "(size_t)(past + blockIdx.x) * width",
+                "(size_t)blockIdx.x * width",
+            ),
+            mutation(
+                "the queries for the keys",
+                &[Check::Value],
+                "(queries + width) + queries;",
+                "(queries + width);",
+            ),
+            mutation(
+                "a query sees the key after its own",
+                &[Check::OutOfBounds, Check::Value],
+                "key <= own; key += WARPS",
+                "key <= own + 1; key += WARPS",
+            ),
+            mutation(
+                "a window that is one key too long",
+                &[Check::Value],
+                "max(0, own + 1 - window)",
+                "max(0, own - window)",
+            ),
+            mutation(
+                "every query head has its own key head",
+                &[Check::OutOfBounds, Check::Value],
+                "key_head = head / (heads / kv_heads)",
+                "key_head = head",
+            ),
+            mutation(
+                "the sum does not shrink with its scores",
+                &[Check::Value],
+                "sum = fmaf(sum, shrink, p)",
+                "sum += p",
+            ),
+            mutation(
+                "warps are added with their own maxima",
+                &[Check::Value],
+                "factors[w] = expf(maxima[w] - largest)",
+                "factors[w] = 1",
+            ),
+            mutation(
+                "no barrier before the warps' results are read",
+                &[Check::Race, Check::Uninitialised],
+                "    __syncthreads();\n    // Warp 0",
+                "    // Warp 0",
+            ),
+            mutation(
+                "columns beyond the head",
+                &[Check::OutOfBounds, Check::Race, Check::Value],
+                "if (d < HEAD_DIM) results[warp][d]",
+                "results[warp][d]",
+            ),
+        ],
+    }
+}
+
 fn rope() -> Subject {
     Subject {
         source: source!("rope.cu"),
@@ -1201,6 +1266,7 @@ fn planted_mistakes_are_caught() {
         bias(),
         head_norms(),
         layernorm(),
+        attention_cached(),
         rope(),
         mlp(),
         cross_entropy(),

@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod initial;
 mod layout;
+mod sequence;
 mod step;
 #[cfg(test)]
 mod testing;
@@ -22,6 +23,7 @@ pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, 
 pub use cpu_kernels::adamw::AdamW;
 pub use layout::layout;
 use layout::part;
+use sequence::{Sequence, cache_len, forward_only, no_sequence};
 use step::{Keeps, Pass, Step, Training, no_worker_gradient};
 use walk::Walk;
 
@@ -363,6 +365,18 @@ pub trait Engine: Send {
     /// Takes part in a forward pass of the other ranks, when this rank has nothing left to evaluate (sharding
     /// only).
     fn join_evaluation(&mut self) -> Result<(), EngineError>;
+
+    /// Begins an empty sequence of up to `len` tokens, in place of an earlier one, and reserves memory for it.
+    ///
+    /// # Errors
+    /// The model cannot have such a sequence.
+    fn begin_sequence(&mut self, len: usize) -> Result<(), EngineError>;
+
+    /// Continues the sequence by these tokens. Returns the logits of the token after them, `[vocabulary]`.
+    ///
+    /// # Errors
+    /// There are no tokens, or more than [`Engine::begin_sequence`] has reserved memory for.
+    fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError>;
 
     /// One unit's state, unsharded. Under sharding it is collective: every rank calls it, in the same order.
     /// Ranks for which `wanted` is false may return `None` and keep nothing.

@@ -7,6 +7,8 @@ use super::{EngineError, Measure};
 pub enum Pass {
     /// A forward pass without gradients.
     Evaluation,
+    /// The tokens continue the engine's sequence, for the logits of the token after them.
+    Prediction,
     /// A micro-batch forward and backward.
     Training(Training),
 }
@@ -15,7 +17,7 @@ impl Pass {
     /// What a walk that trains does with the gradient.
     pub fn training(self) -> Option<Training> {
         match self {
-            Pass::Evaluation => None,
+            Pass::Evaluation | Pass::Prediction => None,
             Pass::Training(training) => Some(training),
         }
     }

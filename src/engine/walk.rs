@@ -134,6 +134,9 @@ pub trait Backend {
     /// From the last `Residual` to the loss; with `gradient` also to `DResidual`, published, and the gradient of the weights.
     fn head(&mut self, head: &Head, gradient: bool) -> Result<(), Self::Error>;
 
+    /// From the last row of the last `Residual` to its logits.
+    fn logits(&mut self, head: &Head) -> Result<(), Self::Error>;
+
     /// `normed` = norm(`x`).
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Result<(), Self::Error>;
 
@@ -231,6 +234,13 @@ impl Walk<'_> {
         let head = self.head();
         self.forward(backend)?;
         backend.head(&head, false)?;
+        self.release_head(backend, Direction::Forward)
+    }
+
+    /// The logits of the token after those of a sequence of one row.
+    pub fn predict<B: Backend>(self, backend: &mut B) -> Result<(), B::Error> {
+        self.forward(backend)?;
+        backend.logits(&self.head())?;
         self.release_head(backend, Direction::Forward)
     }
 

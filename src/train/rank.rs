@@ -316,6 +316,7 @@ fn engine(
                 activation_checkpointing,
                 strategy,
                 measure,
+                forward_only: false,
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }

@@ -596,6 +596,71 @@ pub fn head_norms(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
     Ok(())
 }
 
+/// The cache holds the keys and values of the latest tokens behind those of the past ones, and attention over them agrees.
+pub fn attention_cached(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
+    // Fewer keys than warps, a window within the past and one across it, grouped queries.
+    for (past, n, heads, kv_heads, window) in [
+        (0usize, 1usize, 2usize, 2usize, None),
+        (0, 5, 4, 2, None),
+        (13, 3, 3, 1, None),
+        (13, 3, 2, 1, Some(7usize)),
+        (2, 6, 2, 2, Some(3)),
+    ] {
+        let (row, width) = ((heads + 2 * kv_heads) * head_dim, 2 * kv_heads * head_dim);
+        let mut random = Random(9);
+        let qkv = of.real.rounded(random.floats(n * row, 1.0));
+        let before = of.real.rounded(random.floats(past * width, 1.0));
+        let mut filled = before.clone();
+        for of_token in qkv.chunks_exact(row) {
+            filled.extend(&of_token[heads * head_dim..]);
+        }
+        let mut cache = of.real.bytes(&before);
+        cache.resize(of.real.size() * filled.len(), 0xff);
+        let shape = || [heads, kv_heads, past].map(|size| A::Int(size as u32));
+        let mut arguments = vec![A::Buffer(cache), A::Buffer(of.real.bytes(&qkv))];
+        arguments.extend(shape());
+        let fill = run(of, "fill_cache", (n, 256), &arguments)?;
+        same("the cache", &of.real.values(&fill.buffers[0]), &filled)?;
+
+        let at = |values: &[f32], i: usize| f64::from(values[i]);
+        let expected = |i: usize| {
+            let (token, head, column) = (i / head_dim / heads, i / head_dim % heads, i % head_dim);
+            let (own, key_head) = (past + token, head / (heads / kv_heads));
+            let first = window.map_or(0, |window| (own + 1).saturating_sub(window));
+            let score = |key: usize| {
+                let terms = (0..head_dim).map(|d| {
+                    at(&qkv, token * row + head * head_dim + d)
+                        * at(&filled, key * width + key_head * head_dim + d)
+                });
+                terms.sum::<f64>() / (head_dim as f64).sqrt()
+            };
+            let p: Vec<f64> = (first..=own).map(|key| score(key).exp()).collect();
+            let value = |key| {
+                at(
+                    &filled,
+                    key * width + (kv_heads + key_head) * head_dim + column,
+                )
+            };
+            let sum: f64 = (first..=own).zip(&p).map(|(key, p)| p * value(key)).sum();
+            sum / p.iter().sum::<f64>()
+        };
+        let expected: Vec<f64> = (0..n * heads * head_dim).map(expected).collect();
+        let mut arguments = vec![
+            A::Output(of.real.size() * expected.len()),
+            A::Buffer(of.real.bytes(&qkv)),
+            A::Buffer(of.real.bytes(&filled)),
+        ];
+        arguments.extend(shape());
+        arguments.push(A::Int(
+            window.map_or(i32::MAX as u32, |window| window as u32),
+        ));
+        let attended = run(of, "attention_cached", (n * heads, 128), &arguments)?;
+        let what = format!("attention of {n} tokens after {past}, {heads} heads of {head_dim}");
+        agree_real(of, &what, &attended.buffers[0], &expected)?;
+    }
+    Ok(())
+}
+
 /// Output, inverse and gradients of the norm agree.
 pub fn rmsnorm(of: &Compiled) -> Result<(), Caught> {
     // Single elements, one pack and two packs of a thread, more than the registers take, misaligned.

@@ -12,6 +12,7 @@ use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{
     Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, NormKind, Pass,
+    Sequence,
 };
 
 type Done = Result<(), EngineError>;
@@ -25,6 +26,8 @@ pub struct CpuBackend<'a> {
     inputs: &'a mut [Buffer],
     stashes: &'a mut [Stash],
     pub(super) shared: &'a mut Shared,
+    /// What the micro-batch continues.
+    sequence: Option<&'a mut Sequence<Buffer>>,
     shape: attention::Shape,
     /// Sum of the cross-entropies over target tokens.
     pub(super) loss: f64,
@@ -32,12 +35,12 @@ pub struct CpuBackend<'a> {
     pub(super) targets: u64,
 }
 
-/// Runs a micro-batch.
+/// Runs a micro-batch. One that is predicted from continues the sequence.
 pub fn run(
     walk: Walk<'_>,
     store: &mut Store,
     workspace: &mut Workspace,
-    micro_batch: MicroBatch<'_>,
+    (micro_batch, sequence): (MicroBatch<'_>, Option<&mut Sequence<Buffer>>),
     pass: Pass,
 ) -> Result<Accumulated, EngineError> {
     store.begin(pass)?;
@@ -49,7 +52,7 @@ pub fn run(
     } = workspace;
     let (inputs, stashes) = match pass {
         // No backward follows: one stash and two inputs stay in the caches.
-        Pass::Evaluation => (&mut inputs[..2], &mut stashes[..1]),
+        Pass::Evaluation | Pass::Prediction => (&mut inputs[..2], &mut stashes[..1]),
         Pass::Training(_) => (&mut inputs[..], &mut stashes[..]),
     };
     let config = walk.config;
@@ -60,6 +63,7 @@ pub fn run(
         inputs,
         stashes,
         shared,
+        sequence: sequence.filter(|_| pass == Pass::Prediction),
         shape: attention::Shape {
             batch: micro_batch.batch,
             seq_len: micro_batch.seq_len,
@@ -73,7 +77,11 @@ pub fn run(
     };
     match pass {
         Pass::Evaluation => walk.evaluate(&mut backend)?,
+        Pass::Prediction => walk.predict(&mut backend)?,
         Pass::Training(_) => walk.train(&mut backend)?,
+    }
+    if let Some(sequence) = &mut backend.sequence {
+        sequence.past += micro_batch.tokens.len();
     }
     Ok(Accumulated {
         loss: backend.loss,
@@ -130,6 +138,27 @@ impl CpuBackend<'_> {
         }
     }
 
+    /// From the block's `Qkv` to `Attended`, and to the sequence's keys and values.
+    fn attention_over_cache(&mut self, layer: usize, sequence: &mut Sequence<Buffer>) -> Done {
+        let (shape, queries) = (self.attention_of(layer), self.config.queries());
+        let (past, n, width) = (sequence.past, self.tokens(), shape.qkv() - queries);
+        let rows = &mut sequence.caches[layer][..(past + n) * width];
+        let slots = [
+            (Slot::Attended(layer), queries),
+            (Slot::Qkv(layer), shape.qkv()),
+        ];
+        self.on(slots, |[attended, qkv], _, shared| {
+            attention::fill_cache(&mut rows[past * width..], qkv, shape);
+            let cache = attention::Cache { rows, past };
+            attention::over_cache(attended, qkv, cache, shape, &shared.attention);
+        })
+    }
+
+    /// Tokens of the sequence before the micro-batch.
+    fn past(&self) -> usize {
+        self.sequence.as_ref().map_or(0, |sequence| sequence.past)
+    }
+
     fn hidden(&self) -> usize {
         self.config.hidden_size
     }
@@ -172,11 +201,12 @@ impl Backend for CpuBackend<'_> {
         let scale = self.config.embedding_scale();
         let (seq_len, table) = (self.micro_batch.seq_len, self.config.vocab_size * hidden);
         let positions = self.config.position_embeddings;
+        let first = table + self.past() * hidden;
         self.on([(Slot::Residual(0), hidden)], |[x], store, _| {
             let unit = store.parameters(0);
             embedding::forward(x, tokens, (unit, hidden), scale);
             if positions {
-                embedding::add_positions(x, (&unit[table..], hidden), seq_len);
+                embedding::add_positions(x, (&unit[first..], hidden), seq_len);
             }
         })
     }
@@ -200,6 +230,11 @@ impl Backend for CpuBackend<'_> {
 
     fn head(&mut self, head: &Head, gradient: bool) -> Done {
         self.set_loss(head, gradient);
+        Ok(())
+    }
+
+    fn logits(&mut self, head: &Head) -> Done {
+        self.last_logits(head);
         Ok(())
     }
 
@@ -336,9 +371,10 @@ impl Backend for CpuBackend<'_> {
 
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Done {
         let (shape, rotary_dim) = (self.shape, self.config.rotary_dim());
+        let first = self.past() * rotary_dim;
         self.on([(qkv, shape.qkv())], |[qkv], _, shared| {
             let rotation = rope::Rotation {
-                table: &shared.rope,
+                table: &shared.rope[first..],
                 seq_len: shape.seq_len,
                 heads: shape.heads + shape.kv_heads,
                 head_dim: shape.head_dim,
@@ -353,6 +389,11 @@ impl Backend for CpuBackend<'_> {
 
     fn attention(&mut self, layer: usize) -> Done {
         let (shape, queries) = (self.attention_of(layer), self.config.queries());
+        if let Some(sequence) = self.sequence.take() {
+            let done = self.attention_over_cache(layer, sequence);
+            self.sequence = Some(sequence);
+            return done;
+        }
         let slots = [
             (Slot::Attended(layer), queries),
             (Slot::LogSums(layer), shape.heads),

@@ -29,7 +29,8 @@ impl CpuBackend<'_> {
             }
         }
         for (chunk, rows) in rows.chunks(self.shared.head_rows).enumerate() {
-            let targets = self.logits(head, &x, rows);
+            self.logits_of(head, &x, rows);
+            let targets: Vec<u32> = rows.iter().map(|&row| targets[row]).collect();
             let logits = &mut self.shared.logits[..rows.len() * self.config.vocab_size];
             if gradient {
                 self.loss +=
@@ -45,9 +46,17 @@ impl CpuBackend<'_> {
         }
     }
 
+    /// The logits of the last token, in the first row of `logits`.
+    pub(super) fn last_logits(&mut self, head: &Head) {
+        let last = Slot::Residual(self.config.num_hidden_layers);
+        let x = self.buffer(last).lend();
+        self.logits_of(head, &x, &[self.tokens() - 1]);
+        self.buffer(last).restore(x);
+    }
+
     /// Leaves x's rows in `narrow`, the norm's output in `wide`, its statistics at the beginning of
-    /// `norm_scratch` and the logits; returns the targets of the rows.
-    fn logits(&mut self, head: &Head, x: &[f32], rows: &[usize]) -> Vec<u32> {
+    /// `norm_scratch` and the logits.
+    fn logits_of(&mut self, head: &Head, x: &[f32], rows: &[usize]) {
         let (n, hidden) = (rows.len(), self.config.hidden_size);
         let (store, shared) = (&*self.store, &mut *self.shared);
         let gathered = &mut shared.narrow[..n * hidden];
@@ -61,8 +70,6 @@ impl CpuBackend<'_> {
         let w = &store.parameters(head.logits.unit)[head.logits.weights.clone()];
         let logits = &mut shared.logits[..n * self.config.vocab_size];
         linear::forward(logits, normed, w, n);
-        let targets = self.micro_batch.targets;
-        rows.iter().map(|&row| targets[row]).collect()
     }
 
     /// From the gradient of the logits of these rows to that of x in `dx`, and of the weights: added to those of the

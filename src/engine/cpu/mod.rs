@@ -11,12 +11,13 @@ mod workspace;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use self::arena::Arena;
+use self::arena::{Arena, Buffer};
 use self::store::Store;
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Pass, Reduced, Strategy, Training, Unit, UnitState, Walk, initial, layout,
+    Pass, Reduced, Sequence, Strategy, Training, Unit, UnitState, Walk, cache_len, forward_only,
+    initial, layout, no_sequence,
 };
 use crate::comm::World;
 
@@ -34,6 +35,8 @@ pub struct CpuOptions {
     /// The measurements that any step may request. Their memory is reserved, and every step adds gradients in
     /// the order that they need, so that measuring changes no bit of the training.
     pub measure: Measure,
+    /// Hold only weights, and the activations of one block: nothing is trained.
+    pub forward_only: bool,
 }
 
 /// A Llama on this machine's processors.
@@ -44,7 +47,9 @@ pub struct CpuEngine {
     layout: Layout,
     store: Store,
     workspace: Option<Workspace>,
+    sequence: Option<Sequence<Buffer>>,
     activation_checkpointing: bool,
+    forward_only: bool,
 }
 
 impl CpuEngine {
@@ -70,7 +75,7 @@ impl CpuEngine {
                 initial::fill(unit, &config, seed, offset, out);
             }
         };
-        let held = (options.strategy, options.measure);
+        let held = (options.strategy, options.measure, options.forward_only);
         let store = pool.install(|| Store::new(&layout, tied, held, world, &arena, &fill))?;
         Ok(CpuEngine {
             pool,
@@ -79,7 +84,9 @@ impl CpuEngine {
             layout,
             store,
             workspace: None,
+            sequence: None,
             activation_checkpointing: options.activation_checkpointing,
+            forward_only: options.forward_only,
         })
     }
 
@@ -98,12 +105,20 @@ impl CpuEngine {
         // The old workspace is dropped first, so that both never count together.
         self.workspace = None;
         let (arena, config) = (&self.arena, &self.config);
-        let checkpointing = self.activation_checkpointing;
+        let keeps = (self.activation_checkpointing, self.forward_only);
         let workspace = self
             .pool
-            .install(|| Workspace::new(arena, config, capacity, checkpointing))?;
+            .install(|| Workspace::new(arena, config, capacity, keeps))?;
         self.workspace = Some(workspace);
         Ok(())
+    }
+
+    /// Refuses what needs more than a forward pass.
+    fn trains(&self) -> Result<(), EngineError> {
+        match self.forward_only {
+            true => Err(forward_only()),
+            false => Ok(()),
+        }
     }
 
     /// Runs a micro-batch on this engine's threads with the workspace from [`CpuEngine::admit`].
@@ -117,7 +132,8 @@ impl CpuEngine {
             .workspace
             .as_mut()
             .ok_or_else(|| EngineError::Shape("no memory was reserved".to_owned()))?;
-        let run = || backend::run(walk, store, workspace, micro_batch, pass);
+        let sequence = self.sequence.as_mut();
+        let run = || backend::run(walk, store, workspace, (micro_batch, sequence), pass);
         self.pool.install(run)
     }
 }
@@ -141,6 +157,7 @@ impl Engine for CpuEngine {
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
+        self.trains()?;
         self.admit(micro_batch)?;
         let targets = micro_batch.target_tokens();
         let training = self.store.next(measure, (targets, last))?;
@@ -179,8 +196,34 @@ impl Engine for CpuEngine {
         self.pool.install(|| self.store.join(Pass::Evaluation))
     }
 
+    fn begin_sequence(&mut self, len: usize) -> Result<(), EngineError> {
+        self.sequence = None;
+        let elements = cache_len(&self.config, len)?;
+        let caches = (0..self.config.num_hidden_layers)
+            .map(|_| self.arena.buffer(elements, "keys and values"))
+            .collect::<Result<_, _>>()?;
+        let sequence = Sequence::new(caches, len);
+        self.reserve_workspace(sequence.capacity())?;
+        self.sequence = Some(sequence);
+        Ok(())
+    }
+
+    fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let sequence = self.sequence.as_ref().ok_or_else(no_sequence)?;
+        for micro_batch in sequence.parts(tokens)? {
+            micro_batch.check(&self.config)?;
+            self.run(Pass::Prediction, micro_batch)?;
+        }
+        let workspace = self.workspace.as_ref();
+        let logits = workspace.map(|workspace| &workspace.shared.logits);
+        Ok(logits.map_or(Vec::new(), |logits| {
+            logits[..self.config.vocab_size].to_vec()
+        }))
+    }
+
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
         self.layout.unit(unit)?;
+        self.trains()?;
         let mut state = self.store.export(unit, wanted)?;
         if let Some(state) = &mut state {
             self.layout.units[unit].state_to_files(state);

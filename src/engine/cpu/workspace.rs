@@ -14,9 +14,11 @@ const HEAD_ROWS: usize = 128;
 pub struct Workspace {
     /// The sizes that the workspace supports.
     pub capacity: Capacity,
-    /// The input of every block and the output of the last, `[n, hidden]` each.
+    /// The input of every block and the output of the last, `[n, hidden]` each; two that take turns where only forward
+    /// passes follow.
     pub inputs: Vec<Buffer>,
-    /// Activations for the backward pass of every block; a single stash under activation checkpointing.
+    /// Activations for the backward pass of every block; a single stash under activation checkpointing, and in forward
+    /// passes.
     pub stashes: Vec<Stash>,
     /// Scratch that all blocks share.
     pub shared: Shared,
@@ -74,15 +76,19 @@ impl Workspace {
         arena: &Arena,
         config: &ModelConfig,
         capacity: Capacity,
-        activation_checkpointing: bool,
+        (activation_checkpointing, forward_only): (bool, bool),
     ) -> Result<Workspace, EngineError> {
         let layers = config.num_hidden_layers;
-        let stashes = if activation_checkpointing { 1 } else { layers };
+        let inputs = if forward_only { 2 } else { layers + 1 };
+        let stashes = match activation_checkpointing || forward_only {
+            true => 1,
+            false => layers,
+        };
         let n = capacity.tokens;
         let what = format!("activations of {n} tokens");
         Ok(Workspace {
             capacity,
-            inputs: (0..=layers)
+            inputs: (0..inputs)
                 .map(|_| arena.buffer(n * config.hidden_size, &what))
                 .collect::<Result<_, _>>()?,
             stashes: (0..stashes)

@@ -18,7 +18,7 @@ use super::sharded::Shards;
 use super::state::{State, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Vector, Walk};
-use crate::engine::{Direction, Pass, Role, Training};
+use crate::engine::{Direction, Pass, Role, Sequence, Training};
 
 const F32: usize = size_of::<f32>();
 
@@ -49,6 +49,8 @@ pub struct CudaBackend<'a> {
     /// Gathers the weights of a sharded model; `None` if every rank holds everything.
     pub shards: Option<Shards<'a>>,
     pub shape: Shape,
+    /// What the micro-batch of [`Pass::Prediction`] continues.
+    pub sequence: Option<&'a Sequence<u64>>,
 }
 
 /// The place for a unit's gradient.
@@ -78,6 +80,10 @@ impl<'a> CudaBackend<'a> {
             Pass::Evaluation => {
                 self.begin_shards()?;
                 walk.evaluate(self)
+            }
+            Pass::Prediction => {
+                self.begin_shards()?;
+                walk.predict(self)
             }
             Pass::Training(training) => {
                 self.zero(self.work.reduced_norm, size_of::<f64>())?;
@@ -157,13 +163,18 @@ impl<'a> CudaBackend<'a> {
         &stashes[layer % stashes.len()]
     }
 
+    /// Tokens of the sequence before the micro-batch.
+    fn past(&self) -> usize {
+        self.sequence.map_or(0, |sequence| sequence.past)
+    }
+
     fn tokens(&self) -> usize {
         self.shape.tokens()
     }
 
     fn address(&self, slot: Slot) -> u64 {
         match slot {
-            Slot::Residual(layer) => self.work.residual[layer],
+            Slot::Residual(layer) => self.work.residual[layer % self.work.residual.len()],
             Slot::InputStatistics(layer) => self.stash(layer).input_statistics,
             Slot::Qkv(layer) => self.stash(layer).qkv,
             Slot::Unnormed(layer) => self.stash(layer).unnormed,
@@ -396,8 +407,10 @@ impl Backend for CudaBackend<'_> {
 
     fn embed(&mut self) -> Enqueued {
         let (tokens, table) = (self.work.inputs.tokens, self.whole(0).table);
-        let positions = self.positions().map(|range| f32_at(table, range.start));
-        let (compute, x) = (&self.streams.compute, self.work.residual[0]);
+        let past = self.past() * self.walk.config.hidden_size;
+        let positions = self.positions();
+        let positions = positions.map(|range| f32_at(table, range.start + past));
+        let (compute, x) = (&self.streams.compute, self.address(Slot::Residual(0)));
         self.kernels
             .embedding_forward(compute, x, (table, positions), tokens, self.shape)
     }
@@ -425,7 +438,7 @@ impl Backend for CudaBackend<'_> {
         let (n, work, linear) = (self.tokens(), self.work, &head.logits);
         let hidden = self.walk.config.hidden_size;
         let (kernels, compute) = (self.kernels, &self.streams.compute);
-        let x = work.residual[self.walk.config.num_hidden_layers];
+        let x = self.address(Slot::Residual(self.walk.config.num_hidden_layers));
         let norm_weights = self.vector(head.unit, &head.norm);
 
         let normed = (work.narrow, work.head_statistics);
@@ -455,6 +468,19 @@ impl Backend for CudaBackend<'_> {
         let weights = (norm_weights, self.vector_gradient(head.unit, &head.norm)?);
         self.zero(work.dx, n * hidden * F32)?;
         kernels.norm_backward(compute, work, (x, work.head_statistics), weights, true, n)
+    }
+
+    fn logits(&mut self, head: &Head) -> Enqueued {
+        let (work, config) = (self.work, self.walk.config);
+        let x = self.address(Slot::Residual(config.num_hidden_layers));
+        let last = f32_at(x, (self.tokens() - 1) * config.hidden_size);
+        let normed = (work.narrow, work.head_statistics);
+        let weights = self.vector(head.unit, &head.norm);
+        let compute = &self.streams.compute;
+        self.kernels
+            .norm_forward(compute, normed, last, weights, 1)?;
+        let logits = (work.logits, self.precision);
+        self.product(&head.logits, work.narrow, logits, None, 1)
     }
 
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Enqueued {
@@ -521,7 +547,8 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Enqueued {
-        let (compute, table) = (&self.streams.compute, self.work.rope);
+        let past = self.past() * self.walk.config.rotary_dim();
+        let (compute, table) = (&self.streams.compute, f32_at(self.work.rope, past));
         self.kernels
             .rope(compute, self.address(qkv), table, self.shape, direction)
     }
@@ -529,6 +556,18 @@ impl Backend for CudaBackend<'_> {
     fn attention(&mut self, layer: usize) -> Enqueued {
         let compute = &self.streams.compute;
         let window = self.walk.config.window(layer);
+        if let Some(sequence) = self.sequence {
+            let stash = self.stash(layer);
+            let cache = (sequence.caches[layer], sequence.past);
+            let of_tokens = (stash.attended, stash.qkv);
+            return (self.kernels).attention_over_cache(
+                compute,
+                of_tokens,
+                cache,
+                self.tokens(),
+                window,
+            );
+        }
         self.kernels
             .attention_forward(compute, self.stash(layer), self.shape, window)
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cpu_kernels::{adamw::Factors, rope};
+use half::bf16;
 
-use super::arena::{Slab, bytes_of};
+use super::arena::{Bump, Slab, bytes_of};
 use super::backend::{CudaBackend, Streams};
 use super::compiler::Compiler;
 use super::cublaslt::Blas;
@@ -14,7 +15,7 @@ use super::error::CudaError;
 use super::kernels::attention::MOST_HEAD_DIM;
 use super::launches::Kernels;
 use super::measured::Measured;
-use super::options::CudaOptions;
+use super::options::{CudaOptions, Precision};
 use super::peers::Peers;
 use super::sharded::{Events, Shards};
 use super::state::{FACTORS, Share, State};
@@ -22,8 +23,8 @@ use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
-    ModelConfig, Pass, Reduced, Step, Strategy, UnitState, Walk, initial, layout,
-    no_worker_gradient, part,
+    ModelConfig, Pass, Reduced, Sequence, Step, Strategy, UnitState, Walk, cache_len, forward_only,
+    initial, layout, no_sequence, no_worker_gradient, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -43,6 +44,7 @@ pub struct CudaEngine {
     streams: Streams,
     state: Slab<State>,
     reserved: Option<Reserved>,
+    sequence: Option<Slab<Sequence<u64>>>,
     /// `None` where this process trains alone.
     peers: Option<Peers>,
     /// `None` if every rank holds everything.
@@ -100,9 +102,10 @@ impl CudaEngine {
     ) -> Result<CudaEngine, EngineError> {
         let layout = layout(&config);
         let tied = config.tie_word_embeddings;
-        let (precision, measure) = (options.precision, options.measure);
+        let precision = options.precision;
+        let steps = (options.measure, options.forward_only);
         let share = share(options.strategy, world);
-        let place = |bump: &mut _| State::place(bump, &layout, tied, precision, measure, share);
+        let place = |bump: &mut _| State::place(bump, &layout, tied, precision, steps, share);
         within(0, bytes_of(place), limit, "weights and optimiser states")?;
         let compiler = Compiler::new(options.kernel_cache.clone());
         let kernels = Kernels::load(device, &compiler, &config, precision)?;
@@ -128,6 +131,7 @@ impl CudaEngine {
             peak: state.bytes(),
             state,
             reserved: None,
+            sequence: None,
             peers: None,
             sharding: share
                 .is_sharded()
@@ -160,7 +164,10 @@ impl CudaEngine {
             let (held, real) = (share.held(of.len), self.options.precision.size());
             let addresses = &self.state.at.units[unit];
             let f32s = |buffer| (buffer, held * size_of::<f32>());
-            let mut zeros = vec![f32s(addresses.exp_avg), f32s(addresses.exp_avg_sq)];
+            let mut zeros = match self.options.forward_only {
+                true => Vec::new(),
+                false => vec![f32s(addresses.exp_avg), f32s(addresses.exp_avg_sq)],
+            };
             // The padding of weights is gathered, too.
             if held > part.len() {
                 zeros.push(f32s(addresses.weights));
@@ -208,8 +215,14 @@ impl CudaEngine {
     /// Copies f32 from the device.
     fn download(&mut self, from: u64, elements: usize) -> Result<Vec<f32>, EngineError> {
         let mut values = vec![0.0f32; elements];
+        self.download_bytes(from, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Copies bytes from the device.
+    fn download_bytes(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), EngineError> {
         let mut at = from;
-        for part in bytemuck::cast_slice_mut::<f32, u8>(&mut values).chunks_mut(STAGING) {
+        for part in bytes.chunks_mut(STAGING) {
             // SAFETY: the source is a buffer of at least these bytes; the host reads them after the copy.
             unsafe {
                 let compute = &self.streams.compute;
@@ -219,7 +232,7 @@ impl CudaEngine {
             part.copy_from_slice(&self.staging.bytes()[..part.len()]);
             at += part.len() as u64;
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Checks a micro-batch and reserves memory for it.
@@ -303,7 +316,8 @@ impl CudaEngine {
         // Graphs of collectives could not be aborted one by one.
         let last = pass.training().is_some_and(|training| training.last);
         let collective = self.sharding.is_some() || last && self.peers.is_some();
-        if self.options.no_graphs || collective {
+        // Each token of a sequence would be a graph of its own.
+        if self.options.no_graphs || collective || pass == Pass::Prediction {
             self.walk(pass, shape)?;
         } else {
             let graph = match self.graphs.remove(&(pass, shape)) {
@@ -361,8 +375,32 @@ impl CudaEngine {
             peers: self.peers.as_ref(),
             shards: self.shards(),
             shape,
+            sequence: (self.sequence.as_ref())
+                .filter(|_| pass == Pass::Prediction)
+                .map(|sequence| &sequence.at),
         };
         Ok(backend.run()?)
+    }
+
+    /// Refuses what needs more than a forward pass.
+    fn trains(&self) -> Result<(), EngineError> {
+        match self.options.forward_only {
+            true => Err(forward_only()),
+            false => Ok(()),
+        }
+    }
+
+    /// The first row of [`Workspace::logits`], which a prediction has computed.
+    fn logits(&mut self) -> Result<Vec<f32>, EngineError> {
+        let (at, elements) = (self.work()?.logits, self.config.vocab_size);
+        match self.options.precision {
+            Precision::F32 => self.download(at, elements),
+            Precision::Bf16 => {
+                let mut logits = vec![bf16::ZERO; elements];
+                self.download_bytes(at, bytemuck::cast_slice_mut(&mut logits))?;
+                Ok(logits.into_iter().map(bf16::to_f32).collect())
+            }
+        }
     }
 
     /// The sharded model; `None` if every rank holds everything.
@@ -385,8 +423,9 @@ impl CudaEngine {
 
     /// Device memory that the engine holds, in bytes.
     fn used(&self) -> u64 {
-        let reserved = self.reserved.as_ref();
-        self.state.bytes() + reserved.map_or(0, |reserved| reserved.slab.bytes())
+        let reserved = self.reserved.as_ref().map(|reserved| reserved.slab.bytes());
+        let sequence = self.sequence.as_ref().map(Slab::bytes);
+        self.state.bytes() + reserved.unwrap_or(0) + sequence.unwrap_or(0)
     }
 
     /// Runs `work`; its errors become those of every engine.
@@ -532,6 +571,7 @@ impl Engine for CudaEngine {
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
+        self.trains()?;
         let targets = micro_batch.target_tokens();
         let scatters = self.state.at.share.scatters();
         let keeps = Keeps {
@@ -666,8 +706,38 @@ impl Engine for CudaEngine {
         })
     }
 
+    fn begin_sequence(&mut self, len: usize) -> Result<(), EngineError> {
+        self.sequence = None;
+        let elements = cache_len(&self.config, len)?;
+        let (layers, size) = (self.config.num_hidden_layers, self.options.precision.size());
+        let place = |bump: &mut Bump| {
+            let caches = (0..layers).map(|_| bump.take(elements, size));
+            Sequence::new(caches.collect(), len)
+        };
+        let what = format!("keys and values of {len} tokens");
+        self.checked(|engine| {
+            within(engine.used(), bytes_of(place), engine.limit, &what)?;
+            let sequence = Slab::allocate(&engine.device, &what, place)?;
+            engine.reserve_workspace(sequence.at.capacity())?;
+            engine.sequence = Some(sequence);
+            Ok(())
+        })
+    }
+
+    fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let sequence = self.sequence.as_ref().ok_or_else(no_sequence)?;
+        for micro_batch in sequence.at.parts(tokens)? {
+            self.checked(|engine| engine.run(Pass::Prediction, micro_batch))?;
+            if let Some(sequence) = &mut self.sequence {
+                sequence.at.past += micro_batch.tokens.len();
+            }
+        }
+        self.checked(|engine| engine.logits())
+    }
+
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
         let len = self.layout.unit(unit)?.len;
+        self.trains()?;
         let addresses = self.state.at.units[unit];
         let mut vector = |part: u64| {
             self.checked(|engine| {
@@ -702,10 +772,12 @@ impl Engine for CudaEngine {
             }
             let part = engine.state.at.share.part(len);
             let addresses = engine.state.at.units[unit];
-            for (to, values) in [
+            let moments = [
                 (addresses.exp_avg, &state.exp_avg),
                 (addresses.exp_avg_sq, &state.exp_avg_sq),
-            ] {
+            ];
+            let has_moments = !engine.options.forward_only;
+            for (to, values) in moments.into_iter().filter(|_| has_moments) {
                 engine.upload(to, bytemuck::cast_slice(&values[part.clone()]))?;
             }
             engine.set_weights(unit, &state.parameters[part])

@@ -482,6 +482,29 @@ impl Kernels {
         attention.launch(stream, "attention_forward", shape, &arguments)
     }
 
+    /// Puts the keys and values of `qkv`, real `[n, qkv]`, behind the `past` rows of a sequence's `cache`, and leaves
+    /// attention over all of them in `attended`, real `[n, heads × head_dim]`.
+    pub fn attention_over_cache(
+        &self,
+        stream: &Stream,
+        (attended, qkv): (u64, u64),
+        (cache, past): (u64, usize),
+        n: usize,
+        window: Option<usize>,
+    ) -> Enqueued {
+        let attention::Geometry {
+            heads, kv_heads, ..
+        } = self.attention.geometry;
+        let shape = [int(heads), int(kv_heads), int(past)];
+        let mut arguments = vec![Address(cache), Address(qkv)];
+        arguments.extend(shape);
+        self.rows(stream, "fill_cache", n, &arguments)?;
+        let mut arguments = vec![Address(attended), Address(qkv), Address(cache)];
+        arguments.extend(shape);
+        arguments.push(window.map_or(Int(i32::MAX), int));
+        self.launch(stream, "attention_cached", grid(n * heads, 128), &arguments)
+    }
+
     /// From the gradient of attention's output in [`Workspace::narrow`] to that of queries, keys and values in
     /// [`Workspace::wide`].
     pub fn attention_backward(

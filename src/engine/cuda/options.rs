@@ -19,6 +19,8 @@ pub struct CudaOptions {
     pub strategy: Strategy,
     /// The measurements that any step may request; their memory is reserved.
     pub measure: Measure,
+    /// Hold only weights, and the activations of one block: nothing is trained.
+    pub forward_only: bool,
     /// Launch every kernel by itself instead of as a CUDA graph. Walks with collectives never are graphs.
     pub no_graphs: bool,
     /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits, in

@@ -141,19 +141,21 @@ pub const VECTORS: usize = 13;
 pub const FACTORS: usize = 7 * F32;
 
 impl State {
-    /// Takes the buffers. `measure` holds the measurements that any step may request.
+    /// Takes the buffers. `measure` holds the measurements that any step may request; without steps (`forward_only`) there
+    /// are only weights.
     pub fn place(
         bump: &mut Bump,
         layout: &Layout,
         tied: bool,
         precision: Precision,
-        measure: Measure,
+        (measure, forward_only): (Measure, bool),
         share: Share,
     ) -> State {
         let sharded = share.is_sharded();
         // Matrix products use the embedding only as a tied head; sharded, that has another place.
         let has_copy =
             |index: usize| precision == Precision::Bf16 && (index > 0 || tied && !sharded);
+        let trained = |len: usize| if forward_only { 0 } else { len };
         let vectors_len = layout
             .units
             .iter()
@@ -178,13 +180,12 @@ impl State {
                 weights,
                 copy: has_copy(index).then(|| bump.take(held, precision.size())),
                 vectors: addresses,
-                gradient: bump.f32(if share.whole_gradient {
-                    share.padded(unit.len)
-                } else {
-                    held
+                gradient: bump.f32(match share.whole_gradient {
+                    true => trained(share.padded(unit.len)),
+                    false => trained(held),
                 }),
-                exp_avg: bump.f32(held),
-                exp_avg_sq: bump.f32(held),
+                exp_avg: bump.f32(trained(held)),
+                exp_avg_sq: bump.f32(trained(held)),
                 squares: measure.coordinates.then(|| bump.f32(unit.len)),
             }
         });
@@ -315,7 +316,8 @@ mod tests {
                     whole_gradient: false,
                 };
                 let place = |bump: &mut Bump| {
-                    State::place(bump, &layout, is_tied, precision, Measure::default(), share)
+                    let trains = (Measure::default(), false);
+                    State::place(bump, &layout, is_tied, precision, trains, share)
                 };
                 let buffers = 5 * layout.units.len() + 12;
                 let rounding = 256 * buffers + PARTIALS * size_of::<f64>();

@@ -32,9 +32,11 @@ impl Shape {
 pub struct Workspace {
     /// What the host sends for a micro-batch.
     pub inputs: Inputs,
-    /// The residual stream before every block and after the last, f32 `[n, hidden]` each.
+    /// The residual stream before every block and after the last, f32 `[n, hidden]` each; two that take turns where nothing
+    /// is trained.
     pub residual: Vec<u64>,
-    /// Activations for the backward pass of every block; a single stash under activation checkpointing.
+    /// Activations for the backward pass of every block; a single stash under activation checkpointing, and where nothing is
+    /// trained.
     pub stashes: Vec<Stash>,
     /// Cosines and sines, f32 `[seq_len, rotary_dim]`.
     pub rope: u64,
@@ -144,11 +146,11 @@ impl Workspace {
         let (n, hidden) = (capacity.tokens, config.hidden_size);
         let real = precision.size();
         let layers = config.num_hidden_layers;
-        let stashes = if options.activation_checkpointing {
-            1
-        } else {
-            layers
+        let stashes = match options.activation_checkpointing || options.forward_only {
+            true => 1,
+            false => layers,
         };
+        let residuals = if options.forward_only { 2 } else { layers + 1 };
         let queries = config.queries();
         let logits_rows = options
             .logits_rows
@@ -157,7 +159,7 @@ impl Workspace {
         let dx = bump.f32(n * hidden);
         Workspace {
             inputs: Inputs::place(bump, n),
-            residual: (0..=layers).map(|_| bump.f32(n * hidden)).collect(),
+            residual: (0..residuals).map(|_| bump.f32(n * hidden)).collect(),
             stashes: (0..stashes)
                 .map(|_| Stash::place(bump, config, n, real))
                 .collect(),

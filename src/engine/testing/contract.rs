@@ -17,6 +17,7 @@ macro_rules! contract_tests {
             a_micro_batch_without_targets_gives_zero_and_no_nan,
             padding_does_not_reach_the_tokens_before_it,
             nan_in_the_weights_reaches_loss_and_norm,
+            a_sequence_predicts_what_a_micro_batch_does,
             gradients_agree_with_finite_differences,
             accumulation_equals_one_large_micro_batch,
             norms_match_the_gradients,
@@ -113,6 +114,43 @@ pub fn padding_does_not_reach_the_tokens_before_it(new: New) {
     let (loss, gradient) = gradient_of(engine.as_mut(), batch.micro_batch());
     assert_eq!(loss, expected.0);
     assert_eq!(gradient, expected.1);
+}
+
+pub fn a_sequence_predicts_what_a_micro_batch_does(new: New) {
+    let windowed = ModelConfig {
+        sliding_window: Some(5),
+        ..config()
+    };
+    for config in [config(), tied(), with_vectors(), plain(), windowed] {
+        let mut engine = new(config);
+        let batch = Batch::new(1, 20);
+        assert!(engine.append(&[1]).is_err(), "no sequence was begun");
+        // A second sequence has nothing of the first.
+        for parts in [vec![1, 1, 7, 1, 10], vec![20], vec![13, 1, 1]] {
+            engine.begin_sequence(20).unwrap();
+            let mut past = 0;
+            for part in parts {
+                let logits = engine.append(&batch.tokens[past..past + part]).unwrap();
+                past += part;
+                let target = batch.targets[past - 1];
+                let mut targets = vec![IGNORE; past];
+                targets[past - 1] = target;
+                let micro_batch = MicroBatch {
+                    tokens: &batch.tokens[..past],
+                    targets: &targets,
+                    batch: 1,
+                    seq_len: past,
+                };
+                let (loss, _) = engine.evaluate(micro_batch).unwrap();
+                let terms = logits.iter().map(|&logit| f64::from(logit).exp());
+                let got = terms.sum::<f64>().ln() - f64::from(logits[target as usize]);
+                assert!((got - loss).abs() < 1e-5 * loss, "{past}: {got} {loss}");
+            }
+        }
+        assert!(engine.append(&[1; 6]).is_err(), "more than was reserved");
+        assert!(engine.append(&[]).is_err());
+        assert!(engine.append(&[30]).is_err(), "not in the vocabulary");
+    }
 }
 
 pub fn nan_in_the_weights_reaches_loss_and_norm(new: New) {

@@ -140,7 +140,7 @@ impl Gather {
             Pass::Training(_) => (turn + turn)
                 .checked_sub(index + 2)
                 .filter(|&unit| unit > 0),
-            Pass::Evaluation => None,
+            Pass::Evaluation | Pass::Prediction => None,
         }
     }
 

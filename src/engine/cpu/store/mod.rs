@@ -135,11 +135,11 @@ impl Store {
     /// weights.
     ///
     /// `world` is `None` where this process trains alone; `tied` says that the head uses the first unit;
-    /// `measure` holds the measurements that any step may request.
+    /// `measure` holds the measurements that any step may request. Without steps (`forward_only`) there are only weights.
     pub fn new(
         layout: &Layout,
         tied: bool,
-        (strategy, measure): (Strategy, Measure),
+        (strategy, measure, forward_only): (Strategy, Measure, bool),
         world: Option<World>,
         arena: &Arena,
         initial: &dyn Fn(&Unit, usize, &mut [f32]),
@@ -161,17 +161,19 @@ impl Store {
         let mut parts = Vec::with_capacity(layout.units.len());
         for unit in &layout.units {
             let len = unit.len.div_ceil(ranks);
-            let buffer = |what: &str| arena.buffer(len, &format!("{kind}{what} of {}", unit.name));
-            let mut parameters = buffer("weights")?;
+            let buffer =
+                |len, what: &str| arena.buffer(len, &format!("{kind}{what} of {}", unit.name));
+            let trained = if forward_only { 0 } else { len };
+            let mut parameters = buffer(len, "weights")?;
             initial(unit, rank * len, &mut parameters);
             let mut part = Part {
                 unit: unit.clone(),
                 offset: rank * len,
                 len,
                 parameters,
-                gradient: buffer("gradient")?,
-                exp_avg: buffer("optimiser state")?,
-                exp_avg_sq: buffer("optimiser state")?,
+                gradient: buffer(trained, "gradient")?,
+                exp_avg: buffer(trained, "optimiser state")?,
+                exp_avg_sq: buffer(trained, "optimiser state")?,
                 unsharded: None,
                 finished: false,
                 squared_norm: None,
@@ -218,7 +220,7 @@ impl Store {
 
     /// Starts a walk over the units.
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if pass != Pass::Evaluation {
+        if pass.training().is_some() {
             self.scatter.begin(&mut self.parts)?;
         }
         self.pass = pass;
@@ -393,7 +395,7 @@ impl Store {
         if self.tied {
             self.release(0);
         }
-        if pass == Pass::Evaluation {
+        if pass.training().is_none() {
             return Ok(());
         }
         for unit in (0..=last).rev() {
@@ -578,7 +580,9 @@ impl Store {
             (&mut part.exp_avg, &state.exp_avg),
             (&mut part.exp_avg_sq, &state.exp_avg_sq),
         ] {
-            part[..held.len()].copy_from_slice(&whole[held.clone()]);
+            // Without steps there are no moments.
+            let held = held.start..held.end.min(held.start + part.len());
+            part[..held.len()].copy_from_slice(&whole[held]);
         }
         self.forget();
     }

@@ -130,7 +130,7 @@ fn record(tied: bool, work: impl Fn(&mut Store, usize, Compute<'_>) + Sync) -> V
         let sharded = Strategy::Sharded {
             unsharded_accumulation: false,
         };
-        let holds = (sharded, Measure::default());
+        let holds = (sharded, Measure::default(), false);
         let mut store = Store::new(&layout(), tied, holds, Some(world), &arena, &fill).unwrap();
         let compute = |what: &str, unit| {
             if rank == 0 {

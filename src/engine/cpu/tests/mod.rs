@@ -70,3 +70,34 @@ fn seeds_decide_the_weights() {
     assert_eq!(weights(1), weights(1));
     assert_ne!(weights(1), weights(2));
 }
+
+#[test]
+fn an_engine_without_training_predicts_the_same_with_less_memory() {
+    let options = CpuOptions {
+        forward_only: true,
+        ..CpuOptions::default()
+    };
+    let long = ModelConfig {
+        max_position_embeddings: 700,
+        ..config()
+    };
+    let mut engines = [
+        engine_with(long.clone(), options),
+        engine_with(long, CpuOptions::default()),
+    ];
+    // More tokens than are computed together.
+    let batch = Batch::new(1, 600);
+    let [only_forward, trains] = engines.each_mut().map(|engine| {
+        engine.begin_sequence(600).unwrap();
+        (engine.append(&batch.tokens).unwrap(), engine.memory().1)
+    });
+    assert_eq!(only_forward.0, trains.0);
+    assert!(only_forward.1 < trains.1);
+    let [engine, _] = &mut engines;
+    assert!(
+        engine
+            .accumulate(batch.micro_batch(), NOTHING, true)
+            .is_err()
+    );
+    assert!(engine.export(0, true).is_err());
+}

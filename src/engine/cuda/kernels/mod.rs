@@ -37,14 +37,15 @@ macro_rules! kernels {
     };
 }
 
-/// Every source but attention.
-pub const SOURCES: [Kernels; 11] = [
+/// Every source but attention of micro-batches.
+pub const SOURCES: [Kernels; 12] = [
     kernels!("embedding.cu": "embedding_forward", "embedding_backward", "positions_backward"),
     kernels!("rmsnorm.cu": "rmsnorm_forward", "rmsnorm_backward", "column_sums"),
     kernels!("layernorm.cu": "layernorm_forward", "layernorm_backward"),
     kernels!("bias.cu": "add_bias", "add_bias_to_sum", "row_sums"),
     kernels!("head_norms.cu": "head_norms_forward", "head_norms_backward"),
     kernels!("rope.cu": "rope"),
+    kernels!("attention_cached.cu": "fill_cache", "attention_cached"),
     kernels!(
         "mlp.cu": "gated_silu_forward", "gated_silu_backward", "gated_gelu_tanh_forward",
         "gated_gelu_tanh_backward", "gated_gelu_forward", "gated_gelu_backward", "plain_silu_forward",
