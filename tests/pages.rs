@@ -62,6 +62,10 @@ const NOT_RUN: &[(&str, &str)] = &[
         "needs a run; the endurance tests make one",
     ),
     (
+        "evenkeel generate",
+        "needs a trained model; the endurance tests compare texts of every family with transformers'",
+    ),
+    (
         "evenkeel plan --gpus 4 --emit accelerate -- accelerate launch --config_file multi.yaml train.py …",
         "repeats the command above it with `…`",
     ),

@@ -7,6 +7,7 @@ mod completions;
 mod controller;
 mod crd;
 mod explain;
+mod generate;
 mod gpus;
 mod install;
 mod launch;
@@ -87,6 +88,7 @@ enum Command {
     /// Stop a run permanently, or delete a TrainingJob and its pods. Checkpoints stay.
     Cancel(suspend::SuspendArgs),
     Report(report::Args),
+    Generate(generate::Args),
     Completions(completions::Args),
     Controller(controller::Args),
     Crd(crd::Args),
@@ -134,6 +136,7 @@ pub fn main() -> ExitCode {
         Command::Resume(args) => suspend::resume(args),
         Command::Cancel(args) => suspend::cancel(args),
         Command::Report(args) => report::run(args),
+        Command::Generate(args) => generate::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Crd(args) => crd::run(args),

@@ -140,7 +140,7 @@ fn prepare_files(
     let pool = large_stack::pool()?;
     let _limited = memory::limit(MEMORY.saturating_add(total));
     let tokenizer = if sources.train.only_ids() && sources.evaluation.only_ids() {
-        Tokenizer::none(request.vocab_size.unwrap_or(VOCABULARY))
+        Tokenizer::ids(request.vocab_size.unwrap_or(VOCABULARY))
     } else {
         Tokenizer::load(request)?
     };

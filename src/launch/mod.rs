@@ -8,6 +8,7 @@
 mod begin;
 mod download;
 mod external;
+pub mod generator;
 pub mod history;
 pub mod index;
 mod initial;

@@ -2,7 +2,7 @@
 
 use super::proof::LedgerProof;
 use super::run_dir::GenerationRow;
-use super::{LaunchError, RunDir, history};
+use super::{LaunchError, RunDir, generator, history};
 use crate::plan::DeviceKind;
 use crate::recipe::schema::spec::Precision;
 use crate::recipe::syntax::shell;
@@ -128,6 +128,7 @@ pub fn report_input(
         evaluations: history.evaluations,
         floor: run.built_in.as_ref().and_then(|it| it.entropy),
         vocabulary: (run.built_in.as_ref()).map_or(0, |it| it.model.vocab_size as u64),
+        continuations: generator::continuations(run_dir)?,
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),
             text: verdict.to_string(),

@@ -4,6 +4,7 @@
 //! does not depend on Kubernetes.
 
 pub mod checkpoint_ref;
+pub mod generate;
 mod message;
 mod orders;
 pub mod rank;

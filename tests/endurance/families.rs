@@ -38,6 +38,17 @@ fn convert(folder: &Path, python: &Path) {
     run_in(folder, bash, &["-c", command]);
 }
 
+/// `PROMPT` of families.py.
+const PROMPT: &str = "hello, Grüße and";
+
+/// An element of `evenkeel generate -o json`.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    prompt_tokens: Vec<u32>,
+    tokens: Vec<u32>,
+}
+
 #[test]
 fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     let Some(python) = python("torch, transformers, trl") else {
@@ -75,5 +86,16 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     assert_eq!(apart.len(), expected.len());
     for (name, apart) in apart {
         assert!(apart < 1e-3, "{name}: logits {apart} apart");
+    }
+    let output = here(Command::new(&python), &[&script, "generate", ".", &last]);
+    let expected: BTreeMap<String, [Vec<u32>; 2]> = printed(&output);
+    for (name, [prompt, tokens]) in expected {
+        let run = format!("{name}-run");
+        let words = ["generate", &run, "--text", "--prompt", PROMPT];
+        let options = ["--max-tokens", "40", "--device", "cpu", "-o", "json"];
+        let output = here(evenkeel(), &[&words[..], &options].concat());
+        let answers: Vec<Answer> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answers[0].prompt_tokens, prompt, "{name}");
+        assert_eq!(answers[0].tokens, tokens, "{name}");
     }
 }

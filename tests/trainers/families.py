@@ -5,6 +5,8 @@
     families.py compare FOLDER PATH  loads each FOLDER/NAME/PATH in transformers, and prints by family the largest difference
                                      of its logits from those of TRL's model, relative to the largest logit. Also compares
                                      what lies beside the weights with FOLDER/NAME
+    families.py generate FOLDER PATH prints by family the ids of PROMPT and those with which each FOLDER/NAME/PATH continues
+                                     it greedily, up to 40 and without the one that ends it
     families.py pickle FOLDER NAME   replaces the weights of FOLDER/NAME by the same in pytorch_model.bin
 """
 
@@ -35,6 +37,7 @@ FAMILIES = dict(
     gpt2=dict(n_embd=36, n_inner=50, n_layer=3, n_head=6, n_positions=256, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
     starcoder2=dict(sliding_window=20, num_key_value_heads=3),
 )
+PROMPT = "hello, Grüße and"
 # Sizes that a family does not have by these names.
 OTHERS = dict(gpt2=SIZES, gpt_neox=["num_key_value_heads"])
 RECIPE = dict(per_device_train_batch_size=8, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
@@ -67,6 +70,16 @@ def logits(path):
     tokens = torch.arange(3 * 40).reshape(3, 40) % model.config.vocab_size
     with torch.no_grad():
         return model(input_ids=tokens, use_cache=False).logits
+
+
+def generated(path):
+    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    prompt = tokenizer(PROMPT, return_tensors="pt")
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=model.config.eos_token_id, pad_token_id=0)
+    ids = model.generate(**prompt, generation_config=greedy)[0].tolist()
+    length = prompt["input_ids"].shape[1]
+    tokens = ids[length:]
+    return [ids[:length], tokens[:-1] if tokens[-1] == model.config.eos_token_id else tokens]
 
 
 def compare_files_beside_weights(written, source):
@@ -105,6 +118,8 @@ def main():
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
             found[name], trainer = train(folder / f"{name}.yaml")
             trainer.save_model(theirs)
+        elif command == "generate":
+            found[name] = generated(folder / f"{name}-run" / argument)
         else:
             expected, written = logits(theirs), folder / f"{name}-run" / argument
             difference = (logits(written) - expected).abs().max() / expected.abs().max()

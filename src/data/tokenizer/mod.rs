@@ -47,7 +47,7 @@ pub struct Tokenizer {
 }
 
 enum Encoder {
-    None,
+    Ids,
     Byte,
     HuggingFace(Box<tokenizers::Tokenizer>),
 }
@@ -63,6 +63,11 @@ impl Tokenizer {
             Some(path) => huggingface::load(&path, name, &(request.key)("tokenizer.chat_template")),
             None => Ok(Tokenizer::byte()),
         }
+    }
+
+    /// The tokenizer of a directory, or of a `tokenizer.json`.
+    pub fn open(path: &Path, name: &str) -> Result<Tokenizer, DataError> {
+        huggingface::load(path, name, "tokenizer.chat_template")
     }
 
     /// The recipe's name of the tokenizer, and the native path of that setting.
@@ -134,8 +139,8 @@ impl Tokenizer {
         }
     }
 
-    /// A placeholder for data of ready-made token ids, which are below `vocabulary_size`.
-    pub(super) fn none(vocabulary_size: u64) -> Tokenizer {
+    /// For data of ready-made token ids, which are below `vocabulary_size`: texts are ids with blanks between them.
+    pub(super) fn ids(vocabulary_size: u64) -> Tokenizer {
         Tokenizer {
             name: "none".to_string(),
             specials: BTreeMap::new(),
@@ -144,7 +149,7 @@ impl Tokenizer {
             start: Vec::new(),
             end: Vec::new(),
             vocabulary_size,
-            encoder: Encoder::None,
+            encoder: Encoder::Ids,
         }
     }
 
@@ -195,13 +200,39 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// The text of ids, without special tokens; a character that is cut is U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.encoder {
+            Encoder::Ids => ids.iter().map(|id| format!(" {id}")).collect(),
+            Encoder::Byte => {
+                let bytes = ids.iter().filter_map(|&id| u8::try_from(id).ok());
+                String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+            }
+            Encoder::HuggingFace(tokenizer) => tokenizer.decode(ids, true).unwrap_or_default(),
+        }
+    }
+
     fn pieces(&self, text: &str) -> Result<Vec<Piece>, tokenizers::Error> {
         match &self.encoder {
-            Encoder::None => Err("there is no tokenizer".into()),
+            Encoder::Ids => pieces_of_ids(text, self.vocabulary_size),
             Encoder::Byte => Ok(pieces_of_bytes(text)),
             Encoder::HuggingFace(tokenizer) => huggingface::pieces(tokenizer, text),
         }
     }
+}
+
+fn pieces_of_ids(text: &str, vocabulary_size: u64) -> Result<Vec<Piece>, tokenizers::Error> {
+    let words = text.split_whitespace();
+    let ids = words.map(|word| {
+        let id = word.parse::<u32>().ok();
+        let id = id.filter(|&id| u64::from(id) < vocabulary_size);
+        id.ok_or_else(|| {
+            format!("`{word}` is none of the ids below {vocabulary_size} that texts are here")
+        })
+    });
+    let ids: Result<Vec<u32>, String> = ids.collect();
+    // Ids have no places in a text that something else could refer to.
+    Ok(ids?.into_iter().map(|id| (id, 0..0)).collect())
 }
 
 fn pieces_of_bytes(text: &str) -> Vec<Piece> {

@@ -38,6 +38,8 @@ pub struct ReportInput {
     pub floor: Option<f64>,
     /// The model's vocabulary size, for the warning about an absurd loss; 0 if unknown.
     pub vocabulary: u64,
+    /// Texts of the data, continued by the newest checkpoint.
+    pub continuations: Vec<Continuation>,
     /// The result of the ledger's verification, if it ran.
     pub ledger: Option<LedgerVerdict>,
 }
@@ -57,6 +59,16 @@ pub struct Fact {
     pub label: String,
     /// The value, for example `8.43M parameters, 8 layers of width 256`.
     pub value: String,
+}
+
+/// The beginning of a sample, and two continuations of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Continuation {
+    pub begin: String,
+    /// What the model says, greedily.
+    pub model: String,
+    /// What the data say.
+    pub data: String,
 }
 
 /// One generation of the run.

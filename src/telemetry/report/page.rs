@@ -55,6 +55,7 @@ pub fn render(input: &ReportInput) -> Result<String, minijinja::Error> {
         "generations": generations(input),
         "evaluation_headings": evaluation_headings,
         "evaluations": evaluations(input),
+        "continuations": continuations(input),
         "details": input.details,
     })))
 }
@@ -192,6 +193,13 @@ fn evaluations(input: &ReportInput) -> Vec<Vec<String>> {
         rows.push(row);
     }
     rows
+}
+
+/// The rows of the table of continued texts.
+fn continuations(input: &ReportInput) -> Vec<[&str; 3]> {
+    let all = input.continuations.iter();
+    all.map(|it| [&it.begin, &it.model, &it.data].map(String::as_str))
+        .collect()
 }
 
 fn loss_text(loss: f64) -> String {

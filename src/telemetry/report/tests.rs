@@ -40,6 +40,11 @@ fn run() -> ReportInput {
     });
     ReportInput {
         title: "quickstart".to_owned(),
+        continuations: vec![Continuation {
+            begin: "To be, or".to_owned(),
+            model: " not\n<to be>".to_owned(),
+            data: " not to be".to_owned(),
+        }],
         formula: "2 × 8 × 2 = 32".to_owned(),
         budget: Some(1_900),
         details: vec![Fact {
@@ -143,6 +148,7 @@ fn a_report_shows_the_run_and_every_generation() {
         "32 → 64",
         "2 → 3 in 2 generations",
         "1,920 samples, each exactly once",
+        "&lt;to be&gt;",
         "Llama, 1.31M parameters",
         "0.61s",
     ] {

@@ -1,0 +1,263 @@
+//! A model that continues texts: a directory in Hugging Face's layout, a run's newest checkpoint, or a model of the hub.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{LaunchError, RunDir};
+use crate::checkpoint;
+use crate::data::{BYTE, Dataset, Prompter};
+use crate::engine::cpu::{CpuEngine, CpuOptions};
+use crate::engine::cuda::driver::{Device, Driver};
+use crate::engine::cuda::{CudaEngine, CudaOptions};
+use crate::engine::{ConfigError, Engine, EngineError, ModelConfig, layout};
+use crate::hub::{Download, Hub, Received, Repo, Small};
+use crate::plan::DeviceKind;
+use crate::telemetry::report::Continuation;
+use crate::train::TrainError;
+use crate::train::generate::{Sampling, continued};
+use crate::train::run::{BuiltIn, Run};
+use crate::train::weights::Weights;
+use crate::util::durable::read_json;
+use crate::util::shards::are_complete;
+
+/// The name of token ids as texts.
+const IDS: &str = "ids";
+/// Most parameters of a model that continues texts for a report: reading it takes a second at most.
+const MOST_PARAMETERS: u64 = 100_000_000;
+/// Texts that it continues, the tokens of their beginnings, and the most that follow.
+const TEXTS: u64 = 2;
+const BEGIN: usize = 24;
+const NEW: usize = 40;
+
+/// A model in memory.
+pub struct Generator {
+    engine: Box<dyn Engine>,
+    config: ModelConfig,
+    pub prompter: Prompter,
+    /// The tokens that end a text.
+    ends: Vec<u32>,
+}
+
+/// Where a model's files are.
+pub struct Place {
+    pub directory: PathBuf,
+    /// The tokenizer, unless it is the directory's own: `byte`, `ids`, or a path.
+    pub tokenizer: Option<String>,
+}
+
+impl Place {
+    /// A directory with its own tokenizer.
+    pub fn of_directory(directory: PathBuf) -> Place {
+        Place {
+            directory,
+            tokenizer: None,
+        }
+    }
+
+    /// The newest checkpoint of a run.
+    pub fn of_run(run_dir: &RunDir) -> Result<Place, LaunchError> {
+        let (run, shown) = (run_dir.run()?, run_dir.path().display());
+        if run.built_in.is_none() {
+            return Err(LaunchError::usage(format!(
+                "an external trainer has written the checkpoints of {shown}; give the directory of one"
+            )));
+        }
+        let Some(newest) = checkpoint::latest(run_dir.path())? else {
+            return Err(LaunchError::usage(format!(
+                "{shown} has no checkpoint yet; `evenkeel status {shown}` shows its progress"
+            )));
+        };
+        let named = run.spec.tokenizer.path.as_deref();
+        let has_one = newest.path.join("tokenizer.json").is_file();
+        Ok(Place {
+            directory: newest.path,
+            tokenizer: match named {
+                _ if has_one => None,
+                Some(BYTE) => Some(BYTE.to_owned()),
+                _ => Some(IDS.to_owned()),
+            },
+        })
+    }
+}
+
+/// The snapshot of a model of the hub, after the download of what the cache lacks.
+pub fn snapshot(
+    repo: &Repo,
+    stopped: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(Received),
+) -> Result<PathBuf, LaunchError> {
+    let mut hub = Hub::of_process();
+    let cached = |hub: &Hub| hub.snapshot_with(repo, "config.json");
+    if let Some(snapshot) = cached(&hub).filter(|snapshot| are_complete(snapshot)) {
+        return Ok(snapshot);
+    }
+    let settings = hub.settings.clone();
+    let download = Download::begin(&settings, repo, stopped)?;
+    download.small(Small::All, progress)?;
+    hub.begin(repo, download.commit());
+    let snapshot = cached(&hub).ok_or_else(|| {
+        LaunchError::usage(format!("{repo} has no config.json; name another model"))
+    })?;
+    // A family that is not known is refused before its weights are requested.
+    shape(&snapshot)?;
+    download.weights(progress)?;
+    download.finish()?;
+    Ok(snapshot)
+}
+
+fn shape(directory: &Path) -> Result<ModelConfig, LaunchError> {
+    let path = directory.join("config.json");
+    let parsed = ModelConfig::parse(&read_json(&path)?);
+    let checked = parsed.and_then(|config| config.validate().map(|()| config));
+    checked.map_err(|error: ConfigError| LaunchError::Model {
+        message: format!("{} cannot be used: {error}", path.display()),
+    })
+}
+
+impl Generator {
+    /// Reads a model into memory, for the CPU or for the first GPU.
+    pub fn open(place: &Place, device: DeviceKind) -> Result<Generator, LaunchError> {
+        let directory = &place.directory;
+        let config = shape(directory)?;
+        let prompter = match place.tokenizer.as_deref() {
+            None if !directory.join("tokenizer.json").is_file() => {
+                return Err(LaunchError::usage(format!(
+                    "{} has no tokenizer.json; add `--tokenizer DIRECTORY` with one, `--tokenizer byte`, or \
+                     `--tokenizer ids` for token ids",
+                    directory.display()
+                )));
+            }
+            None => Prompter::open(directory)?,
+            Some(BYTE) => Prompter::byte()?,
+            Some(IDS) => Prompter::ids(config.vocab_size as u64)?,
+            Some(path) => Prompter::open(Path::new(path))?,
+        };
+        let mut ends = prompter.ends().to_vec();
+        for file in ["generation_config.json", "config.json"] {
+            let path = directory.join(file);
+            if path.is_file() {
+                ends.extend(end_tokens(&read_json(&path)?));
+            }
+        }
+        let weights = Weights::open(directory)?;
+        let mut engine = engine(config.clone(), device).map_err(TrainError::from)?;
+        weights.restore(engine.as_mut())?;
+        Ok(Generator {
+            engine,
+            config,
+            prompter,
+            ends,
+        })
+    }
+
+    /// The most tokens of a prompt with its continuation.
+    pub fn positions(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+
+    /// Continues a prompt, whose text grows by what `receive` gets. Returns the new tokens.
+    pub fn continued(
+        &mut self,
+        prompt: &[u32],
+        sampling: Sampling,
+        receive: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Vec<u32>, LaunchError> {
+        if prompt.is_empty() {
+            let message = "the prompt has no tokens; give `--prompt TEXT`";
+            return Err(LaunchError::usage(message.to_owned()));
+        }
+        let positions = self.positions();
+        let Some(left) = positions.checked_sub(prompt.len()).filter(|&left| left > 0) else {
+            return Err(LaunchError::usage(format!(
+                "the prompt has {} tokens and the model {positions} positions; shorten it",
+                prompt.len()
+            )));
+        };
+        let sampling = Sampling {
+            max_tokens: sampling.max_tokens.min(left),
+            ..sampling
+        };
+        let (prompter, engine) = (&self.prompter, self.engine.as_mut());
+        let mut shown = 0;
+        let tokens = continued(engine, prompt, &self.ends, sampling, &mut |tokens| {
+            let text = prompter.added(prompt, tokens);
+            // A character that is cut is shown when it is whole.
+            let whole = text.trim_end_matches('\u{fffd}');
+            let new = whole.get(shown..).unwrap_or_default();
+            shown = shown.max(whole.len());
+            receive(new)
+        });
+        Ok(tokens.map_err(TrainError::from)?)
+    }
+}
+
+/// `eos_token_id` of a configuration: an id, or a list of them.
+fn end_tokens(config: &Value) -> Vec<u32> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match &config["eos_token_id"] {
+        Value::Array(ids) => ids.iter().filter_map(id).collect(),
+        value => id(value).into_iter().collect(),
+    }
+}
+
+fn engine(config: ModelConfig, device: DeviceKind) -> Result<Box<dyn Engine>, EngineError> {
+    Ok(match device {
+        DeviceKind::Cpu => {
+            let options = CpuOptions {
+                forward_only: true,
+                ..CpuOptions::default()
+            };
+            Box::new(CpuEngine::new(config, options, None, None)?)
+        }
+        DeviceKind::Cuda => {
+            let options = CudaOptions {
+                forward_only: true,
+                ..CudaOptions::default()
+            };
+            let device = Driver::load().and_then(|driver| Device::open(&driver, 0));
+            Box::new(CudaEngine::new(config, options, &device?, None, None)?)
+        }
+    })
+}
+
+/// The first texts of a run's data, held out if there are such, as its newest checkpoint continues them. None for a model
+/// that is too large, and where there is no checkpoint or no data.
+pub fn continuations(run_dir: &RunDir) -> Result<Vec<Continuation>, LaunchError> {
+    let run = run_dir.run()?;
+    let is_small = |it: &BuiltIn| layout(&it.model).len() <= MOST_PARAMETERS;
+    let data = Run::data(run_dir.path());
+    let has_checkpoint = checkpoint::latest(run_dir.path())?.is_some();
+    if !run.built_in.as_ref().is_some_and(is_small) || !has_checkpoint || !data.is_dir() {
+        return Ok(Vec::new());
+    }
+    let dataset = match Dataset::evaluation(&data)? {
+        Some(dataset) => dataset,
+        None => Dataset::train(&data)?,
+    };
+    let mut generator = Generator::open(&Place::of_run(run_dir)?, DeviceKind::Cpu)?;
+    let mut found = Vec::new();
+    for index in 0..TEXTS.min(dataset.len()) {
+        let sample = dataset.sample(index)?;
+        let tokens = &sample.tokens;
+        // The prompt of an answer, or the beginning of a text. A token more must have a position.
+        let begin = match sample.loss_mask.iter().skip(1).position(|&target| target) {
+            None | Some(0) => BEGIN.min(tokens.len() / 2),
+            Some(answer) => (answer + 1).min(generator.positions() - 1),
+        };
+        let (prompt, rest) = tokens.split_at(begin.max(1));
+        let sampling = Sampling {
+            max_tokens: NEW,
+            temperature: 0.0,
+            seed: 0,
+        };
+        let new = generator.continued(prompt, sampling, &mut |_| true)?;
+        let prompter = &generator.prompter;
+        found.push(Continuation {
+            begin: prompter.added(&[], prompt),
+            model: prompter.added(prompt, &new),
+            data: prompter.added(prompt, &rest[..rest.len().min(NEW)]),
+        });
+    }
+    Ok(found)
+}
