@@ -19,6 +19,7 @@ pub mod inventory;
 pub mod launch;
 pub mod lifecycle;
 pub mod norm;
+pub mod objective;
 pub mod operator;
 pub mod plan;
 pub mod recipe;

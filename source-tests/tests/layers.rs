@@ -12,6 +12,7 @@ use syn::visit::Visit;
 /// for the other modules they are `recipe`.
 const TABLE: &[(&str, &[&str])] = &[
     ("util", &[]),
+    ("objective", &[]),
     ("recipe::syntax", &[]),
     ("recipe::schema", &["recipe::syntax", "util"]),
     (

@@ -1,0 +1,87 @@
+//! KTO (Ethayarajh et al., 2024, eqs. 7 and 8): single answers with a label, against the mean KL of the batch.
+
+use super::{Judged, Sequence, Slope, Step, sigmoid};
+
+/// λ (1 − σ(±β (log-ratio − KL))).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Kto {
+    pub beta: f64,
+    /// λ of desirable answers.
+    pub desirable_weight: f64,
+    /// λ of undesirable ones.
+    pub undesirable_weight: f64,
+}
+
+impl Kto {
+    /// Judges an answer that is desirable or not. The KL estimate has no gradient.
+    pub fn judge(&self, sequence: Sequence, is_desirable: bool, step: Step) -> Judged<1> {
+        let log_ratio = sequence.log_ratio();
+        let (sign, weight) = match is_desirable {
+            true => (1.0, self.desirable_weight),
+            false => (-1.0, self.undesirable_weight),
+        };
+        let x = sign * self.beta * (log_ratio - step.kl);
+        Judged {
+            loss: weight * sigmoid(-x),
+            slopes: [Slope {
+                answer: -weight * sign * self.beta * sigmoid(x) * sigmoid(-x),
+                prompt: 0.0,
+            }],
+            rewards: [self.beta * log_ratio],
+        }
+    }
+}
+
+/// The KL estimate of a batch, nats: the mean log-ratio of its mismatched sequences (prompts with the answers of other rows),
+/// at least 0. The mean is one over all of them, however micro-batches and ranks share them.
+pub fn mean_kl(mismatched: impl Iterator<Item = Sequence>) -> f64 {
+    let (sum, count) = mismatched.fold((0.0, 0u64), |(sum, count), sequence| {
+        (sum + sequence.log_ratio(), count + 1)
+    });
+    (sum / count.max(1) as f64).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{STEP, sequence, slopes_agree};
+    use super::*;
+
+    const KTO: Kto = Kto {
+        beta: 0.1,
+        desirable_weight: 1.0,
+        undesirable_weight: 1.5,
+    };
+
+    #[test]
+    fn answers_are_judged_against_the_kl() {
+        let at_kl = sequence(-9.7, 4, 0.0, -10.0);
+        assert!((KTO.judge(at_kl, true, STEP).loss - 0.5).abs() < 1e-12);
+        assert!((KTO.judge(at_kl, false, STEP).loss - 0.75).abs() < 1e-12);
+        let better = sequence(-5.0, 4, 0.0, -10.0);
+        let expected = 1.0 - 1.0 / (1.0 + (-0.47f64).exp());
+        assert!((KTO.judge(better, true, STEP).loss - expected).abs() < 1e-12);
+        assert!(KTO.judge(better, false, STEP).loss > 0.75);
+    }
+
+    /// PKU-Alignment/align-anything #215: means of 2, 8, 4 and 6 over micro-batches of equal size.
+    #[test]
+    fn the_kl_is_a_mean_over_the_whole_batch() {
+        let micro_batches = [2.0, 8.0, 4.0, 6.0];
+        let rows = micro_batches
+            .into_iter()
+            .flat_map(|mean| [mean - 1.0, mean + 1.0]);
+        let kl = mean_kl(rows.map(|log_ratio| sequence(log_ratio - 20.0, 3, 0.0, -20.0)));
+        assert!((kl - 5.0).abs() < 1e-12, "{kl}");
+        assert_eq!(mean_kl([sequence(-21.0, 3, 0.0, -20.0)].into_iter()), 0.0);
+        assert_eq!(mean_kl(std::iter::empty()), 0.0);
+    }
+
+    #[test]
+    fn slopes_are_the_derivatives() {
+        for is_desirable in [true, false] {
+            slopes_agree([sequence(-9.0, 4, -2.0, -10.0)], |[sequence]| {
+                KTO.judge(sequence, is_desirable, STEP)
+            });
+        }
+    }
+}
