@@ -5,39 +5,62 @@ use rayon::prelude::*;
 use super::exp::{exp_and_sum, max};
 use super::vectorised;
 
-/// Returns Σ over rows of −ln softmax(logits)[target]; overwrites the logits `[n, vocabulary]`.
-pub fn forward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> f64 {
-    rows(logits, targets, vocabulary, |_, _, _| {})
+/// The loss of each row, −ln softmax(logits)[target]; overwrites the logits `[n, vocabulary]`.
+pub fn forward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> Vec<f64> {
+    rows(logits, targets, vocabulary, |_, _, _, _| {})
 }
 
-/// As [`forward`], and replaces the logits by the gradient of that sum.
-pub fn forward_backward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> f64 {
+/// As [`forward`], and replaces the logits by the gradient of the losses' sum.
+pub fn forward_backward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> Vec<f64> {
     rows(
         logits,
         targets,
         vocabulary,
         #[inline(always)]
-        |exponentials, target, sum| {
-            let inverse = 1.0 / sum;
-            for p in exponentials.iter_mut() {
-                *p *= inverse;
-            }
-            exponentials[target] -= 1.0;
+        |exponentials, _, target, sum| probabilities(exponentials, target, sum, 1.0),
+    )
+}
+
+/// As [`forward_backward`], with the losses' sum weighted by row.
+pub fn forward_backward_weighted(
+    logits: &mut [f32],
+    targets: &[u32],
+    weights: &[f32],
+    vocabulary: usize,
+) -> Vec<f64> {
+    rows(
+        logits,
+        targets,
+        vocabulary,
+        #[inline(always)]
+        |exponentials, row, target, sum| {
+            probabilities(exponentials, target, sum, weights[row]);
         },
     )
 }
 
-/// The sum of the rows' losses. `finish` gets each row's exponentials, its target and the sum of the exponentials.
+/// From a row's exponentials to weight · (softmax − the target's unit vector).
+#[inline(always)]
+fn probabilities(exponentials: &mut [f32], target: usize, sum: f32, weight: f32) {
+    let inverse = weight / sum;
+    for p in exponentials.iter_mut() {
+        *p *= inverse;
+    }
+    exponentials[target] -= weight;
+}
+
+/// The rows' losses. `finish` gets each row's exponentials, its number, its target and the sum of the exponentials.
 fn rows(
     logits: &mut [f32],
     targets: &[u32],
     vocabulary: usize,
-    finish: impl Fn(&mut [f32], usize, f32) + Sync,
-) -> f64 {
-    let losses: Vec<f64> = logits
+    finish: impl Fn(&mut [f32], usize, usize, f32) + Sync,
+) -> Vec<f64> {
+    logits
         .par_chunks_exact_mut(vocabulary)
         .zip(targets)
-        .map(|(logits, &target)| {
+        .enumerate()
+        .map(|(row, (logits, &target))| {
             vectorised(
                 #[inline(always)]
                 || {
@@ -45,13 +68,12 @@ fn rows(
                     let shift = max(logits);
                     let chosen = logits[target];
                     let sum = exp_and_sum(logits, shift);
-                    finish(logits, target, sum);
+                    finish(logits, row, target, sum);
                     f64::from(sum).ln() + (f64::from(shift) - f64::from(chosen))
                 },
             )
         })
-        .collect();
-    losses.iter().sum()
+        .collect()
 }
 
 #[cfg(test)]
@@ -66,8 +88,17 @@ mod tests {
             .map(|i| (i as f32).sin() * 9.0)
             .collect();
         let mut gradient = logits.clone();
-        let sum = forward_backward(&mut gradient, &targets, vocabulary);
-        assert_eq!(sum, forward(&mut logits.clone(), &targets, vocabulary));
+        let losses = forward_backward(&mut gradient, &targets, vocabulary);
+        assert_eq!(losses, forward(&mut logits.clone(), &targets, vocabulary));
+        let weights = [0.5, -2.0, 0.0];
+        let mut weighted = logits.clone();
+        let same = forward_backward_weighted(&mut weighted, &targets, &weights, vocabulary);
+        assert_eq!(same, losses);
+        for (i, (weighted, gradient)) in weighted.iter().zip(&gradient).enumerate() {
+            let expected = weights[i / vocabulary] * gradient;
+            assert!((weighted - expected).abs() < 1e-6, "{weighted} {expected}");
+        }
+        let sum: f64 = losses.iter().sum();
         let mut expected = 0.0;
         for (row, &target) in targets.iter().enumerate() {
             let logits = &logits[row * vocabulary..][..vocabulary];
@@ -85,10 +116,10 @@ mod tests {
     #[test]
     fn large_logits_do_not_overflow_and_nan_propagates() {
         let mut logits = vec![1e4, -1e4, 0.0];
-        assert!((forward_backward(&mut logits, &[1], 3) - 2e4).abs() < 1e-3);
+        assert!((forward_backward(&mut logits, &[1], 3)[0] - 2e4).abs() < 1e-3);
         for finish in [forward, forward_backward] {
-            assert!(finish(&mut [0.0, f32::NAN, 1.0], &[0], 3).is_nan());
-            assert!(finish(&mut [0.0, f32::INFINITY, 1.0], &[0], 3).is_nan());
+            assert!(finish(&mut [0.0, f32::NAN, 1.0], &[0], 3)[0].is_nan());
+            assert!(finish(&mut [0.0, f32::INFINITY, 1.0], &[0], 3)[0].is_nan());
         }
     }
 }

@@ -77,8 +77,8 @@ fn norms_of_heads_agree() {
 #[test]
 fn attention_over_a_cache_agrees() {
     for head_dim in [6, 40, 256] {
-        for of in compiled_for(source!("attention_cached.cu"), Some(head_dim)) {
-            kernels::attention_cached(&of, head_dim)
+        for of in compiled_for(source!("cached_attention.cu"), Some(head_dim)) {
+            kernels::cached_attention(&of, head_dim)
                 .unwrap_or_else(|caught| panic!("{} with heads of {head_dim}: {caught}", of.at));
         }
     }

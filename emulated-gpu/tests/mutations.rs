@@ -373,12 +373,12 @@ fn head_norms() -> Subject {
     }
 }
 
-fn attention_cached() -> Subject {
+fn cached_attention() -> Subject {
     Subject {
-        source: source!("attention_cached.cu"),
+        source: source!("cached_attention.cu"),
         real: Real::F32,
         head_dim: Some(40),
-        check: |of| kernels::attention_cached(of, 40),
+        check: |of| kernels::cached_attention(of, 40),
         mutations: vec![
             mutation(
                 "the new rows over the past ones",
@@ -642,6 +642,18 @@ fn cross_entropy() -> Subject {
                 &[Check::Value],
                 "for (int by = 16; by > 0; by /= 2) value = fmaxf",
                 "for (int by = 8; by > 0; by /= 2) value = fmaxf",
+            ),
+            mutation(
+                "the target's part without its row's weight",
+                &[Check::Value],
+                "(i + j == target ? weight : 0.0f)",
+                "(i + j == target ? 1.0f : 0.0f)",
+            ),
+            mutation(
+                "the weight of the first row for all",
+                &[Check::Value],
+                "weights ? weights[blockIdx.x] : 1",
+                "weights ? weights[0] : 1",
             ),
         ],
     }
@@ -1266,7 +1278,7 @@ fn planted_mistakes_are_caught() {
         bias(),
         head_norms(),
         layernorm(),
-        attention_cached(),
+        cached_attention(),
         rope(),
         mlp(),
         cross_entropy(),

@@ -322,6 +322,9 @@ pub struct UnitState {
     pub exp_avg_sq: Vec<f32>,
 }
 
+/// From the cross-entropy of each token, nats, `[batch, seq_len]`, 0 without a target, to the derivatives of a loss by them.
+pub type Weigh<'a> = Box<dyn FnOnce(&[f64]) -> Vec<f32> + Send + 'a>;
+
 /// Forward, backward and optimiser step on one rank.
 pub trait Engine: Send {
     /// The model's units and parameters.
@@ -335,6 +338,18 @@ pub trait Engine: Send {
     fn accumulate(
         &mut self,
         micro_batch: MicroBatch<'_>,
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError>;
+
+    /// As [`Engine::accumulate`], for the gradient of a loss that is no plain sum of cross-entropies: between forward and
+    /// backward, `weigh` turns the cross-entropies of the tokens into the loss's derivatives by them. The micro-batch has
+    /// this many `samples`, which take the place of target tokens in [`Engine::coordinates`].
+    /// [`Accumulated::loss`] is the sum of the cross-entropies.
+    fn accumulate_weighed(
+        &mut self,
+        micro_batch: MicroBatch<'_>,
+        samples_and_weigh: (u64, Weigh<'_>),
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError>;
@@ -361,6 +376,9 @@ pub trait Engine: Send {
 
     /// Summed loss and target tokens of a micro-batch, forward only.
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError>;
+
+    /// The cross-entropy of each token, forward only: nats, `[batch, seq_len]`, 0 without a target.
+    fn losses(&mut self, micro_batch: MicroBatch<'_>) -> Result<Vec<f64>, EngineError>;
 
     /// Takes part in a forward pass of the other ranks, when this rank has nothing left to evaluate (sharding
     /// only).

@@ -54,14 +54,16 @@ pub struct Keeps {
 pub struct Step {
     /// Micro-batches whose gradients the rank's gradient holds.
     pub accumulated: u64,
-    /// Their target tokens, and those of the micro-batch in progress.
+    /// Their target tokens, or samples, and those of the micro-batch in progress.
     pub targets: u64,
+    /// Those of the latest micro-batch.
+    pub latest: u64,
     /// Walks of training, including joined ones: the same on every rank of a sharded model.
     pub walks: u64,
 }
 
 impl Step {
-    /// Begins a micro-batch with this many target tokens.
+    /// Begins a micro-batch with this many target tokens, or samples.
     ///
     /// # Errors
     /// No memory is reserved for the measurement, or the rank's gradient will never be whole.
@@ -84,6 +86,7 @@ impl Step {
             return Err(no_worker_gradient());
         }
         self.targets += targets;
+        self.latest = targets;
         let follows = self.accumulated > 0;
         Ok(if keeps.whole {
             Training {

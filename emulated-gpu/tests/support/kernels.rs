@@ -597,7 +597,7 @@ pub fn head_norms(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
 }
 
 /// The cache holds the keys and values of the latest tokens behind those of the past ones, and attention over them agrees.
-pub fn attention_cached(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
+pub fn cached_attention(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
     // Fewer keys than warps, a window within the past and one across it, grouped queries.
     for (past, n, heads, kv_heads, window) in [
         (0usize, 1usize, 2usize, 2usize, None),
@@ -654,7 +654,7 @@ pub fn attention_cached(of: &Compiled, head_dim: usize) -> Result<(), Caught> {
         arguments.push(A::Int(
             window.map_or(i32::MAX as u32, |window| window as u32),
         ));
-        let attended = run(of, "attention_cached", (n * heads, 128), &arguments)?;
+        let attended = run(of, "cached_attention", (n * heads, 128), &arguments)?;
         let what = format!("attention of {n} tokens after {past}, {heads} heads of {head_dim}");
         agree_real(of, &what, &attended.buffers[0], &expected)?;
     }
@@ -1137,11 +1137,17 @@ pub fn cross_entropy(of: &Compiled) -> Result<(), Caught> {
                 gradient[row * vocabulary + i] = (f64::from(logit) - shift).exp() / sum - unit;
             }
         }
-        for with_gradient in [0, 1] {
+        let weights = [0.5f32, -2.0, 3.0, 0.0];
+        for (with_gradient, is_weighted) in [(0, false), (1, false), (1, true)] {
             let arguments = [
                 A::Output(8 * n),
                 A::Buffer(of.real.bytes(&logits)),
                 integers(&targets),
+                if is_weighted {
+                    floats(&weights)
+                } else {
+                    A::Null
+                },
                 A::Int(vocabulary as u32),
                 A::Int(with_gradient),
             ];
@@ -1163,9 +1169,18 @@ pub fn cross_entropy(of: &Compiled) -> Result<(), Caught> {
             if with_gradient == 0 {
                 same("logits", &of.real.values(&got.buffers[1]), &logits)?;
             } else {
-                agree_real(of, "gradient", &got.buffers[1], &gradient)?;
+                let factor = |i: usize| {
+                    if is_weighted {
+                        f64::from(weights[i / vocabulary])
+                    } else {
+                        1.0
+                    }
+                };
+                let cells = gradient.iter().enumerate();
+                let expected: Vec<f64> = cells.map(|(i, cell)| factor(i) * cell).collect();
+                agree_real(of, "gradient", &got.buffers[1], &expected)?;
             }
-            if vocabulary == 256 {
+            if vocabulary == 256 && !is_weighted {
                 coalesced(&got)?;
             }
         }
@@ -1185,6 +1200,7 @@ pub fn cross_entropy_extremes(of: &Compiled) -> Result<(), Caught> {
         A::Output(8 * n),
         A::Buffer(of.real.bytes(&logits)),
         integers(&[0, 0, 0, 0]),
+        A::Null,
         A::Int(vocabulary as u32),
         A::Int(1),
     ];

@@ -12,7 +12,7 @@ use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{
     Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, NormKind, Pass,
-    Sequence,
+    Sequence, Weigh,
 };
 
 type Done = Result<(), EngineError>;
@@ -29,20 +29,33 @@ pub struct CpuBackend<'a> {
     /// What the micro-batch continues.
     sequence: Option<&'a mut Sequence<Buffer>>,
     shape: attention::Shape,
+    /// Weighs the losses of the tokens between forward and backward.
+    pub(super) weigh: Option<Weigh<'a>>,
+    /// Cross-entropy of each token, 0 without a target; empty where training needs only their sum.
+    pub(super) losses: Vec<f64>,
     /// Sum of the cross-entropies over target tokens.
     pub(super) loss: f64,
     /// Number of target tokens.
     pub(super) targets: u64,
 }
 
-/// Runs a micro-batch. One that is predicted from continues the sequence.
+/// What a pass has besides its micro-batch.
+#[derive(Default)]
+pub struct With<'a> {
+    /// A prediction continues it.
+    pub sequence: Option<&'a mut Sequence<Buffer>>,
+    pub weigh: Option<Weigh<'a>>,
+}
+
+/// Runs a micro-batch. Also returns the losses of the tokens, where the pass keeps them.
 pub fn run(
     walk: Walk<'_>,
     store: &mut Store,
     workspace: &mut Workspace,
-    (micro_batch, sequence): (MicroBatch<'_>, Option<&mut Sequence<Buffer>>),
+    micro_batch: MicroBatch<'_>,
     pass: Pass,
-) -> Result<Accumulated, EngineError> {
+    With { sequence, weigh }: With<'_>,
+) -> Result<(Accumulated, Vec<f64>), EngineError> {
     store.begin(pass)?;
     let Workspace {
         inputs,
@@ -64,6 +77,8 @@ pub fn run(
         stashes,
         shared,
         sequence: sequence.filter(|_| pass == Pass::Prediction),
+        weigh,
+        losses: Vec::new(),
         shape: attention::Shape {
             batch: micro_batch.batch,
             seq_len: micro_batch.seq_len,
@@ -83,11 +98,12 @@ pub fn run(
     if let Some(sequence) = &mut backend.sequence {
         sequence.past += micro_batch.tokens.len();
     }
-    Ok(Accumulated {
+    let accumulated = Accumulated {
         loss: backend.loss,
         targets: backend.targets,
         squared_norm: backend.store.end(),
-    })
+    };
+    Ok((accumulated, backend.losses))
 }
 
 impl CpuBackend<'_> {

@@ -12,7 +12,7 @@ use crate::engine::walk::{Head, Slot};
 
 impl CpuBackend<'_> {
     /// Sets loss and targets of the last block's output; with `gradient` also leaves the gradient of that output in
-    /// `dx` and of the weights in the store.
+    /// `dx` and of the weights in the store. Without it, and where the losses are weighed, sets the losses of all tokens.
     pub(super) fn set_loss(&mut self, head: &Head, gradient: bool) {
         let n = self.tokens() * self.config.hidden_size;
         let last = Slot::Residual(self.config.num_hidden_layers);
@@ -28,21 +28,50 @@ impl CpuBackend<'_> {
                 self.no_gradient(head);
             }
         }
+        let weigh = self.weigh.take();
+        let weights = match weigh {
+            Some(weigh) => {
+                self.set_losses(head, &x, &rows);
+                Some(weigh(&self.losses))
+            }
+            None if gradient => None,
+            None => {
+                self.set_losses(head, &x, &rows);
+                self.buffer(last).restore(x);
+                return;
+            }
+        };
         for (chunk, rows) in rows.chunks(self.shared.head_rows).enumerate() {
             self.logits_of(head, &x, rows);
             let targets: Vec<u32> = rows.iter().map(|&row| targets[row]).collect();
-            let logits = &mut self.shared.logits[..rows.len() * self.config.vocab_size];
-            if gradient {
-                self.loss +=
-                    cross_entropy::forward_backward(logits, &targets, self.config.vocab_size);
-                self.backward(head, rows, chunk > 0);
+            let vocabulary = self.config.vocab_size;
+            let logits = &mut self.shared.logits[..rows.len() * vocabulary];
+            if let Some(weights) = &weights {
+                let weights: Vec<f32> = rows.iter().map(|&row| weights[row]).collect();
+                cross_entropy::forward_backward_weighted(logits, &targets, &weights, vocabulary);
             } else {
-                self.loss += cross_entropy::forward(logits, &targets, self.config.vocab_size);
+                let losses = cross_entropy::forward_backward(logits, &targets, vocabulary);
+                self.loss += losses.iter().sum::<f64>();
             }
+            self.backward(head, rows, chunk > 0);
         }
         self.buffer(last).restore(x);
-        if gradient {
-            self.publish();
+        self.publish();
+    }
+
+    /// Sets the losses of the `rows` of x, and their sum.
+    fn set_losses(&mut self, head: &Head, x: &[f32], rows: &[usize]) {
+        self.losses = vec![0.0; self.tokens()];
+        for rows in rows.chunks(self.shared.head_rows) {
+            self.logits_of(head, x, rows);
+            let targets = self.micro_batch.targets;
+            let targets: Vec<u32> = rows.iter().map(|&row| targets[row]).collect();
+            let logits = &mut self.shared.logits[..rows.len() * self.config.vocab_size];
+            let losses = cross_entropy::forward(logits, &targets, self.config.vocab_size);
+            self.loss += losses.iter().sum::<f64>();
+            for (&row, loss) in rows.iter().zip(losses) {
+                self.losses[row] = loss;
+            }
         }
     }
 

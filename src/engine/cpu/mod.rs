@@ -12,12 +12,13 @@ mod workspace;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::{Arena, Buffer};
+use self::backend::With;
 use self::store::Store;
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Pass, Reduced, Sequence, Strategy, Training, Unit, UnitState, Walk, cache_len, forward_only,
-    initial, layout, no_sequence,
+    Pass, Reduced, Sequence, Strategy, Training, Unit, UnitState, Walk, Weigh, cache_len,
+    forward_only, initial, layout, no_sequence,
 };
 use crate::comm::World;
 
@@ -122,7 +123,12 @@ impl CpuEngine {
     }
 
     /// Runs a micro-batch on this engine's threads with the workspace from [`CpuEngine::admit`].
-    fn run(&mut self, pass: Pass, micro_batch: MicroBatch<'_>) -> Result<Accumulated, EngineError> {
+    fn run(
+        &mut self,
+        pass: Pass,
+        micro_batch: MicroBatch<'_>,
+        weigh: Option<Weigh<'_>>,
+    ) -> Result<(Accumulated, Vec<f64>), EngineError> {
         let walk = Walk {
             config: &self.config,
             layout: &self.layout,
@@ -133,7 +139,8 @@ impl CpuEngine {
             .as_mut()
             .ok_or_else(|| EngineError::Shape("no memory was reserved".to_owned()))?;
         let sequence = self.sequence.as_mut();
-        let run = || backend::run(walk, store, workspace, (micro_batch, sequence), pass);
+        let with = With { sequence, weigh };
+        let run = || backend::run(walk, store, workspace, micro_batch, pass, with);
         self.pool.install(run)
     }
 }
@@ -161,7 +168,21 @@ impl Engine for CpuEngine {
         self.admit(micro_batch)?;
         let targets = micro_batch.target_tokens();
         let training = self.store.next(measure, (targets, last))?;
-        self.run(Pass::Training(training), micro_batch)
+        Ok(self.run(Pass::Training(training), micro_batch, None)?.0)
+    }
+
+    fn accumulate_weighed(
+        &mut self,
+        micro_batch: MicroBatch<'_>,
+        (samples, weigh): (u64, Weigh<'_>),
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError> {
+        self.trains()?;
+        self.admit(micro_batch)?;
+        let training = self.store.next(measure, (samples, last))?;
+        let pass = Pass::Training(training);
+        Ok(self.run(pass, micro_batch, Some(weigh))?.0)
     }
 
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
@@ -188,8 +209,13 @@ impl Engine for CpuEngine {
 
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
         self.admit(micro_batch)?;
-        let result = self.run(Pass::Evaluation, micro_batch)?;
+        let (result, _) = self.run(Pass::Evaluation, micro_batch, None)?;
         Ok((result.loss, result.targets))
+    }
+
+    fn losses(&mut self, micro_batch: MicroBatch<'_>) -> Result<Vec<f64>, EngineError> {
+        self.admit(micro_batch)?;
+        Ok(self.run(Pass::Evaluation, micro_batch, None)?.1)
     }
 
     fn join_evaluation(&mut self) -> Result<(), EngineError> {
@@ -212,7 +238,7 @@ impl Engine for CpuEngine {
         let sequence = self.sequence.as_ref().ok_or_else(no_sequence)?;
         for micro_batch in sequence.parts(tokens)? {
             micro_batch.check(&self.config)?;
-            self.run(Pass::Prediction, micro_batch)?;
+            self.run(Pass::Prediction, micro_batch, None)?;
         }
         let workspace = self.workspace.as_ref();
         let logits = workspace.map(|workspace| &workspace.shared.logits);

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::cublaslt::{Blas, Operand, Product};
-use super::driver::{Event, Stream};
+use super::driver::{Event, Pinned, Stream};
 use super::error::CudaError;
 use super::launches::{Enqueued, Kernels};
 use super::options::Precision;
@@ -18,7 +18,7 @@ use super::sharded::Shards;
 use super::state::{State, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Vector, Walk};
-use crate::engine::{Direction, Pass, Role, Sequence, Training};
+use crate::engine::{Direction, Pass, Role, Sequence, Training, Weigh};
 
 const F32: usize = size_of::<f32>();
 
@@ -34,7 +34,14 @@ pub struct Streams {
     pub added: Vec<Event>,
 }
 
-/// One micro-batch on its way through the model. The methods only enqueue work.
+/// What turns the losses of tokens into the factors of their gradients, between forward and backward.
+pub struct Weighing<'a> {
+    pub weigh: Weigh<'a>,
+    /// For the losses, f64 `[n]`, and then the factors, f32 `[n]`.
+    pub host: &'a mut Pinned,
+}
+
+/// One micro-batch on its way through the model. The methods only enqueue work, except where losses are weighed.
 pub struct CudaBackend<'a> {
     pub walk: Walk<'a>,
     pub pass: Pass,
@@ -51,6 +58,7 @@ pub struct CudaBackend<'a> {
     pub shape: Shape,
     /// What the micro-batch of [`Pass::Prediction`] continues.
     pub sequence: Option<&'a Sequence<u64>>,
+    pub weighing: Option<Weighing<'a>>,
 }
 
 /// The place for a unit's gradient.
@@ -291,6 +299,39 @@ impl<'a> CudaBackend<'a> {
         }
     }
 
+    /// Computes the losses of all tokens from the normed rows in `narrow`, and returns the address of the factors that the
+    /// loss gives them. Waits for the device.
+    fn weighed(&self, linear: &Linear, weighing: Weighing<'_>) -> Result<u64, CudaError> {
+        let (n, work, compute) = (self.tokens(), self.work, &self.streams.compute);
+        let hidden = self.walk.config.hidden_size;
+        for first in (0..n).step_by(work.logits_rows) {
+            let rows = work.logits_rows.min(n - first);
+            let normed = self.real_at(work.narrow, first * hidden);
+            self.product(linear, normed, (work.logits, self.precision), None, rows)?;
+            let losses = work.losses + (first * size_of::<f64>()) as u64;
+            let targets = (f32_at(work.inputs.targets, first), rows);
+            self.kernels
+                .cross_entropy(compute, losses, work.logits, targets, (false, None))?;
+        }
+        let Weighing { weigh, host } = weighing;
+        let of_losses = n * size_of::<f64>();
+        // SAFETY: the losses have these bytes; the host reads them after the copy.
+        unsafe { compute.download(host, 0, work.losses, of_losses)? };
+        match (self.peers, &self.shards) {
+            // The walk has waited for gathered weights, and a rank may be lost.
+            (Some(peers), Some(_)) => peers.synchronize_with(compute)?,
+            _ => compute.synchronize()?,
+        }
+        let mut losses = vec![0.0f64; n];
+        bytemuck::cast_slice_mut(&mut losses).copy_from_slice(&host.bytes()[..of_losses]);
+        let weights = weigh(&losses);
+        let range = of_losses..of_losses + n * F32;
+        host.bytes_mut()[range.clone()].copy_from_slice(bytemuck::cast_slice(&weights[..n]));
+        // SAFETY: the factors have these bytes, and the host does not change them until the pass is done.
+        unsafe { compute.upload(work.weights, host, range)? };
+        Ok(work.weights)
+    }
+
     fn zero_unless_added(&self, gradient: Gradient, elements: usize) -> Enqueued {
         if gradient.add {
             return Ok(());
@@ -443,13 +484,19 @@ impl Backend for CudaBackend<'_> {
 
         let normed = (work.narrow, work.head_statistics);
         kernels.norm_forward(compute, normed, x, norm_weights, n)?;
+        let weights = match self.weighing.take() {
+            Some(weighing) => Some(self.weighed(linear, weighing)?),
+            None => None,
+        };
+        let (kernels, compute) = (self.kernels, &self.streams.compute);
         for first in (0..n).step_by(work.logits_rows) {
             let rows = work.logits_rows.min(n - first);
             let normed = self.real_at(work.narrow, first * hidden);
             self.product(linear, normed, (work.logits, self.precision), None, rows)?;
             let losses = work.losses + (first * size_of::<f64>()) as u64;
             let targets = (f32_at(work.inputs.targets, first), rows);
-            kernels.cross_entropy(compute, losses, work.logits, targets, gradient)?;
+            let weights = weights.map(|weights| f32_at(weights, first));
+            kernels.cross_entropy(compute, losses, work.logits, targets, (gradient, weights))?;
             if gradient {
                 // The weights' gradient first, then that of the norm's output in place of the output.
                 let dw = self.gradient(linear.unit).part(&linear.weights);

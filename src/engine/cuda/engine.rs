@@ -7,7 +7,7 @@ use cpu_kernels::{adamw::Factors, rope};
 use half::bf16;
 
 use super::arena::{Bump, Slab, bytes_of};
-use super::backend::{CudaBackend, Streams};
+use super::backend::{CudaBackend, Streams, Weighing};
 use super::compiler::Compiler;
 use super::cublaslt::Blas;
 use super::driver::{Device, Event, Graph, Pinned};
@@ -23,8 +23,8 @@ use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
-    ModelConfig, Pass, Reduced, Sequence, Step, Strategy, UnitState, Walk, cache_len, forward_only,
-    initial, layout, no_sequence, no_worker_gradient, part,
+    ModelConfig, Pass, Reduced, Sequence, Step, Strategy, UnitState, Walk, Weigh, cache_len,
+    forward_only, initial, layout, no_sequence, no_worker_gradient, part,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -66,6 +66,8 @@ struct Reserved {
     slab: Slab<Workspace>,
     /// Pinned memory from which [`Workspace::inputs`] are sent.
     inputs: Pinned,
+    /// For the losses of the tokens and their factors, once losses are weighed.
+    weighing: Option<Pinned>,
 }
 
 impl CudaEngine {
@@ -274,15 +276,21 @@ impl CudaEngine {
             capacity,
             slab,
             inputs,
+            weighing: None,
         });
         self.peak = self.peak.max(self.used());
         Ok(())
     }
 
     /// Sends a micro-batch to the device, runs the pass and returns its results.
-    fn run(&mut self, pass: Pass, micro_batch: MicroBatch<'_>) -> Result<Scalars, EngineError> {
+    fn run(
+        &mut self,
+        pass: Pass,
+        micro_batch: MicroBatch<'_>,
+        weigh: Option<Weigh<'_>>,
+    ) -> Result<Scalars, EngineError> {
         let shape = self.admit(micro_batch)?;
-        let scalars = self.run_admitted(pass, shape, micro_batch);
+        let scalars = self.run_admitted(pass, shape, micro_batch, weigh);
         if scalars.is_err() {
             // A part of the pass may be enqueued, and the next one changes its inputs.
             self.settle();
@@ -302,11 +310,17 @@ impl CudaEngine {
         pass: Pass,
         shape: Shape,
         micro_batch: MicroBatch<'_>,
+        weigh: Option<Weigh<'_>>,
     ) -> Result<Scalars, EngineError> {
         let reserved = self.reserved.as_mut().ok_or_else(nothing_reserved)?;
         let (inputs, scalars) = (reserved.slab.at.inputs, reserved.slab.at.scalars);
         let (bytes, unmoved) = (reserved.inputs.bytes_mut(), self.config.padding_token());
-        inputs.fill(bytes, micro_batch, self.step.targets, unmoved);
+        inputs.fill(
+            bytes,
+            micro_batch,
+            [self.step.latest, self.step.targets],
+            unmoved,
+        );
         // SAFETY: the pinned memory has the size of the inputs, and changes only after the next
         // synchronisation.
         unsafe {
@@ -317,13 +331,15 @@ impl CudaEngine {
         let last = pass.training().is_some_and(|training| training.last);
         let collective = self.sharding.is_some() || last && self.peers.is_some();
         // Each token of a sequence would be a graph of its own.
-        if self.options.no_graphs || collective || pass == Pass::Prediction {
-            self.walk(pass, shape)?;
+        if let Some(weigh) = weigh {
+            self.walk_weighing(pass, shape, weigh)?;
+        } else if self.options.no_graphs || collective || pass == Pass::Prediction {
+            self.walk(pass, shape, None)?;
         } else {
             let graph = match self.graphs.remove(&(pass, shape)) {
                 // The first launch of a kernel may load its code, which a capture may refuse.
                 None => {
-                    self.walk(pass, shape)?;
+                    self.walk(pass, shape, None)?;
                     None
                 }
                 Some(graph) => {
@@ -352,14 +368,47 @@ impl CudaEngine {
 
     fn capture(&self, pass: Pass, shape: Shape) -> Result<Graph, EngineError> {
         self.streams.compute.begin_capture()?;
-        let walked = self.walk(pass, shape);
+        let walked = self.walk(pass, shape, None);
         // A failed capture is ended too, so that the stream is usable again.
         let graph = self.streams.compute.end_capture();
         walked?;
         Ok(graph?)
     }
 
-    fn walk(&self, pass: Pass, shape: Shape) -> Result<(), EngineError> {
+    /// A walk that stops between forward and backward, where the host weighs the losses: no graph.
+    fn walk_weighing(
+        &mut self,
+        pass: Pass,
+        shape: Shape,
+        weigh: Weigh<'_>,
+    ) -> Result<(), EngineError> {
+        let reserved = self.reserved.as_mut().ok_or_else(nothing_reserved)?;
+        let bytes = reserved.capacity.tokens * (size_of::<f64>() + size_of::<f32>());
+        let mut host = match reserved.weighing.take() {
+            Some(host) => host,
+            None => self.device.pinned(bytes, "the losses of tokens")?,
+        };
+        let weighing = Weighing {
+            weigh,
+            host: &mut host,
+        };
+        let walked = self.walk(pass, shape, Some(weighing));
+        if walked.is_err() {
+            // The factors may still be on their way to the device.
+            self.settle();
+        }
+        if let Some(reserved) = &mut self.reserved {
+            reserved.weighing = Some(host);
+        }
+        walked
+    }
+
+    fn walk(
+        &self,
+        pass: Pass,
+        shape: Shape,
+        weighing: Option<Weighing<'_>>,
+    ) -> Result<(), EngineError> {
         let mut backend = CudaBackend {
             walk: Walk {
                 config: &self.config,
@@ -378,6 +427,7 @@ impl CudaEngine {
             sequence: (self.sequence.as_ref())
                 .filter(|_| pass == Pass::Prediction)
                 .map(|sequence| &sequence.at),
+            weighing,
         };
         Ok(backend.run()?)
     }
@@ -546,6 +596,40 @@ impl CudaEngine {
         Ok(())
     }
 
+    /// Adds the gradient of a micro-batch that counts as `count` target tokens or samples.
+    fn accumulate_counted(
+        &mut self,
+        micro_batch: MicroBatch<'_>,
+        (count, weigh): (u64, Option<Weigh<'_>>),
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError> {
+        let scatters = self.state.at.share.scatters();
+        let keeps = Keeps {
+            whole: !scatters,
+            measure: self.options.measure,
+        };
+        let training = self.step.begin(keeps, measure, (count, last))?;
+        let pass = Pass::Training(training);
+        let scalars = self.checked(|engine| engine.run(pass, micro_batch, weigh))?;
+        self.step.end();
+        let own = if last && !training.apart {
+            scalars.whole
+        } else {
+            scalars.own
+        };
+        self.squared_norm = if scatters {
+            training.measured.then_some(own)
+        } else {
+            last.then_some(scalars.whole)
+        };
+        Ok(Accumulated {
+            loss: scalars.loss,
+            targets: micro_batch.target_tokens(),
+            squared_norm: measure.micro_batches.then_some(own),
+        })
+    }
+
     fn clear(&mut self) {
         self.step = Step::default();
         self.squared_norm = None;
@@ -573,29 +657,18 @@ impl Engine for CudaEngine {
     ) -> Result<Accumulated, EngineError> {
         self.trains()?;
         let targets = micro_batch.target_tokens();
-        let scatters = self.state.at.share.scatters();
-        let keeps = Keeps {
-            whole: !scatters,
-            measure: self.options.measure,
-        };
-        let training = self.step.begin(keeps, measure, (targets, last))?;
-        let scalars = self.checked(|engine| engine.run(Pass::Training(training), micro_batch))?;
-        self.step.end();
-        let own = if last && !training.apart {
-            scalars.whole
-        } else {
-            scalars.own
-        };
-        self.squared_norm = if scatters {
-            training.measured.then_some(own)
-        } else {
-            last.then_some(scalars.whole)
-        };
-        Ok(Accumulated {
-            loss: scalars.loss,
-            targets,
-            squared_norm: measure.micro_batches.then_some(own),
-        })
+        self.accumulate_counted(micro_batch, (targets, None), measure, last)
+    }
+
+    fn accumulate_weighed(
+        &mut self,
+        micro_batch: MicroBatch<'_>,
+        (samples, weigh): (u64, Weigh<'_>),
+        measure: Measure,
+        last: bool,
+    ) -> Result<Accumulated, EngineError> {
+        self.trains()?;
+        self.accumulate_counted(micro_batch, (samples, Some(weigh)), measure, last)
     }
 
     /// A rank without micro-batches takes part in the gathers and reductions of a sharded model. If every rank
@@ -693,8 +766,19 @@ impl Engine for CudaEngine {
     }
 
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {
-        let scalars = self.checked(|engine| engine.run(Pass::Evaluation, micro_batch))?;
+        let pass = Pass::Evaluation;
+        let scalars = self.checked(|engine| engine.run(pass, micro_batch, None))?;
         Ok((scalars.loss, micro_batch.target_tokens()))
+    }
+
+    fn losses(&mut self, micro_batch: MicroBatch<'_>) -> Result<Vec<f64>, EngineError> {
+        let mut losses = vec![0.0; micro_batch.tokens.len()];
+        self.checked(|engine| {
+            engine.run(Pass::Evaluation, micro_batch, None)?;
+            let from = engine.work()?.losses;
+            engine.download_bytes(from, bytemuck::cast_slice_mut(&mut losses))
+        })?;
+        Ok(losses)
     }
 
     fn join_evaluation(&mut self) -> Result<(), EngineError> {
@@ -727,7 +811,7 @@ impl Engine for CudaEngine {
     fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         let sequence = self.sequence.as_ref().ok_or_else(no_sequence)?;
         for micro_batch in sequence.at.parts(tokens)? {
-            self.checked(|engine| engine.run(Pass::Prediction, micro_batch))?;
+            self.checked(|engine| engine.run(Pass::Prediction, micro_batch, None))?;
             if let Some(sequence) = &mut self.sequence {
                 sequence.at.past += micro_batch.tokens.len();
             }

@@ -434,19 +434,20 @@ impl Kernels {
     }
 
     /// Cross-entropies, f64 `[n]`, of logits, real `[n, vocabulary]`. With `gradient` the logits are replaced
-    /// by the gradient of the sum.
+    /// by the gradient of the sum, by row times `weights`, f32 `[n]`, if there are any.
     pub fn cross_entropy(
         &self,
         stream: &Stream,
         losses: u64,
         logits: u64,
         (targets, n): (u64, usize),
-        gradient: bool,
+        (gradient, weights): (bool, Option<u64>),
     ) -> Enqueued {
         let arguments = [
             Address(losses),
             Address(logits),
             Address(targets),
+            Address(weights.unwrap_or(0)),
             int(self.vocabulary),
             Int(i32::from(gradient)),
         ];
@@ -502,7 +503,7 @@ impl Kernels {
         let mut arguments = vec![Address(attended), Address(qkv), Address(cache)];
         arguments.extend(shape);
         arguments.push(window.map_or(Int(i32::MAX), int));
-        self.launch(stream, "attention_cached", grid(n * heads, 128), &arguments)
+        self.launch(stream, "cached_attention", grid(n * heads, 128), &arguments)
     }
 
     /// From the gradient of attention's output in [`Workspace::narrow`] to that of queries, keys and values in

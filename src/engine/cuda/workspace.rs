@@ -61,6 +61,8 @@ pub struct Workspace {
     pub logits_rows: usize,
     /// Cross-entropies, f64 `[n]`.
     pub losses: u64,
+    /// Factors of their gradients, f32 `[n]`, where a loss weighs them.
+    pub weights: u64,
     /// Partial sums of squared norms, f64: of the micro-batch's gradient, of the step's, and of the step's over
     /// all ranks.
     pub square_partials: [u64; 3],
@@ -180,6 +182,7 @@ impl Workspace {
             logits: bump.take(logits_rows * config.vocab_size, real),
             logits_rows,
             losses: bump.take(n, size_of::<f64>()),
+            weights: bump.f32(n),
             square_partials: [(); 3].map(|()| bump.take(PARTIALS, size_of::<f64>())),
             scalars: bump.take(Scalars::BYTES, 1),
             reduced_norm: bump.take(1, size_of::<f64>()),
@@ -210,13 +213,13 @@ impl Inputs {
         }
     }
 
-    /// Writes a micro-batch to `bytes`, the host's copy of the inputs. `targets` are the step's target tokens
-    /// so far. The embedding of the token `unmoved` has no gradient: it is not among the distinct ones.
+    /// Writes a micro-batch to `bytes`, the host's copy of the inputs. `counts` are its target tokens, or samples, and the
+    /// step's so far. The embedding of the token `unmoved` has no gradient: it is not among the distinct ones.
     pub fn fill(
         &self,
         bytes: &mut [u8],
         micro_batch: MicroBatch<'_>,
-        targets: u64,
+        counts: [u64; 2],
         unmoved: Option<u32>,
     ) {
         let tokens = micro_batch.tokens;
@@ -241,7 +244,7 @@ impl Inputs {
                 0.0
             }
         };
-        let factors = [micro_batch.target_tokens(), targets].map(|n| inverse(n).to_bits());
+        let factors = counts.map(|n| inverse(n).to_bits());
         for (address, values) in [
             (self.tokens, tokens),
             (self.targets, micro_batch.targets),

@@ -18,6 +18,8 @@ macro_rules! contract_tests {
             padding_does_not_reach_the_tokens_before_it,
             nan_in_the_weights_reaches_loss_and_norm,
             a_sequence_predicts_what_a_micro_batch_does,
+            losses_are_those_of_the_tokens,
+            weighed_losses_have_the_gradients_of_their_rows,
             gradients_agree_with_finite_differences,
             accumulation_equals_one_large_micro_batch,
             norms_match_the_gradients,
@@ -150,6 +152,59 @@ pub fn a_sequence_predicts_what_a_micro_batch_does(new: New) {
         assert!(engine.append(&[1; 6]).is_err(), "more than was reserved");
         assert!(engine.append(&[]).is_err());
         assert!(engine.append(&[30]).is_err(), "not in the vocabulary");
+    }
+}
+
+pub fn losses_are_those_of_the_tokens(new: New) {
+    for config in [config(), tied()] {
+        let mut engine = new(config);
+        let batch = Batch::new(3, 20);
+        let losses = engine.losses(batch.micro_batch()).unwrap();
+        let (sum, _) = engine.evaluate(batch.micro_batch()).unwrap();
+        assert!((losses.iter().sum::<f64>() - sum).abs() < 1e-9 * sum);
+        for (loss, &target) in losses.iter().zip(&batch.targets) {
+            assert_eq!(*loss == 0.0, target == IGNORE);
+        }
+        for row in 0..3 {
+            let (of_row, _) = engine.evaluate(batch.part(row, row + 1)).unwrap();
+            let sum: f64 = losses[row * 20..(row + 1) * 20].iter().sum();
+            assert!((sum - of_row).abs() < 1e-5 * of_row, "{sum} {of_row}");
+        }
+    }
+}
+
+pub fn weighed_losses_have_the_gradients_of_their_rows(new: New) {
+    for config in [config(), tied(), plain()] {
+        let mut engine = new(config);
+        let batch = Batch::new(3, 20);
+        let engine = engine.as_mut();
+        let expected_losses = engine.losses(batch.micro_batch()).unwrap();
+        let (plain_loss, plain) = gradient_of(engine, batch.micro_batch());
+        let weighed = |engine: &mut dyn Engine, weights: [f32; 3]| {
+            let weigh = |losses: &[f64]| {
+                assert_eq!(losses, expected_losses);
+                (0..losses.len()).map(|i| weights[i / 20]).collect()
+            };
+            let weigh: Weigh = Box::new(weigh);
+            let got = engine
+                .accumulate_weighed(batch.micro_batch(), (3, weigh), NOTHING, true)
+                .unwrap();
+            assert!((got.loss - plain_loss).abs() < 1e-9 * plain_loss);
+            take_gradient(engine)
+        };
+        // The same kernels and the same order.
+        assert_eq!(weighed(engine, [1.0; 3]), plain);
+        let weights = [0.5, -2.0, 0.0];
+        let mut sum: Vec<Vec<f32>> = plain.iter().map(|unit| vec![0.0; unit.len()]).collect();
+        for (row, weight) in weights.into_iter().enumerate() {
+            let (_, of_row) = gradient_of(engine, batch.part(row, row + 1));
+            for (sum, of_row) in sum.iter_mut().zip(&of_row) {
+                for (sum, element) in sum.iter_mut().zip(of_row) {
+                    *sum += weight * element;
+                }
+            }
+        }
+        assert_close(&sum, &weighed(engine, weights), 1e-4);
     }
 }
 

@@ -3,7 +3,9 @@
 pub mod contract;
 pub mod reference;
 
-use super::{Activation, AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind};
+use super::{
+    Activation, AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind, Weigh,
+};
 
 /// A tiny model with grouped queries.
 pub fn config() -> ModelConfig {

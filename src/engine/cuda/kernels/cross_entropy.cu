@@ -46,14 +46,14 @@ struct Exponentials {
 
 struct Gradient {
     real *row;
-    float shift, inverse;
+    float shift, inverse, weight;
     int target;
 
     template <int N> __device__ __forceinline__ void at(int i) {
         float v[N];
         load(v, row + i);
         for (int j = 0; j < N; j++) {
-            v[j] = expf(v[j] - shift) * inverse - (i + j == target ? 1.0f : 0.0f);
+            v[j] = expf(v[j] - shift) * inverse - (i + j == target ? weight : 0.0f);
         }
         store(row + i, v);
     }
@@ -69,9 +69,11 @@ struct Zero {
 };
 
 // A row whose target is IGNORE has the loss 0. If gradient is not 0, replaces the logits by the gradient of the
-// rows' summed loss: softmax(logits) − the target's unit vector, or 0 for a row with IGNORE.
+// rows' summed loss: softmax(logits) − the target's unit vector, or 0 for a row with IGNORE. weights: f32, [n], factors of
+// the gradient of each row, or null for 1.
 extern "C" __global__ void __launch_bounds__(1024)
-cross_entropy(double *losses, real *logits, const unsigned *targets, int vocabulary, int gradient) {
+cross_entropy(double *losses, real *logits, const unsigned *targets, const float *weights, int vocabulary,
+              int gradient) {
     unsigned target = targets[blockIdx.x];
     real *row = logits + (size_t)blockIdx.x * vocabulary;
     if (target == IGNORE) {
@@ -88,7 +90,9 @@ cross_entropy(double *losses, real *logits, const unsigned *targets, int vocabul
     if (threadIdx.x == 0) {
         losses[blockIdx.x] = log((double)sum) + ((double)shift - (double)chosen);
     }
-    if (gradient) over_row(row, vocabulary, Gradient{row, shift, 1 / sum, (int)target});
+    if (!gradient) return;
+    float weight = weights ? weights[blockIdx.x] : 1;
+    over_row(row, vocabulary, Gradient{row, shift, weight / sum, weight, (int)target});
 }
 
 // *total += Σ losses, [n], in an order that depends on n only.

@@ -45,7 +45,7 @@ pub const SOURCES: [Kernels; 12] = [
     kernels!("bias.cu": "add_bias", "add_bias_to_sum", "row_sums"),
     kernels!("head_norms.cu": "head_norms_forward", "head_norms_backward"),
     kernels!("rope.cu": "rope"),
-    kernels!("attention_cached.cu": "fill_cache", "attention_cached"),
+    kernels!("cached_attention.cu": "fill_cache", "cached_attention"),
     kernels!(
         "mlp.cu": "gated_silu_forward", "gated_silu_backward", "gated_gelu_tanh_forward",
         "gated_gelu_tanh_backward", "gated_gelu_forward", "gated_gelu_backward", "plain_silu_forward",

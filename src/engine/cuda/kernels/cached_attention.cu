@@ -10,7 +10,7 @@
 // | kernel           | grid      | threads | what it does                                          |
 // |------------------|-----------|---------|-------------------------------------------------------|
 // | fill_cache       | n         | 256     | puts the keys and values of qkv behind the past rows  |
-// | attention_cached | n × heads | 128     | reads the cache, which fill_cache has filled          |
+// | cached_attention | n × heads | 128     | reads the cache, which fill_cache has filled          |
 //
 // A warp takes every fourth key; its lanes own the columns of a head. Sums have a fixed order.
 
@@ -36,7 +36,7 @@ fill_cache(real *cache, const real *qkv, int heads, int kv_heads, int past) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-attention_cached(real *attended, const real *qkv, const real *cache, int heads, int kv_heads, int past, int window) {
+cached_attention(real *attended, const real *qkv, const real *cache, int heads, int kv_heads, int past, int window) {
     __shared__ float maxima[WARPS], sums[WARPS], results[WARPS][HEAD_DIM];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int head = blockIdx.x % heads, token = blockIdx.x / heads, key_head = head / (heads / kv_heads);
