@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::dataset::{INDEX, Store};
 use super::encode::{Encoder, Outcome, Piece};
 use super::error::DataError;
+use super::kind::Kind;
 use super::manifest::PartRecord;
 use super::pack::{IndexWriter, SampleWriter, Summary, Token, token_width};
 use super::read::{self, Content};
@@ -37,7 +38,15 @@ pub(super) fn build(
     let data = encoder.request.data;
     let mut builder = Builder {
         encoder,
-        writer: SampleWriter::create(directory, width, data.sequence_length, data.extra_token)?,
+        writer: match encoder.request.kind() {
+            Kind::Text => {
+                SampleWriter::create(directory, width, data.sequence_length, data.extra_token)?
+            }
+            kind => {
+                let longest = kind.longest(encoder.request.row_limit());
+                SampleWriter::create(directory, width, longest, false)?
+            }
+        },
         meter,
         pieces: Vec::new(),
         bytes: 0,
@@ -145,6 +154,11 @@ impl<'a> Builder<'a, '_> {
         match outcome {
             Outcome::Empty => self.writer.skipped.empty += 1,
             Outcome::WithoutAnswer => self.writer.skipped.without_answer += 1,
+            Outcome::WithoutTargets => self.writer.skipped.without_targets += 1,
+            Outcome::Preference { tokens, is_cut } => {
+                self.writer.skipped.truncated += u64::from(is_cut);
+                self.writer.document(tokens)?;
+            }
             Outcome::Tokens(tokens) if packing || are_ids => {
                 // Token ids do not mark documents, so they are always cut like packed ones.
                 if !packing && piece.starts {

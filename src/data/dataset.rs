@@ -16,10 +16,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::error::DataError;
+use super::kind::Kind;
 use super::manifest::{FileRecord, Manifest, PartRecord};
 use super::request::Stopped;
 use super::synthetic::Language;
 use crate::engine::IGNORE;
+use crate::samples::Digest;
 use crate::util::input;
 
 /// The padded columns of a micro-batch are a multiple of this, for the kernels' speed.
@@ -36,14 +38,35 @@ pub struct Collated {
     pub tokens: Vec<u32>,
     /// Next-token targets, `[batch, seq_len]`; [`IGNORE`] carries no loss.
     pub targets: Vec<u32>,
+    /// Number of rows.
     pub batch: usize,
+    /// Number of samples, of one or several rows each.
+    samples: usize,
     /// Tokens per padded row.
     pub seq_len: usize,
     /// Columns of each row before the padding.
     lengths: Vec<usize>,
+    /// Whether the completion of each row is desirable, if the data has labels.
+    pub labels: Vec<bool>,
 }
 
 impl Collated {
+    /// The digest of a sample, which is at this position of the global order: of its rows, and of its label.
+    pub fn digest(&self, sample: usize, position: u64) -> Digest {
+        let rows = self.batch / self.samples;
+        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+        for row in sample * rows..(sample + 1) * rows {
+            let (of_row, targets_of_row) = self.row(row);
+            tokens.extend(of_row);
+            targets.extend(targets_of_row);
+        }
+        if let Some(&label) = self.labels.get(sample) {
+            tokens.push(u32::from(label));
+            targets.push(u32::from(label));
+        }
+        Digest::of(position, &tokens, &targets, IGNORE)
+    }
+
     /// Tokens and targets of a row without its padding, so that they do not depend on the other rows.
     pub fn row(&self, row: usize) -> (&[u32], &[u32]) {
         let start = row * self.seq_len;
@@ -56,6 +79,7 @@ impl Collated {
 #[derive(Debug)]
 pub struct Dataset {
     sequence_length: usize,
+    kind: Kind,
     /// Counts of this part.
     pub(super) record: PartRecord,
     source: Source,
@@ -94,6 +118,7 @@ impl Dataset {
         };
         Ok(Dataset {
             sequence_length: manifest.sequence_length as usize,
+            kind: manifest.kind,
             record,
             source,
         })
@@ -126,13 +151,28 @@ impl Dataset {
         }
     }
 
-    /// Collates samples into one micro-batch, padded on the right to the longest of them. The width is
+    /// What a sample is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The rows of a sample, and its label if it has one.
+    pub fn rows(&self, index: u64) -> Result<(Vec<Sample>, Option<bool>), DataError> {
+        Ok(rows(self.sample(index)?, self.kind))
+    }
+
+    /// Collates the rows of samples into one micro-batch, padded on the right to the longest of them. The width is
     /// rounded up to a multiple of 8 columns, but never exceeds the sequence length.
     pub fn collate(&self, indices: impl IntoIterator<Item = u64>) -> Result<Collated, DataError> {
-        let samples: Vec<Sample> = indices
-            .into_iter()
-            .map(|index| self.sample(index))
-            .collect::<Result<_, _>>()?;
+        let mut samples = Vec::new();
+        let mut labels = Vec::new();
+        let mut count = 0;
+        for index in indices {
+            count += 1;
+            let (rows, label) = self.rows(index)?;
+            samples.extend(rows);
+            labels.extend(label);
+        }
         let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len() - 1).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let seq_len = longest.next_multiple_of(COLUMNS);
@@ -152,9 +192,33 @@ impl Dataset {
             tokens,
             targets,
             batch: samples.len(),
+            samples: count,
             seq_len,
             lengths,
+            labels,
         })
+    }
+}
+
+/// The rows of a sample, and its label.
+pub(super) fn rows(mut sample: Sample, kind: Kind) -> (Vec<Sample>, Option<bool>) {
+    match kind {
+        Kind::Text => (vec![sample], None),
+        Kind::Labelled => {
+            sample.loss_mask.pop();
+            let label = sample.tokens.pop();
+            (vec![sample], Some(label == Some(1)))
+        }
+        Kind::Pair => {
+            let mut marks = sample.loss_mask.windows(2);
+            let border = marks.position(|pair| pair == [true, false]);
+            let at = border.map_or(sample.tokens.len(), |border| border + 1);
+            let rejected = Sample {
+                tokens: sample.tokens.split_off(at),
+                loss_mask: sample.loss_mask.split_off(at),
+            };
+            (vec![sample, rejected], None)
+        }
     }
 }
 

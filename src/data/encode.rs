@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::chat::{ChatError, ChatTemplate};
 use super::error::DataError;
+use super::kind::Kind;
 use super::pack::Token;
+use super::preference::{self, Preference};
 use super::read::{Content, Document, Reading};
-use super::record::{Fault, Record, parse_json};
+use super::record::{Fault, Record, Turns, check_messages, parse_json};
 use super::request::PrepareRequest;
 use super::tokenizer::Tokenizer;
 
@@ -26,6 +28,10 @@ pub(super) struct Piece<'a> {
 pub(super) enum Outcome {
     /// Tokens of a document or of a piece.
     Tokens(Vec<Token>),
+    /// A pair of rows, or a row with its label, of which rows were cut or not.
+    Preference { tokens: Vec<Token>, is_cut: bool },
+    /// No token of a completion is left after the cut.
+    WithoutTargets,
     /// The document has no text.
     Empty,
     /// The conversation has no answer.
@@ -47,6 +53,7 @@ impl<'a> Encoder<'a> {
         Reading {
             packing: self.request.data.packing,
             vocabulary_size: self.tokenizer.vocabulary_size,
+            kind: self.request.kind(),
             stopped: self.request.stopped,
         }
     }
@@ -55,6 +62,21 @@ impl<'a> Encoder<'a> {
         let columns = piece.columns;
         let place = &piece.document.place;
         let fault = |fault: Fault| DataError::record(place, fault.problem, fault.help);
+        let kind = self.request.kind();
+        if kind != Kind::Text {
+            let row = match &piece.document.content {
+                Content::Json(line) => parse_json(line),
+                Content::Row(row) => Ok(row.clone()),
+                Content::Text(_) | Content::Ids(_) => Err(Fault::new(
+                    "preferences are rows with columns",
+                    "give JSONL or Parquet",
+                )),
+            };
+            let preference = row.and_then(|row| Preference::from_row(row, columns, kind));
+            return preference
+                .and_then(|preference| self.preference(preference))
+                .map_err(fault);
+        }
         let record = match &piece.document.content {
             Content::Ids(ids) => return Ok(Outcome::Tokens(all_targets(ids))),
             Content::Text(text) => return self.text(text, piece.starts, piece.ends).map_err(fault),
@@ -146,12 +168,8 @@ impl<'a> Encoder<'a> {
 
     fn chat(&self, messages: &[serde_json::Value], first: usize) -> Result<Outcome, Fault> {
         self.saw_chat.store(true, Ordering::Relaxed);
-        let failed = |error: ChatError| {
-            let help = error.help(&self.template_key(), &self.answers_key());
-            Fault::new(error.to_string(), help)
-        };
-        let template = self.template.as_ref();
-        let template = template.map_err(|error| failed(error.clone()))?;
+        let failed = |error: ChatError| self.failed(&error);
+        let template = self.template.as_ref().map_err(|error| self.failed(error))?;
         // Messages before the first answer are a prompt that is apart from its completion.
         let only = match first {
             0 => self.request.answers_only(),
@@ -172,6 +190,89 @@ impl<'a> Encoder<'a> {
         let tokens = self.spans(&conversation.text, &conversation.answers)?;
         self.refuse_long_prompt(&tokens)?;
         Ok(Outcome::Tokens(tokens))
+    }
+
+    /// A completion begins where the tokens of its prompt end. If these are not the beginning of the whole row's, because
+    /// tokens merge at the border or the template renders the prompt differently alone, it begins where they differ, in both
+    /// rows of a pair (TRL 1.16, `DPOTrainer._prepare_dataset`).
+    fn preference(&self, preference: Preference) -> Result<Outcome, Fault> {
+        let (prompt, completions, label) = match preference {
+            Preference::Pair {
+                prompt,
+                chosen,
+                rejected,
+            } => (prompt, vec![chosen, rejected], None),
+            Preference::Labelled {
+                prompt,
+                completion,
+                is_desirable,
+            } => (prompt, vec![completion], Some(is_desirable)),
+        };
+        let of_prompt = self.ids(&prompt, None)?;
+        let wholes = completions
+            .iter()
+            .map(|completion| self.ids(&prompt, Some(completion)));
+        let wholes: Vec<Vec<u32>> = wholes.collect::<Result<_, _>>()?;
+        let common = wholes.iter().map(|whole| {
+            let both = of_prompt.iter().zip(whole);
+            both.take_while(|(one, other)| one == other).count()
+        });
+        let border = common.min().unwrap_or(0);
+        let most = self.request.row_limit();
+        let mut tokens = Vec::new();
+        for whole in &wholes {
+            let (prompt, completion) = whole.split_at(border);
+            match preference::row(prompt, completion, most) {
+                Some(row) => {
+                    self.refuse_long_prompt(&row)?;
+                    tokens.extend(row);
+                }
+                None => return Ok(Outcome::WithoutTargets),
+            }
+        }
+        tokens.extend(label.map(|is_desirable| Token {
+            id: u32::from(is_desirable),
+            target: false,
+        }));
+        Ok(Outcome::Preference {
+            tokens,
+            is_cut: wholes.iter().any(|whole| whole.len() as u64 > most),
+        })
+    }
+
+    /// The ids of a prompt, or of a prompt with its completion.
+    fn ids(&self, prompt: &Turns, completion: Option<&Turns>) -> Result<Vec<u32>, Fault> {
+        match (prompt, completion) {
+            (Turns::Text(prompt), completion) => {
+                let mut tokens = all_targets(&self.tokenizer.start);
+                match completion {
+                    Some(Turns::Text(completion)) => {
+                        tokens.extend(self.whole(&format!("{prompt}{completion}"))?);
+                        self.end(&mut tokens);
+                    }
+                    _ => tokens.extend(self.whole(prompt)?),
+                }
+                Ok(tokens.into_iter().map(|token| token.id).collect())
+            }
+            (Turns::Chat(prompt), completion) => {
+                self.saw_chat.store(true, Ordering::Relaxed);
+                let mut messages = prompt.clone();
+                if let Some(Turns::Chat(completion)) = completion {
+                    messages.extend(completion.iter().cloned());
+                    check_messages(&messages)?;
+                }
+                let template = self.template.as_ref().map_err(|error| self.failed(error))?;
+                let text = template
+                    .render(&messages, completion.is_none())
+                    .map_err(|error| self.failed(&error))?;
+                self.tokenizer.encode(&text).map_err(cannot_encode)
+            }
+        }
+    }
+
+    fn failed(&self, error: &ChatError) -> Fault {
+        let help = error.help(&self.template_key(), &self.answers_key());
+        Fault::new(error.to_string(), help)
     }
 
     /// Refuses a prompt that upstream would cut: the tokens before the last answer. HALOs counts every turn as if it were

@@ -12,6 +12,7 @@ use crate::util::durable::{FileError, write_atomically};
 use crate::util::input::{self, STATE_BYTES};
 
 use super::error::DataError;
+use super::kind::Kind;
 use super::request::{Stopped, check_stopped};
 
 /// The manifest's file name.
@@ -35,6 +36,9 @@ pub struct Manifest {
     pub sequence_length: u64,
     /// Whether documents were concatenated and cut.
     pub packing: bool,
+    /// What a sample is.
+    #[serde(default, skip_serializing_if = "Kind::is_text")]
+    pub kind: Kind,
     /// The tokenizer's name, for people.
     pub tokenizer: String,
     /// Number of token ids of the tokenizer or the language.

@@ -85,6 +85,7 @@ pub fn few_rows(request: &PrepareRequest<'_>) -> Option<u64> {
     let reading = Reading {
         packing: false,
         vocabulary_size: u64::MAX,
+        kind: request.kind(),
         stopped: request.stopped,
     };
     let (mut bytes, mut rows) = (0, 0);

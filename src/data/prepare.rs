@@ -11,6 +11,7 @@ use super::check_vocabulary;
 use super::dataset::{EVALUATION, Store, TRAIN};
 use super::encode::Encoder;
 use super::error::DataError;
+use super::kind::Kind;
 use super::manifest::{Manifest, PartRecord};
 use super::pack::Summary;
 use super::publish::Draft;
@@ -74,12 +75,17 @@ pub fn prepare(
     }
     if !matches!(
         request.objective,
-        Objective::LanguageModelling | Objective::Sft
+        Objective::LanguageModelling
+            | Objective::Sft
+            | Objective::Dpo
+            | Objective::Orpo
+            | Objective::Simpo
+            | Objective::Kto
     ) {
         return Err(request.setting(
             "objective",
-            "preference pairs and rewards cannot be read from data",
-            "choose language-modelling or sft",
+            "prompts for generation and rewards cannot be read from data",
+            "choose language-modelling, sft, dpo, kto, orpo or simpo",
         ));
     }
     let sources = sources::resolve(request)?;
@@ -181,11 +187,15 @@ fn prepare_files(
     if !data.extra_token {
         identity["extra_token"] = json!(false);
     }
+    if request.kind() != Kind::Text {
+        identity["kind"] = json!(request.kind());
+    }
     if let Some(most) = data.max_prompt_length {
         identity["max_prompt_length"] = json!(most);
     }
     let mut manifest = Manifest {
         packing: data.packing,
+        kind: request.kind(),
         tokenizer: tokenizer.name.clone(),
         vocabulary_size,
         sources: trained.into_iter().chain(evaluated).collect(),

@@ -6,6 +6,8 @@ use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use super::kind::Kind;
+
 /// The content of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Record {
@@ -38,34 +40,46 @@ impl Fault {
     }
 }
 
-/// The columns with the content: one with text or messages, depending on its type, or prompt and completion, each text or
-/// messages. They are those that the recipe lists, or known ones among `available` if it lists none.
-/// `messages` has priority over `prompt` and `completion`, and those over `text`.
-pub(super) fn choose_columns(listed: &[String], available: &[&str]) -> Result<Vec<String>, Fault> {
+/// The columns with the content, each a text or messages: those that the recipe lists, or known ones of this kind of sample
+/// among `available` if it lists none, the first of [`Kind::columns`].
+pub(super) fn choose_columns(
+    listed: &[String],
+    available: &[&str],
+    kind: Kind,
+) -> Result<Vec<String>, Fault> {
     let named = |name: &str| match listed {
         [] => available.contains(&name),
         _ => listed.iter().any(|column| column == name),
     };
-    let known: [&[&str]; 3] = [&["messages"], &["prompt", "completion"], &["text"]];
-    let known = known
-        .into_iter()
+    let all = kind.columns();
+    let known = all
+        .iter()
         .find(|columns| columns.iter().all(|column| named(column)));
+    let fits = |listed: &[String]| all.iter().any(|columns| columns.len() == listed.len());
     let columns: Vec<String> = match (known, listed) {
         (Some(known), _) => known.iter().map(|name| name.to_string()).collect(),
-        (None, [_] | [_, _]) => listed.to_vec(),
+        (None, listed) if fits(listed) => listed.to_vec(),
         (None, []) => {
+            let wanted = match kind {
+                Kind::Text => "neither messages, nor prompt and completion, nor text",
+                Kind::Pair => "no chosen and rejected",
+                Kind::Labelled => "no prompt, completion and label",
+            };
             return Err(Fault::new(
-                format!(
-                    "it has neither messages, nor prompt and completion, nor text, but {}",
-                    list(available)
-                ),
+                format!("it has {wanted}, but {}", list(available)),
                 "name the column to read in the source's columns",
             ));
         }
         (None, many) => {
             return Err(Fault::new(
                 format!("it is unclear which of the {} columns to read", many.len()),
-                "list one column (text or messages) or two (prompt and completion)",
+                match kind {
+                    Kind::Text => {
+                        "list one column (text or messages) or two (prompt and completion)"
+                    }
+                    Kind::Pair => "list prompt, chosen and rejected, or the last two",
+                    Kind::Labelled => "list prompt, completion and label",
+                },
             ));
         }
     };
@@ -83,7 +97,7 @@ impl Record {
     /// Parses a row; `listed` are the columns that the recipe names.
     pub fn from_row(mut row: Map<String, Value>, listed: &[String]) -> Result<Record, Fault> {
         let available: Vec<&str> = row.keys().map(String::as_str).collect();
-        let columns = choose_columns(listed, &available)?;
+        let columns = choose_columns(listed, &available, Kind::Text)?;
         let mut take = |name: &str| row.get_mut(name).map(Value::take).unwrap_or_default();
         let [first, second] = columns.as_slice() else {
             let name = columns.concat();
@@ -124,6 +138,22 @@ impl Record {
     }
 }
 
+/// A text, or messages.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Turns {
+    Text(String),
+    Chat(Vec<Value>),
+}
+
+/// The value of a column.
+pub(super) fn turns(name: &str, value: Value) -> Result<Turns, Fault> {
+    match value {
+        Value::String(text) => Ok(Turns::Text(text)),
+        Value::Array(messages) => Ok(Turns::Chat(messages)),
+        other => Err(wrong_type(name, &other, "a text or a list of messages")),
+    }
+}
+
 fn wrong_type(name: &str, found: &Value, wanted: &str) -> Fault {
     let found = match found {
         Value::Null => "null",
@@ -158,7 +188,7 @@ fn list(names: &[&str]) -> String {
 
 /// Checks that messages have a role and a text, that a system message is first, and that users and assistants
 /// alternate.
-fn check_messages(messages: &[Value]) -> Result<(), Fault> {
+pub(super) fn check_messages(messages: &[Value]) -> Result<(), Fault> {
     let mut previous = None;
     for (i, message) in messages.iter().enumerate() {
         let number = i + 1;

@@ -8,6 +8,7 @@ use crate::recipe::schema::spec::{self, Data, Objective};
 use crate::util::format;
 
 use super::error::DataError;
+use super::kind::Kind;
 
 /// The input of the preparation.
 #[derive(Clone, Copy)]
@@ -92,6 +93,20 @@ impl Meter<'_> {
 }
 
 impl PrepareRequest<'_> {
+    /// What a row of the data becomes.
+    pub(super) fn kind(&self) -> Kind {
+        match self.objective {
+            Objective::Dpo | Objective::Orpo | Objective::Simpo => Kind::Pair,
+            Objective::Kto => Kind::Labelled,
+            _ => Kind::Text,
+        }
+    }
+
+    /// Most tokens of a row.
+    pub(super) fn row_limit(&self) -> u64 {
+        self.data.sequence_length + u64::from(self.data.extra_token)
+    }
+
     /// Whether only answers carry loss.
     pub(super) fn answers_only(&self) -> bool {
         let of_objective = self.objective == Objective::Sft;

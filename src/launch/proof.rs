@@ -9,7 +9,6 @@ use super::request::data_of;
 use super::{LaunchError, RunDir};
 use crate::checkpoint;
 use crate::data::{self, DataError, Dataset, PrepareRequest};
-use crate::engine::IGNORE;
 use crate::lifecycle::verdict::Verdict;
 use crate::lifecycle::{files, generation};
 use crate::samples::{self, Digest, Fault, Proof};
@@ -136,8 +135,7 @@ pub fn prove_history(
                 *trained = true;
             }
             let collated = dataset.collate([index])?;
-            let (tokens, targets) = collated.row(0);
-            digest += Digest::of(position, tokens, targets, IGNORE);
+            digest += collated.digest(0, position);
         }
         Ok::<_, DataError>(digest)
     });

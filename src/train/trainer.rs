@@ -22,12 +22,12 @@ use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
 use crate::comm::{Collective, World};
 use crate::data::{Collated, Dataset};
-use crate::engine::{AdamW, Engine, IGNORE, Measure, MicroBatch};
+use crate::engine::{AdamW, Engine, Measure, MicroBatch};
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
 use crate::recipe::schema::spec::Groups;
-use crate::samples::{self, Digest, Order, Row};
+use crate::samples::{self, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
 use crate::telemetry::{
     CoordinateTestRecord, EvaluationRecord, Metric, NormTestRecord, StepRecord, now,
@@ -253,9 +253,8 @@ impl Trainer<'_> {
             self.world.check()?;
             let indices = positions.clone().map(|at| self.order.at(at));
             let collated = self.data.collate(indices)?;
-            for (row, position) in positions.enumerate() {
-                let (tokens, targets) = collated.row(row);
-                local.digest += Digest::of(position, tokens, targets, IGNORE);
+            for (sample, position) in positions.enumerate() {
+                local.digest += collated.digest(sample, position);
             }
             let done = self
                 .engine

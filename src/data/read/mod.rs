@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::error::DataError;
 use super::files::SourceFile;
+use super::kind::Kind;
 use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
 use crate::util::input;
@@ -47,6 +48,8 @@ pub(super) struct Reading<'a> {
     pub packing: bool,
     /// Ids of `.bin` files are below this.
     pub vocabulary_size: u64,
+    /// What a row becomes, which decides on the columns.
+    pub kind: Kind,
     pub stopped: Stopped<'a>,
 }
 
@@ -61,7 +64,7 @@ pub(super) fn open(
     let name = file.shown();
     match file.format {
         DataFormat::Jsonl => Ok(lines::jsonl(name, opened)),
-        DataFormat::Parquet => parquet::open(name, opened, columns),
+        DataFormat::Parquet => parquet::open(name, opened, columns, reading.kind),
         DataFormat::Text if reading.packing => Ok(lines::stream(name, opened)),
         DataFormat::Text => Ok(lines::blocks(name, opened)),
         DataFormat::Bin => bin::open(name, opened, reading.vocabulary_size),

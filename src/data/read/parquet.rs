@@ -12,6 +12,7 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
 use super::super::error::DataError;
+use super::super::kind::Kind;
 use super::super::record::choose_columns;
 use super::{Content, Document, Documents};
 
@@ -27,7 +28,12 @@ fn rows_of(reader: &SerializedFileReader<File>) -> u64 {
 }
 
 /// Reads only the required columns.
-pub(super) fn open(name: &Path, file: File, listed: &[String]) -> Result<Documents, DataError> {
+pub(super) fn open(
+    name: &Path,
+    file: File,
+    listed: &[String],
+    kind: Kind,
+) -> Result<Documents, DataError> {
     let failed = |error| damaged(name, &error);
     let size = file
         .metadata()
@@ -38,7 +44,7 @@ pub(super) fn open(name: &Path, file: File, listed: &[String]) -> Result<Documen
     let schema = reader.metadata().file_metadata().schema().clone();
     let fields = schema.get_fields();
     let available: Vec<&str> = fields.iter().map(|field| field.name()).collect();
-    let columns = choose_columns(listed, &available)
+    let columns = choose_columns(listed, &available, kind)
         .map_err(|fault| DataError::source(name, fault.problem, fault.help))?;
     let is_wanted = |field: &str| columns.iter().any(|name| name == field);
     let wanted = fields.iter().filter(|field| is_wanted(field.name()));

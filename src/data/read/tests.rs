@@ -77,7 +77,7 @@ fn write(path: &Path, compression: Compression) {
 fn rows(path: &Path, columns: &[&str]) -> Result<Vec<Value>, DataError> {
     let columns: Vec<String> = columns.iter().map(|name| name.to_string()).collect();
     let file = std::fs::File::open(path).unwrap();
-    parquet::open(path, file, &columns)?
+    parquet::open(path, file, &columns, Kind::Text)?
         .map(|document| match document?.content {
             Content::Row(row) => Ok(Value::Object(row)),
             other => panic!("{other:?}"),
@@ -131,10 +131,11 @@ fn rows_are_counted_from_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.parquet");
     write(&path, Compression::SNAPPY);
-    let places: Vec<String> = parquet::open(&path, std::fs::File::open(&path).unwrap(), &[])
-        .unwrap()
-        .map(|document| document.unwrap().place.to_string())
-        .collect();
+    let places: Vec<String> =
+        parquet::open(&path, std::fs::File::open(&path).unwrap(), &[], Kind::Text)
+            .unwrap()
+            .map(|document| document.unwrap().place.to_string())
+            .collect();
     assert!(places[0].ends_with("a.parquet: row 1") && places[5].ends_with("a.parquet: row 6"));
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 mod documents;
 mod faults;
+mod preferences;
 mod refused;
 mod reuse;
 mod shares;

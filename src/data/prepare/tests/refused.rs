@@ -127,7 +127,7 @@ fn impossible_settings_are_refused() {
     refuse(|case| case.data.train.push(source("synthetic")));
     refuse(|case| case.data.answers_only = Some(true));
     refuse(|case| case.vocab_size = Some(258));
-    refuse(|case| case.objective = Objective::Dpo);
+    refuse(|case| case.objective = Objective::Grpo);
     refuse(|case| case.tokenizer.path = None);
     refuse(|case| case.tokenizer.path = Some("mistralai/Mistral-7B-v0.1".to_string()));
     refuse(|case| case.tokenizer.path = Some("./tokenizer.json".to_string()));

@@ -1,0 +1,53 @@
+//! What a sample of the data is.
+//!
+//! A pair's sample holds the tokens of its two rows, one after the other: the prompt with the chosen completion, then the
+//! prompt with the rejected one. Only completions carry loss, and the first token of a row never does, so that the marks of
+//! loss tell where the second row begins. A sample with a label ends with a token more: 1 for a desirable completion, 0 for
+//! another.
+
+use serde::{Deserialize, Serialize};
+
+/// What a sample is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// One row of text, a prompt with its completion, or a conversation.
+    #[default]
+    Text,
+    /// A chosen and a rejected row.
+    Pair,
+    /// A row with a label.
+    Labelled,
+}
+
+impl Kind {
+    /// The columns that hold a sample, by name: the first of these that a row has.
+    pub(super) fn columns(self) -> &'static [&'static [&'static str]] {
+        match self {
+            Kind::Text => &[&["messages"], &["prompt", "completion"], &["text"]],
+            Kind::Pair => &[&["prompt", "chosen", "rejected"], &["chosen", "rejected"]],
+            Kind::Labelled => &[&["prompt", "completion", "label"]],
+        }
+    }
+
+    pub(super) fn is_text(&self) -> bool {
+        *self == Kind::Text
+    }
+
+    /// Rows that a sample has in a micro-batch.
+    pub fn rows(self) -> u64 {
+        match self {
+            Kind::Text | Kind::Labelled => 1,
+            Kind::Pair => 2,
+        }
+    }
+
+    /// Most tokens of a sample whose rows have at most `row` tokens.
+    pub(super) fn longest(self, row: u64) -> u64 {
+        match self {
+            Kind::Text => row,
+            Kind::Pair => 2 * row,
+            Kind::Labelled => row + 1,
+        }
+    }
+}

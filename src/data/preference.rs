@@ -1,0 +1,265 @@
+//! Preferences: pairs of a chosen and a rejected completion of a prompt, or single completions with a label.
+
+use serde_json::{Map, Value};
+
+use super::kind::Kind;
+use super::pack::Token;
+use super::record::{Fault, Turns, choose_columns, turns};
+
+/// A prompt with its completions, as in a row of the data.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Preference {
+    Pair {
+        prompt: Turns,
+        chosen: Turns,
+        rejected: Turns,
+    },
+    Labelled {
+        prompt: Turns,
+        completion: Turns,
+        is_desirable: bool,
+    },
+}
+
+impl Preference {
+    pub fn from_row(
+        mut row: Map<String, Value>,
+        listed: &[String],
+        kind: Kind,
+    ) -> Result<Preference, Fault> {
+        let available: Vec<&str> = row.keys().map(String::as_str).collect();
+        let columns = choose_columns(listed, &available, kind)?;
+        let mut take = |name: &String| row.get_mut(name).map(Value::take).unwrap_or_default();
+        match (kind, columns.as_slice()) {
+            (Kind::Labelled, [prompt, completion, label]) => {
+                let is_desirable = take(label);
+                let is_desirable = is_desirable.as_bool().ok_or_else(|| {
+                    Fault::new(
+                        format!("{label} is {is_desirable} and must be true or false"),
+                        "repair the row, or name another column in the source's columns",
+                    )
+                })?;
+                let (prompt, completion) = (
+                    turns(prompt, take(prompt))?,
+                    turns(completion, take(completion))?,
+                );
+                same_kind(&prompt, &completion)?;
+                Ok(Preference::Labelled {
+                    prompt,
+                    completion,
+                    is_desirable,
+                })
+            }
+            (_, [prompt, chosen, rejected]) => {
+                let prompt = turns(prompt, take(prompt))?;
+                let (chosen, rejected) = (
+                    turns(chosen, take(chosen))?,
+                    turns(rejected, take(rejected))?,
+                );
+                same_kind(&prompt, &chosen)?;
+                same_kind(&prompt, &rejected)?;
+                Ok(Preference::Pair {
+                    prompt,
+                    chosen,
+                    rejected,
+                })
+            }
+            (_, [chosen, rejected]) => {
+                let (chosen, rejected) = (
+                    turns(chosen, take(chosen))?,
+                    turns(rejected, take(rejected))?,
+                );
+                implicit(chosen, rejected)
+            }
+            (_, columns) => Err(Fault::new(
+                format!("{} columns hold no preference", columns.len()),
+                "name prompt, chosen and rejected in the source's columns",
+            )),
+        }
+    }
+}
+
+/// Takes the beginning that both completions share for their prompt (TRL 1.16, `extract_prompt`: a space before the first
+/// difference belongs to the completions).
+fn implicit(chosen: Turns, rejected: Turns) -> Result<Preference, Fault> {
+    let equal = || {
+        Fault::new(
+            "chosen and rejected are equal, or one is the beginning of the other",
+            "remove the row",
+        )
+    };
+    match (chosen, rejected) {
+        (Turns::Text(chosen), Turns::Text(rejected)) => {
+            let mut both = chosen.char_indices().zip(rejected.chars());
+            let different = both.find(|((_, one), other)| one != other);
+            let ((mut at, _), _) = different.ok_or_else(equal)?;
+            if chosen[..at].ends_with(' ') {
+                at -= 1;
+            }
+            Ok(Preference::Pair {
+                prompt: Turns::Text(chosen[..at].to_owned()),
+                chosen: Turns::Text(chosen[at..].to_owned()),
+                rejected: Turns::Text(rejected[at..].to_owned()),
+            })
+        }
+        (Turns::Chat(mut chosen), Turns::Chat(mut rejected)) => {
+            let at = chosen
+                .iter()
+                .zip(&rejected)
+                .position(|(one, other)| one != other);
+            let at = at.ok_or_else(equal)?;
+            let prompt = chosen.drain(..at).collect();
+            rejected.drain(..at);
+            Ok(Preference::Pair {
+                prompt: Turns::Chat(prompt),
+                chosen: Turns::Chat(chosen),
+                rejected: Turns::Chat(rejected),
+            })
+        }
+        _ => Err(mixed()),
+    }
+}
+
+fn same_kind(one: &Turns, other: &Turns) -> Result<(), Fault> {
+    match (one, other) {
+        (Turns::Text(_), Turns::Text(_)) | (Turns::Chat(_), Turns::Chat(_)) => Ok(()),
+        _ => Err(mixed()),
+    }
+}
+
+fn mixed() -> Fault {
+    Fault::new(
+        "its columns mix texts and lists of messages",
+        "give all of them as texts, or all as lists of messages",
+    )
+}
+
+/// The tokens of a row, of which at most `most` are kept: those of the prompt, and those of the completion, which carry loss.
+/// `None` if no token of the completion is kept.
+pub(super) fn row(prompt: &[u32], completion: &[u32], most: u64) -> Option<Vec<Token>> {
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let prompt = prompt.iter().map(|&id| Token { id, target: false });
+    let completion = completion.iter().map(|&id| Token { id, target: true });
+    let mut row: Vec<Token> = prompt.chain(completion).take(most).collect();
+    if let Some(first) = row.first_mut() {
+        first.target = false;
+    }
+    row.iter().any(|token| token.target).then_some(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::super::dataset::{Sample, rows};
+    use super::*;
+
+    fn read(row: Value, columns: &[&str], kind: Kind) -> Result<Preference, Fault> {
+        let Value::Object(row) = row else { panic!() };
+        let columns: Vec<String> = columns.iter().map(|name| name.to_string()).collect();
+        Preference::from_row(row, &columns, kind)
+    }
+
+    fn text(text: &str) -> Turns {
+        Turns::Text(text.to_owned())
+    }
+
+    #[test]
+    fn pairs_have_their_prompt_apart_or_share_their_beginning() {
+        let pair = |prompt, chosen, rejected| Preference::Pair {
+            prompt: text(prompt),
+            chosen: text(chosen),
+            rejected: text(rejected),
+        };
+        let explicit = json!({"prompt": "Hi", "chosen": " you", "rejected": " there"});
+        assert_eq!(
+            read(explicit, &[], Kind::Pair),
+            Ok(pair("Hi", " you", " there"))
+        );
+        let named = json!({"q": "Hi", "good": " you", "bad": " there", "chosen": 1});
+        assert_eq!(
+            read(named, &["q", "good", "bad"], Kind::Pair),
+            Ok(pair("Hi", " you", " there"))
+        );
+        let shared = json!({"chosen": "It is blue.", "rejected": "It is green."});
+        assert_eq!(
+            read(shared, &[], Kind::Pair),
+            Ok(pair("It is", " blue.", " green."))
+        );
+        let cut = json!({"chosen": "Größe", "rejected": "Grüße"});
+        assert_eq!(read(cut, &[], Kind::Pair), Ok(pair("Gr", "öße", "üße")));
+        let equal = json!({"chosen": "a", "rejected": "a"});
+        let fault = read(equal, &[], Kind::Pair).unwrap_err();
+        assert!(fault.problem.starts_with("chosen and rejected are equal"));
+    }
+
+    #[test]
+    fn conversations_share_their_first_messages() {
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let (question, good, bad) = (
+            message("user", "Sky?"),
+            message("assistant", "blue"),
+            message("assistant", "green"),
+        );
+        let mixed = json!({"prompt": "Sky?", "chosen": [good], "rejected": [bad]});
+        let row = json!({"chosen": [question, good], "rejected": [question, bad]});
+        let Ok(Preference::Pair {
+            prompt: Turns::Chat(prompt),
+            chosen: Turns::Chat(chosen),
+            rejected: Turns::Chat(rejected),
+        }) = read(row, &[], Kind::Pair)
+        else {
+            panic!("not a pair of conversations");
+        };
+        assert_eq!(
+            (prompt, chosen, rejected),
+            (vec![question], vec![good], vec![bad])
+        );
+        let fault = read(mixed, &[], Kind::Pair).unwrap_err();
+        assert_eq!(fault.problem, "its columns mix texts and lists of messages");
+    }
+
+    #[test]
+    fn labels_are_true_or_false() {
+        let row = |label: Value| json!({"prompt": "Hi", "completion": " you", "label": label});
+        assert_eq!(
+            read(row(json!(false)), &[], Kind::Labelled),
+            Ok(Preference::Labelled {
+                prompt: text("Hi"),
+                completion: text(" you"),
+                is_desirable: false,
+            })
+        );
+        let fault = read(row(json!(1)), &[], Kind::Labelled).unwrap_err();
+        assert_eq!(fault.problem, "label is 1 and must be true or false");
+    }
+
+    proptest! {
+        #[test]
+        fn rows_of_a_pair_are_found_again(
+            prompt in prop::collection::vec(0u32..9, 0..6),
+            chosen in prop::collection::vec(0u32..9, 1..6),
+            rejected in prop::collection::vec(0u32..9, 1..6),
+            most in 1u64..12,
+        ) {
+            let both = [row(&prompt, &chosen, most), row(&prompt, &rejected, most)];
+            if let [Some(chosen), Some(rejected)] = both {
+                let all = || chosen.iter().chain(&rejected);
+                let sample = Sample {
+                    tokens: all().map(|token| token.id).collect(),
+                    loss_mask: all().map(|token| token.target).collect(),
+                };
+                prop_assert!(sample.tokens.len() as u64 <= Kind::Pair.longest(most));
+                let (found, label) = rows(sample, Kind::Pair);
+                prop_assert_eq!(label, None);
+                for (found, row) in found.iter().zip([chosen, rejected]) {
+                    let ids: Vec<u32> = row.iter().map(|token| token.id).collect();
+                    prop_assert_eq!(&found.tokens, &ids);
+                    let mask: Vec<bool> = row.iter().map(|token| token.target).collect();
+                    prop_assert_eq!(&found.loss_mask, &mask);
+                }
+            }
+        }
+    }
+}

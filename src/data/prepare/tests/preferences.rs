@@ -1,0 +1,123 @@
+//! Pairs and labelled completions become rows.
+
+use super::*;
+use crate::data::Kind;
+
+const PAIRS: &str = "\
+{\"prompt\": \"Sky?\", \"chosen\": \" blue\", \"rejected\": \" green\"}
+{\"chosen\": \"Sun? hot\", \"rejected\": \"Sun? cold\"}
+";
+
+fn pairs(content: &str) -> Case {
+    let mut case = Case::with("a.jsonl", content);
+    case.objective = Objective::Dpo;
+    case.data.train[0].columns = Vec::new();
+    case
+}
+
+/// The rows of every sample: their tokens, with those that carry loss after `|`.
+fn rows(case: &Case) -> Vec<String> {
+    case.prepare().unwrap();
+    let data = case.open(Part::Train).unwrap();
+    let mut shown = Vec::new();
+    for index in 0..data.len() {
+        let (rows, label) = data.rows(index).unwrap();
+        for row in &rows {
+            let text = text(row);
+            let answer = row.loss_mask.iter().position(|&target| target).unwrap();
+            assert!(row.loss_mask[answer..].iter().all(|&target| target));
+            let (prompt, completion) = text.split_at(text.char_indices().nth(answer).unwrap().0);
+            let label = label.map(|label| format!(" {label}")).unwrap_or_default();
+            shown.push(format!("{prompt}|{completion}{label}"));
+        }
+    }
+    shown
+}
+
+#[test]
+fn a_pair_has_two_rows_with_loss_on_their_completions() {
+    let explicit = pairs(PAIRS.lines().next().unwrap());
+    assert_eq!(rows(&explicit), ["^Sky?| blue$", "^Sky?| green$"]);
+    let implicit = pairs(PAIRS.lines().nth(1).unwrap());
+    assert_eq!(rows(&implicit), ["^Sun?| hot$", "^Sun?| cold$"]);
+    assert_eq!(implicit.prepare().unwrap().manifest.kind, Kind::Pair);
+}
+
+#[test]
+fn rows_are_cut_at_their_end_and_those_without_a_completion_are_dropped() {
+    let mut case = pairs(
+        "{\"prompt\": \"ab\", \"chosen\": \"cdef\", \"rejected\": \"gh\"}\n\
+         {\"prompt\": \"abcdef\", \"chosen\": \"g\", \"rejected\": \"h\"}\n",
+    );
+    case.data.sequence_length = 5;
+    assert_eq!(rows(&case), ["^ab|cde", "^ab|gh$"]);
+    let skipped = case.prepare().unwrap().manifest.skipped;
+    assert_eq!((skipped.truncated, skipped.without_targets), (1, 1));
+    // As upstream, whose rows have no token more.
+    case.data.extra_token = false;
+    assert_eq!(rows(&case), ["^ab|cd", "^ab|gh"]);
+}
+
+#[test]
+fn labels_are_kept_beside_their_rows() {
+    let mut case = Case::with(
+        "a.jsonl",
+        "{\"prompt\": \"Sky?\", \"completion\": \" blue\", \"label\": true}\n\
+         {\"prompt\": \"Sky?\", \"completion\": \" red\", \"label\": false}\n",
+    );
+    case.objective = Objective::Kto;
+    assert_eq!(rows(&case), ["^Sky?| blue$ true", "^Sky?| red$ false"]);
+    let data = case.open(Part::Train).unwrap();
+    let collated = data.collate([0, 1]).unwrap();
+    assert_eq!(
+        (collated.batch, &collated.labels[..]),
+        (2, &[true, false][..])
+    );
+}
+
+#[test]
+fn pairs_are_two_rows_of_a_micro_batch_and_each_is_in_the_digest() {
+    let digest = |content: &str| {
+        let case = pairs(content);
+        case.prepare().unwrap();
+        let collated = case.open(Part::Train).unwrap().collate([0]).unwrap();
+        assert_eq!(collated.batch, 2);
+        collated.digest(0, 7)
+    };
+    let pair = |chosen, rejected| {
+        format!("{{\"prompt\": \"Sky?\", \"chosen\": \"{chosen}\", \"rejected\": \"{rejected}\"}}")
+    };
+    let one = digest(&pair(" blue", " green"));
+    assert_eq!(one, digest(&pair(" blue", " green")));
+    assert_ne!(one, digest(&pair(" blue", " grey")));
+    assert_ne!(one, digest(&pair(" green", " blue")));
+}
+
+#[test]
+fn conversations_are_rendered_by_the_template() {
+    let case = pairs(
+        "{\"chosen\": [{\"role\": \"user\", \"content\": \"Sky?\"}, {\"role\": \"assistant\", \
+         \"content\": \"blue\"}], \"rejected\": [{\"role\": \"user\", \"content\": \"Sky?\"}, \
+         {\"role\": \"assistant\", \"content\": \"green\"}]}",
+    );
+    assert_eq!(
+        rows(&case),
+        [
+            "<|user|>\nSky?$\n<|assistant|>\n|blue$\n",
+            "<|user|>\nSky?$\n<|assistant|>\n|green$\n"
+        ]
+    );
+}
+
+#[test]
+fn rows_without_the_columns_are_refused() {
+    let refusal = |content: &str| pairs(content).refusal();
+    insta::assert_snapshot!(
+        [
+            refusal("{\"prompt\": \"Sky?\", \"completion\": \"blue\"}"),
+            refusal("{\"chosen\": \"a\", \"rejected\": \"a\"}"),
+            refusal("{\"prompt\": 1, \"chosen\": \"a\", \"rejected\": \"b\"}"),
+        ]
+        .join("\n")
+    );
+}
