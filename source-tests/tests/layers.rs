@@ -14,7 +14,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("util", &[]),
     ("objective", &[]),
     ("recipe::syntax", &[]),
-    ("recipe::schema", &["recipe::syntax", "util"]),
+    ("recipe::schema", &["objective", "recipe::syntax", "util"]),
     (
         "recipe::dialects",
         &["recipe::schema", "recipe::syntax", "util"],
@@ -55,6 +55,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "engine",
             "lifecycle",
             "norm",
+            "objective",
             "plan",
             "recipe",
             "samples",

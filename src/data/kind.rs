@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::recipe::schema::spec::Objective;
+
 /// What a sample is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -21,6 +23,15 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The samples of an objective.
+    pub fn of(objective: Objective) -> Kind {
+        match objective {
+            Objective::Dpo | Objective::Orpo | Objective::Simpo => Kind::Pair,
+            Objective::Kto => Kind::Labelled,
+            _ => Kind::Text,
+        }
+    }
+
     /// The columns that hold a sample, by name: the first of these that a row has.
     pub(super) fn columns(self) -> &'static [&'static [&'static str]] {
         match self {

@@ -95,11 +95,7 @@ impl Meter<'_> {
 impl PrepareRequest<'_> {
     /// What a row of the data becomes.
     pub(super) fn kind(&self) -> Kind {
-        match self.objective {
-            Objective::Dpo | Objective::Orpo | Objective::Simpo => Kind::Pair,
-            Objective::Kto => Kind::Labelled,
-            _ => Kind::Text,
-        }
+        Kind::of(self.objective)
     }
 
     /// Most tokens of a row.

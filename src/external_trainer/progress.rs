@@ -199,6 +199,7 @@ impl ProgressWatch {
             time,
             norm_test: None,
             coordinate_test: None,
+            preferences: None,
             external: Some(ExternalStep {
                 total_samples: progress
                     .total_steps

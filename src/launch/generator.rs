@@ -238,7 +238,9 @@ pub fn continuations(run_dir: &RunDir) -> Result<Vec<Continuation>, LaunchError>
     let mut generator = Generator::open(&Place::of_run(run_dir)?, DeviceKind::Cpu)?;
     let mut found = Vec::new();
     for index in 0..TEXTS.min(dataset.len()) {
-        let sample = dataset.sample(index)?;
+        // Of a pair, the chosen completion.
+        let (rows, _) = dataset.rows(index)?;
+        let sample = &rows[0];
         let tokens = &sample.tokens;
         // The prompt of an answer, or the beginning of a text. A token more must have a position.
         let begin = match sample.loss_mask.iter().skip(1).position(|&target| target) {

@@ -127,7 +127,10 @@ pub fn report_input(
         steps: history.steps,
         evaluations: history.evaluations,
         floor: run.built_in.as_ref().and_then(|it| it.entropy),
-        vocabulary: (run.built_in.as_ref()).map_or(0, |it| it.model.vocab_size as u64),
+        vocabulary: (run.built_in.as_ref())
+            .filter(|_| run.spec.objective.is_likelihood())
+            .map_or(0, |it| it.model.vocab_size as u64),
+        of_pairs: run.built_in.is_some() && !run.spec.objective.is_likelihood(),
         continuations: generator::continuations(run_dir)?,
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),

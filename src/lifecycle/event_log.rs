@@ -99,6 +99,7 @@ mod tests {
             time: 1.7e9,
             norm_test: None,
             coordinate_test: None,
+            preferences: None,
             external: None,
         });
         let position = Position {

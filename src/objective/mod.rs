@@ -63,7 +63,7 @@ pub struct Judged<const N: usize> {
     pub loss: f64,
     /// By each sequence.
     pub slopes: [Slope; N],
-    /// β · log-ratio of each sequence, as TRL reports it.
+    /// β · log-ratio of each sequence, or β · its score without a reference model, as TRL reports it.
     pub rewards: [f64; N],
 }
 

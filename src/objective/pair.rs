@@ -64,7 +64,11 @@ impl Pair {
                     prompt: 0.0,
                 },
             ],
-            rewards: sums.map(|sum| self.beta * sum),
+            // TRL's rewards are those of sums where there is a reference model.
+            rewards: match self.has_reference {
+                true => sums.map(|sum| self.beta * sum),
+                false => [0, 1].map(|i| self.beta * sums[i] / counts[i]),
+            },
         }
     }
 

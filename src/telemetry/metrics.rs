@@ -247,6 +247,7 @@ mod tests {
             time: 1.7e9 + samples as f64,
             norm_test: None,
             coordinate_test: None,
+            preferences: None,
             external: None,
         }
     }

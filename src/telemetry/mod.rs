@@ -41,7 +41,7 @@ pub struct StepRecord {
     /// Global batch of this step, samples.
     pub batch: u64,
     pub world: u64,
-    /// Mean cross-entropy per target token, nats.
+    /// Mean cross-entropy per target token, nats; the mean loss of a pair, of an objective over preferences.
     #[serde(deserialize_with = "nan::from_null")]
     pub loss: f64,
     /// Target tokens in the step.
@@ -62,10 +62,35 @@ pub struct StepRecord {
     /// The coordinate-wise test, when this step ran it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub coordinate_test: Option<CoordinateTestRecord>,
+    /// Means over the step's preference pairs.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub preferences: Option<Box<PreferenceRecord>>,
     /// Set if an external trainer reported the step. The record then covers all steps since the previous report. A value
     /// that the trainer did not report is NaN, or 0 tokens.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub external: Option<ExternalStep>,
+}
+
+/// Means over preference pairs, as TRL reports them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PreferenceRecord {
+    /// β · log-ratio of the chosen completions.
+    pub reward_chosen: f64,
+    /// The same of the rejected ones.
+    pub reward_rejected: f64,
+    /// Share of pairs whose chosen completion has the larger reward.
+    pub accuracy: f64,
+    /// Log-probability of the chosen completions, nats.
+    pub logps_chosen: f64,
+    /// The same of the rejected ones.
+    pub logps_rejected: f64,
+}
+
+impl PreferenceRecord {
+    /// The mean difference of the rewards.
+    pub fn margin(&self) -> f64 {
+        self.reward_chosen - self.reward_rejected
+    }
 }
 
 /// The part of a report that only external trainers make.

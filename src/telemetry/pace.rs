@@ -83,6 +83,7 @@ mod tests {
             time,
             norm_test: None,
             coordinate_test: None,
+            preferences: None,
             external: external.then_some(ExternalStep {
                 total_samples: Some(16_000),
             }),

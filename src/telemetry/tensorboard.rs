@@ -51,13 +51,23 @@ impl EventFile {
         let (time, scalars) = match metric {
             Metric::Step(step) => {
                 self.step = step.step;
-                let scalars = vec![
+                let mut scalars = vec![
                     ("train/loss", step.loss),
                     ("train/learning_rate", step.learning_rate),
                     ("train/grad_norm", step.gradient_norm),
                     ("train/batch", step.batch as f64),
                     ("train/samples", step.samples as f64),
                 ];
+                if let Some(preferences) = &step.preferences {
+                    scalars.extend([
+                        ("train/rewards/chosen", preferences.reward_chosen),
+                        ("train/rewards/rejected", preferences.reward_rejected),
+                        ("train/rewards/accuracies", preferences.accuracy),
+                        ("train/rewards/margins", preferences.margin()),
+                        ("train/logps/chosen", preferences.logps_chosen),
+                        ("train/logps/rejected", preferences.logps_rejected),
+                    ]);
+                }
                 (step.time, scalars)
             }
             Metric::Evaluation(evaluation) => {
@@ -199,6 +209,7 @@ mod tests {
             time: 6.0,
             norm_test: None,
             coordinate_test: None,
+            preferences: None,
             external: None,
         };
         file.write(&Metric::Step(step)).unwrap();

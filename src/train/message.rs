@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
+use super::preferences::PairSums;
 use crate::comm::Collective;
 use crate::norm::GroupSums;
 use crate::samples::Digest;
@@ -25,11 +26,15 @@ pub mod bits {
 /// The part of one rank in a step, or of all ranks together.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct StepSums {
-    /// Sum of the cross-entropies over the target tokens.
+    /// Sum of the losses: of the cross-entropies over the target tokens, or of an objective's over the samples.
     #[serde(with = "bits")]
     pub loss: f64,
     /// Number of target tokens.
     pub targets: u64,
+    /// What the loss is a mean over: target tokens, or samples.
+    pub count: u64,
+    /// Sums over preference pairs.
+    pub pairs: PairSums,
     /// Sums of the norm test's groups.
     #[serde(flatten, with = "GroupBits")]
     pub groups: GroupSums,
@@ -64,6 +69,8 @@ impl StepSums {
         for rank in ranks {
             sums.loss += rank.loss;
             sums.targets += rank.targets;
+            sums.count += rank.count;
+            sums.pairs.merge(&rank.pairs);
             sums.groups.merge(&rank.groups);
             sums.digest += rank.digest;
         }

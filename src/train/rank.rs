@@ -13,9 +13,11 @@ use rustix::process::{Signal, getpid, kill_process};
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::orders::{Orders, report};
+use super::preferences::Loss;
+use super::references::Source;
 use super::run::Run;
 use super::schedule::LearningRateSchedule;
-use super::trainer::{Ending, STRAGGLER_FACTOR, Trainer, measure};
+use super::trainer::{Ending, Preferences, STRAGGLER_FACTOR, Trainer, measure};
 use super::watchdog::{self, EverySecond};
 use super::weights::Weights;
 use crate::bucket::Bucket;
@@ -24,8 +26,8 @@ use crate::comm::activity::{Activity, Observed};
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
-use crate::comm::{CommError, Ended, World};
-use crate::data::Dataset;
+use crate::comm::{Collective, CommError, Ended, World};
+use crate::data::{Dataset, Kind};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{self, Engine, EngineError, Measure};
@@ -151,7 +153,52 @@ fn train(
     let watchdog = watchdog::watch(Arc::clone(&activity), options.progress_deadline, stacks);
     let data = Run::data(&options.run_dir);
     let training = Dataset::train(&data)?;
-    let mut engine = engine(options, run, generation, world, &observed, &activity)?;
+    let evaluation = Dataset::evaluation(&data)?;
+    let loss = Loss::of(&run.spec);
+    let references = loss.filter(Loss::has_reference).map(|_| {
+        let sources = [
+            ("train", Some(&training)),
+            ("evaluation", evaluation.as_ref()),
+        ];
+        let sources = sources
+            .into_iter()
+            .filter_map(|(part, dataset)| Some((part, dataset?)));
+        let sources =
+            sources.map(|(part, dataset)| Source::new(&options.run_dir, run, part, dataset));
+        sources.collect::<Result<Vec<_>, _>>()
+    });
+    let references = references.transpose()?.unwrap_or_default();
+    let mut unknown = false;
+    for source in &references {
+        unknown |= !source.are_known(observed.as_ref())?;
+    }
+    let is_first = generation.start.is_none() || unknown;
+    let mut engine = engine(
+        options,
+        run,
+        generation,
+        world,
+        (&observed, &activity),
+        is_first,
+    )?;
+    agree_on_memory(run, generation, engine.as_mut(), observed.as_ref())?;
+    if is_first && let Some(directory) = &run.built_in()?.weights {
+        Weights::open(directory)?.restore(engine.as_mut())?;
+    }
+    let mut completed = Vec::new();
+    for source in &references {
+        let micro_batch = generation.plan.per_device_batch_size;
+        let world = observed.as_ref();
+        let of_source =
+            source.complete(engine.as_mut(), world, micro_batch, options.first_of_host)?;
+        completed.push(of_source);
+    }
+    let mut completed = completed.into_iter();
+    let preferences = loss.map(|loss| Preferences {
+        loss,
+        training: completed.next().unwrap_or_default(),
+        evaluation: completed.next().unwrap_or_default(),
+    });
     let state = load(options, run, generation, engine.as_mut())?;
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
     let mut trainer = Trainer {
@@ -160,9 +207,10 @@ fn train(
         generation,
         world: observed,
         engine,
+        preferences,
         order: run.order(training.len())?,
         data: training,
-        evaluation: Dataset::evaluation(&data)?,
+        evaluation,
         learning_rate: LearningRateSchedule {
             recipe: run.spec.learning_rate.clone(),
             warmup: run.horizon.warmup_samples.unwrap_or(0),
@@ -179,7 +227,6 @@ fn train(
         last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),
     };
-    agree_on_memory(run, &mut trainer)?;
     report(&Report::Ready);
     let result = trainer.train();
     // What follows does not call the collective.
@@ -277,8 +324,8 @@ fn engine(
     run: &Run,
     generation: &Generation,
     world: &World,
-    observed: &World,
-    activity: &Arc<Activity>,
+    (observed, activity): (&World, &Arc<Activity>),
+    is_first: bool,
 ) -> Result<Box<dyn Engine>, TrainError> {
     let built_in = run.built_in()?;
     let model = built_in.model.clone();
@@ -290,7 +337,7 @@ fn engine(
     let alone = world.world() == 1;
     let world = (!alone).then(|| Arc::clone(world));
     // Weights that `load` reads are not drawn first, which would take as long.
-    let reads = generation.start.is_some() || built_in.weights.is_some();
+    let reads = !is_first || built_in.weights.is_some();
     let seed = (!reads).then_some(run.spec.seed);
     let activation_checkpointing = run.spec.model.activation_checkpointing;
     // The measurements that any step of the run may request.
@@ -380,9 +427,6 @@ fn load(
         sharded: sharded(plan.facts.strategy),
     };
     let Some(checkpoint_ref) = &generation.start else {
-        if let Some(directory) = &run.built_in()?.weights {
-            Weights::open(directory)?.restore(engine)?;
-        }
         return Ok(TrainState {
             step: 0,
             samples: 0,
@@ -402,15 +446,19 @@ fn load(
 
 /// Every rank reserves its memory before the first step and reports a failure to all, so that no rank waits
 /// in a collective for one that has left.
-fn agree_on_memory(run: &Run, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
-    let plan = &trainer.generation.plan;
+fn agree_on_memory(
+    run: &Run,
+    generation: &Generation,
+    engine: &mut dyn Engine,
+    world: &dyn Collective,
+) -> Result<(), TrainError> {
+    let plan = &generation.plan;
     let rows = plan
         .per_device_batch_size
         .max(plan.facts.eval_batch_size.unwrap_or(0));
-    let reserved = trainer
-        .engine
-        .reserve(rows as usize, run.spec.data.sequence_length as usize);
-    let everyones = trainer.world.exchange(&[u8::from(reserved.is_err())])?;
+    let rows = rows * Kind::of(run.spec.objective).rows();
+    let reserved = engine.reserve(rows as usize, run.spec.data.sequence_length as usize);
+    let everyones = world.exchange(&[u8::from(reserved.is_err())])?;
     reserved?;
     match everyones.iter().position(|message| message != &[0]) {
         Some(rank) => Err(TrainError::Engine(EngineError::Comm(CommError::Aborted {

@@ -14,6 +14,8 @@ use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::message::{StepSums, decode, encode, exchange};
 use super::orders::{Orders, report};
+use super::preferences::{self, JudgedBatch, Loss};
+use super::references::References;
 use super::run::Run;
 use super::schedule::LearningRateSchedule;
 use crate::bucket::Bucket;
@@ -22,10 +24,11 @@ use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
 use crate::comm::{Collective, World};
 use crate::data::{Collated, Dataset};
-use crate::engine::{AdamW, Engine, Measure, MicroBatch};
+use crate::engine::{AdamW, Engine, Measure, MicroBatch, Weigh};
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
+use crate::objective::Step;
 use crate::recipe::schema::spec::Groups;
 use crate::samples::{self, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
@@ -44,6 +47,13 @@ pub enum Ending {
     Drained,
 }
 
+/// A loss over preferences, with what the reference model says of the data; nothing for a loss without one.
+pub struct Preferences {
+    pub loss: Loss,
+    pub training: References,
+    pub evaluation: References,
+}
+
 /// The loop of one rank with all its state.
 pub struct Trainer<'a> {
     pub run_dir: &'a Path,
@@ -55,6 +65,8 @@ pub struct Trainer<'a> {
     /// The model, with its optimiser.
     pub engine: Box<dyn Engine>,
     pub data: Dataset,
+    /// The loss over preferences, if the recipe has one.
+    pub preferences: Option<Preferences>,
     /// The order of the samples.
     pub order: Order,
     /// The evaluation data, if any.
@@ -139,11 +151,18 @@ impl Trainer<'_> {
         let measure = measure(groups, coordinate_test.is_some());
         let (from, to) = (self.state.samples, self.state.samples + batch);
 
-        let mut local = self.run_micro_batches(batch, measure)?;
+        let mut local = match self.preferences.take() {
+            None => self.run_micro_batches(batch, measure)?,
+            Some(preferences) => {
+                let local = self.run_pairs(&preferences, batch, measure);
+                self.preferences = Some(preferences);
+                local?
+            }
+        };
         let seconds = started.elapsed().as_secs_f64();
         let reduced = self.engine.reduce(measure)?;
         if let Some(squared_norm) = reduced.local_squared_norm {
-            local.groups.add(squared_norm, local.targets);
+            local.groups.add(squared_norm, local.count);
         }
         local.seconds = seconds;
         local.drain = self.orders.draining();
@@ -153,12 +172,12 @@ impl Trainer<'_> {
             .is_some_and(|saving| saving.writer.is_finished());
         let ranks = exchange(self.world.as_ref(), &local)?;
         let totals = StepSums::of_all(&ranks);
-        if totals.targets == 0 {
+        if totals.count == 0 {
             return Err(TrainError::NoTargets { step, from, to });
         }
-        let tokens = totals.targets as f64;
-        let loss = totals.loss / tokens;
-        let gradient_norm = reduced.squared_norm.sqrt() / tokens;
+        let count = totals.count as f64;
+        let loss = totals.loss / count;
+        let gradient_norm = reduced.squared_norm.sqrt() / count;
         for (what, value) in [("loss", loss), ("gradient norm", gradient_norm)] {
             if !value.is_finite() {
                 self.engine.discard();
@@ -189,7 +208,7 @@ impl Trainer<'_> {
             epsilon: optimizer.epsilon,
             weight_decay: optimizer.weight_decay,
             step,
-            gradient_scale: clipping(gradient_norm, optimizer.gradient_clip) / tokens,
+            gradient_scale: clipping(gradient_norm, optimizer.gradient_clip) / count,
         })?;
 
         self.state.step = step;
@@ -214,6 +233,7 @@ impl Trainer<'_> {
             time: now(),
             norm_test: None,
             coordinate_test,
+            preferences: totals.pairs.record().map(Box::new),
             external: None,
         };
         // The step is taken. If a rank is lost from here on, the one that commits it records it.
@@ -261,8 +281,77 @@ impl Trainer<'_> {
                 .accumulate(as_micro_batch(&collated), measure, i == count)?;
             local.loss += done.loss;
             local.targets += done.targets;
+            local.count += done.targets;
             if let Some(squared_norm) = done.squared_norm {
                 local.groups.add(squared_norm, done.targets);
+            }
+        }
+        for i in count + 1..=most {
+            self.engine.join(i == most)?;
+        }
+        Ok(local)
+    }
+
+    /// The same for a loss over pairs.
+    fn run_pairs(
+        &mut self,
+        preferences: &Preferences,
+        batch: u64,
+        measure: Measure,
+    ) -> Result<StepSums, TrainError> {
+        let loss = &preferences.loss;
+        let dealt = self.generation.plan.deal(batch);
+        let micro_batch = self.generation.plan.per_device_batch_size;
+        let most = dealt.iter().copied().max().unwrap_or(0);
+        let own = samples::micro_batches(self.state.samples, micro_batch, &dealt, self.rank());
+        let mut local = StepSums::default();
+        let mut micro_batches = Vec::new();
+        let mut covered = 0;
+        for positions in own {
+            let indices: Vec<u64> = positions.clone().map(|at| self.order.at(at)).collect();
+            let collated = self.data.collate(indices.iter().copied())?;
+            for (sample, position) in positions.enumerate() {
+                local.digest += collated.digest(sample, position);
+            }
+            let targets = loss.targets(&collated);
+            covered += loss.likelihood_tokens(&targets, collated.seq_len);
+            let references = preferences.training.of(indices);
+            micro_batches.push((collated, targets, references));
+        }
+        // The likelihood is a mean over the tokens of the global batch.
+        let covered: u64 = match loss.has_likelihood() {
+            true => exchange(self.world.as_ref(), &covered)?.into_iter().sum(),
+            false => 0,
+        };
+        let step = Step {
+            samples_per_token: batch as f64 / covered.max(1) as f64,
+            kl: 0.0,
+        };
+        let count = micro_batches.len() as u64;
+        for (i, (collated, targets, references)) in (1..).zip(&micro_batches) {
+            // A step without the world is useless.
+            self.world.check()?;
+            let mut result = JudgedBatch::default();
+            let weigh: Weigh<'_> = Box::new(|losses| {
+                let mut judged = preferences::judged(loss, collated, losses, references, step);
+                let weights = std::mem::take(&mut judged.weights);
+                result = judged;
+                weights
+            });
+            let pairs = collated.batch as u64 / 2;
+            let micro_batch = MicroBatch {
+                targets,
+                ..as_micro_batch(collated)
+            };
+            let weighing = (pairs, weigh);
+            let done =
+                (self.engine).accumulate_weighed(micro_batch, weighing, measure, i == count)?;
+            local.loss += result.loss;
+            local.targets += done.targets;
+            local.count += pairs;
+            local.pairs.merge(&result.sums);
+            if let Some(squared_norm) = done.squared_norm {
+                local.groups.add(squared_norm, pairs);
             }
         }
         for i in count + 1..=most {
@@ -316,10 +405,31 @@ impl Trainer<'_> {
                 self.engine.join_evaluation()?;
                 continue;
             }
-            let collated = data.collate(start..(start + micro_batch).min(total))?;
-            let (sum, tokens) = self.engine.evaluate(as_micro_batch(&collated))?;
-            loss += sum;
-            targets += tokens;
+            let samples = start..(start + micro_batch).min(total);
+            let collated = data.collate(samples.clone())?;
+            let Some(Preferences {
+                loss: objective,
+                evaluation,
+                ..
+            }) = &self.preferences
+            else {
+                let (sum, tokens) = self.engine.evaluate(as_micro_batch(&collated))?;
+                loss += sum;
+                targets += tokens;
+                continue;
+            };
+            let losses = self.engine.losses(MicroBatch {
+                targets: &objective.targets(&collated),
+                ..as_micro_batch(&collated)
+            })?;
+            let references = evaluation.of(samples.clone());
+            let step = Step {
+                samples_per_token: 0.0,
+                kl: 0.0,
+            };
+            let judged = preferences::judged(objective, &collated, &losses, &references, step);
+            loss += judged.loss;
+            targets += judged.sums.pairs;
         }
         let everyones: Vec<(u64, u64)> = exchange(self.world.as_ref(), &(loss.to_bits(), targets))?;
         let loss: f64 = everyones

@@ -10,6 +10,7 @@ mod launchers;
 mod losses;
 mod measured;
 mod parsers;
+mod preferences;
 mod proxy;
 mod readmes;
 mod refused;

@@ -226,6 +226,7 @@ mod tests {
             time: 1.0,
             norm_test: None,
             coordinate_test: None,
+            preferences: None,
             external: None,
         }
     }

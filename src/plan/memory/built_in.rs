@@ -6,7 +6,13 @@ use super::shape::Shape;
 use crate::recipe::schema::spec::{Groups, NormTest, Objective};
 
 /// Objectives of the built-in trainer.
-pub const TRAINED: [Objective; 2] = [Objective::LanguageModelling, Objective::Sft];
+pub const TRAINED: [Objective; 5] = [
+    Objective::LanguageModelling,
+    Objective::Sft,
+    Objective::Dpo,
+    Objective::Orpo,
+    Objective::Simpo,
+];
 
 /// Most logits that exist at a time.
 const LOGITS: f64 = (1u64 << 27) as f64;

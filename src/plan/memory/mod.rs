@@ -303,8 +303,9 @@ impl<'a> Memory<'a> {
             Objective::Grpo | Objective::Rloo => self.spec.generation.reference,
             _ => false,
         };
-        // With adapters, the model without them is the reference.
-        compares && !self.spec.model.adapters
+        // With adapters, the model without them is the reference. The built-in trainer computes the reference's values before
+        // the first step, with the start weights.
+        compares && !self.spec.model.adapters && !self.built_in
     }
 
     /// Sequences that pass through the model for each sample.

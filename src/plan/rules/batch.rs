@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use super::built_in::trains;
 use super::{Case, Check, Findings, Rule, file, is_for_another_trainer, native};
 use crate::plan::DeviceKind;
 use crate::plan::MAX_BATCH;
 use crate::plan::arithmetic::divisors;
 use crate::plan::draft::{DEFAULT_MICRO, model_parallel};
-use crate::plan::memory::TRAINED;
 use crate::plan::split::{Cap, Split, Splitter};
 use crate::recipe::schema::overrides::COMMAND_LINE;
 use crate::recipe::schema::spec::{Division, EvaluationDivision};
@@ -360,7 +360,7 @@ fn uneven_dealing(case: &Case<'_>, findings: &mut Findings<'_>) {
 /// precision and kernels do not count.
 fn only_another_trainer(case: &Case<'_>) -> Option<String> {
     let (spec, request) = (case.spec(), case.request);
-    if !TRAINED.contains(&spec.objective) {
+    if !trains(case) {
         return Some(format!("it does not train {}", spec.objective));
     }
     if model_parallel(&spec.parallel).is_some_and(|devices| devices > 1) {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::objective::PairLoss;
 use serde::{Deserialize, Serialize};
 
 use crate::util::suggest::{UnknownName, by_name};
@@ -48,6 +49,8 @@ pub struct Spec {
     pub elasticity: Elasticity,
     /// An external trainer, in place of the built-in trainer.
     pub trainer: Trainer,
+    /// The loss over preferences; dpo, orpo and simpo only.
+    pub preference: Preference,
     /// Settings of upstream's generation-based trainers that rules check.
     pub generation: Generation,
     /// Write steps and evaluations as event files for TensorBoard, into `tensorboard/` of the run's directory.
@@ -91,6 +94,11 @@ impl fmt::Display for Objective {
 }
 
 impl Objective {
+    /// Whether the loss is a mean cross-entropy of tokens, with a perplexity and a known worst value.
+    pub fn is_likelihood(self) -> bool {
+        matches!(self, Objective::LanguageModelling | Objective::Sft)
+    }
+
     /// The default number of completions per prompt that are compared with each other (TRL f2cd577,
     /// `num_generations`); `None` for objectives that compare none.
     pub fn default_generations(self) -> Option<u64> {
@@ -100,6 +108,26 @@ impl Objective {
             _ => None,
         }
     }
+}
+
+/// The loss over preference pairs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Preference {
+    /// The loss of dpo's and simpo's margin: `sigmoid`, `robust`, `hinge` or `ipo`.
+    pub loss: PairLoss,
+    /// β, the factor of the log-ratio or of the margin; orpo's λ. Default: 0.1, for simpo 2.
+    pub beta: Option<f64>,
+    /// Share of pairs whose preference is wrong, below 0.5.
+    pub label_smoothing: f64,
+    /// dpo without its reference model.
+    pub reference_free: bool,
+    /// Scores are means over the tokens of each completion. Default: simpo only.
+    pub by_token: Option<bool>,
+    /// γ/β, the margin that simpo wants. Default: 0.25.
+    pub target_margin: Option<f64>,
+    /// Weight of the chosen completion's negative log-likelihood; orpo's covers the prompt too. Default: 0, for orpo 1.
+    pub likelihood_weight: Option<f64>,
 }
 
 /// Settings of generation-based trainers (GRPO, RLOO, PPO, KTO) that rules check.

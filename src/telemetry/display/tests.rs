@@ -47,6 +47,7 @@ fn step(nth: u64, world: u64, batch: u64, samples: u64) -> Event {
             next_batch: 2 * batch,
             reason: "grew ×2 (cap)".to_owned(),
         }),
+        preferences: None,
         external: None,
         coordinate_test: match nth {
             5 => Some(CoordinateTestRecord {

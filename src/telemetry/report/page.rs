@@ -84,6 +84,7 @@ fn figures(input: &ReportInput) -> Vec<(&'static str, String, String)> {
     worlds.dedup();
     let loss_note = match input.floor {
         Some(floor) => from_floor(loss, floor),
+        None if input.of_pairs => "a mean over pairs".to_owned(),
         None if input.is_external() => "as the trainer reports it".to_owned(),
         None => format!("perplexity {}", count(loss.exp())),
     };
@@ -186,7 +187,11 @@ fn evaluations(input: &ReportInput) -> Vec<Vec<String>> {
             grouped(evaluation.samples),
             evaluation.generation.to_string(),
             loss_text(loss),
-            count(loss.exp()),
+            if input.of_pairs {
+                unknown()
+            } else {
+                count(loss.exp())
+            },
             grouped(evaluation.tokens),
         ];
         row.extend(input.floor.map(above));

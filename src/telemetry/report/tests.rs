@@ -31,6 +31,7 @@ fn run() -> ReportInput {
                 next_batch: batch,
                 reason: "passed".to_owned(),
             }),
+            preferences: None,
             external: None,
             coordinate_test: (nth % 10 == 5).then_some(CoordinateTestRecord {
                 share: Some(0.5),
@@ -79,6 +80,7 @@ fn run() -> ReportInput {
                 time: 1.79e9,
             })
             .to_vec(),
+        of_pairs: false,
         floor: Some(2.0),
         vocabulary: 4_096,
         ledger: Some(LedgerVerdict {

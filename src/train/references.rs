@@ -1,0 +1,251 @@
+//! The reference model's log-probabilities of the completions of a data set. The start weights give them, once, before the
+//! first step: all ranks together, a block of samples at a time. What is known lies beside the prepared samples, so that a
+//! process that begins later, in another world, computes only the rest.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::TrainError;
+use super::message::exchange;
+use super::run::Run;
+use crate::comm::Collective;
+use crate::data::Dataset;
+use crate::engine::{Engine, IGNORE, MicroBatch};
+use crate::util::durable::{self, FileError};
+
+/// Directory within the prepared data.
+const DIRECTORY: &str = "reference";
+/// Micro-batches of each rank in a block.
+const BLOCK: u64 = 4;
+/// Bytes of the files of weights that enter the fingerprint, from each file's beginning.
+const SAMPLED: u64 = 1 << 20;
+
+/// The log-probabilities, nats: the rows of a sample one after the other.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct References {
+    values: Vec<f64>,
+    rows: usize,
+}
+
+impl References {
+    /// Those of the rows of these samples, in their order.
+    pub fn of(&self, samples: impl IntoIterator<Item = u64>) -> Vec<f64> {
+        let rows = |sample: u64| {
+            let first = sample as usize * self.rows;
+            self.values
+                .get(first..first + self.rows)
+                .unwrap_or_default()
+        };
+        samples.into_iter().flat_map(rows).copied().collect()
+    }
+}
+
+/// A data set and where its log-probabilities are kept.
+pub struct Source<'a> {
+    path: PathBuf,
+    /// Identifies model and data.
+    fingerprint: [u8; 16],
+    dataset: &'a Dataset,
+}
+
+impl<'a> Source<'a> {
+    /// `part` is the data set's name within the prepared data.
+    pub fn new(
+        run_dir: &Path,
+        run: &Run,
+        part: &str,
+        dataset: &'a Dataset,
+    ) -> Result<Source<'a>, TrainError> {
+        let directory = Run::data(run_dir).join(DIRECTORY);
+        Ok(Source {
+            path: directory.join(format!("{part}.bin")),
+            fingerprint: fingerprint(run)?,
+            dataset,
+        })
+    }
+
+    fn rows(&self) -> usize {
+        self.dataset.kind().rows() as usize
+    }
+
+    fn len(&self) -> usize {
+        self.dataset.len() as usize * self.rows()
+    }
+
+    /// Those that the file holds for this model and these data: of whole samples, from the first on.
+    fn known(&self) -> Vec<f64> {
+        let mut bytes = Vec::new();
+        let read = File::open(&self.path).and_then(|mut file| file.read_to_end(&mut bytes));
+        let Some(values) = bytes
+            .strip_prefix(&self.fingerprint)
+            .filter(|_| read.is_ok())
+        else {
+            return Vec::new();
+        };
+        let values = values
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f64::from_le_bytes(*bytes));
+        let mut values: Vec<f64> = values.take(self.len()).collect();
+        values.truncate(values.len() / self.rows() * self.rows());
+        values
+    }
+
+    /// Whether every rank has all of them. Collective.
+    pub fn are_known(&self, world: &dyn Collective) -> Result<bool, TrainError> {
+        let known = self.known().len() == self.len();
+        Ok(exchange(world, &known)?.into_iter().all(|known| known))
+    }
+
+    /// All of them. The engine has the start weights unless [`Source::are_known`]. Collective; one rank of each host
+    /// `writes`.
+    pub fn complete(
+        &self,
+        engine: &mut dyn Engine,
+        world: &dyn Collective,
+        micro_batch: u64,
+        writes: bool,
+    ) -> Result<References, TrainError> {
+        let mut values = self.known();
+        // The ranks go on from what one of them knows.
+        let known: Vec<u64> = exchange(world, &(values.len() as u64))?;
+        let most = known.iter().copied().max().unwrap_or(0);
+        if known.iter().any(|&len| len < most) {
+            let first = known.iter().position(|&len| len == most).unwrap_or(0);
+            let sent = if world.rank() == first {
+                bits_of(&values)
+            } else {
+                Vec::new()
+            };
+            let sent: Vec<Vec<u64>> = exchange(world, &sent)?;
+            values = sent[first].iter().copied().map(f64::from_bits).collect();
+        }
+        let mut file = match writes {
+            true => Some(self.begin(&values)?),
+            false => None,
+        };
+        let rows = self.rows();
+        while values.len() < self.len() {
+            let begin = (values.len() / rows) as u64;
+            let of_block = self.block(begin, engine, world, micro_batch)?;
+            if let Some(file) = &mut file {
+                let bytes: Vec<u8> = of_block
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect();
+                file.write_all(&bytes).map_err(|error| self.failed(error))?;
+            }
+            values.extend(of_block);
+        }
+        if let Some(file) = file {
+            file.sync_all().map_err(|error| self.failed(error))?;
+        }
+        Ok(References { values, rows })
+    }
+
+    /// The next block of samples: each rank computes its micro-batches, in the order of the ranks.
+    fn block(
+        &self,
+        begin: u64,
+        engine: &mut dyn Engine,
+        world: &dyn Collective,
+        micro_batch: u64,
+    ) -> Result<Vec<f64>, TrainError> {
+        let end = self.dataset.len();
+        let mut own = Vec::new();
+        for nth in 0..BLOCK {
+            world.check()?;
+            let place = world.rank() as u64 * BLOCK + nth;
+            let first = (begin + place * micro_batch).min(end);
+            let last = (first + micro_batch).min(end);
+            if first == last {
+                engine.join_evaluation()?;
+                continue;
+            }
+            let collated = self.dataset.collate(first..last)?;
+            let losses = engine.losses(MicroBatch {
+                tokens: &collated.tokens,
+                targets: &collated.targets,
+                batch: collated.batch,
+                seq_len: collated.seq_len,
+            })?;
+            let of_rows = losses
+                .chunks(collated.seq_len)
+                .zip(collated.targets.chunks(collated.seq_len));
+            own.extend(of_rows.map(|(losses, targets)| {
+                let answer = losses
+                    .iter()
+                    .zip(targets)
+                    .filter(|(_, target)| **target != IGNORE);
+                -answer.map(|(loss, _)| loss).sum::<f64>()
+            }));
+        }
+        let all: Vec<Vec<u64>> = exchange(world, &bits_of(&own))?;
+        Ok(all.into_iter().flatten().map(f64::from_bits).collect())
+    }
+
+    /// The file with the known values, to be continued.
+    fn begin(&self, values: &[f64]) -> Result<File, TrainError> {
+        if let Some(directory) = self.path.parent() {
+            durable::create_directory(directory)?;
+        }
+        let mut bytes = self.fingerprint.to_vec();
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        durable::write_atomically(&self.path, &bytes)?;
+        let file = OpenOptions::new().append(true).open(&self.path);
+        Ok(file.map_err(|error| self.failed(error))?)
+    }
+
+    fn failed(&self, error: std::io::Error) -> FileError {
+        FileError::from_io("write", &self.path, 0, error)
+    }
+}
+
+/// The values as messages carry them.
+fn bits_of(values: &[f64]) -> Vec<u64> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Identifies the start weights and the prepared data.
+fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
+    let built_in = run.built_in()?;
+    let mut hash = Xxh3::new();
+    hash.update(built_in.model.to_json().to_string().as_bytes());
+    hash.update(
+        built_in
+            .data_fingerprint
+            .as_deref()
+            .unwrap_or_default()
+            .as_bytes(),
+    );
+    match &built_in.weights {
+        None => hash.update(&run.spec.seed.to_le_bytes()),
+        Some(directory) => {
+            for path in weight_files(directory)? {
+                let failed = |error| FileError::from_io("read", &path, 0, error);
+                let file = File::open(&path).map_err(failed)?;
+                let bytes = file.metadata().map_err(failed)?.len();
+                let mut begin = Vec::new();
+                file.take(SAMPLED).read_to_end(&mut begin).map_err(failed)?;
+                hash.update(&bytes.to_le_bytes());
+                hash.update(&begin);
+            }
+        }
+    }
+    Ok(hash.digest128().to_le_bytes())
+}
+
+/// The files of weights of a directory, by name.
+fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let entries = std::fs::read_dir(directory)
+        .map_err(|error| FileError::from_io("read", directory, 0, error))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+    let mut files: Vec<PathBuf> = paths.filter(is_weights).collect();
+    files.sort();
+    Ok(files)
+}

@@ -1,0 +1,173 @@
+//! Losses over preference pairs: those of TRL step by step, and the same in any world.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::disturbed::proved;
+use super::losses::run_in;
+use super::support::{Run, evenkeel, same_losses, small};
+use super::trainers::{own_file, python};
+
+/// The native spelling of the cases of preference_losses.py.
+const CASES: [(&str, &str); 7] = [
+    ("sigmoid", "objective: dpo, preference: {beta: 0.3}"),
+    (
+        "robust",
+        "objective: dpo, preference: {loss: robust, label_smoothing: 0.2}",
+    ),
+    (
+        "hinge",
+        "objective: dpo, preference: {loss: hinge, beta: 0.5}",
+    ),
+    (
+        "ipo",
+        "objective: dpo, preference: {loss: ipo, by_token: true}",
+    ),
+    ("orpo", "objective: orpo, preference: {beta: 0.2}"),
+    ("simpo", "objective: simpo"),
+    (
+        "cpo",
+        "objective: simpo, preference: {by_token: false, target_margin: 0, beta: 0.1, likelihood_weight: 0.7}",
+    ),
+];
+
+/// What all cases have.
+const COMMON: &str = "\
+batch: {global: 8, per_device_batch_size: 8}, model: {path: model, precision: f32}, \
+data: {train: [{path: preferences/train.jsonl}], shuffle: false, extra_token: false}, \
+budget: {steps: 20}, learning_rate: {peak: 1.0e-3, shape: constant}";
+
+#[test]
+fn losses_and_rewards_over_pairs_are_those_of_trl() {
+    let Some(python) = python("torch, transformers, trl") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
+    here(
+        Command::new(&python),
+        &[&own_file("tests/trainers/tiny_model.py"), "."],
+    );
+    let script = own_file("tests/trainers/preference_losses.py");
+    let output = here(
+        Command::new(&python),
+        &[&script, "model", "preferences/train.jsonl"],
+    );
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
+        serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    assert_eq!(expected.len(), CASES.len());
+    for (name, lines) in CASES {
+        let recipe = format!(
+            "{{apiVersion: evenkeel.dev/v1alpha1, kind: Recipe, spec: {{{lines}, {COMMON}}}}}\n"
+        );
+        std::fs::write(folder.path().join(format!("{name}.yaml")), recipe).unwrap();
+        let file = format!("{name}.yaml");
+        let words = [
+            "launch", &file, "--out", name, "--procs", "1", "--device", "cpu", "--quiet",
+        ];
+        here(evenkeel(), &words);
+        let metrics = folder.path().join(name).join("gen-1/metrics.jsonl");
+        let metrics = std::fs::read_to_string(metrics).unwrap();
+        let steps: Vec<Value> = metrics
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        for (key, pointer) in [
+            ("loss", "/loss"),
+            ("rewards/chosen", "/preferences/reward_chosen"),
+            ("rewards/rejected", "/preferences/reward_rejected"),
+        ] {
+            let trls = &expected[name][key];
+            assert_eq!(steps.len(), trls.len(), "{name}");
+            let ours = steps
+                .iter()
+                .map(|step| step.pointer(pointer).unwrap().as_f64().unwrap());
+            let typical = trls
+                .iter()
+                .fold(0.0f64, |most, value| most.max(value.abs()));
+            for (step, (ours, trls)) in (1..).zip(ours.zip(trls)) {
+                let apart = (ours - trls).abs() / typical;
+                assert!(
+                    apart < 1e-4,
+                    "{name}: {key} of step {step}: {ours}, TRL {trls}"
+                );
+            }
+        }
+    }
+}
+
+/// Pairs of numbers in words, as JSONL.
+fn pairs() -> String {
+    let mut rows = String::new();
+    for i in 0..240 {
+        let row = json!({"prompt": format!("{i}+1="), "chosen": format!("{}", i + 1), "rejected": format!("{}", i * 7)});
+        writeln!(rows, "{row}").unwrap();
+    }
+    rows
+}
+
+/// A run over pairs that is resized, loses a rank and grows again.
+fn disturbed(objective: &str, strategy: &str) {
+    let spec = || {
+        small(json!({
+            "objective": objective,
+            "parallel": {"strategy": strategy},
+            "model": {"config": {"vocab_size": 259}},
+            "tokenizer": {"path": "byte"},
+            "data": {"train": [{"path": "pairs.jsonl", "synthetic": null}], "held_out": 24},
+            "learning_rate": {"peak": 1e-4},
+            "evaluation": {"every_samples": 600},
+        }))
+    };
+    let of = || {
+        let run = Run::of(spec());
+        std::fs::write(run.scratch().join("pairs.jsonl"), pairs()).unwrap();
+        run
+    };
+    let run = of();
+    let launched = run.start(&["--procs", "1"]);
+    run.wait_for_steps(1, 5);
+    let resized = run.call("resize", &["3"]);
+    assert!(resized.status.success(), "{resized:?}");
+    run.wait_for_steps(2, 5);
+    let references = std::fs::read(run.out().join("data/reference/train.bin")).ok();
+    run.signal_rank(2, 1, Signal::KILL);
+    run.wait_for_steps(3, 5);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [1, 3, 2]);
+    proved(&run, 2400);
+
+    let undisturbed = of();
+    let output = undisturbed.launch(&["--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    same_losses(&run, &undisturbed);
+    let again = std::fs::read(undisturbed.out().join("data/reference/train.bin")).ok();
+    assert_eq!(references.is_some(), objective == "dpo");
+    assert_eq!(references, again);
+    let first = &undisturbed.generation_steps(1)[0];
+    if objective == "dpo" {
+        let apart = first["loss"].as_f64().unwrap() - std::f64::consts::LN_2;
+        assert!(apart.abs() < 1e-12, "{first}");
+        assert_eq!(first["preferences"]["reward_chosen"], 0.0);
+    }
+}
+
+#[test]
+fn dpo_is_the_same_in_any_world() {
+    disturbed("dpo", "ddp");
+}
+
+#[test]
+fn dpo_is_the_same_in_any_world_under_sharding() {
+    disturbed("dpo", "fsdp");
+}
+
+#[test]
+fn orpo_is_the_same_in_any_world() {
+    disturbed("orpo", "ddp");
+}
