@@ -36,47 +36,45 @@ pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String])
         "model.path" => errors.iter().any(|rule| *rule != "data-missing"),
         _ => errors.contains(&"data-missing"),
     };
-    for (path, name, flags) in named(recipe) {
-        if is_absent(&path) && is_on_hub(Path::new(""), &name) {
-            let folder = name.rsplit('/').next().unwrap_or(&name).to_owned();
-            let download = format!("hf download {name}{flags} --local-dir {folder}");
+    for (path, repo) in named(recipe) {
+        if is_absent(&path) && is_on_hub(Path::new(""), &repo.id) {
+            let (download, named) = repo.download_for(&recipe.key(&path));
             if !lines.contains(&download) {
                 lines.push(download);
             }
-            overrides.push(format!("{}={folder}", recipe.key(&path)));
+            overrides.extend(named.filter(|named| !overrides.contains(named)));
         }
     }
     if !lines.is_empty() {
-        lines.push(format!("{typed} {}", overrides.join(" ")));
+        overrides.insert(0, typed);
+        lines.push(overrides.join(" "));
     }
     lines
 }
 
-/// The commands after a model that could not be downloaded, one a line.
+/// The commands after a repository that could not be downloaded, one a line.
 pub fn after_download(recipe: &Recipe, failed: &HubError, typed: &[String]) -> Vec<String> {
-    let is_model = recipe.spec.model.path.as_deref() == Some(failed.repo.id.as_str());
-    let path = if is_model {
-        "model.path"
-    } else {
-        "tokenizer.path"
-    };
+    let is_failed =
+        |(_, repo): &(String, Repo)| (repo.kind, &repo.id) == (failed.repo.kind, &failed.repo.id);
+    let path = named(recipe)
+        .into_iter()
+        .find(is_failed)
+        .map(|(path, _)| path);
+    let path = path.as_deref().unwrap_or("tokenizer.path");
     failed.next(&shell::join(typed), path, &recipe.keys())
 }
 
-/// The model and the data of a recipe, each with its native path and the options of `hf download`.
-fn named(recipe: &Recipe) -> Vec<(String, String, String)> {
+/// The model and the data of a recipe, each with the native path of its name.
+fn named(recipe: &Recipe) -> Vec<(String, Repo)> {
     let spec = &recipe.spec;
+    let revision = spec.model.revision.as_deref();
     let model = spec.model.path.iter();
-    let flags = |name: &str| Repo::new(name, spec.model.revision.as_deref()).revision_flag();
-    let mut found: Vec<_> = model
-        .map(|name| ("model.path".to_owned(), name.clone(), flags(name)))
-        .collect();
-    for (index, source) in spec.data.train.iter().enumerate() {
-        let path = format!("data.train.{index}.path");
-        let flags = " --repo-type dataset".to_owned();
-        found.push((path, source.path.clone(), flags));
-    }
-    found
+    let model = model.map(|name| ("model.path".to_owned(), Repo::model(name, revision)));
+    let data = spec.data.sources().map(|(path, source)| {
+        let repo = Repo::data_set(&source.path, source.revision.as_deref());
+        (format!("{path}.path"), repo)
+    });
+    model.chain(data).collect()
 }
 
 /// The program that trains such a recipe upstream, with the words that evenkeel fills in.
@@ -153,6 +151,15 @@ mod tests {
                 "hf download acme/model --local-dir model",
                 "hf download acme/chats --repo-type dataset --local-dir chats",
                 "evenkeel launch recipe.yaml --procs 2 model_name_or_path=model dataset_name=chats",
+            ]
+        );
+        // The name in a mixture is a key, and no override renames it.
+        let mixer = format!("{BATCH}dataset_mixer:\n  acme/chats: 1.0\n");
+        assert_eq!(
+            next(&mixer, &["data-missing"]),
+            [
+                "hf download acme/chats --repo-type dataset --local-dir acme/chats",
+                "evenkeel launch recipe.yaml --procs 2",
             ]
         );
         // Another error has another way out.

@@ -1,7 +1,7 @@
 //! The cache of huggingface_hub, which other programs share:
-//! `models--OWNER--NAME/{blobs/ETAG, refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/ETAG}`. A blob is there when
-//! it is complete; its first part is `ETAG.incomplete`. Who writes a blob holds the lock
-//! `.locks/models--OWNER--NAME/ETAG.lock`.
+//! `models--OWNER--NAME/{blobs/ETAG, refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/ETAG}`, and likewise
+//! `datasets--OWNER--NAME`. A blob is there when it is complete; its first part is `ETAG.incomplete`. Who writes a blob
+//! holds the lock `.locks/models--OWNER--NAME/ETAG.lock`. `.listings/COMMIT` is Evenkeel's own.
 //! <https://huggingface.co/docs/huggingface_hub/guides/manage-cache>
 
 use std::fs::{File, TryLockError};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::Cause;
-use super::id::{Repo, is_commit};
+use super::id::{Kind, Repo, is_commit};
 use crate::util::durable::{self, FileError, create_directory};
 use crate::util::input;
 use crate::util::shards::is_file_name;
@@ -19,9 +19,13 @@ use crate::util::shards::is_file_name;
 /// Interval between two tries for a lock.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
-const MODELS: &str = "models--";
+/// Directory of the listings, one for each commit: the names of all its files, one a line. A snapshot may have only
+/// some of them.
+const LISTINGS: &str = ".listings";
+/// Largest listing, bytes.
+pub(super) const LISTING_BYTES: usize = 16 << 20;
 
-/// The cache of one model.
+/// The cache of one repository.
 #[derive(Debug, Clone)]
 pub(super) struct RepoCache {
     folder: PathBuf,
@@ -29,8 +33,8 @@ pub(super) struct RepoCache {
 }
 
 impl RepoCache {
-    pub fn of(cache: &Path, id: &str) -> RepoCache {
-        let name = format!("{MODELS}{}", id.replace('/', "--"));
+    pub fn of(cache: &Path, repo: &Repo) -> RepoCache {
+        let name = format!("{}--{}", repo.kind.plural(), repo.id.replace('/', "--"));
         RepoCache {
             locks: cache.join(".locks").join(&name),
             folder: cache.join(name),
@@ -78,16 +82,27 @@ impl RepoCache {
     /// Makes a blob the file of a commit.
     pub fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), FileError> {
         let path = self.snapshot_of(commit).join(file);
-        let target = Path::new("../../blobs").join(etag);
+        let above = "../".repeat(2 + file.matches('/').count());
+        let target = Path::new(&above).join("blobs").join(etag);
         if path.read_link().is_ok_and(|found| found == target) {
             return Ok(());
         }
         durable::remove(&path)?;
+        if let Some(parent) = path.parent() {
+            create_directory(parent)?;
+        }
         match symlink(&target, &path) {
             // Another process has just made it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             linked => linked.map_err(|error| FileError::from_io("write", &path, 0, error)),
         }
+    }
+
+    /// Keeps the names of a commit's files.
+    pub fn keep_listing(&self, commit: &str, files: &[String]) -> Result<(), FileError> {
+        let directory = self.folder.join(LISTINGS);
+        create_directory(&directory)?;
+        durable::write_atomically(&directory.join(commit), files.join("\n").as_bytes())
     }
 
     /// Makes a commit that of its revision.
@@ -137,14 +152,26 @@ pub(super) struct BlobLock {
     _file: File,
 }
 
-/// The model and the commit of a directory in the layout of the cache.
+/// The repository and the commit of a directory in the layout of the cache.
 pub fn repo_of_snapshot(directory: &Path) -> Option<Repo> {
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     let commit = name(directory).filter(|commit| is_commit(commit))?;
     let snapshots = directory.parent()?;
     let folder = name(snapshots.parent()?)?;
-    let id = folder.strip_prefix(MODELS)?.replacen("--", "/", 1);
-    (name(snapshots)? == "snapshots").then(|| Repo::new(&id, Some(&commit)))
+    let (plural, id) = folder.split_once("--")?;
+    let kinds = [Kind::Model, Kind::DataSet];
+    let kind = kinds.into_iter().find(|kind| kind.plural() == plural)?;
+    let id = id.replacen("--", "/", 1);
+    (name(snapshots)? == "snapshots").then(|| Repo::of(kind, &id, Some(&commit)))
+}
+
+/// The names of all files of a snapshot's commit; `None`: Evenkeel has downloaded none of them.
+pub fn files_of_snapshot(directory: &Path) -> Option<Vec<String>> {
+    let commit = repo_of_snapshot(directory)?.revision;
+    let folder = directory.parent()?.parent()?;
+    let path = folder.join(LISTINGS).join(commit);
+    let text = String::from_utf8(input::read(&path, LISTING_BYTES as u64).ok()?).ok()?;
+    Some(text.lines().map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -156,7 +183,7 @@ mod tests {
     #[test]
     fn a_snapshot_is_found_by_branch_pull_request_and_commit() {
         let place = tempfile::tempdir().unwrap();
-        let cached = RepoCache::of(place.path(), "acme/tiny");
+        let cached = RepoCache::of(place.path(), &Repo::model("acme/tiny", None));
         assert_eq!(cached.snapshot("main"), None);
         cached.create(COMMIT).unwrap();
         let snapshot = place
@@ -175,14 +202,14 @@ mod tests {
         std::fs::write(place.path().join("secret"), COMMIT).unwrap();
         assert_eq!(cached.snapshot("../../secret"), None);
         let repo = repo_of_snapshot(&snapshot).unwrap();
-        assert_eq!(repo, Repo::new("acme/tiny", Some(COMMIT)));
+        assert_eq!(repo, Repo::model("acme/tiny", Some(COMMIT)));
         assert_eq!(repo_of_snapshot(place.path()), None);
     }
 
     #[test]
     fn a_file_is_a_relative_link_to_its_blob() {
         let place = tempfile::tempdir().unwrap();
-        let cached = RepoCache::of(place.path(), "gpt2");
+        let cached = RepoCache::of(place.path(), &Repo::model("gpt2", None));
         cached.create(COMMIT).unwrap();
         for etag in ["one", "two", "two"] {
             std::fs::write(cached.blob(etag), etag).unwrap();
@@ -197,9 +224,29 @@ mod tests {
     }
 
     #[test]
+    fn a_data_set_has_its_own_directory_with_files_below_it() {
+        let place = tempfile::tempdir().unwrap();
+        let repo = Repo::data_set("acme/chats", Some(COMMIT));
+        let cached = RepoCache::of(place.path(), &repo);
+        cached.create(COMMIT).unwrap();
+        let snapshot = cached.snapshot(COMMIT).unwrap();
+        assert!(snapshot.starts_with(place.path().join("datasets--acme--chats")));
+        assert_eq!(repo_of_snapshot(&snapshot), Some(repo));
+        std::fs::write(cached.blob("one"), "1").unwrap();
+        let file = "en/train/0.parquet";
+        cached.link(COMMIT, file, "one").unwrap();
+        assert_eq!(std::fs::read_to_string(snapshot.join(file)).unwrap(), "1");
+
+        assert_eq!(files_of_snapshot(&snapshot), None);
+        let listing = ["README.md", file].map(str::to_owned);
+        cached.keep_listing(COMMIT, &listing).unwrap();
+        assert_eq!(files_of_snapshot(&snapshot).unwrap(), listing);
+    }
+
+    #[test]
     fn a_lock_excludes_other_writers_of_its_blob_only() {
         let place = tempfile::tempdir().unwrap();
-        let cached = RepoCache::of(place.path(), "acme/tiny");
+        let cached = RepoCache::of(place.path(), &Repo::model("acme/tiny", None));
         cached.create(COMMIT).unwrap();
         let held = cached.lock("one", &|| false).unwrap();
         let refused = cached.lock("one", &|| true).unwrap_err();

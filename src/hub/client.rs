@@ -14,8 +14,9 @@ use reqwest::{Certificate, Method, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
 
+use super::cache::LISTING_BYTES;
 use super::error::Cause;
-use super::id::{Repo, is_commit};
+use super::id::{Kind, Repo, is_commit};
 use super::settings::Settings;
 use crate::util::causes::innermost;
 use crate::util::shards::is_file_name;
@@ -29,8 +30,7 @@ const REPETITIONS: u32 = 6;
 const RECONNECTIONS: u32 = 2;
 /// Longest pause before a repetition.
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
-/// Largest description of a model, bytes, and the time in which it arrives.
-const LISTING_BYTES: usize = 16 << 20;
+/// Time in which the description of a repository arrives. It has at most [`LISTING_BYTES`].
 const LISTING_TIME: Duration = Duration::from_secs(120);
 /// Interval in which a signal ends an operation.
 const STOP_POLL: Duration = Duration::from_millis(100);
@@ -47,9 +47,11 @@ pub(super) struct Client {
     endpoint: Url,
     token: Option<HeaderValue>,
     settings: Settings,
+    /// What it asks for.
+    kind: Kind,
 }
 
-/// The files of a model at a revision.
+/// The files of a repository at a revision.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub commit: String,
@@ -90,13 +92,13 @@ impl From<Cause> for Failure {
 /// Which redirects a request follows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Follow {
-    /// Those of the endpoint to itself: of a renamed model.
+    /// Those of the endpoint to itself: of a renamed repository.
     Endpoint,
     All,
 }
 
 impl Client {
-    pub fn new(settings: &Settings) -> Result<Client, Cause> {
+    pub fn new(settings: &Settings, kind: Kind) -> Result<Client, Cause> {
         if settings.offline {
             return Err(Cause::Offline);
         }
@@ -128,6 +130,7 @@ impl Client {
             endpoint,
             token,
             settings: settings.clone(),
+            kind,
         })
     }
 
@@ -149,10 +152,11 @@ impl Client {
             rfilename: String,
         }
         let revision = utf8_percent_encode(&repo.revision, UNRESERVED);
-        let url = self.url(&format!("api/models/{}/revision/{revision}", repo.id))?;
+        let kind = repo.kind.plural();
+        let url = self.url(&format!("api/{kind}/{}/revision/{revision}", repo.id))?;
         let body = self.again(async || {
             let answer = self.send(Method::GET, &url, HeaderMap::new(), Follow::Endpoint);
-            let answer = accepted(answer.await?)?;
+            let answer = self.accepted(answer.await?)?;
             let body = timeout(LISTING_TIME, self.body(answer, LISTING_BYTES));
             body.await.unwrap_or_else(|_| Err(slow()))
         });
@@ -165,8 +169,9 @@ impl Client {
         let files: Vec<String> = info.siblings.into_iter().map(|it| it.rfilename).collect();
         match files.iter().find(|name| !is_relative(name)) {
             Some(name) => Err(unusable(format!(
-                "`{}` leaves the directory of the model",
-                name.escape_debug()
+                "`{}` leaves the directory of the {}",
+                name.escape_debug(),
+                self.kind
             ))),
             None => Ok(Listing { commit, files }),
         }
@@ -179,15 +184,18 @@ impl Client {
         commit: &str,
         name: &str,
     ) -> Result<RemoteFile, Cause> {
-        let encoded = utf8_percent_encode(name, UNRESERVED);
-        let url = self.url(&format!("{}/resolve/{commit}/{encoded}", repo.id))?;
+        let encoded = name
+            .split('/')
+            .map(|part| utf8_percent_encode(part, UNRESERVED).to_string());
+        let encoded = encoded.collect::<Vec<_>>().join("/");
+        let url = self.url(&format!("{}/resolve/{commit}/{encoded}", repo.page()))?;
         self.again(async || {
             let answer = self.send(Method::HEAD, &url, HeaderMap::new(), Follow::Endpoint);
             let answer = answer.await?;
             let answer = if answer.status().is_redirection() {
                 answer
             } else {
-                accepted(answer)?
+                self.accepted(answer)?
             };
             let header = |name: &str| answer.headers().get(name)?.to_str().ok();
             let unusable = |why: &str| Failure::Final(Cause::Answer(format!("{url}: {why}")));
@@ -264,7 +272,7 @@ impl Client {
             // A refusal keeps the part.
             _ => {}
         }
-        let mut answer = accepted(answer)?;
+        let mut answer = self.accepted(answer)?;
         while let Some(piece) = self.piece(&mut answer).await? {
             if part.bytes() + piece.len() as u64 > file.bytes {
                 return Err(Failure::Final(Cause::Size {
@@ -379,6 +387,33 @@ impl Client {
     fn is_endpoint(&self, url: &Url) -> bool {
         url.origin() == self.endpoint.origin()
     }
+
+    /// An answer with status 200 or 206.
+    fn accepted(&self, answer: Response) -> Result<Response, Failure> {
+        let status = answer.status();
+        if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+            return Ok(answer);
+        }
+        let header = |name: &str| answer.headers().get(name)?.to_str().ok();
+        let cause = match (status.as_u16(), header("x-error-code")) {
+            (401 | 403, Some("GatedRepo")) => Cause::Gated,
+            // Without a token, the hub answers 401 for a repository that does not exist.
+            (401 | 403, _) => Cause::Denied(self.kind),
+            (404, Some("RevisionNotFound")) => Cause::NoRevision(self.kind),
+            (404, Some("EntryNotFound")) => {
+                Cause::Answer("a listed file does not exist".to_owned())
+            }
+            (404, _) => Cause::NoRepo(self.kind),
+            (429, _) => Cause::Throttled,
+            (other, _) => Cause::Status(other),
+        };
+        if matches!(status.as_u16(), 408 | 429 | 500..) {
+            let after = header(RETRY_AFTER.as_str());
+            let after = after.and_then(|seconds| seconds.trim().parse().ok());
+            return Err(Failure::Later(cause, after.map(Duration::from_secs)));
+        }
+        Err(cause.into())
+    }
 }
 
 const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
@@ -419,30 +454,6 @@ fn begins_at(answer: &Response, from: u64) -> bool {
     range.is_some_and(|range| range.starts_with(&format!("bytes {from}-")))
 }
 
-/// An answer with status 200 or 206.
-fn accepted(answer: Response) -> Result<Response, Failure> {
-    let status = answer.status();
-    if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
-        return Ok(answer);
-    }
-    let header = |name: &str| answer.headers().get(name)?.to_str().ok();
-    let cause = match (status.as_u16(), header("x-error-code")) {
-        (401 | 403, Some("GatedRepo")) => Cause::Gated,
-        // Without a token, the hub answers 401 for a model that does not exist.
-        (401 | 403, _) => Cause::Denied,
-        (404, Some("RevisionNotFound")) => Cause::NoRevision,
-        (404, Some("EntryNotFound")) => Cause::Answer("a listed file does not exist".to_owned()),
-        (404, _) => Cause::NoRepo,
-        (429, _) => Cause::Throttled,
-        (other, _) => Cause::Status(other),
-    };
-    if matches!(status.as_u16(), 408 | 429 | 500..) {
-        let after = header(RETRY_AFTER.as_str()).and_then(|seconds| seconds.trim().parse().ok());
-        return Err(Failure::Later(cause, after.map(Duration::from_secs)));
-    }
-    Err(cause.into())
-}
-
 fn slow() -> Failure {
     Failure::Later(Cause::Broken("no answer in time".to_owned()), None)
 }
@@ -456,7 +467,7 @@ fn broken(error: &reqwest::Error) -> Failure {
     Failure::Later(cause, None)
 }
 
-/// Whether a name stays below the directory of its model.
+/// Whether a name stays below the directory of its repository.
 fn is_relative(name: &str) -> bool {
     name.split('/').all(is_file_name)
 }
@@ -499,12 +510,13 @@ mod tests {
             let variable = |name: &str| (name == "HF_ENDPOINT").then(|| endpoint.to_owned());
             Settings::of(&variable)
         };
-        assert!(Client::new(&settings("https://huggingface.co")).is_ok());
+        let new = |settings: &Settings| Client::new(settings, Kind::Model);
+        assert!(new(&settings("https://huggingface.co")).is_ok());
         for endpoint in ["huggingface.co", "ftp://huggingface.co", "file:///x"] {
-            let refused = Client::new(&settings(endpoint)).err();
+            let refused = new(&settings(endpoint)).err();
             assert!(matches!(refused, Some(Cause::Endpoint(_))), "{endpoint}");
         }
-        let refused = Client::new(&Settings::none()).err();
+        let refused = new(&Settings::none()).err();
         assert!(matches!(refused, Some(Cause::Offline)));
     }
 }

@@ -1,5 +1,6 @@
-//! Downloads a model into the cache: first its small files, so that a model which does not train is refused by its
-//! config.json, then its weights. What is in the cache is not downloaded again, and a broken download continues.
+//! Downloads into the cache. Of a model first the small files come, so that a model which does not train is refused by
+//! its config.json, then the weights; of a data set its card, then the files that the caller chooses. What is in the
+//! cache is not downloaded again, and a broken download continues.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,13 +11,15 @@ use ring::digest::{Context, SHA256};
 use super::cache::RepoCache;
 use super::client::{Client, Listing, Part, RemoteFile, run};
 use super::error::{Cause, HubError};
-use super::id::Repo;
+use super::id::{Kind, Repo};
 use super::settings::Settings;
 use crate::util::durable::{self, FileError, free_space};
-use crate::util::input::STATE_BYTES;
+use crate::util::input::{CONFIG_BYTES, STATE_BYTES};
 use crate::util::shards::{INDEX, Index, WHOLE};
 
 const CONFIG: &str = "config.json";
+/// The card of a data set, whose front matter may list its configs.
+pub const CARD: &str = "README.md";
 /// Weights in other formats, by the beginnings of their names.
 const OTHER_WEIGHTS: [&str; 5] = [
     "pytorch_model",
@@ -71,7 +74,7 @@ pub struct Download<'a> {
 }
 
 impl<'a> Download<'a> {
-    /// Asks the hub for the commit and the files of a model.
+    /// Asks the hub for the commit and the files of a repository.
     pub fn begin(
         settings: &Settings,
         repo: &Repo,
@@ -79,12 +82,12 @@ impl<'a> Download<'a> {
     ) -> Result<Download<'a>, HubError> {
         let begun = || {
             let root = settings.cache.clone().ok_or(Cause::NoCache)?;
-            let client = Client::new(settings)?;
+            let client = Client::new(settings, repo.kind)?;
             let listing = run(stopped, client.list(repo))?;
             Ok(Download {
                 repo: repo.clone(),
                 endpoint: settings.endpoint.clone(),
-                cached: RepoCache::of(&root, &repo.id),
+                cached: RepoCache::of(&root, repo),
                 client,
                 root,
                 listing,
@@ -109,6 +112,34 @@ impl<'a> Download<'a> {
     /// The commit of the revision.
     pub fn commit(&self) -> &str {
         &self.listing.commit
+    }
+
+    /// The names of all files of the commit.
+    pub fn listed(&self) -> &[String] {
+        &self.listing.files
+    }
+
+    /// The directory of its files.
+    pub fn snapshot(&self) -> PathBuf {
+        self.cached.snapshot_of(self.commit())
+    }
+
+    /// Downloads the card of a data set, if it has one. From then on the snapshot has the listing of the commit.
+    pub fn card(&self, progress: &mut dyn FnMut(Received)) -> Result<(), HubError> {
+        let has = self.listing.files.iter().any(|name| name == CARD);
+        let names: &[&str] = if has { &[CARD] } else { &[] };
+        self.all(names, Some(CONFIG_BYTES), progress)
+            .map_err(|cause| self.failed(cause))
+    }
+
+    /// Downloads these files.
+    pub fn files(
+        &self,
+        names: &[&str],
+        progress: &mut dyn FnMut(Received),
+    ) -> Result<(), HubError> {
+        self.all(names, None, progress)
+            .map_err(|cause| self.failed(cause))
     }
 
     /// Downloads small files, `config.json` first.
@@ -140,7 +171,7 @@ impl<'a> Download<'a> {
             return Err(other.map_or(Cause::NoWeights, |name| Cause::Format(name.clone())));
         }
         self.all(&[INDEX], Some(STATE_BYTES), progress)?;
-        let path = self.cached.snapshot_of(self.commit()).join(INDEX);
+        let path = self.snapshot().join(INDEX);
         let unusable = |why: String| Cause::Answer(format!("{INDEX}: {why}"));
         let index = Index::read(&path).map_err(|error| unusable(error.to_string()))?;
         let shards: Vec<&str> = index.files().into_iter().collect();
@@ -164,6 +195,10 @@ impl<'a> Download<'a> {
         progress: &mut dyn FnMut(Received),
     ) -> Result<(), Cause> {
         self.cached.create(self.commit())?;
+        if self.repo.kind == Kind::DataSet {
+            let listed = &self.listing.files;
+            self.cached.keep_listing(self.commit(), listed)?;
+        }
         let mut files = Vec::new();
         for name in names {
             let described = self.client.describe(&self.repo, self.commit(), name);
@@ -190,7 +225,7 @@ impl<'a> Download<'a> {
         let free = free_space(&self.root)?;
         if needed > free {
             return Err(Cause::File(FileError::NoSpace {
-                path: self.cached.snapshot_of(self.commit()),
+                path: self.snapshot(),
                 needed,
                 free: Some(free),
             }));

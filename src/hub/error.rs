@@ -1,6 +1,6 @@
-//! Why a model could not be downloaded, and what to do about it.
+//! Why a repository could not be downloaded, and what to do about it.
 
-use super::id::Repo;
+use super::id::{Kind, MAIN, Repo};
 use crate::util::durable::FileError;
 
 /// A failed download, after all repetitions.
@@ -15,7 +15,7 @@ pub struct HubError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    #[error("HF_HUB_OFFLINE is set; unset it, or give a directory of the model")]
+    #[error("HF_HUB_OFFLINE is set; unset it, or give a directory")]
     Offline,
     #[error("there is no directory for the cache; set HF_HOME")]
     NoCache,
@@ -26,19 +26,19 @@ pub enum Cause {
     #[error("the connection to the hub breaks ({0}); launch again, which continues the download")]
     Broken(String),
     #[error(
-        "access is restricted to accounts that accepted the licence on the model's page; accept it there, and set \
+        "access is restricted to accounts that accepted the licence on its page; accept it there, and set \
          HF_TOKEN to a token of that account"
     )]
     Gated,
     #[error(
-        "the hub has no such model, or it is private; correct the name, or set HF_TOKEN to a token of an account that \
+        "the hub has no such {0}, or it is private; correct the name, or set HF_TOKEN to a token of an account that \
          may read it"
     )]
-    Denied,
-    #[error("the hub has no such model; correct the name")]
-    NoRepo,
-    #[error("the model has no such revision; name one of its branches, tags or commits")]
-    NoRevision,
+    Denied(Kind),
+    #[error("the hub has no such {0}; correct the name")]
+    NoRepo(Kind),
+    #[error("the {0} has no such revision; name one of its branches, tags or commits")]
+    NoRevision(Kind),
     #[error("the hub refuses further requests for now (429); launch again later, or set HF_TOKEN")]
     Throttled,
     #[error("the hub answers {0}; launch again later")]
@@ -70,12 +70,14 @@ pub enum Cause {
 
 impl HubError {
     /// The commands that help, one a line. `launch` is the user's command; `key` spells the native path of a setting,
-    /// and `path` is that of the model's name.
+    /// and `path` is that of the repository's name.
     pub fn next(&self, launch: &str, path: &str, key: &dyn Fn(&str) -> String) -> Vec<String> {
-        let Repo { id, .. } = &self.repo;
-        let folder = id.rsplit('/').next().unwrap_or(id);
+        let Repo { id, revision, .. } = &self.repo;
+        let folder = self.repo.name();
         let with = |path: &str, value: &str| format!("{launch} {}={value}", key(path));
-        let in_folder = with(path, folder);
+        let (download, named) = self.repo.download_for(&key(path));
+        let in_folder =
+            named.map_or_else(|| launch.to_owned(), |named| format!("{launch} {named}"));
         let token = format!(
             "export HF_TOKEN=TOKEN   # from {}/settings/tokens",
             self.endpoint
@@ -83,20 +85,25 @@ impl HubError {
         match &*self.cause {
             Cause::Gated => vec![
                 format!(
-                    "{token}, of an account that accepted {}/{id}",
-                    self.endpoint
+                    "{token}, of an account that accepted {}/{}",
+                    self.endpoint,
+                    self.repo.page()
                 ),
                 launch.to_owned(),
             ],
-            Cause::Denied => vec![token, launch.to_owned()],
-            Cause::NoRepo => vec![with(path, "OWNER/NAME")],
-            Cause::NoRevision => vec![with("model.revision", "main")],
+            Cause::Denied(_) => vec![token, launch.to_owned()],
+            // The name of a mixture is a key.
+            Cause::NoRepo(_) if key(path).ends_with(id) => vec![launch.to_owned()],
+            Cause::NoRepo(_) => vec![with(path, "OWNER/NAME")],
+            Cause::NoRevision(Kind::Model) => vec![with("model.revision", MAIN)],
+            Cause::NoRevision(Kind::DataSet) => {
+                vec![with(&path.replace(".path", ".revision"), MAIN)]
+            }
             Cause::NoWeights => vec![with("model.init", "random")],
             Cause::Format(_) => vec![
                 format!(
                     "python -c 'from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
-                     [c.from_pretrained(\"{id}\", revision=\"{}\").save_pretrained(\"{folder}\") for c in (M, T)]'",
-                    self.repo.revision
+                     [c.from_pretrained(\"{id}\", revision=\"{revision}\").save_pretrained(\"{folder}\") for c in (M, T)]'"
                 ),
                 in_folder,
             ],
@@ -105,10 +112,7 @@ impl HubError {
             | Cause::Status(_)
             | Cause::Answer(_)
             | Cause::Endpoint(_) => vec![
-                format!(
-                    "hf download {id}{} --local-dir {folder}   # where there is a network",
-                    self.repo.revision_flag()
-                ),
+                format!("{download}   # where there is a network"),
                 in_folder,
             ],
             Cause::NoCache | Cause::File(FileError::NoSpace { .. }) => {
@@ -138,9 +142,9 @@ mod tests {
             Cause::NoConnection("connection refused".to_owned()),
             Cause::Broken("no answer in time".to_owned()),
             Cause::Gated,
-            Cause::Denied,
-            Cause::NoRepo,
-            Cause::NoRevision,
+            Cause::Denied(Kind::Model),
+            Cause::NoRepo(Kind::Model),
+            Cause::NoRevision(Kind::Model),
             Cause::Throttled,
             Cause::Status(503),
             Cause::Answer("no commit".to_owned()),
@@ -155,13 +159,44 @@ mod tests {
         ];
         let shown = causes.map(|cause| {
             let error = HubError {
-                repo: Repo::new("acme/tiny", Some("v2")),
+                repo: Repo::model("acme/tiny", Some("v2")),
                 endpoint: "https://huggingface.co".to_owned(),
                 cause: Box::new(cause),
             };
             let next = error.next("evenkeel launch recipe.yaml", "model.path", &str::to_owned);
             format!("{error}\n  {}", next.join("\n  "))
         });
+        insta::assert_snapshot!(shown.join("\n"));
+    }
+
+    #[test]
+    fn a_data_set_is_downloaded_into_the_folder_that_the_recipe_names() {
+        let next = |cause: Cause, key: &str| {
+            let error = HubError {
+                repo: Repo::data_set("acme/chats", None),
+                endpoint: "https://huggingface.co".to_owned(),
+                cause: Box::new(cause),
+            };
+            let key = |path: &str| path.replace("data.train.0.path", key);
+            let next = error.next("evenkeel launch r.yaml", "data.train.0.path", &key);
+            format!("{error}\n  {}", next.join("\n  "))
+        };
+        let causes = || {
+            let of = Kind::DataSet;
+            let all = [
+                Cause::Offline,
+                Cause::Gated,
+                Cause::Denied(of),
+                Cause::NoRepo(of),
+                Cause::NoRevision(of),
+            ];
+            all.into_iter()
+        };
+        let named = causes().map(|cause| next(cause, "dataset_name"));
+        let mixed = causes()
+            .take(1)
+            .map(|cause| next(cause, "dataset_mixer.acme/chats"));
+        let shown = named.chain(mixed).collect::<Vec<_>>();
         insta::assert_snapshot!(shown.join("\n"));
     }
 }

@@ -2,9 +2,36 @@
 
 use std::fmt;
 
-/// A model of the hub at a revision.
+/// The kind of a repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Model,
+    DataSet,
+}
+
+impl Kind {
+    /// In the API's URLs and in the cache.
+    pub(super) fn plural(self) -> &'static str {
+        match self {
+            Kind::Model => "models",
+            Kind::DataSet => "datasets",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Model => "model",
+            Kind::DataSet => "data set",
+        })
+    }
+}
+
+/// A repository of the hub at a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repo {
+    pub kind: Kind,
     /// `Qwen/Qwen2-0.5B`, or `gpt2` of the oldest.
     pub id: String,
     /// A branch, a tag or a commit.
@@ -13,28 +40,80 @@ pub struct Repo {
 
 /// The branch of a recipe that names no revision.
 pub const MAIN: &str = "main";
+/// The branch with Parquet files that the hub makes of a data set's [`MAIN`].
+/// <https://huggingface.co/docs/dataset-viewer/parquet>
+const CONVERTED: &str = "refs/convert/parquet";
 
 impl Repo {
     /// `None`: [`MAIN`].
-    pub fn new(id: &str, revision: Option<&str>) -> Repo {
+    pub fn model(id: &str, revision: Option<&str>) -> Repo {
+        Repo::of(Kind::Model, id, revision)
+    }
+
+    /// `None`: [`MAIN`].
+    pub fn data_set(id: &str, revision: Option<&str>) -> Repo {
+        Repo::of(Kind::DataSet, id, revision)
+    }
+
+    pub(super) fn of(kind: Kind, id: &str, revision: Option<&str>) -> Repo {
         Repo {
+            kind,
             id: id.to_owned(),
             revision: revision.unwrap_or(MAIN).to_owned(),
         }
     }
 
-    /// The options of `hf download` for its revision.
-    pub fn revision_flag(&self) -> String {
-        if self.revision == MAIN {
-            String::new()
-        } else {
-            format!(" --revision {}", self.revision)
+    /// The Parquet files that the hub makes of a data set.
+    pub fn converted(&self) -> Option<Repo> {
+        let has = self.kind == Kind::DataSet && self.revision == MAIN;
+        has.then(|| Repo::data_set(&self.id, Some(CONVERTED)))
+    }
+
+    /// The id without its owner.
+    pub fn name(&self) -> &str {
+        self.id.rsplit('/').next().unwrap_or(&self.id)
+    }
+
+    /// Its path in the URLs of the hub.
+    pub(super) fn page(&self) -> String {
+        match self.kind {
+            Kind::Model => self.id.clone(),
+            Kind::DataSet => format!("datasets/{}", self.id),
         }
+    }
+
+    /// The command that downloads it into a folder, or into the cache.
+    pub fn download_command(&self, folder: Option<&str>) -> String {
+        let mut command = format!("hf download {}", self.id);
+        if self.kind == Kind::DataSet {
+            command += " --repo-type dataset";
+        }
+        if self.revision != MAIN {
+            command += &format!(" --revision {}", self.revision);
+        }
+        if let Some(folder) = folder {
+            command += &format!(" --local-dir {folder}");
+        }
+        command
+    }
+
+    /// The command that downloads it into a folder, and the override that names the folder. A `key` of a mixture ends
+    /// with the id and cannot be overridden: its folder has the name of the id.
+    pub fn download_for(&self, key: &str) -> (String, Option<String>) {
+        if key.ends_with(&self.id) {
+            return (self.download_command(Some(&self.id)), None);
+        }
+        let folder = self.name();
+        let named = format!("{key}={folder}");
+        (self.download_command(Some(folder)), Some(named))
     }
 }
 
 impl fmt::Display for Repo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == Kind::DataSet {
+            write!(f, "{} ", self.kind)?;
+        }
         write!(f, "{} at revision {}", self.id, self.revision)
     }
 }

@@ -1,5 +1,5 @@
-//! Models on Hugging Face's hub: their names, their snapshots in the cache that all programs of a user share, and the
-//! download of what is missing there.
+//! Models and data sets on Hugging Face's hub: their names, their snapshots in the cache that all programs of a user
+//! share, and the download of what is missing there.
 //!
 //! A plan only reads the cache. [`Download`] connects; only a launch of the built-in trainer calls it.
 
@@ -10,20 +10,20 @@ mod error;
 mod id;
 mod settings;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cache::RepoCache;
-pub use cache::repo_of_snapshot;
-pub use download::{Download, Received, Small};
+pub use cache::{files_of_snapshot, repo_of_snapshot};
+pub use download::{CARD, Download, Received, Small};
 pub use error::{Cause, HubError};
-pub use id::{Repo, is_id, is_model, may_be_id};
+pub use id::{Kind, Repo, is_id, is_model, may_be_id};
 pub use settings::{Settings, Token};
 
 /// The hub as this machine reaches it.
 #[derive(Debug, Clone)]
 pub struct Hub {
     pub settings: Settings,
-    /// Whether a launch downloads the models that the cache lacks.
+    /// Whether a launch downloads what the cache lacks.
     pub downloads: bool,
     /// Models whose download has begun, each with its commit.
     begun: Vec<(Repo, String)>,
@@ -43,12 +43,12 @@ impl Hub {
         }
     }
 
-    /// No hub: only directories of this machine hold models.
+    /// No hub: only directories of this machine hold models and data sets.
     pub fn none() -> Hub {
         Hub::of(Settings::none())
     }
 
-    /// The hub's cache alone: a model that it lacks is elsewhere.
+    /// The hub's cache alone: what it lacks is elsewhere.
     pub fn cache_only(self) -> Hub {
         Hub {
             downloads: false,
@@ -61,14 +61,18 @@ impl Hub {
         self.settings.offline && self.settings.cache.is_some()
     }
 
-    /// The snapshot of a model in the cache, if it has this file.
-    pub fn snapshot_with(&self, repo: &Repo, file: &str) -> Option<PathBuf> {
-        let cached = RepoCache::of(self.settings.cache.as_deref()?, &repo.id);
+    /// The snapshot of a repository in the cache, complete or not.
+    pub fn snapshot(&self, repo: &Repo) -> Option<PathBuf> {
+        let cached = RepoCache::of(self.settings.cache.as_deref()?, repo);
         let begun = self.begun.iter().find(|(begun, _)| begun == repo);
         let revision = begun.map_or(&repo.revision, |(_, commit)| commit);
-        let snapshot = cached.snapshot(revision)?;
-        let has = |snapshot: &Path| snapshot.join(file).is_file();
-        has(&snapshot).then_some(snapshot)
+        cached.snapshot(revision)
+    }
+
+    /// The snapshot of a model in the cache, if it has this file.
+    pub fn snapshot_with(&self, repo: &Repo, file: &str) -> Option<PathBuf> {
+        let snapshot = self.snapshot(repo)?;
+        snapshot.join(file).is_file().then_some(snapshot)
     }
 
     /// Reads a model from this commit from now on, though its revision may not refer to it yet.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::engine::{Cause, ConfigError, ModelConfig};
-use crate::hub::{self, Repo};
+use crate::hub;
 use crate::plan::Flaw;
 use crate::plan::memory::{self, Shape};
 use crate::recipe::Spec;
@@ -218,10 +218,8 @@ fn absent(id: &str) -> &'static str {
 
 /// How the snapshot of a run is downloaded again, if a path is one.
 fn restored(path: &str) -> Option<String> {
-    let Repo { id, revision } = hub::repo_of_snapshot(Path::new(path))?;
-    Some(format!(
-        "restore it with `hf download {id} --revision {revision}`"
-    ))
+    let repo = hub::repo_of_snapshot(Path::new(path))?;
+    Some(format!("restore it with `{}`", repo.download_command(None)))
 }
 
 /// The problem of keys that do not form a shape.

@@ -37,10 +37,10 @@ impl Names {
         };
         // The revision is that of the model, which may have the tokenizer too.
         let of_tokenizer =
-            |name: &String| Repo::new(name, revision.filter(|_| model == Some(name)));
+            |name: &String| Repo::model(name, revision.filter(|_| model == Some(name)));
         Names {
             tokenizer: tokenizer.map(of_tokenizer),
-            model: model.map(|name| Repo::new(name, revision)),
+            model: model.map(|name| Repo::model(name, revision)),
         }
     }
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use evenkeel::hub::{Cause, Download, Hub, HubError, Received, Repo, Settings, Small, Token};
+use evenkeel::hub::{Cause, Download, Hub, HubError, Kind, Received, Repo, Settings, Small, Token};
 
-use super::server::{Answer, Asked, COMMIT, Model, Server, Trouble, etag};
+use super::server::{Answer, Asked, COMMIT, Repository, Server, Trouble, etag};
 
 const ID: &str = "acme/tiny";
 const WEIGHTS: &str = "model.safetensors";
@@ -27,16 +27,18 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     ])
 }
 
-fn model(files: BTreeMap<String, Vec<u8>>) -> Model {
-    Model {
+fn model(files: BTreeMap<String, Vec<u8>>) -> Repository {
+    Repository {
+        kind: Kind::Model,
         id: ID,
+        revision: "main",
         commit: COMMIT,
         files,
     }
 }
 
 fn server(trouble: Trouble) -> Server {
-    Server::with(model(files()), trouble)
+    Server::with(vec![model(files())], trouble)
 }
 
 /// A client of a server, with an empty cache.
@@ -69,7 +71,7 @@ impl User {
     }
 
     fn download(&self) -> Result<Vec<Received>, HubError> {
-        self.download_of(&Repo::new(ID, None), &|| false)
+        self.download_of(&Repo::model(ID, None), &|| false)
     }
 
     fn download_of(
@@ -92,7 +94,7 @@ impl User {
 
     fn weights(&self) -> Vec<u8> {
         let hub = Hub::of(self.settings.clone());
-        let snapshot = hub.snapshot_with(&Repo::new(ID, None), WEIGHTS).unwrap();
+        let snapshot = hub.snapshot_with(&Repo::model(ID, None), WEIGHTS).unwrap();
         std::fs::read(snapshot.join(WEIGHTS)).unwrap()
     }
 }
@@ -323,7 +325,7 @@ fn other_bytes_than_the_hub_states_are_refused() {
         assert!(error.contains(expected), "{error}");
         assert!(!user.blob("").exists());
         let hub = Hub::of(user.settings.clone());
-        assert_eq!(hub.snapshot_with(&Repo::new(ID, None), WEIGHTS), None);
+        assert_eq!(hub.snapshot_with(&Repo::model(ID, None), WEIGHTS), None);
     }
 }
 
@@ -397,12 +399,12 @@ fn weights_in_another_format_are_refused_before_they_are_requested() {
 fn a_commit_needs_no_reference() {
     let server = Server::of(model(files()));
     let user = User::of(&server);
-    let repo = Repo::new(ID, Some(COMMIT));
+    let repo = Repo::model(ID, Some(COMMIT));
     user.download_of(&repo, &|| false).unwrap();
     assert!(!user.folder().join("refs").exists());
     let hub = Hub::of(user.settings.clone());
     assert!(hub.snapshot_with(&repo, WEIGHTS).is_some());
-    assert_eq!(hub.snapshot_with(&Repo::new(ID, None), WEIGHTS), None);
+    assert_eq!(hub.snapshot_with(&Repo::model(ID, None), WEIGHTS), None);
 }
 
 #[test]
@@ -417,7 +419,7 @@ fn a_signal_ends_a_download_that_waits() {
     }));
     let user = User::of(&server);
     let stopped = || STALLS.load(Ordering::Relaxed);
-    let error = user.download_of(&Repo::new(ID, None), &stopped);
+    let error = user.download_of(&Repo::model(ID, None), &stopped);
     assert!(matches!(*error.unwrap_err().cause, Cause::Stopped));
     assert!(!user.folder().join("refs").exists());
 }

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::server::{Answer, COMMIT, Model, Server, Trouble};
+use evenkeel::hub::Kind;
+
+use super::server::{Answer, COMMIT, Repository, Server, Trouble};
 
 const ID: &str = "acme/tiny";
-const NO_SERVER: &str = "http://127.0.0.1:1";
+pub const NO_SERVER: &str = "http://127.0.0.1:1";
 
 /// A Llama that transformers has written, with a tokenizer of words.
-fn model() -> Model {
+fn model() -> Repository {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let directory = directory.join("tests/reference/transformers_sharded_bf16");
     let mut files = BTreeMap::new();
@@ -33,42 +35,54 @@ fn model() -> Model {
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     });
     files.insert("tokenizer.json".to_owned(), tokenizer.to_string().into());
-    Model {
+    Repository {
+        kind: Kind::Model,
         id: ID,
+        revision: "main",
         commit: COMMIT,
         files,
     }
 }
 
+/// A recipe in the native format.
+pub fn native(spec: &Value) -> String {
+    let recipe = json!({
+        "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "run"}, "spec": spec,
+    });
+    recipe.to_string()
+}
+
 /// A directory with a recipe, and the home of a user's caches.
-struct Place {
+pub struct Place {
     directory: tempfile::TempDir,
     endpoint: String,
 }
 
 impl Place {
     fn of(endpoint: &str, samples: u64) -> Place {
-        let directory = tempfile::tempdir().unwrap();
-        let recipe = json!({
-            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "Recipe", "metadata": {"name": "run"},
-            "spec": {
-                "objective": "language-modelling",
-                "model": {"path": ID},
-                "batch": {"global": 4, "per_device_batch_size": 2},
-                "budget": {"samples": samples},
-                "data": {"sequence_length": 8, "train": [{"path": "data.jsonl"}]},
-            },
+        let spec = json!({
+            "objective": "language-modelling",
+            "model": {"path": ID},
+            "batch": {"global": 4, "per_device_batch_size": 2},
+            "budget": {"samples": samples},
+            "data": {"sequence_length": 8, "train": [{"path": "data.jsonl"}]},
         });
-        std::fs::write(directory.path().join("recipe.yaml"), recipe.to_string()).unwrap();
+        let place = Place::with(endpoint, &native(&spec));
         let rows = "{\"text\": \"a b c d a b c d a b c d\"}\n".repeat(50);
-        std::fs::write(directory.path().join("data.jsonl"), rows).unwrap();
-        Place {
-            directory,
-            endpoint: endpoint.to_owned(),
-        }
+        std::fs::write(place.path("data.jsonl"), rows).unwrap();
+        place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn with(endpoint: &str, recipe: &str) -> Place {
+        let place = Place {
+            directory: tempfile::tempdir().unwrap(),
+            endpoint: endpoint.to_owned(),
+        };
+        std::fs::write(place.path("recipe.yaml"), recipe).unwrap();
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
@@ -77,7 +91,7 @@ impl Place {
         model.join("snapshots").join(commit)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
         command
             .current_dir(self.directory.path())
@@ -93,27 +107,45 @@ impl Place {
     }
 
     /// Launches into the directory `run`.
-    fn launch(&self, run: &str) -> Command {
+    pub fn launch(&self, run: &str) -> Command {
         let words = ["launch", "recipe.yaml", "--procs", "1", "--device", "cpu"];
         self.command(&[&words[..], &["--quiet", "--out", run]].concat())
     }
 
-    fn run_of(&self, name: &str) -> Value {
+    pub fn run_of(&self, name: &str) -> Value {
         let text = std::fs::read(self.path(name).join("run.json")).unwrap();
         serde_json::from_slice(&text).unwrap()
     }
 
     /// The standard error, without the names of this test.
-    fn text(&self, output: &Output) -> String {
+    pub fn text(&self, output: &Output) -> String {
         let text = String::from_utf8(output.stderr.clone()).unwrap();
         let place = self.directory.path().to_str().unwrap();
         text.replace(&self.endpoint, "[hub]")
             .replace(place, "[place]")
     }
 
-    fn succeeds(&self, command: &mut Command) {
+    pub fn succeeds(&self, command: &mut Command) {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", self.text(&output));
+    }
+
+    /// Stops a launch into the directory `run` after its first step.
+    pub fn drain(&self, mut command: Command, generation: u64) {
+        let log = std::fs::File::create(self.path("log")).unwrap();
+        let command = command.stdout(log.try_clone().unwrap()).stderr(log);
+        let mut child = command.spawn().unwrap();
+        let metrics = self.path(&format!("run/gen-{generation}/metrics.jsonl"));
+        let start = Instant::now();
+        while !std::fs::metadata(&metrics).is_ok_and(|about| about.len() > 0) {
+            let log = || std::fs::read_to_string(self.path("log")).unwrap();
+            assert_eq!(child.try_wait().unwrap(), None, "{}", log());
+            assert!(start.elapsed() < Duration::from_secs(240), "{}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(143));
     }
 }
 
@@ -178,23 +210,7 @@ fn a_model_of_the_hub_is_downloaded_once_and_trained() {
 fn a_resume_needs_no_network_and_keeps_its_commit() {
     let server = Server::of(model());
     let place = Place::of(&server.endpoint, 10_000_000);
-    let drain = |mut command: Command, generation: u64| {
-        let log = std::fs::File::create(place.path("log")).unwrap();
-        let command = command.stdout(log.try_clone().unwrap()).stderr(log);
-        let mut child = command.spawn().unwrap();
-        let metrics = place.path(&format!("run/gen-{generation}/metrics.jsonl"));
-        let start = Instant::now();
-        while !std::fs::metadata(&metrics).is_ok_and(|about| about.len() > 0) {
-            let log = || std::fs::read_to_string(place.path("log")).unwrap();
-            assert_eq!(child.try_wait().unwrap(), None, "{}", log());
-            assert!(start.elapsed() < Duration::from_secs(240), "{}", log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let pid = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(143));
-    };
-    drain(place.launch("run"), 1);
+    place.drain(place.launch("run"), 1);
     let asked = server.asked().len();
 
     // The branch moves, here to a commit without files.
@@ -204,7 +220,7 @@ fn a_resume_needs_no_network_and_keeps_its_commit() {
     std::fs::write(&main, &moved).unwrap();
     let mut resume = place.launch("run");
     resume.arg("--resume").env("HF_ENDPOINT", NO_SERVER);
-    drain(resume, 2);
+    place.drain(resume, 2);
     assert_eq!(server.asked().len(), asked);
     assert_eq!(std::fs::read_to_string(&main).unwrap(), moved);
 
@@ -246,7 +262,7 @@ fn what_cannot_be_downloaded_ends_with_the_next_command() {
     let pytorch = "pytorch_model.bin".to_owned();
     without_safetensors.files.insert(pytorch, vec![0; 10]);
     let servers = [
-        Server::with(model(), gated),
+        Server::with(vec![model()], gated),
         Server::of(without_safetensors),
     ];
     let mut texts = Vec::new();

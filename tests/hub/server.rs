@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use evenkeel::hub::Kind;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -65,9 +66,11 @@ impl Answer {
 /// A change of an answer. The number counts the requests to the same server with the same method and path, from 0.
 pub type Trouble = Box<dyn Fn(&Asked, usize, Answer) -> Answer + Send + Sync>;
 
-/// A model on the hub.
-pub struct Model {
+/// A commit of a repository on the hub.
+pub struct Repository {
+    pub kind: Kind,
     pub id: &'static str,
+    pub revision: &'static str,
     pub commit: &'static str,
     pub files: BTreeMap<String, Vec<u8>>,
 }
@@ -79,7 +82,7 @@ pub struct Server {
 
 /// What both servers share.
 struct State {
-    model: Model,
+    repositories: Vec<Repository>,
     trouble: Trouble,
     lfs: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -99,20 +102,22 @@ pub fn etag(name: &str, bytes: &[u8]) -> String {
 }
 
 fn is_lfs(name: &str) -> bool {
-    name.ends_with(".safetensors") || name.ends_with(".bin")
+    [".safetensors", ".bin", ".parquet"]
+        .iter()
+        .any(|end| name.ends_with(end))
 }
 
 impl Server {
-    pub fn of(model: Model) -> Server {
-        Server::with(model, Box::new(|_, _, answer| answer))
+    pub fn of(repository: Repository) -> Server {
+        Server::with(vec![repository], Box::new(|_, _, answer| answer))
     }
 
-    pub fn with(model: Model, trouble: Trouble) -> Server {
+    pub fn with(repositories: Vec<Repository>, trouble: Trouble) -> Server {
         let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (hub, lfs) = (listen(), listen());
         let asked = Arc::<Mutex<Vec<Asked>>>::default();
         let state = Arc::new(State {
-            model,
+            repositories,
             trouble,
             lfs: lfs.local_addr().unwrap(),
             asked: asked.clone(),
@@ -196,15 +201,20 @@ fn send(mut stream: &TcpStream, asked: &Asked, answer: &Answer) -> std::io::Resu
 
 /// The answer of a hub without trouble.
 fn usual(state: &State, asked: &Asked) -> Answer {
-    let Model { id, commit, files } = &state.model;
     let absent = |code: &str| Answer::of(404).with("X-Error-Code", code);
-    if let Some(revision) = asked
-        .path
-        .strip_prefix(&format!("/api/models/{id}/revision/"))
-    {
-        if !["main", commit].contains(&revision) {
+    let api = |it: &Repository| match it.kind {
+        Kind::Model => format!("/api/models/{}/revision/", it.id),
+        Kind::DataSet => format!("/api/datasets/{}/revision/", it.id),
+    };
+    let all = || state.repositories.iter();
+    if let Some(first) = all().find(|it| asked.path.starts_with(&api(it))) {
+        let revision = asked.path[api(first).len()..].replace("%2F", "/");
+        let is_asked = |it: &&Repository| {
+            api(it) == api(first) && [it.revision, it.commit].contains(&&*revision)
+        };
+        let Some(Repository { files, commit, .. }) = all().find(is_asked) else {
             return absent("RevisionNotFound");
-        }
+        };
         let siblings = files
             .keys()
             .map(|name| serde_json::json!({"rfilename": name}));
@@ -212,10 +222,15 @@ fn usual(state: &State, asked: &Asked) -> Answer {
         let info = serde_json::json!({"sha": commit, "siblings": siblings});
         return Answer::of(200).body(info.to_string());
     }
-    let resolve = format!("/{id}/resolve/{commit}/");
-    let Some(name) = asked.path.strip_prefix(&resolve) else {
+    let resolve = |it: &Repository| match it.kind {
+        Kind::Model => format!("/{}/resolve/{}/", it.id, it.commit),
+        Kind::DataSet => format!("/datasets/{}/resolve/{}/", it.id, it.commit),
+    };
+    let found = all().find(|it| asked.path.starts_with(&resolve(it)));
+    let Some(it @ Repository { files, commit, .. }) = found else {
         return absent("RepoNotFound");
     };
+    let name = &asked.path[resolve(it).len()..];
     let Some(bytes) = files.get(name) else {
         return absent("EntryNotFound");
     };

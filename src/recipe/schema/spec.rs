@@ -653,6 +653,22 @@ impl Data {
             _ => None,
         }
     }
+
+    /// All sources with their native paths, `data.train.0`.
+    pub fn sources(&self) -> impl Iterator<Item = (String, &DataSource)> {
+        let train = self.train.iter().enumerate();
+        let evaluation = self.evaluation.iter().enumerate();
+        let train = train.map(|(index, source)| (format!("data.train.{index}"), source));
+        train.chain(evaluation.map(|(index, source)| (format!("data.evaluation.{index}"), source)))
+    }
+
+    /// As [`Data::sources`], to change them.
+    pub fn sources_mut(&mut self) -> impl Iterator<Item = (String, &mut DataSource)> {
+        let paths: Vec<String> = self.sources().map(|(path, _)| path).collect();
+        paths
+            .into_iter()
+            .zip(self.train.iter_mut().chain(&mut self.evaluation))
+    }
 }
 
 /// One source of samples.
@@ -667,6 +683,8 @@ pub struct DataSource {
     pub split: Option<String>,
     /// Upstream's configuration of the data set on the hub.
     pub config: Option<String>,
+    /// The branch, tag or commit of a hub id; default: `main`.
+    pub revision: Option<String>,
     /// Upstream's columns of the data set.
     pub columns: Vec<String>,
     /// Share of the source's samples, 0 to 1; of a training source also their number, above 1.
