@@ -1,6 +1,5 @@
 //! Resolves a source of the recipe to files: a file, a directory or a glob, on this machine or in a bucket.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -9,11 +8,11 @@ use std::sync::Arc;
 use crate::bucket::{self, Object, Reader};
 use crate::hub;
 use crate::recipe::schema::spec::{DataFormat, DataSource};
-use crate::util::durable::FileError;
-use crate::util::tree;
 
 use super::error::DataError;
+use super::names::{MAX_ENTRIES, belongs, file_name, fits, format_of, matches, visible, walk};
 use super::remote::{Cache, Remote};
+use super::repository::{Card, Local};
 use super::request::{PrepareRequest, Stopped, check_stopped};
 
 /// A file of data.
@@ -120,7 +119,14 @@ pub(super) fn resolve(
     if single {
         add(PathBuf::from(&source.path), file_name(&root));
     } else if root.is_dir() {
-        for inner in walk(&root)? {
+        if let Some(local) = Local::at(&root)? {
+            return of_repository(request, source, path, &local);
+        }
+        let mut inner = walk(&root)?;
+        if Card::of(&root).is_card {
+            inner.retain(|inner| inner != Path::new(hub::CARD));
+        }
+        for inner in inner {
             add(Path::new(&source.path).join(&inner), inner);
         }
     } else if source.path.contains(['*', '?']) {
@@ -134,6 +140,40 @@ pub(super) fn resolve(
         return Err(missing(request, source, &key));
     }
     select(request, source, &key, found, single)
+}
+
+/// The files that a source names in a repository of the hub on this machine.
+fn of_repository(
+    request: &PrepareRequest<'_>,
+    source: &DataSource,
+    path: &str,
+    local: &Local<'_>,
+) -> Result<Resolved, DataError> {
+    let chosen = local.choose(source, path);
+    let chosen = chosen.map_err(|unchosen| unchosen.error(source, path, request.key))?;
+    if !local.has(&chosen) {
+        let key = format!("{path}.path");
+        if hub::repo_of_snapshot(Path::new(&source.path)).is_some() {
+            return Err(missing(request, source, &key));
+        }
+        return Err(request.setting(
+            &key,
+            format!("{} has only some shards of its data", source.path),
+            "complete its download",
+        ));
+    }
+    let file = |inner: String| {
+        let name = Path::new(&source.path).join(inner);
+        Some(SourceFile {
+            place: Place::Disk(request.base.join(&name)),
+            format: format_of(&name)?,
+            name,
+        })
+    };
+    Ok(Resolved {
+        files: chosen.into_iter().filter_map(file).collect(),
+        note: None,
+    })
 }
 
 /// Finds the objects of a source in a bucket; `path` is its native path in the recipe, `data.train.0`.
@@ -172,10 +212,6 @@ pub(super) fn resolve_in_bucket(
     };
     let found = objects.into_iter().map(candidate).collect();
     select(request, source, key, found, single)
-}
-
-fn file_name(path: &Path) -> PathBuf {
-    PathBuf::from(path.file_name().unwrap_or_default())
 }
 
 /// Selects by format and split. `single`: the source names one file, which must be readable.
@@ -243,33 +279,6 @@ fn select(
     })
 }
 
-/// Whether a file belongs to a split: `train.jsonl`, `train-00000-of-00002.parquet`, or anything
-/// in a directory `train` under the source's own.
-fn belongs(inner: &Path, split: &str) -> bool {
-    let named = inner
-        .file_name()
-        .map(|name| name.to_string_lossy())
-        .is_some_and(|name| {
-            name.strip_prefix(split)
-                .is_some_and(|rest| rest.starts_with(['.', '-']))
-        });
-    let inside = inner
-        .parent()
-        .is_some_and(|parents| parents.iter().any(|parent| parent == split));
-    named || inside
-}
-
-pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
-    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
-    Some(match ending.as_str() {
-        "jsonl" | "ndjson" | "json" => DataFormat::Jsonl,
-        "parquet" => DataFormat::Parquet,
-        "txt" | "text" | "md" => DataFormat::Text,
-        "bin" => DataFormat::Bin,
-        _ => return None,
-    })
-}
-
 /// Whether a path names a model of the hub that is not on this machine.
 pub fn is_model_on_hub(base: &Path, name: &str) -> bool {
     let owned = name.contains('/');
@@ -289,18 +298,23 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
     let place = request.base.join(&source.path);
     // A mixture has a path as its key, which no override replaces.
     let in_mixture = spelled.ends_with(&source.path);
+    if let Some(repo) = hub::repo_of_snapshot(&place) {
+        return request.setting(
+            key,
+            format!("the hub's cache lacks files of {repo}"),
+            format!("restore them with `{}`", repo.download_command(None)),
+        );
+    }
     if is_on_hub(request.base, &source.path) {
         return request.setting(
             key,
             format!(
-                "{} is a data set of the hub; it is not on this machine, and nothing is downloaded",
+                "data set `{}` is neither in a local directory nor in the hub's cache",
                 source.path
             ),
             match in_mixture {
-                true => "download it, and write its path into the recipe in place of the name".to_owned(),
-                false => format!(
-                    "download it and override {spelled}=/path/to/data.jsonl (or .parquet, or a directory of them)"
-                ),
+                true => "download it into a directory of this name".to_owned(),
+                false => format!("download it and override {spelled}=DIRECTORY"),
             },
         );
     }
@@ -335,53 +349,6 @@ fn no_file(request: &PrepareRequest<'_>, key: &str, path: &Path, kind: &str) -> 
         format!("{} is {kind}, not a file of data", path.display()),
         "copy its content into a file and name that file",
     )
-}
-
-/// The most files and directories below a directory of data.
-const MAX_ENTRIES: usize = 100_000;
-
-/// Files under a directory, relative to it, in order; hidden ones are excluded. Links that lead back to a
-/// directory above end at the limit.
-fn walk(root: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let mut files = Vec::new();
-    let mut entries = 0;
-    let mut directories = vec![root.to_path_buf()];
-    while let Some(directory) = directories.pop() {
-        for path in visible(&directory)? {
-            entries += 1;
-            if entries > MAX_ENTRIES {
-                return Err(DataError::source(
-                    root,
-                    format!("it holds more than {MAX_ENTRIES} files and directories"),
-                    "name a directory with only the data, or join files",
-                ));
-            }
-            if path.is_dir() {
-                directories.push(path);
-            } else {
-                files.push(path.strip_prefix(root).unwrap_or(&path).to_path_buf());
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// The paths right below a directory that are not hidden, in order.
-fn visible(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
-    std::fs::metadata(directory)
-        .map_err(|error| FileError::from_io("list", directory, 0, error))?;
-    let mut paths = tree::entries(directory)?;
-    paths.retain(|path| !file_name(path).as_os_str().as_bytes().starts_with(b"."));
-    // The manifest is JSON, which has no other names.
-    if let Some(path) = paths.iter().find(|path| path.to_str().is_none()) {
-        return Err(DataError::source(
-            path,
-            "its name is not UTF-8",
-            "rename it",
-        ));
-    }
-    Ok(paths)
 }
 
 /// Files that match a path with `*` and `?` (within a name) and `**` (any directories), in order.
@@ -458,55 +425,6 @@ fn below(
     Ok(found)
 }
 
-/// Whether a path matches a pattern, in which `**` matches any directories.
-fn fits(pattern: &str, path: &Path) -> bool {
-    let pattern = pattern.split('/').filter(|part| !part.is_empty());
-    let pattern: Vec<&[u8]> = pattern.map(str::as_bytes).collect();
-    let path: Vec<&[u8]> = path.iter().map(OsStr::as_bytes).collect();
-    let part = |pattern: &&[u8], name: &&[u8]| matches(pattern, name);
-    glob(&pattern, &path, |part| *part == b"**", part)
-}
-
-/// Whether a name matches a pattern of `*` and `?`.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    let byte = |pattern: &u8, byte: &u8| *pattern == b'?' || pattern == byte;
-    glob(pattern, name, |byte| *byte == b'*', byte)
-}
-
-/// Whether a text matches a pattern. An element of the pattern matches any number of the text's if `is_star`, otherwise
-/// one that it `fits`.
-fn glob<E>(
-    pattern: &[E],
-    text: &[E],
-    is_star: impl Fn(&E) -> bool,
-    fits: impl Fn(&E, &E) -> bool,
-) -> bool {
-    let (mut at, mut read) = (0, 0);
-    // After the last star, and where the text continues after what the star has taken.
-    let mut star: Option<(usize, usize)> = None;
-    while read < text.len() {
-        match pattern.get(at) {
-            Some(element) if is_star(element) => {
-                at += 1;
-                star = Some((at, read));
-            }
-            Some(element) if fits(element, &text[read]) => {
-                at += 1;
-                read += 1;
-            }
-            // Only the last star needs to take more: the earlier ones have matched what is between.
-            _ => match &mut star {
-                Some((after, taken)) => {
-                    *taken += 1;
-                    (at, read) = (*after, *taken);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[at..].iter().all(is_star)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -571,30 +489,5 @@ mod tests {
         assert!(odd.to_string().contains("rename"), "{odd}");
         let stopped = below(&reader, "data", &|| true).unwrap_err();
         assert!(matches!(stopped, DataError::Stopped), "{stopped}");
-    }
-
-    #[test]
-    fn patterns_match_in_time_even_with_many_stars() {
-        for (pattern, name, fits) in [
-            ("", "", true),
-            ("*", "", true),
-            ("a*b?d", "axxbcd", true),
-            ("*ab", "aab", true),
-            ("a*", "b", false),
-            ("?", "", false),
-            ("**a", "ba", true),
-        ] {
-            assert_eq!(
-                matches(pattern.as_bytes(), name.as_bytes()),
-                fits,
-                "{pattern}"
-            );
-        }
-        let fit = |pattern: &str, path: &str| super::fits(pattern, Path::new(path));
-        assert!(fit("**/*.txt", "a.txt") && fit("**/*.txt", "x/y/a.txt") && fit("x/*/a", "x/y/a"));
-        assert!(!fit("*.txt", "x/a.txt") && !fit("x/**/b", "x/a") && !fit("a", "a/b"));
-        let many = "*a".repeat(100) + "b";
-        assert!(!matches(many.as_bytes(), "a".repeat(200).as_bytes()));
-        assert!(!fit(&("**/a/".repeat(100) + "b"), &"a/".repeat(200)));
     }
 }

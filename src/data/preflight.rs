@@ -13,6 +13,7 @@ use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC, Synthetic};
 
 use super::error::DataError;
 use super::files::{self, Place, Resolved};
+use super::names;
 use super::read::{self, Reading};
 use super::request::PrepareRequest;
 use super::sources;
@@ -144,7 +145,7 @@ fn holds_text(source: &DataSource, resolved: Option<&Resolved>) -> bool {
         Some(resolved) => resolved.files.iter().any(|file| is_text(file.format)),
         None => {
             let format = source.format;
-            let format = format.or_else(|| files::format_of(Path::new(&source.path)));
+            let format = format.or_else(|| names::format_of(Path::new(&source.path)));
             let may_be_text = || is_url(&source.path) || hub::is_id(&source.path);
             format.map_or_else(may_be_text, is_text)
         }
