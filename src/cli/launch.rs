@@ -396,8 +396,8 @@ fn launch(
             None,
             &devices,
         ))?;
-        for missing in &planned.missing {
-            say(format_args!("the launch downloads {}\n", missing.repo));
+        for repo in planned.downloads() {
+            say(format_args!("the launch downloads {repo}\n"));
         }
         say(format_args!(
             "nothing was started; without `--dry-run` the run is in {}\n",
@@ -420,7 +420,7 @@ fn launch(
         &mut hub,
         &mut |repo, received| {
             display.event(&Event::Preparing {
-                what: format!("downloading {}", repo.id),
+                what: format!("downloading {repo}"),
                 done: received.bytes,
                 total: received.total,
             });

@@ -35,7 +35,7 @@ pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use download::download;
 pub use launcher::Launcher;
-pub use names::{Missing, keep_snapshots};
+pub use names::{Missing, MissingData, keep_snapshots};
 pub use request::{Planned, Prepared, Request};
 pub use resume::{continued, refuse_ended};
 pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};
@@ -82,7 +82,7 @@ pub enum LaunchError {
     },
     #[error(transparent)]
     Data(DataError),
-    /// The model cannot be downloaded.
+    /// A model or a data set cannot be downloaded.
     #[error(transparent)]
     Hub(HubError),
     /// The command of the external trainer cannot be filled in.

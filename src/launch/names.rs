@@ -1,13 +1,14 @@
 //! The names of the hub in a recipe: the snapshots that they mean, and what a launch downloads for them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::model::{self, ResolvedModel};
-use crate::data::{self, BYTE};
-use crate::hub::{Hub, Repo, Small, repo_of_snapshot};
+use crate::data::{self, BYTE, Held};
+use crate::hub::{Hub, Kind, Repo, Small, repo_of_snapshot};
 use crate::plan::memory::Shape;
 use crate::recipe::Spec;
-use crate::recipe::schema::spec::Model;
+use crate::recipe::schema::spec::{DataSource, Model};
 
 /// The names of the hub in a recipe; `None`: a path, or no name.
 #[derive(Debug, Default)]
@@ -15,6 +16,8 @@ pub(super) struct Names {
     pub model: Option<Repo>,
     /// The tokenizer's model, also if the recipe names only the model.
     pub tokenizer: Option<Repo>,
+    /// The data sets, each with the native path of its source, `data.train.0`.
+    pub data: Vec<(String, Repo)>,
 }
 
 /// Files of a model that the cache lacks.
@@ -23,6 +26,15 @@ pub struct Missing {
     pub repo: Repo,
     pub small: Small,
     pub weights: bool,
+}
+
+/// A source of data whose files the cache lacks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MissingData {
+    pub repo: Repo,
+    /// Its native path, `data.train.0`.
+    pub path: String,
+    pub source: DataSource,
 }
 
 impl Names {
@@ -41,6 +53,15 @@ impl Names {
         Names {
             tokenizer: tokenizer.map(of_tokenizer),
             model: model.map(|name| Repo::model(name, revision)),
+            data: spec
+                .data
+                .sources()
+                .filter(|(_, source)| data::is_on_hub(base, &source.path))
+                .map(|(path, source)| {
+                    let revision = source.revision.as_deref();
+                    (path, Repo::data_set(&source.path, revision))
+                })
+                .collect(),
         }
     }
 
@@ -65,7 +86,28 @@ impl Names {
             spec.tokenizer.path = tokenizer.and_then(text).or(spec.tokenizer.path);
         }
         spec.model.path = model.and_then(text).or(spec.model.path);
+        for (path, source) in spec.data.sources_mut() {
+            let named = self.data.iter().find(|(named, _)| *named == path);
+            let directory = named.and_then(|(_, repo)| data_directory(repo, source, &path, hub));
+            if let Some(directory) = directory.and_then(text) {
+                source.path = directory;
+            }
+        }
         spec
+    }
+
+    /// The sources whose files the cache lacks.
+    pub fn missing_data(&self, spec: &Spec, hub: &Hub) -> Vec<MissingData> {
+        let missing = |(path, source): (String, &DataSource)| {
+            let (_, repo) = self.data.iter().find(|(named, _)| *named == path)?;
+            let is_missing = data_directory(repo, source, &path, hub).is_none();
+            is_missing.then(|| MissingData {
+                repo: repo.clone(),
+                source: source.clone(),
+                path,
+            })
+        };
+        spec.data.sources().filter_map(missing).collect()
     }
 
     /// What the built-in trainer needs and the cache lacks. `tokenizes`: whether the data are text.
@@ -109,6 +151,20 @@ impl Names {
     }
 }
 
+/// The snapshot with all files of a source: that of its repository, or that of the hub's Parquet files if the
+/// repository has no data in a format that is read.
+fn data_directory(repo: &Repo, source: &DataSource, path: &str, hub: &Hub) -> Option<PathBuf> {
+    let snapshot = hub.snapshot(repo)?;
+    match data::held(&snapshot, source, path) {
+        Held::All => Some(snapshot),
+        Held::Less => None,
+        Held::Unread => {
+            let converted = hub.snapshot(&repo.converted()?)?;
+            (data::held(&converted, source, path) == Held::All).then_some(converted)
+        }
+    }
+}
+
 /// Whether a launch downloads a model's config.json if the cache lacks it: for its weights or for its shape.
 pub(super) fn downloads_config(model: &Model) -> bool {
     model::wants_weights(model) || needs_config(model)
@@ -122,15 +178,23 @@ fn needs_config(model: &Model) -> bool {
 /// Replaces the names of a recipe by the snapshots with which its run began, so that a resume needs no network and does
 /// not follow a revision that has moved.
 pub fn keep_snapshots(spec: &mut Spec, of_run: &Spec) {
-    let kept = |name: Option<&String>, in_run: &Option<String>| {
+    let kept_of = |kind: Kind, name: Option<&String>, in_run: &Option<String>| {
         let repo = repo_of_snapshot(Path::new(in_run.as_deref()?))?;
-        (name == Some(&repo.id)).then(|| in_run.clone())?
+        (repo.kind == kind && name == Some(&repo.id)).then(|| in_run.clone())?
     };
+    let kept = |name: Option<&String>, in_run: &Option<String>| kept_of(Kind::Model, name, in_run);
     let named = spec.tokenizer.path.as_ref().or(spec.model.path.as_ref());
     let tokenizer = kept(named, &of_run.tokenizer.path);
     spec.tokenizer.path = tokenizer.or(spec.tokenizer.path.take());
     let model = kept(spec.model.path.as_ref(), &of_run.model.path);
     spec.model.path = model.or(spec.model.path.take());
+    let of_run: BTreeMap<String, &DataSource> = of_run.data.sources().collect();
+    for (path, source) in spec.data.sources_mut() {
+        let in_run = of_run.get(&path).map(|source| source.path.clone());
+        if let Some(snapshot) = kept_of(Kind::DataSet, Some(&source.path), &in_run) {
+            source.path = snapshot;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -151,7 +215,9 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         std::fs::create_dir(base.path().join("llama")).unwrap();
         let repos = |spec: &Spec| {
-            let Names { model, tokenizer } = Names::of(spec, base.path());
+            let Names {
+                model, tokenizer, ..
+            } = Names::of(spec, base.path());
             [model, tokenizer].map(|repo| repo.map(|repo| repo.to_string()))
         };
         let on = |text: &str| Some(text.to_owned());
@@ -198,5 +264,21 @@ mod tests {
         let mut recipe = spec("acme/tiny", None);
         keep_snapshots(&mut recipe, &local);
         assert_eq!(recipe, spec("acme/tiny", None));
+        // A source of data, and a model of the same name.
+        let with_data = |path: &str| {
+            let source = DataSource {
+                path: path.to_owned(),
+                ..DataSource::default()
+            };
+            let mut spec = Spec::default();
+            spec.data.train = vec![DataSource::default(), source];
+            spec
+        };
+        let of_data = snapshot("acme/tiny").replace("models--", "datasets--");
+        for (in_run, kept) in [(&of_data, &*of_data), (&snapshot("acme/tiny"), "acme/tiny")] {
+            let mut recipe = with_data("acme/tiny");
+            keep_snapshots(&mut recipe, &with_data(in_run));
+            assert_eq!(recipe, with_data(kept));
+        }
     }
 }

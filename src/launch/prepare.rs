@@ -37,6 +37,7 @@ pub fn plan(
         model: surveyed.model,
         settled: surveyed.settled,
         missing: surveyed.missing,
+        missing_data: surveyed.missing_data,
     })
 }
 

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RunState;
 use super::model::ResolvedModel;
-use super::names::Missing;
+use super::names::{Missing, MissingData};
 use crate::data::PrepareRequest;
 use crate::engine::ModelConfig;
+use crate::hub::Repo;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{DeviceMemory, OomPolicy, Plan, Reached, Runner, Worlds};
 use crate::recipe::{Diagnostic, Recipe, Spec};
@@ -81,11 +82,26 @@ pub struct Planned {
     pub(super) model: ResolvedModel,
     /// The recipe with snapshots of the hub's cache in place of names.
     pub(super) settled: Spec,
-    /// What the launch downloads first.
+    /// What the launch downloads first of models.
     pub missing: Vec<Missing>,
+    /// The sources of data that it downloads.
+    pub missing_data: Vec<MissingData>,
 }
 
 impl Planned {
+    /// The repositories of the hub that the launch downloads, each once.
+    pub fn downloads(&self) -> Vec<&Repo> {
+        let models = self.missing.iter().map(|missing| &missing.repo);
+        let data = self.missing_data.iter().map(|missing| &missing.repo);
+        let mut repos = Vec::new();
+        for repo in models.chain(data) {
+            if !repos.contains(&repo) {
+                repos.push(repo);
+            }
+        }
+        repos
+    }
+
     /// The worlds of the run, which keeps what it was launched with.
     pub(super) fn of_run(&self, run: &Run) -> Worlds {
         let run_dir = Some((&run.spec, run.runner()));

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use super::model::{self, ResolvedModel};
-use super::names::{Missing, Names, downloads_config};
+use super::names::{Missing, MissingData, Names, downloads_config};
 use super::request::data_of;
 use crate::data;
 use crate::hub::Hub;
 use crate::plan::rules::is_missing_input;
-use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
-use crate::recipe::{ReadError, Recipe, Spec, diagnostic};
+use crate::plan::{self, AskedRunner, DeviceKind, Flaw, PlanRequest, Runner};
+use crate::recipe::{Dialect, ReadError, Recipe, Spec, diagnostic};
 
 /// What this machine has of a recipe.
 pub(super) struct Surveyed {
@@ -20,6 +20,8 @@ pub(super) struct Surveyed {
     pub settled: Spec,
     /// What a launch of the built-in trainer downloads.
     pub missing: Vec<Missing>,
+    /// The sources of data that it downloads.
+    pub missing_data: Vec<MissingData>,
 }
 
 /// Adds to the request all facts about the recipe's model and data that need no read of the data.
@@ -43,21 +45,27 @@ pub(super) fn survey_inputs(
             model: ResolvedModel::default(),
             settled: spec.clone(),
             missing: Vec::new(),
+            missing_data: Vec::new(),
         };
     }
     // Another runner may download what is absent here.
     let elsewhere = !request.runner.is_built_in();
-    let names = Names::of(spec, base);
+    let mut names = Names::of(spec, base);
+    if matches!(recipe.dialect, Dialect::Halos | Dialect::Dpo) {
+        // Their programs make pairs and prompts of data sets that they know by name, which is not read.
+        names.data.clear();
+    }
     let settled = names.settled(spec, hub);
     let is_downloaded = hub.downloads && names.model.is_some() && downloads_config(&spec.model);
     let key = recipe.keys();
     let mut model = model::find(spec, names.directory(hub), elsewhere || is_downloaded, &key);
     let request_of_data = data_of(&settled, &key, model.shape.as_ref(), base, base);
-    let missing = if elsewhere || !hub.downloads {
-        Vec::new()
+    let (missing, missing_data) = if elsewhere || !hub.downloads {
+        Default::default()
     } else {
         let tokenizes = || data::needs_tokenizer(&request_of_data);
-        names.missing(spec, &model, hub, tokenizes)
+        let missing = names.missing(spec, &model, hub, tokenizes);
+        (missing, names.missing_data(spec, hub))
     };
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(data::find_problems(&request_of_data, elsewhere));
@@ -69,9 +77,16 @@ pub(super) fn survey_inputs(
     if downloaded(&names.tokenizer) {
         flaws.retain(|flaw| flaw.rule != "tokenizer-missing");
     }
-    if hub.is_offline() && names.model.is_some() {
-        for flaw in flaws.iter_mut().filter(|flaw| flaw.rule == "model-missing") {
-            flaw.help = format!("unset HF_HUB_OFFLINE, or {}", flaw.help);
+    let is_of = |flaw: &Flaw, source: &str| {
+        flaw.rule == "data-missing" && flaw.paths.iter().any(|path| path == source)
+    };
+    flaws.retain(|flaw| !missing_data.iter().any(|it| is_of(flaw, &it.path)));
+    if hub.is_offline() {
+        for flaw in &mut flaws {
+            let is_model = flaw.rule == "model-missing" && names.model.is_some();
+            if is_model || names.data.iter().any(|(path, _)| is_of(flaw, path)) {
+                flaw.help = format!("unset HF_HUB_OFFLINE, or {}", flaw.help);
+            }
         }
     }
     // The built-in trainer counts its samples.
@@ -86,6 +101,7 @@ pub(super) fn survey_inputs(
         request,
         model,
         missing,
+        missing_data,
         settled,
     }
 }

@@ -1,5 +1,6 @@
-//! Models of the hub, against servers on this machine that speak its protocol. No test connects to another one.
+//! Models and data sets of the hub, against servers on this machine that speak its protocol. No test connects to another one.
 
+mod data;
 mod download;
 mod launch;
 mod server;
