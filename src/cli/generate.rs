@@ -94,7 +94,7 @@ fn place(name: &str, revision: Option<&str>) -> anyhow::Result<Place> {
             Ok(Place::of_run(&run_dir)?)
         }
         Err(_) if data::is_model_on_hub(&launch::base()?, name) => {
-            let repo = Repo::new(name, revision);
+            let repo = Repo::model(name, revision);
             let mut display = Display::new(Mode::detect());
             // An interrupted download continues next time.
             let directory = generator::snapshot(&repo, &|| false, &mut |received| {

@@ -5,23 +5,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
+use super::bits;
 use super::preferences::PairSums;
 use crate::comm::Collective;
 use crate::norm::GroupSums;
 use crate::samples::Digest;
-
-/// A floating-point number transferred bit by bit, because JSON has no NaN.
-pub mod bits {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        value.to_bits().serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        u64::deserialize(deserializer).map(f64::from_bits)
-    }
-}
 
 /// The part of one rank in a step, or of all ranks together.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

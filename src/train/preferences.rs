@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::message::bits;
+use super::bits;
 use crate::data::Collated;
 use crate::engine::IGNORE;
 use crate::objective::{Judged, Likelihood, Orpo, Pair, Said, Sequence, Slope, Step};
