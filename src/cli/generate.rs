@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::json;
 
 use super::output::{self, Format, Unprinted, line, say};
@@ -13,8 +13,8 @@ use super::run_arg;
 use crate::data;
 use crate::hub::Repo;
 use crate::inventory::Inventory;
-use crate::launch;
 use crate::launch::generator::{self, Generator, Place};
+use crate::launch::{self, LaunchError};
 use crate::telemetry::{Display, Event, Mode};
 use crate::train::generate::Sampling;
 use crate::util::format::count;
@@ -97,15 +97,23 @@ fn place(name: &str, revision: Option<&str>) -> anyhow::Result<Place> {
             let repo = Repo::model(name, revision);
             let mut display = Display::new(Mode::detect());
             // An interrupted download continues next time.
-            let directory = generator::snapshot(&repo, &|| false, &mut |received| {
+            let downloaded = generator::snapshot(&repo, &|| false, &mut |received| {
                 display.event(&Event::Preparing {
                     what: format!("downloading {name}"),
                     done: received.bytes,
                     total: received.total,
                 });
-            })
-            .with_context(|| format!("{name} is neither a run nor a directory here"))?;
-            Ok(Place::of_directory(directory))
+            });
+            drop(display);
+            match downloaded {
+                Ok(directory) => Ok(Place::of_directory(directory)),
+                Err(LaunchError::Hub(error)) => bail!(
+                    "{name} is neither a run nor a directory here, and {error}\n  {}\n  evenkeel generate {} …",
+                    repo.download_command(Some(repo.name())),
+                    repo.name()
+                ),
+                Err(error) => Err(error.into()),
+            }
         }
         Err(_) if path.is_dir() => bail!(
             "{name} is neither a run nor a model: it has no config.json; `evenkeel list` lists the runs"

@@ -12,7 +12,8 @@ use crate::api::recipe_snapshot::RecipeSnapshot;
 use crate::data::DataError;
 use crate::hub::Hub;
 use crate::inventory::Inventory;
-use crate::launch::{LaunchError, Request, RunDir, RunLock, prepare};
+use crate::launch::{LaunchError, Request, RunDir, RunLock, download, prepare};
+use crate::lifecycle::files;
 use crate::lifecycle::protocol::exit;
 use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
 use crate::recipe;
@@ -60,6 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn may_succeed_later(error: &anyhow::Error, out: &Path) -> bool {
     let file = match error.downcast_ref() {
         Some(LaunchError::Data(DataError::Bucket(error))) => return error.cause.may_be_mended(),
+        Some(LaunchError::Hub(error)) => return error.cause.may_pass(),
         Some(LaunchError::File(file) | LaunchError::Data(DataError::File(file))) => Some(file),
         _ => error.downcast_ref::<FileError>(),
     };
@@ -89,6 +91,19 @@ fn concerns_the_path(kind: ErrorKind) -> bool {
     )
 }
 
+/// The hub as this pod reaches it. Its cache is on the volume or the disk of the run, where every rank finds it, unless the
+/// pod's environment names another place.
+fn hub(out: &Path) -> Hub {
+    let mut hub = Hub::of_process();
+    let is_named = ["HF_HUB_CACHE", "HF_HOME"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    if !is_named {
+        hub.settings.cache = Some(out.join(files::HUB));
+    }
+    hub
+}
+
 fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     let (snapshot, remainder): (RecipeSnapshot, RemainderPolicy) = durable::read_json(&args.recipe)
         .with_context(|| format!("reading {}", args.recipe.display()))?;
@@ -103,8 +118,8 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         args.device,
         args.rank_memory,
     );
-    // The controller plans the worlds, and it knows no memory of devices. A pod reads directories only.
-    let hub = Hub::none();
+    // The controller plans the worlds, and it knows no memory of devices.
+    let mut hub = hub(&args.out);
     let planned = prepare::plan(&recipe, args.procs, Reached::default(), runner, None, &hub);
     let planned = match planned {
         Ok(planned) => planned,
@@ -121,6 +136,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
         // No signals: the agent kills this process, and the next attempt removes partial data.
         ..Request::of(snapshot.path(), runner)
     };
+    let planned = download(planned, &recipe, &request, &mut hub, &mut |_, _| {})?;
     prepare::prepare(run_lock.run_dir(), &recipe, &planned, &request, &mut |_| {})?;
     Ok(ExitCode::SUCCESS)
 }

@@ -46,7 +46,7 @@ impl Prompter {
         })
     }
 
-    /// Whether the model has a template of conversations of its own.
+    /// Whether the tokenizer has a chat template.
     pub fn has_template(&self) -> bool {
         !self.template.built_in
     }

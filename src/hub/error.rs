@@ -68,6 +68,22 @@ pub enum Cause {
     Stopped,
 }
 
+impl Cause {
+    /// Whether the same request may succeed later.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Cause::NoConnection(_)
+                | Cause::Broken(_)
+                | Cause::Throttled
+                | Cause::Status(_)
+                | Cause::Size { .. }
+                | Cause::Checksum { .. }
+                | Cause::File(_)
+        )
+    }
+}
+
 impl HubError {
     /// The commands that help, one a line. `launch` is the user's command; `key` spells the native path of a setting,
     /// and `path` is that of the repository's name.

@@ -4,6 +4,7 @@
 //! ```text
 //! run.json                settings common to all ranks: written once
 //! data/                   the prepared data
+//! hub/                    in pods: the cache of Hugging Face's hub
 //! gen-N/record.json       the generation's record: written once
 //! gen-N/call.json         the checkpoint from which an external trainer resumes: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
@@ -20,6 +21,8 @@ use std::path::{Path, PathBuf};
 pub const RUN: &str = "run.json";
 /// Directory of the prepared data.
 pub const DATA: &str = "data";
+/// A pod's cache of Hugging Face's hub.
+pub const HUB: &str = "hub";
 /// The generation record, in the generation's directory.
 pub const RECORD: &str = "record.json";
 /// The checkpoint from which an external trainer resumes, in the generation's directory.

@@ -107,7 +107,7 @@ mod tests {
         let text = String::from_utf8(encode(&sums)).unwrap();
         insta::assert_snapshot!(
             text,
-            @r#"{"loss":9221120237041090560,"targets":0,"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000","seconds":0,"drain":false,"written":false}"#
+            @r#"{"loss":9221120237041090560,"targets":0,"count":0,"pairs":{"pairs":0,"chosen":0,"rejected":0,"right":0,"chosen_logps":0,"rejected_logps":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000","seconds":0,"drain":false,"written":false}"#
         );
         let read: StepSums = decode(0, text.as_bytes()).unwrap();
         assert_eq!(read.loss.to_bits(), sums.loss.to_bits());

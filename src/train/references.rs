@@ -5,21 +5,26 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
 use super::TrainError;
 use super::message::exchange;
+use super::orders::report;
 use super::run::Run;
 use crate::comm::Collective;
 use crate::data::Dataset;
 use crate::engine::{Engine, IGNORE, MicroBatch};
+use crate::lifecycle::protocol::Report;
 use crate::util::durable::{self, FileError};
 
 /// Directory within the prepared data.
 const DIRECTORY: &str = "reference";
 /// Micro-batches of each rank in a block.
 const BLOCK: u64 = 4;
+/// Time between two lines on the progress.
+const SAID: Duration = Duration::from_secs(30);
 /// Bytes of the files of weights that enter the fingerprint, from each file's beginning.
 const SAMPLED: u64 = 1 << 20;
 
@@ -129,8 +134,17 @@ impl<'a> Source<'a> {
             false => None,
         };
         let rows = self.rows();
+        let mut said = Instant::now();
         while values.len() < self.len() {
             let begin = (values.len() / rows) as u64;
+            if world.rank() == 0 && said.elapsed() > SAID {
+                said = Instant::now();
+                let message = format!(
+                    "the reference log-probabilities of {begin} of {} samples are computed",
+                    self.dataset.len()
+                );
+                report(&Report::Warning { message });
+            }
             let of_block = self.block(begin, engine, world, micro_batch)?;
             if let Some(file) = &mut file {
                 let bytes: Vec<u8> = of_block

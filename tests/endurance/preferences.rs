@@ -101,7 +101,7 @@ fn losses_and_rewards_over_pairs_are_those_of_trl() {
     }
 }
 
-/// Pairs of numbers in words, as JSONL.
+/// Pairs as JSONL.
 fn pairs() -> String {
     let mut rows = String::new();
     for i in 0..240 {

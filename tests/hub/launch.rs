@@ -149,6 +149,29 @@ impl Place {
     }
 }
 
+/// What the agent of a pod starts: the cache is in the run's directory.
+#[test]
+fn a_pod_downloads_into_the_directory_of_its_run() {
+    let server = Server::of(model());
+    let place = Place::of(&server.endpoint, 16);
+    let text = std::fs::read_to_string(place.path("recipe.yaml")).unwrap();
+    let snapshot = json!([{"text": text}, "Exact"]);
+    std::fs::write(place.path("snapshot.json"), snapshot.to_string()).unwrap();
+    let prepare = |endpoint: &str| {
+        let words = ["prepare", "snapshot.json", "--procs", "1", "--out", "run"];
+        let mut command = place.command(&words);
+        command.env_remove("HF_HOME").env("HF_ENDPOINT", endpoint);
+        command
+    };
+    let output = prepare(NO_SERVER).output().unwrap();
+    assert_eq!(output.status.code(), Some(74), "{}", place.text(&output));
+    place.succeeds(&mut prepare(&server.endpoint));
+    let cached = "run/hub/models--acme--tiny/snapshots";
+    assert!(place.path(cached).join(COMMIT).is_dir());
+    let path = place.run_of("run")["weights"].as_str().unwrap().to_owned();
+    assert!(path.ends_with(&format!("{cached}/{COMMIT}")), "{path}");
+}
+
 #[test]
 fn a_model_of_the_hub_is_downloaded_once_and_trained() {
     let server = Server::of(model());

@@ -330,7 +330,7 @@ impl CudaEngine {
         // Graphs of collectives could not be aborted one by one.
         let last = pass.training().is_some_and(|training| training.last);
         let collective = self.sharding.is_some() || last && self.peers.is_some();
-        // Each token of a sequence would be a graph of its own.
+        // Each token of a sequence would need another graph.
         if let Some(weigh) = weigh {
             self.walk_weighing(pass, shape, weigh)?;
         } else if self.options.no_graphs || collective || pass == Pass::Prediction {

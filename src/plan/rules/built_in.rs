@@ -54,6 +54,15 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
             format!("the built-in trainer does not train {objective}"),
             "it trains language-modelling and sft, and dpo, orpo and simpo of native recipes; `evenkeel plan` plans the others too",
         );
+        return;
+    }
+    let spec = case.spec();
+    for path in spec.preference.without_effect(spec.objective) {
+        findings.at(
+            &[path],
+            format!("{} has no effect on {}", case.key(path), spec.objective),
+            "remove it, or choose another objective or loss",
+        );
     }
 }
 
@@ -305,6 +314,13 @@ mod tests {
         assert_eq!(launched("trainer-objective", &recipe).len(), 1);
         recipe.spec.objective = Objective::Dpo;
         assert!(launched("trainer-objective", &recipe).is_empty());
+        recipe.spec.preference.target_margin = Some(0.5);
+        let unused = launched("trainer-objective", &recipe);
+        assert_eq!(
+            unused[0].message,
+            "`preference.target_margin` has no effect on dpo"
+        );
+        recipe.spec.preference.target_margin = None;
         recipe.dialect = Dialect::HandbookTrl;
         assert_eq!(launched("trainer-objective", &recipe).len(), 1);
         recipe.spec.objective = Objective::Sft;

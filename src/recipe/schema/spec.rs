@@ -114,7 +114,7 @@ impl Objective {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Preference {
-    /// The loss of dpo's and simpo's margin: `sigmoid`, `robust`, `hinge` or `ipo`.
+    /// The loss of dpo's and simpo's margin.
     pub loss: PairLoss,
     /// β, the factor of the log-ratio or of the margin; orpo's λ. Default: 0.1, for simpo 2.
     pub beta: Option<f64>,
@@ -128,6 +128,43 @@ pub struct Preference {
     pub target_margin: Option<f64>,
     /// Weight of the chosen completion's negative log-likelihood; orpo's covers the prompt too. Default: 0, for orpo 1.
     pub likelihood_weight: Option<f64>,
+}
+
+impl Preference {
+    /// The keys that are set and that an objective does not have.
+    pub fn without_effect(&self, objective: Objective) -> Vec<&'static str> {
+        let is_smoothed = matches!(self.loss, PairLoss::Sigmoid | PairLoss::Robust);
+        let (dpo, simpo) = (objective == Objective::Dpo, objective == Objective::Simpo);
+        let orpo = objective == Objective::Orpo;
+        [
+            (
+                "preference.loss",
+                self.loss != PairLoss::Sigmoid,
+                dpo || simpo,
+            ),
+            ("preference.beta", self.beta.is_some(), dpo || simpo || orpo),
+            (
+                "preference.label_smoothing",
+                self.label_smoothing != 0.0,
+                (dpo || simpo) && is_smoothed,
+            ),
+            ("preference.reference_free", self.reference_free, dpo),
+            ("preference.by_token", self.by_token.is_some(), dpo || simpo),
+            (
+                "preference.target_margin",
+                self.target_margin.is_some(),
+                simpo,
+            ),
+            (
+                "preference.likelihood_weight",
+                self.likelihood_weight.is_some(),
+                dpo || simpo || orpo,
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(key, is_set, has_it)| (is_set && !has_it).then_some(key))
+        .collect()
+    }
 }
 
 /// Settings of generation-based trainers (GRPO, RLOO, PPO, KTO) that rules check.
@@ -1081,8 +1118,10 @@ Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
                 structs: BTreeMap::new(),
                 enums: BTreeMap::new(),
             };
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/recipe/schema/spec.rs");
-            types.take(&fs::read_to_string(path).unwrap());
+            for path in ["src/objective/pair.rs", "src/recipe/schema/spec.rs"] {
+                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+                types.take(&fs::read_to_string(path).unwrap());
+            }
             types
         }
 

@@ -224,6 +224,7 @@ mod tests {
             "evaluation": intervals(json!({"per_device_batch_size": 1, "batch": 1, "samples": 1})),
             "checkpoint": intervals(json!({"keep": 1})),
             "elasticity": {"min": 1, "max": 2},
+            "preference": {"beta": 0.1, "by_token": true, "target_margin": 0.5, "likelihood_weight": 1.0},
             "generation": {"num_generations": 2, "num_generations_eval": 2, "generation_batch_size": 2,
                            "steps_per_generation": 1, "num_mini_batches": 1},
             "trainer": {"command": ["t"], "checkpoint_dir": "c", "deepspeed_config": "{}",
