@@ -51,6 +51,35 @@ pub struct Collated {
 }
 
 impl Collated {
+    /// Rows of tokens and targets, each a sample, padded to the longest.
+    #[cfg(test)]
+    pub fn of_rows(rows: &[(&[u32], &[u32])]) -> Collated {
+        let seq_len = rows
+            .iter()
+            .map(|(tokens, _)| tokens.len())
+            .max()
+            .unwrap_or(0);
+        let padded = |row: &[u32], with| {
+            let rest = std::iter::repeat_n(with, seq_len - row.len());
+            row.iter().copied().chain(rest).collect::<Vec<u32>>()
+        };
+        Collated {
+            tokens: rows
+                .iter()
+                .flat_map(|(tokens, _)| padded(tokens, 0))
+                .collect(),
+            targets: rows
+                .iter()
+                .flat_map(|(_, targets)| padded(targets, IGNORE))
+                .collect(),
+            batch: rows.len(),
+            samples: rows.len(),
+            seq_len,
+            lengths: rows.iter().map(|(tokens, _)| tokens.len()).collect(),
+            labels: Vec::new(),
+        }
+    }
+
     /// The digest of a sample, which is at this position of the global order: of its rows, and of its label.
     pub fn digest(&self, sample: usize, position: u64) -> Digest {
         let rows = self.batch / self.samples;

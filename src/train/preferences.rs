@@ -105,11 +105,76 @@ impl Loss {
         chosen.filter(|&&target| target != IGNORE).count() as u64
     }
 
+    /// What an evaluation adds up of a micro-batch; the arguments are those of [`judged`].
+    pub fn evaluated(
+        &self,
+        collated: &Collated,
+        targets: &[u32],
+        losses: &[f64],
+        references: &[f64],
+    ) -> EvaluationSums {
+        // The likelihood's mean has another divisor, which all micro-batches decide.
+        let step = Step {
+            samples_per_token: 0.0,
+            kl: 0.0,
+        };
+        let judged = judged(self, collated, losses, references, step);
+        let chosen = losses.chunks(collated.seq_len).step_by(2).flatten();
+        EvaluationSums {
+            loss: judged.loss,
+            count: judged.sums.pairs,
+            likelihood: self.likelihood().weight * chosen.sum::<f64>(),
+            covered: self.likelihood_tokens(targets, collated.seq_len),
+            tokens: targets.iter().filter(|&&target| target != IGNORE).count() as u64,
+        }
+    }
+
     fn judge(&self, sequences: [Sequence; 2], step: Step) -> Judged<2> {
         match self {
             Loss::Pair(pair) => pair.judge(sequences, step),
             Loss::Orpo(orpo) => orpo.judge(sequences, step),
         }
+    }
+}
+
+/// Sums of an evaluation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationSums {
+    /// Of the cross-entropies of tokens, or of the losses of pairs without the likelihood.
+    #[serde(with = "bits")]
+    loss: f64,
+    /// Of these tokens or pairs.
+    count: u64,
+    /// Weighted negative log-likelihoods of the tokens that it covers.
+    #[serde(with = "bits")]
+    likelihood: f64,
+    covered: u64,
+    /// Target tokens.
+    pub tokens: u64,
+}
+
+impl EvaluationSums {
+    pub fn of_tokens(loss: f64, tokens: u64) -> EvaluationSums {
+        EvaluationSums {
+            loss,
+            count: tokens,
+            tokens,
+            ..EvaluationSums::default()
+        }
+    }
+
+    pub fn merge(&mut self, other: &EvaluationSums) {
+        self.loss += other.loss;
+        self.count += other.count;
+        self.likelihood += other.likelihood;
+        self.covered += other.covered;
+        self.tokens += other.tokens;
+    }
+
+    /// The mean loss.
+    pub fn mean(&self) -> f64 {
+        let mean = |sum: f64, count: u64| sum / count.max(1) as f64;
+        mean(self.loss, self.count) + mean(self.likelihood, self.covered)
     }
 }
 
@@ -230,4 +295,94 @@ pub fn judged(
         });
     }
     batch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objective::PairLoss;
+
+    /// Two pairs of rows of four columns; the first row's prompt has two tokens.
+    fn collated() -> Collated {
+        let ignore = IGNORE;
+        Collated::of_rows(&[
+            (&[1, 2, 3, 4], &[ignore, 3, 4, 5]),
+            (&[1, 2, 6], &[ignore, 6, 7]),
+            (&[8, 9], &[9, 5]),
+            (&[8, 4, 4], &[4, 4, 5]),
+        ])
+    }
+
+    fn spec(objective: Objective, preference: Preference) -> Spec {
+        Spec {
+            objective,
+            preference,
+            ..Spec::default()
+        }
+    }
+
+    #[test]
+    fn the_weights_are_the_derivatives_of_the_loss_by_each_token() {
+        let collated = collated();
+        let orpo = Loss::of(&spec(Objective::Orpo, Preference::default())).unwrap();
+        let dpo = Preference {
+            loss: PairLoss::Ipo,
+            by_token: Some(true),
+            likelihood_weight: Some(0.3),
+            ..Preference::default()
+        };
+        let dpo = Loss::of(&spec(Objective::Dpo, dpo)).unwrap();
+        let step = Step {
+            samples_per_token: 0.2,
+            kl: 0.0,
+        };
+        for loss in [orpo, dpo] {
+            let targets = loss.targets(&collated);
+            let value = |cell: usize| 0.3 + 0.1 * (cell as f64 * 1.7).sin();
+            let losses: Vec<f64> = (0..16)
+                .map(|cell| {
+                    if targets[cell] == IGNORE {
+                        0.0
+                    } else {
+                        value(cell)
+                    }
+                })
+                .collect();
+            let references = [-1.0, -0.8, -0.5, -1.2];
+            let of = |losses: &[f64]| judged(&loss, &collated, losses, &references, step);
+            let found = of(&losses);
+            assert_eq!(found.sums.pairs, 2);
+            for cell in (0..16).filter(|&cell| targets[cell] != IGNORE) {
+                let moved = |by: f64| {
+                    let mut moved = losses.clone();
+                    moved[cell] += by;
+                    of(&moved).loss
+                };
+                let difference = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                let apart = (f64::from(found.weights[cell]) - difference).abs();
+                assert!(apart < 1e-6, "{cell}: {} {difference}", found.weights[cell]);
+            }
+        }
+    }
+
+    #[test]
+    fn an_evaluation_has_the_loss_of_a_step_over_the_same_pairs() {
+        let collated = collated();
+        let orpo = Loss::of(&spec(Objective::Orpo, Preference::default())).unwrap();
+        let targets = orpo.targets(&collated);
+        let losses: Vec<f64> = (targets.iter())
+            .map(|&target| if target == IGNORE { 0.0 } else { 0.4 })
+            .collect();
+        let covered = orpo.likelihood_tokens(&targets, collated.seq_len);
+        // The prompt of the first chosen row, and all of both.
+        assert_eq!(covered, 4 + 2);
+        let step = Step {
+            samples_per_token: 2.0 / covered as f64,
+            kl: 0.0,
+        };
+        let expected = judged(&orpo, &collated, &losses, &[], step).loss / 2.0;
+        let found = orpo.evaluated(&collated, &targets, &losses, &[]);
+        assert!((found.mean() - expected).abs() < 1e-12);
+        assert_eq!(found.tokens, 4 + 2 + 2 + 3);
+    }
 }

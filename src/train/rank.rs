@@ -181,6 +181,8 @@ fn train(
         (&observed, &activity),
         is_first,
     )?;
+    // The file of a generation exists from its begin, also if its memory does not suffice.
+    let metrics = metrics(options, run, generation)?;
     agree_on_memory(run, generation, engine.as_mut(), observed.as_ref())?;
     if is_first && let Some(directory) = &run.built_in()?.weights {
         Weights::open(directory)?.restore(engine.as_mut())?;
@@ -220,7 +222,7 @@ fn train(
         watched_batch: state.controller.batch(),
         state,
         orders,
-        metrics: metrics(options, run, generation)?,
+        metrics,
         last_step: None,
         bucket: bucket.map_err(CheckpointError::from)?,
         saving: None,

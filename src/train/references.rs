@@ -1,13 +1,14 @@
 //! The reference model's log-probabilities of the completions of a data set. The start weights give them, once, before the
 //! first step: all ranks together, a block of samples at a time. What is known lies beside the prepared samples, so that a
-//! process that begins later, in another world, computes only the rest.
+//! process that begins later, in another world, computes only the rest. The file: the fingerprint of model and data (16 bytes),
+//! the values as f64 (little endian), and at the end their checksum (XXH3, 16 bytes).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::TrainError;
 use super::message::exchange;
@@ -80,15 +81,17 @@ impl<'a> Source<'a> {
         self.dataset.len() as usize * self.rows()
     }
 
-    /// Those that the file holds for this model and these data: of whole samples, from the first on.
+    /// Those that the file holds for this model and these data: of whole samples, from the first on. None of a file that is
+    /// complete and damaged.
     fn known(&self) -> Vec<f64> {
-        let mut bytes = Vec::new();
-        let read = File::open(&self.path).and_then(|mut file| file.read_to_end(&mut bytes));
-        let Some(values) = bytes
-            .strip_prefix(&self.fingerprint)
-            .filter(|_| read.is_ok())
-        else {
+        let bytes = std::fs::read(&self.path).unwrap_or_default();
+        let Some(values) = bytes.strip_prefix(&self.fingerprint) else {
             return Vec::new();
+        };
+        let values = match values.split_at_checked(self.len() * size_of::<f64>()) {
+            None => values,
+            Some((all, end)) if end == xxh3_128(all).to_le_bytes() => all,
+            Some(_) => return Vec::new(),
         };
         let values = values
             .as_chunks()
@@ -147,16 +150,15 @@ impl<'a> Source<'a> {
             }
             let of_block = self.block(begin, engine, world, micro_batch)?;
             if let Some(file) = &mut file {
-                let bytes: Vec<u8> = of_block
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect();
-                file.write_all(&bytes).map_err(|error| self.failed(error))?;
+                let written = file.write_all(&bytes_of(&of_block));
+                written.map_err(|error| self.failed(error))?;
             }
             values.extend(of_block);
         }
-        if let Some(file) = file {
-            file.sync_all().map_err(|error| self.failed(error))?;
+        if let Some(mut file) = file {
+            let checksum = xxh3_128(&bytes_of(&values)).to_le_bytes();
+            let written = file.write_all(&checksum).and_then(|()| file.sync_all());
+            written.map_err(|error| self.failed(error))?;
         }
         Ok(References { values, rows })
     }
@@ -208,7 +210,7 @@ impl<'a> Source<'a> {
             durable::create_directory(directory)?;
         }
         let mut bytes = self.fingerprint.to_vec();
-        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        bytes.extend(bytes_of(values));
         durable::write_atomically(&self.path, &bytes)?;
         let file = OpenOptions::new().append(true).open(&self.path);
         Ok(file.map_err(|error| self.failed(error))?)
@@ -217,6 +219,14 @@ impl<'a> Source<'a> {
     fn failed(&self, error: std::io::Error) -> FileError {
         FileError::from_io("write", &self.path, 0, error)
     }
+}
+
+/// The values as the file holds them.
+fn bytes_of(values: &[f64]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
 }
 
 /// The values as messages carry them.
@@ -262,4 +272,118 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     let mut files: Vec<PathBuf> = paths.filter(is_weights).collect();
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::comm::solo::Solo;
+    use crate::data::{PrepareRequest, prepare};
+    use crate::engine::ModelConfig;
+    use crate::engine::cpu::{CpuEngine, CpuOptions};
+    use crate::recipe::schema::spec::{self, DataSource, Objective};
+
+    /// 40 pairs, prepared.
+    fn pairs() -> (TempDir, Dataset) {
+        let folder = tempfile::tempdir().unwrap();
+        let pair = |i| {
+            format!(
+                "{{\"prompt\": \"{i}+1=\", \"chosen\": \"{}\", \"rejected\": \"{i}\"}}",
+                i + 1
+            )
+        };
+        let rows: Vec<String> = (0..40).map(pair).collect();
+        std::fs::write(folder.path().join("pairs.jsonl"), rows.join("\n")).unwrap();
+        let data = spec::Data {
+            train: vec![DataSource {
+                path: "pairs.jsonl".to_owned(),
+                ..DataSource::default()
+            }],
+            sequence_length: 16,
+            ..spec::Data::default()
+        };
+        let tokenizer = spec::Tokenizer {
+            path: Some("byte".to_owned()),
+            chat_template: None,
+        };
+        let directory = folder.path().join("data");
+        let request = PrepareRequest {
+            data: &data,
+            tokenizer: &tokenizer,
+            objective: Objective::Dpo,
+            seed: 1,
+            model: None,
+            vocab_size: None,
+            base: folder.path(),
+            directory: &directory,
+            began_in: None,
+            fingerprint: None,
+            key: &str::to_owned,
+            stopped: &|| false,
+        };
+        prepare(&request, &mut |_| {}).unwrap();
+        let dataset = Dataset::train(&directory).unwrap();
+        (folder, dataset)
+    }
+
+    fn engine(seed: u64) -> CpuEngine {
+        let config = ModelConfig {
+            hidden_size: 16,
+            intermediate_size: 24,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 2,
+            head_dim: 8,
+            vocab_size: 259,
+            max_position_embeddings: 32,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            initializer_range: 0.5,
+            ..ModelConfig::default()
+        };
+        CpuEngine::new(config, CpuOptions::default(), None, Some(seed)).unwrap()
+    }
+
+    #[test]
+    fn what_a_file_holds_is_not_computed_again_and_a_damaged_one_is() {
+        let (folder, dataset) = pairs();
+        let source = |fingerprint| Source {
+            path: folder.path().join("reference/train.bin"),
+            fingerprint,
+            dataset: &dataset,
+        };
+        let complete = |seed, fingerprint| {
+            let source = source(fingerprint);
+            source.complete(&mut engine(seed), &Solo, 3, true).unwrap()
+        };
+        let known = |fingerprint| source(fingerprint).are_known(&Solo).unwrap();
+        assert!(!known([1; 16]));
+        let first = complete(1, [1; 16]);
+        assert!(known([1; 16]) && !known([2; 16]));
+        let of_one = first.of([7]);
+        assert!(of_one.len() == 2 && of_one.iter().all(|value| *value < 0.0));
+
+        // Another engine computes nothing of a complete file, and the rest of an interrupted one.
+        assert_eq!(complete(2, [1; 16]), first);
+        let path = source([1; 16]).path;
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..16 + 8 * 25]).unwrap();
+        assert!(!known([1; 16]));
+        let continued = complete(2, [1; 16]);
+        assert_eq!(continued.values[..24], first.values[..24]);
+        assert_ne!(continued.values[24..], first.values[24..]);
+        std::fs::write(&path, &whole[..16 + 8 * 25 + 3]).unwrap();
+        assert_eq!(complete(1, [1; 16]), first);
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+
+        let mut damaged = whole.clone();
+        damaged[100] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        assert!(!known([1; 16]));
+        assert_eq!(complete(1, [1; 16]), first);
+        // Other weights or data.
+        assert_ne!(complete(2, [2; 16]), first);
+    }
 }

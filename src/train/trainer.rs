@@ -14,7 +14,7 @@ use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::message::{StepSums, decode, encode, exchange};
 use super::orders::{Orders, report};
-use super::preferences::{self, JudgedBatch, Loss};
+use super::preferences::{self, EvaluationSums, JudgedBatch, Loss};
 use super::references::References;
 use super::run::Run;
 use super::schedule::LearningRateSchedule;
@@ -383,7 +383,7 @@ impl Trainer<'_> {
         Ok(decision)
     }
 
-    /// Mean loss per target token over the evaluation data, distributed over the ranks.
+    /// Mean loss over the evaluation data, distributed over the ranks.
     fn evaluate(&mut self) -> Result<(), TrainError> {
         let Some(data) = &self.evaluation else {
             return Ok(());
@@ -397,7 +397,7 @@ impl Trainer<'_> {
         let total = wanted.min(data.len());
         let world = self.world.world() as u64;
         let passes = total.div_ceil(micro_batch).div_ceil(world);
-        let (mut loss, mut targets) = (0.0, 0);
+        let mut local = EvaluationSums::default();
         for pass in 0..passes {
             self.world.check()?;
             let start = (pass * world + self.rank() as u64) * micro_batch;
@@ -407,42 +407,34 @@ impl Trainer<'_> {
             }
             let samples = start..(start + micro_batch).min(total);
             let collated = data.collate(samples.clone())?;
-            let Some(Preferences {
-                loss: objective,
-                evaluation,
-                ..
-            }) = &self.preferences
-            else {
-                let (sum, tokens) = self.engine.evaluate(as_micro_batch(&collated))?;
-                loss += sum;
-                targets += tokens;
-                continue;
-            };
-            let losses = self.engine.losses(MicroBatch {
-                targets: &objective.targets(&collated),
-                ..as_micro_batch(&collated)
-            })?;
-            let references = evaluation.of(samples.clone());
-            let step = Step {
-                samples_per_token: 0.0,
-                kl: 0.0,
-            };
-            let judged = preferences::judged(objective, &collated, &losses, &references, step);
-            loss += judged.loss;
-            targets += judged.sums.pairs;
+            match &self.preferences {
+                None => {
+                    let (loss, tokens) = self.engine.evaluate(as_micro_batch(&collated))?;
+                    local.merge(&EvaluationSums::of_tokens(loss, tokens));
+                }
+                Some(Preferences {
+                    loss, evaluation, ..
+                }) => {
+                    let targets = loss.targets(&collated);
+                    let losses = self.engine.losses(MicroBatch {
+                        targets: &targets,
+                        ..as_micro_batch(&collated)
+                    })?;
+                    let references = evaluation.of(samples);
+                    local.merge(&loss.evaluated(&collated, &targets, &losses, &references));
+                }
+            }
         }
-        let everyones: Vec<(u64, u64)> = exchange(self.world.as_ref(), &(loss.to_bits(), targets))?;
-        let loss: f64 = everyones
-            .iter()
-            .map(|(loss, _)| f64::from_bits(*loss))
-            .sum();
-        let tokens: u64 = everyones.iter().map(|(_, targets)| targets).sum();
-        if tokens > 0 {
+        let mut sums = EvaluationSums::default();
+        for rank in exchange(self.world.as_ref(), &local)? {
+            sums.merge(&rank);
+        }
+        if sums.tokens > 0 {
             self.record(Metric::Evaluation(EvaluationRecord {
                 generation: self.generation.number,
                 samples: self.state.samples,
-                loss: loss / tokens as f64,
-                tokens,
+                loss: sums.mean(),
+                tokens: sums.tokens,
                 time: now(),
             }))?;
         }
