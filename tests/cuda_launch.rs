@@ -791,6 +791,55 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
     machine.prove("moved", EIGHT_STEPS);
 }
 
+/// The tiny recipe with a loss over pairs of numbers.
+fn of_pairs(machine: &Machine, objective: &str) {
+    let (before, after) = RECIPE.split_once("  data:\n").unwrap();
+    let (_, after) = after.split_once("  budget:").unwrap();
+    let before = before
+        .replace("language-modelling", objective)
+        .replace("vocab_size: 64", "vocab_size: 259");
+    let data = "  tokenizer: {path: byte}\n  data:\n    sequence_length: 16\n    held_out: 8\n    train: [{path: pairs.jsonl}]\n";
+    let recipe = format!("{before}{data}  evaluation: {{every_samples: 32}}\n  budget:{after}");
+    std::fs::write(machine.path().join("tiny.yaml"), recipe).unwrap();
+    let pair = |i: u32| json!({"prompt": format!("{i}+1="), "chosen": (i + 1).to_string(), "rejected": (7 * i).to_string()});
+    let rows: Vec<String> = (0..80).map(|i| pair(i).to_string()).collect();
+    std::fs::write(machine.path().join("pairs.jsonl"), rows.join("\n")).unwrap();
+}
+
+#[test]
+fn a_loss_over_pairs_is_the_same_on_gpus_and_moves_to_the_cpu() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let two = [("EMULATED_GPU_DEVICES", "2")];
+    for objective in ["dpo", "orpo"] {
+        of_pairs(&machine, objective);
+        let of = |run: &str| format!("{objective}-{run}");
+        let out = |run: &str, words: &str| format!("--out {} {words}", of(run));
+        machine.trained(&out("base", "--device cpu"), &[]);
+        let expected = machine.losses(&of("base"));
+        assert_eq!(expected.len(), 8);
+        for (run, strategy) in [
+            ("replicated", "evenkeel.parallel.strategy=ddp"),
+            ("sharded", FSDP),
+        ] {
+            machine.trained(
+                &out(run, &format!("--device cuda --procs 2 {strategy}")),
+                &two,
+            );
+            assert_close(&machine.losses(&of(run)), &expected, 1e-5);
+            machine.prove(&of(run), EIGHT_STEPS);
+        }
+        let code = machine.disturbed(&out("moved", "--device cuda"), &[], |launcher| {
+            kill_process(Pid::from_child(launcher), Signal::TERM).unwrap();
+        });
+        assert_eq!(code, Some(143));
+        machine.trained(&out("moved", "--resume --device cpu"), &[]);
+        assert_close(&machine.losses(&of("moved")), &expected, 1e-5);
+        machine.prove(&of("moved"), EIGHT_STEPS);
+    }
+}
+
 #[test]
 fn a_qwen3_of_a_folder_moves_from_one_rank_over_three_gpus_to_two() {
     let Some(machine) = Machine::new() else {

@@ -211,7 +211,7 @@ fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
     for (model, more, flags, rule) in [
         (
             SMALL_MODEL,
-            "  objective: dpo\n",
+            "  objective: grpo\n",
             &[][..],
             "trainer-objective",
         ),

@@ -70,6 +70,9 @@ pub fn prepare(
     if data.train.is_empty() {
         return Err(request.no_data());
     }
+    if request.kind() != Kind::Text {
+        refuse_for_preferences(request)?;
+    }
     if let Some(language) = data.synthetic() {
         return prepare_synthetic(request, language);
     }
@@ -92,6 +95,32 @@ pub fn prepare(
     let mut prepared = prepare_files(request, &sources, progress)?;
     prepared.notes.splice(0..0, sources.notes);
     Ok(prepared)
+}
+
+/// Refuses settings that preferences do not have.
+fn refuse_for_preferences(request: &PrepareRequest<'_>) -> Result<(), DataError> {
+    let data = request.data;
+    let objective = request.objective;
+    if data.synthetic().is_some() {
+        return Err(request.setting(
+            "data.train.0.path",
+            format!("the synthetic language has no preferences for {objective}"),
+            "give JSONL or Parquet",
+        ));
+    }
+    let without_effect = [
+        ("data.packing", data.packing),
+        ("data.answers_only", data.answers_only.is_some()),
+        ("data.completions_only", data.completions_only.is_some()),
+    ];
+    match without_effect.into_iter().find(|(_, is_set)| *is_set) {
+        None => Ok(()),
+        Some((key, _)) => Err(request.setting(
+            key,
+            format!("it has no effect on {objective}, whose rows are not packed and carry loss on their completions"),
+            "remove it",
+        )),
+    }
 }
 
 /// Writes only the manifest: samples are generated on demand. Held-out samples are the last ones of the

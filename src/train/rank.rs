@@ -14,7 +14,7 @@ use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::orders::{Orders, report};
 use super::preferences::Loss;
-use super::references::Source;
+use super::references;
 use super::run::Run;
 use super::schedule::LearningRateSchedule;
 use super::trainer::{Ending, Preferences, STRAGGLER_FACTOR, Trainer, measure};
@@ -155,24 +155,15 @@ fn train(
     let training = Dataset::train(&data)?;
     let evaluation = Dataset::evaluation(&data)?;
     let loss = Loss::of(&run.spec);
-    let references = loss.filter(Loss::has_reference).map(|_| {
-        let sources = [
-            ("train", Some(&training)),
-            ("evaluation", evaluation.as_ref()),
-        ];
-        let sources = sources
-            .into_iter()
-            .filter_map(|(part, dataset)| Some((part, dataset?)));
-        let sources =
-            sources.map(|(part, dataset)| Source::new(&options.run_dir, run, part, dataset));
-        sources.collect::<Result<Vec<_>, _>>()
-    });
-    let references = references.transpose()?.unwrap_or_default();
-    let mut unknown = false;
-    for source in &references {
-        unknown |= !source.are_known(observed.as_ref())?;
-    }
-    let is_first = generation.start.is_none() || unknown;
+    let sources = match loss {
+        Some(loss) if loss.has_reference() => {
+            references::sources(&options.run_dir, run, &training, evaluation.as_ref())?
+        }
+        _ => Vec::new(),
+    };
+    // The start weights are needed once more where what they say of the data is lost.
+    let are_known = references::are_known(&sources, observed.as_ref())?;
+    let is_first = generation.start.is_none() || !are_known;
     let mut engine = engine(
         options,
         run,
@@ -188,12 +179,11 @@ fn train(
         Weights::open(directory)?.restore(engine.as_mut())?;
     }
     let mut completed = Vec::new();
-    for source in &references {
+    for source in &sources {
         let micro_batch = generation.plan.per_device_batch_size;
         let world = observed.as_ref();
-        let of_source =
-            source.complete(engine.as_mut(), world, micro_batch, options.first_of_host)?;
-        completed.push(of_source);
+        let writes = options.first_of_host;
+        completed.push(source.complete(engine.as_mut(), world, micro_batch, writes)?);
     }
     let mut completed = completed.into_iter();
     let preferences = loss.map(|loss| Preferences {

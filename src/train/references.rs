@@ -19,6 +19,7 @@ use crate::data::Dataset;
 use crate::engine::{Engine, IGNORE, MicroBatch};
 use crate::lifecycle::protocol::Report;
 use crate::util::durable::{self, FileError};
+use crate::util::input;
 
 /// Directory within the prepared data.
 const DIRECTORY: &str = "reference";
@@ -57,9 +58,34 @@ pub struct Source<'a> {
     dataset: &'a Dataset,
 }
 
+/// The data sets of a run, the training data first.
+pub fn sources<'a>(
+    run_dir: &Path,
+    run: &Run,
+    training: &'a Dataset,
+    evaluation: Option<&'a Dataset>,
+) -> Result<Vec<Source<'a>>, TrainError> {
+    let parts = [("train", Some(training)), ("evaluation", evaluation)];
+    let parts = parts
+        .into_iter()
+        .filter_map(|(part, dataset)| Some((part, dataset?)));
+    parts
+        .map(|(part, dataset)| Source::new(run_dir, run, part, dataset))
+        .collect()
+}
+
+/// Whether every rank has all log-probabilities of all data sets. Collective.
+pub fn are_known(sources: &[Source<'_>], world: &dyn Collective) -> Result<bool, TrainError> {
+    let mut are_known = true;
+    for source in sources {
+        are_known &= source.are_known(world)?;
+    }
+    Ok(are_known)
+}
+
 impl<'a> Source<'a> {
     /// `part` is the data set's name within the prepared data.
-    pub fn new(
+    fn new(
         run_dir: &Path,
         run: &Run,
         part: &str,
@@ -84,7 +110,8 @@ impl<'a> Source<'a> {
     /// Those that the file holds for this model and these data: of whole samples, from the first on. None of a file that is
     /// complete and damaged.
     fn known(&self) -> Vec<f64> {
-        let bytes = std::fs::read(&self.path).unwrap_or_default();
+        let all = (self.len() * size_of::<f64>()) as u64;
+        let bytes = input::read(&self.path, all + 32).unwrap_or_default();
         let Some(values) = bytes.strip_prefix(&self.fingerprint) else {
             return Vec::new();
         };
@@ -104,12 +131,12 @@ impl<'a> Source<'a> {
     }
 
     /// Whether every rank has all of them. Collective.
-    pub fn are_known(&self, world: &dyn Collective) -> Result<bool, TrainError> {
+    fn are_known(&self, world: &dyn Collective) -> Result<bool, TrainError> {
         let known = self.known().len() == self.len();
         Ok(exchange(world, &known)?.into_iter().all(|known| known))
     }
 
-    /// All of them. The engine has the start weights unless [`Source::are_known`]. Collective; one rank of each host
+    /// All of them. The engine has the start weights unless [`are_known`]. Collective; one rank of each host
     /// `writes`.
     pub fn complete(
         &self,
@@ -251,7 +278,7 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
         Some(directory) => {
             for path in weight_files(directory)? {
                 let failed = |error| FileError::from_io("read", &path, 0, error);
-                let file = File::open(&path).map_err(failed)?;
+                let file = input::open(&path).map_err(failed)?;
                 let bytes = file.metadata().map_err(failed)?.len();
                 let mut begin = Vec::new();
                 file.take(SAMPLED).read_to_end(&mut begin).map_err(failed)?;

@@ -111,25 +111,23 @@ fn pairs() -> String {
     rows
 }
 
-/// A run over pairs that is resized, loses a rank and grows again.
+/// A run over pairs that is resized and loses a rank.
 fn disturbed(objective: &str, strategy: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("pairs.jsonl");
+    std::fs::write(&rows, pairs()).unwrap();
     let spec = || {
         small(json!({
             "objective": objective,
             "parallel": {"strategy": strategy},
             "model": {"config": {"vocab_size": 259}},
             "tokenizer": {"path": "byte"},
-            "data": {"train": [{"path": "pairs.jsonl", "synthetic": null}], "held_out": 24},
+            "data": {"train": [{"path": rows}], "held_out": 24},
             "learning_rate": {"peak": 1e-4},
             "evaluation": {"every_samples": 600},
         }))
     };
-    let of = || {
-        let run = Run::of(spec());
-        std::fs::write(run.scratch().join("pairs.jsonl"), pairs()).unwrap();
-        run
-    };
-    let run = of();
+    let run = Run::of(spec());
     let launched = run.start(&["--procs", "1"]);
     run.wait_for_steps(1, 5);
     let resized = run.call("resize", &["3"]);
@@ -142,7 +140,7 @@ fn disturbed(objective: &str, strategy: &str) {
     assert_eq!(run.worlds(), [1, 3, 2]);
     proved(&run, 2400);
 
-    let undisturbed = of();
+    let undisturbed = Run::of(spec());
     let output = undisturbed.launch(&["--quiet"]);
     assert!(output.status.success(), "{output:?}");
     same_losses(&run, &undisturbed);

@@ -316,11 +316,11 @@ const UNEVEN_DEALING: Rule = Rule {
     text: include_str!("texts/uneven-dealing.md"),
     wrong: native(
         "--gpus 3 --remainder uneven",
-        "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n",
+        "  objective: reward\n  batch: {global: 128, per_device_batch_size: 16}\n",
     ),
     right: native(
         "--gpus 4 --remainder uneven",
-        "  objective: dpo\n  batch: {global: 128, per_device_batch_size: 16}\n",
+        "  objective: reward\n  batch: {global: 128, per_device_batch_size: 16}\n",
     ),
     check: Check::Plan(uneven_dealing),
 };

@@ -121,3 +121,21 @@ fn rows_without_the_columns_are_refused() {
         .join("\n")
     );
 }
+
+#[test]
+fn settings_that_preferences_do_not_have_are_refused() {
+    let refusal = |change: fn(&mut Case)| {
+        let mut case = pairs(PAIRS);
+        change(&mut case);
+        case.refusal()
+    };
+    insta::assert_snapshot!(
+        [
+            refusal(|case| case.data.packing = true),
+            refusal(|case| case.data.answers_only = Some(false)),
+            refusal(|case| case.data.completions_only = Some(true)),
+            refusal(|case| case.data.train = vec![source("synthetic")]),
+        ]
+        .join("\n")
+    );
+}
