@@ -299,19 +299,31 @@ impl<'a> CudaBackend<'a> {
         }
     }
 
+    /// Computes the logits of the rows from `first` on whose logits exist together, from the normed rows in `narrow`, and their
+    /// losses. Returns the number of these rows, and the address of the normed ones.
+    fn cross_entropies(
+        &self,
+        linear: &Linear,
+        first: usize,
+        gradient: (bool, Option<u64>),
+    ) -> Result<(usize, u64), CudaError> {
+        let (work, compute) = (self.work, &self.streams.compute);
+        let rows = work.logits_rows.min(self.tokens() - first);
+        let normed = self.real_at(work.narrow, first * self.walk.config.hidden_size);
+        self.product(linear, normed, (work.logits, self.precision), None, rows)?;
+        let losses = work.losses + (first * size_of::<f64>()) as u64;
+        let targets = (f32_at(work.inputs.targets, first), rows);
+        self.kernels
+            .cross_entropy(compute, losses, work.logits, targets, gradient)?;
+        Ok((rows, normed))
+    }
+
     /// Computes the losses of all tokens from the normed rows in `narrow`, and returns the address of the factors that the
     /// loss gives them. Waits for the device.
     fn weighed(&self, linear: &Linear, weighing: Weighing<'_>) -> Result<u64, CudaError> {
         let (n, work, compute) = (self.tokens(), self.work, &self.streams.compute);
-        let hidden = self.walk.config.hidden_size;
         for first in (0..n).step_by(work.logits_rows) {
-            let rows = work.logits_rows.min(n - first);
-            let normed = self.real_at(work.narrow, first * hidden);
-            self.product(linear, normed, (work.logits, self.precision), None, rows)?;
-            let losses = work.losses + (first * size_of::<f64>()) as u64;
-            let targets = (f32_at(work.inputs.targets, first), rows);
-            self.kernels
-                .cross_entropy(compute, losses, work.logits, targets, (false, None))?;
+            self.cross_entropies(linear, first, (false, None))?;
         }
         let Weighing { weigh, host } = weighing;
         let of_losses = n * size_of::<f64>();
@@ -490,13 +502,8 @@ impl Backend for CudaBackend<'_> {
         };
         let (kernels, compute) = (self.kernels, &self.streams.compute);
         for first in (0..n).step_by(work.logits_rows) {
-            let rows = work.logits_rows.min(n - first);
-            let normed = self.real_at(work.narrow, first * hidden);
-            self.product(linear, normed, (work.logits, self.precision), None, rows)?;
-            let losses = work.losses + (first * size_of::<f64>()) as u64;
-            let targets = (f32_at(work.inputs.targets, first), rows);
             let weights = weights.map(|weights| f32_at(weights, first));
-            kernels.cross_entropy(compute, losses, work.logits, targets, (gradient, weights))?;
+            let (rows, normed) = self.cross_entropies(linear, first, (gradient, weights))?;
             if gradient {
                 // The weights' gradient first, then that of the norm's output in place of the output.
                 let dw = self.gradient(linear.unit).part(&linear.weights);
