@@ -69,9 +69,14 @@ pub fn sources<'a>(
     let parts = parts
         .into_iter()
         .filter_map(|(part, dataset)| Some((part, dataset?)));
-    parts
-        .map(|(part, dataset)| Source::new(run_dir, run, part, dataset))
-        .collect()
+    let directory = Run::data(run_dir).join(DIRECTORY);
+    let fingerprint = fingerprint(run)?;
+    let source = |(part, dataset)| Source {
+        path: directory.join(format!("{part}.bin")),
+        fingerprint,
+        dataset,
+    };
+    Ok(parts.map(source).collect())
 }
 
 /// Whether every rank has all log-probabilities of all data sets. Collective.
@@ -84,21 +89,6 @@ pub fn are_known(sources: &[Source<'_>], world: &dyn Collective) -> Result<bool,
 }
 
 impl<'a> Source<'a> {
-    /// `part` is the data set's name within the prepared data.
-    fn new(
-        run_dir: &Path,
-        run: &Run,
-        part: &str,
-        dataset: &'a Dataset,
-    ) -> Result<Source<'a>, TrainError> {
-        let directory = Run::data(run_dir).join(DIRECTORY);
-        Ok(Source {
-            path: directory.join(format!("{part}.bin")),
-            fingerprint: fingerprint(run)?,
-            dataset,
-        })
-    }
-
     fn rows(&self) -> usize {
         self.dataset.kind().rows() as usize
     }
