@@ -137,8 +137,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(note) = &processes.note {
         say(format_args!("note: {note}\n"));
     }
-    let mut generator = Generator::open(&place, processes.device)?;
-    let prompter = &generator.prompter;
+    let (mut generator, prompter) = Generator::open(&place, processes.device)?;
     let is_chat = args.chat || args.system.is_some() || (prompter.has_template() && !args.text);
     if is_chat && !prompter.has_template() {
         say(format_args!(
@@ -153,8 +152,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut answers = Vec::new();
     for text in &args.prompt {
         let prompt = match is_chat {
-            true => generator.prompter.chat(args.system.as_deref(), text)?,
-            false => generator.prompter.text(text)?,
+            true => prompter.chat(args.system.as_deref(), text)?,
+            false => prompter.text(text)?,
         };
         let is_text = args.output == Format::Text;
         if is_text && args.prompt.len() > 1 {
@@ -162,9 +161,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         let begun = Instant::now();
         let mut unprinted: Option<Unprinted> = None;
-        let tokens = generator.continued(&prompt, sampling, &mut |new| {
+        let mut shown = 0;
+        let tokens = generator.continued(&prompt, sampling, &mut |tokens| {
             if is_text {
-                unprinted = output::print(new).err();
+                let text = prompter.added(&prompt, tokens);
+                // A character that is cut is shown when it is whole.
+                let whole = text.trim_end_matches('\u{fffd}');
+                unprinted = output::print(whole.get(shown..).unwrap_or_default()).err();
+                shown = shown.max(whole.len());
             }
             unprinted.is_none()
         })?;
@@ -191,7 +195,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         answers.push(json!({
             "prompt": text,
-            "text": generator.prompter.added(&prompt, &tokens),
+            "text": prompter.added(&prompt, &tokens),
             "promptTokens": prompt,
             "tokens": tokens,
             "seconds": seconds,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::model::read_config;
 use super::{LaunchError, RunDir};
 use crate::checkpoint;
 use crate::data::{BYTE, Dataset, Prompter};
@@ -34,7 +35,6 @@ const NEW: usize = 40;
 pub struct Generator {
     engine: Box<dyn Engine>,
     config: ModelConfig,
-    pub prompter: Prompter,
     /// The tokens that end a text.
     ends: Vec<u32>,
 }
@@ -68,16 +68,21 @@ impl Place {
                 "{shown} has no checkpoint yet; `evenkeel status {shown}` shows its progress"
             )));
         };
+        Ok(Place::of_checkpoint(newest.path, &run))
+    }
+
+    /// A checkpoint of a run.
+    fn of_checkpoint(directory: PathBuf, run: &Run) -> Place {
         let named = run.spec.tokenizer.path.as_deref();
-        let has_one = newest.path.join("tokenizer.json").is_file();
-        Ok(Place {
-            directory: newest.path,
-            tokenizer: match named {
-                _ if has_one => None,
-                Some(BYTE) => Some(BYTE.to_owned()),
-                _ => Some(IDS.to_owned()),
-            },
-        })
+        let tokenizer = match named {
+            _ if directory.join("tokenizer.json").is_file() => None,
+            Some(BYTE) => Some(BYTE.to_owned()),
+            _ => Some(IDS.to_owned()),
+        };
+        Place {
+            directory,
+            tokenizer,
+        }
     }
 }
 
@@ -107,17 +112,19 @@ pub fn snapshot(
 }
 
 fn shape(directory: &Path) -> Result<ModelConfig, LaunchError> {
-    let path = directory.join("config.json");
-    let parsed = ModelConfig::parse(&read_json(&path)?);
+    let parsed = ModelConfig::parse(&read_config(directory)?.into_iter().collect());
     let checked = parsed.and_then(|config| config.validate().map(|()| config));
     checked.map_err(|error: ConfigError| LaunchError::Model {
-        message: format!("{} cannot be used: {error}", path.display()),
+        message: format!(
+            "{} cannot be used: {error}",
+            directory.join("config.json").display()
+        ),
     })
 }
 
 impl Generator {
-    /// Reads a model into memory, for the CPU or for the first GPU.
-    pub fn open(place: &Place, device: DeviceKind) -> Result<Generator, LaunchError> {
+    /// Reads a model into memory, for the CPU or for the first GPU, and its tokenizer.
+    pub fn open(place: &Place, device: DeviceKind) -> Result<(Generator, Prompter), LaunchError> {
         let directory = &place.directory;
         let config = shape(directory)?;
         let prompter = match place.tokenizer.as_deref() {
@@ -143,12 +150,12 @@ impl Generator {
         let weights = Weights::open(directory)?;
         let mut engine = engine(config.clone(), device).map_err(TrainError::from)?;
         weights.restore(engine.as_mut())?;
-        Ok(Generator {
+        let generator = Generator {
             engine,
             config,
-            prompter,
             ends,
-        })
+        };
+        Ok((generator, prompter))
     }
 
     /// The most tokens of a prompt with its continuation.
@@ -156,12 +163,13 @@ impl Generator {
         self.config.max_position_embeddings
     }
 
-    /// Continues a prompt, whose text grows by what `receive` gets. Returns the new tokens.
+    /// Continues a prompt, and passes on the tokens so far with each new one; the text ends there if the receiver returns
+    /// false. Returns the new tokens.
     pub fn continued(
         &mut self,
         prompt: &[u32],
         sampling: Sampling,
-        receive: &mut dyn FnMut(&str) -> bool,
+        receive: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<Vec<u32>, LaunchError> {
         if prompt.is_empty() {
             let message = "the prompt has no tokens; give `--prompt TEXT`";
@@ -178,16 +186,8 @@ impl Generator {
             max_tokens: sampling.max_tokens.min(left),
             ..sampling
         };
-        let (prompter, engine) = (&self.prompter, self.engine.as_mut());
-        let mut shown = 0;
-        let tokens = continued(engine, prompt, &self.ends, sampling, &mut |tokens| {
-            let text = prompter.added(prompt, tokens);
-            // A character that is cut is shown when it is whole.
-            let whole = text.trim_end_matches('\u{fffd}');
-            let new = whole.get(shown..).unwrap_or_default();
-            shown = shown.max(whole.len());
-            receive(new)
-        });
+        let engine = self.engine.as_mut();
+        let tokens = continued(engine, prompt, &self.ends, sampling, receive);
         Ok(tokens.map_err(TrainError::from)?)
     }
 }
@@ -223,19 +223,22 @@ fn engine(config: ModelConfig, device: DeviceKind) -> Result<Box<dyn Engine>, En
 
 /// The first texts of a run's data, held out if there are such, as its newest checkpoint continues them. None for a model
 /// that is too large, and where there is no checkpoint or no data.
-pub fn continuations(run_dir: &RunDir) -> Result<Vec<Continuation>, LaunchError> {
-    let run = run_dir.run()?;
+pub fn continuations(run_dir: &RunDir, run: &Run) -> Result<Vec<Continuation>, LaunchError> {
     let is_small = |it: &BuiltIn| layout(&it.model).len() <= MOST_PARAMETERS;
     let data = Run::data(run_dir.path());
-    let has_checkpoint = checkpoint::latest(run_dir.path())?.is_some();
-    if !run.built_in.as_ref().is_some_and(is_small) || !has_checkpoint || !data.is_dir() {
+    let newest = checkpoint::latest(run_dir.path())?;
+    let Some(newest) = newest.filter(|_| run.built_in.as_ref().is_some_and(is_small)) else {
+        return Ok(Vec::new());
+    };
+    if !data.is_dir() {
         return Ok(Vec::new());
     }
     let dataset = match Dataset::evaluation(&data)? {
         Some(dataset) => dataset,
         None => Dataset::train(&data)?,
     };
-    let mut generator = Generator::open(&Place::of_run(run_dir)?, DeviceKind::Cpu)?;
+    let place = Place::of_checkpoint(newest.path, run);
+    let (mut generator, prompter) = Generator::open(&place, DeviceKind::Cpu)?;
     let mut found = Vec::new();
     for index in 0..TEXTS.min(dataset.len()) {
         // Of a pair, the chosen completion.
@@ -254,7 +257,6 @@ pub fn continuations(run_dir: &RunDir) -> Result<Vec<Continuation>, LaunchError>
             seed: 0,
         };
         let new = generator.continued(prompt, sampling, &mut |_| true)?;
-        let prompter = &generator.prompter;
         found.push(Continuation {
             begin: prompter.added(&[], prompt),
             model: prompter.added(prompt, &new),

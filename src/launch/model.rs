@@ -280,7 +280,8 @@ fn config_of(shape: &Shape) -> Config {
     .collect()
 }
 
-fn read_config(directory: &Path) -> Result<Config, FileError> {
+/// The keys of a directory's `config.json`.
+pub(super) fn read_config(directory: &Path) -> Result<Config, FileError> {
     let path = directory.join("config.json");
     let bytes = input::read(&path, CONFIG_BYTES)
         .map_err(|error| FileError::from_io("read", &path, 0, error))?;

@@ -90,6 +90,11 @@ pub fn report_input(
             }
         }
     }
+    // A report of what was trained does not need them.
+    let continuations = generator::continuations(run_dir, &run).unwrap_or_else(|error| {
+        details.push(fact("texts", format!("not continued: {error}")));
+        Vec::new()
+    });
     let mut steps = history.steps.iter().rev();
     let total = steps.find_map(|step| step.external?.total_samples);
     let mut start = 0;
@@ -131,7 +136,7 @@ pub fn report_input(
             .filter(|_| run.spec.objective.is_likelihood())
             .map_or(0, |it| it.model.vocab_size as u64),
         of_pairs: run.built_in.is_some() && !run.spec.objective.is_likelihood(),
-        continuations: generator::continuations(run_dir)?,
+        continuations,
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),
             text: verdict.to_string(),

@@ -413,6 +413,15 @@ fn a_report_can_prove_the_ledger() {
     assert!(output.status.success(), "{}", stderr(&output));
     let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
     assert!(page.contains("10 steps consumed samples 0..120"));
+
+    // The texts of a report need the checkpoint, and the rest does not.
+    let state = run.state().unwrap();
+    let newest = state["checkpoint_ref"]["path"].as_str().unwrap();
+    std::fs::write(run.out().join(newest).join("config.json"), "{").unwrap();
+    let output = run.call("report", &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = std::fs::read_to_string(run.out().join("report.html")).unwrap();
+    assert!(page.contains("not continued: "), "{page}");
 }
 
 #[test]
