@@ -41,7 +41,7 @@ pub struct Collated {
     /// Number of rows.
     pub batch: usize,
     /// Number of samples, of one or several rows each.
-    samples: usize,
+    pub samples: usize,
     /// Tokens per padded row.
     pub seq_len: usize,
     /// Columns of each row before the padding.

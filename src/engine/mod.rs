@@ -23,7 +23,7 @@ pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, 
 pub use cpu_kernels::adamw::AdamW;
 pub use layout::layout;
 use layout::part;
-use sequence::{Sequence, cache_len, forward_only, no_sequence};
+use sequence::{Sequence, cache_len, no_sequence, trains};
 use step::{Keeps, Pass, Step, Training, no_worker_gradient};
 use walk::Walk;
 
@@ -325,6 +325,17 @@ pub struct UnitState {
 /// From the cross-entropy of each token, nats, `[batch, seq_len]`, 0 without a target, to the derivatives of a loss by them.
 pub type Weigh<'a> = Box<dyn FnOnce(&[f64]) -> Vec<f32> + Send + 'a>;
 
+/// What a micro-batch counts as, in target tokens or samples, and how its tokens are weighed.
+fn counted<'a>(
+    micro_batch: MicroBatch<'_>,
+    samples_and_weigh: Option<(u64, Weigh<'a>)>,
+) -> (u64, Option<Weigh<'a>>) {
+    match samples_and_weigh {
+        None => (micro_batch.target_tokens(), None),
+        Some((samples, weigh)) => (samples, Some(weigh)),
+    }
+}
+
 /// Forward, backward and optimiser step on one rank.
 pub trait Engine: Send {
     /// The model's units and parameters.
@@ -340,16 +351,18 @@ pub trait Engine: Send {
         micro_batch: MicroBatch<'_>,
         measure: Measure,
         last: bool,
-    ) -> Result<Accumulated, EngineError>;
+    ) -> Result<Accumulated, EngineError> {
+        self.accumulate_weighed(micro_batch, None, measure, last)
+    }
 
-    /// As [`Engine::accumulate`], for the gradient of a loss that is no plain sum of cross-entropies: between forward and
-    /// backward, `weigh` turns the cross-entropies of the tokens into the loss's derivatives by them. The micro-batch has
-    /// this many `samples`, which take the place of target tokens in [`Engine::coordinates`].
+    /// As [`Engine::accumulate`], also for the gradient of a loss that is no plain sum of cross-entropies: between forward
+    /// and backward, `weigh` turns the cross-entropies of the tokens into the loss's derivatives by them. Such a micro-batch
+    /// has this many samples, which take the place of target tokens in [`Engine::coordinates`].
     /// [`Accumulated::loss`] is the sum of the cross-entropies.
     fn accumulate_weighed(
         &mut self,
         micro_batch: MicroBatch<'_>,
-        samples_and_weigh: (u64, Weigh<'_>),
+        samples_and_weigh: Option<(u64, Weigh<'_>)>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError>;

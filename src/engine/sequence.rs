@@ -77,7 +77,12 @@ pub fn no_sequence() -> EngineError {
     EngineError::Shape("no sequence was begun".to_owned())
 }
 
-/// The error for a step of an engine that holds only weights.
-pub fn forward_only() -> EngineError {
-    EngineError::Shape("the engine was created without memory for training".to_owned())
+/// Refuses what needs more than a forward pass to an engine that is only for these.
+pub fn trains(forward_only: bool) -> Result<(), EngineError> {
+    match forward_only {
+        true => Err(EngineError::Shape(
+            "the engine was created without memory for training".to_owned(),
+        )),
+        false => Ok(()),
+    }
 }

@@ -4,6 +4,7 @@
 //! divided once by the tokens of the whole global batch, so that neither accumulation nor the world changes
 //! the result.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -151,14 +152,7 @@ impl Trainer<'_> {
         let measure = measure(groups, coordinate_test.is_some());
         let (from, to) = (self.state.samples, self.state.samples + batch);
 
-        let mut local = match self.preferences.take() {
-            None => self.run_micro_batches(batch, measure)?,
-            Some(preferences) => {
-                let local = self.run_pairs(&preferences, batch, measure);
-                self.preferences = Some(preferences);
-                local?
-            }
-        };
+        let mut local = self.run_micro_batches(batch, measure)?;
         let seconds = started.elapsed().as_secs_f64();
         let reduced = self.engine.reduce(measure)?;
         if let Some(squared_norm) = reduced.local_squared_norm {
@@ -265,25 +259,49 @@ impl Trainer<'_> {
         let micro_batch = self.generation.plan.per_device_batch_size;
         let most = dealt.iter().copied().max().unwrap_or(0);
         let count = dealt[self.rank()];
-        let start = self.state.samples;
-        let own = samples::micro_batches(start, micro_batch, &dealt, self.rank());
+        let own = samples::micro_batches(self.state.samples, micro_batch, &dealt, self.rank());
+        let own: Vec<Range<u64>> = own.collect();
+        let step = self.in_common(batch, &own)?;
         let mut local = StepSums::default();
         for (i, positions) in (1..).zip(own) {
             // A step without the world is useless.
             self.world.check()?;
-            let indices = positions.clone().map(|at| self.order.at(at));
-            let collated = self.data.collate(indices)?;
-            for (sample, position) in positions.enumerate() {
+            let collated = self.collate(positions.clone())?;
+            for (sample, position) in positions.clone().enumerate() {
                 local.digest += collated.digest(sample, position);
             }
-            let done = self
-                .engine
-                .accumulate(as_micro_batch(&collated), measure, i == count)?;
-            local.loss += done.loss;
+            let micro_batch = as_micro_batch(&collated);
+            let last = i == count;
+            let (loss, samples, done) = match &self.preferences {
+                None => {
+                    let done = self.engine.accumulate(micro_batch, measure, last)?;
+                    (done.loss, done.targets, done)
+                }
+                Some(Preferences { loss, training, .. }) => {
+                    let references = training.of(positions.map(|at| self.order.at(at)));
+                    let targets = loss.targets(&collated);
+                    let micro_batch = MicroBatch {
+                        targets: &targets,
+                        ..micro_batch
+                    };
+                    let mut judged = JudgedBatch::default();
+                    let weigh: Weigh<'_> = Box::new(|losses| {
+                        judged = preferences::judged(loss, &collated, losses, &references, step);
+                        std::mem::take(&mut judged.weights)
+                    });
+                    let samples = collated.samples as u64;
+                    let weighing = Some((samples, weigh));
+                    let done =
+                        (self.engine).accumulate_weighed(micro_batch, weighing, measure, last)?;
+                    local.pairs.merge(&judged.sums);
+                    (judged.loss, samples, done)
+                }
+            };
+            local.loss += loss;
             local.targets += done.targets;
-            local.count += done.targets;
+            local.count += samples;
             if let Some(squared_norm) = done.squared_norm {
-                local.groups.add(squared_norm, done.targets);
+                local.groups.add(squared_norm, samples);
             }
         }
         for i in count + 1..=most {
@@ -292,72 +310,34 @@ impl Trainer<'_> {
         Ok(local)
     }
 
-    /// The same for a loss over pairs.
-    fn run_pairs(
-        &mut self,
-        preferences: &Preferences,
-        batch: u64,
-        measure: Measure,
-    ) -> Result<StepSums, TrainError> {
-        let loss = &preferences.loss;
-        let dealt = self.generation.plan.deal(batch);
-        let micro_batch = self.generation.plan.per_device_batch_size;
-        let most = dealt.iter().copied().max().unwrap_or(0);
-        let own = samples::micro_batches(self.state.samples, micro_batch, &dealt, self.rank());
-        let mut local = StepSums::default();
-        let mut micro_batches = Vec::new();
-        let mut covered = 0;
-        for positions in own {
-            let indices: Vec<u64> = positions.clone().map(|at| self.order.at(at)).collect();
-            let collated = self.data.collate(indices.iter().copied())?;
-            for (sample, position) in positions.enumerate() {
-                local.digest += collated.digest(sample, position);
-            }
-            let targets = loss.targets(&collated);
-            covered += loss.likelihood_tokens(&targets, collated.seq_len);
-            let references = preferences.training.of(indices);
-            micro_batches.push((collated, targets, references));
-        }
-        // The likelihood is a mean over the tokens of the global batch.
-        let covered: u64 = match loss.has_likelihood() {
-            true => exchange(self.world.as_ref(), &covered)?.into_iter().sum(),
-            false => 0,
-        };
-        let step = Step {
-            samples_per_token: batch as f64 / covered.max(1) as f64,
+    /// The samples at these positions of the global order.
+    fn collate(&self, positions: Range<u64>) -> Result<Collated, TrainError> {
+        let indices = positions.map(|at| self.order.at(at));
+        Ok(self.data.collate(indices)?)
+    }
+
+    /// What the samples of a step have in common, of which this rank has `own` micro-batches. Collective for losses that
+    /// couple them.
+    fn in_common(&self, batch: u64, own: &[Range<u64>]) -> Result<Step, TrainError> {
+        let mut step = Step {
+            samples_per_token: 0.0,
             kl: 0.0,
         };
-        let count = micro_batches.len() as u64;
-        for (i, (collated, targets, references)) in (1..).zip(&micro_batches) {
-            // A step without the world is useless.
-            self.world.check()?;
-            let mut result = JudgedBatch::default();
-            let weigh: Weigh<'_> = Box::new(|losses| {
-                let mut judged = preferences::judged(loss, collated, losses, references, step);
-                let weights = std::mem::take(&mut judged.weights);
-                result = judged;
-                weights
-            });
-            let pairs = collated.batch as u64 / 2;
-            let micro_batch = MicroBatch {
-                targets,
-                ..as_micro_batch(collated)
-            };
-            let weighing = (pairs, weigh);
-            let done =
-                (self.engine).accumulate_weighed(micro_batch, weighing, measure, i == count)?;
-            local.loss += result.loss;
-            local.targets += done.targets;
-            local.count += pairs;
-            local.pairs.merge(&result.sums);
-            if let Some(squared_norm) = done.squared_norm {
-                local.groups.add(squared_norm, pairs);
+        let Some(Preferences { loss, .. }) = &self.preferences else {
+            return Ok(step);
+        };
+        if loss.has_likelihood() {
+            // The likelihood is a mean over the tokens of the global batch.
+            let mut covered = 0;
+            for positions in own {
+                let collated = self.collate(positions.clone())?;
+                let targets = loss.targets(&collated);
+                covered += loss.likelihood_tokens(&targets, collated.seq_len);
             }
+            let covered: u64 = exchange(self.world.as_ref(), &covered)?.into_iter().sum();
+            step.samples_per_token = batch as f64 / covered.max(1) as f64;
         }
-        for i in count + 1..=most {
-            self.engine.join(i == most)?;
-        }
-        Ok(local)
+        Ok(step)
     }
 
     /// Rank 0 decides on the next batch. If there is a measurement, it broadcasts the decision, so that

@@ -17,8 +17,8 @@ use self::store::Store;
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Pass, Reduced, Sequence, Strategy, Training, Unit, UnitState, Walk, Weigh, cache_len,
-    forward_only, initial, layout, no_sequence,
+    Pass, Reduced, Sequence, Strategy, Training, Unit, UnitState, Walk, Weigh, cache_len, counted,
+    initial, layout, no_sequence, trains,
 };
 use crate::comm::World;
 
@@ -114,14 +114,6 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// Refuses what needs more than a forward pass.
-    fn trains(&self) -> Result<(), EngineError> {
-        match self.forward_only {
-            true => Err(forward_only()),
-            false => Ok(()),
-        }
-    }
-
     /// Runs a micro-batch on this engine's threads with the workspace from [`CpuEngine::admit`].
     fn run(
         &mut self,
@@ -158,31 +150,18 @@ impl Engine for CpuEngine {
         }
     }
 
-    fn accumulate(
-        &mut self,
-        micro_batch: MicroBatch<'_>,
-        measure: Measure,
-        last: bool,
-    ) -> Result<Accumulated, EngineError> {
-        self.trains()?;
-        self.admit(micro_batch)?;
-        let targets = micro_batch.target_tokens();
-        let training = self.store.next(measure, (targets, last))?;
-        Ok(self.run(Pass::Training(training), micro_batch, None)?.0)
-    }
-
     fn accumulate_weighed(
         &mut self,
         micro_batch: MicroBatch<'_>,
-        (samples, weigh): (u64, Weigh<'_>),
+        weighing: Option<(u64, Weigh<'_>)>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
-        self.trains()?;
+        trains(self.forward_only)?;
         self.admit(micro_batch)?;
-        let training = self.store.next(measure, (samples, last))?;
-        let pass = Pass::Training(training);
-        Ok(self.run(pass, micro_batch, Some(weigh))?.0)
+        let (count, weigh) = counted(micro_batch, weighing);
+        let training = self.store.next(measure, (count, last))?;
+        Ok(self.run(Pass::Training(training), micro_batch, weigh)?.0)
     }
 
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
@@ -249,7 +228,7 @@ impl Engine for CpuEngine {
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
         self.layout.unit(unit)?;
-        self.trains()?;
+        trains(self.forward_only)?;
         let mut state = self.store.export(unit, wanted)?;
         if let Some(state) = &mut state {
             self.layout.units[unit].state_to_files(state);

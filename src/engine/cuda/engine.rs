@@ -24,7 +24,7 @@ use crate::comm::World;
 use crate::engine::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
     ModelConfig, Pass, Reduced, Sequence, Step, Strategy, UnitState, Walk, Weigh, cache_len,
-    forward_only, initial, layout, no_sequence, no_worker_gradient, part,
+    counted, initial, layout, no_sequence, no_worker_gradient, part, trains,
 };
 
 /// Bytes of pinned memory for exports, imports and inputs.
@@ -393,10 +393,7 @@ impl CudaEngine {
             host: &mut host,
         };
         let walked = self.walk(pass, shape, Some(weighing));
-        if walked.is_err() {
-            // The factors may still be on their way to the device.
-            self.settle();
-        }
+        // After an error the factors may still be on their way: `run` waits for them.
         if let Some(reserved) = &mut self.reserved {
             reserved.weighing = Some(host);
         }
@@ -430,14 +427,6 @@ impl CudaEngine {
             weighing,
         };
         Ok(backend.run()?)
-    }
-
-    /// Refuses what needs more than a forward pass.
-    fn trains(&self) -> Result<(), EngineError> {
-        match self.options.forward_only {
-            true => Err(forward_only()),
-            false => Ok(()),
-        }
     }
 
     /// The first row of [`Workspace::logits`], which a prediction has computed.
@@ -596,14 +585,34 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Adds the gradient of a micro-batch that counts as `count` target tokens or samples.
-    fn accumulate_counted(
+    fn clear(&mut self) {
+        self.step = Step::default();
+        self.squared_norm = None;
+    }
+}
+
+impl Engine for CudaEngine {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
+        let capacity = Capacity::new(&self.config, batch, seq_len)?;
+        match &self.reserved {
+            Some(reserved) if reserved.capacity == capacity => Ok(()),
+            _ => self.checked(|engine| engine.reserve_workspace(capacity)),
+        }
+    }
+
+    fn accumulate_weighed(
         &mut self,
         micro_batch: MicroBatch<'_>,
-        (count, weigh): (u64, Option<Weigh<'_>>),
+        weighing: Option<(u64, Weigh<'_>)>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
+        trains(self.options.forward_only)?;
+        let (count, weigh) = counted(micro_batch, weighing);
         let scatters = self.state.at.share.scatters();
         let keeps = Keeps {
             whole: !scatters,
@@ -628,47 +637,6 @@ impl CudaEngine {
             targets: micro_batch.target_tokens(),
             squared_norm: measure.micro_batches.then_some(own),
         })
-    }
-
-    fn clear(&mut self) {
-        self.step = Step::default();
-        self.squared_norm = None;
-    }
-}
-
-impl Engine for CudaEngine {
-    fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
-        let capacity = Capacity::new(&self.config, batch, seq_len)?;
-        match &self.reserved {
-            Some(reserved) if reserved.capacity == capacity => Ok(()),
-            _ => self.checked(|engine| engine.reserve_workspace(capacity)),
-        }
-    }
-
-    fn accumulate(
-        &mut self,
-        micro_batch: MicroBatch<'_>,
-        measure: Measure,
-        last: bool,
-    ) -> Result<Accumulated, EngineError> {
-        self.trains()?;
-        let targets = micro_batch.target_tokens();
-        self.accumulate_counted(micro_batch, (targets, None), measure, last)
-    }
-
-    fn accumulate_weighed(
-        &mut self,
-        micro_batch: MicroBatch<'_>,
-        (samples, weigh): (u64, Weigh<'_>),
-        measure: Measure,
-        last: bool,
-    ) -> Result<Accumulated, EngineError> {
-        self.trains()?;
-        self.accumulate_counted(micro_batch, (samples, Some(weigh)), measure, last)
     }
 
     /// A rank without micro-batches takes part in the gathers and reductions of a sharded model. If every rank
@@ -821,7 +789,7 @@ impl Engine for CudaEngine {
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
         let len = self.layout.unit(unit)?.len;
-        self.trains()?;
+        trains(self.options.forward_only)?;
         let addresses = self.state.at.units[unit];
         let mut vector = |part: u64| {
             self.checked(|engine| {

@@ -187,7 +187,7 @@ pub fn weighed_losses_have_the_gradients_of_their_rows(new: New) {
             };
             let weigh: Weigh = Box::new(weigh);
             let got = engine
-                .accumulate_weighed(batch.micro_batch(), (3, weigh), NOTHING, true)
+                .accumulate_weighed(batch.micro_batch(), Some((3, weigh)), NOTHING, true)
                 .unwrap();
             assert!((got.loss - plain_loss).abs() < 1e-9 * plain_loss);
             take_gradient(engine)
