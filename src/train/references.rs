@@ -110,12 +110,8 @@ impl<'a> Source<'a> {
             Some((all, end)) if end == xxh3_128(all).to_le_bytes() => all,
             Some(_) => return Vec::new(),
         };
-        let values = values
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| f64::from_le_bytes(*bytes));
-        let mut values: Vec<f64> = values.take(self.len()).collect();
+        let mut values = values_of(values);
+        values.truncate(self.len());
         values.truncate(values.len() / self.rows() * self.rows());
         values
     }
@@ -141,13 +137,11 @@ impl<'a> Source<'a> {
         let most = known.iter().copied().max().unwrap_or(0);
         if known.iter().any(|&len| len < most) {
             let first = known.iter().position(|&len| len == most).unwrap_or(0);
-            let sent = if world.rank() == first {
-                bits_of(&values)
-            } else {
-                Vec::new()
+            let sent = match world.rank() == first {
+                true => bytes_of(&values),
+                false => Vec::new(),
             };
-            let sent: Vec<Vec<u64>> = exchange(world, &sent)?;
-            values = sent[first].iter().copied().map(f64::from_bits).collect();
+            values = values_of(&world.exchange(&sent)?[first]);
         }
         let mut file = match writes {
             true => Some(self.begin(&values)?),
@@ -217,8 +211,8 @@ impl<'a> Source<'a> {
                 -answer.map(|(loss, _)| loss).sum::<f64>()
             }));
         }
-        let all: Vec<Vec<u64>> = exchange(world, &bits_of(&own))?;
-        Ok(all.into_iter().flatten().map(f64::from_bits).collect())
+        let all = world.exchange(&bytes_of(&own))?;
+        Ok(all.iter().flat_map(|bytes| values_of(bytes)).collect())
     }
 
     /// The file with the known values, to be continued.
@@ -238,7 +232,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The values as the file holds them.
+/// The values as files and messages hold them.
 fn bytes_of(values: &[f64]) -> Vec<u8> {
     values
         .iter()
@@ -246,9 +240,10 @@ fn bytes_of(values: &[f64]) -> Vec<u8> {
         .collect()
 }
 
-/// The values as messages carry them.
-fn bits_of(values: &[f64]) -> Vec<u64> {
-    values.iter().map(|value| value.to_bits()).collect()
+/// The values of [`bytes_of`], without an unfinished last one.
+fn values_of(bytes: &[u8]) -> Vec<f64> {
+    let (values, _) = bytes.as_chunks();
+    values.iter().copied().map(f64::from_le_bytes).collect()
 }
 
 /// Identifies the start weights and the prepared data.
