@@ -791,8 +791,8 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
     machine.prove("moved", EIGHT_STEPS);
 }
 
-/// The tiny recipe with a loss over pairs of numbers.
-fn of_pairs(machine: &Machine, objective: &str) {
+/// The tiny recipe with a loss over preferences between numbers.
+fn of_preferences(machine: &Machine, objective: &str) {
     let (before, after) = RECIPE.split_once("  data:\n").unwrap();
     let (_, after) = after.split_once("  budget:").unwrap();
     let before = before
@@ -801,19 +801,27 @@ fn of_pairs(machine: &Machine, objective: &str) {
     let data = "  tokenizer: {path: byte}\n  data:\n    sequence_length: 16\n    held_out: 8\n    train: [{path: pairs.jsonl}]\n";
     let recipe = format!("{before}{data}  evaluation: {{every_samples: 32}}\n  budget:{after}");
     std::fs::write(machine.path().join("tiny.yaml"), recipe).unwrap();
-    let pair = |i: u32| json!({"prompt": format!("{i}+1="), "chosen": (i + 1).to_string(), "rejected": (7 * i).to_string()});
-    let rows: Vec<String> = (0..80).map(|i| pair(i).to_string()).collect();
+    let row = |i: u32| {
+        let (prompt, right, wrong) = (format!("{i}+1="), (i + 1).to_string(), (7 * i).to_string());
+        let label = i % 3 != 1;
+        let completion = if label { &right } else { &wrong };
+        match objective {
+            "kto" => json!({"prompt": prompt, "completion": completion, "label": label}),
+            _ => json!({"prompt": prompt, "chosen": right, "rejected": wrong}),
+        }
+    };
+    let rows: Vec<String> = (0..80).map(|i| row(i).to_string()).collect();
     std::fs::write(machine.path().join("pairs.jsonl"), rows.join("\n")).unwrap();
 }
 
 #[test]
-fn a_loss_over_pairs_is_the_same_on_gpus_and_moves_to_the_cpu() {
+fn a_loss_over_preferences_is_the_same_on_gpus_and_moves_to_the_cpu() {
     let Some(machine) = Machine::new() else {
         return;
     };
     let two = [("EMULATED_GPU_DEVICES", "2")];
-    for objective in ["dpo", "orpo"] {
-        of_pairs(&machine, objective);
+    for objective in ["dpo", "orpo", "kto"] {
+        of_preferences(&machine, objective);
         let of = |run: &str| format!("{objective}-{run}");
         let out = |run: &str, words: &str| format!("--out {} {words}", of(run));
         machine.trained(&out("base", "--device cpu"), &[]);

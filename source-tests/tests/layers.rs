@@ -24,7 +24,7 @@ const TABLE: &[(&str, &[&str])] = &[
         &["recipe::dialects", "recipe::schema", "recipe::syntax"],
     ),
     ("hub", &["util"]),
-    ("plan", &["hub", "recipe", "util"]),
+    ("plan", &["hub", "objective", "recipe", "util"]),
     ("export", &["recipe"]),
     ("samples", &["util"]),
     ("bucket", &["util"]),

@@ -20,7 +20,7 @@ use super::kind::Kind;
 use super::manifest::{FileRecord, Manifest, PartRecord};
 use super::request::Stopped;
 use super::synthetic::Language;
-use crate::engine::IGNORE;
+use crate::engine::{IGNORE, MicroBatch};
 use crate::samples::Digest;
 use crate::util::input;
 
@@ -80,6 +80,16 @@ impl Collated {
         }
     }
 
+    /// As an engine takes it.
+    pub fn micro_batch(&self) -> MicroBatch<'_> {
+        MicroBatch {
+            tokens: &self.tokens,
+            targets: &self.targets,
+            batch: self.batch,
+            seq_len: self.seq_len,
+        }
+    }
+
     /// The digest of a sample, which is at this position of the global order: of its rows, and of its label.
     pub fn digest(&self, sample: usize, position: u64) -> Digest {
         let rows = self.batch / self.samples;
@@ -108,6 +118,8 @@ impl Collated {
 #[derive(Debug)]
 pub struct Dataset {
     sequence_length: usize,
+    /// Most tokens of a row.
+    row_limit: usize,
     kind: Kind,
     /// Counts of this part.
     pub(super) record: PartRecord,
@@ -147,6 +159,7 @@ impl Dataset {
         };
         Ok(Dataset {
             sequence_length: manifest.sequence_length as usize,
+            row_limit: manifest.row_limit() as usize,
             kind: manifest.kind,
             record,
             source,
@@ -202,6 +215,38 @@ impl Dataset {
             samples.extend(rows);
             labels.extend(label);
         }
+        Ok(self.padded(samples, count, labels))
+    }
+
+    /// Collates the prompt of one sample with the completion of another, for each of these pairs of samples with one row.
+    pub fn collate_mismatched(
+        &self,
+        pairs: impl IntoIterator<Item = [u64; 2]>,
+    ) -> Result<Collated, DataError> {
+        let mut rows = Vec::new();
+        for [prompt, completion] in pairs {
+            let mut row = self.row(prompt)?;
+            let other = self.row(completion)?;
+            row.tokens.truncate(row.first_target());
+            row.loss_mask.truncate(row.tokens.len());
+            let completion = other.first_target()..;
+            row.tokens.extend(&other.tokens[completion.clone()]);
+            row.loss_mask.extend(&other.loss_mask[completion]);
+            row.tokens.truncate(self.row_limit);
+            row.loss_mask.truncate(self.row_limit);
+            rows.push(row);
+        }
+        let count = rows.len();
+        Ok(self.padded(rows, count, Vec::new()))
+    }
+
+    /// The first row of a sample.
+    fn row(&self, index: u64) -> Result<Sample, DataError> {
+        let (mut rows, _) = self.rows(index)?;
+        Ok(rows.swap_remove(0))
+    }
+
+    fn padded(&self, samples: Vec<Sample>, count: usize, labels: Vec<bool>) -> Collated {
         let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len() - 1).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let seq_len = longest.next_multiple_of(COLUMNS);
@@ -217,7 +262,7 @@ impl Dataset {
                 }
             }
         }
-        Ok(Collated {
+        Collated {
             tokens,
             targets,
             batch: samples.len(),
@@ -225,7 +270,7 @@ impl Dataset {
             seq_len,
             lengths,
             labels,
-        })
+        }
     }
 }
 
@@ -293,6 +338,16 @@ pub struct Sample {
     /// Whether each token carries loss; as long as `tokens`. The first token never does, whatever its value
     /// here: no token precedes it.
     pub loss_mask: Vec<bool>,
+}
+
+impl Sample {
+    /// Where its first target is: the number of tokens of its prompt.
+    pub fn first_target(&self) -> usize {
+        let mut marks = self.loss_mask.iter();
+        marks
+            .position(|&target| target)
+            .unwrap_or(self.tokens.len())
+    }
 }
 
 /// A part opened for reading.

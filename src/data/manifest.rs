@@ -160,6 +160,12 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Most tokens of a row.
+    pub(super) fn row_limit(&self) -> u64 {
+        let has_extra = self.identity.get("extra_token") != Some(&serde_json::Value::Bool(false));
+        self.sequence_length + u64::from(has_extra)
+    }
+
     /// Writes the manifest into a directory.
     pub(super) fn write(&self, directory: &Path) -> Result<(), DataError> {
         let path = directory.join(FILE);

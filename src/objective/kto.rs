@@ -1,6 +1,19 @@
 //! KTO (Ethayarajh et al., 2024, eqs. 7 and 8): single answers with a label, against the mean KL of the batch.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Judged, Sequence, Slope, Step, sigmoid};
+
+/// Which samples of a step an estimate of the KL covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kl {
+    /// The global batch, so that the loss does not depend on the world.
+    #[default]
+    Global,
+    /// The micro-batches that all ranks run at the same time, as in TRL; mismatched pairs are made within each of them.
+    MicroBatch,
+}
 
 /// λ (1 − σ(±β (log-ratio − KL))).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,13 +45,17 @@ impl Kto {
     }
 }
 
+/// The position whose completion a position's prompt has in the KL estimate: the one before it, and for the first of a block
+/// of positions the last of them.
+pub fn mismatched(position: u64, block: u64) -> u64 {
+    let place = position % block;
+    position - place + (place + block - 1) % block
+}
+
 /// The KL estimate of a batch, nats: the mean log-ratio of its mismatched sequences (prompts with the answers of other rows),
 /// at least 0. The mean is one over all of them, however micro-batches and ranks share them.
-pub fn mean_kl(mismatched: impl Iterator<Item = Sequence>) -> f64 {
-    let (sum, count) = mismatched.fold((0.0, 0u64), |(sum, count), sequence| {
-        (sum + sequence.log_ratio(), count + 1)
-    });
-    (sum / count.max(1) as f64).max(0.0)
+pub fn mean_kl(log_ratios: f64, sequences: u64) -> f64 {
+    (log_ratios / sequences.max(1) as f64).max(0.0)
 }
 
 #[cfg(test)]
@@ -66,14 +83,19 @@ mod tests {
     /// PKU-Alignment/align-anything #215: means of 2, 8, 4 and 6 over micro-batches of equal size.
     #[test]
     fn the_kl_is_a_mean_over_the_whole_batch() {
-        let micro_batches = [2.0, 8.0, 4.0, 6.0];
-        let rows = micro_batches
-            .into_iter()
-            .flat_map(|mean| [mean - 1.0, mean + 1.0]);
-        let kl = mean_kl(rows.map(|log_ratio| sequence(log_ratio - 20.0, 3, 0.0, -20.0)));
-        assert!((kl - 5.0).abs() < 1e-12, "{kl}");
-        assert_eq!(mean_kl([sequence(-21.0, 3, 0.0, -20.0)].into_iter()), 0.0);
-        assert_eq!(mean_kl(std::iter::empty()), 0.0);
+        let sums = [2.0, 8.0, 4.0, 6.0].map(|mean| 2.0 * mean);
+        assert_eq!(mean_kl(sums.into_iter().sum(), 8), 5.0);
+        assert_eq!(mean_kl(-1.0, 1), 0.0);
+        assert_eq!(mean_kl(0.0, 0), 0.0);
+    }
+
+    #[test]
+    fn completions_move_on_by_one_within_a_block() {
+        let of = |block| (8..16).map(move |position| mismatched(position, block));
+        assert!(of(4).eq([11, 8, 9, 10, 15, 12, 13, 14]));
+        assert!(of(8).eq([15, 8, 9, 10, 11, 12, 13, 14]));
+        // A single row has no pair.
+        assert!(of(1).eq(8..16));
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod pair;
 
 use serde::{Deserialize, Serialize};
 
-pub use kto::{Kto, mean_kl};
+pub use kto::{Kl, Kto, mean_kl, mismatched};
 pub use odds::Orpo;
 pub use pair::{Pair, PairLoss};
 
@@ -68,7 +68,7 @@ pub struct Judged<const N: usize> {
 }
 
 /// What samples of a step have in common.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Step {
     /// Samples of the global batch ÷ tokens that the negative log-likelihood covers in it, so that its mean is one over the
     /// tokens of the global batch.

@@ -71,25 +71,34 @@ pub struct StepRecord {
     pub external: Option<ExternalStep>,
 }
 
-/// Means over preference pairs, as TRL reports them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// Means over the preferences of a step, as TRL reports them. A step of single completions may have none that is desirable.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PreferenceRecord {
-    /// β · log-ratio of the chosen completions.
-    pub reward_chosen: f64,
-    /// The same of the rejected ones.
-    pub reward_rejected: f64,
+    /// β · log-ratio of the chosen, or desirable, completions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_chosen: Option<f64>,
+    /// The same of the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_rejected: Option<f64>,
     /// Share of pairs whose chosen completion has the larger reward.
-    pub accuracy: f64,
-    /// Log-probability of the chosen completions, nats.
-    pub logps_chosen: f64,
-    /// The same of the rejected ones.
-    pub logps_rejected: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// KTO's estimate of the KL, nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    /// Log-probability of the chosen, or desirable, completions, nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logps_chosen: Option<f64>,
+    /// The same of the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logps_rejected: Option<f64>,
 }
 
 impl PreferenceRecord {
     /// The mean difference of the rewards.
-    pub fn margin(&self) -> f64 {
-        self.reward_chosen - self.reward_rejected
+    pub fn margin(&self) -> Option<f64> {
+        Some(self.reward_chosen? - self.reward_rejected?)
     }
 }
 

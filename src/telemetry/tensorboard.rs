@@ -59,14 +59,17 @@ impl EventFile {
                     ("train/samples", step.samples as f64),
                 ];
                 if let Some(preferences) = &step.preferences {
-                    scalars.extend([
+                    let means = [
                         ("train/rewards/chosen", preferences.reward_chosen),
                         ("train/rewards/rejected", preferences.reward_rejected),
                         ("train/rewards/accuracies", preferences.accuracy),
                         ("train/rewards/margins", preferences.margin()),
                         ("train/logps/chosen", preferences.logps_chosen),
                         ("train/logps/rejected", preferences.logps_rejected),
-                    ]);
+                        ("train/kl", preferences.kl),
+                    ];
+                    let known = |(name, mean): (_, Option<f64>)| mean.map(|mean| (name, mean));
+                    scalars.extend(means.into_iter().filter_map(known));
                 }
                 (step.time, scalars)
             }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TrainError;
 use super::bits;
-use super::preferences::PairSums;
+use super::preferences::PreferenceSums;
 use crate::comm::Collective;
 use crate::norm::GroupSums;
 use crate::samples::Digest;
@@ -21,8 +21,8 @@ pub struct StepSums {
     pub targets: u64,
     /// What the loss is a mean over: target tokens, or samples.
     pub count: u64,
-    /// Sums over preference pairs.
-    pub pairs: PairSums,
+    /// Sums over preferences.
+    pub preferences: PreferenceSums,
     /// Sums of the norm test's groups.
     #[serde(flatten, with = "GroupBits")]
     pub groups: GroupSums,
@@ -58,7 +58,7 @@ impl StepSums {
             sums.loss += rank.loss;
             sums.targets += rank.targets;
             sums.count += rank.count;
-            sums.pairs.merge(&rank.pairs);
+            sums.preferences.merge(&rank.preferences);
             sums.groups.merge(&rank.groups);
             sums.digest += rank.digest;
         }
@@ -107,7 +107,7 @@ mod tests {
         let text = String::from_utf8(encode(&sums)).unwrap();
         insta::assert_snapshot!(
             text,
-            @r#"{"loss":9221120237041090560,"targets":0,"count":0,"pairs":{"pairs":0,"chosen":0,"rejected":0,"right":0,"chosen_logps":0,"rejected_logps":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000","seconds":0,"drain":false,"written":false}"#
+            @r#"{"loss":9221120237041090560,"targets":0,"count":0,"preferences":{"chosen":{"count":0,"rewards":0,"logps":0},"rejected":{"count":0,"rewards":0,"logps":0},"pairs":0,"right":0,"kl":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000","seconds":0,"drain":false,"written":false}"#
         );
         let read: StepSums = decode(0, text.as_bytes()).unwrap();
         assert_eq!(read.loss.to_bits(), sums.loss.to_bits());

@@ -6,7 +6,9 @@
 mod bits;
 pub mod checkpoint_ref;
 pub mod generate;
+mod kl;
 mod message;
+mod mismatched;
 mod orders;
 mod preferences;
 pub mod rank;

@@ -6,16 +6,17 @@ use serde::{Deserialize, Serialize};
 use super::bits;
 use crate::data::Collated;
 use crate::engine::IGNORE;
-use crate::objective::{Judged, Likelihood, Orpo, Pair, Said, Sequence, Slope, Step};
+use crate::objective::{Judged, Kl, Kto, Likelihood, Orpo, Pair, Said, Sequence, Slope, Step};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Objective, Preference};
 use crate::telemetry::PreferenceRecord;
 
-/// A loss over pairs.
+/// A loss over preferences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Loss {
     Pair(Pair),
     Orpo(Orpo),
+    Kto(Kto, Kl),
 }
 
 impl Loss {
@@ -29,7 +30,10 @@ impl Loss {
             by_token,
             target_margin,
             likelihood_weight,
-        } = spec.preference.clone();
+            desirable_weight,
+            undesirable_weight,
+            kl,
+        } = spec.preference;
         let likelihood = |default: f64, with_prompt| Likelihood {
             weight: likelihood_weight.unwrap_or(default),
             with_prompt,
@@ -56,19 +60,40 @@ impl Loss {
                 weight: beta.unwrap_or(0.1),
                 likelihood: likelihood(1.0, true),
             })),
+            Objective::Kto => Some(Loss::Kto(
+                Kto {
+                    beta: beta.unwrap_or(0.1),
+                    desirable_weight: desirable_weight.unwrap_or(1.0),
+                    undesirable_weight: undesirable_weight.unwrap_or(1.0),
+                },
+                kl,
+            )),
             _ => None,
         }
     }
 
     /// Whether the loss compares with a reference model.
     pub fn has_reference(&self) -> bool {
-        matches!(self, Loss::Pair(pair) if pair.has_reference)
+        match self {
+            Loss::Pair(pair) => pair.has_reference,
+            Loss::Orpo(_) => false,
+            Loss::Kto(..) => true,
+        }
+    }
+
+    /// The samples that its KL estimate covers, if it has one.
+    pub fn kl(&self) -> Option<Kl> {
+        match self {
+            Loss::Pair(_) | Loss::Orpo(_) => None,
+            Loss::Kto(_, kl) => Some(*kl),
+        }
     }
 
     fn likelihood(&self) -> Likelihood {
         match self {
             Loss::Pair(pair) => pair.likelihood,
             Loss::Orpo(orpo) => orpo.likelihood,
+            Loss::Kto(..) => Likelihood::default(),
         }
     }
 
@@ -105,45 +130,39 @@ impl Loss {
         chosen.filter(|&&target| target != IGNORE).count() as u64
     }
 
-    /// What an evaluation adds up of a micro-batch; the arguments are those of [`judged`].
+    /// What an evaluation adds up of a micro-batch; the arguments are those of [`judged`]. The likelihood's mean has a
+    /// divisor that all micro-batches decide, and that of `step` must be 0.
     pub fn evaluated(
         &self,
         collated: &Collated,
         targets: &[u32],
         losses: &[f64],
         references: &[f64],
+        step: Step,
     ) -> EvaluationSums {
-        // The likelihood's mean has another divisor, which all micro-batches decide.
-        let step = Step {
-            samples_per_token: 0.0,
-            kl: 0.0,
-        };
         let judged = judged(self, collated, losses, references, step);
-        let chosen = losses.chunks(collated.seq_len).step_by(2).flatten();
-        EvaluationSums {
+        let mut sums = EvaluationSums {
             loss: judged.loss,
-            count: judged.sums.pairs,
-            likelihood: self.likelihood().weight * chosen.sum::<f64>(),
-            covered: self.likelihood_tokens(targets, collated.seq_len),
+            count: collated.samples as u64,
             tokens: targets.iter().filter(|&&target| target != IGNORE).count() as u64,
+            ..EvaluationSums::default()
+        };
+        if self.has_likelihood() {
+            let chosen = losses.chunks(collated.seq_len).step_by(2).flatten();
+            sums.likelihood = self.likelihood().weight * chosen.sum::<f64>();
+            sums.covered = self.likelihood_tokens(targets, collated.seq_len);
         }
-    }
-
-    fn judge(&self, sequences: [Sequence; 2], step: Step) -> Judged<2> {
-        match self {
-            Loss::Pair(pair) => pair.judge(sequences, step),
-            Loss::Orpo(orpo) => orpo.judge(sequences, step),
-        }
+        sums
     }
 }
 
 /// Sums of an evaluation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationSums {
-    /// Of the cross-entropies of tokens, or of the losses of pairs without the likelihood.
+    /// Of the cross-entropies of tokens, or of the losses of samples without the likelihood.
     #[serde(with = "bits")]
     loss: f64,
-    /// Of these tokens or pairs.
+    /// Of these tokens or samples.
     count: u64,
     /// Weighted negative log-likelihoods of the tokens that it covers.
     #[serde(with = "bits")]
@@ -178,52 +197,62 @@ impl EvaluationSums {
     }
 }
 
-/// Sums over pairs, as TRL's metrics of the same names are means.
+/// Sums over completions that are chosen, or over those that are not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct PairSums {
-    pub pairs: u64,
-    /// β · log-ratio of the chosen and of the rejected completions.
+pub struct CompletionSums {
+    pub count: u64,
+    /// β · log-ratios.
     #[serde(with = "bits")]
-    pub chosen: f64,
+    pub rewards: f64,
+    /// Log-probabilities, nats.
     #[serde(with = "bits")]
-    pub rejected: f64,
-    /// Pairs whose chosen completion has the larger reward.
-    pub right: u64,
-    /// Log-probabilities of the completions, nats.
-    #[serde(with = "bits")]
-    pub chosen_logps: f64,
-    #[serde(with = "bits")]
-    pub rejected_logps: f64,
+    pub logps: f64,
 }
 
-impl PairSums {
-    /// The means; `None` without pairs.
-    pub fn record(&self) -> Option<PreferenceRecord> {
-        let mean = |sum: f64| sum / self.pairs as f64;
-        (self.pairs > 0).then(|| PreferenceRecord {
-            reward_chosen: mean(self.chosen),
-            reward_rejected: mean(self.rejected),
-            accuracy: mean(self.right as f64),
-            logps_chosen: mean(self.chosen_logps),
-            logps_rejected: mean(self.rejected_logps),
+impl CompletionSums {
+    fn merge(&mut self, other: &CompletionSums) {
+        self.count += other.count;
+        self.rewards += other.rewards;
+        self.logps += other.logps;
+    }
+}
+
+/// Sums over preferences, as TRL's metrics of the same names are means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PreferenceSums {
+    pub chosen: CompletionSums,
+    pub rejected: CompletionSums,
+    /// Pairs, and those whose chosen completion has the larger reward.
+    pub pairs: u64,
+    pub right: u64,
+    /// Of the KL estimate of each sample's step, for a loss with one.
+    #[serde(with = "bits")]
+    pub kl: f64,
+}
+
+impl PreferenceSums {
+    /// The means; `None` without completions.
+    pub fn record(&self, loss: Option<&Loss>) -> Option<PreferenceRecord> {
+        let mean = |sum: f64, count: u64| (count > 0).then(|| sum / count as f64);
+        let (chosen, rejected) = (self.chosen, self.rejected);
+        let count = chosen.count + rejected.count;
+        let kl = loss.is_some_and(|loss| loss.kl().is_some());
+        (count > 0).then(|| PreferenceRecord {
+            reward_chosen: mean(chosen.rewards, chosen.count),
+            reward_rejected: mean(rejected.rewards, rejected.count),
+            accuracy: mean(self.right as f64, self.pairs),
+            kl: mean(self.kl, count).filter(|_| kl),
+            logps_chosen: mean(chosen.logps, chosen.count),
+            logps_rejected: mean(rejected.logps, rejected.count),
         })
     }
 
-    pub fn merge(&mut self, other: &PairSums) {
-        let PairSums {
-            pairs,
-            chosen,
-            rejected,
-            right,
-            chosen_logps,
-            rejected_logps,
-        } = other;
-        self.pairs += pairs;
-        self.chosen += chosen;
-        self.rejected += rejected;
-        self.right += right;
-        self.chosen_logps += chosen_logps;
-        self.rejected_logps += rejected_logps;
+    pub fn merge(&mut self, other: &PreferenceSums) {
+        self.chosen.merge(&other.chosen);
+        self.rejected.merge(&other.rejected);
+        self.pairs += other.pairs;
+        self.right += other.right;
+        self.kl += other.kl;
     }
 }
 
@@ -234,11 +263,11 @@ pub struct JudgedBatch {
     pub loss: f64,
     /// The derivative of that sum by the cross-entropy of each token.
     pub weights: Vec<f32>,
-    pub sums: PairSums,
+    pub sums: PreferenceSums,
 }
 
-/// Judges a micro-batch of pairs. `losses`: the cross-entropy of each token, 0 without a target, `[batch, seq_len]`;
-/// `references`: the reference model's sums over the rows' completions, empty without one.
+/// Judges a micro-batch. `losses`: the cross-entropy of each token, 0 without a target, `[batch, seq_len]`; `references`: the
+/// reference model's sums over the rows' completions, empty without one.
 pub fn judged(
     loss: &Loss,
     collated: &Collated,
@@ -248,10 +277,10 @@ pub fn judged(
 ) -> JudgedBatch {
     let seq_len = collated.seq_len;
     let is_answer = |cell: usize| collated.targets[cell] != IGNORE;
-    let said = |row: usize| {
+    let cells = |row: usize| row * seq_len..(row + 1) * seq_len;
+    let sequence = |row: usize| {
         let mut said = Said::default();
-        let cells = row * seq_len..(row + 1) * seq_len;
-        for (cell, loss) in cells.clone().zip(&losses[cells]) {
+        for (cell, loss) in cells(row).zip(&losses[cells(row)]) {
             if is_answer(cell) {
                 said.answer -= loss;
                 said.answer_tokens += 1;
@@ -259,40 +288,62 @@ pub fn judged(
                 said.prompt -= loss;
             }
         }
-        said
+        Sequence {
+            said,
+            reference: references.get(row).copied().unwrap_or(0.0),
+        }
     };
     let mut batch = JudgedBatch {
         weights: vec![0.0; losses.len()],
         ..JudgedBatch::default()
     };
-    for chosen in (0..collated.batch).step_by(2) {
-        let rows = [chosen, chosen + 1];
-        let sequences = rows.map(|row| Sequence {
-            said: said(row),
-            reference: references.get(row).copied().unwrap_or(0.0),
+    let mut weigh = |row: usize, Slope { answer, prompt }: Slope| {
+        for cell in cells(row) {
+            let slope = if is_answer(cell) { answer } else { prompt };
+            // The cross-entropy is the negative log-probability.
+            batch.weights[cell] = -slope as f32;
+        }
+    };
+    let sums = &mut batch.sums;
+    let count = |sums: &mut CompletionSums, sequence: Sequence, reward: f64| {
+        sums.merge(&CompletionSums {
+            count: 1,
+            rewards: reward,
+            logps: sequence.said.answer,
         });
-        let Judged {
-            loss,
-            slopes,
-            rewards: [of_chosen, of_rejected],
-        } = loss.judge(sequences, step);
-        batch.loss += loss;
-        for (row, Slope { answer, prompt }) in rows.into_iter().zip(slopes) {
-            let cells = row * seq_len..(row + 1) * seq_len;
-            for cell in cells {
-                let slope = if is_answer(cell) { answer } else { prompt };
-                // The cross-entropy is the negative log-probability.
-                batch.weights[cell] = -slope as f32;
+    };
+    let mut of_pair = |chosen: usize, judge: &dyn Fn([Sequence; 2]) -> Judged<2>| {
+        let rows = [chosen, chosen + 1];
+        let sequences = rows.map(sequence);
+        let judged = judge(sequences);
+        for (row, slope) in rows.into_iter().zip(judged.slopes) {
+            weigh(row, slope);
+        }
+        let [of_chosen, of_rejected] = judged.rewards;
+        count(&mut sums.chosen, sequences[0], of_chosen);
+        count(&mut sums.rejected, sequences[1], of_rejected);
+        sums.pairs += 1;
+        sums.right += u64::from(of_chosen > of_rejected);
+        batch.loss += judged.loss;
+    };
+    let pairs = (0..collated.batch).step_by(2);
+    match loss {
+        Loss::Pair(pair) => pairs.for_each(|row| of_pair(row, &|both| pair.judge(both, step))),
+        Loss::Orpo(orpo) => pairs.for_each(|row| of_pair(row, &|both| orpo.judge(both, step))),
+        Loss::Kto(kto, _) => {
+            for (row, &is_desirable) in collated.labels.iter().enumerate() {
+                let sequence = sequence(row);
+                let judged = kto.judge(sequence, is_desirable, step);
+                weigh(row, judged.slopes[0]);
+                let sums = match is_desirable {
+                    true => &mut batch.sums.chosen,
+                    false => &mut batch.sums.rejected,
+                };
+                count(sums, sequence, judged.rewards[0]);
+                batch.sums.kl += step.kl;
+                batch.loss += judged.loss;
             }
         }
-        batch.sums.merge(&PairSums {
-            pairs: 1,
-            chosen: of_chosen,
-            rejected: of_rejected,
-            right: u64::from(of_chosen > of_rejected),
-            chosen_logps: sequences[0].said.answer,
-            rejected_logps: sequences[1].said.answer,
-        });
     }
     batch
 }
@@ -305,12 +356,14 @@ mod tests {
     /// Two pairs of rows of four columns; the first row's prompt has two tokens.
     fn collated() -> Collated {
         let ignore = IGNORE;
-        Collated::of_rows(&[
+        let mut rows = Collated::of_rows(&[
             (&[1, 2, 3, 4], &[ignore, 3, 4, 5]),
             (&[1, 2, 6], &[ignore, 6, 7]),
             (&[8, 9], &[9, 5]),
             (&[8, 4, 4], &[4, 4, 5]),
-        ])
+        ]);
+        rows.samples = 2;
+        rows
     }
 
     fn spec(objective: Objective, preference: Preference) -> Spec {
@@ -381,7 +434,7 @@ mod tests {
             kl: 0.0,
         };
         let expected = judged(&orpo, &collated, &losses, &[], step).loss / 2.0;
-        let found = orpo.evaluated(&collated, &targets, &losses, &[]);
+        let found = orpo.evaluated(&collated, &targets, &losses, &[], Step::default());
         assert!((found.mean() - expected).abs() < 1e-12);
         assert_eq!(found.tokens, 4 + 2 + 2 + 3);
     }

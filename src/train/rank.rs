@@ -155,12 +155,13 @@ fn train(
     let training = Dataset::train(&data)?;
     let evaluation = Dataset::evaluation(&data)?;
     let loss = Loss::of(&run.spec);
-    let sources = match loss {
-        Some(loss) if loss.has_reference() => {
-            references::sources(&options.run_dir, run, &training, evaluation.as_ref())?
-        }
-        _ => Vec::new(),
-    };
+    let sources = references::sources(
+        &options.run_dir,
+        run,
+        &generation.plan,
+        &training,
+        evaluation.as_ref(),
+    )?;
     // The start weights are needed once more where what they say of the data is lost.
     let are_known = references::are_known(&sources, observed.as_ref())?;
     let is_first = generation.start.is_none() || !are_known;

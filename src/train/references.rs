@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,18 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::TrainError;
 use super::message::exchange;
+use super::mismatched::Mismatched;
 use super::orders::report;
+use super::preferences::Loss;
 use super::run::Run;
 use crate::comm::Collective;
-use crate::data::Dataset;
-use crate::engine::{Engine, IGNORE, MicroBatch};
+use crate::data::{Collated, DataError, Dataset};
+use crate::engine::{Engine, IGNORE};
 use crate::lifecycle::protocol::Report;
+use crate::objective::Kl;
+use crate::plan::Plan;
+use crate::recipe::Spec;
+use crate::samples::Order;
 use crate::util::durable::{self, FileError};
 use crate::util::input;
 
@@ -50,51 +57,135 @@ impl References {
     }
 }
 
-/// A data set and where its log-probabilities are kept.
-pub struct Source<'a> {
-    path: PathBuf,
-    /// Identifies model and data.
-    fingerprint: [u8; 16],
-    dataset: &'a Dataset,
+/// What the reference model says of a data set.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Compared {
+    pub samples: References,
+    /// Of mismatched rows, by position, where the loss has a KL estimate.
+    pub mismatched: Option<(Mismatched, References)>,
 }
 
-/// The data sets of a run, the training data first.
+/// A data set for which a run needs the reference model.
+pub struct Source<'a> {
+    samples: Rows<'a>,
+    mismatched: Option<Rows<'a>>,
+}
+
+/// Rows and where their log-probabilities are kept.
+struct Rows<'a> {
+    path: PathBuf,
+    /// Identifies model and rows.
+    fingerprint: [u8; 16],
+    dataset: &'a Dataset,
+    /// Instead of the rows of the samples themselves.
+    mismatched: Option<Mismatched>,
+}
+
+/// The data sets of a run, the training data first; none for a loss without a reference model.
 pub fn sources<'a>(
     run_dir: &Path,
     run: &Run,
+    plan: &Plan,
     training: &'a Dataset,
     evaluation: Option<&'a Dataset>,
 ) -> Result<Vec<Source<'a>>, TrainError> {
-    let parts = [("train", Some(training)), ("evaluation", evaluation)];
-    let parts = parts
-        .into_iter()
-        .filter_map(|(part, dataset)| Some((part, dataset?)));
+    let Some(loss) = Loss::of(&run.spec).filter(Loss::has_reference) else {
+        return Ok(Vec::new());
+    };
     let directory = Run::data(run_dir).join(DIRECTORY);
     let fingerprint = fingerprint(run)?;
-    let source = |(part, dataset)| Source {
-        path: directory.join(format!("{part}.bin")),
-        fingerprint,
-        dataset,
+    let source = |part: &str, dataset, mismatched: Option<Mismatched>| Source {
+        samples: Rows {
+            path: directory.join(format!("{part}.bin")),
+            fingerprint,
+            dataset,
+            mismatched: None,
+        },
+        mismatched: mismatched.map(|mismatched| Rows {
+            path: directory.join(format!("{part}-mismatched.bin")),
+            fingerprint: of_rows(fingerprint, &run.spec, &mismatched),
+            dataset,
+            mismatched: Some(mismatched),
+        }),
     };
-    Ok(parts.map(source).collect())
+    let mut pairs = None;
+    let mut evaluated = None;
+    if let Some(kl) = loss.kl() {
+        let block = match kl {
+            Kl::Global => run.global_batch_size,
+            Kl::MicroBatch => plan.per_device_batch_size,
+        };
+        pairs = Mismatched::new(run.order(training.len())?, block, run.budget()?);
+        // Evaluations have one estimate over all of their samples.
+        evaluated = evaluation.and_then(|dataset| {
+            let samples = run.evaluated_samples(dataset.len());
+            let order = Order::new(run.spec.seed, dataset.len(), false).ok()?;
+            Mismatched::new(order, samples, samples)
+        });
+    }
+    let mut sources = vec![source("train", training, pairs)];
+    sources.extend(evaluation.map(|dataset| source("evaluation", dataset, evaluated)));
+    Ok(sources)
 }
 
 /// Whether every rank has all log-probabilities of all data sets. Collective.
 pub fn are_known(sources: &[Source<'_>], world: &dyn Collective) -> Result<bool, TrainError> {
     let mut are_known = true;
     for source in sources {
-        are_known &= source.are_known(world)?;
+        for rows in [Some(&source.samples), source.mismatched.as_ref()] {
+            are_known &= rows.map_or(Ok(true), |rows| rows.are_known(world))?;
+        }
     }
     Ok(are_known)
 }
 
-impl<'a> Source<'a> {
+impl Source<'_> {
+    /// All log-probabilities. The engine has the start weights unless [`are_known`]. Collective; one rank of each host
+    /// `writes`.
+    pub fn complete(
+        &self,
+        engine: &mut dyn Engine,
+        world: &dyn Collective,
+        micro_batch: u64,
+        writes: bool,
+    ) -> Result<Compared, TrainError> {
+        let samples = self.samples.complete(engine, world, micro_batch, writes)?;
+        let mut mismatched = None;
+        if let Some(rows) = &self.mismatched {
+            let references = rows.complete(engine, world, micro_batch, writes)?;
+            mismatched = rows.mismatched.clone().map(|pairs| (pairs, references));
+        }
+        Ok(Compared {
+            samples,
+            mismatched,
+        })
+    }
+}
+
+impl Rows<'_> {
+    /// Rows of a sample.
     fn rows(&self) -> usize {
         self.dataset.kind().rows() as usize
     }
 
+    /// Number of samples, or of positions.
+    fn samples(&self) -> u64 {
+        match &self.mismatched {
+            None => self.dataset.len(),
+            Some(mismatched) => mismatched.len(),
+        }
+    }
+
+    /// Number of values.
     fn len(&self) -> usize {
-        self.dataset.len() as usize * self.rows()
+        self.samples() as usize * self.rows()
+    }
+
+    fn collate(&self, samples: Range<u64>) -> Result<Collated, DataError> {
+        match &self.mismatched {
+            None => self.dataset.collate(samples),
+            Some(mismatched) => mismatched.collate(self.dataset, samples),
+        }
     }
 
     /// Those that the file holds for this model and these data: of whole samples, from the first on. None of a file that is
@@ -122,9 +213,7 @@ impl<'a> Source<'a> {
         Ok(exchange(world, &known)?.into_iter().all(|known| known))
     }
 
-    /// All of them. The engine has the start weights unless [`are_known`]. Collective; one rank of each host
-    /// `writes`.
-    pub fn complete(
+    fn complete(
         &self,
         engine: &mut dyn Engine,
         world: &dyn Collective,
@@ -155,7 +244,7 @@ impl<'a> Source<'a> {
                 said = Instant::now();
                 let message = format!(
                     "the reference log-probabilities of {begin} of {} samples are computed",
-                    self.dataset.len()
+                    self.samples()
                 );
                 report(&Report::Warning { message });
             }
@@ -182,7 +271,7 @@ impl<'a> Source<'a> {
         world: &dyn Collective,
         micro_batch: u64,
     ) -> Result<Vec<f64>, TrainError> {
-        let end = self.dataset.len();
+        let end = self.samples();
         let mut own = Vec::new();
         for nth in 0..BLOCK {
             world.check()?;
@@ -193,23 +282,7 @@ impl<'a> Source<'a> {
                 engine.join_evaluation()?;
                 continue;
             }
-            let collated = self.dataset.collate(first..last)?;
-            let losses = engine.losses(MicroBatch {
-                tokens: &collated.tokens,
-                targets: &collated.targets,
-                batch: collated.batch,
-                seq_len: collated.seq_len,
-            })?;
-            let of_rows = losses
-                .chunks(collated.seq_len)
-                .zip(collated.targets.chunks(collated.seq_len));
-            own.extend(of_rows.map(|(losses, targets)| {
-                let answer = losses
-                    .iter()
-                    .zip(targets)
-                    .filter(|(_, target)| **target != IGNORE);
-                -answer.map(|(loss, _)| loss).sum::<f64>()
-            }));
+            own.extend(answers(engine, &self.collate(first..last)?)?);
         }
         let all = world.exchange(&bytes_of(&own))?;
         Ok(all.iter().flat_map(|bytes| values_of(bytes)).collect())
@@ -230,6 +303,21 @@ impl<'a> Source<'a> {
     fn failed(&self, error: std::io::Error) -> FileError {
         FileError::from_io("write", &self.path, 0, error)
     }
+}
+
+/// The log-probabilities of the completions of a micro-batch's rows, nats.
+pub fn answers(engine: &mut dyn Engine, collated: &Collated) -> Result<Vec<f64>, TrainError> {
+    let losses = engine.losses(collated.micro_batch())?;
+    let (losses, targets) = (
+        losses.chunks(collated.seq_len),
+        collated.targets.chunks(collated.seq_len),
+    );
+    let of_row = |(losses, targets): (&[f64], &[u32])| {
+        let cells = losses.iter().zip(targets);
+        let answer = cells.filter(|(_, target)| **target != IGNORE);
+        -answer.map(|(loss, _)| loss).sum::<f64>()
+    };
+    Ok(losses.zip(targets).map(of_row).collect())
 }
 
 /// The values as files and messages hold them.
@@ -273,6 +361,17 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
         }
     }
     Ok(hash.digest128().to_le_bytes())
+}
+
+/// Identifies mismatched rows of the data.
+fn of_rows(of_data: [u8; 16], spec: &Spec, mismatched: &Mismatched) -> [u8; 16] {
+    let mut hash = Xxh3::new();
+    hash.update(&of_data);
+    let order = [spec.seed, u64::from(spec.data.shuffle)];
+    for number in mismatched.key().into_iter().chain(order) {
+        hash.update(&number.to_le_bytes());
+    }
+    hash.digest128().to_le_bytes()
 }
 
 /// The files of weights of a directory, by name.
@@ -361,10 +460,11 @@ mod tests {
     #[test]
     fn what_a_file_holds_is_not_computed_again_and_a_damaged_one_is() {
         let (folder, dataset) = pairs();
-        let source = |fingerprint| Source {
+        let source = |fingerprint| Rows {
             path: folder.path().join("reference/train.bin"),
             fingerprint,
             dataset: &dataset,
+            mismatched: None,
         };
         let complete = |seed, fingerprint| {
             let source = source(fingerprint);

@@ -115,6 +115,12 @@ impl Run {
         self.horizon.budget_samples.ok_or(TrainError::OwnProgram)
     }
 
+    /// How many of the samples that are held out an evaluation takes.
+    pub fn evaluated_samples(&self, held_out: u64) -> u64 {
+        let wanted = self.spec.evaluation.samples.unwrap_or(held_out);
+        wanted.min(held_out)
+    }
+
     /// What runs every generation.
     pub fn runner(&self) -> Runner {
         let (device, rank_memory) = match &self.built_in {

@@ -13,10 +13,11 @@ use serde_json::Value;
 
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
+use super::kl;
 use super::message::{StepSums, decode, encode, exchange};
 use super::orders::{Orders, report};
 use super::preferences::{self, EvaluationSums, JudgedBatch, Loss};
-use super::references::References;
+use super::references::Compared;
 use super::run::Run;
 use super::schedule::LearningRateSchedule;
 use crate::bucket::Bucket;
@@ -29,7 +30,7 @@ use crate::engine::{AdamW, Engine, Measure, MicroBatch, Weigh};
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
-use crate::objective::Step;
+use crate::objective::{Kl, Step};
 use crate::recipe::schema::spec::Groups;
 use crate::samples::{self, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
@@ -51,8 +52,8 @@ pub enum Ending {
 /// A loss over preferences, with what the reference model says of the data; nothing for a loss without one.
 pub struct Preferences {
     pub loss: Loss,
-    pub training: References,
-    pub evaluation: References,
+    pub training: Compared,
+    pub evaluation: Compared,
 }
 
 /// The loop of one rank with all its state.
@@ -227,7 +228,10 @@ impl Trainer<'_> {
             time: now(),
             norm_test: None,
             coordinate_test,
-            preferences: totals.pairs.record().map(Box::new),
+            preferences: totals
+                .preferences
+                .record(self.preferences.as_ref().map(|it| &it.loss))
+                .map(Box::new),
             external: None,
         };
         // The step is taken. If a rank is lost from here on, the one that commits it records it.
@@ -261,16 +265,16 @@ impl Trainer<'_> {
         let count = dealt[self.rank()];
         let own = samples::micro_batches(self.state.samples, micro_batch, &dealt, self.rank());
         let own: Vec<Range<u64>> = own.collect();
-        let step = self.in_common(batch, &own)?;
+        let steps = self.in_common(batch, &own, most)?;
         let mut local = StepSums::default();
-        for (i, positions) in (1..).zip(own) {
+        for (i, (positions, step)) in (1..).zip(own.into_iter().zip(steps)) {
             // A step without the world is useless.
             self.world.check()?;
             let collated = self.collate(positions.clone())?;
             for (sample, position) in positions.clone().enumerate() {
                 local.digest += collated.digest(sample, position);
             }
-            let micro_batch = as_micro_batch(&collated);
+            let micro_batch = collated.micro_batch();
             let last = i == count;
             let (loss, samples, done) = match &self.preferences {
                 None => {
@@ -278,7 +282,7 @@ impl Trainer<'_> {
                     (done.loss, done.targets, done)
                 }
                 Some(Preferences { loss, training, .. }) => {
-                    let references = training.of(positions.map(|at| self.order.at(at)));
+                    let references = training.samples.of(positions.map(|at| self.order.at(at)));
                     let targets = loss.targets(&collated);
                     let micro_batch = MicroBatch {
                         targets: &targets,
@@ -293,7 +297,7 @@ impl Trainer<'_> {
                     let weighing = Some((samples, weigh));
                     let done =
                         (self.engine).accumulate_weighed(micro_batch, weighing, measure, last)?;
-                    local.pairs.merge(&judged.sums);
+                    local.preferences.merge(&judged.sums);
                     (judged.loss, samples, done)
                 }
             };
@@ -316,15 +320,17 @@ impl Trainer<'_> {
         Ok(self.data.collate(indices)?)
     }
 
-    /// What the samples of a step have in common, of which this rank has `own` micro-batches. Collective for losses that
-    /// couple them.
-    fn in_common(&self, batch: u64, own: &[Range<u64>]) -> Result<Step, TrainError> {
-        let mut step = Step {
-            samples_per_token: 0.0,
-            kl: 0.0,
-        };
-        let Some(Preferences { loss, .. }) = &self.preferences else {
-            return Ok(step);
+    /// What the samples of a step have in common, for each of this rank's `own` micro-batches; a rank has up to `most`.
+    /// Collective for losses that couple samples.
+    fn in_common(
+        &mut self,
+        batch: u64,
+        own: &[Range<u64>],
+        most: u64,
+    ) -> Result<Vec<Step>, TrainError> {
+        let mut steps = vec![Step::default(); own.len()];
+        let Some(Preferences { loss, training, .. }) = &self.preferences else {
+            return Ok(steps);
         };
         if loss.has_likelihood() {
             // The likelihood is a mean over the tokens of the global batch.
@@ -335,9 +341,19 @@ impl Trainer<'_> {
                 covered += loss.likelihood_tokens(&targets, collated.seq_len);
             }
             let covered: u64 = exchange(self.world.as_ref(), &covered)?.into_iter().sum();
-            step.samples_per_token = batch as f64 / covered.max(1) as f64;
+            for step in &mut steps {
+                step.samples_per_token = batch as f64 / covered.max(1) as f64;
+            }
         }
-        Ok(step)
+        if let (Some(covered), Some(mismatched)) = (loss.kl(), &training.mismatched) {
+            let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
+            let estimates =
+                kl::estimates(covered, mismatched, &self.data, own, most, engine, world)?;
+            for (step, kl) in steps.iter_mut().zip(estimates) {
+                step.kl = kl;
+            }
+        }
+        Ok(steps)
     }
 
     /// Rank 0 decides on the next batch. If there is a measurement, it broadcasts the decision, so that
@@ -373,37 +389,50 @@ impl Trainer<'_> {
             .facts
             .eval_batch_size
             .unwrap_or(plan.per_device_batch_size);
-        let wanted = self.run.spec.evaluation.samples.unwrap_or(data.len());
-        let total = wanted.min(data.len());
+        let total = self.run.evaluated_samples(data.len());
         let world = self.world.world() as u64;
         let passes = total.div_ceil(micro_batch).div_ceil(world);
+        let first = |pass: u64| (pass * world + self.world.rank() as u64) * micro_batch;
+        let own = (0..passes)
+            .map(|pass| first(pass).min(total)..(first(pass) + micro_batch).min(total))
+            .filter(|samples| !samples.is_empty());
+        let own: Vec<Range<u64>> = own.collect();
+        let engine = self.engine.as_mut();
+        let mut step = Step::default();
+        if let Some(Preferences { evaluation, .. }) = &self.preferences
+            && let Some(mismatched) = &evaluation.mismatched
+        {
+            let world = self.world.as_ref();
+            let estimates =
+                kl::estimates(Kl::Global, mismatched, data, &own, passes, engine, world)?;
+            step.kl = estimates.first().copied().unwrap_or(0.0);
+        }
         let mut local = EvaluationSums::default();
-        for pass in 0..passes {
+        for samples in &own {
             self.world.check()?;
-            let start = (pass * world + self.rank() as u64) * micro_batch;
-            if start >= total {
-                self.engine.join_evaluation()?;
-                continue;
-            }
-            let samples = start..(start + micro_batch).min(total);
             let collated = data.collate(samples.clone())?;
+            let micro_batch = collated.micro_batch();
             match &self.preferences {
                 None => {
-                    let (loss, tokens) = self.engine.evaluate(as_micro_batch(&collated))?;
+                    let (loss, tokens) = engine.evaluate(micro_batch)?;
                     local.merge(&EvaluationSums::of_tokens(loss, tokens));
                 }
                 Some(Preferences {
                     loss, evaluation, ..
                 }) => {
                     let targets = loss.targets(&collated);
-                    let losses = self.engine.losses(MicroBatch {
+                    let losses = engine.losses(MicroBatch {
                         targets: &targets,
-                        ..as_micro_batch(&collated)
+                        ..micro_batch
                     })?;
-                    let references = evaluation.of(samples);
-                    local.merge(&loss.evaluated(&collated, &targets, &losses, &references));
+                    let references = evaluation.samples.of(samples.clone());
+                    let sums = loss.evaluated(&collated, &targets, &losses, &references, step);
+                    local.merge(&sums);
                 }
             }
+        }
+        for _ in own.len() as u64..passes {
+            engine.join_evaluation()?;
         }
         let mut sums = EvaluationSums::default();
         for rank in exchange(self.world.as_ref(), &local)? {
@@ -591,15 +620,6 @@ fn clipping(norm: f64, clip: Option<f64>) -> f64 {
     match clip.filter(|&clip| clip > 0.0) {
         Some(clip) => (clip / (norm + 1e-6)).min(1.0),
         None => 1.0,
-    }
-}
-
-fn as_micro_batch(collated: &Collated) -> MicroBatch<'_> {
-    MicroBatch {
-        tokens: &collated.tokens,
-        targets: &collated.targets,
-        batch: collated.batch,
-        seq_len: collated.seq_len,
     }
 }
 

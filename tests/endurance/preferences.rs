@@ -1,4 +1,4 @@
-//! Losses over preference pairs: those of TRL step by step, and the same in any world.
+//! Losses over preferences: those of TRL step by step, and the same in any world.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use super::support::{Run, evenkeel, same_losses, small};
 use super::trainers::{own_file, python};
 
 /// The native spelling of the cases of preference_losses.py.
-const CASES: [(&str, &str); 7] = [
+const CASES: [(&str, &str); 9] = [
     ("sigmoid", "objective: dpo, preference: {beta: 0.3}"),
     (
         "robust",
@@ -33,16 +33,23 @@ const CASES: [(&str, &str); 7] = [
         "cpo",
         "objective: simpo, preference: {by_token: false, target_margin: 0, beta: 0.1, likelihood_weight: 0.7}",
     ),
+    (
+        "kto",
+        "objective: kto, preference: {beta: 0.3, desirable_weight: 0.7, undesirable_weight: 1.4}",
+    ),
+    (
+        "kto_accumulated",
+        "objective: kto, preference: {beta: 0.3, kl: micro-batch}",
+    ),
 ];
 
 /// What all cases have.
 const COMMON: &str = "\
-batch: {global: 8, per_device_batch_size: 8}, model: {path: model, precision: f32}, \
-data: {train: [{path: preferences/train.jsonl}], shuffle: false, extra_token: false}, \
+model: {path: model, precision: f32}, \
 budget: {steps: 20}, learning_rate: {peak: 1.0e-3, shape: constant}";
 
 #[test]
-fn losses_and_rewards_over_pairs_are_those_of_trl() {
+fn losses_and_rewards_over_preferences_are_those_of_trl() {
     let Some(python) = python("torch, transformers, trl") else {
         return;
     };
@@ -55,15 +62,25 @@ fn losses_and_rewards_over_pairs_are_those_of_trl() {
     let script = own_file("tests/trainers/preference_losses.py");
     let output = here(
         Command::new(&python),
-        &[&script, "model", "preferences/train.jsonl"],
+        &[
+            &script,
+            "model",
+            "preferences/train.jsonl",
+            "labelled/train.jsonl",
+        ],
     );
     let printed = String::from_utf8(output.stdout).unwrap();
     let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
         serde_json::from_str(printed.lines().last().unwrap()).unwrap();
     assert_eq!(expected.len(), CASES.len());
     for (name, lines) in CASES {
+        let is_kto = name.starts_with("kto");
+        let rows = if is_kto { "labelled" } else { "preferences" };
+        let micro_batch = if name == "kto_accumulated" { 4 } else { 8 };
         let recipe = format!(
-            "{{apiVersion: evenkeel.dev/v1alpha1, kind: Recipe, spec: {{{lines}, {COMMON}}}}}\n"
+            "{{apiVersion: evenkeel.dev/v1alpha1, kind: Recipe, spec: {{{lines}, {COMMON}, \
+             batch: {{global: 8, per_device_batch_size: {micro_batch}}}, \
+             data: {{train: [{{path: {rows}/train.jsonl}}], shuffle: false, extra_token: false}}}}}}\n"
         );
         std::fs::write(folder.path().join(format!("{name}.yaml")), recipe).unwrap();
         let file = format!("{name}.yaml");
@@ -81,7 +98,13 @@ fn losses_and_rewards_over_pairs_are_those_of_trl() {
             ("loss", "/loss"),
             ("rewards/chosen", "/preferences/reward_chosen"),
             ("rewards/rejected", "/preferences/reward_rejected"),
+            ("kl", "/preferences/kl"),
         ] {
+            // TRL's rewards are means of micro-batches' means, which have different numbers of chosen rows.
+            let is_other_mean = name == "kto_accumulated" && key.starts_with("rewards");
+            if key == "kl" && !is_kto || is_other_mean {
+                continue;
+            }
             let trls = &expected[name][key];
             assert_eq!(steps.len(), trls.len(), "{name}");
             let ours = steps
@@ -101,28 +124,40 @@ fn losses_and_rewards_over_pairs_are_those_of_trl() {
     }
 }
 
-/// Pairs as JSONL.
-fn pairs() -> String {
+/// Pairs, or completions with a label, as JSONL.
+fn rows(objective: &str) -> String {
     let mut rows = String::new();
     for i in 0..240 {
-        let row = json!({"prompt": format!("{i}+1="), "chosen": format!("{}", i + 1), "rejected": format!("{}", i * 7)});
+        let (prompt, right, wrong) = (
+            format!("{i}+1="),
+            format!("{}", i + 1),
+            format!("{}", i * 7),
+        );
+        let row = match objective {
+            "kto" => {
+                let is_right = i % 3 != 1;
+                let completion = if is_right { right } else { wrong };
+                json!({"prompt": prompt, "completion": completion, "label": is_right})
+            }
+            _ => json!({"prompt": prompt, "chosen": right, "rejected": wrong}),
+        };
         writeln!(rows, "{row}").unwrap();
     }
     rows
 }
 
-/// A run over pairs that is resized and loses a rank.
+/// A run over preferences that is resized and loses a rank.
 fn disturbed(objective: &str, strategy: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let rows = folder.path().join("pairs.jsonl");
-    std::fs::write(&rows, pairs()).unwrap();
+    let path = folder.path().join("rows.jsonl");
+    std::fs::write(&path, rows(objective)).unwrap();
     let spec = || {
         small(json!({
             "objective": objective,
             "parallel": {"strategy": strategy},
             "model": {"config": {"vocab_size": 259}},
             "tokenizer": {"path": "byte"},
-            "data": {"train": [{"path": rows}], "held_out": 24},
+            "data": {"train": [{"path": path}], "held_out": 24},
             "learning_rate": {"peak": 1e-4},
             "evaluation": {"every_samples": 600},
         }))
@@ -133,7 +168,21 @@ fn disturbed(objective: &str, strategy: &str) {
     let resized = run.call("resize", &["3"]);
     assert!(resized.status.success(), "{resized:?}");
     run.wait_for_steps(2, 5);
-    let references = std::fs::read(run.out().join("data/reference/train.bin")).ok();
+    let files = match objective {
+        "dpo" => ["train.bin", "evaluation.bin"].as_slice(),
+        "kto" => &[
+            "train.bin",
+            "train-mismatched.bin",
+            "evaluation.bin",
+            "evaluation-mismatched.bin",
+        ],
+        _ => &[],
+    };
+    let references = |run: &Run| -> Vec<Vec<u8>> {
+        let of = |name: &&str| std::fs::read(run.out().join("data/reference").join(name));
+        files.iter().map(of).collect::<Result<_, _>>().unwrap()
+    };
+    let first = references(&run);
     run.signal_rank(2, 1, Signal::KILL);
     run.wait_for_steps(3, 5);
     assert!(launched.wait().success(), "{}", run.log());
@@ -144,14 +193,21 @@ fn disturbed(objective: &str, strategy: &str) {
     let output = undisturbed.launch(&["--quiet"]);
     assert!(output.status.success(), "{output:?}");
     same_losses(&run, &undisturbed);
-    let again = std::fs::read(undisturbed.out().join("data/reference/train.bin")).ok();
-    assert_eq!(references.is_some(), objective == "dpo");
-    assert_eq!(references, again);
+    // Computed once, by one rank or by three.
+    assert_eq!(first, references(&run));
+    assert_eq!(first, references(&undisturbed));
     let first = &undisturbed.generation_steps(1)[0];
     if objective == "dpo" {
         let apart = first["loss"].as_f64().unwrap() - std::f64::consts::LN_2;
         assert!(apart.abs() < 1e-12, "{first}");
         assert_eq!(first["preferences"]["reward_chosen"], 0.0);
+    }
+    if objective == "kto" {
+        // A row's log-probability is rounded differently beside rows of other lengths.
+        let apart = first["loss"].as_f64().unwrap() - 0.5;
+        assert!(apart.abs() < 1e-8, "{first}");
+        let last = run.generation_steps(3).pop().unwrap();
+        assert!(last["preferences"]["kl"].as_f64().unwrap() > 0.0, "{last}");
     }
 }
 
@@ -163,6 +219,16 @@ fn dpo_is_the_same_in_any_world() {
 #[test]
 fn dpo_is_the_same_in_any_world_under_sharding() {
     disturbed("dpo", "fsdp");
+}
+
+#[test]
+fn kto_is_the_same_in_any_world() {
+    disturbed("kto", "ddp");
+}
+
+#[test]
+fn kto_is_the_same_in_any_world_under_sharding() {
+    disturbed("kto", "fsdp");
 }
 
 #[test]

@@ -1,15 +1,15 @@
-"""The losses of TRL's trainers over preference pairs, step by step, on one process.
+"""The losses of TRL's trainers over preferences, step by step, on one process.
 
-    preference_losses.py MODEL ROWS
+    preference_losses.py MODEL PAIRS LABELLED
 
-Prints one line of JSON: by case the losses, and the rewards of the chosen and of the rejected completions.
+Prints one line of JSON: by case the losses, the rewards of the chosen and of the rejected completions, and KTO's KL.
 """
 
 import json
 import sys
 
 from datasets import load_dataset
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -38,13 +38,20 @@ CASES = dict(
     orpo=(ORPOTrainer, ORPOConfig, dict(beta=0.2)),
     simpo=(CPOTrainer, CPOConfig, dict(loss_type="simpo", cpo_alpha=0.0, beta=2.0, simpo_gamma=0.5)),
     cpo=(CPOTrainer, CPOConfig, dict(loss_type="sigmoid", cpo_alpha=0.7, beta=0.1)),
+    kto=(KTOTrainer, KTOConfig, dict(beta=0.3, desirable_weight=0.7, undesirable_weight=1.4)),
+    kto_accumulated=(
+        KTOTrainer,
+        KTOConfig,
+        dict(beta=0.3, per_device_train_batch_size=4, gradient_accumulation_steps=2),
+    ),
 )
 
 
 def main():
-    model_path, rows = sys.argv[1:]
+    model_path, pairs, labelled = sys.argv[1:]
     found = {}
     for name, (trainer_class, config_class, settings) in CASES.items():
+        rows = labelled if trainer_class is KTOTrainer else pairs
         arguments = config_class(**COMMON | settings)
         trainer = trainer_class(
             model=AutoModelForCausalLM.from_pretrained(model_path, dtype="float32"),
@@ -54,7 +61,7 @@ def main():
         )
         trainer.train()
         steps = [entry for entry in trainer.state.log_history if "rewards/chosen" in entry]
-        keys = ["loss", "rewards/chosen", "rewards/rejected", "logps/chosen"]
+        keys = ["loss", "rewards/chosen", "rewards/rejected"] + ["kl"] * (rows == labelled)
         found[name] = {key: [step[key] for step in steps] for key in keys}
     print(json.dumps(found))
 

@@ -6,6 +6,7 @@
     bert/               BertModel with the same tokenizer, without dropout, which differs between worlds
     sft/                train.jsonl: 480 conversations, `messages`
     preferences/        train.jsonl: 480 pairs, `chosen` and `rejected`
+    labelled/           train.jsonl: 480 completions, `prompt`, `completion` and `label`
     splits/             1480 conversations in two splits, as the handbook's data
     text.txt            the conversations as plain text
     pairs.csv           two sentences and a label
@@ -105,6 +106,11 @@ def make_data(folder):
     lines(folder / "sft/train.jsonl", [{"messages": [q, a]} for q, a in zip(asked, right)])
     pairs = zip(asked, right, wrong)
     lines(folder / "preferences/train.jsonl", [{"chosen": [q, a], "rejected": [q, b]} for q, a, b in pairs])
+    labelled = [
+        {"prompt": [q], "completion": [b if i % 3 == 1 else a], "label": i % 3 != 1}
+        for i, (q, a, b) in enumerate(zip(asked, right, wrong))
+    ]
+    lines(folder / "labelled/train.jsonl", labelled)
     first, files = 0, ""
     for split, count in SPLITS.items():
         rows = [{"messages": [question(i), answer(i)]} for i in range(first, first + count)]

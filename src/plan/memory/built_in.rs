@@ -6,10 +6,11 @@ use super::shape::Shape;
 use crate::recipe::schema::spec::{Groups, NormTest, Objective};
 
 /// Objectives of the built-in trainer.
-pub const TRAINED: [Objective; 5] = [
+pub const TRAINED: [Objective; 6] = [
     Objective::LanguageModelling,
     Objective::Sft,
     Objective::Dpo,
+    Objective::Kto,
     Objective::Orpo,
     Objective::Simpo,
 ];

@@ -654,7 +654,7 @@ mod tests {
     #[test]
     fn uneven_dealing_is_offered_only_where_the_trainer_supports_it() {
         let mut recipe = recipe();
-        recipe.spec.objective = crate::recipe::schema::spec::Objective::Kto;
+        recipe.spec.objective = crate::recipe::schema::spec::Objective::Reward;
         let found = only("batch-divisible", &recipe, &PlanRequest::gpus(6));
         assert_eq!(found[0].help, "use 2, 4, 8 or 16 GPUs");
     }

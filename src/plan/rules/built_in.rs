@@ -4,7 +4,7 @@ use super::{Case, Check, Example, Findings, Rule, file, native, surveyed};
 use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
 use crate::plan::memory::{TRAINED, other_family};
-use crate::recipe::schema::spec::{Precision, Strategy};
+use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
 use crate::recipe::{Dialect, Severity, Untrained, UntrainedReason};
 use crate::util::suggest::short;
 
@@ -52,11 +52,18 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["objective"],
             format!("the built-in trainer does not train {objective}"),
-            "it trains language-modelling and sft, and dpo, orpo and simpo of native recipes; `evenkeel plan` plans the others too",
+            "it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes; `evenkeel plan` plans the others too",
         );
         return;
     }
     let spec = case.spec();
+    if spec.objective == Objective::Kto && spec.schedule != BatchSchedule::Constant {
+        findings.at(
+            &["schedule"],
+            "kto with a batch that changes: its KL estimate needs the batches of all steps before the first one",
+            format!("set {}, or choose another objective", case.set("schedule.kind", "constant")),
+        );
+    }
     for path in spec.preference.without_effect(spec.objective) {
         findings.at(
             &[path],

@@ -1,6 +1,9 @@
 //! Batches that a loss or an objective needs.
 
+use super::built_in::trains;
 use super::{Case, Check, Findings, Rule, file, native};
+use crate::objective::Kl;
+use crate::plan::Runner;
 use crate::plan::arithmetic::product;
 use crate::plan::draft::generation_batch;
 use crate::recipe::schema::spec::{Objective, Strategy};
@@ -175,11 +178,11 @@ const KTO_BATCH_MIN: Rule = Rule {
     text: include_str!("texts/kto-batch-min.md"),
     wrong: native(
         "--gpus 32",
-        "  objective: kto\n  batch: {global: 32, per_device_batch_size: 4}\n",
+        "  objective: kto\n  preference: {kl: micro-batch}\n  batch: {global: 32, per_device_batch_size: 4}\n",
     ),
     right: native(
         "--gpus 16",
-        "  objective: kto\n  batch: {global: 32, per_device_batch_size: 4}\n",
+        "  objective: kto\n  preference: {kl: micro-batch}\n  batch: {global: 32, per_device_batch_size: 4}\n",
     ),
     check: Check::Plan(kto_batch_min),
 };
@@ -191,6 +194,11 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     let too_small = split.per_device_batch_size < 2;
     if !too_small || spec.objective != Objective::Kto || spec.generation.without_kl {
+        return;
+    }
+    // The built-in trainer makes its pairs within the global batch.
+    let is_external = matches!(case.request.runner, Runner::External { .. });
+    if trains(case) && !is_external && spec.preference.kl == Kl::Global {
         return;
     }
     let paths = ["batch.per_device_batch_size"];
@@ -298,6 +306,7 @@ fn fsdp_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use crate::objective::Kl;
     use crate::plan::rules::testing::{only, recipe};
     use crate::plan::{PlanRequest, plan};
     use crate::recipe::schema::spec::{Division, Objective, Strategy};
@@ -412,6 +421,7 @@ mod tests {
     fn one_sample_per_device_is_refused_after_the_rescale() {
         let mut recipe = recipe();
         recipe.spec.objective = Objective::Kto;
+        recipe.spec.preference.kl = Kl::MicroBatch;
         let of = |recipe: &crate::recipe::Recipe, gpus| {
             only("kto-batch-min", recipe, &PlanRequest::gpus(gpus))
         };

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::objective::PairLoss;
+use crate::objective::{Kl, PairLoss};
 use serde::{Deserialize, Serialize};
 
 use crate::util::suggest::{UnknownName, by_name};
@@ -49,7 +49,7 @@ pub struct Spec {
     pub elasticity: Elasticity,
     /// An external trainer, in place of the built-in trainer.
     pub trainer: Trainer,
-    /// The loss over preferences; dpo, orpo and simpo only.
+    /// The loss over preferences; dpo, kto, orpo and simpo only.
     pub preference: Preference,
     /// Settings of upstream's generation-based trainers that rules check.
     pub generation: Generation,
@@ -110,8 +110,8 @@ impl Objective {
     }
 }
 
-/// The loss over preference pairs.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+/// The loss over preferences.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Preference {
     /// The loss of dpo's and simpo's margin.
@@ -128,6 +128,12 @@ pub struct Preference {
     pub target_margin: Option<f64>,
     /// Weight of the chosen completion's negative log-likelihood; orpo's covers the prompt too. Default: 0, for orpo 1.
     pub likelihood_weight: Option<f64>,
+    /// kto's λ of desirable completions. Default: 1.
+    pub desirable_weight: Option<f64>,
+    /// kto's λ of the others. Default: 1.
+    pub undesirable_weight: Option<f64>,
+    /// Which samples kto's estimate of the KL covers.
+    pub kl: Kl,
 }
 
 impl Preference {
@@ -135,14 +141,18 @@ impl Preference {
     pub fn without_effect(&self, objective: Objective) -> Vec<&'static str> {
         let is_smoothed = matches!(self.loss, PairLoss::Sigmoid | PairLoss::Robust);
         let (dpo, simpo) = (objective == Objective::Dpo, objective == Objective::Simpo);
-        let orpo = objective == Objective::Orpo;
+        let (orpo, kto) = (objective == Objective::Orpo, objective == Objective::Kto);
         [
             (
                 "preference.loss",
                 self.loss != PairLoss::Sigmoid,
                 dpo || simpo,
             ),
-            ("preference.beta", self.beta.is_some(), dpo || simpo || orpo),
+            (
+                "preference.beta",
+                self.beta.is_some(),
+                dpo || simpo || orpo || kto,
+            ),
             (
                 "preference.label_smoothing",
                 self.label_smoothing != 0.0,
@@ -160,6 +170,17 @@ impl Preference {
                 self.likelihood_weight.is_some(),
                 dpo || simpo || orpo,
             ),
+            (
+                "preference.desirable_weight",
+                self.desirable_weight.is_some(),
+                kto,
+            ),
+            (
+                "preference.undesirable_weight",
+                self.undesirable_weight.is_some(),
+                kto,
+            ),
+            ("preference.kl", self.kl != Kl::Global, kto),
         ]
         .into_iter()
         .filter_map(|(key, is_set, has_it)| (is_set && !has_it).then_some(key))
