@@ -1,6 +1,8 @@
 //! The objective of a run over preferences: from the cross-entropies of a micro-batch's tokens to its loss and their
 //! weights, and the sums that people watch.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::bits;
@@ -266,6 +268,80 @@ pub struct JudgedBatch {
     pub sums: PreferenceSums,
 }
 
+impl JudgedBatch {
+    /// Adds a sample. Its rows begin with the row `first`, and each holds a chosen completion or another one.
+    fn add<const N: usize>(
+        &mut self,
+        heard: &Heard<'_>,
+        first: usize,
+        are_chosen: [bool; N],
+        judge: impl Fn([Sequence; N]) -> Judged<N>,
+    ) {
+        let sequences: [Sequence; N] = std::array::from_fn(|i| heard.sequence(first + i));
+        let judged = judge(sequences);
+        self.loss += judged.loss;
+        for (i, is_chosen) in are_chosen.into_iter().enumerate() {
+            let Slope { answer, prompt } = judged.slopes[i];
+            for cell in heard.cells(first + i) {
+                let slope = if heard.is_answer(cell) {
+                    answer
+                } else {
+                    prompt
+                };
+                // The cross-entropy is the negative log-probability.
+                self.weights[cell] = -slope as f32;
+            }
+            let sums = match is_chosen {
+                true => &mut self.sums.chosen,
+                false => &mut self.sums.rejected,
+            };
+            sums.count += 1;
+            sums.rewards += judged.rewards[i];
+            sums.logps += sequences[i].said.answer;
+        }
+        if let [of_chosen, of_rejected] = judged.rewards[..] {
+            self.sums.pairs += 1;
+            self.sums.right += u64::from(of_chosen > of_rejected);
+        }
+    }
+}
+
+/// What the model and its reference say of a micro-batch.
+struct Heard<'a> {
+    collated: &'a Collated,
+    /// The cross-entropy of each token, 0 without a target, `[batch, seq_len]`.
+    losses: &'a [f64],
+    /// The reference model's sums over the rows' completions, empty without one.
+    references: &'a [f64],
+}
+
+impl Heard<'_> {
+    fn cells(&self, row: usize) -> Range<usize> {
+        let seq_len = self.collated.seq_len;
+        row * seq_len..(row + 1) * seq_len
+    }
+
+    fn is_answer(&self, cell: usize) -> bool {
+        self.collated.targets[cell] != IGNORE
+    }
+
+    fn sequence(&self, row: usize) -> Sequence {
+        let mut said = Said::default();
+        for cell in self.cells(row) {
+            if self.is_answer(cell) {
+                said.answer -= self.losses[cell];
+                said.answer_tokens += 1;
+            } else {
+                said.prompt -= self.losses[cell];
+            }
+        }
+        Sequence {
+            said,
+            reference: self.references.get(row).copied().unwrap_or(0.0),
+        }
+    }
+}
+
 /// Judges a micro-batch. `losses`: the cross-entropy of each token, 0 without a target, `[batch, seq_len]`; `references`: the
 /// reference model's sums over the rows' completions, empty without one.
 pub fn judged(
@@ -275,73 +351,26 @@ pub fn judged(
     references: &[f64],
     step: Step,
 ) -> JudgedBatch {
-    let seq_len = collated.seq_len;
-    let is_answer = |cell: usize| collated.targets[cell] != IGNORE;
-    let cells = |row: usize| row * seq_len..(row + 1) * seq_len;
-    let sequence = |row: usize| {
-        let mut said = Said::default();
-        for (cell, loss) in cells(row).zip(&losses[cells(row)]) {
-            if is_answer(cell) {
-                said.answer -= loss;
-                said.answer_tokens += 1;
-            } else {
-                said.prompt -= loss;
-            }
-        }
-        Sequence {
-            said,
-            reference: references.get(row).copied().unwrap_or(0.0),
-        }
+    const PAIR: [bool; 2] = [true, false];
+    let heard = Heard {
+        collated,
+        losses,
+        references,
     };
     let mut batch = JudgedBatch {
         weights: vec![0.0; losses.len()],
         ..JudgedBatch::default()
     };
-    let mut weigh = |row: usize, Slope { answer, prompt }: Slope| {
-        for cell in cells(row) {
-            let slope = if is_answer(cell) { answer } else { prompt };
-            // The cross-entropy is the negative log-probability.
-            batch.weights[cell] = -slope as f32;
-        }
-    };
-    let sums = &mut batch.sums;
-    let count = |sums: &mut CompletionSums, sequence: Sequence, reward: f64| {
-        sums.merge(&CompletionSums {
-            count: 1,
-            rewards: reward,
-            logps: sequence.said.answer,
-        });
-    };
-    let mut of_pair = |chosen: usize, judge: &dyn Fn([Sequence; 2]) -> Judged<2>| {
-        let rows = [chosen, chosen + 1];
-        let sequences = rows.map(sequence);
-        let judged = judge(sequences);
-        for (row, slope) in rows.into_iter().zip(judged.slopes) {
-            weigh(row, slope);
-        }
-        let [of_chosen, of_rejected] = judged.rewards;
-        count(&mut sums.chosen, sequences[0], of_chosen);
-        count(&mut sums.rejected, sequences[1], of_rejected);
-        sums.pairs += 1;
-        sums.right += u64::from(of_chosen > of_rejected);
-        batch.loss += judged.loss;
-    };
-    let pairs = (0..collated.batch).step_by(2);
-    match loss {
-        Loss::Pair(pair) => pairs.for_each(|row| of_pair(row, &|both| pair.judge(both, step))),
-        Loss::Orpo(orpo) => pairs.for_each(|row| of_pair(row, &|both| orpo.judge(both, step))),
-        Loss::Kto(kto, _) => {
-            for (row, &is_desirable) in collated.labels.iter().enumerate() {
-                let sequence = sequence(row);
-                let judged = kto.judge(sequence, is_desirable, step);
-                weigh(row, judged.slopes[0]);
-                let sums = match is_desirable {
-                    true => &mut batch.sums.chosen,
-                    false => &mut batch.sums.rejected,
-                };
-                count(sums, sequence, judged.rewards[0]);
+    for sample in 0..collated.samples {
+        match loss {
+            Loss::Pair(pair) => batch.add(&heard, 2 * sample, PAIR, |rows| pair.judge(rows, step)),
+            Loss::Orpo(orpo) => batch.add(&heard, 2 * sample, PAIR, |rows| orpo.judge(rows, step)),
+            Loss::Kto(kto, _) => {
+                let is_desirable = collated.labels[sample];
+                batch.add(&heard, sample, [is_desirable], |[row]| {
+                    kto.judge(row, is_desirable, step)
+                });
                 batch.sums.kl += step.kl;
-                batch.loss += judged.loss;
             }
         }
     }
