@@ -1139,7 +1139,11 @@ Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
                 structs: BTreeMap::new(),
                 enums: BTreeMap::new(),
             };
-            for path in ["src/objective/pair.rs", "src/recipe/schema/spec.rs"] {
+            for path in [
+                "src/objective/kto.rs",
+                "src/objective/pair.rs",
+                "src/recipe/schema/spec.rs",
+            ] {
                 let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
                 types.take(&fs::read_to_string(path).unwrap());
             }
