@@ -379,6 +379,7 @@ fn progress(steps: &[StepRecord], budget: Option<u64>) -> Option<String> {
     if newest.external.is_none() || newest.loss.is_finite() {
         parts.push(format!("loss {:.4}", newest.loss));
     }
+    parts.extend(newest.preferences.iter().flat_map(|it| it.measures()));
     parts.push(format!("batch {}", newest.batch));
     let tokens = pace.tokens_per_second().filter(|rate| *rate > 0.0);
     parts.extend(tokens.map(|rate| format!("{} tokens/s", human::count(rate))));

@@ -85,7 +85,10 @@ pub fn report_input(
                 fact("checkpoint", format!("{} ({samples})", newest.path))
             }));
             if !history.evaluations.is_empty() {
-                let mean = "a mean over tokens; transformers' eval_loss is a mean over batches";
+                let mean = match spec.objective.is_likelihood() {
+                    true => "a mean over tokens; transformers' eval_loss is a mean over batches",
+                    false => "a mean over samples; transformers' eval_loss is a mean over batches",
+                };
                 details.push(fact("evaluation loss", mean.to_owned()));
             }
         }
@@ -135,7 +138,7 @@ pub fn report_input(
         vocabulary: (run.built_in.as_ref())
             .filter(|_| run.spec.objective.is_likelihood())
             .map_or(0, |it| it.model.vocab_size as u64),
-        of_pairs: run.built_in.is_some() && !run.spec.objective.is_likelihood(),
+        of_preferences: run.built_in.is_some() && !run.spec.objective.is_likelihood(),
         continuations,
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),

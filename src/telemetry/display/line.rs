@@ -222,6 +222,7 @@ pub(super) fn measures(step: &StepRecord, progress: &Progress) -> Vec<String> {
     if step.external.is_none() || step.loss.is_finite() {
         parts.push(format!("loss {:.4}", step.loss));
     }
+    parts.extend(step.preferences.iter().flat_map(|it| it.measures()));
     parts.push(format!("batch {}", grouped(step.batch)));
     parts.extend(progress.ratio.map(|ratio| format!("r/η² {ratio:.2}")));
     let share = progress.coordinate_share;

@@ -4,7 +4,7 @@ use super::axis::Format;
 use super::chart::{Chart, Range, Rule, Span};
 use super::series::Series;
 use super::{GenerationFacts, ReportInput};
-use crate::telemetry::StepRecord;
+use crate::telemetry::{PreferenceRecord, StepRecord};
 
 /// The axis of samples that all plots share.
 pub fn span(input: &ReportInput) -> Span {
@@ -33,6 +33,10 @@ fn end(input: &ReportInput) -> u64 {
 pub fn all(input: &ReportInput) -> Vec<Chart> {
     let charts = [
         loss(input),
+        rewards(input),
+        accuracy(input),
+        kl(input),
+        log_probabilities(input),
         batch(input),
         ratio(input),
         coordinates(input),
@@ -90,6 +94,8 @@ fn loss(input: &ReportInput) -> Chart {
         title: "Loss",
         note: if input.is_external() {
             "As the trainer reports it.".to_owned()
+        } else if input.of_preferences {
+            "Mean over the samples of a batch.".to_owned()
         } else {
             "Mean cross-entropy per target token, in nats.".to_owned()
         },
@@ -98,6 +104,77 @@ fn loss(input: &ReportInput) -> Chart {
         series,
         rules: floor.into_iter().collect(),
         holes,
+        ..Chart::default()
+    }
+}
+
+/// A mean over the preferences of every step.
+fn preferences(
+    input: &ReportInput,
+    of: impl Fn(&PreferenceRecord) -> Option<f64>,
+) -> Vec<(f64, f64)> {
+    over_steps(input, |step| of(step.preferences.as_ref()?)).0
+}
+
+fn rewards(input: &ReportInput) -> Chart {
+    let of = |of: fn(&PreferenceRecord) -> Option<f64>| preferences(input, of);
+    Chart {
+        id: "rewards",
+        title: "Rewards",
+        note: "β × log-ratio of the completions to the reference model, or × log-probability without one."
+            .to_owned(),
+        range: Range::Values,
+        format: Format::Decimal,
+        series: vec![
+            Series::line("chosen", "blue", &of(|it| it.reward_chosen)),
+            Series::line("rejected", "orange", &of(|it| it.reward_rejected)),
+            Series::line("margin", "green", &of(PreferenceRecord::margin)),
+        ],
+        ..Chart::default()
+    }
+}
+
+fn accuracy(input: &ReportInput) -> Chart {
+    Chart {
+        id: "accuracy",
+        title: "Reward accuracy",
+        note: "Share of pairs whose chosen completion has the larger reward.".to_owned(),
+        format: Format::Decimal,
+        series: vec![Series::line(
+            "accuracy",
+            "teal",
+            &preferences(input, |it| it.accuracy),
+        )],
+        ..Chart::default()
+    }
+}
+
+fn kl(input: &ReportInput) -> Chart {
+    Chart {
+        id: "kl",
+        title: "KL",
+        note: "KTO's estimate of the divergence from the start weights, in nats.".to_owned(),
+        format: Format::Decimal,
+        series: vec![Series::line(
+            "KL",
+            "violet",
+            &preferences(input, |it| it.kl),
+        )],
+        ..Chart::default()
+    }
+}
+
+fn log_probabilities(input: &ReportInput) -> Chart {
+    let of = |of: fn(&PreferenceRecord) -> Option<f64>| preferences(input, of);
+    Chart {
+        id: "log-probabilities",
+        title: "Log-probabilities",
+        note: "Of the completions, in nats.".to_owned(),
+        range: Range::Values,
+        series: vec![
+            Series::line("chosen", "blue", &of(|it| it.logps_chosen)),
+            Series::line("rejected", "orange", &of(|it| it.logps_rejected)),
+        ],
         ..Chart::default()
     }
 }

@@ -38,8 +38,8 @@ pub struct ReportInput {
     pub floor: Option<f64>,
     /// The model's vocabulary size, for the warning about an absurd loss; 0 if unknown.
     pub vocabulary: u64,
-    /// The losses are means over preference pairs, and have no perplexity.
-    pub of_pairs: bool,
+    /// The losses are means over preferences, and have no perplexity.
+    pub of_preferences: bool,
     /// Texts of the data, continued by the newest checkpoint.
     pub continuations: Vec<Continuation>,
     /// The result of the ledger's verification, if it ran.

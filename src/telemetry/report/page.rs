@@ -84,7 +84,7 @@ fn figures(input: &ReportInput) -> Vec<(&'static str, String, String)> {
     worlds.dedup();
     let loss_note = match input.floor {
         Some(floor) => from_floor(loss, floor),
-        None if input.of_pairs => "a mean over pairs".to_owned(),
+        None if input.of_preferences => "a mean over samples".to_owned(),
         None if input.is_external() => "as the trainer reports it".to_owned(),
         None => format!("perplexity {}", count(loss.exp())),
     };
@@ -187,7 +187,7 @@ fn evaluations(input: &ReportInput) -> Vec<Vec<String>> {
             grouped(evaluation.samples),
             evaluation.generation.to_string(),
             loss_text(loss),
-            if input.of_pairs {
+            if input.of_preferences {
                 unknown()
             } else {
                 count(loss.exp())

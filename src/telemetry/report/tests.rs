@@ -1,5 +1,5 @@
 use super::*;
-use crate::telemetry::{CoordinateTestRecord, ExternalStep, NormTestRecord};
+use crate::telemetry::{CoordinateTestRecord, ExternalStep, NormTestRecord, PreferenceRecord};
 
 fn render(input: &ReportInput) -> String {
     super::render(input).expect("a page")
@@ -80,7 +80,7 @@ fn run() -> ReportInput {
                 time: 1.79e9,
             })
             .to_vec(),
-        of_pairs: false,
+        of_preferences: false,
         floor: Some(2.0),
         vocabulary: 4_096,
         ledger: Some(LedgerVerdict {
@@ -168,6 +168,29 @@ fn a_report_shows_the_run_and_every_generation() {
             "generations"
         ]
     );
+}
+
+#[test]
+fn preferences_have_rewards_and_no_perplexity() {
+    let mut input = run();
+    input.of_preferences = true;
+    input.floor = None;
+    for (nth, step) in (1..).zip(&mut input.steps) {
+        step.preferences = Some(Box::new(PreferenceRecord {
+            reward_chosen: Some(0.01 * f64::from(nth)),
+            // A step of KTO may have only desirable completions.
+            reward_rejected: (nth > 1).then_some(-0.5),
+            kl: Some(0.25),
+            ..PreferenceRecord::default()
+        }));
+    }
+    let html = render(&input);
+    assert_eq!(figures_of(&html)[..4], ["loss", "rewards", "kl", "batch"]);
+    let text = text_of(&html);
+    assert!(text.contains("a mean over samples") && !text.contains("perplexity"));
+    let margins = &data_of(&html)["curves"]["rewards"][2]["points"];
+    assert_eq!(margins.as_array().map(Vec::len), Some(39));
+    assert_eq!(margins[0], serde_json::json!([64.0, 0.52]));
 }
 
 #[test]
