@@ -639,7 +639,7 @@ fn a_dry_run_on_this_machine_is_the_plan_of_the_launch() {
 fn a_refused_launch_ends_with_the_next_command() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = "model_name_or_path: acme/model\ndataset_name: ./pairs.jsonl\nper_device_train_batch_size: 2\nbeta: 0.1\n\
-                  loss_type: sigmoid\nnum_train_epochs: 1\n";
+                  loss_type: apo_zero\nnum_train_epochs: 1\n";
     std::fs::write(folder.path().join("dpo.yaml"), recipe).unwrap();
     let ended = evenkeel(&["launch", "dpo.yaml", "--recipe-gpus", "8", "--procs", "2"])
         .current_dir(folder.path())

@@ -12,6 +12,7 @@ use super::read::{Content, Document, Reading};
 use super::record::{Fault, Record, Turns, check_messages, parse_json};
 use super::request::PrepareRequest;
 use super::tokenizer::Tokenizer;
+use crate::recipe::schema::spec::RowTokens;
 
 /// A document or a part of one, with its position in the stream of chosen documents.
 pub(super) struct Piece<'a> {
@@ -192,9 +193,7 @@ impl<'a> Encoder<'a> {
         Ok(Outcome::Tokens(tokens))
     }
 
-    /// A completion begins where the tokens of its prompt end. If these are not the beginning of the whole row's, because
-    /// tokens merge at the border or the template renders the prompt differently alone, it begins where they differ, in both
-    /// rows of a pair (TRL 1.16, `DPOTrainer._prepare_dataset`).
+    /// The rows of a prompt with its completions, one after the other, and the label.
     fn preference(&self, preference: Preference) -> Result<Outcome, Fault> {
         let (prompt, completions, label) = match preference {
             Preference::Pair {
@@ -208,52 +207,108 @@ impl<'a> Encoder<'a> {
                 is_desirable,
             } => (prompt, vec![completion], Some(is_desirable)),
         };
-        let of_prompt = self.ids(&prompt, None)?;
-        let wholes = completions
-            .iter()
-            .map(|completion| self.ids(&prompt, Some(completion)));
-        let wholes: Vec<Vec<u32>> = wholes.collect::<Result<_, _>>()?;
-        let common = wholes.iter().map(|whole| {
-            let both = of_prompt.iter().zip(whole);
-            both.take_while(|(one, other)| one == other).count()
-        });
-        let border = common.min().unwrap_or(0);
-        let most = self.request.row_limit();
-        let mut tokens = Vec::new();
-        for whole in &wholes {
-            let (prompt, completion) = whole.split_at(border);
-            match preference::row(prompt, completion, most) {
-                Some(row) => {
-                    self.refuse_long_prompt(&row)?;
-                    tokens.extend(row);
-                }
-                None => return Ok(Outcome::WithoutTargets),
+        let rules = self.request.data.rows;
+        let (prompt, completions) = match rules.tokens {
+            RowTokens::Together | RowTokens::TogetherEnded => {
+                self.together(&prompt, &completions)?
             }
+            RowTokens::Apart | RowTokens::ApartEnded => self.apart(&prompt, &completions)?,
+        };
+        let most = self.request.row_limit();
+        let slices: Vec<&[u32]> = completions.iter().map(Vec::as_slice).collect();
+        let Some(rows) = preference::rows_of(&prompt, &slices, rules, most) else {
+            return Ok(Outcome::WithoutTargets);
+        };
+        let mut tokens = Vec::new();
+        let mut is_cut = false;
+        for (row, completion) in rows.into_iter().zip(&completions) {
+            self.refuse_long_prompt(&row)?;
+            is_cut |= row.len() < prompt.len() + completion.len();
+            tokens.extend(row);
         }
         tokens.extend(label.map(|is_desirable| Token {
             id: u32::from(is_desirable),
             target: false,
         }));
-        Ok(Outcome::Preference {
-            tokens,
-            is_cut: wholes.iter().any(|whole| whole.len() as u64 > most),
-        })
+        Ok(Outcome::Preference { tokens, is_cut })
+    }
+
+    /// The tokens of a prompt and of its completions. A completion begins where the tokens of its prompt end. If these are not
+    /// the beginning of the whole row's, because tokens merge at the border or the template renders the prompt differently
+    /// alone, it begins where they differ, in both rows of a pair (TRL 1.16, `DPOTrainer._prepare_dataset`).
+    fn together(
+        &self,
+        prompt: &Turns,
+        completions: &[Turns],
+    ) -> Result<(Vec<u32>, Vec<Vec<u32>>), Fault> {
+        let of_prompt = self.ids(prompt, None)?;
+        let wholes = completions
+            .iter()
+            .map(|completion| self.ids(prompt, Some(completion)));
+        let mut wholes: Vec<Vec<u32>> = wholes.collect::<Result<_, _>>()?;
+        let common = wholes.iter().map(|whole| {
+            let both = of_prompt.iter().zip(whole);
+            both.take_while(|(one, other)| one == other).count()
+        });
+        let border = common.min().unwrap_or(0);
+        let completions = wholes.iter_mut().map(|whole| whole.split_off(border));
+        let completions = completions.collect();
+        let prompt = wholes.pop().unwrap_or_default();
+        Ok((prompt, completions))
+    }
+
+    /// The same where each becomes tokens by itself. The template's text of a completion begins where that of the prompt ends,
+    /// or differs (TRL 0.19, `apply_chat_template`).
+    fn apart(
+        &self,
+        prompt: &Turns,
+        completions: &[Turns],
+    ) -> Result<(Vec<u32>, Vec<Vec<u32>>), Fault> {
+        let is_text = matches!(prompt, Turns::Text(_));
+        let mut before = self.rendered(prompt, None)?;
+        let wholes = completions
+            .iter()
+            .map(|completion| self.rendered(prompt, Some(completion)));
+        let wholes: Vec<String> = wholes.collect::<Result<_, _>>()?;
+        let encode = |text: &str| self.tokenizer.encode(text).map_err(cannot_encode);
+        let mut of_completions = Vec::new();
+        for whole in &wholes {
+            let mut both = before.char_indices().zip(whole.chars());
+            let different = both.find(|((_, one), other)| one != other);
+            before.truncate(different.map_or(before.len(), |((at, _), _)| at));
+            let mut ids = encode(whole.get(before.len()..).unwrap_or_default())?;
+            if is_text || self.request.data.rows.tokens == RowTokens::ApartEnded {
+                ids.extend(&self.tokenizer.end);
+            }
+            of_completions.push(ids);
+        }
+        Ok((encode(&before)?, of_completions))
     }
 
     /// The ids of a prompt, or of a prompt with its completion.
     fn ids(&self, prompt: &Turns, completion: Option<&Turns>) -> Result<Vec<u32>, Fault> {
-        match (prompt, completion) {
-            (Turns::Text(prompt), completion) => {
-                let mut tokens = all_targets(&self.tokenizer.start);
-                match completion {
-                    Some(Turns::Text(completion)) => {
-                        tokens.extend(self.whole(&format!("{prompt}{completion}"))?);
-                        self.end(&mut tokens);
-                    }
-                    _ => tokens.extend(self.whole(prompt)?),
-                }
-                Ok(tokens.into_iter().map(|token| token.id).collect())
+        let text = self.rendered(prompt, completion)?;
+        let mut ids = self.tokenizer.encode(&text).map_err(cannot_encode)?;
+        let is_text = matches!(prompt, Turns::Text(_));
+        if is_text || self.request.data.rows.tokens == RowTokens::TogetherEnded {
+            let start = &self.tokenizer.start;
+            if is_text || !ids.starts_with(start) {
+                ids.splice(0..0, start.iter().copied());
             }
+            if completion.is_some() && !ids.ends_with(&self.tokenizer.end) {
+                ids.extend(&self.tokenizer.end);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// A prompt, or a prompt with its completion, as the template renders conversations.
+    fn rendered(&self, prompt: &Turns, completion: Option<&Turns>) -> Result<String, Fault> {
+        match (prompt, completion) {
+            (Turns::Text(prompt), Some(Turns::Text(completion))) => {
+                Ok(format!("{prompt}{completion}"))
+            }
+            (Turns::Text(prompt), _) => Ok(prompt.clone()),
             (Turns::Chat(prompt), completion) => {
                 self.saw_chat.store(true, Ordering::Relaxed);
                 let mut messages = prompt.clone();
@@ -262,10 +317,8 @@ impl<'a> Encoder<'a> {
                     check_messages(&messages)?;
                 }
                 let template = self.template.as_ref().map_err(|error| self.failed(error))?;
-                let text = template
-                    .render(&messages, completion.is_none())
-                    .map_err(|error| self.failed(&error))?;
-                self.tokenizer.encode(&text).map_err(cannot_encode)
+                let text = template.render(&messages, completion.is_none());
+                text.map_err(|error| self.failed(&error))
             }
         }
     }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::kind::Kind;
 use super::pack::Token;
 use super::record::{Fault, Turns, choose_columns, turns};
+use crate::recipe::schema::spec::{RowCut, Rows, Side};
 
 /// A prompt with its completions, as in a row of the data.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +57,18 @@ impl Preference {
                     turns(chosen, take(chosen))?,
                     turns(rejected, take(rejected))?,
                 );
+                // A text beside conversations repeats their first message, which they hold themselves (TRL 1.16,
+                // `maybe_extract_prompt`).
+                if let (Turns::Text(_), Turns::Chat(_), Turns::Chat(_)) =
+                    (&prompt, &chosen, &rejected)
+                {
+                    let pair = implicit(chosen, rejected)?;
+                    let has_prompt = !matches!(
+                        &pair,
+                        Preference::Pair { prompt: Turns::Chat(prompt), .. } if prompt.is_empty()
+                    );
+                    return has_prompt.then_some(pair).ok_or_else(mixed);
+                }
                 same_kind(&prompt, &chosen)?;
                 same_kind(&prompt, &rejected)?;
                 Ok(Preference::Pair {
@@ -134,17 +147,47 @@ fn mixed() -> Fault {
     )
 }
 
-/// The tokens of a row, of which at most `most` are kept: those of the prompt, and those of the completion, which carry loss.
-/// `None` if no token of the completion is kept.
-pub(super) fn row(prompt: &[u32], completion: &[u32], most: u64) -> Option<Vec<Token>> {
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let prompt = prompt.iter().map(|&id| Token { id, target: false });
-    let completion = completion.iter().map(|&id| Token { id, target: true });
-    let mut row: Vec<Token> = prompt.chain(completion).take(most).collect();
-    if let Some(first) = row.first_mut() {
-        first.target = false;
+/// The rows of a prompt with each of its completions, as `rules` cut them to at most `most` tokens. Completions carry loss.
+/// `None` if no token of a completion is kept.
+pub(super) fn rows_of(
+    prompt: &[u32],
+    completions: &[&[u32]],
+    rules: Rows,
+    most: u64,
+) -> Option<Vec<Vec<Token>>> {
+    let limit = |limit: Option<u64>| limit.map_or(usize::MAX, |most| most as usize);
+    let (most, prompt_limit) = (most as usize, limit(rules.max_prompt_length));
+    let first = |ids: &mut &[u32], most: usize| *ids = &ids[..ids.len().min(most)];
+    let last = |ids: &mut &[u32], most: usize| *ids = &ids[ids.len() - ids.len().min(most)..];
+    let longest = completions.iter().map(|ids| ids.len()).max().unwrap_or(0);
+    let mut prompt = prompt;
+    if rules.cut != RowCut::Completion || prompt.len() + longest > most {
+        match rules.prompt_keeps {
+            Side::End => last(&mut prompt, prompt_limit),
+            Side::Start => first(&mut prompt, prompt_limit),
+        }
     }
-    row.iter().any(|token| token.target).then_some(row)
+    let rest = match rules.cut {
+        // What the prompt's limit leaves, also where the prompt is shorter than that.
+        RowCut::Completion if prompt.len() + longest > most => {
+            most.saturating_sub(prompt_limit.min(most))
+        }
+        _ => limit(rules.max_completion_length),
+    };
+    let row = |completion: &&[u32]| {
+        let mut completion = *completion;
+        first(&mut completion, rest);
+        let token = |target: bool| move |&id: &u32| Token { id, target };
+        let all = prompt.iter().map(token(false));
+        let mut row: Vec<Token> = all.chain(completion.iter().map(token(true))).collect();
+        match rules.cut {
+            RowCut::Start => drop(row.drain(..row.len() - row.len().min(most))),
+            RowCut::End | RowCut::Completion => row.truncate(most),
+        }
+        row.first_mut()?.target = false;
+        row.iter().any(|token| token.target).then_some(row)
+    };
+    completions.iter().map(row).collect()
 }
 
 #[cfg(test)]
@@ -195,6 +238,23 @@ mod tests {
     }
 
     #[test]
+    fn a_text_beside_conversations_is_not_their_prompt() {
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let (asked, good, bad) = (
+            message("user", "Hi"),
+            message("assistant", "you"),
+            message("assistant", "there"),
+        );
+        let both = json!({"chosen": [asked, good], "rejected": [asked, bad]});
+        let mut with_text = both.clone();
+        with_text["prompt"] = json!("Hi");
+        assert_eq!(
+            read(with_text, &[], Kind::Pair),
+            read(both, &[], Kind::Pair)
+        );
+    }
+
+    #[test]
     fn conversations_share_their_first_messages() {
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let (question, good, bad) = (
@@ -235,6 +295,45 @@ mod tests {
         assert_eq!(fault.problem, "label is 1 and must be true or false");
     }
 
+    #[test]
+    fn rows_are_cut_as_the_rules_say() {
+        let prompt = [1, 2, 3, 4];
+        let (long, short) = ([5, 6, 7, 8], [9, 10]);
+        let of = |rules: Rows, most| {
+            let rows = rows_of(&prompt, &[&long, &short], rules, most)?;
+            let ids = |row: &Vec<Token>| row.iter().map(|token| token.id).collect::<Vec<_>>();
+            Some(rows.iter().map(ids).collect::<Vec<_>>())
+        };
+        let rows = |long: &[u32], short: &[u32]| Some(vec![long.to_vec(), short.to_vec()]);
+        let end = Rows::default();
+        assert_eq!(of(end, 6), rows(&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 4, 9, 10]));
+        assert_eq!(of(end, 4), None);
+        let start = Rows {
+            cut: RowCut::Start,
+            max_prompt_length: Some(3),
+            max_completion_length: Some(3),
+            ..end
+        };
+        assert_eq!(of(start, 5), rows(&[3, 4, 5, 6, 7], &[2, 3, 4, 9, 10]));
+        // Both prompts are cut, as the longer row needs it, and then the completions to what the prompt's limit leaves.
+        let completion = Rows {
+            cut: RowCut::Completion,
+            max_prompt_length: Some(2),
+            ..end
+        };
+        assert_eq!(
+            of(completion, 8),
+            rows(&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4, 9, 10])
+        );
+        assert_eq!(of(completion, 7), rows(&[3, 4, 5, 6, 7, 8], &[3, 4, 9, 10]));
+        assert_eq!(of(completion, 5), rows(&[3, 4, 5, 6, 7], &[3, 4, 9, 10]));
+        let begin = Rows {
+            prompt_keeps: Side::Start,
+            ..completion
+        };
+        assert_eq!(of(begin, 3), rows(&[1, 2, 5], &[1, 2, 9]));
+    }
+
     proptest! {
         #[test]
         fn rows_of_a_pair_are_found_again(
@@ -243,9 +342,9 @@ mod tests {
             rejected in prop::collection::vec(0u32..9, 1..6),
             most in 1u64..12,
         ) {
-            let both = [row(&prompt, &chosen, most), row(&prompt, &rejected, most)];
-            if let [Some(chosen), Some(rejected)] = both {
-                let all = || chosen.iter().chain(&rejected);
+            let both = rows_of(&prompt, &[&chosen, &rejected], Rows::default(), most);
+            if let Some([chosen, rejected]) = both.as_deref() {
+                let all = || chosen.iter().chain(rejected);
                 let sample = Sample {
                     tokens: all().map(|token| token.id).collect(),
                     loss_mask: all().map(|token| token.target).collect(),

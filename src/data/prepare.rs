@@ -19,7 +19,7 @@ use super::request::{Meter, Phase, PrepareRequest, Progress};
 use super::sources::{self, AllSources, Sources};
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::{Objective, Synthetic};
+use crate::recipe::schema::spec::{Objective, Rows, Synthetic};
 use crate::util::{format, large_stack, memory};
 
 /// Upper limit of the sequence length; the store's index could not hold longer samples.
@@ -218,6 +218,9 @@ fn prepare_files(
     }
     if request.kind() != Kind::Text {
         identity["kind"] = json!(request.kind());
+    }
+    if data.rows != Rows::default() {
+        identity["rows"] = json!(data.rows);
     }
     if let Some(most) = data.max_prompt_length {
         identity["max_prompt_length"] = json!(most);

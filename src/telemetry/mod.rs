@@ -104,8 +104,14 @@ impl PreferenceRecord {
     /// The measures that people watch, most important first: `margin 0.4210`, `accuracy 0.75`.
     pub fn measures(&self) -> impl Iterator<Item = String> {
         let accuracy = self.accuracy.map(|share| format!("accuracy {share:.2}"));
-        let margin = self.margin().map(|margin| format!("margin {margin:.4}"));
-        let kl = self.kl.map(|kl| format!("KL {kl:.4}"));
+        let shown = |value: f64| match value.abs() {
+            1e-3.. | 0.0 => format!("{value:.4}"),
+            _ => format!("{value:.2e}"),
+        };
+        let margin = self
+            .margin()
+            .map(|margin| format!("margin {}", shown(margin)));
+        let kl = self.kl.map(|kl| format!("KL {}", shown(kl)));
         [accuracy, margin, kl].into_iter().flatten()
     }
 }

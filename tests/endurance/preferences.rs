@@ -12,41 +12,55 @@ use super::losses::run_in;
 use super::support::{Run, evenkeel, same_losses, small};
 use super::trainers::{own_file, python};
 
-/// The native spelling of the cases of preference_losses.py.
-const CASES: [(&str, &str); 9] = [
-    ("sigmoid", "objective: dpo, preference: {beta: 0.3}"),
+/// Recipes of TRL by name, which begins with the trainer's, and what differs from [`RECIPE`].
+const CASES: [(&str, &str); 14] = [
+    ("dpo_sigmoid", "beta: 0.3\n"),
     (
-        "robust",
-        "objective: dpo, preference: {loss: robust, label_smoothing: 0.2}",
+        "dpo_ignored",
+        "label_smoothing: 0.2\nwarmup_steps: 4\nmax_grad_norm: 0.1\n",
     ),
+    ("dpo_robust", "loss_type: [robust]\nlabel_smoothing: 0.2\n"),
+    ("dpo_hinge", "loss_type: hinge\nbeta: 0.5\n"),
+    ("dpo_ipo", "loss_type: ipo\n"),
     (
-        "hinge",
-        "objective: dpo, preference: {loss: hinge, beta: 0.5}",
+        "dpo_accumulated",
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n",
     ),
+    ("dpo_cut", "max_length: 56\n"),
     (
-        "ipo",
-        "objective: dpo, preference: {loss: ipo, by_token: true}",
+        "dpo_cut_start",
+        "max_length: 50\ntruncation_mode: keep_end\n",
     ),
-    ("orpo", "objective: orpo, preference: {beta: 0.2}"),
-    ("simpo", "objective: simpo"),
+    ("orpo", "beta: 0.2\n"),
+    ("orpo_cut", "max_length: 56\n"),
     (
-        "cpo",
-        "objective: simpo, preference: {by_token: false, target_margin: 0, beta: 0.1, likelihood_weight: 0.7}",
+        "cpo_simpo",
+        "loss_type: simpo\ncpo_alpha: 0.0\nbeta: 2.0\nsimpo_gamma: 0.5\n",
     ),
+    ("cpo", "cpo_alpha: 0.7\nlabel_smoothing: 0.1\n"),
     (
         "kto",
-        "objective: kto, preference: {beta: 0.3, desirable_weight: 0.7, undesirable_weight: 1.4}",
+        "beta: 0.3\ndesirable_weight: 0.7\nundesirable_weight: 1.4\n",
     ),
     (
         "kto_accumulated",
-        "objective: kto, preference: {beta: 0.3, kl: micro-batch}",
+        "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n",
     ),
 ];
 
-/// What all cases have.
-const COMMON: &str = "\
-model: {path: model, precision: f32}, \
-budget: {steps: 20}, learning_rate: {peak: 1.0e-3, shape: constant}";
+/// What all have. The learning rate is large, so that a wrong gradient shows in the next loss.
+const RECIPE: &str = "\
+model_name_or_path: model
+per_device_train_batch_size: 8
+max_steps: 20
+learning_rate: 1.0e-3
+lr_scheduler_type: constant_with_warmup
+train_sampling_strategy: sequential
+bf16: false
+gradient_checkpointing: false
+weight_decay: 0.0
+output_dir: out
+";
 
 #[test]
 fn losses_and_rewards_over_preferences_are_those_of_trl() {
@@ -59,34 +73,53 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
         Command::new(&python),
         &[&own_file("tests/trainers/tiny_model.py"), "."],
     );
+    let file = |name: &str| format!("{name}.yaml");
+    for (name, lines) in CASES {
+        let is_kto = name.starts_with("kto");
+        let rows = if is_kto { "labelled" } else { "preferences" };
+        let common = RECIPE.lines().filter(|line| {
+            let key = line.split_inclusive(':').next().unwrap();
+            !lines.lines().any(|own| own.starts_with(key))
+        });
+        let common: String = common.map(|line| format!("{line}\n")).collect();
+        let recipe = format!("dataset_name: {rows}\n{common}{lines}");
+        std::fs::write(folder.path().join(file(name)), recipe).unwrap();
+    }
     let script = own_file("tests/trainers/preference_losses.py");
-    let output = here(
-        Command::new(&python),
-        &[
-            &script,
-            "model",
-            "preferences/train.jsonl",
-            "labelled/train.jsonl",
-        ],
-    );
+    let mut arguments = vec![script];
+    arguments.extend(CASES.map(|(name, _)| file(name)));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = here(Command::new(&python), &arguments);
     let printed = String::from_utf8(output.stdout).unwrap();
     let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
         serde_json::from_str(printed.lines().last().unwrap()).unwrap();
     assert_eq!(expected.len(), CASES.len());
-    for (name, lines) in CASES {
+    for (name, _) in CASES {
         let is_kto = name.starts_with("kto");
-        let rows = if is_kto { "labelled" } else { "preferences" };
-        let micro_batch = if name == "kto_accumulated" { 4 } else { 8 };
-        let recipe = format!(
-            "{{apiVersion: evenkeel.dev/v1alpha1, kind: Recipe, spec: {{{lines}, {COMMON}, \
-             batch: {{global: 8, per_device_batch_size: {micro_batch}}}, \
-             data: {{train: [{{path: {rows}/train.jsonl}}], shuffle: false, extra_token: false}}}}}}\n"
-        );
-        std::fs::write(folder.path().join(format!("{name}.yaml")), recipe).unwrap();
-        let file = format!("{name}.yaml");
-        let words = [
-            "launch", &file, "--out", name, "--procs", "1", "--device", "cpu", "--quiet",
+        let kl = if name == "kto_accumulated" {
+            "micro-batch"
+        } else {
+            "global"
+        };
+        let (file, kl) = (file(name), format!("evenkeel.preference.kl={kl}"));
+        let mut words = vec![
+            "launch",
+            &file,
+            "--out",
+            name,
+            "--recipe-gpus",
+            "1",
+            "--procs",
+            "1",
+            "--device",
+            "cpu",
+            "--quiet",
+            "--dialect-version",
+            "trl-1.16",
         ];
+        if is_kto {
+            words.push(&kl);
+        }
         here(evenkeel(), &words);
         let metrics = folder.path().join(name).join("gen-1/metrics.jsonl");
         let metrics = std::fs::read_to_string(metrics).unwrap();

@@ -1,6 +1,7 @@
 //! What the built-in trainer supports.
 
 use super::{Case, Check, Example, Findings, Rule, file, native, surveyed};
+use crate::objective::Kl;
 use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
 use crate::plan::memory::{TRAINED, other_family};
@@ -38,12 +39,12 @@ const TRAINER_OBJECTIVE: Rule = Rule {
     check: Check::Trainer(trainer_objective),
 };
 
-/// Whether the built-in trainer has the recipe's objective. The keys of losses over preferences are those of native recipes;
-/// other dialects' are not read yet.
+/// Whether the built-in trainer has the recipe's objective. The keys of losses over preferences are those of native recipes
+/// and of TRL's; other dialects' are not read yet.
 pub(super) fn trains(case: &Case<'_>) -> bool {
     let objective = case.spec().objective;
-    let is_native = case.recipe.dialect == Dialect::Native;
-    TRAINED.contains(&objective) && (objective.is_likelihood() || is_native)
+    let is_read = matches!(case.recipe.dialect, Dialect::Native | Dialect::HandbookTrl);
+    TRAINED.contains(&objective) && (objective.is_likelihood() || is_read)
 }
 
 fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
@@ -52,7 +53,7 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["objective"],
             format!("the built-in trainer does not train {objective}"),
-            "it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes; `evenkeel plan` plans the others too",
+            "it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes and of TRL's; `evenkeel plan` plans the others too",
         );
         return;
     }
@@ -62,6 +63,16 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
             &["schedule"],
             "kto with a batch that changes: its KL estimate needs the batches of all steps before the first one",
             format!("set {}, or choose another objective", case.set("schedule.kind", "constant")),
+        );
+    }
+    if spec.objective == Objective::Kto
+        && spec.preference.kl == Kl::Global
+        && case.recipe.dialect != Dialect::Native
+    {
+        findings.note(
+            &["objective"],
+            "the KL estimate covers the global batch, so that the loss is the same in any world; TRL's covers a micro-batch",
+            format!("set {} for TRL's", case.set("preference.kl", "micro-batch")),
         );
     }
     for path in spec.preference.without_effect(spec.objective) {
@@ -329,6 +340,8 @@ mod tests {
         );
         recipe.spec.preference.target_margin = None;
         recipe.dialect = Dialect::HandbookTrl;
+        assert!(launched("trainer-objective", &recipe).is_empty());
+        recipe.dialect = Dialect::Halos;
         assert_eq!(launched("trainer-objective", &recipe).len(), 1);
         recipe.spec.objective = Objective::Sft;
         assert!(launched("trainer-objective", &recipe).is_empty());

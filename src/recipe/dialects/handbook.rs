@@ -10,6 +10,7 @@ pub(crate) mod deepspeed;
 pub(crate) mod effects;
 pub(crate) mod keys;
 pub(crate) mod objective;
+mod preference;
 mod schedule;
 pub(crate) mod settings;
 pub(crate) mod values;
@@ -126,9 +127,9 @@ fn translate(
     let taken = |key: &str| versions.takes(key, Some(objective));
     let kind_of = |key: &str| keys::kind(key, objective).filter(|_| taken(key));
     let values = Values::check(root, "", kind_of, reading);
-    if matches!(objective, Objective::Sft | Objective::LanguageModelling) {
+    if objective.is_likelihood() || preference::has(objective) {
         let is_known = |key: &str| taken(key) && keys::kind(key, objective).is_some();
-        effects::find(root, versions, is_known, reading);
+        effects::find(root, objective, versions, is_known, reading);
     }
     let mut tree = Tree::new(root.span);
     tree.default("objective", objective);
@@ -147,6 +148,9 @@ fn translate(
     settings::adapter_sizes(root, &mut tree);
     settings::lengths(&values, objective, versions, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
+    if preference::has(objective) {
+        preference::translate(objective, &values, versions, &mut tree);
+    }
     if objective == Objective::Dpo {
         warn_of_smoothing(&values, asked, versions, reading);
     }

@@ -22,6 +22,7 @@ use crate::recipe::schema::reader::{
     Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
 use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::words::Words;
@@ -173,7 +174,14 @@ fn translate(root: &Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> (No
         let kind = keys::kind_in_training(key).or_else(|| keys::example(key));
         kind.filter(|_| !of_trainer || versions.takes(key, None))
     };
-    effects::find(root, versions, |key| kind_of(key).is_some(), reading);
+    let objective = Objective::LanguageModelling;
+    effects::find(
+        root,
+        objective,
+        versions,
+        |key| kind_of(key).is_some(),
+        reading,
+    );
     let values = Values::check(root, "", kind_of, reading);
     let mut tree = Tree::new(root.span);
     tree.default("objective", "language-modelling");

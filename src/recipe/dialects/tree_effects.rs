@@ -1,11 +1,11 @@
 //! What the built-in trainer does with the keys of the HALOs and direct-preference-optimization trees: each is read,
 //! without effect on the weights of supervised fine-tuning, or refused with the values that would change them.
 
-use super::handbook::effects::{Effect, is_neutral};
+use super::handbook::effects::is_neutral;
 use super::preference::Kind;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
+use crate::recipe::schema::untrained::{Effect, Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::source::FileId;
 use crate::recipe::syntax::words::Words;

@@ -671,6 +671,8 @@ pub struct Data {
     /// A sample of a file has one token more than `sequence_length`, so that every input has a target. Upstream's samples
     /// do not.
     pub extra_token: bool,
+    /// How prompts and completions of preferences become rows.
+    pub rows: Rows,
     /// Pack several documents into one sample.
     pub packing: bool,
     /// Loss on the answers only; default: the objective's (`true` for SFT).
@@ -690,12 +692,67 @@ impl Default for Data {
             sequence_length: 1024,
             max_prompt_length: None,
             extra_token: true,
+            rows: Rows::default(),
             packing: false,
             answers_only: None,
             completions_only: None,
             shuffle: true,
         }
     }
+}
+
+/// How a prompt and its completions become rows of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rows {
+    /// What becomes tokens together, and the special tokens around it.
+    pub tokens: RowTokens,
+    /// How a row of more tokens than `sequence_length` is cut.
+    pub cut: RowCut,
+    /// Most tokens of a prompt; with `cut: completion` only where the row is too long. Default: no limit.
+    pub max_prompt_length: Option<u64>,
+    /// Which tokens of a longer prompt are kept.
+    pub prompt_keeps: Side,
+    /// Most tokens of a completion, of which the first are kept. Default: no limit.
+    pub max_completion_length: Option<u64>,
+}
+
+/// What of a row becomes tokens together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RowTokens {
+    /// A prompt with each completion, and texts with the tokenizer's special tokens (TRL 0.29 and later).
+    #[default]
+    Together,
+    /// As `together`, and conversations have the special tokens too, where the template did not write them (TRL before 0.12).
+    TogetherEnded,
+    /// Prompt and completion by themselves; completions that are texts are ended (TRL 0.27 and 0.28).
+    Apart,
+    /// As `apart`, and every completion is ended, whatever the template wrote (TRL 0.12 to 0.26,
+    /// direct-preference-optimization).
+    ApartEnded,
+}
+
+/// How a row that is too long is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RowCut {
+    /// Its first tokens are kept.
+    #[default]
+    End,
+    /// Its last tokens are kept.
+    Start,
+    /// The prompt is cut to `max_prompt_length`, and then the completion to the rest, in both rows of a pair alike.
+    Completion,
+}
+
+/// A side of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    #[default]
+    End,
+    Start,
 }
 
 /// The `path` of the synthetic language.
@@ -1088,7 +1145,7 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{DataSource, Elastic, NormTest, Spec, Synthetic};
+    use super::{DataSource, Elastic, NormTest, Rows, Spec, Synthetic};
 
     /// Introduction of the page.
     const INTRODUCTION: &str = "# native
@@ -1292,6 +1349,11 @@ Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
                 "`batch.elastic`",
                 "Elastic",
                 unwrapped(serde_json::to_value(Elastic::default())),
+            ),
+            (
+                "`data.rows`",
+                "Rows",
+                unwrapped(serde_json::to_value(Rows::default())),
             ),
             (
                 "Each of `data.train` and `data.evaluation`",

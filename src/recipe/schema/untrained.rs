@@ -2,6 +2,15 @@
 
 use crate::recipe::syntax::source::Span;
 
+/// What the built-in trainer does with a known key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Read,
+    None,
+    /// Only these values, empty ones, and mappings of them change nothing.
+    Unsupported(&'static [&'static str]),
+}
+
 /// A key of an upstream recipe by which the built-in trainer does not train.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Untrained {

@@ -1,13 +1,15 @@
-//! What the built-in trainer does with the keys of supervised recipes: every key of TRL's SFT, of the handbook and of
+//! What the built-in trainer does with the keys of recipes that it trains: every key of TRL's trainers, of the handbook and of
 //! `TrainingArguments` is read, without effect on the weights, or refused with the values that would change them.
 
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
+use crate::recipe::schema::spec::Objective;
+use crate::recipe::schema::untrained::{Effect, Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::words::Words;
 
+use super::preference;
 use super::schedule::is_followed;
 use super::settings::reports;
 use super::values;
@@ -71,16 +73,12 @@ const UNSUPPORTED: [(&str, &[&str]); 21] = [
 /// Values of `report_to` that need nothing, or that the built-in trainer follows.
 const WRITTEN: [&str; 4] = ["none", "no", "tensorboard", "all"];
 
-/// What the built-in trainer does with a known key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
-    Read,
-    None,
-    /// Only these values, empty ones, and mappings of them change nothing.
-    Unsupported(&'static [&'static str]),
-}
-
-pub(crate) fn effect(key: &str) -> Effect {
+pub(crate) fn effect(key: &str, objective: Objective) -> Effect {
+    if preference::has(objective)
+        && let Some(effect) = preference::effect(key, objective)
+    {
+        return effect;
+    }
     let unsupported = UNSUPPORTED.iter().find(|(name, _)| *name == key);
     match unsupported {
         Some((_, neutral)) => Effect::Unsupported(neutral),
@@ -92,6 +90,7 @@ pub(crate) fn effect(key: &str) -> Effect {
 /// Finds the keys by which the built-in trainer does not train. `is_known`: upstream's versions have the key.
 pub(crate) fn find(
     root: &Node,
+    objective: Objective,
     versions: Versions,
     is_known: impl Fn(&str) -> bool,
     reading: &mut Reading,
@@ -106,7 +105,8 @@ pub(crate) fn find(
     for entry in root.entries().unwrap_or_default() {
         let key = entry.name.as_str();
         let mut value = entry.value.shown().to_owned();
-        let reason = match effect(key) {
+        let instead = |value| preference::instead(key, value, objective, versions);
+        let reason = match effect(key, objective) {
             _ if key == RESERVED => continue,
             _ if !is_known(key) => UntrainedReason::Unknown,
             Effect::Read if key == "packing" && packs && by_default => {
@@ -118,6 +118,9 @@ pub(crate) fn find(
                     && reports(&entry.value).any(|name| !WRITTEN.contains(&name)) =>
             {
                 UntrainedReason::NoEffect
+            }
+            Effect::Read if preference::has(objective) && instead(&entry.value).is_some() => {
+                UntrainedReason::Unsupported(instead(&entry.value).map(str::to_owned))
             }
             Effect::Read if key == "lr_scheduler_type" && !is_followed(&value, None) => {
                 UntrainedReason::Unsupported(Some("lr_scheduler_type=cosine".to_owned()))
@@ -203,7 +206,6 @@ mod tests {
     use crate::recipe::dialects::handbook::keys;
     use crate::recipe::dialects::preference::Kind;
     use crate::recipe::dialects::tree_effects;
-    use crate::recipe::schema::spec::Objective;
     use crate::recipe::{Dialect, Recipe, Request, read_text};
 
     /// Every key that is read, with a value that changes the run, and after `|` lines that it needs.
@@ -319,10 +321,14 @@ weight_decay: 0.5
         };
         for key in all() {
             let Some(sample) = sample(key) else {
-                assert_ne!(effect(key), Effect::Read, "{key} has no sample");
+                assert_ne!(
+                    effect(key, Objective::Sft),
+                    Effect::Read,
+                    "{key} has no sample"
+                );
                 continue;
             };
-            assert_eq!(effect(key), Effect::Read, "{key}");
+            assert_eq!(effect(key, Objective::Sft), Effect::Read, "{key}");
             let dialect = match keys::kind(key, Objective::Sft) {
                 Some(_) => Dialect::HandbookTrl,
                 None => Dialect::Transformers,
@@ -471,7 +477,7 @@ weight_decay: 0.5
     fn the_page_lists_every_key() {
         let all = all();
         let list = |wanted: fn(Effect) -> bool| {
-            let keys = all.iter().filter(|key| wanted(effect(key)));
+            let keys = all.iter().filter(|key| wanted(effect(key, Objective::Sft)));
             block(keys.copied())
         };
         let trees = [
@@ -489,6 +495,15 @@ weight_decay: 0.5
                 table(keys.unsupported)
             )
         });
+        let preferences = format!(
+            "\n# TRL's DPO, KTO, ORPO and CPO\n\nKeys that only these trainers have, or treat differently. The others of \
+             TRL are as above. What a key does follows\nthe recipe's version: TRL 0.29 and later ignore `label_smoothing` \
+             under `loss_type: sigmoid`, and have no\n`max_prompt_length`.\n\n\
+             ## Read\n\n{}\n\n## Without effect\n\n{}\n\n## Refused\n\n{}",
+            block(preference::READ.iter()),
+            block(preference::WITHOUT_EFFECT.iter()),
+            table(&preference::UNSUPPORTED)
+        );
         let page = format!(
             "<!-- Generated by src/recipe/dialects/handbook/effects.rs: UPDATE=1 cargo test --lib effects -->\n\
              # Keys and the built-in trainer\n\n\
@@ -505,7 +520,7 @@ weight_decay: 0.5
             list(|effect| effect == Effect::Read),
             list(|effect| effect == Effect::None),
             table(&UNSUPPORTED),
-            trees.concat(),
+            preferences + &trees.concat(),
         );
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/keys.md");
         if std::env::var_os("UPDATE").is_some() {

@@ -71,11 +71,8 @@ fn defaults_are_those_of_trl() {
     let dpo = read_in("dpo", "model_name_or_path: m\nbeta: 0.1\n", &[]).unwrap();
     assert_eq!(dpo.spec.learning_rate.peak, 1e-6);
     assert_eq!(dpo.spec.budget.epochs, Some(3.0));
-    assert!(
-        dpo.value_sources.keys().all(|path| path == "model.path"),
-        "{:?}",
-        dpo.value_sources
-    );
+    let written: Vec<&String> = dpo.value_sources.keys().collect();
+    assert_eq!(written, ["model.path", "preference.beta"]);
 }
 
 /// An SFT recipe with these lines, as these versions read it.
