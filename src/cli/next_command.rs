@@ -54,14 +54,13 @@ pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String])
 
 /// The commands after a repository that could not be downloaded, one a line.
 pub fn after_download(recipe: &Recipe, failed: &HubError, typed: &[String]) -> Vec<String> {
-    let is_failed =
-        |(_, repo): &(String, Repo)| (repo.kind, &repo.id) == (failed.repo.kind, &failed.repo.id);
-    let path = named(recipe)
-        .into_iter()
-        .find(is_failed)
-        .map(|(path, _)| path);
-    let path = path.as_deref().unwrap_or("tokenizer.path");
-    failed.next(&shell::join(typed), path, &recipe.keys())
+    let mut named = named(recipe);
+    named.retain(|(_, repo)| (repo.kind, &repo.id) == (failed.repo.kind, &failed.repo.id));
+    let mut paths: Vec<&str> = named.iter().map(|(path, _)| path.as_str()).collect();
+    if paths.is_empty() {
+        paths.push("tokenizer.path");
+    }
+    failed.next(&shell::join(typed), &paths, &recipe.keys())
 }
 
 /// The model and the data of a recipe, each with the native path of its name.
@@ -164,5 +163,32 @@ mod tests {
         );
         // Another error has another way out.
         assert_eq!(next(&sft, &["data-missing", "batch-divisible"]), [""; 0]);
+    }
+
+    #[test]
+    fn every_source_of_a_failed_data_set_is_renamed() {
+        let request = Request {
+            path: "dpo.yaml".into(),
+            ..Request::default()
+        };
+        for (data, overrides) in [
+            (
+                "dataset_mixture:\n  datasets:\n  - {id: acme/pairs, split: a}\n  - {id: acme/pairs, split: b}\n",
+                "dataset_mixture.datasets.0.id=pairs dataset_mixture.datasets.1.id=pairs",
+            ),
+            (
+                "dataset_name: acme/pairs\neval_strategy: steps\n",
+                "dataset_name=pairs",
+            ),
+        ] {
+            let recipe = read_text(&request, format!("{BATCH}{data}")).unwrap();
+            let failed = HubError {
+                repo: Repo::data_set("acme/pairs", None),
+                endpoint: String::new(),
+                cause: Box::new(crate::hub::Cause::Offline),
+            };
+            let next = after_download(&recipe, &failed, &["evenkeel".to_owned()]);
+            assert_eq!(next[1], format!("evenkeel {overrides}"));
+        }
     }
 }

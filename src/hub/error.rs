@@ -86,14 +86,22 @@ impl Cause {
 
 impl HubError {
     /// The commands that help, one a line. `launch` is the user's command; `key` spells the native path of a setting,
-    /// and `path` is that of the repository's name.
-    pub fn next(&self, launch: &str, path: &str, key: &dyn Fn(&str) -> String) -> Vec<String> {
+    /// and `paths` are those of the repository's name.
+    pub fn next(&self, launch: &str, paths: &[&str], key: &dyn Fn(&str) -> String) -> Vec<String> {
         let Repo { id, revision, .. } = &self.repo;
         let folder = self.repo.name();
-        let with = |path: &str, value: &str| format!("{launch} {}={value}", key(path));
-        let (download, named) = self.repo.download_for(&key(path));
-        let in_folder =
-            named.map_or_else(|| launch.to_owned(), |named| format!("{launch} {named}"));
+        let with = |path: &str, value: &str| format!(" {}={value}", key(path));
+        let with_all = |of: &dyn Fn(&&str) -> String| {
+            let mut overrides: Vec<String> = paths.iter().map(of).collect();
+            overrides.dedup();
+            format!("{launch}{}", overrides.concat())
+        };
+        let in_folder = with_all(&|path| {
+            let (_, named) = self.repo.download_for(&key(path));
+            named.map_or_else(String::new, |named| format!(" {named}"))
+        });
+        let key_of_first = paths.first().map(|path| key(path)).unwrap_or_default();
+        let (download, _) = self.repo.download_for(&key_of_first);
         let token = format!(
             "export HF_TOKEN=TOKEN   # from {}/settings/tokens",
             self.endpoint
@@ -109,13 +117,16 @@ impl HubError {
             ],
             Cause::Denied(_) => vec![token, launch.to_owned()],
             // The name of a mixture is a key.
-            Cause::NoRepo(_) if key(path).ends_with(id) => vec![launch.to_owned()],
-            Cause::NoRepo(_) => vec![with(path, "OWNER/NAME")],
-            Cause::NoRevision(Kind::Model) => vec![with("model.revision", MAIN)],
-            Cause::NoRevision(Kind::DataSet) => {
-                vec![with(&path.replace(".path", ".revision"), MAIN)]
+            Cause::NoRepo(_) if key_of_first.ends_with(id) => vec![launch.to_owned()],
+            Cause::NoRepo(_) => vec![with_all(&|path| with(path, "OWNER/NAME"))],
+            Cause::NoRevision(Kind::Model) => {
+                vec![format!("{launch}{}", with("model.revision", MAIN))]
             }
-            Cause::NoWeights => vec![with("model.init", "random")],
+            Cause::NoRevision(Kind::DataSet) => {
+                let revision = |path: &&str| with(&path.replace(".path", ".revision"), MAIN);
+                vec![with_all(&revision)]
+            }
+            Cause::NoWeights => vec![format!("{launch}{}", with("model.init", "random"))],
             Cause::Format(_) => vec![
                 format!(
                     "python -c 'from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
@@ -179,7 +190,11 @@ mod tests {
                 endpoint: "https://huggingface.co".to_owned(),
                 cause: Box::new(cause),
             };
-            let next = error.next("evenkeel launch recipe.yaml", "model.path", &str::to_owned);
+            let next = error.next(
+                "evenkeel launch recipe.yaml",
+                &["model.path"],
+                &str::to_owned,
+            );
             format!("{error}\n  {}", next.join("\n  "))
         });
         insta::assert_snapshot!(shown.join("\n"));
@@ -194,7 +209,7 @@ mod tests {
                 cause: Box::new(cause),
             };
             let key = |path: &str| path.replace("data.train.0.path", key);
-            let next = error.next("evenkeel launch r.yaml", "data.train.0.path", &key);
+            let next = error.next("evenkeel launch r.yaml", &["data.train.0.path"], &key);
             format!("{error}\n  {}", next.join("\n  "))
         };
         let causes = || {
