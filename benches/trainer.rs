@@ -254,6 +254,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
             beta2: 0.95,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            vector_decay: 0.0,
             step: step as u64,
             gradient_scale: mean * (1.0 / (norm + 1e-6)).min(1.0),
         })?;

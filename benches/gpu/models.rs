@@ -162,6 +162,7 @@ pub fn step(
         beta2: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.1,
+        vector_decay: 0.0,
         step: number,
         // Clipping to a norm of 1, as the peer does.
         gradient_scale: mean * (1.0 / norm.max(1.0)),
@@ -183,6 +184,7 @@ pub fn gradient_of(
         beta2: 0.0,
         epsilon: 1e-8,
         weight_decay: 0.0,
+        vector_decay: 0.0,
         step: 1,
         gradient_scale: 1.0,
     })?;

@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, 2019), in the order of operations of PyTorch's `torch.optim.AdamW`.
+//! AdamW (Loshchilov and Hutter, 2019), in the order of operations of PyTorch's `torch.optim.AdamW`, and RMSprop, which is
+//! AdamW without its first moment, bias correction and decay.
 
 use rayon::prelude::*;
 
@@ -15,12 +16,31 @@ pub struct AdamW {
     pub beta2: f64,
     /// ε, added to the denominator.
     pub epsilon: f64,
-    /// Decoupled weight decay, relative to the learning rate.
+    /// Decoupled weight decay of matrices, relative to the learning rate.
     pub weight_decay: f64,
+    /// The same of vectors: norms and biases.
+    pub vector_decay: f64,
     /// Steps taken including this one, for the bias correction.
     pub step: u64,
     /// Factor of the summed gradient: 1/N target tokens × clipping.
     pub gradient_scale: f64,
+}
+
+impl AdamW {
+    /// A step of `torch.optim.RMSprop` with its defaults: α 0.99, ε 1e-8, no momentum.
+    pub fn rmsprop(learning_rate: f64, gradient_scale: f64) -> AdamW {
+        AdamW {
+            learning_rate,
+            beta1: 0.0,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            vector_decay: 0.0,
+            // The bias corrections are 1 after many steps.
+            step: u64::MAX,
+            gradient_scale,
+        }
+    }
 }
 
 /// One step on parameters that all decay, or all do not; the slices are equally long.
@@ -56,9 +76,12 @@ pub struct Factors {
 }
 
 impl Factors {
-    /// `decay`: whether weight decay applies.
-    pub fn new(step: &AdamW, decay: bool) -> Factors {
-        let weight_decay = if decay { step.weight_decay } else { 0.0 };
+    /// `are_matrices`: which of the two weight decays applies.
+    pub fn new(step: &AdamW, are_matrices: bool) -> Factors {
+        let weight_decay = match are_matrices {
+            true => step.weight_decay,
+            false => step.vector_decay,
+        };
         let steps = step.step as f64;
         let correction1 = 1.0 - step.beta1.powf(steps);
         let correction2 = 1.0 - step.beta2.powf(steps);
@@ -110,6 +133,7 @@ mod tests {
             beta2: 0.95,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            vector_decay: 0.0,
             step: 1,
             gradient_scale: 0.5,
         };
@@ -126,6 +150,21 @@ mod tests {
                 assert!((m[i] - 0.1 * 0.5 * g[i]).abs() < 1e-6);
                 assert!((v[i] - 0.05 * 2.25).abs() < 1e-6);
             }
+        }
+    }
+
+    /// `torch.optim.RMSprop([2.0], lr=0.01)` with the gradients 3, −1 and 0.5 (PyTorch 2.15, f64).
+    #[test]
+    fn rmsprop_is_pytorchs() {
+        let (mut p, mut m, mut v) = (vec![2.0; 8], vec![0.0; 8], vec![0.0; 8]);
+        let factors = Factors::new(&AdamW::rmsprop(0.01, 1.0), true);
+        for (gradient, expected) in [
+            (3.0, 1.900_000_003),
+            (-1.0, 1.931_766_049),
+            (0.5, 1.916_002_588),
+        ] {
+            update(&factors, &mut p, &[gradient; 8], &mut m, &mut v);
+            assert!((p[0] - expected).abs() < 1e-6, "{} {expected}", p[0]);
         }
     }
 }

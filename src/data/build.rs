@@ -114,7 +114,7 @@ impl<'a> Builder<'a, '_> {
                     document,
                     starts,
                     ends: true,
-                    columns: &source.columns,
+                    source,
                 });
             }
         }
@@ -138,11 +138,13 @@ impl<'a> Builder<'a, '_> {
             check_stopped(encoder.request.stopped)?;
             encoder.encode(piece)
         };
-        let outcomes: Vec<Result<Outcome, DataError>> =
+        let outcomes: Vec<Result<Vec<Outcome>, DataError>> =
             (self.pool).install(|| pieces.par_iter().map(encode).collect());
         let before = self.writer.samples();
-        for (piece, outcome) in pieces.iter().zip(outcomes) {
-            self.append(piece, outcome?)?;
+        for (piece, outcomes) in pieces.iter().zip(outcomes) {
+            for outcome in outcomes? {
+                self.append(piece, outcome)?;
+            }
         }
         let samples = self.writer.samples() - before;
         self.meter.add(Phase::Tokenising, bytes, samples)

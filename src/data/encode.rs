@@ -11,8 +11,9 @@ use super::preference::{self, Preference};
 use super::read::{Content, Document, Reading};
 use super::record::{Fault, Record, Turns, check_messages, parse_json};
 use super::request::PrepareRequest;
+use super::sources::Source;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::RowTokens;
+use crate::recipe::schema::spec::{RowCut, RowTokens};
 
 /// A document or a part of one, with its position in the stream of chosen documents.
 pub(super) struct Piece<'a> {
@@ -21,8 +22,7 @@ pub(super) struct Piece<'a> {
     pub starts: bool,
     /// Whether it ends a document.
     pub ends: bool,
-    /// The columns that the recipe names for its source.
-    pub columns: &'a [String],
+    pub source: &'a Source,
 }
 
 /// The result of encoding a document.
@@ -59,8 +59,9 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    pub fn encode(&self, piece: &Piece) -> Result<Outcome, DataError> {
-        let columns = piece.columns;
+    /// The outcomes of a document: one, or more or fewer of a row of preferences.
+    pub fn encode(&self, piece: &Piece) -> Result<Vec<Outcome>, DataError> {
+        let columns = piece.source.columns.as_slice();
         let place = &piece.document.place;
         let fault = |fault: Fault| DataError::record(place, fault.problem, fault.help);
         let kind = self.request.kind();
@@ -73,19 +74,23 @@ impl<'a> Encoder<'a> {
                     "give JSONL or Parquet",
                 )),
             };
-            let preference = row.and_then(|row| Preference::from_row(row, columns, kind));
-            return preference
-                .and_then(|preference| self.preference(preference))
-                .map_err(fault);
+            let split = piece.source.feedback_split.as_deref();
+            let preferences = row.and_then(|row| Preference::of_row(row, columns, split, kind));
+            let outcomes = preferences
+                .and_then(|all| all.into_iter().map(|one| self.preference(one)).collect());
+            return outcomes.map_err(fault);
         }
         let record = match &piece.document.content {
-            Content::Ids(ids) => return Ok(Outcome::Tokens(all_targets(ids))),
-            Content::Text(text) => return self.text(text, piece.starts, piece.ends).map_err(fault),
+            Content::Ids(ids) => return Ok(vec![Outcome::Tokens(all_targets(ids))]),
+            Content::Text(text) => {
+                let outcome = self.text(text, piece.starts, piece.ends);
+                return outcome.map(|outcome| vec![outcome]).map_err(fault);
+            }
             Content::Json(line) => parse_json(line).and_then(|row| Record::from_row(row, columns)),
             Content::Row(row) => Record::from_row(row.clone(), columns),
         };
         record
-            .and_then(|record| self.record(&record))
+            .and_then(|record| Ok(vec![self.record(&record)?]))
             .map_err(fault)
     }
 
@@ -195,7 +200,7 @@ impl<'a> Encoder<'a> {
 
     /// The rows of a prompt with its completions, one after the other, and the label.
     fn preference(&self, preference: Preference) -> Result<Outcome, Fault> {
-        let (prompt, completions, label) = match preference {
+        let (mut prompt, mut completions, label) = match preference {
             Preference::Pair {
                 prompt,
                 chosen,
@@ -208,6 +213,10 @@ impl<'a> Encoder<'a> {
             } => (prompt, vec![completion], Some(is_desirable)),
         };
         let rules = self.request.data.rows;
+        let mut is_cut = false;
+        if rules.cut == RowCut::Turns {
+            is_cut = self.cut_turns(&mut prompt, &mut completions)?;
+        }
         let (prompt, completions) = match rules.tokens {
             RowTokens::Together | RowTokens::TogetherEnded => {
                 self.together(&prompt, &completions)?
@@ -220,7 +229,6 @@ impl<'a> Encoder<'a> {
             return Ok(Outcome::WithoutTargets);
         };
         let mut tokens = Vec::new();
-        let mut is_cut = false;
         for (row, completion) in rows.into_iter().zip(&completions) {
             self.refuse_long_prompt(&row)?;
             is_cut |= row.len() < prompt.len() + completion.len();
@@ -231,6 +239,49 @@ impl<'a> Encoder<'a> {
             target: false,
         }));
         Ok(Outcome::Preference { tokens, is_cut })
+    }
+
+    /// Cuts turns that are too long, each counted as if the template rendered it by itself (HALOs 4831988,
+    /// `train/dataloader.py`, `tokenize_batch_element`). Returns whether one was cut or left out.
+    fn cut_turns(&self, prompt: &mut Turns, completions: &mut [Turns]) -> Result<bool, Fault> {
+        let most = self.request.data.sequence_length;
+        let most_of_prompt = self.request.data.rows.max_prompt_length.unwrap_or(most);
+        let (used, mut is_cut) = self.cut_after(prompt, 0, most_of_prompt, true)?;
+        for completion in completions {
+            is_cut |= self.cut_after(completion, used, most, false)?.1;
+        }
+        Ok(is_cut)
+    }
+
+    /// Cuts turns that follow `used` tokens to `most` tokens in all. Returns the tokens then used, and whether something was
+    /// cut.
+    fn cut_after(
+        &self,
+        turns: &mut Turns,
+        mut used: u64,
+        most: u64,
+        are_prompt: bool,
+    ) -> Result<(u64, bool), Fault> {
+        let Turns::Chat(messages) = turns else {
+            return Ok((used, false));
+        };
+        let template = self.template.as_ref().map_err(|error| self.failed(error))?;
+        let encode = |text: &str| self.tokenizer.encode(text).map_err(cannot_encode);
+        for (index, message) in messages.iter_mut().enumerate() {
+            let text = template.render(std::slice::from_ref(message), are_prompt);
+            let length = encode(&text.map_err(|error| self.failed(&error))?)?.len() as u64;
+            if used + length <= most {
+                used += length;
+                continue;
+            }
+            let content = message["content"].as_str().unwrap_or_default();
+            let mut ids = encode(content)?;
+            ids.truncate(ids.len().saturating_sub((used + length - most) as usize));
+            message["content"] = self.tokenizer.decode(&ids).into();
+            messages.truncate(index + 1);
+            return Ok((most, true));
+        }
+        Ok((used, false))
     }
 
     /// The tokens of a prompt and of its completions. A completion begins where the tokens of its prompt end. If these are not

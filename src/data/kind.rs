@@ -37,7 +37,11 @@ impl Kind {
         match self {
             Kind::Text => &[&["messages"], &["prompt", "completion"], &["text"]],
             Kind::Pair => &[&["prompt", "chosen", "rejected"], &["chosen", "rejected"]],
-            Kind::Labelled => &[&["prompt", "completion", "label"]],
+            Kind::Labelled => &[
+                &["prompt", "completion", "label"],
+                &["prompt", "chosen", "rejected"],
+                &["chosen", "rejected"],
+            ],
         }
     }
 

@@ -23,16 +23,52 @@ pub(super) enum Preference {
 }
 
 impl Preference {
-    pub fn from_row(
+    /// The preferences of a row: one, or both completions of a pair where single ones are wanted, or none of HALOs' feedback
+    /// of another split.
+    pub fn of_row(
+        row: Map<String, Value>,
+        listed: &[String],
+        split: Option<&str>,
+        kind: Kind,
+    ) -> Result<Vec<Preference>, Fault> {
+        let row = match feedback(row, split) {
+            Feedback::OtherSplit => return Ok(Vec::new()),
+            Feedback::Row(row) => row,
+        };
+        let preference = Preference::from_row(row, listed, kind)?;
+        Ok(match preference {
+            Preference::Pair {
+                prompt,
+                chosen,
+                rejected,
+            } if kind == Kind::Labelled => {
+                let of = |prompt, completion, is_desirable| Preference::Labelled {
+                    prompt,
+                    completion,
+                    is_desirable,
+                };
+                vec![
+                    of(prompt.clone(), chosen, true),
+                    of(prompt, rejected, false),
+                ]
+            }
+            one => vec![one],
+        })
+    }
+
+    fn from_row(
         mut row: Map<String, Value>,
         listed: &[String],
         kind: Kind,
     ) -> Result<Preference, Fault> {
         let available: Vec<&str> = row.keys().map(String::as_str).collect();
         let columns = choose_columns(listed, &available, kind)?;
+        let is_pair =
+            |last: &String| matches!(row.get(last), Some(Value::String(_) | Value::Array(_)));
+        let is_labelled = kind == Kind::Labelled && !columns.last().is_some_and(is_pair);
         let mut take = |name: &String| row.get_mut(name).map(Value::take).unwrap_or_default();
-        match (kind, columns.as_slice()) {
-            (Kind::Labelled, [prompt, completion, label]) => {
+        match columns.as_slice() {
+            [prompt, completion, label] if is_labelled => {
                 let is_desirable = take(label);
                 let is_desirable = is_desirable.as_bool().ok_or_else(|| {
                     Fault::new(
@@ -51,7 +87,7 @@ impl Preference {
                     is_desirable,
                 })
             }
-            (_, [prompt, chosen, rejected]) => {
+            [prompt, chosen, rejected] => {
                 let prompt = turns(prompt, take(prompt))?;
                 let (chosen, rejected) = (
                     turns(chosen, take(chosen))?,
@@ -77,19 +113,54 @@ impl Preference {
                     rejected,
                 })
             }
-            (_, [chosen, rejected]) => {
+            [chosen, rejected] => {
                 let (chosen, rejected) = (
                     turns(chosen, take(chosen))?,
                     turns(rejected, take(rejected))?,
                 );
                 implicit(chosen, rejected)
             }
-            (_, columns) => Err(Fault::new(
+            columns => Err(Fault::new(
                 format!("{} columns hold no preference", columns.len()),
                 "name prompt, chosen and rejected in the source's columns",
             )),
         }
     }
+}
+
+/// A row after its translation from HALOs' feedback.
+enum Feedback {
+    Row(Map<String, Value>),
+    OtherSplit,
+}
+
+/// Translates a row of HALOs' feedback, `pairwise_feedback` or `binary_feedback`, of any split or of `wanted` (HALOs
+/// 4831988, `train/data.py`, `get_feedback`). Other rows are not changed.
+fn feedback(mut row: Map<String, Value>, wanted: Option<&str>) -> Feedback {
+    let label = |row: &Map<String, Value>| row.get("label").and_then(Value::as_f64);
+    let names = match row.get("type").and_then(Value::as_str) {
+        Some("pairwise_feedback") if label(&row) == Some(1.0) => {
+            [("output_A", "chosen"), ("output_B", "rejected")]
+        }
+        Some("pairwise_feedback") => [("output_B", "chosen"), ("output_A", "rejected")],
+        Some("binary_feedback") => {
+            if let Some(label) = label(&row) {
+                row.insert("label".to_owned(), Value::Bool(label != 0.0));
+            }
+            [("output", "completion"), ("", "")]
+        }
+        _ => return Feedback::Row(row),
+    };
+    let split = row.get("split").and_then(Value::as_str);
+    if wanted.is_some_and(|wanted| split.is_some_and(|split| split != wanted)) {
+        return Feedback::OtherSplit;
+    }
+    for (from, to) in names {
+        if let Some(value) = row.remove(from) {
+            row.insert(to.to_owned(), value);
+        }
+    }
+    Feedback::Row(row)
 }
 
 /// Takes the beginning that both completions share for their prompt (TRL 1.16, `extract_prompt`: a space before the first
@@ -161,7 +232,12 @@ pub(super) fn rows_of(
     let last = |ids: &mut &[u32], most: usize| *ids = &ids[ids.len() - ids.len().min(most)..];
     let longest = completions.iter().map(|ids| ids.len()).max().unwrap_or(0);
     let mut prompt = prompt;
-    if rules.cut != RowCut::Completion || prompt.len() + longest > most {
+    let limits_prompt = match rules.cut {
+        RowCut::End | RowCut::Start => true,
+        RowCut::Completion => prompt.len() + longest > most,
+        RowCut::Turns => false,
+    };
+    if limits_prompt {
         match rules.prompt_keeps {
             Side::End => last(&mut prompt, prompt_limit),
             Side::Start => first(&mut prompt, prompt_limit),
@@ -182,7 +258,7 @@ pub(super) fn rows_of(
         let mut row: Vec<Token> = all.chain(completion.iter().map(token(true))).collect();
         match rules.cut {
             RowCut::Start => drop(row.drain(..row.len() - row.len().min(most))),
-            RowCut::End | RowCut::Completion => row.truncate(most),
+            RowCut::End | RowCut::Completion | RowCut::Turns => row.truncate(most),
         }
         row.first_mut()?.target = false;
         row.iter().any(|token| token.target).then_some(row)

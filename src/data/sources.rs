@@ -21,6 +21,8 @@ pub(super) struct Source {
     pub columns: Vec<String>,
     /// Share of the documents; `None` for all of them.
     pub weight: Option<f64>,
+    /// The split of HALOs' feedback that is read.
+    pub feedback_split: Option<String>,
 }
 
 /// The sources of one part.
@@ -77,7 +79,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
             };
             all.notes.extend(note);
             files.retain(|file| {
-                let new = seen.insert(file.identity());
+                let new = seen.insert((file.identity(), source.feedback_split.clone()));
                 if !new {
                     all.notes.push(format!(
                         "{}: {} is named by an earlier source and read only once",
@@ -91,6 +93,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
                 files: if weight > 0.0 { files } else { Vec::new() },
                 columns: source.columns.clone(),
                 weight: (weight != 1.0).then_some(weight),
+                feedback_split: source.feedback_split.clone(),
             });
         }
     }
@@ -205,7 +208,12 @@ impl Sources {
                 .zip(&mut records)
                 .map(|(file, record)| json!([file.format, record.content]))
                 .collect();
-            json!({ "columns": source.columns, "weight": source.weight, "files": files })
+            let mut all =
+                json!({ "columns": source.columns, "weight": source.weight, "files": files });
+            if let Some(split) = &source.feedback_split {
+                all["feedback_split"] = json!(split);
+            }
+            all
         };
         self.list.iter().map(&mut source).collect()
     }

@@ -15,6 +15,17 @@ pub enum Kl {
     MicroBatch,
 }
 
+/// The sample of a block whose completion a mismatched row has with the prompt of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KlCompletions {
+    /// The one before it, and for the first the last (TRL).
+    #[default]
+    Previous,
+    /// The one after it, and for the last the first (HALOs).
+    Next,
+}
+
 /// λ (1 − σ(±β (log-ratio − KL))).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kto {
@@ -45,11 +56,14 @@ impl Kto {
     }
 }
 
-/// The position whose completion a position's prompt has in the KL estimate: the one before it, and for the first of a block
-/// of positions the last of them.
-pub fn mismatched(position: u64, block: u64) -> u64 {
+/// The position whose completion a position's prompt has in the KL estimate, within a block of positions.
+pub fn mismatched(position: u64, block: u64, completions: KlCompletions) -> u64 {
     let place = position % block;
-    position - place + (place + block - 1) % block
+    let other = match completions {
+        KlCompletions::Previous => place + block - 1,
+        KlCompletions::Next => place + 1,
+    };
+    position - place + other % block
 }
 
 /// The KL estimate of a batch, nats: the mean log-ratio of its mismatched sequences (prompts with the answers of other rows),
@@ -91,11 +105,14 @@ mod tests {
 
     #[test]
     fn completions_move_on_by_one_within_a_block() {
-        let of = |block| (8..16).map(move |position| mismatched(position, block));
-        assert!(of(4).eq([11, 8, 9, 10, 15, 12, 13, 14]));
-        assert!(of(8).eq([15, 8, 9, 10, 11, 12, 13, 14]));
+        use KlCompletions::{Next, Previous};
+        let of = |block, way| (8..16).map(move |position| mismatched(position, block, way));
+        assert!(of(4, Previous).eq([11, 8, 9, 10, 15, 12, 13, 14]));
+        assert!(of(8, Previous).eq([15, 8, 9, 10, 11, 12, 13, 14]));
+        assert!(of(4, Next).eq([9, 10, 11, 8, 13, 14, 15, 12]));
         // A single row has no pair.
-        assert!(of(1).eq(8..16));
+        assert!(of(1, Previous).eq(8..16));
+        assert!(of(1, Next).eq(8..16));
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod pair;
 
 use serde::{Deserialize, Serialize};
 
-pub use kto::{Kl, Kto, mean_kl, mismatched};
+pub use kto::{Kl, KlCompletions, Kto, mean_kl, mismatched};
 pub use odds::Orpo;
 pub use pair::{Pair, PairLoss};
 

@@ -282,6 +282,7 @@ mod tests {
             loss: 2.0,
             tokens: 4096,
             time: 1.7e9,
+            preferences: None,
         })
     }
 

@@ -164,6 +164,9 @@ pub struct EvaluationRecord {
     pub tokens: u64,
     /// Seconds since the Unix epoch.
     pub time: f64,
+    /// Of losses over preferences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preferences: Option<Box<PreferenceRecord>>,
 }
 
 /// One line of a generation's metrics file.

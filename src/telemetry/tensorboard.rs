@@ -48,37 +48,39 @@ impl EventFile {
     }
 
     pub fn write(&mut self, metric: &Metric) -> io::Result<()> {
-        let (time, scalars) = match metric {
+        let (part, time, mut scalars, preferences) = match metric {
             Metric::Step(step) => {
                 self.step = step.step;
-                let mut scalars = vec![
-                    ("train/loss", step.loss),
-                    ("train/learning_rate", step.learning_rate),
-                    ("train/grad_norm", step.gradient_norm),
-                    ("train/batch", step.batch as f64),
-                    ("train/samples", step.samples as f64),
+                let scalars = vec![
+                    ("loss", step.loss),
+                    ("learning_rate", step.learning_rate),
+                    ("grad_norm", step.gradient_norm),
+                    ("batch", step.batch as f64),
+                    ("samples", step.samples as f64),
                 ];
-                if let Some(preferences) = &step.preferences {
-                    let means = [
-                        ("train/rewards/chosen", preferences.reward_chosen),
-                        ("train/rewards/rejected", preferences.reward_rejected),
-                        ("train/rewards/accuracies", preferences.accuracy),
-                        ("train/rewards/margins", preferences.margin()),
-                        ("train/logps/chosen", preferences.logps_chosen),
-                        ("train/logps/rejected", preferences.logps_rejected),
-                        ("train/kl", preferences.kl),
-                    ];
-                    let known = |(name, mean): (_, Option<f64>)| mean.map(|mean| (name, mean));
-                    scalars.extend(means.into_iter().filter_map(known));
-                }
-                (step.time, scalars)
+                ("train", step.time, scalars, &step.preferences)
             }
             Metric::Evaluation(evaluation) => {
-                (evaluation.time, vec![("eval/loss", evaluation.loss)])
+                let scalars = vec![("loss", evaluation.loss)];
+                ("eval", evaluation.time, scalars, &evaluation.preferences)
             }
         };
+        if let Some(preferences) = preferences {
+            let means = [
+                ("rewards/chosen", preferences.reward_chosen),
+                ("rewards/rejected", preferences.reward_rejected),
+                ("rewards/accuracies", preferences.accuracy),
+                ("rewards/margins", preferences.margin()),
+                ("logps/chosen", preferences.logps_chosen),
+                ("logps/rejected", preferences.logps_rejected),
+                ("kl", preferences.kl),
+            ];
+            let known = |(name, mean): (_, Option<f64>)| mean.map(|mean| (name, mean));
+            scalars.extend(means.into_iter().filter_map(known));
+        }
         let mut summary = Message::default();
-        for (tag, value) in scalars {
+        for (name, value) in scalars {
+            let tag = format!("{part}/{name}");
             let mut scalar = Message::default();
             scalar.bytes(1, tag.as_bytes());
             scalar.float(2, value as f32);
@@ -222,6 +224,7 @@ mod tests {
             loss: 1.5,
             tokens: 1,
             time: 6.0,
+            preferences: None,
         }))
         .unwrap();
         let bytes = fs::read(directory.join("events.out.tfevents.0000000005.gen-2")).unwrap();

@@ -35,6 +35,7 @@ impl Loss {
             desirable_weight,
             undesirable_weight,
             kl,
+            kl_completions: _,
         } = spec.preference;
         let likelihood = |default: f64, with_prompt| Likelihood {
             weight: likelihood_weight.unwrap_or(default),
@@ -147,6 +148,7 @@ impl Loss {
             loss: judged.loss,
             count: collated.samples as u64,
             tokens: targets.iter().filter(|&&target| target != IGNORE).count() as u64,
+            preferences: judged.sums,
             ..EvaluationSums::default()
         };
         if self.has_likelihood() {
@@ -172,6 +174,7 @@ pub struct EvaluationSums {
     covered: u64,
     /// Target tokens.
     pub tokens: u64,
+    pub preferences: PreferenceSums,
 }
 
 impl EvaluationSums {
@@ -190,6 +193,7 @@ impl EvaluationSums {
         self.likelihood += other.likelihood;
         self.covered += other.covered;
         self.tokens += other.tokens;
+        self.preferences.merge(&other.preferences);
     }
 
     /// The mean loss.

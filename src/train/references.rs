@@ -108,6 +108,7 @@ pub fn sources<'a>(
             mismatched: Some(mismatched),
         }),
     };
+    let completions = run.spec.preference.kl_completions;
     let mut pairs = None;
     let mut evaluated = None;
     if let Some(kl) = loss.kl() {
@@ -115,12 +116,17 @@ pub fn sources<'a>(
             Kl::Global => run.global_batch_size,
             Kl::MicroBatch => plan.per_device_batch_size,
         };
-        pairs = Mismatched::new(run.order(training.len())?, block, run.budget()?);
+        pairs = Mismatched::new(
+            run.order(training.len())?,
+            block,
+            run.budget()?,
+            completions,
+        );
         // Evaluations have one estimate over all of their samples.
         evaluated = evaluation.and_then(|dataset| {
             let samples = run.evaluated_samples(dataset.len());
             let order = Order::new(run.spec.seed, dataset.len(), false).ok()?;
-            Mismatched::new(order, samples, samples)
+            Mismatched::new(order, samples, samples, completions)
         });
     }
     let mut sources = vec![source("train", training, pairs)];

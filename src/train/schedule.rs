@@ -28,7 +28,7 @@ impl LearningRateSchedule {
     }
 
     /// The learning rate of a step that starts after `samples` samples. The first step of a warm-up has rate
-    /// 0, as upstream.
+    /// 0, as in transformers, or that of `warmup_start`.
     pub fn at(&self, samples: u64) -> f64 {
         self.recipe.peak * self.share(samples)
     }
@@ -36,7 +36,8 @@ impl LearningRateSchedule {
     /// The learning rate as a share of the peak.
     fn share(&self, samples: u64) -> f64 {
         if self.warming_up(samples) {
-            return samples as f64 / self.warmup as f64;
+            let start = self.recipe.warmup_start;
+            return start + (1.0 - start) * (samples as f64 / self.warmup as f64);
         }
         let after = (samples - self.warmup) as f64;
         let length = self.budget.saturating_sub(self.warmup).max(1) as f64;
@@ -171,12 +172,14 @@ mod tests {
             LearningRateShape::Constant,
             LearningRateShape::InverseSqrt,
         ]);
-        (shape, 0.0..=1.0f64, 0..2000u64, 0..2000u64, 1..100u64).prop_map(
-            |(shape, floor, warmup, budget, batch)| {
+        let share = || 0.0..=1.0f64;
+        (shape, share(), share(), 0..2000u64, 0..2000u64, 1..100u64).prop_map(
+            |(shape, floor, warmup_start, warmup, budget, batch)| {
                 let recipe = LearningRate {
                     peak: 1.0,
                     shape,
                     floor,
+                    warmup_start,
                     ..LearningRate::default()
                 };
                 schedule(recipe, warmup, budget, batch)

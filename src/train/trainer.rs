@@ -31,7 +31,7 @@ use crate::lifecycle::protocol::Report;
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
 use crate::objective::{Kl, Step};
-use crate::recipe::schema::spec::Groups;
+use crate::recipe::schema::spec::{DecayOn, Groups, Method};
 use crate::samples::{self, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
 use crate::telemetry::{
@@ -196,15 +196,25 @@ impl Trainer<'_> {
         let factor = self.state.controller.learning_rate_factor();
         let learning_rate = self.learning_rate.at(from) * factor;
         let optimizer = &self.run.spec.optimizer;
-        self.engine.update(AdamW {
-            learning_rate,
-            beta1: optimizer.beta1,
-            beta2: optimizer.beta2,
-            epsilon: optimizer.epsilon,
-            weight_decay: optimizer.weight_decay,
-            step,
-            gradient_scale: clipping(gradient_norm, optimizer.gradient_clip) / count,
-        })?;
+        let gradient_scale = clipping(gradient_norm, optimizer.gradient_clip) / count;
+        let update = match optimizer.method() {
+            Some(Method::RmsProp) => AdamW::rmsprop(learning_rate, gradient_scale),
+            // A launch refuses other names.
+            Some(Method::AdamW) | None => AdamW {
+                learning_rate,
+                beta1: optimizer.beta1,
+                beta2: optimizer.beta2,
+                epsilon: optimizer.epsilon,
+                weight_decay: optimizer.weight_decay,
+                vector_decay: match optimizer.weight_decay_on {
+                    DecayOn::Matrices => 0.0,
+                    DecayOn::All => optimizer.weight_decay,
+                },
+                step,
+                gradient_scale,
+            },
+        };
+        self.engine.update(update)?;
 
         self.state.step = step;
         self.state.samples = to;
@@ -439,12 +449,14 @@ impl Trainer<'_> {
             sums.merge(&rank);
         }
         if sums.tokens > 0 {
+            let loss = self.preferences.as_ref().map(|all| &all.loss);
             self.record(Metric::Evaluation(EvaluationRecord {
                 generation: self.generation.number,
                 samples: self.state.samples,
                 loss: sums.mean(),
                 tokens: sums.tokens,
                 time: now(),
+                preferences: sums.preferences.record(loss).map(Box::new),
             }))?;
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -11,6 +12,7 @@ use super::disturbed::proved;
 use super::losses::run_in;
 use super::support::{Run, evenkeel, same_losses, small};
 use super::trainers::{own_file, python};
+use super::upstream::corpus;
 
 /// Recipes of TRL by name, which begins with the trainer's, and what differs from [`RECIPE`].
 const CASES: [(&str, &str); 14] = [
@@ -121,12 +123,7 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
             words.push(&kl);
         }
         here(evenkeel(), &words);
-        let metrics = folder.path().join(name).join("gen-1/metrics.jsonl");
-        let metrics = std::fs::read_to_string(metrics).unwrap();
-        let steps: Vec<Value> = metrics
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
+        let steps = steps_of(&folder.path().join(name));
         for (key, pointer) in [
             ("loss", "/loss"),
             ("rewards/chosen", "/preferences/reward_chosen"),
@@ -139,22 +136,235 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
                 continue;
             }
             let trls = &expected[name][key];
-            assert_eq!(steps.len(), trls.len(), "{name}");
-            let ours = steps
-                .iter()
-                .map(|step| step.pointer(pointer).unwrap().as_f64().unwrap());
-            let typical = trls
-                .iter()
-                .fold(0.0f64, |most, value| most.max(value.abs()));
-            for (step, (ours, trls)) in (1..).zip(ours.zip(trls)) {
-                let apart = (ours - trls).abs() / typical;
-                assert!(
-                    apart < 1e-4,
-                    "{name}: {key} of step {step}: {ours}, TRL {trls}"
-                );
-            }
+            compare(&format!("{name}: {key}"), &steps, pointer, trls);
         }
     }
+}
+
+/// The steps of a run's first generation.
+fn steps_of(run: &Path) -> Vec<Value> {
+    let metrics = std::fs::read_to_string(run.join("gen-1/metrics.jsonl")).unwrap();
+    let lines = metrics.lines();
+    let all = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    all.filter(|line| line["kind"] == "step").collect()
+}
+
+/// Compares a number of every step with upstream's, relative to the largest.
+fn compare(what: &str, steps: &[Value], pointer: &str, theirs: &[f64]) {
+    assert_eq!(steps.len(), theirs.len(), "{what}");
+    let largest = theirs
+        .iter()
+        .fold(0.0f64, |most, value| most.max(value.abs()));
+    for (step, theirs) in steps.iter().zip(theirs) {
+        let ours = step.pointer(pointer).unwrap().as_f64().unwrap();
+        let apart = (ours - theirs).abs() / largest.max(1e-6);
+        assert!(apart < 1e-4, "{what}: {ours}, upstream {theirs}: {step}");
+    }
+}
+
+/// Overrides of the trees of direct-preference-optimization and HALOs, by the case of tree_losses.py.
+const TREES: [(&str, &str); 8] = [
+    ("dpo/dpo", "loss=dpo loss.beta=0.3 loss.label_smoothing=0.1"),
+    (
+        "dpo/dpo_cut",
+        "loss=dpo loss.beta=0.3 max_length=40 max_prompt_length=20",
+    ),
+    ("dpo/ipo", "loss=dpo loss.name=ipo loss.beta=0.05"),
+    ("halos/dpo", "loss=dpo loss.beta=0.3"),
+    (
+        "halos/dpo_cut",
+        "loss=dpo loss.beta=0.3 model.max_length=68 model.max_prompt_length=36",
+    ),
+    (
+        "halos/cdpo",
+        "loss=dpo loss.trainer=CDPOTrainer loss.beta=0.3 ++loss.epsilon=0.2",
+    ),
+    ("halos/simpo", "loss=simpo loss.beta=2.0"),
+    (
+        "halos/kto",
+        "loss=kto loss.beta=0.3 loss.desirable_weight=0.7 loss.undesirable_weight=1.4",
+    ),
+];
+
+/// What the cases of a tree have in common: a warm-up of 4 steps, and 20 steps of 8 samples.
+const DPOS: &str = "model=blank_model model.name_or_path=model datasets=[texts.jsonl] lr=1e-4 warmup_steps=4 batch_size=8";
+const HALOS: &str = "model=llama model.name_or_path=model train_datasets=[feedback.json] test_datasets=[feedback.json] \
+                     lr=1e-3 warmup=0.2 ++model.batch_size=8 model.policy_dtype=float32";
+
+/// A template that ends with the beginning of an answer, as in tree_losses.py.
+const TEMPLATE: &str = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}\
+                        {% if add_generation_prompt %}<s>assistant: {% endif %}";
+
+/// The numbers of upstream's own code, which tree_losses.py computed once.
+#[test]
+fn losses_over_preferences_are_those_of_the_trees() {
+    let Some(corpus) = corpus() else { return };
+    let Some(python) = python("torch, transformers") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
+    let tiny = own_file("tests/trainers/tiny_model.py");
+    here(Command::new(&python), &[&tiny, "."]);
+    std::fs::write(folder.path().join("model/chat_template.jinja"), TEMPLATE).unwrap();
+    head(folder.path(), "texts.jsonl", "evaluated.jsonl", 8);
+    let numbers = std::fs::read(own_file("tests/trainers/tree_losses.json")).unwrap();
+    let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
+        serde_json::from_slice(&numbers).unwrap();
+    assert_eq!(expected.len(), TREES.len());
+    for (name, own) in TREES {
+        let (tree, usual) = match name.starts_with("dpo") {
+            true => (
+                "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config",
+                DPOS,
+            ),
+            false => ("ContextualAI__HALOs/4831988636/config", HALOS),
+        };
+        let tree = corpus.join(tree).display().to_string();
+        let out = name.replace('/', "-");
+        let mut words = vec!["launch", &tree, "--out", &out];
+        words.extend("--recipe-gpus 1 --procs 1 --device cpu --quiet".split(' '));
+        words.extend(usual.split(' ').chain(own.split(' ')));
+        words.extend(["exp_name=x", "n_epochs=null", "n_examples=160"]);
+        words.push("evenkeel.data.shuffle=false");
+        if name.starts_with("dpo") {
+            words.push("evenkeel.data.evaluation=[{path: evaluated.jsonl}]");
+        }
+        here(evenkeel(), &words);
+        let steps = steps_of(&folder.path().join(out));
+        for (key, theirs) in &expected[name] {
+            let pointer = match key.as_str() {
+                "loss" => "/loss",
+                "rewards_train/chosen" => "/preferences/reward_chosen",
+                "rewards_train/rejected" => "/preferences/reward_rejected",
+                "rewards_train/KL_estimate" => "/preferences/kl",
+                other => panic!("{other}"),
+            };
+            // HALOs' rewards of these do not have the factor β.
+            let beta = match (
+                name,
+                key.starts_with("rewards") && !key.ends_with("estimate"),
+            ) {
+                ("halos/simpo", true) => 2.0,
+                ("halos/kto", true) => 0.3,
+                _ => 1.0,
+            };
+            let theirs: Vec<f64> = theirs.iter().map(|value| beta * value).collect();
+            compare(&format!("{name}: {key}"), &steps, pointer, &theirs);
+        }
+    }
+    let (folder, python) = (folder.path(), python.as_path());
+    same_rewards(
+        python,
+        folder,
+        "dpo-dpo",
+        ["evaluated.jsonl", "0.3", "ended"],
+    );
+    head(folder, "preferences/train.jsonl", "evaluated.jsonl", 24);
+    same_rewards(python, folder, "halos-kto", ["evaluated.jsonl", "0.3", ""]);
+}
+
+/// Writes the first lines of a file into another one.
+fn head(folder: &Path, from: &str, to: &str, count: usize) {
+    let all = std::fs::read_to_string(folder.join(from)).unwrap();
+    let lines: Vec<&str> = all.lines().take(count).collect();
+    std::fs::write(folder.join(to), lines.join("\n")).unwrap();
+}
+
+/// The rewards of a run's evaluation are those that transformers computes with its last checkpoint. `words` are the rows,
+/// β and whether rows are ended, as rewards.py takes them.
+fn same_rewards(python: &Path, folder: &Path, run: &str, words: [&str; 3]) {
+    let generation = folder.join(run).join("gen-1");
+    let metrics = std::fs::read_to_string(generation.join("metrics.jsonl")).unwrap();
+    let evaluation: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(evaluation["kind"], "evaluation");
+    let mut checkpoints = std::fs::read_dir(&generation).unwrap().flatten();
+    let checkpoint = checkpoints.find(|entry| entry.path().join("config.json").is_file());
+    let checkpoint = checkpoint.unwrap().path().display().to_string();
+    let script = own_file("tests/trainers/rewards.py");
+    let mut arguments = vec![script.as_str(), "model", &checkpoint];
+    arguments.extend(words.into_iter().filter(|word| !word.is_empty()));
+    let output = run_in(folder, Command::new(python), &arguments);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let theirs: Value = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    for key in ["reward_chosen", "reward_rejected", "accuracy"] {
+        // KTO has no pairs.
+        let Some(ours) = evaluation["preferences"][key].as_f64() else {
+            assert!(run == "halos-kto" && key == "accuracy");
+            continue;
+        };
+        let theirs = theirs[key].as_f64().unwrap();
+        assert!(
+            (ours - theirs).abs() < 1e-4 * theirs.abs().max(0.1),
+            "{run}: {evaluation}, {printed}"
+        );
+    }
+    let margin = evaluation["preferences"]["reward_chosen"].as_f64().unwrap()
+        - evaluation["preferences"]["reward_rejected"]
+            .as_f64()
+            .unwrap();
+    assert!(margin > 0.0, "{run}: {evaluation}");
+}
+
+/// The handbook's Zephyr, as written, with a small model and local rows of the same columns.
+#[test]
+fn zephyrs_preferences_train_a_model_that_transformers_loads() {
+    let Some(corpus) = corpus() else { return };
+    let Some(python) = python("torch, transformers") else {
+        return;
+    };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let here = |command, arguments: &[&str]| run_in(folder, command, arguments);
+    here(
+        Command::new(&python),
+        &[&own_file("tests/trainers/tiny_model.py"), "."],
+    );
+    let all = std::fs::read_to_string(folder.join("preferences/train.jsonl")).unwrap();
+    let rows = all.lines().enumerate().map(|(i, line)| {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        row["prompt"] = row["chosen"][0]["content"].clone();
+        row["prompt_id"] = json!(i.to_string());
+        row["messages"] = row["chosen"].clone();
+        row["score_chosen"] = json!(8.5);
+        format!("{row}\n")
+    });
+    let rows: String = rows.collect();
+    std::fs::create_dir(folder.join("binarized")).unwrap();
+    for split in ["train_prefs", "test_prefs"] {
+        std::fs::write(folder.join(format!("binarized/{split}.jsonl")), &rows).unwrap();
+    }
+    head(folder, "preferences/train.jsonl", "evaluated.jsonl", 16);
+    let recipe =
+        "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/dpo/config_full.yaml";
+    let recipe = corpus.join(recipe).display().to_string();
+    let words = [
+        "launch",
+        &recipe,
+        "--recipe-gpus",
+        "8",
+        "--procs",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        "zephyr",
+        "--quiet",
+        "model_name_or_path=model",
+        "dataset_mixture.datasets.0.id=binarized",
+        "dataset_mixture.datasets.1.id=binarized",
+        "dataset_mixture.test_split_size=8",
+        "evenkeel.data.evaluation=[{path: evaluated.jsonl}]",
+        "num_train_epochs=4",
+        "learning_rate=1e-3",
+    ];
+    here(evenkeel(), &words);
+    same_rewards(
+        &python,
+        folder,
+        "zephyr",
+        ["evaluated.jsonl", "0.01", "ended"],
+    );
 }
 
 /// Pairs, or completions with a label, as JSONL.

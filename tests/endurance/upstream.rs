@@ -13,7 +13,7 @@ const RECIPE: &str =
     "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/sft/config_full.yaml";
 
 /// The corpus of upstream recipes; `None` and a message if it is missing.
-fn corpus() -> Option<PathBuf> {
+pub fn corpus() -> Option<PathBuf> {
     let root = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes"),
         PathBuf::from,
@@ -22,7 +22,7 @@ fn corpus() -> Option<PathBuf> {
     if !found {
         println!("skipped: no recipe corpus at {}", root.display());
     }
-    found.then(|| root.join(RECIPE))
+    found.then_some(root)
 }
 
 fn plan(recipe: &Path, gpus: u64) -> (Option<i32>, Value) {
@@ -45,7 +45,9 @@ fn plan(recipe: &Path, gpus: u64) -> (Option<i32>, Value) {
 
 #[test]
 fn the_global_batch_of_zephyr_sft_survives_every_feasible_count() {
-    let Some(recipe) = corpus() else { return };
+    let Some(recipe) = corpus().map(|root| root.join(RECIPE)) else {
+        return;
+    };
     for (gpus, formula) in [
         (4, "4 × 16 × 2 = 128"),
         (8, "8 × 16 × 1 = 128"),
@@ -84,7 +86,9 @@ fn conversations(path: &Path, count: usize) {
 
 #[test]
 fn zephyr_sft_keeps_its_batch_over_a_resize_and_a_lost_rank() {
-    let Some(recipe) = corpus() else { return };
+    let Some(recipe) = corpus().map(|root| root.join(RECIPE)) else {
+        return;
+    };
     let run = Run::of_file(&recipe);
     let data = run.scratch().join("chat.jsonl");
     conversations(&data, 128 * 40);

@@ -7,6 +7,7 @@
     sft/                train.jsonl: 480 conversations, `messages`
     preferences/        train.jsonl: 480 pairs, `chosen` and `rejected`
     labelled/           train.jsonl: 480 completions, `prompt`, `completion` and `label`
+    texts.jsonl         480 pairs of texts, `prompt`, `chosen` and `rejected`
     splits/             1480 conversations in two splits, as the handbook's data
     text.txt            the conversations as plain text
     pairs.csv           two sentences and a label
@@ -111,6 +112,12 @@ def make_data(folder):
         for i, (q, a, b) in enumerate(zip(asked, right, wrong))
     ]
     lines(folder / "labelled/train.jsonl", labelled)
+    prompts = [f"Add {i} to {i * 3 % 17}, {'please, ' * (i % 3)}friend:" for i in range(SAMPLES)]
+    rows = [
+        {"prompt": p, "chosen": f" {a['content']}", "rejected": f" {b['content']}" * (1 + i % 2)}
+        for i, (p, a, b) in enumerate(zip(prompts, right, wrong))
+    ]
+    lines(folder / "texts.jsonl", rows)
     first, files = 0, ""
     for split, count in SPLITS.items():
         rows = [{"messages": [question(i), answer(i)]} for i in range(first, first + count)]

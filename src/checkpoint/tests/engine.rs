@@ -31,6 +31,7 @@ fn step(engine: &mut CpuEngine, number: u64) -> f64 {
         beta2: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.1,
+        vector_decay: 0.0,
         step: number,
         gradient_scale: 1.0 / result.targets as f64,
     };

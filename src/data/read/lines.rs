@@ -8,10 +8,10 @@ use super::super::error::DataError;
 use super::{Content, Document, Documents, SEGMENT};
 
 /// Longest line or block of text, in bytes; a longer one is a mistake.
-const LONGEST: usize = 256 << 20;
+pub(super) const LONGEST: usize = 256 << 20;
 
 /// JSON lines: one object a line; blank lines are ignored.
-pub(super) fn jsonl(name: &Path, file: File) -> Documents {
+pub(super) fn jsonl(name: &Path, file: BufReader<File>) -> Documents {
     let mut lines = Lines::of(name, file);
     documents(move || {
         while let Some(line) = lines.read()? {
@@ -25,7 +25,7 @@ pub(super) fn jsonl(name: &Path, file: File) -> Documents {
 
 /// Makes a document of every block of lines between blank lines.
 pub(super) fn blocks(name: &Path, file: File) -> Documents {
-    let mut lines = Lines::of(name, file);
+    let mut lines = Lines::of(name, buffered(file));
     documents(move || {
         let mut block = Text::default();
         while let Some(line) = lines.read()? {
@@ -54,7 +54,7 @@ pub(super) fn blocks(name: &Path, file: File) -> Documents {
 
 /// Makes one document of the file, in segments that end at line breaks.
 pub(super) fn stream(name: &Path, file: File) -> Documents {
-    let mut lines = Lines::of(name, file);
+    let mut lines = Lines::of(name, buffered(file));
     let mut continues = false;
     documents(move || {
         let mut segment = Text::default();
@@ -68,6 +68,10 @@ pub(super) fn stream(name: &Path, file: File) -> Documents {
         let continues = std::mem::replace(&mut continues, true);
         Ok(Some(segment.document(&lines, Content::Text, continues)))
     })
+}
+
+pub(super) fn buffered(file: File) -> BufReader<File> {
+    BufReader::with_capacity(1 << 20, file)
 }
 
 fn documents(mut next: impl FnMut() -> Result<Option<Document>, DataError> + 'static) -> Documents {
@@ -117,10 +121,10 @@ struct Lines {
 }
 
 impl Lines {
-    fn of(name: &Path, file: File) -> Lines {
+    fn of(name: &Path, file: BufReader<File>) -> Lines {
         Lines {
             name: name.to_path_buf(),
-            file: BufReader::with_capacity(1 << 20, file),
+            file,
             number: 0,
         }
     }

@@ -1,5 +1,6 @@
 //! Readers: one for each format, all with the same stream of documents as output.
 
+mod array;
 mod bin;
 mod lines;
 mod parquet;
@@ -63,7 +64,13 @@ pub(super) fn open(
     let opened = input::open(&path).map_err(|error| DataError::read(&path, error))?;
     let name = file.shown();
     match file.format {
-        DataFormat::Jsonl => Ok(lines::jsonl(name, opened)),
+        DataFormat::Jsonl => {
+            let mut opened = lines::buffered(opened);
+            Ok(match array::begins(name, &mut opened)? {
+                true => Box::new(array::Objects::of(name, opened)),
+                false => lines::jsonl(name, opened),
+            })
+        }
         DataFormat::Parquet => parquet::open(name, opened, columns, reading.kind),
         DataFormat::Text if reading.packing => Ok(lines::stream(name, opened)),
         DataFormat::Text => Ok(lines::blocks(name, opened)),

@@ -115,6 +115,7 @@ pub const REVEAL: AdamW = AdamW {
     beta2: 0.0,
     epsilon: 1.0,
     weight_decay: 0.0,
+    vector_decay: 0.0,
     step: 1,
     gradient_scale: 1.0,
 };

@@ -199,6 +199,7 @@ pub fn check_training(new: New, name: &str, steps: u64) {
                 beta2: reference.number("/optimizer/beta2"),
                 epsilon: reference.number("/optimizer/epsilon"),
                 weight_decay: reference.number("/optimizer/weight_decay"),
+                vector_decay: 0.0,
                 step: step + 1,
                 gradient_scale: mean * clip.min(1.0),
             })

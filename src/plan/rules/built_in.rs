@@ -5,7 +5,7 @@ use crate::objective::Kl;
 use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
 use crate::plan::memory::{TRAINED, other_family};
-use crate::recipe::schema::spec::{BatchSchedule, Objective, Precision, Strategy};
+use crate::recipe::schema::spec::{BatchSchedule, Method, Objective, Precision, Strategy};
 use crate::recipe::{Dialect, Severity, Untrained, UntrainedReason};
 use crate::util::suggest::short;
 
@@ -39,11 +39,12 @@ const TRAINER_OBJECTIVE: Rule = Rule {
     check: Check::Trainer(trainer_objective),
 };
 
-/// Whether the built-in trainer has the recipe's objective. The keys of losses over preferences are those of native recipes
-/// and of TRL's; other dialects' are not read yet.
+/// Whether the built-in trainer has the recipe's objective. Other dialects than these state
+/// losses over preferences in keys that are not read.
 pub(super) fn trains(case: &Case<'_>) -> bool {
     let objective = case.spec().objective;
-    let is_read = matches!(case.recipe.dialect, Dialect::Native | Dialect::HandbookTrl);
+    use Dialect::{Dpo, Halos, HandbookTrl, Native};
+    let is_read = matches!(case.recipe.dialect, Native | HandbookTrl | Halos | Dpo);
     TRAINED.contains(&objective) && (objective.is_likelihood() || is_read)
 }
 
@@ -53,7 +54,7 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["objective"],
             format!("the built-in trainer does not train {objective}"),
-            "it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes and of TRL's; `evenkeel plan` plans the others too",
+            "it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes, TRL's, HALOs' and direct-preference-optimization's; `evenkeel plan` plans the others too",
         );
         return;
     }
@@ -71,8 +72,8 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
     {
         findings.note(
             &["objective"],
-            "the KL estimate covers the global batch, so that the loss is the same in any world; TRL's covers a micro-batch",
-            format!("set {} for TRL's", case.set("preference.kl", "micro-batch")),
+            "the KL estimate covers the global batch, so that the loss is the same in any world; upstream's covers a micro-batch",
+            format!("set {} for upstream's", case.set("preference.kl", "micro-batch")),
         );
     }
     for path in spec.preference.without_effect(spec.objective) {
@@ -193,11 +194,18 @@ fn trainer_numerics(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(name) = spec.optimizer.name.as_deref() else {
         return;
     };
-    // Upstream's names (`OptimizerNames`, transformers 5.23.0 `training_args.py`).
-    let kind = name.to_lowercase();
-    let kind = kind.strip_prefix("paged_").unwrap_or(&kind);
     let smaller = ["8bit", "4bit", "anyprecision"];
-    if !kind.starts_with("adamw") {
+    let is_smaller = |word: &&str| name.to_lowercase().contains(word);
+    let method = spec.optimizer.method();
+    if method.is_some() && smaller.iter().any(|word| is_smaller(&word)) {
+        instead("optimizer.name", name, "keeps AdamW's moments in f32");
+    } else if method == Some(Method::RmsProp) && spec.optimizer.weight_decay != 0.0 {
+        findings.at(
+            &["optimizer.weight_decay"],
+            "the built-in trainer's RMSprop has no weight decay",
+            format!("set {}", case.set("optimizer.weight_decay", "0")),
+        );
+    } else if method.is_none() {
         // HALOs and direct-preference-optimization name classes of `torch.optim`.
         let adamw = match case.recipe.dialect {
             Dialect::Halos | Dialect::Dpo => "AdamW",
@@ -209,11 +217,9 @@ fn trainer_numerics(case: &Case<'_>, findings: &mut Findings<'_>) {
         );
         findings.at(
             &["optimizer.name"],
-            format!("the built-in trainer uses AdamW, but {key} is {name}"),
+            format!("the built-in trainer uses AdamW or RMSprop, but {key} is {name}"),
             format!("set {set} to train with AdamW, or plan only"),
         );
-    } else if smaller.iter().any(|word| kind.contains(word)) {
-        instead("optimizer.name", name, "keeps AdamW's moments in f32");
     }
 }
 
@@ -341,7 +347,7 @@ mod tests {
         recipe.spec.preference.target_margin = None;
         recipe.dialect = Dialect::HandbookTrl;
         assert!(launched("trainer-objective", &recipe).is_empty());
-        recipe.dialect = Dialect::Halos;
+        recipe.dialect = Dialect::Transformers;
         assert_eq!(launched("trainer-objective", &recipe).len(), 1);
         recipe.spec.objective = Objective::Sft;
         assert!(launched("trainer-objective", &recipe).is_empty());
@@ -417,7 +423,7 @@ mod tests {
     fn another_optimiser_warns_in_a_plan_and_fails_a_launch() {
         let mut recipe = recipe();
         for name in [
-            "rmsprop",
+            "rmsprop_bnb",
             "lion_8bit",
             "galore_adamw",
             "adafactor",
@@ -433,7 +439,12 @@ mod tests {
                 "{name}"
             );
         }
-        for name in ["adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"] {
+        for name in [
+            "adamw_torch",
+            "adamw_torch_fused",
+            "paged_adamw_32bit",
+            "RMSprop",
+        ] {
             recipe.spec.optimizer.name = Some(name.to_owned());
             assert!(launched("trainer-numerics", &recipe).is_empty(), "{name}");
         }

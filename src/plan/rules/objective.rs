@@ -14,6 +14,7 @@ pub(super) const RULES: &[&Rule] = &[
     &GENERATION_BATCH_DIVISIBLE,
     &MINI_BATCH_DIVISIBLE,
     &KTO_BATCH_MIN,
+    &KTO_MICRO_BATCH,
     &UNPAIRED_BATCH_MIN,
     &FSDP_BATCH_MIN,
 ];
@@ -196,9 +197,8 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
     if !too_small || spec.objective != Objective::Kto || spec.generation.without_kl {
         return;
     }
-    // The built-in trainer makes its pairs within the global batch.
-    let is_external = matches!(case.request.runner, Runner::External { .. });
-    if trains(case) && !is_external && spec.preference.kl == Kl::Global {
+    let alternative = pairs_globally(case);
+    if alternative == Some(Alternative::Runs) {
         return;
     }
     let paths = ["batch.per_device_batch_size"];
@@ -215,10 +215,71 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
         _ => "use a world in which every rank gets an even number of samples".to_owned(),
     };
     // HALOs requires only two samples over all devices (`unpaired-batch-min`), and continues.
-    if case.recipe.dialect == Dialect::Halos {
+    if case.recipe.dialect == Dialect::Halos || alternative == Some(Alternative::MayRun) {
         findings.warn(&paths, message, help);
     } else {
         findings.at(&paths, message, help);
+    }
+}
+
+const KTO_MICRO_BATCH: Rule = Rule {
+    id: "kto-micro-batch",
+    severity: Severity::Warning,
+    summary: "another micro-batch changes KTO's loss",
+    text: include_str!("texts/kto-micro-batch.md"),
+    wrong: native(
+        "--gpus 16",
+        "  objective: kto\n  preference: {kl: micro-batch}\n  batch: {global: 32, per_device_batch_size: 4}\n",
+    ),
+    right: native(
+        "--gpus 4",
+        "  objective: kto\n  preference: {kl: micro-batch}\n  batch: {global: 32, per_device_batch_size: 4}\n",
+    ),
+    check: Check::Plan(kto_micro_batch),
+};
+
+fn kto_micro_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let spec = case.spec();
+    let (Some(split), Some(of_recipe)) = (case.draft.split, spec.batch.per_device_batch_size)
+    else {
+        return;
+    };
+    let has_kl = spec.objective == Objective::Kto && !spec.generation.without_kl;
+    let planned = split.per_device_batch_size;
+    if !has_kl || planned == of_recipe || pairs_globally(case) == Some(Alternative::Runs) {
+        return;
+    }
+    findings.warn(
+        &["batch.per_device_batch_size"],
+        format!(
+            "the plan's micro-batch is {planned} instead of {of_recipe}, so KTO's KL term has other pairs: {}",
+            split.formula()
+        ),
+        format!(
+            "use a world in which {of_recipe} × ranks divides {}, so that only accumulation changes",
+            split.batch()
+        ),
+    );
+}
+
+/// Whether the built-in trainer runs a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alternative {
+    Runs,
+    /// Undecided: upstream's trainer may run it as well.
+    MayRun,
+}
+
+/// Whether the built-in trainer runs KTO's plan, which makes its pairs within the global batch.
+fn pairs_globally(case: &Case<'_>) -> Option<Alternative> {
+    if case.spec().preference.kl != Kl::Global || !trains(case) {
+        return None;
+    }
+    match case.request.runner {
+        Runner::BuiltIn { .. } => Some(Alternative::Runs),
+        Runner::Any { .. } if case.recipe.dialect == Dialect::Native => Some(Alternative::Runs),
+        Runner::Any { .. } => Some(Alternative::MayRun),
+        Runner::External { .. } => None,
     }
 }
 
@@ -243,6 +304,9 @@ const UNPAIRED_BATCH_MIN: Rule = Rule {
 
 fn unpaired_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
     let objective = case.spec().objective;
+    if objective == Objective::Kto && pairs_globally(case) == Some(Alternative::Runs) {
+        return;
+    }
     if let Some(split) = case.draft.split
         && case.recipe.dialect == Dialect::Halos
         && UNPAIRED.contains(&objective)
@@ -307,7 +371,7 @@ fn fsdp_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::objective::Kl;
-    use crate::plan::rules::testing::{only, recipe};
+    use crate::plan::rules::testing::{launched, only, recipe};
     use crate::plan::{PlanRequest, plan};
     use crate::recipe::schema::spec::{Division, Objective, Strategy};
     use crate::recipe::{Dialect, Recipe, Severity};
@@ -434,6 +498,36 @@ mod tests {
         assert!(of(&recipe, 8)[0].help.starts_with("raise"));
         recipe.dialect = Dialect::Halos;
         assert_eq!(of(&recipe, 8)[0].severity, Severity::Warning);
+        // Of the whole global batch: upstream's trainer refuses what the built-in one runs.
+        recipe.spec.preference.kl = Kl::Global;
+        recipe.dialect = Dialect::HandbookTrl;
+        assert_eq!(of(&recipe, 8)[0].severity, Severity::Warning);
+        assert!(launched("kto-batch-min", &recipe).is_empty());
+        recipe.dialect = Dialect::Native;
+        assert!(of(&recipe, 8).is_empty());
+    }
+
+    #[test]
+    fn another_micro_batch_changes_the_loss_of_kto() {
+        let mut recipe = recipe();
+        recipe.spec.objective = Objective::Kto;
+        recipe.spec.preference.kl = Kl::MicroBatch;
+        let of = |recipe: &Recipe, gpus| {
+            let found = only("kto-micro-batch", recipe, &PlanRequest::gpus(gpus));
+            found.into_iter().map(|d| d.message).collect::<Vec<_>>()
+        };
+        let small = of(&recipe, 64);
+        assert!(
+            small[0].starts_with("the plan's micro-batch is 2 instead of 16"),
+            "{small:?}"
+        );
+        assert!(of(&recipe, 8).is_empty());
+        recipe.spec.preference.kl = Kl::Global;
+        assert!(of(&recipe, 64).is_empty());
+        recipe.dialect = Dialect::HandbookTrl;
+        assert_eq!(of(&recipe, 64).len(), 1);
+        recipe.spec.objective = Objective::Dpo;
+        assert!(of(&recipe, 64).is_empty());
     }
 
     #[test]

@@ -20,7 +20,8 @@ use crate::recipe::schema::files::TreeBatch;
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
-use crate::recipe::schema::tree::Tree;
+use crate::recipe::schema::tree::{Given, Tree};
+use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
 use crate::recipe::syntax::node::Node;
 
 /// Reads the tree of direct-preference-optimization.
@@ -90,11 +91,14 @@ impl Reader for Dpo {
         training(&values, &mut tree, reading);
         values.translate(KEYS, &mut tree, reading);
         let names = values.texts("datasets", reading);
-        preference::sources(&names, 0, DATA_SETS, &mut tree);
-        preference::sources(&names, 1, DATA_SETS, &mut tree);
-        if tree.get("objective").and_then(Node::text) == Some("sft") {
-            tree_effects::find(&composed.config, Kind::Dpo, asked.command_line, reading);
+        preference::sources(&names, 0, DATA_SETS, [None; 2], &mut tree);
+        preference::sources(&names, 1, DATA_SETS, [None; 2], &mut tree);
+        let objective = preference::objective(&tree);
+        if !objective.is_likelihood() {
+            losses(&values, &names, &mut tree, reading);
         }
+        let (config, typed) = (&composed.config, asked.command_line);
+        tree_effects::find(config, Kind::Dpo, objective, typed, reading);
         Translated {
             native: tree.into_node(),
             source: composed.config,
@@ -135,9 +139,43 @@ fn objective(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     }
     let taken = known.map_or("dpo", |(_, objective)| *objective);
     tree.text("objective", &name.with(taken.to_owned()));
-    if known.is_none() || name.value == "ipo" {
+    if known.is_none() {
         preference::taken_as(&name, taken, reading);
     }
+}
+
+/// The losses over preferences, and how rows are made: `preference_loss` of `trainers.py`, `tokenize_batch_element` of
+/// `preference_datasets.py`, which cuts long prompts of `hh` at their start and of others at their end.
+fn losses(
+    values: &Values<'_>,
+    data_sets: &[Given<String>],
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
+    tree.plain_if("preference.beta", values.float("loss.beta", reading));
+    let name = values.text("loss.name", reading);
+    match name.as_ref().map(|name| name.value.as_str()) {
+        Some("ipo") => tree.default("preference.loss", "ipo"),
+        Some("dpo") | None => {
+            let smoothing = values.float("loss.label_smoothing", reading);
+            tree.plain_if("preference.label_smoothing", smoothing);
+            let free = values.bool("loss.reference_free", reading);
+            tree.plain_if("preference.reference_free", free);
+        }
+        Some(_) => reading.untrained.extend(name.map(|name| Untrained {
+            key: "loss.name".to_owned(),
+            value: name.value,
+            span: name.span,
+            reason: UntrainedReason::Unsupported(Some("loss.name=dpo".to_owned())),
+        })),
+    }
+    tree.default("data.rows.tokens", "apart-ended");
+    tree.default("data.rows.cut", "completion");
+    if !data_sets.iter().any(|name| name.value == "hh") {
+        tree.default("data.rows.prompt_keeps", "start");
+    }
+    let prompt = values.int("max_prompt_length", reading);
+    tree.plain_if("data.rows.max_prompt_length", prompt);
 }
 
 /// The number of processes: one for every GPU, or one in total.
@@ -199,6 +237,9 @@ fn training(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     preference::budget(values, tree, reading);
     // Linear warm-up over `warmup_steps`, then constant.
     tree.default("learning_rate.shape", "constant");
+    preference::warm_up(values, tree);
+    // PyTorch's optimisers decay all parameters.
+    tree.default("optimizer.weight_decay_on", "all");
     // The default weight decay of PyTorch's AdamW is 0.01.
     if values.node("optimizer").and_then(Node::text) == Some("AdamW") {
         tree.default("optimizer.weight_decay", "0.01");

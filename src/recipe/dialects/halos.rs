@@ -6,6 +6,7 @@
 //! `train/dataloader.py`; the same files at 2f70d00^; 61b9ee6 `train.py`, `trainers.py`,
 //! `dataloader.py`, `utils.py` (`slice_and_move_batch_for_device`).
 
+mod preferences;
 mod version;
 
 use std::path::Path;
@@ -74,10 +75,15 @@ const DATA_SETS: &[DataSet] = &[
     ("alpacaeval", "tatsu-lab/alpaca_eval", ["eval", "eval"]),
 ];
 
+/// The splits of files of feedback, for training and for evaluation.
+const FEEDBACK_SPLITS: [Option<&str>; 2] = [Some("train"), Some("test")];
+
 /// Upstream's trainers, with the objective that each is planned as.
 const TRAINERS: &[(&str, &str)] = &[
     ("SFTTrainer", "sft"),
     ("DPOTrainer", "dpo"),
+    ("CDPOTrainer", "dpo"),
+    ("IPOTrainer", "dpo"),
     ("SimPOTrainer", "simpo"),
     ("ORPOTrainer", "orpo"),
     ("KTOTrainer", "kto"),
@@ -104,7 +110,6 @@ const KEYS: &[(&str, Type, &str)] = &[
         Int,
         "model.gradient_accumulation_steps",
     ),
-    ("data.max_prompt_length", Int, "model.max_prompt_length"),
     ("data.sequence_length", Int, "model.max_length"),
     ("evaluation.batch", Int, "model.eval_batch_size"),
     ("evaluation.every_samples", Int, "eval_every"),
@@ -151,12 +156,21 @@ impl Reader for Halos {
         batch(&values, version, &mut tree, reading);
         evaluation(&values, version, &mut tree, reading);
         model(&values, version, &mut tree, reading);
-        training(&values, supervised, &mut tree, reading);
+        training(&values, supervised, version, &mut tree, reading);
         data(&values, &mut tree, reading);
         values.translate(KEYS, &mut tree, reading);
         without_effect(&values, asked.command_line, reading);
-        if tree.get("objective").and_then(Node::text) == Some("sft") {
-            tree_effects::find(&composed.config, Kind::Halos, asked.command_line, reading);
+        let objective = preference::objective(&tree);
+        if preference::is_trained(objective) {
+            let (config, typed) = (&composed.config, asked.command_line);
+            tree_effects::find(config, Kind::Halos, objective, typed, reading);
+            if objective.is_likelihood() {
+                let prompt = values.int("model.max_prompt_length", reading);
+                tree.plain_if("data.max_prompt_length", prompt);
+            } else {
+                preferences::translate(&values, &mut tree, reading);
+                preferences::find(&values, reading);
+            }
             // Weights in upstream's own format.
             let loaded = values
                 .node("model.load_from")
@@ -324,8 +338,21 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
     tree.text_if("model.attention", kernel.filter(|_| half).or(flash));
 }
 
-fn training(values: &Values<'_>, supervised: bool, tree: &mut Tree, reading: &mut Reading) {
+fn training(
+    values: &Values<'_>,
+    supervised: bool,
+    version: Version,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     preference::budget(values, tree, reading);
+    // PyTorch's optimisers decay all parameters.
+    tree.default("optimizer.weight_decay_on", "all");
+    match version {
+        Version::Legacy => preference::warm_up(values, tree),
+        // The start of `LinearLR`.
+        Version::Head | Version::PerStep => tree.default("learning_rate.warmup_start", 0.1),
+    }
     // Constant after the warm-up, except in supervised fine-tuning.
     let shape = if supervised && values.node("warmup").is_some() {
         "cosine"
@@ -340,7 +367,7 @@ fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     for (part, key) in ["train_datasets", "test_datasets"].into_iter().enumerate() {
         let names = values.texts(key, reading);
         let names = if names.is_empty() { &both } else { &names };
-        preference::sources(names, part, DATA_SETS, tree);
+        preference::sources(names, part, DATA_SETS, FEEDBACK_SPLITS, tree);
     }
 }
 

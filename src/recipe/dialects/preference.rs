@@ -8,6 +8,7 @@ use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::run_name;
+use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::Node;
@@ -172,8 +173,14 @@ pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
 /// evaluation.
 pub(crate) type DataSet = (&'static str, &'static str, [&'static str; 2]);
 
-/// Writes the sources of `data.train` (0) or `data.evaluation` (1).
-pub(crate) fn sources(names: &[Given<String>], part: usize, known: &[DataSet], tree: &mut Tree) {
+/// Writes the sources of `data.train` (0) or `data.evaluation` (1). `feedback`: the splits of files of HALOs' feedback.
+pub(crate) fn sources(
+    names: &[Given<String>],
+    part: usize,
+    known: &[DataSet],
+    feedback: [Option<&str>; 2],
+    tree: &mut Tree,
+) {
     let path = ["data.train", "data.evaluation"][part];
     for name in names {
         let mut source = Tree::new(name.span);
@@ -182,9 +189,37 @@ pub(crate) fn sources(names: &[Given<String>], part: usize, known: &[DataSet], t
                 source.text("path", &name.with((*id).to_owned()));
                 source.text("split", &name.with(splits[part].to_owned()));
             }
-            None => source.text("path", name),
+            None => {
+                source.text("path", name);
+                if let Some(split) = feedback[part] {
+                    source.default("feedback_split", split);
+                }
+            }
         }
         tree.push(path, source);
+    }
+}
+
+/// The objective of a translated recipe.
+pub(crate) fn objective(tree: &Tree) -> Objective {
+    let name = tree.get("objective").and_then(Node::text);
+    let name = serde_json::Value::from(name.unwrap_or_default());
+    serde_json::from_value(name).unwrap_or_default()
+}
+
+/// Whether the built-in trainer trains an objective of these trees.
+pub(crate) fn is_trained(objective: Objective) -> bool {
+    use Objective::{Dpo, Kto, Sft, Simpo};
+    matches!(objective, Sft | Dpo | Simpo | Kto)
+}
+
+/// The warm-up of a `LambdaLR` with min(1, (step + 1) / (warmup_steps + 1)).
+pub(crate) fn warm_up(values: &Values<'_>, tree: &mut Tree) {
+    if let Some(steps) = values.int("warmup_steps", &mut Reading::default()) {
+        tree.default(
+            "learning_rate.warmup_start",
+            1.0 / (steps.value as f64 + 1.0),
+        );
     }
 }
 

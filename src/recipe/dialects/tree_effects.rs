@@ -1,10 +1,11 @@
 //! What the built-in trainer does with the keys of the HALOs and direct-preference-optimization trees: each is read,
-//! without effect on the weights of supervised fine-tuning, or refused with the values that would change them.
+//! without effect on the weights, or refused with the values that would change them.
 
 use super::handbook::effects::is_neutral;
 use super::preference::Kind;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::untrained::{Effect, Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::source::FileId;
@@ -91,11 +92,40 @@ impl Keys {
     }
 }
 
-/// The keys of a tree.
+/// The keys of HALOs' losses over preferences, where they differ from those of supervised fine-tuning.
+const HALOS_PREFERENCES: Keys = Keys {
+    read: Words(
+        "loss.beta loss.desirable_weight loss.epsilon loss.gamma_beta_ratio loss.tau loss.undesirable_weight",
+    ),
+    without_effect: Words(""),
+    unsupported: &[
+        ("frac_unique_desirable", &["1.0", "1"]),
+        ("frac_unique_undesirable", &["1.0", "1"]),
+        ("loss.sync_reference", &["false"]),
+        ("sync_reference", &["false"]),
+    ],
+};
+
+/// The same of direct-preference-optimization.
+const DPO_PREFERENCES: Keys = Keys {
+    read: Words("loss.beta loss.label_smoothing loss.reference_free max_prompt_length"),
+    without_effect: Words(""),
+    unsupported: &[],
+};
+
+/// The keys of a tree with `loss=sft`.
 pub(crate) fn keys(kind: Kind) -> &'static Keys {
     match kind {
         Kind::Halos => &HALOS,
         Kind::Dpo => &DPO,
+    }
+}
+
+/// The keys that losses over preferences treat differently.
+pub(crate) fn keys_of_preferences(kind: Kind) -> &'static Keys {
+    match kind {
+        Kind::Halos => &HALOS_PREFERENCES,
+        Kind::Dpo => &DPO_PREFERENCES,
     }
 }
 
@@ -104,9 +134,20 @@ const NOTED: Words = Words("eps save_every");
 
 /// Finds the keys of a composed config by which the built-in trainer does not train. Those without effect count only where
 /// the user typed them: a tree has many that the user did not choose.
-pub(crate) fn find(config: &Node, kind: Kind, command_line: Option<FileId>, reading: &mut Reading) {
+pub(crate) fn find(
+    config: &Node,
+    kind: Kind,
+    objective: Objective,
+    command_line: Option<FileId>,
+    reading: &mut Reading,
+) {
     let typed = |entry: &Entry| Some(entry.value.span.file) == command_line;
-    below(config, "", keys(kind), &mut |key, entry, reason| {
+    let own = (!objective.is_likelihood()).then(|| keys_of_preferences(kind));
+    let effect = |key: &str| {
+        let of_preferences = own.and_then(|own| own.effect(key));
+        of_preferences.or_else(|| keys(kind).effect(key))
+    };
+    below(config, "", &effect, &mut |key, entry, reason| {
         let named = typed(entry) && !NOTED.has(key);
         if reason != UntrainedReason::NoEffect || named {
             reading.untrained.push(Untrained {
@@ -123,12 +164,12 @@ pub(crate) fn find(config: &Node, kind: Kind, command_line: Option<FileId>, read
 fn below(
     mapping: &Node,
     path: &str,
-    keys: &Keys,
+    effect: &dyn Fn(&str) -> Option<Effect>,
     found: &mut impl FnMut(&str, &Entry, UntrainedReason),
 ) {
     for entry in mapping.entries().unwrap_or_default() {
         let key = joined(path, &entry.name);
-        let reason = match keys.effect(&key) {
+        let reason = match effect(&key) {
             _ if ["defaults", RESERVED].contains(&&*key) => continue,
             Some(Effect::Read) => continue,
             Some(Effect::Unsupported(neutral)) if is_neutral(&entry.value, neutral) => continue,
@@ -137,7 +178,7 @@ fn below(
                 UntrainedReason::Unsupported(Some(format!("{key}={value}")))
             }
             _ if matches!(entry.value.value, Value::Mapping(_)) => {
-                below(&entry.value, &key, keys, found);
+                below(&entry.value, &key, effect, found);
                 continue;
             }
             Some(Effect::None) => UntrainedReason::NoEffect,
@@ -149,6 +190,8 @@ fn below(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use crate::recipe::{Recipe, Request, UntrainedReason, corpus, read};
 
     const HALOS: &str = "ContextualAI__HALOs/4831988636/config";
@@ -233,6 +276,108 @@ mod tests {
             };
             let key = typed.trim_start_matches('+').split('=').next().unwrap();
             assert_eq!(found, [(key.to_owned(), expected)], "{typed}");
+        }
+    }
+
+    /// What the losses of the trees set, beside the defaults.
+    #[test]
+    fn losses_over_preferences_are_read() {
+        let halos = [
+            "model=llama",
+            "train_datasets=[a.json]",
+            "test_datasets=[a.json]",
+        ];
+        let dpo = ["model=pythia28", "trainer=FSDPTrainer"];
+        let mut shown = Vec::new();
+        for (place, usual, lines) in [
+            (HALOS, &halos[..], &["loss=dpo"][..]),
+            (
+                HALOS,
+                &halos,
+                &["loss=dpo", "loss.trainer=CDPOTrainer", "++loss.epsilon=0.2"],
+            ),
+            (
+                HALOS,
+                &halos,
+                &["loss=dpo", "loss.trainer=IPOTrainer", "++loss.tau=0.3"],
+            ),
+            (HALOS, &halos, &["loss=simpo"]),
+            (HALOS, &halos, &["loss=kto", "loss.desirable_weight=1.5"]),
+            (
+                DPO,
+                &dpo,
+                &["loss=dpo", "loss.beta=0.2", "loss.label_smoothing=0.1"],
+            ),
+            (
+                DPO,
+                &dpo,
+                &[
+                    "loss=dpo",
+                    "loss.beta=0.2",
+                    "loss.name=ipo",
+                    "datasets=[a.jsonl]",
+                ],
+            ),
+        ] {
+            let overrides = [usual, lines, &["exp_name=x"]].concat();
+            let Some(recipe) = tree(place, &overrides) else {
+                return;
+            };
+            assert_eq!(recipe.untrained, [], "{lines:?}");
+            let spec = &recipe.spec;
+            let both = json!({
+                "preference": spec.preference, "rows": spec.data.rows, "on": spec.optimizer.weight_decay_on,
+                "start": spec.learning_rate.warmup_start, "split": spec.data.train[0].feedback_split,
+            });
+            shown.push(format!(
+                "{} {}",
+                lines.join(" "),
+                both.to_string().replace('"', "")
+            ));
+        }
+        insta::assert_snapshot!(shown.join("\n"));
+    }
+
+    #[test]
+    fn other_losses_over_preferences_are_refused() {
+        let instead = |text: &str| UntrainedReason::Unsupported(Some(text.to_owned()));
+        let usual = [
+            "model=llama",
+            "train_datasets=[a.json]",
+            "test_datasets=[a.json]",
+            "exp_name=x",
+        ];
+        for (lines, key, reason) in [
+            (
+                &["loss=dpo", "loss.trainer=SLiCTrainer"][..],
+                "loss.trainer",
+                instead("loss=dpo"),
+            ),
+            (
+                &["loss=kto", "loss.dataloader=HalfPrefDataLoader"],
+                "loss.dataloader",
+                instead("loss=dpo"),
+            ),
+            (
+                &["loss=kto", "frac_unique_desirable=0.5"],
+                "frac_unique_desirable",
+                instead("frac_unique_desirable=1.0"),
+            ),
+            (
+                &["loss=dpo", "loss.sync_reference=true"],
+                "loss.sync_reference",
+                instead("loss.sync_reference=false"),
+            ),
+        ] {
+            let Some(recipe) = tree(HALOS, &[&usual[..], lines].concat()) else {
+                return;
+            };
+            let found: Vec<_> = recipe
+                .untrained
+                .iter()
+                .map(|it| (it.key.as_str(), &it.reason))
+                .collect();
+            assert_eq!(found, [(key, &reason)], "{lines:?}");
         }
     }
 }

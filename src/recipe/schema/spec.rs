@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::objective::{Kl, PairLoss};
+use crate::objective::{Kl, KlCompletions, PairLoss};
 use serde::{Deserialize, Serialize};
 
 use crate::util::suggest::{UnknownName, by_name};
@@ -134,6 +134,8 @@ pub struct Preference {
     pub undesirable_weight: Option<f64>,
     /// Which samples kto's estimate of the KL covers.
     pub kl: Kl,
+    /// Whose completion each prompt has in this estimate.
+    pub kl_completions: KlCompletions,
 }
 
 impl Preference {
@@ -181,6 +183,11 @@ impl Preference {
                 kto,
             ),
             ("preference.kl", self.kl != Kl::Global, kto),
+            (
+                "preference.kl_completions",
+                self.kl_completions != KlCompletions::Previous,
+                kto,
+            ),
         ]
         .into_iter()
         .filter_map(|(key, is_set, has_it)| (is_set && !has_it).then_some(key))
@@ -744,6 +751,9 @@ pub enum RowCut {
     Start,
     /// The prompt is cut to `max_prompt_length`, and then the completion to the rest, in both rows of a pair alike.
     Completion,
+    /// The content of the turn that passes `max_prompt_length` or `sequence_length` is cut, and later turns are left out, so
+    /// that the template ends each row (HALOs).
+    Turns,
 }
 
 /// A side of a text.
@@ -804,6 +814,8 @@ pub struct DataSource {
     pub columns: Vec<String>,
     /// Share of the source's samples, 0 to 1; of a training source also their number, above 1.
     pub weight: Option<f64>,
+    /// Of rows of HALOs' feedback, those of this split are read.
+    pub feedback_split: Option<String>,
     /// The synthetic language, when `path` is `synthetic`.
     pub synthetic: Option<Synthetic>,
 }
@@ -812,7 +824,7 @@ pub struct DataSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataFormat {
-    /// One JSON object a line.
+    /// One JSON object a line, or one array of objects.
     Jsonl,
     /// Columnar files of Apache Parquet.
     Parquet,
@@ -871,8 +883,10 @@ pub struct Optimizer {
     pub beta2: f64,
     /// ε, added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay, on matrices only (not on norms).
+    /// Decoupled weight decay.
     pub weight_decay: f64,
+    /// What decays.
+    pub weight_decay_on: DecayOn,
     /// Maximum global gradient norm; null or 0 turns clipping off.
     pub gradient_clip: Option<f64>,
     /// Upstream's name of the optimiser, for memory estimates and messages.
@@ -886,10 +900,47 @@ impl Default for Optimizer {
             beta2: 0.999,
             epsilon: 1e-8,
             weight_decay: 0.0,
+            weight_decay_on: DecayOn::Matrices,
             gradient_clip: Some(1.0),
             name: None,
         }
     }
+}
+
+impl Optimizer {
+    /// The method of the built-in trainer that the name means; `None`: it has none. Names of transformers
+    /// (`OptimizerNames`, 5.23.0 `training_args.py`) and classes of `torch.optim`.
+    pub fn method(&self) -> Option<Method> {
+        let name = self.name.as_deref().map(str::to_lowercase);
+        match name
+            .as_deref()
+            .map(|name| name.strip_prefix("paged_").unwrap_or(name))
+        {
+            None => Some(Method::AdamW),
+            Some(name) if name.starts_with("adamw") => Some(Method::AdamW),
+            Some("rmsprop") => Some(Method::RmsProp),
+            Some(_) => None,
+        }
+    }
+}
+
+/// An optimiser of the built-in trainer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    AdamW,
+    /// Its α is 0.99, as PyTorch's default is.
+    RmsProp,
+}
+
+/// The parameters that weight decay applies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DecayOn {
+    /// Matrices only, not norms and biases (transformers).
+    #[default]
+    Matrices,
+    /// All parameters (HALOs, direct-preference-optimization).
+    All,
 }
 
 /// The learning rate as a function of the samples consumed.
@@ -902,6 +953,8 @@ pub struct LearningRate {
     pub shape: LearningRateShape,
     /// Minimum, as a share of the peak.
     pub floor: f64,
+    /// The rate of the first step of a warm-up, as a share of the peak.
+    pub warmup_start: f64,
     /// Length of linear warm-up, in samples.
     pub warmup_samples: Option<u64>,
     /// Length of linear warm-up, in steps of the recipe's global batch.
@@ -916,6 +969,7 @@ impl Default for LearningRate {
             peak: 5e-5,
             shape: LearningRateShape::Linear,
             floor: 0.0,
+            warmup_start: 0.0,
             warmup_samples: None,
             warmup_steps: None,
             warmup_ratio: None,

@@ -78,10 +78,10 @@ impl Line {
             }
             Event::Step(step) => ("Step", Tone::Fine, step_parts(step, progress)),
             Event::Evaluation(evaluation) => {
-                let mut parts = vec![
-                    format!("loss {:.4}", evaluation.loss),
-                    at(evaluation.samples),
-                ];
+                let mut parts = vec![format!("loss {:.4}", evaluation.loss)];
+                let preferences = evaluation.preferences.iter();
+                parts.extend(preferences.flat_map(|record| record.measures()));
+                parts.push(at(evaluation.samples));
                 parts.extend(
                     progress
                         .floor

@@ -109,6 +109,7 @@ pub(crate) fn run() -> Vec<Event> {
             loss: 4.2,
             tokens: 8_192,
             time: 1_017.0,
+            preferences: None,
         }),
         Event::Checkpoint {
             samples: 128,

@@ -4,7 +4,7 @@ use super::axis::Format;
 use super::chart::{Chart, Range, Rule, Span};
 use super::series::Series;
 use super::{GenerationFacts, ReportInput};
-use crate::telemetry::{PreferenceRecord, StepRecord};
+use crate::telemetry::{EvaluationRecord, PreferenceRecord, StepRecord};
 
 /// The axis of samples that all plots share.
 pub fn span(input: &ReportInput) -> Span {
@@ -72,18 +72,23 @@ fn over_steps(
     (values, holes)
 }
 
+/// A number of every evaluation that has it; `None` if none has.
+fn evaluated(
+    input: &ReportInput,
+    name: &'static str,
+    class: &'static str,
+    of: impl Fn(&EvaluationRecord) -> Option<f64>,
+) -> Option<Series> {
+    let all = input.evaluations.iter();
+    let points = all.filter_map(|it| Some((it.samples as f64, of(it)?)));
+    let points: Vec<(f64, f64)> = points.filter(|(_, value)| value.is_finite()).collect();
+    (!points.is_empty()).then(|| Series::dots(name, class, &points))
+}
+
 fn loss(input: &ReportInput) -> Chart {
     let (train, holes) = over_steps(input, |step| Some(step.loss));
-    let evaluations: Vec<(f64, f64)> = input
-        .evaluations
-        .iter()
-        .filter(|evaluation| evaluation.loss.is_finite())
-        .map(|evaluation| (evaluation.samples as f64, evaluation.loss))
-        .collect();
     let mut series = vec![Series::line("training", "blue", &train)];
-    if !evaluations.is_empty() {
-        series.push(Series::dots("evaluation", "orange", &evaluations));
-    }
+    series.extend(evaluated(input, "evaluation", "orange", |it| Some(it.loss)));
     let floor = input.floor.map(|floor| Rule {
         name: format!("entropy of the data {floor:.4}"),
         class: "green",
@@ -118,6 +123,14 @@ fn preferences(
 
 fn rewards(input: &ReportInput) -> Chart {
     let of = |of: fn(&PreferenceRecord) -> Option<f64>| preferences(input, of);
+    let mut series = vec![
+        Series::line("chosen", "blue", &of(|it| it.reward_chosen)),
+        Series::line("rejected", "orange", &of(|it| it.reward_rejected)),
+        Series::line("margin", "green", &of(PreferenceRecord::margin)),
+    ];
+    series.extend(evaluated(input, "margin, evaluation", "violet", |it| {
+        it.preferences.as_ref()?.margin()
+    }));
     Chart {
         id: "rewards",
         title: "Rewards",
@@ -125,26 +138,23 @@ fn rewards(input: &ReportInput) -> Chart {
             .to_owned(),
         range: Range::Values,
         format: Format::Decimal,
-        series: vec![
-            Series::line("chosen", "blue", &of(|it| it.reward_chosen)),
-            Series::line("rejected", "orange", &of(|it| it.reward_rejected)),
-            Series::line("margin", "green", &of(PreferenceRecord::margin)),
-        ],
+        series,
         ..Chart::default()
     }
 }
 
 fn accuracy(input: &ReportInput) -> Chart {
+    let training = preferences(input, |it| it.accuracy);
+    let mut series = vec![Series::line("training", "teal", &training)];
+    series.extend(evaluated(input, "evaluation", "orange", |it| {
+        it.preferences.as_ref()?.accuracy
+    }));
     Chart {
         id: "accuracy",
         title: "Reward accuracy",
         note: "Share of pairs whose chosen completion has the larger reward.".to_owned(),
         format: Format::Decimal,
-        series: vec![Series::line(
-            "accuracy",
-            "teal",
-            &preferences(input, |it| it.accuracy),
-        )],
+        series,
         ..Chart::default()
     }
 }

@@ -78,6 +78,7 @@ fn run() -> ReportInput {
                 loss: 2.2,
                 tokens: 8_192,
                 time: 1.79e9,
+                preferences: None,
             })
             .to_vec(),
         of_preferences: false,

@@ -139,3 +139,87 @@ fn settings_that_preferences_do_not_have_are_refused() {
         .join("\n")
     );
 }
+
+/// HALOs' feedback: one array, of two splits.
+const FEEDBACK: &str = r#"[
+  {"type": "pairwise_feedback", "split": "train", "prompt_id": 1, "reward_A": 1.5, "reward_B": -2,
+   "prompt": [{"role": "user", "content": "Sky?"}], "label": 0,
+   "output_A": [{"role": "assistant", "content": "green"}],
+   "output_B": [{"role": "assistant", "content": "bl\"ue]"}]},
+  {"type": "pairwise_feedback", "split": "test", "prompt_id": 2, "label": 1,
+   "prompt": [{"role": "user", "content": "Sun?"}],
+   "output_A": [{"role": "assistant", "content": "hot"}],
+   "output_B": [{"role": "assistant", "content": "cold"}]}
+]
+"#;
+
+#[test]
+fn feedback_of_halos_is_read_by_its_split() {
+    let mut case = Case::with("a.json", FEEDBACK);
+    case.objective = Objective::Dpo;
+    case.data.evaluation = case.data.train.clone();
+    case.data.train[0].feedback_split = Some("train".to_owned());
+    case.data.evaluation[0].feedback_split = Some("test".to_owned());
+    let both = [
+        "<|user|>\nSky?$\n<|assistant|>\n|bl\"ue]$\n",
+        "<|user|>\nSky?$\n<|assistant|>\n|green$\n",
+    ];
+    assert_eq!(rows(&case), both);
+    assert_eq!(case.open(Part::Evaluation).unwrap().len(), 1);
+    // Single completions of the same pairs.
+    case.objective = Objective::Kto;
+    let labelled = [format!("{} true", both[0]), format!("{} false", both[1])];
+    assert_eq!(rows(&case), labelled);
+    let binary = r#"{"type": "binary_feedback", "prompt": "Sky?", "output": " blue", "label": 1, "reward": 2.5}"#;
+    let mut case = Case::with("a.jsonl", binary);
+    case.objective = Objective::Kto;
+    assert_eq!(rows(&case), ["^Sky?| blue$ true"]);
+}
+
+#[test]
+fn damaged_arrays_are_refused_at_their_line() {
+    let refusal = |content: &[u8]| {
+        let mut case = Case::with("a.json", content);
+        case.objective = Objective::Dpo;
+        case.refusal()
+    };
+    insta::assert_snapshot!(
+        [
+            refusal(b"[{\"chosen\": \"ab\",\n"),
+            refusal(b"[{\"chosen\": \"ab\", \"rejected\": \"ac\"},\n 7]"),
+            refusal(b"[{\"chosen\": \"ab\", \"rejected\": \"ac\"}]\n{}"),
+            refusal(b"\xef\xbb\xbf [\n{\"chosen\": \"\xff\"}]"),
+            refusal(b"[]"),
+        ]
+        .join("\n")
+    );
+}
+
+/// HALOs cuts the content of a turn, so that the template still ends it.
+#[test]
+fn the_turn_that_is_too_long_is_cut() {
+    use crate::recipe::schema::spec::{RowCut, Rows};
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let row = serde_json::json!({
+        "prompt": [message("user", "abcdefgh")],
+        "chosen": [message("assistant", "0123456789")],
+        "rejected": [message("assistant", "01")],
+    });
+    let mut case = pairs(&row.to_string());
+    case.tokenizer.chat_template = Some(
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+            .to_owned(),
+    );
+    case.data.rows = Rows {
+        cut: RowCut::Turns,
+        max_prompt_length: Some(8),
+        ..Rows::default()
+    };
+    case.data.sequence_length = 15;
+    // The prompt alone has 11 tokens with the beginning of the answer, which the answer's 12 or 4 count again.
+    assert_eq!(rows(&case), ["uabcde.a|01234.", "uabcde.a|01."]);
+    assert_eq!(case.prepare().unwrap().manifest.skipped.truncated, 1);
+    case.data.sequence_length = 64;
+    case.data.rows.max_prompt_length = Some(64);
+    assert_eq!(rows(&case), ["uabcdefgh.a|0123456789.", "uabcdefgh.a|01."]);
+}

@@ -101,6 +101,7 @@ fn train(
                 beta2: 0.95,
                 epsilon: 1e-8,
                 weight_decay: 0.1,
+                vector_decay: 0.0,
                 step: step as u64 + 1,
                 gradient_scale: clipping / targets,
             })

@@ -174,6 +174,7 @@ fn losses(engine: &mut dyn Engine, batch: &Batch, steps: u64) -> Vec<f64> {
             beta2: 0.95,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            vector_decay: 0.0,
             step,
             gradient_scale: mean,
         };

@@ -486,13 +486,20 @@ weight_decay: 0.5
         ];
         let trees = trees.map(|(kind, title, revision)| {
             let keys = tree_effects::keys(kind);
+            let preferences = tree_effects::keys_of_preferences(kind);
+            let refused = match preferences.unsupported {
+                [] => String::new(),
+                keys => format!("\n\nThese are refused:\n\n{}", table(keys)),
+            };
             format!(
                 "\n# {title}\n\nThe same for the tree of revision {revision} with `loss=sft`. A launch names a key without \
                  effect only if it is\ntyped on the command line.\n\n\
-                 ## Read\n\n{}\n\n## Without effect\n\n{}\n\n## Refused\n\n{}",
+                 ## Read\n\n{}\n\n## Without effect\n\n{}\n\n## Refused\n\n{}\n\
+                 With losses over preferences these are read too:\n\n{}{refused}\n",
                 block(keys.read.iter()),
                 block(keys.without_effect.iter()),
-                table(keys.unsupported)
+                table(keys.unsupported),
+                block(preferences.read.iter()),
             )
         });
         let preferences = format!(

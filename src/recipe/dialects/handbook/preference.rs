@@ -208,7 +208,7 @@ fn rows(objective: Objective, values: &Values, versions: Versions, tree: &mut Tr
         _ => "together-ended",
     };
     tree.default("data.rows.tokens", tokens);
-    // Since then neither the prompt nor the completion has a limit of its own.
+    // Since then only the row has a limit.
     let later = match objective {
         Objective::Dpo => since(0, 29),
         Objective::Kto => since(0, 27),

@@ -110,6 +110,7 @@ const LIMITS: &[Limit] = &[
     range("optimizer.gradient_clip", 0.0, 1e9),
     range("learning_rate.peak", 0.0, 1e3),
     range("learning_rate.floor", 0.0, 1.0),
+    range("learning_rate.warmup_start", 0.0, 1.0),
     range("learning_rate.warmup_samples", 0.0, COUNT),
     range("learning_rate.warmup_steps", 0.0, COUNT),
     range("learning_rate.warmup_ratio", 0.0, 1.0),
@@ -204,7 +205,7 @@ mod tests {
     /// Specs with every key, one for each kind of schedule.
     fn whole_specs() -> Vec<Spec> {
         let source = json!({
-            "path": "synthetic", "format": "text", "split": "a", "config": "b", "revision": "v2", "columns": ["c"],
+            "path": "synthetic", "format": "text", "split": "a", "config": "b", "revision": "v2", "columns": ["c"], "feedback_split": "a",
             "weight": 0.5,
             "synthetic": {"vocabulary": 256, "branching": 8, "samples": 10, "seed": 1}
         });
