@@ -367,6 +367,50 @@ fn zephyrs_preferences_train_a_model_that_transformers_loads() {
     );
 }
 
+/// The batches that the norm test chooses for pairs are those of an independent computation.
+#[test]
+fn the_norm_test_of_pairs_is_that_of_pytorch() {
+    let Some(python) = python("torch, transformers") else {
+        return;
+    };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let here = |command, arguments: &[&str]| run_in(folder, command, arguments);
+    here(
+        Command::new(&python),
+        &[&own_file("tests/trainers/tiny_model.py"), "."],
+    );
+    let recipe = "{apiVersion: evenkeel.dev/v1alpha1, kind: Recipe, spec: {objective: dpo, preference: {beta: 0.3}, \
+                  model: {path: model, precision: f32}, batch: {global: 8, per_device_batch_size: 4}, \
+                  data: {train: [{path: texts.jsonl}], shuffle: false}, budget: {samples: 400}, \
+                  learning_rate: {peak: 2.0e-4, shape: constant}, \
+                  schedule: {kind: norm-test, eta: 0.15, max_batch: 64, ema: 0}}}";
+    std::fs::write(folder.join("pairs.yaml"), recipe).unwrap();
+    let words = "launch pairs.yaml --out run --procs 1 --device cpu --quiet";
+    here(evenkeel(), &words.split(' ').collect::<Vec<_>>());
+    let steps = steps_of(&folder.join("run"));
+    let script = own_file("tests/trainers/norm_replay.py");
+    let (count, path) = (steps.len().to_string(), "texts.jsonl");
+    let numbers = ["0.3", "2e-4", "0.15", "8", "4", "8", "64", &count];
+    let arguments = [&[script.as_str(), "model", path], &numbers[..]].concat();
+    let output = here(Command::new(&python), &arguments);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let expected: Vec<Value> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    let mut grew = 0;
+    for (ours, theirs) in steps.iter().zip(&expected) {
+        let test = &ours["norm_test"];
+        assert_eq!(ours["batch"], theirs["batch"], "{ours} {theirs}");
+        let (r, expected) = (test["ratio"].as_f64(), theirs["ratio"].as_f64());
+        assert!(
+            (r.unwrap() - expected.unwrap()).abs() < 2e-3,
+            "{ours} {theirs}"
+        );
+        assert_eq!(test["next_batch"], theirs["next_batch"], "{ours} {theirs}");
+        grew += u64::from(test["next_batch"] != ours["batch"]);
+    }
+    assert!(grew > 1 && steps.len() > 8, "{printed}");
+}
+
 /// Pairs, or completions with a label, as JSONL.
 fn rows(objective: &str) -> String {
     let mut rows = String::new();
