@@ -14,7 +14,7 @@ const STEPS: usize = 50;
 const PICKLED: &str = "llama";
 
 /// The last line that the script prints.
-fn printed<T: serde::de::DeserializeOwned>(output: &Output) -> T {
+pub fn printed<T: serde::de::DeserializeOwned>(output: &Output) -> T {
     let text = String::from_utf8_lossy(&output.stdout);
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }

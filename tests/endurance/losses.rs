@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
+use super::families::printed;
 use super::support::{evenkeel, stderr};
 use super::trainers::{own_file, python};
 
@@ -38,10 +40,8 @@ fn losses_are_those_of_trl() {
     let Some(python) = python("torch, transformers, trl") else {
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tiny(&python);
     let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
-    let tiny = own_file("tests/trainers/tiny_model.py");
-    here(Command::new(&python), &[&tiny, "."]);
     let rows: Vec<String> = (0..480)
         .map(|i| {
             let completion = format!("it is {}. ", 2 * i).repeat(1 + i % 3);
@@ -58,26 +58,10 @@ fn losses_are_those_of_trl() {
     let files = CASES.map(|(name, _)| format!("{name}.yaml"));
     let [cut, completions, packed] = &files;
     let output = here(Command::new(&python), &[&script, cut, completions, packed]);
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let expected: Vec<Vec<f64>> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    let expected: Vec<Vec<f64>> = printed(&output);
     for ((name, _), expected) in CASES.into_iter().zip(expected) {
         let file = format!("{name}.yaml");
-        let options = [
-            "--recipe-gpus",
-            "1",
-            "--procs",
-            "1",
-            "--device",
-            "cpu",
-            "--quiet",
-        ];
-        let words = [
-            &["launch", &file, "--out", name],
-            &options[..],
-            &["evenkeel.objective=sft"],
-        ]
-        .concat();
-        here(evenkeel(), &words);
+        launch_in(folder.path(), &file, name, &["evenkeel.objective=sft"]);
         let losses = of_steps(&folder.path().join(name));
         assert_eq!(losses.len(), expected.len(), "{name}: {losses:?}");
         for (ours, trls) in losses.iter().zip(&expected) {
@@ -85,6 +69,22 @@ fn losses_are_those_of_trl() {
             assert!(apart < 2e-5, "{name}: {losses:?}, TRL {expected:?}");
         }
     }
+}
+
+/// A folder with what tiny_model.py makes.
+pub fn tiny(python: &Path) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let script = own_file("tests/trainers/tiny_model.py");
+    run_in(folder.path(), Command::new(python), &[&script, "."]);
+    folder
+}
+
+/// Trains a recipe for one device on this machine's CPU, in a folder.
+pub fn launch_in(folder: &Path, recipe: &str, out: &str, more: &[&str]) {
+    let options = "--recipe-gpus 1 --procs 1 --device cpu --quiet".split(' ');
+    let words = ["launch", recipe, "--out", out].into_iter().chain(options);
+    let words: Vec<&str> = words.chain(more.iter().copied()).collect();
+    run_in(folder, evenkeel(), &words);
 }
 
 /// Runs a command that must succeed in a folder, without the hub.
@@ -99,10 +99,25 @@ pub fn run_in(folder: &Path, mut command: Command, arguments: &[&str]) -> Output
     output
 }
 
-/// The losses of a run's first generation.
-pub fn of_steps(run: &Path) -> Vec<f64> {
+/// The metrics of a run's first generation.
+pub fn metrics_of(run: &Path) -> Vec<Value> {
     let metrics = std::fs::read_to_string(run.join("gen-1/metrics.jsonl")).unwrap();
     let lines = metrics.lines();
-    let steps = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
-    steps.filter_map(|step| step["loss"].as_f64()).collect()
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// The steps of a run's first generation.
+pub fn steps_of(run: &Path) -> Vec<Value> {
+    let mut metrics = metrics_of(run);
+    metrics.retain(|metric| metric["kind"] == "step");
+    metrics
+}
+
+/// The losses of a run's first generation.
+pub fn of_steps(run: &Path) -> Vec<f64> {
+    let metrics = metrics_of(run);
+    let losses = metrics.iter().map(|metric| metric["loss"].as_f64());
+    losses.flatten().collect()
 }

@@ -9,7 +9,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::disturbed::proved;
-use super::losses::run_in;
+use super::families::printed;
+use super::losses::{launch_in, metrics_of, run_in, steps_of, tiny};
 use super::support::{Run, evenkeel, same_losses, small};
 use super::trainers::{own_file, python};
 use super::upstream::corpus;
@@ -69,12 +70,7 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
     let Some(python) = python("torch, transformers, trl") else {
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
-    here(
-        Command::new(&python),
-        &[&own_file("tests/trainers/tiny_model.py"), "."],
-    );
+    let folder = tiny(&python);
     let file = |name: &str| format!("{name}.yaml");
     for (name, lines) in CASES {
         let is_kto = name.starts_with("kto");
@@ -91,10 +87,8 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
     let mut arguments = vec![script];
     arguments.extend(CASES.map(|(name, _)| file(name)));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let output = here(Command::new(&python), &arguments);
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
-        serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    let output = run_in(folder.path(), Command::new(&python), &arguments);
+    let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> = printed(&output);
     assert_eq!(expected.len(), CASES.len());
     for (name, _) in CASES {
         let is_kto = name.starts_with("kto");
@@ -104,25 +98,11 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
             "global"
         };
         let (file, kl) = (file(name), format!("evenkeel.preference.kl={kl}"));
-        let mut words = vec![
-            "launch",
-            &file,
-            "--out",
-            name,
-            "--recipe-gpus",
-            "1",
-            "--procs",
-            "1",
-            "--device",
-            "cpu",
-            "--quiet",
-            "--dialect-version",
-            "trl-1.16",
-        ];
+        let mut more = vec!["--dialect-version", "trl-1.16"];
         if is_kto {
-            words.push(&kl);
+            more.push(&kl);
         }
-        here(evenkeel(), &words);
+        launch_in(folder.path(), &file, name, &more);
         let steps = steps_of(&folder.path().join(name));
         for (key, pointer) in [
             ("loss", "/loss"),
@@ -139,14 +119,6 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
             compare(&format!("{name}: {key}"), &steps, pointer, trls);
         }
     }
-}
-
-/// The steps of a run's first generation.
-fn steps_of(run: &Path) -> Vec<Value> {
-    let metrics = std::fs::read_to_string(run.join("gen-1/metrics.jsonl")).unwrap();
-    let lines = metrics.lines();
-    let all = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
-    all.filter(|line| line["kind"] == "step").collect()
 }
 
 /// Compares a number of every step with upstream's, relative to the largest.
@@ -202,10 +174,7 @@ fn losses_over_preferences_are_those_of_the_trees() {
     let Some(python) = python("torch, transformers") else {
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let here = |command, arguments: &[&str]| run_in(folder.path(), command, arguments);
-    let tiny = own_file("tests/trainers/tiny_model.py");
-    here(Command::new(&python), &[&tiny, "."]);
+    let folder = tiny(&python);
     std::fs::write(folder.path().join("model/chat_template.jinja"), TEMPLATE).unwrap();
     head(folder.path(), "texts.jsonl", "evaluated.jsonl", 8);
     let numbers = std::fs::read(own_file("tests/trainers/tree_losses.json")).unwrap();
@@ -222,15 +191,13 @@ fn losses_over_preferences_are_those_of_the_trees() {
         };
         let tree = corpus.join(tree).display().to_string();
         let out = name.replace('/', "-");
-        let mut words = vec!["launch", &tree, "--out", &out];
-        words.extend("--recipe-gpus 1 --procs 1 --device cpu --quiet".split(' '));
-        words.extend(usual.split(' ').chain(own.split(' ')));
-        words.extend(["exp_name=x", "n_epochs=null", "n_examples=160"]);
-        words.push("evenkeel.data.shuffle=false");
+        let mut more: Vec<&str> = usual.split(' ').chain(own.split(' ')).collect();
+        more.extend(["exp_name=x", "n_epochs=null", "n_examples=160"]);
+        more.push("evenkeel.data.shuffle=false");
         if name.starts_with("dpo") {
-            words.push("evenkeel.data.evaluation=[{path: evaluated.jsonl}]");
+            more.push("evenkeel.data.evaluation=[{path: evaluated.jsonl}]");
         }
-        here(evenkeel(), &words);
+        launch_in(folder.path(), &tree, &out, &more);
         let steps = steps_of(&folder.path().join(out));
         for (key, theirs) in &expected[name] {
             let pointer = match key.as_str() {
@@ -275,8 +242,7 @@ fn head(folder: &Path, from: &str, to: &str, count: usize) {
 /// β and whether rows are ended, as rewards.py takes them.
 fn same_rewards(python: &Path, folder: &Path, run: &str, words: [&str; 3]) {
     let generation = folder.join(run).join("gen-1");
-    let metrics = std::fs::read_to_string(generation.join("metrics.jsonl")).unwrap();
-    let evaluation: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    let evaluation = metrics_of(&folder.join(run)).pop().unwrap();
     assert_eq!(evaluation["kind"], "evaluation");
     let mut checkpoints = std::fs::read_dir(&generation).unwrap().flatten();
     let checkpoint = checkpoints.find(|entry| entry.path().join("config.json").is_file());
@@ -285,15 +251,14 @@ fn same_rewards(python: &Path, folder: &Path, run: &str, words: [&str; 3]) {
     let mut arguments = vec![script.as_str(), "model", &checkpoint];
     arguments.extend(words.into_iter().filter(|word| !word.is_empty()));
     let output = run_in(folder, Command::new(python), &arguments);
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let theirs: Value = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    let printed: Value = printed(&output);
     for key in ["reward_chosen", "reward_rejected", "accuracy"] {
         // KTO has no pairs.
         let Some(ours) = evaluation["preferences"][key].as_f64() else {
             assert!(run == "halos-kto" && key == "accuracy");
             continue;
         };
-        let theirs = theirs[key].as_f64().unwrap();
+        let theirs = printed[key].as_f64().unwrap();
         assert!(
             (ours - theirs).abs() < 1e-4 * theirs.abs().max(0.1),
             "{run}: {evaluation}, {printed}"
@@ -313,13 +278,8 @@ fn zephyrs_preferences_train_a_model_that_transformers_loads() {
     let Some(python) = python("torch, transformers") else {
         return;
     };
-    let place = tempfile::tempdir().unwrap();
+    let place = tiny(&python);
     let folder = place.path();
-    let here = |command, arguments: &[&str]| run_in(folder, command, arguments);
-    here(
-        Command::new(&python),
-        &[&own_file("tests/trainers/tiny_model.py"), "."],
-    );
     let all = std::fs::read_to_string(folder.join("preferences/train.jsonl")).unwrap();
     let rows = all.lines().enumerate().map(|(i, line)| {
         let mut row: Value = serde_json::from_str(line).unwrap();
@@ -338,18 +298,9 @@ fn zephyrs_preferences_train_a_model_that_transformers_loads() {
     let recipe =
         "huggingface__alignment-handbook/925acdfe4b/recipes/zephyr-7b-beta/dpo/config_full.yaml";
     let recipe = corpus.join(recipe).display().to_string();
-    let words = [
-        "launch",
-        &recipe,
-        "--recipe-gpus",
-        "8",
-        "--procs",
-        "2",
-        "--device",
-        "cpu",
-        "--out",
-        "zephyr",
-        "--quiet",
+    let mut words = vec!["launch", &recipe, "--out", "zephyr"];
+    words.extend("--recipe-gpus 8 --procs 2 --device cpu --quiet".split(' '));
+    words.extend([
         "model_name_or_path=model",
         "dataset_mixture.datasets.0.id=binarized",
         "dataset_mixture.datasets.1.id=binarized",
@@ -357,8 +308,8 @@ fn zephyrs_preferences_train_a_model_that_transformers_loads() {
         "evenkeel.data.evaluation=[{path: evaluated.jsonl}]",
         "num_train_epochs=4",
         "learning_rate=1e-3",
-    ];
-    here(evenkeel(), &words);
+    ]);
+    run_in(folder, evenkeel(), &words);
     same_rewards(
         &python,
         folder,
@@ -373,13 +324,8 @@ fn the_norm_test_of_pairs_is_that_of_pytorch() {
     let Some(python) = python("torch, transformers") else {
         return;
     };
-    let place = tempfile::tempdir().unwrap();
+    let place = tiny(&python);
     let folder = place.path();
-    let here = |command, arguments: &[&str]| run_in(folder, command, arguments);
-    here(
-        Command::new(&python),
-        &[&own_file("tests/trainers/tiny_model.py"), "."],
-    );
     let recipe = "{apiVersion: evenkeel.dev/v1alpha1, kind: Recipe, spec: {objective: dpo, preference: {beta: 0.3}, \
                   model: {path: model, precision: f32}, batch: {global: 8, per_device_batch_size: 4}, \
                   data: {train: [{path: texts.jsonl}], shuffle: false}, budget: {samples: 400}, \
@@ -387,15 +333,14 @@ fn the_norm_test_of_pairs_is_that_of_pytorch() {
                   schedule: {kind: norm-test, eta: 0.15, max_batch: 64, ema: 0}}}";
     std::fs::write(folder.join("pairs.yaml"), recipe).unwrap();
     let words = "launch pairs.yaml --out run --procs 1 --device cpu --quiet";
-    here(evenkeel(), &words.split(' ').collect::<Vec<_>>());
+    run_in(folder, evenkeel(), &words.split(' ').collect::<Vec<_>>());
     let steps = steps_of(&folder.join("run"));
     let script = own_file("tests/trainers/norm_replay.py");
     let (count, path) = (steps.len().to_string(), "texts.jsonl");
     let numbers = ["0.3", "2e-4", "0.15", "8", "4", "8", "64", &count];
     let arguments = [&[script.as_str(), "model", path], &numbers[..]].concat();
-    let output = here(Command::new(&python), &arguments);
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let expected: Vec<Value> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+    let output = run_in(folder, Command::new(&python), &arguments);
+    let expected: Vec<Value> = printed(&output);
     let mut grew = 0;
     for (ours, theirs) in steps.iter().zip(&expected) {
         let test = &ours["norm_test"];
@@ -408,7 +353,7 @@ fn the_norm_test_of_pairs_is_that_of_pytorch() {
         assert_eq!(test["next_batch"], theirs["next_batch"], "{ours} {theirs}");
         grew += u64::from(test["next_batch"] != ours["batch"]);
     }
-    assert!(grew > 1 && steps.len() > 8, "{printed}");
+    assert!(grew > 1 && steps.len() > 8, "{expected:?}");
 }
 
 /// Pairs, or completions with a label, as JSONL.
