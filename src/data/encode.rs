@@ -324,9 +324,8 @@ impl<'a> Encoder<'a> {
         let encode = |text: &str| self.tokenizer.encode(text).map_err(cannot_encode);
         let mut of_completions = Vec::new();
         for whole in &wholes {
-            let mut both = before.char_indices().zip(whole.chars());
-            let different = both.find(|((_, one), other)| one != other);
-            before.truncate(different.map_or(before.len(), |((at, _), _)| at));
+            let border = preference::first_difference(&before, whole);
+            before.truncate(border.unwrap_or(before.len()));
             let mut ids = encode(whole.get(before.len()..).unwrap_or_default())?;
             if is_text || self.request.data.rows.tokens == RowTokens::ApartEnded {
                 ids.extend(&self.tokenizer.end);

@@ -174,9 +174,7 @@ fn implicit(chosen: Turns, rejected: Turns) -> Result<Preference, Fault> {
     };
     match (chosen, rejected) {
         (Turns::Text(chosen), Turns::Text(rejected)) => {
-            let mut both = chosen.char_indices().zip(rejected.chars());
-            let different = both.find(|((_, one), other)| one != other);
-            let ((mut at, _), _) = different.ok_or_else(equal)?;
+            let mut at = first_difference(&chosen, &rejected).ok_or_else(equal)?;
             if chosen[..at].ends_with(' ') {
                 at -= 1;
             }
@@ -202,6 +200,13 @@ fn implicit(chosen: Turns, rejected: Turns) -> Result<Preference, Fault> {
         }
         _ => Err(mixed()),
     }
+}
+
+/// The byte at which two texts differ; `None` if one is the beginning of the other.
+pub(super) fn first_difference(one: &str, other: &str) -> Option<usize> {
+    let mut both = one.char_indices().zip(other.chars());
+    let different = both.find(|((_, one), other)| one != other);
+    different.map(|((at, _), _)| at)
 }
 
 fn same_kind(one: &Turns, other: &Turns) -> Result<(), Fault> {

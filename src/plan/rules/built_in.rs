@@ -39,11 +39,11 @@ const TRAINER_OBJECTIVE: Rule = Rule {
     check: Check::Trainer(trainer_objective),
 };
 
-/// Whether the built-in trainer has the recipe's objective. Other dialects than these state
-/// losses over preferences in keys that are not read.
+/// Whether the built-in trainer has the recipe's objective. Other dialects than these state losses over preferences in keys
+/// that are not read.
 pub(super) fn trains(case: &Case<'_>) -> bool {
-    let objective = case.spec().objective;
     use Dialect::{Dpo, Halos, HandbookTrl, Native};
+    let objective = case.spec().objective;
     let is_read = matches!(case.recipe.dialect, Native | HandbookTrl | Halos | Dpo);
     TRAINED.contains(&objective) && (objective.is_likelihood() || is_read)
 }
@@ -194,32 +194,39 @@ fn trainer_numerics(case: &Case<'_>, findings: &mut Findings<'_>) {
     let Some(name) = spec.optimizer.name.as_deref() else {
         return;
     };
-    let smaller = ["8bit", "4bit", "anyprecision"];
-    let is_smaller = |word: &&str| name.to_lowercase().contains(word);
-    let method = spec.optimizer.method();
-    if method.is_some() && smaller.iter().any(|word| is_smaller(&word)) {
-        instead("optimizer.name", name, "keeps AdamW's moments in f32");
-    } else if method == Some(Method::RmsProp) && spec.optimizer.weight_decay != 0.0 {
-        findings.at(
-            &["optimizer.weight_decay"],
-            "the built-in trainer's RMSprop has no weight decay",
-            format!("set {}", case.set("optimizer.weight_decay", "0")),
-        );
-    } else if method.is_none() {
-        // HALOs and direct-preference-optimization name classes of `torch.optim`.
-        let adamw = match case.recipe.dialect {
-            Dialect::Halos | Dialect::Dpo => "AdamW",
-            _ => "adamw_torch",
-        };
-        let (key, set) = (
-            case.key("optimizer.name"),
-            case.set("optimizer.name", adamw),
-        );
-        findings.at(
-            &["optimizer.name"],
-            format!("the built-in trainer uses AdamW or RMSprop, but {key} is {name}"),
-            format!("set {set} to train with AdamW, or plan only"),
-        );
+    match spec.optimizer.method() {
+        Some(Method::AdamW) => {
+            let smaller = ["8bit", "4bit", "anyprecision"];
+            let lower = name.to_lowercase();
+            if smaller.iter().any(|word| lower.contains(word)) {
+                instead("optimizer.name", name, "keeps AdamW's moments in f32");
+            }
+        }
+        Some(Method::RmsProp) => {
+            if spec.optimizer.weight_decay != 0.0 {
+                findings.at(
+                    &["optimizer.weight_decay"],
+                    "the built-in trainer's RMSprop has no weight decay",
+                    format!("set {}", case.set("optimizer.weight_decay", "0")),
+                );
+            }
+        }
+        None => {
+            // HALOs and direct-preference-optimization name classes of `torch.optim`.
+            let adamw = match case.recipe.dialect {
+                Dialect::Halos | Dialect::Dpo => "AdamW",
+                _ => "adamw_torch",
+            };
+            let (key, set) = (
+                case.key("optimizer.name"),
+                case.set("optimizer.name", adamw),
+            );
+            findings.at(
+                &["optimizer.name"],
+                format!("the built-in trainer uses AdamW or RMSprop, but {key} is {name}"),
+                format!("set {set} to train with AdamW, or plan only"),
+            );
+        }
     }
 }
 

@@ -197,8 +197,8 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
     if !too_small || spec.objective != Objective::Kto || spec.generation.without_kl {
         return;
     }
-    let alternative = pairs_globally(case);
-    if alternative == Some(Alternative::Runs) {
+    let pairs = Pairs::of(case);
+    if pairs == Pairs::InBatch {
         return;
     }
     let paths = ["batch.per_device_batch_size"];
@@ -215,7 +215,7 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
         _ => "use a world in which every rank gets an even number of samples".to_owned(),
     };
     // HALOs requires only two samples over all devices (`unpaired-batch-min`), and continues.
-    if case.recipe.dialect == Dialect::Halos || alternative == Some(Alternative::MayRun) {
+    if case.recipe.dialect == Dialect::Halos || pairs == Pairs::InEither {
         findings.warn(&paths, message, help);
     } else {
         findings.at(&paths, message, help);
@@ -246,7 +246,7 @@ fn kto_micro_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     let has_kl = spec.objective == Objective::Kto && !spec.generation.without_kl;
     let planned = split.per_device_batch_size;
-    if !has_kl || planned == of_recipe || pairs_globally(case) == Some(Alternative::Runs) {
+    if !has_kl || planned == of_recipe || Pairs::of(case) == Pairs::InBatch {
         return;
     }
     findings.warn(
@@ -262,24 +262,26 @@ fn kto_micro_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
     );
 }
 
-/// Whether the built-in trainer runs a plan.
+/// Where the rows are that KTO's KL term pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Alternative {
-    Runs,
-    /// Undecided: upstream's trainer may run it as well.
-    MayRun,
+enum Pairs {
+    InMicroBatch,
+    /// In the global batch, as the built-in trainer makes them.
+    InBatch,
+    /// It is undecided which trainer runs the plan.
+    InEither,
 }
 
-/// Whether the built-in trainer runs KTO's plan, which makes its pairs within the global batch.
-fn pairs_globally(case: &Case<'_>) -> Option<Alternative> {
-    if case.spec().preference.kl != Kl::Global || !trains(case) {
-        return None;
-    }
-    match case.request.runner {
-        Runner::BuiltIn { .. } => Some(Alternative::Runs),
-        Runner::Any { .. } if case.recipe.dialect == Dialect::Native => Some(Alternative::Runs),
-        Runner::Any { .. } => Some(Alternative::MayRun),
-        Runner::External { .. } => None,
+impl Pairs {
+    fn of(case: &Case<'_>) -> Pairs {
+        if case.spec().preference.kl != Kl::Global || !trains(case) {
+            return Pairs::InMicroBatch;
+        }
+        match case.request.runner {
+            Runner::External { .. } => Pairs::InMicroBatch,
+            Runner::Any { .. } if case.recipe.dialect != Dialect::Native => Pairs::InEither,
+            Runner::Any { .. } | Runner::BuiltIn { .. } => Pairs::InBatch,
+        }
     }
 }
 
@@ -304,7 +306,7 @@ const UNPAIRED_BATCH_MIN: Rule = Rule {
 
 fn unpaired_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
     let objective = case.spec().objective;
-    if objective == Objective::Kto && pairs_globally(case) == Some(Alternative::Runs) {
+    if objective == Objective::Kto && Pairs::of(case) == Pairs::InBatch {
         return;
     }
     if let Some(split) = case.draft.split

@@ -91,8 +91,9 @@ impl Reader for Dpo {
         training(&values, &mut tree, reading);
         values.translate(KEYS, &mut tree, reading);
         let names = values.texts("datasets", reading);
-        preference::sources(&names, 0, DATA_SETS, [None; 2], &mut tree);
-        preference::sources(&names, 1, DATA_SETS, [None; 2], &mut tree);
+        for part in [0, 1] {
+            preference::sources(&names, part, DATA_SETS, None, &mut tree);
+        }
         let objective = preference::objective(&tree);
         if !objective.is_likelihood() {
             losses(&values, &names, &mut tree, reading);

@@ -76,7 +76,7 @@ const DATA_SETS: &[DataSet] = &[
 ];
 
 /// The splits of files of feedback, for training and for evaluation.
-const FEEDBACK_SPLITS: [Option<&str>; 2] = [Some("train"), Some("test")];
+const FEEDBACK_SPLITS: [&str; 2] = ["train", "test"];
 
 /// Upstream's trainers, with the objective that each is planned as.
 const TRAINERS: &[(&str, &str)] = &[
@@ -161,7 +161,7 @@ impl Reader for Halos {
         values.translate(KEYS, &mut tree, reading);
         without_effect(&values, asked.command_line, reading);
         let objective = preference::objective(&tree);
-        if preference::is_trained(objective) {
+        if objective.is_likelihood() || objective.is_over_preferences() {
             let (config, typed) = (&composed.config, asked.command_line);
             tree_effects::find(config, Kind::Halos, objective, typed, reading);
             if objective.is_likelihood() {
@@ -367,7 +367,8 @@ fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
     for (part, key) in ["train_datasets", "test_datasets"].into_iter().enumerate() {
         let names = values.texts(key, reading);
         let names = if names.is_empty() { &both } else { &names };
-        preference::sources(names, part, DATA_SETS, FEEDBACK_SPLITS, tree);
+        let feedback = Some(FEEDBACK_SPLITS[part]);
+        preference::sources(names, part, DATA_SETS, feedback, tree);
     }
 }
 

@@ -127,7 +127,7 @@ fn translate(
     let taken = |key: &str| versions.takes(key, Some(objective));
     let kind_of = |key: &str| keys::kind(key, objective).filter(|_| taken(key));
     let values = Values::check(root, "", kind_of, reading);
-    if objective.is_likelihood() || preference::has(objective) {
+    if objective.is_likelihood() || objective.is_over_preferences() {
         let is_known = |key: &str| taken(key) && keys::kind(key, objective).is_some();
         effects::find(root, objective, versions, is_known, reading);
     }
@@ -148,7 +148,7 @@ fn translate(
     settings::adapter_sizes(root, &mut tree);
     settings::lengths(&values, objective, versions, &mut tree);
     data::translate(&values, evaluates, &mut tree, reading);
-    if preference::has(objective) {
+    if objective.is_over_preferences() {
         preference::translate(objective, &values, versions, &mut tree);
     }
     if objective == Objective::Dpo {

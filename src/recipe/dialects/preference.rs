@@ -173,12 +173,12 @@ pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
 /// evaluation.
 pub(crate) type DataSet = (&'static str, &'static str, [&'static str; 2]);
 
-/// Writes the sources of `data.train` (0) or `data.evaluation` (1). `feedback`: the splits of files of HALOs' feedback.
+/// Writes the sources of `data.train` (0) or `data.evaluation` (1). `feedback`: the split of files of HALOs' feedback.
 pub(crate) fn sources(
     names: &[Given<String>],
     part: usize,
     known: &[DataSet],
-    feedback: [Option<&str>; 2],
+    feedback: Option<&str>,
     tree: &mut Tree,
 ) {
     let path = ["data.train", "data.evaluation"][part];
@@ -191,7 +191,7 @@ pub(crate) fn sources(
             }
             None => {
                 source.text("path", name);
-                if let Some(split) = feedback[part] {
+                if let Some(split) = feedback {
                     source.default("feedback_split", split);
                 }
             }
@@ -205,12 +205,6 @@ pub(crate) fn objective(tree: &Tree) -> Objective {
     let name = tree.get("objective").and_then(Node::text);
     let name = serde_json::Value::from(name.unwrap_or_default());
     serde_json::from_value(name).unwrap_or_default()
-}
-
-/// Whether the built-in trainer trains an objective of these trees.
-pub(crate) fn is_trained(objective: Objective) -> bool {
-    use Objective::{Dpo, Kto, Sft, Simpo};
-    matches!(objective, Sft | Dpo | Simpo | Kto)
 }
 
 /// The warm-up of a `LambdaLR` with min(1, (step + 1) / (warmup_steps + 1)).

@@ -6,20 +6,10 @@ use super::preference::Kind;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
-use crate::recipe::schema::untrained::{Effect, Untrained, UntrainedReason};
+use crate::recipe::schema::untrained::{Effect, Keys, Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Entry, Node, Value, joined};
 use crate::recipe::syntax::source::FileId;
 use crate::recipe::syntax::words::Words;
-
-/// The keys of a tree. A group means all keys below it.
-pub(crate) struct Keys {
-    pub read: Words,
-    /// Keys that change no weights: logs, names, caches, memory, other objectives, and settings of what another key
-    /// switches on.
-    pub without_effect: Words,
-    /// Keys that change the weights, each with the values that do not, the first one for messages.
-    pub unsupported: &'static [(&'static str, &'static [&'static str])],
-}
 
 /// HALOs 4831988 `launch.py`, `train/trainers.py`, `train/dataloader.py`, and keys that its older revisions had.
 const HALOS: Keys = Keys {
@@ -75,22 +65,6 @@ const DPO: Keys = Keys {
     ),
     unsupported: &[("max_prompt_length", &[]), ("model.archive", &[])],
 };
-
-impl Keys {
-    /// What the built-in trainer does with a key; `None`: the tree does not have it.
-    fn effect(&self, key: &str) -> Option<Effect> {
-        let unsupported = self.unsupported.iter().find(|(name, _)| *name == key);
-        let above = key.rsplit_once('.').map_or("", |(above, _)| above);
-        match unsupported {
-            Some((_, neutral)) => Some(Effect::Unsupported(neutral)),
-            None if self.read.has(key) => Some(Effect::Read),
-            None if self.without_effect.has(key) || self.without_effect.has(above) => {
-                Some(Effect::None)
-            }
-            None => None,
-        }
-    }
-}
 
 /// The keys of HALOs' losses over preferences, where they differ from those of supervised fine-tuning.
 const HALOS_PREFERENCES: Keys = Keys {
@@ -350,6 +324,11 @@ mod tests {
         for (lines, key, reason) in [
             (
                 &["loss=dpo", "loss.trainer=SLiCTrainer"][..],
+                "loss.trainer",
+                instead("loss=dpo"),
+            ),
+            (
+                &["loss=dpo", "loss.trainer=ORPOTrainer"],
                 "loss.trainer",
                 instead("loss=dpo"),
             ),

@@ -99,6 +99,12 @@ impl Objective {
         matches!(self, Objective::LanguageModelling | Objective::Sft)
     }
 
+    /// Whether the loss is over preferences: pairs of completions, or completions with a label.
+    pub fn is_over_preferences(self) -> bool {
+        use Objective::{Dpo, Kto, Orpo, Simpo};
+        matches!(self, Dpo | Kto | Orpo | Simpo)
+    }
+
     /// The default number of completions per prompt that are compared with each other (TRL f2cd577,
     /// `num_generations`); `None` for objectives that compare none.
     pub fn default_generations(self) -> Option<u64> {

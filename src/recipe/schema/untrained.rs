@@ -1,6 +1,7 @@
 //! Keys by which the built-in trainer does not train.
 
 use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::words::Words;
 
 /// What the built-in trainer does with a known key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +10,32 @@ pub(crate) enum Effect {
     None,
     /// Only these values, empty ones, and mappings of them change nothing.
     Unsupported(&'static [&'static str]),
+}
+
+/// The keys of a dialect, by what the built-in trainer does with them. A group means all keys below it.
+pub(crate) struct Keys {
+    pub read: Words,
+    /// Keys that change no weights, or only by rounding: logs, names, caches, memory, and settings of what another key switches
+    /// on.
+    pub without_effect: Words,
+    /// Keys that change the weights, each with the values that do not, the first one for messages.
+    pub unsupported: &'static [(&'static str, &'static [&'static str])],
+}
+
+impl Keys {
+    /// What the built-in trainer does with a key; `None`: it is not among these.
+    pub fn effect(&self, key: &str) -> Option<Effect> {
+        let unsupported = self.unsupported.iter().find(|(name, _)| *name == key);
+        let above = key.rsplit_once('.').map_or("", |(above, _)| above);
+        match unsupported {
+            Some((_, neutral)) => Some(Effect::Unsupported(neutral)),
+            None if self.read.has(key) => Some(Effect::Read),
+            None if self.without_effect.has(key) || self.without_effect.has(above) => {
+                Some(Effect::None)
+            }
+            None => None,
+        }
+    }
 }
 
 /// A key of an upstream recipe by which the built-in trainer does not train.

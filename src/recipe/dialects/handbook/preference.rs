@@ -7,54 +7,43 @@ use super::values::Values;
 use super::versions::Versions;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::{Given, Tree};
-use crate::recipe::schema::untrained::Effect;
+use crate::recipe::schema::untrained::{Effect, Keys};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::words::Words;
 
-/// Keys that change no weights, or only by rounding, and settings of what another key switches on.
-pub(super) const WITHOUT_EFFECT: Words = Words(
-    "base_model_attribute_name disable_dropout discopop_tau f_alpha_divergence_coef force_use_ref_model \
-     generate_during_eval is_encoder_decoder label_pad_token_id max_density_ratio max_target_length min_density_ratio \
-     model_adapter_name padding_value precompute_ref_batch_size precompute_ref_log_probs prompt_sample_size \
-     ref_adapter_name ref_model_mixup_alpha ref_model_sync_steps use_liger_loss use_logits_to_keep \
-     use_num_logits_to_keep",
-);
+/// Keys that these trainers have and others do not, or treat differently. Those of the data and of the batch are shared by all
+/// trainers.
+pub(super) const KEYS: Keys = Keys {
+    read: Words(
+        "beta cpo_alpha desirable_weight gamma gamma_beta_ratio label_smoothing loss_type max_completion_length max_length \
+         max_prompt_length reference_free rpo_alpha sft_weight simpo_gamma truncation_mode undesirable_weight",
+    ),
+    without_effect: Words(
+        "base_model_attribute_name disable_dropout discopop_tau f_alpha_divergence_coef force_use_ref_model \
+         generate_during_eval is_encoder_decoder label_pad_token_id max_density_ratio max_target_length \
+         min_density_ratio model_adapter_name padding_value precompute_ref_batch_size precompute_ref_log_probs \
+         prompt_sample_size ref_adapter_name ref_model_mixup_alpha ref_model_sync_steps use_liger_loss \
+         use_logits_to_keep use_num_logits_to_keep",
+    ),
+    unsupported: &[
+        ("alpha", &["0"]),
+        ("f_divergence_type", &["reverse_kl"]),
+        ("ld_alpha", &["1"]),
+        ("loss_weights", &["1"]),
+        ("ref_model_init_kwargs", &[]),
+        ("sync_ref_model", &["false"]),
+        ("tools", &[]),
+        ("use_weighting", &["false"]),
+    ],
+};
 
-/// Keys that change the weights, each with the values that do not.
-pub(super) const UNSUPPORTED: [(&str, &[&str]); 8] = [
-    ("alpha", &["0"]),
-    ("f_divergence_type", &["reverse_kl"]),
-    ("ld_alpha", &["1"]),
-    ("loss_weights", &["1"]),
-    ("ref_model_init_kwargs", &[]),
-    ("sync_ref_model", &["false"]),
-    ("tools", &[]),
-    ("use_weighting", &["false"]),
-];
-
-/// Keys that are read. Those of the data and of the batch are shared by all trainers.
-pub(super) const READ: Words = Words(
-    "beta cpo_alpha desirable_weight gamma gamma_beta_ratio label_smoothing loss_type max_completion_length max_length \
-     max_prompt_length reference_free rpo_alpha sft_weight simpo_gamma truncation_mode undesirable_weight",
-);
-
-/// Whether an objective is one of preferences.
-pub(super) fn has(objective: Objective) -> bool {
-    use Objective::{Dpo, Kto, Orpo, Simpo};
-    matches!(objective, Dpo | Kto | Orpo | Simpo)
-}
-
-/// What the built-in trainer does with a key that these trainers have and others do not, or differently.
+/// What the built-in trainer does with one of [`KEYS`].
 pub(super) fn effect(key: &str, objective: Objective) -> Option<Effect> {
-    let unsupported = UNSUPPORTED.iter().find(|(name, _)| *name == key);
-    match unsupported {
-        Some((_, neutral)) => Some(Effect::Unsupported(neutral)),
-        // The others cut only encoders' rows by it.
-        None if key == "max_completion_length" && objective != Objective::Dpo => Some(Effect::None),
-        None if READ.has(key) => Some(Effect::Read),
-        None if WITHOUT_EFFECT.has(key) => Some(Effect::None),
-        None => None,
+    // The others cut only encoders' rows by it.
+    if key == "max_completion_length" && objective != Objective::Dpo {
+        return Some(Effect::None);
     }
+    KEYS.effect(key)
 }
 
 /// The losses of DPO and of CPO, with their native names.
@@ -88,6 +77,9 @@ pub(super) fn instead(
     objective: Objective,
     versions: Versions,
 ) -> Option<&'static str> {
+    if !objective.is_over_preferences() {
+        return None;
+    }
     match key {
         "loss_type" if loss(objective, value).is_none() => Some(match objective {
             Objective::Kto => "loss_type=kto",
@@ -336,8 +328,9 @@ cpo truncation_mode: keep_start
                 .iter()
                 .any(|(_, it)| keys::known(*it).contains(&key))
         };
-        let unsupported = UNSUPPORTED.iter().map(|(key, _)| *key);
-        let all = READ.iter().chain(WITHOUT_EFFECT.iter()).chain(unsupported);
+        let unsupported = KEYS.unsupported.iter().map(|(key, _)| *key);
+        let read = KEYS.read.iter().chain(KEYS.without_effect.iter());
+        let all = read.chain(unsupported);
         let mut all: Vec<&str> = all.collect();
         assert!(all.iter().all(|key| known(key)), "{all:?}");
         all.sort_unstable();
