@@ -33,7 +33,10 @@ pub fn render(input: &ReportInput) -> Result<String, minijinja::Error> {
         "Samples",
         "Generation",
         "Loss",
-        "Perplexity",
+        match input.of_preferences {
+            true => "Rewards",
+            false => "Perplexity",
+        },
         "Target tokens",
     ];
     evaluation_headings.extend(input.floor.map(|_| "From the floor"));
@@ -187,10 +190,10 @@ fn evaluations(input: &ReportInput) -> Vec<Vec<String>> {
             grouped(evaluation.samples),
             evaluation.generation.to_string(),
             loss_text(loss),
-            if input.of_preferences {
-                unknown()
-            } else {
-                count(loss.exp())
+            match &evaluation.preferences {
+                Some(record) => record.measures().collect::<Vec<_>>().join(" · "),
+                None if input.of_preferences => unknown(),
+                None => count(loss.exp()),
             },
             grouped(evaluation.tokens),
         ];

@@ -185,8 +185,13 @@ fn preferences_have_rewards_and_no_perplexity() {
             ..PreferenceRecord::default()
         }));
     }
+    input.evaluations[0].preferences = Some(Box::new(PreferenceRecord {
+        kl: Some(0.375),
+        ..PreferenceRecord::default()
+    }));
     let html = render(&input);
     assert_eq!(figures_of(&html)[..4], ["loss", "rewards", "kl", "batch"]);
+    assert!(text_of(&html).contains("KL 0.3750"));
     let text = text_of(&html);
     assert!(text.contains("a mean over samples") && !text.contains("perplexity"));
     let margins = &data_of(&html)["curves"]["rewards"][2]["points"];
