@@ -158,11 +158,7 @@ mod tests {
     fn rmsprop_is_pytorchs() {
         let (mut p, mut m, mut v) = (vec![2.0; 8], vec![0.0; 8], vec![0.0; 8]);
         let factors = Factors::new(&AdamW::rmsprop(0.01, 1.0), true);
-        for (gradient, expected) in [
-            (3.0, 1.900_000_003),
-            (-1.0, 1.931_766_049),
-            (0.5, 1.916_002_588),
-        ] {
+        for (gradient, expected) in [(3.0, 1.9), (-1.0, 1.931_766), (0.5, 1.916_002_6)] {
             update(&factors, &mut p, &[gradient; 8], &mut m, &mut v);
             assert!((p[0] - expected).abs() < 1e-6, "{} {expected}", p[0]);
         }

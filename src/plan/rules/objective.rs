@@ -198,7 +198,7 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
         return;
     }
     let pairs = Pairs::of(case);
-    if pairs == Pairs::InBatch {
+    if pairs == Pairs::GlobalBatch {
         return;
     }
     let paths = ["batch.per_device_batch_size"];
@@ -215,7 +215,7 @@ fn kto_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
         _ => "use a world in which every rank gets an even number of samples".to_owned(),
     };
     // HALOs requires only two samples over all devices (`unpaired-batch-min`), and continues.
-    if case.recipe.dialect == Dialect::Halos || pairs == Pairs::InEither {
+    if case.recipe.dialect == Dialect::Halos || pairs == Pairs::Undecided {
         findings.warn(&paths, message, help);
     } else {
         findings.at(&paths, message, help);
@@ -246,7 +246,7 @@ fn kto_micro_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     let has_kl = spec.objective == Objective::Kto && !spec.generation.without_kl;
     let planned = split.per_device_batch_size;
-    if !has_kl || planned == of_recipe || Pairs::of(case) == Pairs::InBatch {
+    if !has_kl || planned == of_recipe || Pairs::of(case) == Pairs::GlobalBatch {
         return;
     }
     findings.warn(
@@ -265,22 +265,22 @@ fn kto_micro_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
 /// Where the rows are that KTO's KL term pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pairs {
-    InMicroBatch,
-    /// In the global batch, as the built-in trainer makes them.
-    InBatch,
+    MicroBatch,
+    /// As the built-in trainer makes them.
+    GlobalBatch,
     /// It is undecided which trainer runs the plan.
-    InEither,
+    Undecided,
 }
 
 impl Pairs {
     fn of(case: &Case<'_>) -> Pairs {
         if case.spec().preference.kl != Kl::Global || !trains(case) {
-            return Pairs::InMicroBatch;
+            return Pairs::MicroBatch;
         }
         match case.request.runner {
-            Runner::External { .. } => Pairs::InMicroBatch,
-            Runner::Any { .. } if case.recipe.dialect != Dialect::Native => Pairs::InEither,
-            Runner::Any { .. } | Runner::BuiltIn { .. } => Pairs::InBatch,
+            Runner::External { .. } => Pairs::MicroBatch,
+            Runner::Any { .. } if case.recipe.dialect != Dialect::Native => Pairs::Undecided,
+            Runner::Any { .. } | Runner::BuiltIn { .. } => Pairs::GlobalBatch,
         }
     }
 }
@@ -306,7 +306,7 @@ const UNPAIRED_BATCH_MIN: Rule = Rule {
 
 fn unpaired_batch_min(case: &Case<'_>, findings: &mut Findings<'_>) {
     let objective = case.spec().objective;
-    if objective == Objective::Kto && Pairs::of(case) == Pairs::InBatch {
+    if objective == Objective::Kto && Pairs::of(case) == Pairs::GlobalBatch {
         return;
     }
     if let Some(split) = case.draft.split

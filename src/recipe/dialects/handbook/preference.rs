@@ -211,8 +211,8 @@ fn rows(objective: Objective, values: &Values, versions: Versions, tree: &mut Tr
         mode.as_ref()
             .map_or(default, |mode| mode.value == "keep_end")
     };
-    let by_completion = !later && !(objective == Objective::Dpo && since(0, 12));
-    if by_completion {
+    let by_prompt = later || (objective == Objective::Dpo && since(0, 12));
+    if !by_prompt {
         tree.default("data.rows.cut", "completion");
         if !is_end(true) {
             tree.default("data.rows.prompt_keeps", "start");
@@ -224,7 +224,7 @@ fn rows(objective: Objective, values: &Values, versions: Versions, tree: &mut Tr
     if later {
         return;
     }
-    if since(0, 14) || by_completion {
+    if since(0, 14) || !by_prompt {
         let default = if since(0, 14) { 512 } else { 128 };
         tree.default("data.rows.max_prompt_length", default);
     }
