@@ -87,10 +87,15 @@ pub fn horizon(spec: &Spec, global: u64, data: Option<u64>) -> Horizon {
     }
 }
 
-/// Upper limit of the samples that a run consumes; `None` if only the data's length limits it. The last
-/// step may pass the budget by its batch, which a schedule may have raised to a multiple of the quantum.
+/// Upper limit of the samples that a run consumes; `None` if only the data's length limits it.
 pub fn most_samples(spec: &Spec, global: u64) -> Option<u64> {
     let budget = horizon(spec, global.max(1), None).budget_samples?;
+    Some(most_samples_of(spec, global, budget))
+}
+
+/// Upper limit of the samples that a run with this budget consumes. The last step may pass the budget by its batch, which a
+/// schedule may have raised to a multiple of the quantum.
+pub fn most_samples_of(spec: &Spec, global: u64, budget: u64) -> u64 {
     let largest = match &spec.schedule {
         BatchSchedule::Constant => None,
         BatchSchedule::NormTest(test) => Some(test.max_batch),
@@ -98,7 +103,7 @@ pub fn most_samples(spec: &Spec, global: u64) -> Option<u64> {
         BatchSchedule::Replay { runs } => runs.iter().map(|run| run.batch).max(),
     };
     let largest = largest.unwrap_or(0).max(global);
-    Some(budget.saturating_add(largest.saturating_mul(2)))
+    budget.saturating_add(largest.saturating_mul(2))
 }
 
 /// A recipe's evaluation interval as its dialect rounds it down, samples; `None` if that leaves

@@ -21,7 +21,7 @@ mod worlds;
 
 pub use batch_plan::{Adjustment, Facts, MAX_BATCH, MemoryEstimate, Plan};
 pub use draft::{Draft, MOST_GPUS, global_batch};
-pub use horizon::{Horizon, held_out, horizon, most_samples};
+pub use horizon::{Horizon, held_out, horizon, most_samples, most_samples_of};
 pub use oom_policy::{OomPolicy, OomStep, descend};
 #[cfg(test)]
 pub use planner::examined;

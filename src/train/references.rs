@@ -1,8 +1,9 @@
-//! The reference model's log-probabilities of the completions of a data set. The start weights give them, once, before the
-//! first step: all ranks together, a block of samples at a time. What is known lies beside the prepared samples, so that a
-//! process that begins later, in another world, computes only the rest. The file: the fingerprint of model and data (16 bytes),
-//! the values as f64 (little endian), and at the end their checksum (XXH3, 16 bytes).
+//! The reference model's log-probabilities of the completions of a data set, as far as a run meets them. The start weights
+//! give them, once, before the first step: all ranks together, a block of samples at a time. What is known lies beside the
+//! prepared samples, so that a process that begins later, in another world, computes only the rest. The file: the fingerprint
+//! of model and data (16 bytes), the values as f64 (little endian), and at the end their checksum (XXH3, 16 bytes).
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::ops::Range;
@@ -42,16 +43,20 @@ const SAMPLED: u64 = 1 << 20;
 pub struct References {
     values: Vec<f64>,
     rows: usize,
+    /// Where the rows of a sample are; `None`: by its number.
+    places: Option<HashMap<u64, u64>>,
 }
 
 impl References {
     /// Those of the rows of these samples, in their order.
     pub fn of(&self, samples: impl IntoIterator<Item = u64>) -> Vec<f64> {
         let rows = |sample: u64| {
-            let first = sample as usize * self.rows;
-            self.values
-                .get(first..first + self.rows)
-                .unwrap_or_default()
+            let place = match &self.places {
+                None => sample,
+                Some(places) => places[&sample],
+            };
+            let first = place as usize * self.rows;
+            &self.values[first..first + self.rows]
         };
         samples.into_iter().flat_map(rows).copied().collect()
     }
@@ -77,8 +82,71 @@ struct Rows<'a> {
     /// Identifies model and rows.
     fingerprint: [u8; 16],
     dataset: &'a Dataset,
-    /// Instead of the rows of the samples themselves.
-    mismatched: Option<Mismatched>,
+    which: Which,
+}
+
+/// The rows of a data set for which log-probabilities are needed.
+#[derive(Clone)]
+enum Which {
+    /// Those of the first samples, this many.
+    First(u64),
+    /// Those of the samples at the first positions of an order, which are less than an epoch.
+    Consumed { order: Order, positions: u64 },
+    /// Mismatched ones, by position.
+    Mismatched(Mismatched),
+}
+
+impl Which {
+    /// Those of the samples that training consumes.
+    fn consumed(run: &Run, samples: u64) -> Result<Which, TrainError> {
+        let order = run.order(samples)?;
+        let positions = run.most_samples()?;
+        Ok(match positions < order.epoch_length() {
+            true => Which::Consumed { order, positions },
+            false => Which::First(samples),
+        })
+    }
+
+    /// Number of samples, or of positions.
+    fn len(&self) -> u64 {
+        match self {
+            Which::First(samples) => *samples,
+            Which::Consumed { positions, .. } => *positions,
+            Which::Mismatched(mismatched) => mismatched.len(),
+        }
+    }
+
+    fn collate(&self, dataset: &Dataset, range: Range<u64>) -> Result<Collated, DataError> {
+        match self {
+            Which::First(_) => dataset.collate(range),
+            Which::Consumed { order, .. } => dataset.collate(range.map(|at| order.at(at))),
+            Which::Mismatched(mismatched) => mismatched.collate(dataset, range),
+        }
+    }
+
+    /// Where each sample is in this order; `None`: by its number.
+    fn places(&self) -> Option<HashMap<u64, u64>> {
+        let Which::Consumed { order, positions } = self else {
+            return None;
+        };
+        Some((0..*positions).map(|at| (order.at(at), at)).collect())
+    }
+
+    /// Identifies model and rows.
+    fn fingerprint(&self, of_data: [u8; 16], spec: &Spec) -> [u8; 16] {
+        let key = match self {
+            Which::First(samples) => vec![*samples],
+            Which::Consumed { order, positions } => vec![order.epoch_length(), *positions],
+            Which::Mismatched(mismatched) => mismatched.key().to_vec(),
+        };
+        let order = [spec.seed, u64::from(spec.data.shuffle)];
+        let mut hash = Xxh3::new();
+        hash.update(&of_data);
+        for number in key.into_iter().chain(order) {
+            hash.update(&number.to_le_bytes());
+        }
+        hash.digest128().to_le_bytes()
+    }
 }
 
 /// The data sets of a run, the training data first; none for a loss without a reference model.
@@ -93,44 +161,44 @@ pub fn sources<'a>(
         return Ok(Vec::new());
     };
     let directory = Run::data(run_dir).join(DIRECTORY);
-    let fingerprint = fingerprint(run)?;
-    let source = |part: &str, dataset, mismatched: Option<Mismatched>| Source {
-        samples: Rows {
-            path: directory.join(format!("{part}.bin")),
-            fingerprint,
-            dataset,
-            mismatched: None,
-        },
-        mismatched: mismatched.map(|mismatched| Rows {
-            path: directory.join(format!("{part}-mismatched.bin")),
-            fingerprint: of_rows(fingerprint, &run.spec, &mismatched),
-            dataset,
-            mismatched: Some(mismatched),
-        }),
+    let of_data = fingerprint(run)?;
+    let rows = |name: &str, dataset, which: Which| Rows {
+        path: directory.join(name),
+        fingerprint: which.fingerprint(of_data, &run.spec),
+        dataset,
+        which,
     };
     let completions = run.spec.preference.kl_completions;
-    let mut pairs = None;
-    let mut evaluated = None;
+    let pairs = |order, block, positions| {
+        Mismatched::new(order, block, positions, completions).map(Which::Mismatched)
+    };
+    let mut mismatched = None;
     if let Some(kl) = loss.kl() {
         let block = match kl {
             Kl::Global => run.global_batch_size,
             Kl::MicroBatch => plan.per_device_batch_size,
         };
-        pairs = Mismatched::new(
-            run.order(training.len())?,
-            block,
-            run.budget()?,
-            completions,
-        );
+        mismatched = pairs(run.order(training.len())?, block, run.budget()?);
+    }
+    let consumed = Which::consumed(run, training.len())?;
+    let mut sources = vec![Source {
+        samples: rows("train.bin", training, consumed),
+        mismatched: mismatched.map(|which| rows("train-mismatched.bin", training, which)),
+    }];
+    if let Some(dataset) = evaluation {
+        let samples = run.evaluated_samples(dataset.len());
         // Evaluations have one estimate over all of their samples.
-        evaluated = evaluation.and_then(|dataset| {
-            let samples = run.evaluated_samples(dataset.len());
-            let order = Order::new(run.spec.seed, dataset.len(), false).ok()?;
-            Mismatched::new(order, samples, samples, completions)
+        let mut mismatched = None;
+        if loss.kl().is_some()
+            && let Ok(order) = Order::new(run.spec.seed, dataset.len(), false)
+        {
+            mismatched = pairs(order, samples, samples);
+        }
+        sources.push(Source {
+            samples: rows("evaluation.bin", dataset, Which::First(samples)),
+            mismatched: mismatched.map(|which| rows("evaluation-mismatched.bin", dataset, which)),
         });
     }
-    let mut sources = vec![source("train", training, pairs)];
-    sources.extend(evaluation.map(|dataset| source("evaluation", dataset, evaluated)));
     Ok(sources)
 }
 
@@ -159,7 +227,9 @@ impl Source<'_> {
         let mut mismatched = None;
         if let Some(rows) = &self.mismatched {
             let references = rows.complete(engine, world, micro_batch, writes)?;
-            mismatched = rows.mismatched.clone().map(|pairs| (pairs, references));
+            if let Which::Mismatched(pairs) = &rows.which {
+                mismatched = Some((pairs.clone(), references));
+            }
         }
         Ok(Compared {
             samples,
@@ -174,24 +244,9 @@ impl Rows<'_> {
         self.dataset.kind().rows() as usize
     }
 
-    /// Number of samples, or of positions.
-    fn samples(&self) -> u64 {
-        match &self.mismatched {
-            None => self.dataset.len(),
-            Some(mismatched) => mismatched.len(),
-        }
-    }
-
     /// Number of values.
     fn len(&self) -> usize {
-        self.samples() as usize * self.rows()
-    }
-
-    fn collate(&self, samples: Range<u64>) -> Result<Collated, DataError> {
-        match &self.mismatched {
-            None => self.dataset.collate(samples),
-            Some(mismatched) => mismatched.collate(self.dataset, samples),
-        }
+        self.which.len() as usize * self.rows()
     }
 
     /// Those that the file holds for this model and these data: of whole samples, from the first on. None of a file that is
@@ -250,7 +305,7 @@ impl Rows<'_> {
                 said = Instant::now();
                 let message = format!(
                     "the reference log-probabilities of {begin} of {} samples are computed",
-                    self.samples()
+                    self.which.len()
                 );
                 report(&Report::Warning { message });
             }
@@ -266,7 +321,11 @@ impl Rows<'_> {
             let written = file.write_all(&checksum).and_then(|()| file.sync_all());
             written.map_err(|error| self.failed(error))?;
         }
-        Ok(References { values, rows })
+        Ok(References {
+            values,
+            rows,
+            places: self.which.places(),
+        })
     }
 
     /// The next block of samples: each rank computes its micro-batches, in the order of the ranks.
@@ -277,7 +336,7 @@ impl Rows<'_> {
         world: &dyn Collective,
         micro_batch: u64,
     ) -> Result<Vec<f64>, TrainError> {
-        let end = self.samples();
+        let end = self.which.len();
         let mut own = Vec::new();
         for nth in 0..BLOCK {
             world.check()?;
@@ -288,7 +347,10 @@ impl Rows<'_> {
                 engine.join_evaluation()?;
                 continue;
             }
-            own.extend(answers(engine, &self.collate(first..last)?)?);
+            own.extend(answers(
+                engine,
+                &self.which.collate(self.dataset, first..last)?,
+            )?);
         }
         let all = world.exchange(&bytes_of(&own))?;
         Ok(all.iter().flat_map(|bytes| values_of(bytes)).collect())
@@ -367,17 +429,6 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
         }
     }
     Ok(hash.digest128().to_le_bytes())
-}
-
-/// Identifies mismatched rows of the data.
-fn of_rows(of_data: [u8; 16], spec: &Spec, mismatched: &Mismatched) -> [u8; 16] {
-    let mut hash = Xxh3::new();
-    hash.update(&of_data);
-    let order = [spec.seed, u64::from(spec.data.shuffle)];
-    for number in mismatched.key().into_iter().chain(order) {
-        hash.update(&number.to_le_bytes());
-    }
-    hash.digest128().to_le_bytes()
 }
 
 /// The files of weights of a directory, by name.
@@ -470,7 +521,7 @@ mod tests {
             path: folder.path().join("reference/train.bin"),
             fingerprint,
             dataset: &dataset,
-            mismatched: None,
+            which: Which::First(dataset.len()),
         };
         let complete = |seed, fingerprint| {
             let source = source(fingerprint);
@@ -503,5 +554,33 @@ mod tests {
         assert_eq!(complete(1, [1; 16]), first);
         // Other weights or data.
         assert_ne!(complete(2, [2; 16]), first);
+    }
+
+    #[test]
+    fn only_the_samples_that_a_run_consumes_are_computed() {
+        let (folder, dataset) = pairs();
+        let complete = |name: &str, which| {
+            let rows = Rows {
+                path: folder.path().join(name),
+                fingerprint: [1; 16],
+                dataset: &dataset,
+                which,
+            };
+            rows.complete(&mut engine(1), &Solo, 3, true).unwrap()
+        };
+        let all = complete("all.bin", Which::First(dataset.len()));
+        let order = Order::new(5, dataset.len(), true).unwrap();
+        let which = Which::Consumed {
+            order: order.clone(),
+            positions: 8,
+        };
+        let consumed = complete("consumed.bin", which);
+        assert_eq!(consumed.values.len(), 16);
+        for sample in (0..8).map(|at| order.at(at)) {
+            // The rows beside a row change the last bits.
+            let (found, expected) = (consumed.of([sample]), all.of([sample]));
+            let mut both = found.iter().zip(&expected);
+            assert!(both.all(|(found, expected)| (found - expected).abs() < 1e-5));
+        }
     }
 }

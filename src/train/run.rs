@@ -12,7 +12,7 @@ use super::TrainError;
 use crate::data::Manifest;
 use crate::engine::ModelConfig;
 use crate::lifecycle::files;
-use crate::plan::{AskedRunner, DeviceKind, DeviceMemory, Horizon, Runner};
+use crate::plan::{self, AskedRunner, DeviceKind, DeviceMemory, Horizon, Runner};
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
 use crate::util::durable::{parse_json, read};
@@ -113,6 +113,16 @@ impl Run {
     /// an external trainer may.
     pub fn budget(&self) -> Result<u64, TrainError> {
         self.horizon.budget_samples.ok_or(TrainError::OwnProgram)
+    }
+
+    /// Upper limit of the samples that training consumes.
+    pub fn most_samples(&self) -> Result<u64, TrainError> {
+        let budget = self.budget()?;
+        Ok(plan::most_samples_of(
+            &self.spec,
+            self.global_batch_size,
+            budget,
+        ))
     }
 
     /// How many of the samples that are held out an evaluation takes.
