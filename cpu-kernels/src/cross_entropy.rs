@@ -5,56 +5,70 @@ use rayon::prelude::*;
 use super::exp::{exp_and_sum, max};
 use super::vectorised;
 
-/// The loss of each row, −ln softmax(logits)[target]; overwrites the logits `[n, vocabulary]`.
-pub fn forward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> Vec<f64> {
-    rows(logits, targets, vocabulary, |_, _, _, _| {})
+/// What a target token adds to the loss, with p = softmax(logits)\[target\].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum TokenLoss {
+    /// −ln p.
+    #[default]
+    CrossEntropy,
+    /// The cross-entropy with a target of which this share ε is spread evenly over the vocabulary: −(1 − ε) ln p − ε · the
+    /// mean of ln softmax(logits) (transformers' `LabelSmoother`).
+    Smoothed(f32),
+    /// −p ln p, in which the factor p has no gradient (dynamic fine-tuning, arXiv 2508.05629; TRL's `dft_loss`).
+    Dynamic,
 }
 
-/// As [`forward`], and replaces the logits by the gradient of the losses' sum.
-pub fn forward_backward(logits: &mut [f32], targets: &[u32], vocabulary: usize) -> Vec<f64> {
-    rows(
-        logits,
-        targets,
-        vocabulary,
-        #[inline(always)]
-        |exponentials, _, target, sum| probabilities(exponentials, target, sum, 1.0),
-    )
-}
-
-/// As [`forward_backward`], with the losses' sum weighted by row.
-pub fn forward_backward_weighted(
+/// The loss of each row; overwrites the logits `[n, vocabulary]`.
+pub fn forward(
     logits: &mut [f32],
     targets: &[u32],
-    weights: &[f32],
     vocabulary: usize,
+    loss: TokenLoss,
+) -> Vec<f64> {
+    rows(logits, targets, vocabulary, loss, |_, _, _, _, _| {})
+}
+
+/// As [`forward`], and replaces the logits by the gradient of the losses' sum, weighted by row if there are `weights`.
+pub fn forward_backward(
+    logits: &mut [f32],
+    targets: &[u32],
+    weights: Option<&[f32]>,
+    vocabulary: usize,
+    loss: TokenLoss,
 ) -> Vec<f64> {
     rows(
         logits,
         targets,
         vocabulary,
+        loss,
         #[inline(always)]
-        |exponentials, row, target, sum| {
-            probabilities(exponentials, target, sum, weights[row]);
+        |exponentials, row, target, sum, factor| {
+            let weight = factor * weights.map_or(1.0, |weights| weights[row]);
+            let inverse = weight / sum;
+            for p in exponentials.iter_mut() {
+                *p *= inverse;
+            }
+            let mut of_target = weight;
+            if let TokenLoss::Smoothed(smoothing) = loss {
+                of_target = weight * (1.0 - smoothing);
+                let spread = weight * smoothing / exponentials.len() as f32;
+                for p in exponentials.iter_mut() {
+                    *p -= spread;
+                }
+            }
+            exponentials[target] -= of_target;
         },
     )
 }
 
-/// From a row's exponentials to weight · (softmax − the target's unit vector).
-#[inline(always)]
-fn probabilities(exponentials: &mut [f32], target: usize, sum: f32, weight: f32) {
-    let inverse = weight / sum;
-    for p in exponentials.iter_mut() {
-        *p *= inverse;
-    }
-    exponentials[target] -= weight;
-}
-
-/// The rows' losses. `finish` gets each row's exponentials, its number, its target and the sum of the exponentials.
+/// The rows' losses. `finish` gets each row's exponentials, its number, its target, the sum of the exponentials and the
+/// factor of its cross-entropy.
 fn rows(
     logits: &mut [f32],
     targets: &[u32],
     vocabulary: usize,
-    finish: impl Fn(&mut [f32], usize, usize, f32) + Sync,
+    loss: TokenLoss,
+    finish: impl Fn(&mut [f32], usize, usize, f32, f32) + Sync,
 ) -> Vec<f64> {
     logits
         .par_chunks_exact_mut(vocabulary)
@@ -66,10 +80,20 @@ fn rows(
                 || {
                     let target = target as usize;
                     let shift = max(logits);
-                    let chosen = logits[target];
+                    let mut wanted = f64::from(logits[target]);
+                    if let TokenLoss::Smoothed(smoothing) = loss {
+                        let total: f64 = logits.iter().map(|&x| f64::from(x)).sum();
+                        let smoothing = f64::from(smoothing);
+                        wanted =
+                            (1.0 - smoothing) * wanted + smoothing * total / logits.len() as f64;
+                    }
                     let sum = exp_and_sum(logits, shift);
-                    finish(logits, row, target, sum);
-                    f64::from(sum).ln() + (f64::from(shift) - f64::from(chosen))
+                    let factor = match loss {
+                        TokenLoss::Dynamic => logits[target] / sum,
+                        TokenLoss::CrossEntropy | TokenLoss::Smoothed(_) => 1.0,
+                    };
+                    finish(logits, row, target, sum, factor);
+                    f64::from(factor) * (f64::from(sum).ln() + (f64::from(shift) - wanted))
                 },
             )
         })
@@ -88,11 +112,13 @@ mod tests {
             .map(|i| (i as f32).sin() * 9.0)
             .collect();
         let mut gradient = logits.clone();
-        let losses = forward_backward(&mut gradient, &targets, vocabulary);
-        assert_eq!(losses, forward(&mut logits.clone(), &targets, vocabulary));
+        let plain = TokenLoss::CrossEntropy;
+        let losses = forward_backward(&mut gradient, &targets, None, vocabulary, plain);
+        let same = forward(&mut logits.clone(), &targets, vocabulary, plain);
+        assert_eq!(losses, same);
         let weights = [0.5, -2.0, 0.0];
         let mut weighted = logits.clone();
-        let same = forward_backward_weighted(&mut weighted, &targets, &weights, vocabulary);
+        let same = forward_backward(&mut weighted, &targets, Some(&weights), vocabulary, plain);
         assert_eq!(same, losses);
         for (i, (weighted, gradient)) in weighted.iter().zip(&gradient).enumerate() {
             let expected = weights[i / vocabulary] * gradient;
@@ -113,13 +139,37 @@ mod tests {
         assert!((sum - expected).abs() < 1e-5 * expected);
     }
 
+    /// `F.cross_entropy(label_smoothing=0.2)`, and −p ln p with p detached, by PyTorch 2.15 in f64.
+    #[test]
+    fn smoothed_and_dynamic_losses_are_pytorchs() {
+        let logits = [0.5, -1.0, 2.0, 0.25];
+        let agree = |loss, expected: f64, gradient: [f32; 4]| {
+            let mut found = logits;
+            let value = forward_backward(&mut found, &[3], Some(&[2.0]), 4, loss)[0];
+            assert!((value - expected).abs() < 1e-6, "{value} {expected}");
+            for (found, expected) in found.iter().zip(gradient) {
+                assert!((found - 2.0 * expected).abs() < 1e-6, "{found} {expected}");
+            }
+            let value = forward(&mut logits.clone(), &[3], 4, loss)[0];
+            assert!((value - expected).abs() < 1e-6, "{value} {expected}");
+        };
+        let gradient = [0.104_234_8, -0.015_585_6, 0.641_232_5, -0.729_881_8];
+        agree(TokenLoss::Smoothed(0.2), 2.081_778_998_448, gradient);
+        let gradient = [0.018_526_4, 0.004_133_8, 0.083_029_6, -0.105_689_8];
+        agree(TokenLoss::Dynamic, 0.254_563_984_331, gradient);
+    }
+
     #[test]
     fn large_logits_do_not_overflow_and_nan_propagates() {
         let mut logits = vec![1e4, -1e4, 0.0];
-        assert!((forward_backward(&mut logits, &[1], 3)[0] - 2e4).abs() < 1e-3);
-        for finish in [forward, forward_backward] {
-            assert!(finish(&mut [0.0, f32::NAN, 1.0], &[0], 3)[0].is_nan());
-            assert!(finish(&mut [0.0, f32::INFINITY, 1.0], &[0], 3)[0].is_nan());
+        let plain = TokenLoss::CrossEntropy;
+        assert!((forward_backward(&mut logits, &[1], None, 3, plain)[0] - 2e4).abs() < 1e-3);
+        for loss in [plain, TokenLoss::Smoothed(0.1), TokenLoss::Dynamic] {
+            for wrong in [f32::NAN, f32::INFINITY] {
+                let logits = [0.0, wrong, 1.0];
+                assert!(forward(&mut logits.clone(), &[0], 3, loss)[0].is_nan());
+                assert!(forward_backward(&mut logits.clone(), &[0], None, 3, loss)[0].is_nan());
+            }
         }
     }
 }

@@ -646,8 +646,32 @@ fn cross_entropy() -> Subject {
             mutation(
                 "the target's part without its row's weight",
                 &[Check::Value],
-                "(i + j == target ? weight : 0.0f)",
+                "(i + j == target ? of_target : 0.0f)",
                 "(i + j == target ? 1.0f : 0.0f)",
+            ),
+            mutation(
+                "a smoothed target that keeps its whole part",
+                &[Check::Value],
+                "weight * (1 - smoothing)",
+                "weight",
+            ),
+            mutation(
+                "a share of each target, not spread over the vocabulary",
+                &[Check::Value],
+                "weight * smoothing / vocabulary",
+                "weight * smoothing",
+            ),
+            mutation(
+                "a sum of logits for their mean",
+                &[Check::Value],
+                "(double)block_sum(total.sum) / vocabulary",
+                "(double)block_sum(total.sum)",
+            ),
+            mutation(
+                "a dynamic gradient without its factor",
+                &[Check::Value],
+                "float weight = factor * ",
+                "float weight = ",
             ),
             mutation(
                 "the weight of the first row for all",

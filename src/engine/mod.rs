@@ -21,6 +21,7 @@ mod walk;
 use capacity::Capacity;
 pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
+pub use cpu_kernels::cross_entropy::TokenLoss;
 pub use layout::layout;
 use layout::part;
 use sequence::{Sequence, cache_len, no_sequence, trains};

@@ -101,7 +101,9 @@ pub fn prepare(
         data_fingerprint: Some(manifest.fingerprint),
         rank_memory: request.runner.rank_memory(),
         device: request.runner.device(),
-        entropy: manifest.synthetic.as_ref().and_then(entropy),
+        entropy: (manifest.synthetic.as_ref())
+            .filter(|_| recipe.spec.is_cross_entropy())
+            .and_then(entropy),
     };
     let run = begin(
         recipe,

@@ -6,7 +6,7 @@ use super::{LaunchError, RunDir, generator, history};
 use crate::plan::DeviceKind;
 use crate::recipe::schema::spec::Precision;
 use crate::recipe::syntax::shell;
-use crate::telemetry::report::{Fact, GenerationFacts, LedgerVerdict, ReportInput};
+use crate::telemetry::report::{Fact, GenerationFacts, LedgerVerdict, LossOf, ReportInput};
 use crate::util::format::count;
 use crate::util::time;
 
@@ -138,7 +138,11 @@ pub fn report_input(
         vocabulary: (run.built_in.as_ref())
             .filter(|_| run.spec.objective.is_likelihood())
             .map_or(0, |it| it.model.vocab_size as u64),
-        of_preferences: run.built_in.is_some() && !run.spec.objective.is_likelihood(),
+        loss_of: match run.spec.objective.is_likelihood() {
+            _ if run.built_in.is_none() || run.spec.is_cross_entropy() => LossOf::CrossEntropy,
+            true => LossOf::Tokens,
+            false => LossOf::Preferences,
+        },
         continuations,
         ledger: ledger.map(|verdict| LedgerVerdict {
             proven: verdict.is_proved(),

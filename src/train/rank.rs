@@ -30,13 +30,13 @@ use crate::comm::{Collective, CommError, Ended, World};
 use crate::data::{Dataset, Kind};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
-use crate::engine::{self, Engine, EngineError, Measure};
+use crate::engine::{self, Engine, EngineError, Measure, TokenLoss};
 use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
 use crate::norm::{Conditions, Controller};
 use crate::plan::DeviceKind;
-use crate::recipe::schema::spec::{Precision, Strategy};
+use crate::recipe::schema::spec::{Likelihood, LikelihoodLoss, Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::{MetricsError, Writer as MetricsWriter};
 use crate::telemetry::now;
@@ -348,6 +348,7 @@ fn engine(
     } else {
         engine::Strategy::Replicated
     };
+    let token_loss = token_loss(&run.spec.likelihood);
     let engine = match built_in.device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
@@ -357,6 +358,7 @@ fn engine(
                 strategy,
                 measure,
                 forward_only: false,
+                token_loss,
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }
@@ -371,6 +373,7 @@ fn engine(
                 activation_checkpointing,
                 strategy,
                 measure,
+                token_loss,
                 // The ranks of a larger world would choose differently.
                 products: alone.then(|| cuda::measured::files(&options.run_dir)),
                 activity: Arc::clone(activity),
@@ -390,6 +393,16 @@ fn engine(
         EngineError::OutOfMemory { .. } => TrainError::States(error),
         error => error.into(),
     })
+}
+
+fn token_loss(likelihood: &Likelihood) -> TokenLoss {
+    match likelihood.loss {
+        LikelihoodLoss::Dft => TokenLoss::Dynamic,
+        LikelihoodLoss::Nll if likelihood.label_smoothing > 0.0 => {
+            TokenLoss::Smoothed(likelihood.label_smoothing as f32)
+        }
+        LikelihoodLoss::Nll => TokenLoss::CrossEntropy,
+    }
 }
 
 fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {

@@ -22,8 +22,8 @@ weight_decay: 0.0
 output_dir: out
 ";
 
-/// Recipes by name: whole conversations that are cut, completions only, and packed conversations.
-const CASES: [(&str, &str); 3] = [
+/// Recipes by name: whole conversations that are cut, completions only, packed conversations, and other losses of tokens.
+const CASES: [(&str, &str); 5] = [
     ("cut", "dataset_name: sft/train.jsonl\nmax_length: 48\n"),
     (
         "completions",
@@ -32,6 +32,14 @@ const CASES: [(&str, &str); 3] = [
     (
         "packed",
         "dataset_name: sft/train.jsonl\nmax_length: 48\npacking: true\npacking_strategy: wrapped\n",
+    ),
+    (
+        "smoothed",
+        "dataset_name: completions.jsonl\nmax_length: 64\nlabel_smoothing_factor: 0.1\n",
+    ),
+    (
+        "dynamic",
+        "dataset_name: completions.jsonl\nmax_length: 64\nloss_type: dft\n",
     ),
 ];
 
@@ -56,8 +64,12 @@ fn losses_are_those_of_trl() {
     }
     let script = own_file("tests/trainers/sft_losses.py");
     let files = CASES.map(|(name, _)| format!("{name}.yaml"));
-    let [cut, completions, packed] = &files;
-    let output = here(Command::new(&python), &[&script, cut, completions, packed]);
+    let words: Vec<&str> = [&script]
+        .into_iter()
+        .chain(&files)
+        .map(String::as_str)
+        .collect();
+    let output = here(Command::new(&python), &words);
     let expected: Vec<Vec<f64>> = printed(&output);
     for ((name, _), expected) in CASES.into_iter().zip(expected) {
         let file = format!("{name}.yaml");

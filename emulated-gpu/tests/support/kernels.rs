@@ -1125,20 +1125,38 @@ pub fn cross_entropy(of: &Compiled) -> Result<(), Caught> {
         let logits = of.real.rounded(Random(9).floats(n * vocabulary, 100.0));
         let mut targets: Vec<u32> = (0..n).map(|row| (row * 37 % vocabulary) as u32).collect();
         targets[2] = u32::MAX;
-        let (mut losses, mut gradient) = (vec![0.0; n], vec![0.0; n * vocabulary]);
-        for row in (0..n).filter(|&row| targets[row] != u32::MAX) {
-            let of_row = &logits[row * vocabulary..(row + 1) * vocabulary];
-            let shift = f64::from(of_row.iter().copied().fold(f32::MIN, f32::max));
-            let sum: f64 = of_row.iter().map(|&x| (f64::from(x) - shift).exp()).sum();
-            let target = targets[row] as usize;
-            losses[row] = sum.ln() + shift - f64::from(of_row[target]);
-            for (i, &logit) in of_row.iter().enumerate() {
-                let unit = f64::from(u8::from(i == target));
-                gradient[row * vocabulary + i] = (f64::from(logit) - shift).exp() / sum - unit;
-            }
-        }
         let weights = [0.5f32, -2.0, 3.0, 0.0];
-        for (with_gradient, is_weighted) in [(0, false), (1, false), (1, true)] {
+        for (with_gradient, is_weighted, smoothing, dynamic) in [
+            (0, false, 0.0f32, 0),
+            (1, false, 0.0, 0),
+            (1, true, 0.0, 0),
+            (0, false, 0.25, 0),
+            (1, true, 0.25, 0),
+            (0, false, 0.0, 1),
+            (1, true, 0.0, 1),
+        ] {
+            let share = f64::from(smoothing);
+            let (mut losses, mut gradient) = (vec![0.0; n], vec![0.0; n * vocabulary]);
+            for row in (0..n).filter(|&row| targets[row] != u32::MAX) {
+                let of_row = &logits[row * vocabulary..(row + 1) * vocabulary];
+                let shift = f64::from(of_row.iter().copied().fold(f32::MIN, f32::max));
+                let sum: f64 = of_row.iter().map(|&x| (f64::from(x) - shift).exp()).sum();
+                let mean = of_row.iter().map(|&x| f64::from(x)).sum::<f64>() / of_row.len() as f64;
+                let target = targets[row] as usize;
+                let chosen = f64::from(of_row[target]);
+                let factor = match dynamic {
+                    0 => 1.0,
+                    _ => (chosen - shift).exp() / sum,
+                };
+                let wanted = (1.0 - share) * chosen + share * mean;
+                losses[row] = factor * (sum.ln() + shift - wanted);
+                for (i, &logit) in of_row.iter().enumerate() {
+                    let of_target = (1.0 - share) * f64::from(u8::from(i == target));
+                    let of_target = of_target + share / of_row.len() as f64;
+                    let p = (f64::from(logit) - shift).exp() / sum;
+                    gradient[row * vocabulary + i] = factor * (p - of_target);
+                }
+            }
             let arguments = [
                 A::Output(8 * n),
                 A::Buffer(of.real.bytes(&logits)),
@@ -1150,6 +1168,8 @@ pub fn cross_entropy(of: &Compiled) -> Result<(), Caught> {
                 },
                 A::Int(vocabulary as u32),
                 A::Int(with_gradient),
+                A::Float(smoothing),
+                A::Int(dynamic),
             ];
             let got = run(of, "cross_entropy", (n, threads), &arguments)?;
             for (row, (got, expected)) in got.f64s(0).iter().zip(&losses).enumerate() {
@@ -1203,6 +1223,8 @@ pub fn cross_entropy_extremes(of: &Compiled) -> Result<(), Caught> {
         A::Null,
         A::Int(vocabulary as u32),
         A::Int(1),
+        A::Float(0.0),
+        A::Int(0),
     ];
     let got = run(of, "cross_entropy", (n, 32), &arguments)?;
     let losses = got.f64s(0);

@@ -12,7 +12,7 @@ use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{
     Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, NormKind, Pass,
-    Sequence, Weigh,
+    Sequence, TokenLoss, Weigh,
 };
 
 type Done = Result<(), EngineError>;
@@ -29,11 +29,12 @@ pub struct CpuBackend<'a> {
     /// What the micro-batch continues.
     sequence: Option<&'a mut Sequence<Buffer>>,
     shape: attention::Shape,
+    pub(super) token_loss: TokenLoss,
     /// Weighs the losses of the tokens between forward and backward.
     pub(super) weigh: Option<Weigh<'a>>,
-    /// Cross-entropy of each token, 0 without a target; empty where training needs only their sum.
+    /// Loss of each token, 0 without a target; empty where training needs only their sum.
     pub(super) losses: Vec<f64>,
-    /// Sum of the cross-entropies over target tokens.
+    /// Sum of the losses of target tokens.
     pub(super) loss: f64,
     /// Number of target tokens.
     pub(super) targets: u64,
@@ -45,6 +46,7 @@ pub struct With<'a> {
     /// A prediction continues it.
     pub sequence: Option<&'a mut Sequence<Buffer>>,
     pub weigh: Option<Weigh<'a>>,
+    pub token_loss: TokenLoss,
 }
 
 /// Runs a micro-batch. Also returns the losses of the tokens, where the pass keeps them.
@@ -54,7 +56,11 @@ pub fn run(
     workspace: &mut Workspace,
     micro_batch: MicroBatch<'_>,
     pass: Pass,
-    With { sequence, weigh }: With<'_>,
+    With {
+        sequence,
+        weigh,
+        token_loss,
+    }: With<'_>,
 ) -> Result<(Accumulated, Vec<f64>), EngineError> {
     store.begin(pass)?;
     let Workspace {
@@ -77,6 +83,7 @@ pub fn run(
         stashes,
         shared,
         sequence: sequence.filter(|_| pass == Pass::Prediction),
+        token_loss,
         weigh,
         losses: Vec::new(),
         shape: attention::Shape {

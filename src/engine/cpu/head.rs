@@ -46,11 +46,14 @@ impl CpuBackend<'_> {
             let targets: Vec<u32> = rows.iter().map(|&row| targets[row]).collect();
             let vocabulary = self.config.vocab_size;
             let logits = &mut self.shared.logits[..rows.len() * vocabulary];
-            if let Some(weights) = &weights {
-                let weights: Vec<f32> = rows.iter().map(|&row| weights[row]).collect();
-                cross_entropy::forward_backward_weighted(logits, &targets, &weights, vocabulary);
-            } else {
-                let losses = cross_entropy::forward_backward(logits, &targets, vocabulary);
+            let weights: Option<Vec<f32>> = weights
+                .as_ref()
+                .map(|weights| rows.iter().map(|&row| weights[row]).collect());
+            let weights = weights.as_deref();
+            let loss = self.token_loss;
+            let losses =
+                cross_entropy::forward_backward(logits, &targets, weights, vocabulary, loss);
+            if weights.is_none() {
                 self.loss += losses.iter().sum::<f64>();
             }
             self.backward(head, rows, chunk > 0);
@@ -67,7 +70,8 @@ impl CpuBackend<'_> {
             let targets = self.micro_batch.targets;
             let targets: Vec<u32> = rows.iter().map(|&row| targets[row]).collect();
             let logits = &mut self.shared.logits[..rows.len() * self.config.vocab_size];
-            let losses = cross_entropy::forward(logits, &targets, self.config.vocab_size);
+            let vocabulary = self.config.vocab_size;
+            let losses = cross_entropy::forward(logits, &targets, vocabulary, self.token_loss);
             self.loss += losses.iter().sum::<f64>();
             for (&row, loss) in rows.iter().zip(losses) {
                 self.losses[row] = loss;

@@ -17,13 +17,13 @@ use self::store::Store;
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Pass, Reduced, Sequence, Strategy, Training, Unit, UnitState, Walk, Weigh, cache_len, counted,
-    initial, layout, no_sequence, trains,
+    Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit, UnitState, Walk, Weigh,
+    cache_len, counted, initial, layout, no_sequence, trains,
 };
 use crate::comm::World;
 
 /// Options of a [`CpuEngine`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CpuOptions {
     /// Number of threads; `None`: `RAYON_NUM_THREADS`, or one per core.
     pub threads: Option<usize>,
@@ -38,6 +38,7 @@ pub struct CpuOptions {
     pub measure: Measure,
     /// Hold only weights, and the activations of one block: nothing is trained.
     pub forward_only: bool,
+    pub token_loss: TokenLoss,
 }
 
 /// A Llama on this machine's processors.
@@ -51,6 +52,7 @@ pub struct CpuEngine {
     sequence: Option<Sequence<Buffer>>,
     activation_checkpointing: bool,
     forward_only: bool,
+    token_loss: TokenLoss,
 }
 
 impl CpuEngine {
@@ -88,6 +90,7 @@ impl CpuEngine {
             sequence: None,
             activation_checkpointing: options.activation_checkpointing,
             forward_only: options.forward_only,
+            token_loss: options.token_loss,
         })
     }
 
@@ -131,7 +134,11 @@ impl CpuEngine {
             .as_mut()
             .ok_or_else(|| EngineError::Shape("no memory was reserved".to_owned()))?;
         let sequence = self.sequence.as_mut();
-        let with = With { sequence, weigh };
+        let with = With {
+            sequence,
+            weigh,
+            token_loss: self.token_loss,
+        };
         let run = || backend::run(walk, store, workspace, micro_batch, pass, with);
         self.pool.install(run)
     }

@@ -110,7 +110,7 @@ impl CudaEngine {
         let place = |bump: &mut _| State::place(bump, &layout, tied, precision, steps, share);
         within(0, bytes_of(place), limit, "weights and optimiser states")?;
         let compiler = Compiler::new(options.kernel_cache.clone());
-        let kernels = Kernels::load(device, &compiler, &config, precision)?;
+        let kernels = Kernels::load(device, &compiler, &config, precision, options.token_loss)?;
         let events = || -> Result<Vec<Event>, CudaError> {
             layout.units.iter().map(|_| device.event()).collect()
         };

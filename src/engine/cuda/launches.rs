@@ -15,7 +15,7 @@ use super::kernels::attention::{self, Variant};
 use super::options::Precision;
 use super::state::UnitAddresses;
 use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows};
-use crate::engine::{Activation, Direction, ModelConfig, NormKind};
+use crate::engine::{Activation, Direction, ModelConfig, NormKind, TokenLoss};
 
 use Argument::{Address, Float, Int, Size};
 
@@ -49,6 +49,7 @@ pub struct Kernels {
     attention: Attention,
     /// For layers with a window, unless `attention` has it.
     windowed: Option<Attention>,
+    token_loss: TokenLoss,
 }
 
 /// The kernels of one variant of attention.
@@ -64,6 +65,7 @@ impl Kernels {
         compiler: &Compiler,
         config: &ModelConfig,
         precision: Precision,
+        token_loss: TokenLoss,
     ) -> Result<Kernels, CudaError> {
         let variant = Variant::of(config, precision, device.capability);
         let mut options = precision.options();
@@ -111,6 +113,7 @@ impl Kernels {
             rotary_dim: config.rotary_dim(),
             attention: attention(variant)?,
             windowed,
+            token_loss,
         })
     }
 
@@ -433,7 +436,7 @@ impl Kernels {
         self.elements(stream, kernel, elements, &arguments)
     }
 
-    /// Cross-entropies, f64 `[n]`, of logits, real `[n, vocabulary]`. With `gradient` the logits are replaced
+    /// Losses of tokens, f64 `[n]`, of logits, real `[n, vocabulary]`. With `gradient` the logits are replaced
     /// by the gradient of the sum, by row times `weights`, f32 `[n]`, if there are any.
     pub fn cross_entropy(
         &self,
@@ -443,6 +446,11 @@ impl Kernels {
         (targets, n): (u64, usize),
         (gradient, weights): (bool, Option<u64>),
     ) -> Enqueued {
+        let (smoothing, dynamic) = match self.token_loss {
+            TokenLoss::CrossEntropy => (0.0, false),
+            TokenLoss::Smoothed(smoothing) => (smoothing, false),
+            TokenLoss::Dynamic => (0.0, true),
+        };
         let arguments = [
             Address(losses),
             Address(logits),
@@ -450,6 +458,8 @@ impl Kernels {
             Address(weights.unwrap_or(0)),
             int(self.vocabulary),
             Int(i32::from(gradient)),
+            Float(smoothing),
+            Int(i32::from(dynamic)),
         ];
         let threads = if self.vocabulary < 8192 { 256 } else { 1024 };
         self.launch(stream, "cross_entropy", grid(n, threads), &arguments)

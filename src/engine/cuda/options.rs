@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::comm::activity::Activity;
-use crate::engine::{Measure, Strategy};
+use crate::engine::{Measure, Strategy, TokenLoss};
 
 /// Options of a [`super::CudaEngine`].
 #[derive(Debug, Clone, Default)]
@@ -21,6 +21,7 @@ pub struct CudaOptions {
     pub measure: Measure,
     /// Hold only weights, and the activations of one block: nothing is trained.
     pub forward_only: bool,
+    pub token_loss: TokenLoss,
     /// Launch every kernel by itself instead of as a CUDA graph. Walks with collectives never are graphs.
     pub no_graphs: bool,
     /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits, in

@@ -76,7 +76,9 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
             format!("set {} for upstream's", case.set("preference.kl", "micro-batch")),
         );
     }
-    for path in spec.preference.without_effect(spec.objective) {
+    let of_tokens = spec.likelihood.without_effect(spec.objective);
+    let of_pairs = spec.preference.without_effect(spec.objective);
+    for path in of_tokens.into_iter().chain(of_pairs) {
         findings.at(
             &[path],
             format!("{} has no effect on {}", case.key(path), spec.objective),

@@ -49,6 +49,8 @@ pub struct Spec {
     pub elasticity: Elasticity,
     /// An external trainer, in place of the built-in trainer.
     pub trainer: Trainer,
+    /// The loss of tokens; language-modelling and sft only.
+    pub likelihood: Likelihood,
     /// The loss over preferences; dpo, kto, orpo and simpo only.
     pub preference: Preference,
     /// Settings of upstream's generation-based trainers that rules check.
@@ -57,6 +59,13 @@ pub struct Spec {
     pub tensorboard: bool,
     /// The run's directory; default: `runs/NAME`. `--out` overrides it.
     pub output: Option<String>,
+}
+
+impl Spec {
+    /// Whether the loss is the cross-entropy of tokens, which has a perplexity and is no less than the data's entropy.
+    pub fn is_cross_entropy(&self) -> bool {
+        self.objective.is_likelihood() && self.likelihood == Likelihood::default()
+    }
 }
 
 /// The training objective, which selects the loss.
@@ -94,7 +103,7 @@ impl fmt::Display for Objective {
 }
 
 impl Objective {
-    /// Whether the loss is a mean cross-entropy of tokens, with a perplexity and a known worst value.
+    /// Whether the loss is a mean over target tokens, above whose value for uniform guessing training has diverged.
     pub fn is_likelihood(self) -> bool {
         matches!(self, Objective::LanguageModelling | Objective::Sft)
     }
@@ -114,6 +123,39 @@ impl Objective {
             _ => None,
         }
     }
+}
+
+/// The loss of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Likelihood {
+    /// What each token adds to the loss.
+    pub loss: LikelihoodLoss,
+    /// Share of each target that is spread evenly over the vocabulary, below 1; with nll only.
+    pub label_smoothing: f64,
+}
+
+impl Likelihood {
+    /// The keys that are set and that an objective does not have.
+    pub fn without_effect(&self, objective: Objective) -> Vec<&'static str> {
+        let (has_it, is_nll) = (objective.is_likelihood(), self.loss == LikelihoodLoss::Nll);
+        let is_smoothed = self.label_smoothing != 0.0;
+        let mut keys = Vec::new();
+        keys.extend((!has_it && !is_nll).then_some("likelihood.loss"));
+        keys.extend((is_smoothed && !(has_it && is_nll)).then_some("likelihood.label_smoothing"));
+        keys
+    }
+}
+
+/// What a token adds to the loss, with p as its probability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LikelihoodLoss {
+    /// −ln p.
+    #[default]
+    Nll,
+    /// −p ln p, in which the factor p has no gradient (dynamic fine-tuning, arXiv 2508.05629).
+    Dft,
 }
 
 /// The loss over preferences.

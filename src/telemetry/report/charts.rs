@@ -3,7 +3,7 @@
 use super::axis::Format;
 use super::chart::{Chart, Range, Rule, Span};
 use super::series::Series;
-use super::{GenerationFacts, ReportInput};
+use super::{GenerationFacts, LossOf, ReportInput};
 use crate::telemetry::{EvaluationRecord, PreferenceRecord, StepRecord};
 
 /// The axis of samples that all plots share.
@@ -97,13 +97,13 @@ fn loss(input: &ReportInput) -> Chart {
     Chart {
         id: "loss",
         title: "Loss",
-        note: if input.is_external() {
-            "As the trainer reports it.".to_owned()
-        } else if input.of_preferences {
-            "Mean over the samples of a batch.".to_owned()
-        } else {
-            "Mean cross-entropy per target token, in nats.".to_owned()
-        },
+        note: match input.loss_of {
+            _ if input.is_external() => "As the trainer reports it.",
+            LossOf::CrossEntropy => "Mean cross-entropy per target token, in nats.",
+            LossOf::Tokens => "Mean over the target tokens of a batch.",
+            LossOf::Preferences => "Mean over the samples of a batch.",
+        }
+        .to_owned(),
         range: Range::Values,
         format: Format::Decimal,
         series,

@@ -17,6 +17,18 @@ use serde::Serialize;
 
 use super::{EvaluationRecord, StepRecord};
 
+/// What the losses of steps and evaluations are means of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LossOf {
+    /// Cross-entropies of target tokens, nats.
+    #[default]
+    CrossEntropy,
+    /// Another loss of target tokens, which has no perplexity.
+    Tokens,
+    /// A loss over preferences, of samples.
+    Preferences,
+}
+
 /// Content of a report.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ReportInput {
@@ -38,8 +50,7 @@ pub struct ReportInput {
     pub floor: Option<f64>,
     /// The model's vocabulary size, for the warning about an absurd loss; 0 if unknown.
     pub vocabulary: u64,
-    /// The losses are means over preferences, and have no perplexity.
-    pub of_preferences: bool,
+    pub loss_of: LossOf,
     /// Texts of the data, continued by the newest checkpoint.
     pub continuations: Vec<Continuation>,
     /// The result of the ledger's verification, if it ran.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::chart::Chart;
 use super::series::COLUMNS;
-use super::{ReportInput, charts};
+use super::{LossOf, ReportInput, charts};
 use crate::telemetry::StepRecord;
 use crate::telemetry::divergence::{limit, warning};
 use crate::telemetry::human::{UNKNOWN, count, duration, from_floor, grouped, plural};
@@ -33,9 +33,9 @@ pub fn render(input: &ReportInput) -> Result<String, minijinja::Error> {
         "Samples",
         "Generation",
         "Loss",
-        match input.of_preferences {
-            true => "Rewards",
-            false => "Perplexity",
+        match input.loss_of {
+            LossOf::Preferences => "Rewards",
+            LossOf::CrossEntropy | LossOf::Tokens => "Perplexity",
         },
         "Target tokens",
     ];
@@ -87,9 +87,12 @@ fn figures(input: &ReportInput) -> Vec<(&'static str, String, String)> {
     worlds.dedup();
     let loss_note = match input.floor {
         Some(floor) => from_floor(loss, floor),
-        None if input.of_preferences => "a mean over samples".to_owned(),
         None if input.is_external() => "as the trainer reports it".to_owned(),
-        None => format!("perplexity {}", count(loss.exp())),
+        None => match input.loss_of {
+            LossOf::CrossEntropy => format!("perplexity {}", count(loss.exp())),
+            LossOf::Tokens => "a mean over target tokens".to_owned(),
+            LossOf::Preferences => "a mean over samples".to_owned(),
+        },
     };
     let samples_note = match input.budget {
         Some(budget) => format!("of {} in {steps}", grouped(budget)),
@@ -192,8 +195,8 @@ fn evaluations(input: &ReportInput) -> Vec<Vec<String>> {
             loss_text(loss),
             match &evaluation.preferences {
                 Some(record) => record.measures().collect::<Vec<_>>().join(" · "),
-                None if input.of_preferences => unknown(),
-                None => count(loss.exp()),
+                None if input.loss_of == LossOf::CrossEntropy => count(loss.exp()),
+                None => unknown(),
             },
             grouped(evaluation.tokens),
         ];

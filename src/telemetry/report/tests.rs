@@ -81,7 +81,7 @@ fn run() -> ReportInput {
                 preferences: None,
             })
             .to_vec(),
-        of_preferences: false,
+        loss_of: LossOf::CrossEntropy,
         floor: Some(2.0),
         vocabulary: 4_096,
         ledger: Some(LedgerVerdict {
@@ -174,7 +174,7 @@ fn a_report_shows_the_run_and_every_generation() {
 #[test]
 fn preferences_have_rewards_and_no_perplexity() {
     let mut input = run();
-    input.of_preferences = true;
+    input.loss_of = LossOf::Preferences;
     input.floor = None;
     for (nth, step) in (1..).zip(&mut input.steps) {
         step.preferences = Some(Box::new(PreferenceRecord {

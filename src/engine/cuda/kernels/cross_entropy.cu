@@ -1,4 +1,5 @@
-// Softmax and cross-entropy: −ln softmax(logits)[target], row by row, in nats.
+// Softmax and cross-entropy: −ln softmax(logits)[target], row by row, in nats, and two other losses of a token, see TokenLoss in
+// cpu-kernels.
 //
 // logits: [n, vocabulary], real; targets: [n], of which IGNORE carries no loss; losses: [n], f64.
 //
@@ -44,16 +45,28 @@ struct Exponentials {
     }
 };
 
+// The sum of a thread's elements.
+struct Total {
+    const real *row;
+    float sum;
+
+    template <int N> __device__ __forceinline__ void at(int i) {
+        float v[N];
+        load(v, row + i);
+        for (int j = 0; j < N; j++) sum += v[j];
+    }
+};
+
 struct Gradient {
     real *row;
-    float shift, inverse, weight;
+    float shift, inverse, of_target, spread;
     int target;
 
     template <int N> __device__ __forceinline__ void at(int i) {
         float v[N];
         load(v, row + i);
         for (int j = 0; j < N; j++) {
-            v[j] = expf(v[j] - shift) * inverse - (i + j == target ? weight : 0.0f);
+            v[j] = expf(v[j] - shift) * inverse - spread - (i + j == target ? of_target : 0.0f);
         }
         store(row + i, v);
     }
@@ -70,10 +83,11 @@ struct Zero {
 
 // A row whose target is IGNORE has the loss 0. If gradient is not 0, replaces the logits by the gradient of the
 // rows' summed loss: softmax(logits) − the target's unit vector, or 0 for a row with IGNORE. weights: f32, [n], factors of
-// the gradient of each row, or null for 1.
+// the gradient of each row, or null for 1. smoothing: share of the target that is spread over the vocabulary. dynamic: the
+// loss has the target's probability as a factor, without a gradient.
 extern "C" __global__ void __launch_bounds__(1024)
 cross_entropy(double *losses, real *logits, const unsigned *targets, const float *weights, int vocabulary,
-              int gradient) {
+              int gradient, float smoothing, int dynamic) {
     unsigned target = targets[blockIdx.x];
     real *row = logits + (size_t)blockIdx.x * vocabulary;
     if (target == IGNORE) {
@@ -83,16 +97,24 @@ cross_entropy(double *losses, real *logits, const unsigned *targets, const float
     }
     // Read before the reductions, after which a thread overwrites it.
     float chosen = to_float(row[target]);
+    double wanted = chosen;
     Exponentials of_thread = {row, LOWEST, 0};
     over_row(row, vocabulary, of_thread);
     float shift = block_max(of_thread.most);
     float sum = block_sum(of_thread.sum * expf(of_thread.most - shift));
+    if (smoothing) {
+        Total total = {row, 0};
+        over_row(row, vocabulary, total);
+        wanted = (1 - (double)smoothing) * wanted + smoothing * ((double)block_sum(total.sum) / vocabulary);
+    }
+    float factor = dynamic ? expf(chosen - shift) / sum : 1;
     if (threadIdx.x == 0) {
-        losses[blockIdx.x] = log((double)sum) + ((double)shift - (double)chosen);
+        losses[blockIdx.x] = factor * (log((double)sum) + ((double)shift - wanted));
     }
     if (!gradient) return;
-    float weight = weights ? weights[blockIdx.x] : 1;
-    over_row(row, vocabulary, Gradient{row, shift, weight / sum, weight, (int)target});
+    float weight = factor * (weights ? weights[blockIdx.x] : 1);
+    over_row(row, vocabulary, Gradient{row, shift, weight / sum, weight * (1 - smoothing),
+                                       weight * smoothing / vocabulary, (int)target});
 }
 
 // *total += Σ losses, [n], in an order that depends on n only.

@@ -20,7 +20,8 @@ use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
 use crate::engine::testing::*;
 use crate::engine::{
-    Activation, AdamW, Engine, EngineError, Family, Measure, ModelConfig, NormKind, layout,
+    Activation, AdamW, Engine, EngineError, Family, Measure, ModelConfig, NormKind, TokenLoss,
+    layout,
 };
 
 const OF_MICRO_BATCHES: Measure = Measure {
@@ -90,8 +91,13 @@ fn engine(device: &Arc<Device>, config: ModelConfig, options: CudaOptions) -> Cu
 }
 
 fn cpu(config: ModelConfig) -> CpuEngine {
+    cpu_with(config, TokenLoss::CrossEntropy)
+}
+
+fn cpu_with(config: ModelConfig, token_loss: TokenLoss) -> CpuEngine {
     let options = CpuOptions {
         measure: OF_MICRO_BATCHES,
+        token_loss,
         ..CpuOptions::default()
     };
     CpuEngine::new(config, options, None, Some(5)).unwrap()
@@ -110,10 +116,13 @@ fn relative(got: &[f32], expected: &[f32]) -> f64 {
 
 /// Asserts every gradient tensor within `tolerance` of the CPU engine's, relative to its L2 norm.
 fn compare_gradients(device: &Arc<Device>, config: ModelConfig, batch: &Batch, tolerance: f64) {
-    let mut cuda = engine(device, config.clone(), f32_options());
-    let mut cpu = cpu(config);
-    let (loss, gradient) = gradient_of(&mut cuda, batch.micro_batch());
-    let (expected_loss, expected) = gradient_of(&mut cpu, batch.micro_batch());
+    let (mut cuda, mut cpu) = (engine(device, config.clone(), f32_options()), cpu(config));
+    compare(&mut cuda, &mut cpu, batch, tolerance);
+}
+
+fn compare(cuda: &mut CudaEngine, cpu: &mut CpuEngine, batch: &Batch, tolerance: f64) {
+    let (loss, gradient) = gradient_of(cuda, batch.micro_batch());
+    let (expected_loss, expected) = gradient_of(cpu, batch.micro_batch());
     assert!((loss - expected_loss).abs() <= tolerance * expected_loss);
     for (unit, (got, expected)) in cpu
         .layout()
@@ -157,6 +166,26 @@ fn every_f32_gradient_is_the_cpu_engines() {
     for parallel_residual in [false, true] {
         let config = of_layer_norms(parallel_residual);
         compare_gradients(&device, config, &Batch::new(3, 40), 1e-5);
+    }
+}
+
+#[test]
+fn smoothed_and_dynamic_losses_and_their_gradients_are_the_cpu_engines() {
+    let Some(device) = device() else { return };
+    let batch = Batch::new(3, 40);
+    let (plain, _) = gradient_of(&mut cpu(config()), batch.micro_batch());
+    for token_loss in [TokenLoss::Smoothed(0.1), TokenLoss::Dynamic] {
+        let options = CudaOptions {
+            token_loss,
+            ..f32_options()
+        };
+        let mut cuda = engine(&device, config(), options);
+        let mut cpu = cpu_with(config(), token_loss);
+        let (loss, targets) = cpu.evaluate(batch.micro_batch()).unwrap();
+        assert_ne!(loss, plain);
+        let (found, same) = cuda.evaluate(batch.micro_batch()).unwrap();
+        assert!((found - loss).abs() < 1e-5 * loss && same == targets);
+        compare(&mut cuda, &mut cpu, &batch, 1e-5);
     }
 }
 

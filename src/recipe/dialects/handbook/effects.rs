@@ -46,16 +46,15 @@ const WITHOUT_EFFECT: Words = Words(
 );
 
 /// Keys that change the weights, each with the values that do not, the first one for messages.
-const UNSUPPORTED: [(&str, &[&str]); 21] = [
+const UNSUPPORTED: [(&str, &[&str]); 20] = [
     ("auto_insert_empty_system_msg", &["false"]),
     ("average_tokens_across_devices", &["true"]),
     ("config_name", &[]),
     ("dataset_kwargs", &[]),
     ("eos_token", &[]),
     ("group_by_length", &["false"]),
-    ("label_smoothing_factor", &["0"]),
     ("load_best_model_at_end", &["false"]),
-    ("loss_type", &["nll", "chunked_nll"]),
+    ("loss_type", &["nll", "chunked_nll", "dft"]),
     ("max_eval_samples", &[]),
     ("max_source_length", &[]),
     ("max_train_samples", &[]),
@@ -100,6 +99,7 @@ pub(crate) fn find(
         .is_some_and(|packing| !is_neutral(packing, &["false"]));
     // TRL packs by best fit since 0.19, and keeps the packed documents apart.
     let by_default = versions.trl_since(0, 19) && root.get("packing_strategy").is_none();
+    let is_dft = root.get("loss_type").and_then(Node::text) == Some("dft");
     let scheduler = root.get("lr_scheduler_type").and_then(Node::text);
     let scheduler = scheduler.unwrap_or("linear");
     for entry in root.entries().unwrap_or_default() {
@@ -116,6 +116,13 @@ pub(crate) fn find(
             Effect::Read
                 if key == "report_to"
                     && reports(&entry.value).any(|name| !WRITTEN.contains(&name)) =>
+            {
+                UntrainedReason::NoEffect
+            }
+            Effect::Read
+                if key == "label_smoothing_factor"
+                    && is_dft
+                    && !is_neutral(&entry.value, &["0"]) =>
             {
                 UntrainedReason::NoEffect
             }
@@ -248,6 +255,7 @@ fsdp: full_shard
 fsdp_config: {version: 1}|fsdp: full_shard
 gradient_accumulation_steps: 3
 gradient_checkpointing: false
+label_smoothing_factor: 0.1
 learning_rate: 0.5
 load_in_4bit: true
 load_in_8bit: true
@@ -407,7 +415,11 @@ weight_decay: 0.5
                 "dataset_kwargs: {skip_prepare_dataset: true}",
                 key("dataset_kwargs", UntrainedReason::Unsupported(None)),
             ),
-            ("loss_type: dft", key("loss_type", instead("loss_type=nll"))),
+            ("loss_type: own", key("loss_type", instead("loss_type=nll"))),
+            (
+                "loss_type: dft\nlabel_smoothing_factor: 0.1",
+                key("label_smoothing_factor", UntrainedReason::NoEffect),
+            ),
             (
                 "packing: true",
                 key("packing", instead("packing_strategy=wrapped")),

@@ -77,6 +77,20 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
     }
 }
 
+/// Translates what a token adds to the loss. TRL's DFT is not smoothed.
+pub(crate) fn token_loss(values: &Values, objective: Objective, tree: &mut Tree) {
+    if !objective.is_likelihood() {
+        return;
+    }
+    match values.text("loss_type").filter(|loss| loss.value == "dft") {
+        Some(loss) => tree.plain("likelihood.loss", &loss),
+        None => tree.plain_if(
+            "likelihood.label_smoothing",
+            values.float("label_smoothing_factor"),
+        ),
+    }
+}
+
 /// Sets the defaults of the objective.
 pub(crate) fn objective_defaults(
     objective: Objective,

@@ -69,6 +69,7 @@ const LIMITS: &[Limit] = &[
     range("parallel.sequence", 1.0, DEVICES),
     range("parallel.data_replicate", 1.0, DEVICES),
     range("parallel.data_shard", 1.0, DEVICES),
+    range("likelihood.label_smoothing", 0.0, 0.999),
     above("preference.beta", 0.0, 1e6),
     range("preference.label_smoothing", 0.0, 0.499),
     range("preference.target_margin", 0.0, 1e6),
