@@ -228,6 +228,7 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
     let tokens = random_tokens(options, 1);
     let targets = random_tokens(options, 2);
     let micro_batch = MicroBatch {
+        noise: &[],
         tokens: &tokens,
         targets: &targets,
         batch: options.micro_batch,

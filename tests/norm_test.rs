@@ -122,6 +122,7 @@ fn step(
         };
         let (tokens, targets) = data.rows(positions);
         let per_device_batch_size = MicroBatch {
+            noise: &[],
             tokens: &tokens,
             targets: &targets,
             batch: MICRO as usize,

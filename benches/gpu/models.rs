@@ -103,6 +103,7 @@ impl Batch {
 
     pub fn micro_batch(&self) -> MicroBatch<'_> {
         MicroBatch {
+            noise: &[],
             tokens: &self.tokens,
             targets: &self.targets,
             batch: self.rows,

@@ -98,6 +98,24 @@ fn embedding() -> Subject {
         check: kernels::embedding,
         mutations: vec![
             mutation(
+                "the noise of the first sequence for all",
+                &[Check::Value],
+                "noise + blockIdx.x / seq_len * 3",
+                "noise",
+            ),
+            mutation(
+                "the same noise at every position",
+                &[Check::Value],
+                "(unsigned long long)(blockIdx.x % seq_len) * hidden",
+                "0",
+            ),
+            mutation(
+                "noise above 0 only",
+                &[Check::Value],
+                "* (1.0f / 8388608.0f) - 1.0f",
+                "* (1.0f / 16777216.0f)",
+            ),
+            mutation(
                 "the gradient of embeddings without their factor",
                 &[Check::Value],
                 "sum[j] * scale;",

@@ -87,7 +87,13 @@ impl Collated {
             targets: &self.targets,
             batch: self.batch,
             seq_len: self.seq_len,
+            noise: &[],
         }
+    }
+
+    /// Tokens of each row before the padding.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
     }
 
     /// The digest of a sample, which is at this position of the global order: of its rows, and of its label.

@@ -22,6 +22,7 @@ use capacity::Capacity;
 pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
 pub use cpu_kernels::cross_entropy::TokenLoss;
+pub use cpu_kernels::embedding::Noise;
 pub use layout::layout;
 use layout::part;
 use sequence::{Sequence, cache_len, no_sequence, trains};
@@ -221,6 +222,8 @@ pub struct MicroBatch<'a> {
     pub batch: usize,
     /// Number of tokens in a row.
     pub seq_len: usize,
+    /// Noise on the embeddings of each row, `[batch]`; empty for none.
+    pub noise: &'a [Noise],
 }
 
 impl MicroBatch<'_> {
@@ -237,16 +240,19 @@ impl MicroBatch<'_> {
             targets,
             batch,
             seq_len,
+            noise,
         } = *self;
         config.check_sequence(seq_len)?;
         if tokens.is_empty()
             || batch.checked_mul(seq_len) != Some(tokens.len())
             || targets.len() != tokens.len()
+            || !(noise.is_empty() || noise.len() == batch)
         {
             return Err(EngineError::Shape(format!(
-                "a micro-batch of {batch} × {seq_len} has {} tokens and {} targets",
+                "a micro-batch of {batch} × {seq_len} has {} tokens, {} targets and noise for {} rows",
                 tokens.len(),
-                targets.len()
+                targets.len(),
+                noise.len()
             )));
         }
         let outside = |&&token: &&u32| token as usize >= config.vocab_size;

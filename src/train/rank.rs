@@ -374,6 +374,7 @@ fn engine(
                 strategy,
                 measure,
                 token_loss,
+                noisy: run.spec.likelihood.neftune_alpha > 0.0,
                 // The ranks of a larger world would choose differently.
                 products: alone.then(|| cuda::measured::files(&options.run_dir)),
                 activity: Arc::clone(activity),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
@@ -26,7 +27,7 @@ use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
 use crate::comm::{Collective, World};
 use crate::data::{Collated, Dataset};
-use crate::engine::{AdamW, Engine, Measure, MicroBatch, Weigh};
+use crate::engine::{AdamW, Engine, Measure, MicroBatch, Noise, Weigh};
 use crate::lifecycle::protocol::Report;
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
@@ -284,7 +285,11 @@ impl Trainer<'_> {
             for (sample, position) in positions.clone().enumerate() {
                 local.digest += collated.digest(sample, position);
             }
-            let micro_batch = collated.micro_batch();
+            let noise = self.noise(&collated, positions.clone())?;
+            let micro_batch = MicroBatch {
+                noise: &noise,
+                ..collated.micro_batch()
+            };
             let last = i == count;
             let (loss, samples, done) = match &self.preferences {
                 None => {
@@ -364,6 +369,23 @@ impl Trainer<'_> {
             }
         }
         Ok(steps)
+    }
+
+    /// The noise on the embeddings of samples of text at these positions, which no split of the batch changes; none if the
+    /// recipe has none.
+    fn noise(&self, collated: &Collated, positions: Range<u64>) -> Result<Vec<Noise>, TrainError> {
+        let spec = &self.run.spec;
+        let alpha = spec.likelihood.neftune_alpha;
+        if alpha == 0.0 {
+            return Ok(Vec::new());
+        }
+        let width = self.run.built_in()?.model.hidden_size;
+        let of_sample = |(position, inputs): (u64, &usize)| Noise {
+            key: xxh3_64_with_seed(&position.to_le_bytes(), spec.seed),
+            // The sample's last token is no input, and counts.
+            magnitude: (alpha / ((inputs + 1) as f64 * width as f64).sqrt()) as f32,
+        };
+        Ok(positions.zip(collated.lengths()).map(of_sample).collect())
     }
 
     /// Rank 0 decides on the next batch. If there is a measurement, it broadcasts the decision, so that
@@ -720,6 +742,7 @@ mod tests {
                 targets: &[2, 3, 4, 5],
                 batch: 1,
                 seq_len: 4,
+                noise: &[],
             };
             let last = index == micro_batches;
             let done = engine.accumulate(micro_batch, MEASURE, last).unwrap();

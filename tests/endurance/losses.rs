@@ -83,6 +83,59 @@ fn losses_are_those_of_trl() {
     }
 }
 
+/// NEFTune's noise is drawn by sample and position.
+#[test]
+fn noise_on_embeddings_does_not_depend_on_the_world_or_the_micro_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |name: &str, procs: &str, more: &[&str]| {
+        let alpha = "likelihood.neftune_alpha=5";
+        let words = [
+            "launch",
+            "recipe.yaml",
+            "--procs",
+            procs,
+            "--quiet",
+            "--out",
+            name,
+            alpha,
+        ];
+        let words: Vec<&str> = words.iter().chain(more).copied().collect();
+        run_in(folder.path(), evenkeel(), &words);
+        of_steps(&folder.path().join(name))
+    };
+    std::fs::write(folder.path().join("recipe.yaml"), NATIVE).unwrap();
+    let one = losses("one", "1", &[]);
+    assert_eq!(one.len(), 8 + 1);
+    let two = losses("two", "2", &["batch.per_device_batch_size=1"]);
+    let without = losses("without", "1", &["likelihood.neftune_alpha=0"]);
+    let apart = |a: &[f64], b: &[f64]| {
+        let pairs = a.iter().zip(b);
+        pairs.map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max)
+    };
+    assert!(apart(&one, &two) < 1e-5, "{one:?} {two:?}");
+    assert!(apart(&one, &without) > 1e-3, "{one:?} {without:?}");
+}
+
+/// Eight steps, and an evaluation at the end.
+const NATIVE: &str = "\
+apiVersion: evenkeel.dev/v1alpha1
+kind: Recipe
+metadata: {name: noise}
+spec:
+  batch: {global: 8, per_device_batch_size: 4}
+  budget: {samples: 64}
+  model:
+    precision: f32
+    config:
+      {hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4,
+       num_key_value_heads: 2, vocab_size: 64, max_position_embeddings: 32}
+  learning_rate: {peak: 0.01}
+  data:
+    sequence_length: 24
+    train: [{path: synthetic, synthetic: {vocabulary: 64, branching: 4, samples: 200}}]
+    held_out: 8
+";
+
 /// A folder with what tiny_model.py makes.
 pub fn tiny(python: &Path) -> TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -364,7 +364,19 @@ pub fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
-/// Rows are copied and scaled; occurrences are added in their order, and scaled.
+/// SplitMix64's output number `element` after `key`, of which the upper 24 bits are scaled to −1 ≤ u < 1.
+fn uniform(key: u64, element: u64) -> f64 {
+    let mut state = u128::from(key) + u128::from(element + 1) * 0x9e37_79b9_7f4a_7c15;
+    for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
+        state &= u128::from(u64::MAX);
+        state = (state ^ (state >> shift)) * factor;
+    }
+    state &= u128::from(u64::MAX);
+    let bits = ((state ^ (state >> 31)) as u64) >> 40;
+    bits as f64 / 8_388_608.0 - 1.0
+}
+
+/// Rows are copied and scaled, with and without noise; occurrences are added in their order, and scaled.
 pub fn embedding(of: &Compiled) -> Result<(), Caught> {
     for (hidden, shift, scale) in [
         (1, 0, 1.0),
@@ -381,7 +393,12 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
         let table = random.floats(vocabulary * hidden, 1.0);
         let dx = random.floats(tokens.len() * hidden, 1.0);
         let of_positions = random.floats(positions * hidden, 1.0);
-        for with_positions in [false, true] {
+        let noise = [(7u64, 0.25f32), (u64::MAX - 5, 1.5), (1 << 40, 0.0)];
+        let words: Vec<u32> = noise
+            .iter()
+            .flat_map(|(key, most)| [*key as u32, (key >> 32) as u32, most.to_bits()])
+            .collect();
+        for (with_positions, with_noise) in [(false, false), (true, false), (true, true)] {
             let arguments = [
                 A::Output(4 * dx.len()),
                 A::Shifted(shift, of_f32(&table)),
@@ -393,6 +410,10 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
                 A::Int(hidden as u32),
                 A::Int(seq_len as u32),
                 A::Float(scale),
+                match with_noise {
+                    true => integers(&words),
+                    false => A::Null,
+                },
             ];
             let got = run(of, "embedding_forward", (tokens.len(), 256), &arguments)?;
             let expected: Vec<f32> = (0..dx.len())
@@ -408,7 +429,20 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
                     }
                 })
                 .collect();
-            same("x", &got.f32s(0), &expected)?;
+            if !with_noise {
+                same("x", &got.f32s(0), &expected)?;
+            }
+            for (i, (got, of_table)) in got.f32s(0).iter().zip(&expected).enumerate() {
+                let element = i % (seq_len * hidden);
+                let (key, most) = noise[i / (seq_len * hidden)];
+                let noise = uniform(key, element as u64) * f64::from(most);
+                let expected = f64::from(*of_table) + if with_noise { noise } else { 0.0 };
+                ensure!(
+                    Check::Value,
+                    (f64::from(*got) - expected).abs() <= 1e-5,
+                    "x {i}: {got}, not {expected}"
+                );
+            }
             if (hidden, shift) == (64, 0) {
                 coalesced(&got)?;
             }

@@ -459,13 +459,18 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn embed(&mut self) -> Enqueued {
-        let (tokens, table) = (self.work.inputs.tokens, self.whole(0).table);
+        let table = self.whole(0).table;
         let past = self.past() * self.walk.config.hidden_size;
         let positions = self.positions();
         let positions = positions.map(|range| f32_at(table, range.start + past));
         let (compute, x) = (&self.streams.compute, self.address(Slot::Residual(0)));
-        self.kernels
-            .embedding_forward(compute, x, (table, positions), tokens, self.shape)
+        self.kernels.embedding_forward(
+            compute,
+            x,
+            (table, positions),
+            &self.work.inputs,
+            self.shape,
+        )
     }
 
     fn embed_backward(&mut self) -> Enqueued {

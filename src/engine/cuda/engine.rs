@@ -240,6 +240,12 @@ impl CudaEngine {
     /// Checks a micro-batch and reserves memory for it.
     fn admit(&mut self, micro_batch: MicroBatch<'_>) -> Result<Shape, EngineError> {
         micro_batch.check(&self.config)?;
+        if !micro_batch.noise.is_empty() && !self.options.noisy {
+            return Err(EngineError::Shape(
+                "the engine has no memory for noise on the embeddings; create it with `noisy`"
+                    .to_owned(),
+            ));
+        }
         let shape = Shape {
             batch: micro_batch.batch,
             seq_len: micro_batch.seq_len,

@@ -124,23 +124,25 @@ impl Kernels {
         windowed.unwrap_or(&self.attention)
     }
 
-    /// The scaled rows of `table` that `tokens` name, f32 `[n, hidden]`, plus those of `positions` if there are any.
+    /// The scaled rows of `table` that the tokens name, f32 `[n, hidden]`, plus the rows of `positions` if there are any,
+    /// plus noise.
     pub fn embedding_forward(
         &self,
         stream: &Stream,
         x: u64,
         (table, positions): (u64, Option<u64>),
-        tokens: u64,
+        inputs: &Inputs,
         shape: Shape,
     ) -> Enqueued {
         let arguments = [
             Address(x),
             Address(table),
             Address(positions.unwrap_or(0)),
-            Address(tokens),
+            Address(inputs.tokens),
             int(self.hidden),
             int(shape.seq_len),
             Float(self.embedding_scale),
+            Address(inputs.noise),
         ];
         self.rows(stream, "embedding_forward", shape.tokens(), &arguments)
     }

@@ -22,6 +22,8 @@ pub struct CudaOptions {
     /// Hold only weights, and the activations of one block: nothing is trained.
     pub forward_only: bool,
     pub token_loss: TokenLoss,
+    /// Reserve memory for [`Noise`](crate::engine::Noise) on the embeddings.
+    pub noisy: bool,
     /// Launch every kernel by itself instead of as a CUDA graph. Walks with collectives never are graphs.
     pub no_graphs: bool,
     /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits, in

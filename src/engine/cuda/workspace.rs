@@ -89,6 +89,8 @@ pub struct Inputs {
     pub count: u64,
     /// 1 / target tokens of the micro-batch, and of the step so far, f32 `[2]`; 0 without targets.
     pub factors: u64,
+    /// Key (lower half first) and magnitude of the noise of each row, `[n, 3]`; 0 without noise.
+    pub noise: u64,
     /// Bytes of all of them.
     pub bytes: usize,
 }
@@ -160,7 +162,7 @@ impl Workspace {
             .clamp(1, n);
         let dx = bump.f32(n * hidden);
         Workspace {
-            inputs: Inputs::place(bump, n),
+            inputs: Inputs::place(bump, n, options.noisy),
             residual: (0..residuals).map(|_| bump.f32(n * hidden)).collect(),
             stashes: (0..stashes)
                 .map(|_| Stash::place(bump, config, n, real))
@@ -192,9 +194,10 @@ impl Workspace {
 }
 
 impl Inputs {
-    fn place(bump: &mut Bump, n: usize) -> Inputs {
+    fn place(bump: &mut Bump, n: usize, noisy: bool) -> Inputs {
         // One buffer, so that one copy fills it.
-        let bytes = (5 * n + 1 + 1 + 2) * size_of::<u32>();
+        let noise = if noisy { 3 * n } else { 0 };
+        let bytes = (5 * n + 1 + 1 + 2 + noise) * size_of::<u32>();
         let mut at = bump.take(bytes, 1);
         let mut take = |elements: usize| {
             let address = at;
@@ -209,6 +212,7 @@ impl Inputs {
             distinct: take(n),
             count: take(1),
             factors: take(2),
+            noise: if noisy { take(noise) } else { 0 },
             bytes,
         }
     }
@@ -245,6 +249,10 @@ impl Inputs {
             }
         };
         let factors = counts.map(|n| inverse(n).to_bits());
+        let mut noise: Vec<u32> = (micro_batch.noise.iter())
+            .flat_map(|it| [it.key as u32, (it.key >> 32) as u32, it.magnitude.to_bits()])
+            .collect();
+        noise.resize(3 * micro_batch.batch, 0);
         for (address, values) in [
             (self.tokens, tokens),
             (self.targets, micro_batch.targets),
@@ -253,7 +261,11 @@ impl Inputs {
             (self.distinct, &distinct),
             (self.count, &[distinct.len() as u32]),
             (self.factors, &factors),
+            (self.noise, &noise),
         ] {
+            if address == 0 {
+                continue;
+            }
             let values = bytemuck::cast_slice::<u32, u8>(values);
             let at = (address - self.tokens) as usize;
             bytes[at..at + values.len()].copy_from_slice(values);

@@ -138,6 +138,7 @@ pub fn a_sequence_predicts_what_a_micro_batch_does(new: New) {
                 let mut targets = vec![IGNORE; past];
                 targets[past - 1] = target;
                 let micro_batch = MicroBatch {
+                    noise: &[],
                     tokens: &batch.tokens[..past],
                     targets: &targets,
                     batch: 1,

@@ -279,7 +279,7 @@ const TRAINER_KEYS: Rule = Rule {
     text: include_str!("texts/trainer-keys.md"),
     wrong: file(
         "--global-batch-size 128",
-        "model_name_or_path: mistralai/Mistral-7B-v0.1\nnum_train_epochs: 1\nneftune_noise_alpha: 5\n",
+        "model_name_or_path: mistralai/Mistral-7B-v0.1\nnum_train_epochs: 1\ngroup_by_length: true\n",
     ),
     right: file(
         "--global-batch-size 128",

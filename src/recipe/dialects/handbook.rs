@@ -135,7 +135,7 @@ fn translate(
     tree.default("objective", objective);
     settings::name(&values, path, &mut tree, reading);
     settings::objective_defaults(objective, versions, &values, &mut tree);
-    settings::token_loss(&values, objective, &mut tree);
+    settings::likelihood(&values, objective, &mut tree);
     let evaluates = training_arguments(root, &values, path, versions, &mut tree, reading);
     // A program beside TRL's may define other keys; `lora_r` alone asks TRL for nothing.
     let own = settings::adapters(root).filter(|given| !keys::is_known(&given.key));

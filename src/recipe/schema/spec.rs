@@ -64,7 +64,12 @@ pub struct Spec {
 impl Spec {
     /// Whether the loss is the cross-entropy of tokens, which has a perplexity and is no less than the data's entropy.
     pub fn is_cross_entropy(&self) -> bool {
-        self.objective.is_likelihood() && self.likelihood == Likelihood::default()
+        let Likelihood {
+            loss,
+            label_smoothing,
+            ..
+        } = self.likelihood;
+        self.objective.is_likelihood() && loss == LikelihoodLoss::Nll && label_smoothing == 0.0
     }
 }
 
@@ -133,6 +138,8 @@ pub struct Likelihood {
     pub loss: LikelihoodLoss,
     /// Share of each target that is spread evenly over the vocabulary, below 1; with nll only.
     pub label_smoothing: f64,
+    /// α of NEFTune: uniform noise on the embeddings in training, of at most α / √(tokens · width); 0: none.
+    pub neftune_alpha: f64,
 }
 
 impl Likelihood {
@@ -143,6 +150,7 @@ impl Likelihood {
         let mut keys = Vec::new();
         keys.extend((!has_it && !is_nll).then_some("likelihood.loss"));
         keys.extend((is_smoothed && !(has_it && is_nll)).then_some("likelihood.label_smoothing"));
+        keys.extend((!has_it && self.neftune_alpha != 0.0).then_some("likelihood.neftune_alpha"));
         keys
     }
 }

@@ -9,10 +9,20 @@
 // positions_backward  seq_len
 #include "real.cuh"
 
+// SplitMix64's output at this place after the key, as −1 ≤ u < 1: the noise of cpu-kernels.
+__device__ __forceinline__ float uniform(unsigned long long key, unsigned long long element) {
+    unsigned long long bits = key + (element + 1) * 0x9e3779b97f4a7c15ull;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+    bits ^= bits >> 31;
+    return (float)(bits >> 40) * (1.0f / 8388608.0f) - 1.0f;
+}
+
 struct Scaled {
     float *to;
     const float *from, *position;
-    float scale;
+    float scale, magnitude;
+    unsigned long long key, first;
 
     template <int N> __device__ __forceinline__ void at(int i) {
         float v[N], p[N];
@@ -22,19 +32,30 @@ struct Scaled {
             load(p, position + i);
             for (int j = 0; j < N; j++) v[j] += p[j];
         }
+        if (magnitude) {
+            for (int j = 0; j < N; j++) v[j] += uniform(key, first + i + j) * magnitude;
+        }
         store(to + i, v);
     }
 };
 
-// x[i] = scale · table[tokens[i]] + the row of its position, unless positions is null; tokens: [n].
+// x[i] = scale · table[tokens[i]] + the row of its position, unless positions is null, + noise; tokens: [n]. noise: for each
+// sequence the lower and the upper half of its key, and the largest absolute value, f32; null for none.
 extern "C" __global__ void __launch_bounds__(256)
 embedding_forward(float *x, const float *table, const float *positions, const unsigned *tokens, int hidden,
-                  int seq_len, float scale) {
+                  int seq_len, float scale, const unsigned *noise) {
     const float *from = table + (size_t)tokens[blockIdx.x] * hidden;
     const float *position = positions ? positions + (size_t)(blockIdx.x % seq_len) * hidden : nullptr;
     float *to = x + (size_t)blockIdx.x * hidden;
     bool packs = hidden % 4 == 0 && aligned(x) && aligned(table) && aligned(positions);
-    over_block<4>(hidden, packs, Scaled{to, from, position, scale});
+    Scaled body = {to, from, position, scale, 0, 0, 0};
+    if (noise) {
+        const unsigned *of_row = noise + blockIdx.x / seq_len * 3;
+        body.key = (unsigned long long)of_row[1] << 32 | of_row[0];
+        body.magnitude = __uint_as_float(of_row[2]);
+        body.first = (unsigned long long)(blockIdx.x % seq_len) * hidden;
+    }
+    over_block<4>(hidden, packs, body);
 }
 
 struct AddRows {

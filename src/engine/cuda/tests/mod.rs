@@ -20,8 +20,8 @@ use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
 use crate::engine::testing::*;
 use crate::engine::{
-    Activation, AdamW, Engine, EngineError, Family, Measure, ModelConfig, NormKind, TokenLoss,
-    layout,
+    Activation, AdamW, Engine, EngineError, Family, Measure, MicroBatch, ModelConfig, Noise,
+    NormKind, TokenLoss, layout,
 };
 
 const OF_MICRO_BATCHES: Measure = Measure {
@@ -187,6 +187,40 @@ fn smoothed_and_dynamic_losses_and_their_gradients_are_the_cpu_engines() {
         assert!((found - loss).abs() < 1e-5 * loss && same == targets);
         compare(&mut cuda, &mut cpu, &batch, 1e-5);
     }
+}
+
+#[test]
+fn noise_on_embeddings_is_the_cpu_engines_and_only_where_it_is_given() {
+    let Some(device) = device() else { return };
+    let options = CudaOptions {
+        noisy: true,
+        ..f32_options()
+    };
+    let (mut cuda, mut cpu) = (engine(&device, config(), options), cpu(config()));
+    let batch = Batch::new(3, 40);
+    let noise = [1, u64::MAX, 1 << 40].map(|key| Noise {
+        key,
+        magnitude: 0.5,
+    });
+    let noisy = MicroBatch {
+        noise: &noise,
+        ..batch.micro_batch()
+    };
+    let both = |cuda: &mut CudaEngine, cpu: &mut CpuEngine, micro_batch| {
+        let (loss, gradient) = gradient_of(cuda, micro_batch);
+        let (expected, of_cpu) = gradient_of(cpu, micro_batch);
+        assert!(
+            (loss - expected).abs() < 1e-5 * expected,
+            "{loss} {expected}"
+        );
+        for (got, expected) in gradient.iter().zip(&of_cpu) {
+            assert!(relative(got, expected) < 1e-5);
+        }
+        loss
+    };
+    let plain = both(&mut cuda, &mut cpu, batch.micro_batch());
+    assert!((both(&mut cuda, &mut cpu, noisy) - plain).abs() > 1e-3 * plain);
+    assert_eq!(both(&mut cuda, &mut cpu, batch.micro_batch()), plain);
 }
 
 /// Mean losses of `steps` steps of AdamW on one batch.

@@ -30,6 +30,7 @@ pub(super) const KEYS: Keys = Keys {
         ("f_divergence_type", &["reverse_kl"]),
         ("ld_alpha", &["1"]),
         ("loss_weights", &["1"]),
+        ("neftune_noise_alpha", &["0"]),
         ("ref_model_init_kwargs", &[]),
         ("sync_ref_model", &["false"]),
         ("tools", &[]),

@@ -77,11 +77,15 @@ pub(crate) fn batch(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
     }
 }
 
-/// Translates what a token adds to the loss. TRL's DFT is not smoothed.
-pub(crate) fn token_loss(values: &Values, objective: Objective, tree: &mut Tree) {
+/// Translates what a token adds to the loss, and the noise on its embedding. TRL's DFT is not smoothed.
+pub(crate) fn likelihood(values: &Values, objective: Objective, tree: &mut Tree) {
     if !objective.is_likelihood() {
         return;
     }
+    tree.plain_if(
+        "likelihood.neftune_alpha",
+        values.float("neftune_noise_alpha"),
+    );
     match values.text("loss_type").filter(|loss| loss.value == "dft") {
         Some(loss) => tree.plain("likelihood.loss", &loss),
         None => tree.plain_if(

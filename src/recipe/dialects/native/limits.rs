@@ -70,6 +70,7 @@ const LIMITS: &[Limit] = &[
     range("parallel.data_replicate", 1.0, DEVICES),
     range("parallel.data_shard", 1.0, DEVICES),
     range("likelihood.label_smoothing", 0.0, 0.999),
+    range("likelihood.neftune_alpha", 0.0, 1e6),
     above("preference.beta", 0.0, 1e6),
     range("preference.label_smoothing", 0.0, 0.499),
     range("preference.target_margin", 0.0, 1e6),
