@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use super::super::error::DataError;
-use super::lines::LONGEST;
+use super::lines::{LONGEST, TO_UTF8};
 use super::{Content, Document};
 
 /// Whether a file of JSON begins an array, after blanks and a byte-order mark.
@@ -107,8 +107,7 @@ impl Objects {
             }
             if is_whole {
                 let Ok(text) = String::from_utf8(object) else {
-                    let help = "convert the file to UTF-8, for example with iconv";
-                    return Err(self.fault(begin, "the object is not valid UTF-8", help));
+                    return Err(self.fault(begin, "the object is not valid UTF-8", TO_UTF8));
                 };
                 return Ok(Some(Document {
                     place: format!("{}:{begin}", self.name.display()),

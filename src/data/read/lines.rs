@@ -10,6 +10,9 @@ use super::{Content, Document, Documents, SEGMENT};
 /// Longest line or block of text, in bytes; a longer one is a mistake.
 pub(super) const LONGEST: usize = 256 << 20;
 
+/// What helps against text that is not UTF-8.
+pub(super) const TO_UTF8: &str = "convert the file to UTF-8, for example with iconv";
+
 /// JSON lines: one object a line; blank lines are ignored.
 pub(super) fn jsonl(name: &Path, file: BufReader<File>) -> Documents {
     let mut lines = Lines::of(name, file);
@@ -156,7 +159,7 @@ impl Lines {
             DataError::record(
                 &place(),
                 format!("byte {} of the line is not valid UTF-8", at + 1),
-                "convert the file to UTF-8, for example with iconv",
+                TO_UTF8,
             )
         })?;
         if self.number == 1 && text.starts_with('\u{feff}') {
