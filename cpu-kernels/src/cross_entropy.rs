@@ -15,7 +15,7 @@ pub enum TokenLoss {
     /// mean of ln softmax(logits) (transformers' `LabelSmoother`).
     Smoothed(f32),
     /// −p ln p, in which the factor p has no gradient (dynamic fine-tuning, arXiv 2508.05629; TRL's `dft_loss`).
-    Dynamic,
+    Dft,
 }
 
 /// The loss of each row; overwrites the logits `[n, vocabulary]`.
@@ -44,19 +44,15 @@ pub fn forward_backward(
         #[inline(always)]
         |exponentials, row, target, sum, factor| {
             let weight = factor * weights.map_or(1.0, |weights| weights[row]);
-            let inverse = weight / sum;
+            let smoothing = match loss {
+                TokenLoss::Smoothed(smoothing) => smoothing,
+                TokenLoss::CrossEntropy | TokenLoss::Dft => 0.0,
+            };
+            let (inverse, spread) = (weight / sum, weight * smoothing / exponentials.len() as f32);
             for p in exponentials.iter_mut() {
-                *p *= inverse;
+                *p = *p * inverse - spread;
             }
-            let mut of_target = weight;
-            if let TokenLoss::Smoothed(smoothing) = loss {
-                of_target = weight * (1.0 - smoothing);
-                let spread = weight * smoothing / exponentials.len() as f32;
-                for p in exponentials.iter_mut() {
-                    *p -= spread;
-                }
-            }
-            exponentials[target] -= of_target;
+            exponentials[target] -= weight * (1.0 - smoothing);
         },
     )
 }
@@ -89,7 +85,7 @@ fn rows(
                     }
                     let sum = exp_and_sum(logits, shift);
                     let factor = match loss {
-                        TokenLoss::Dynamic => logits[target] / sum,
+                        TokenLoss::Dft => logits[target] / sum,
                         TokenLoss::CrossEntropy | TokenLoss::Smoothed(_) => 1.0,
                     };
                     finish(logits, row, target, sum, factor);
@@ -141,7 +137,7 @@ mod tests {
 
     /// `F.cross_entropy(label_smoothing=0.2)`, and −p ln p with p detached, by PyTorch 2.15 in f64.
     #[test]
-    fn smoothed_and_dynamic_losses_are_pytorchs() {
+    fn smoothed_and_dft_losses_are_pytorchs() {
         let logits = [0.5, -1.0, 2.0, 0.25];
         let agree = |loss, expected: f64, gradient: [f32; 4]| {
             let mut found = logits;
@@ -156,7 +152,7 @@ mod tests {
         let gradient = [0.104_234_8, -0.015_585_6, 0.641_232_5, -0.729_881_8];
         agree(TokenLoss::Smoothed(0.2), 2.081_778_998_448, gradient);
         let gradient = [0.018_526_4, 0.004_133_8, 0.083_029_6, -0.105_689_8];
-        agree(TokenLoss::Dynamic, 0.254_563_984_331, gradient);
+        agree(TokenLoss::Dft, 0.254_563_984_331, gradient);
     }
 
     #[test]
@@ -164,7 +160,7 @@ mod tests {
         let mut logits = vec![1e4, -1e4, 0.0];
         let plain = TokenLoss::CrossEntropy;
         assert!((forward_backward(&mut logits, &[1], None, 3, plain)[0] - 2e4).abs() < 1e-3);
-        for loss in [plain, TokenLoss::Smoothed(0.1), TokenLoss::Dynamic] {
+        for loss in [plain, TokenLoss::Smoothed(0.1), TokenLoss::Dft] {
             for wrong in [f32::NAN, f32::INFINITY] {
                 let logits = [0.0, wrong, 1.0];
                 assert!(forward(&mut logits.clone(), &[0], 3, loss)[0].is_nan());

@@ -5,7 +5,7 @@
 //! zero, as in transformers. In GPT-2 the layers that add to the residual stream have a σ of `initializer_range` /
 //! √(2 × layers).
 
-use crate::util::random::{GAMMA, mix};
+use crate::util::random::nth;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -55,7 +55,7 @@ pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &m
 
 /// The `index`-th standard normal of a stream (Box and Muller, 1958).
 fn normal(key: u64, index: u64) -> f64 {
-    let bits = mix(key.wrapping_add(index.wrapping_mul(GAMMA)));
+    let bits = nth(key, index);
     // Two uniform numbers of 32 bits; the first one is never 0.
     let radius = ((bits >> 32) as f64 + 0.5) / 4_294_967_296.0;
     let angle = (bits & 0xffff_ffff) as f64 / 4_294_967_296.0;

@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod initial;
 mod layout;
+mod noise;
 mod sequence;
 mod step;
 #[cfg(test)]
@@ -22,9 +23,9 @@ use capacity::Capacity;
 pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
 pub use cpu_kernels::cross_entropy::TokenLoss;
-pub use cpu_kernels::embedding::Noise;
 pub use layout::layout;
 use layout::part;
+pub use noise::Noise;
 use sequence::{Sequence, cache_len, no_sequence, trains};
 use step::{Keeps, Pass, Step, Training, no_worker_gradient};
 use walk::Walk;
@@ -246,12 +247,16 @@ impl MicroBatch<'_> {
         if tokens.is_empty()
             || batch.checked_mul(seq_len) != Some(tokens.len())
             || targets.len() != tokens.len()
-            || !(noise.is_empty() || noise.len() == batch)
         {
             return Err(EngineError::Shape(format!(
-                "a micro-batch of {batch} × {seq_len} has {} tokens, {} targets and noise for {} rows",
+                "a micro-batch of {batch} × {seq_len} has {} tokens and {} targets",
                 tokens.len(),
-                targets.len(),
+                targets.len()
+            )));
+        }
+        if !noise.is_empty() && noise.len() != batch {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {batch} rows has noise for {}",
                 noise.len()
             )));
         }

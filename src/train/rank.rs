@@ -398,7 +398,7 @@ fn engine(
 
 fn token_loss(likelihood: &Likelihood) -> TokenLoss {
     match likelihood.loss {
-        LikelihoodLoss::Dft => TokenLoss::Dynamic,
+        LikelihoodLoss::Dft => TokenLoss::Dft,
         LikelihoodLoss::Nll if likelihood.label_smoothing > 0.0 => {
             TokenLoss::Smoothed(likelihood.label_smoothing as f32)
         }

@@ -10,13 +10,18 @@ pub struct Random {
 }
 
 /// SplitMix64's increment of the state.
-pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64's finaliser.
-pub fn mix(mut z: u64) -> u64 {
+fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+/// The number at a place of the plain SplitMix64 stream of a seed, which begins at place 1.
+pub fn nth(seed: u64, place: u64) -> u64 {
+    mix(seed.wrapping_add(place.wrapping_mul(GAMMA)))
 }
 
 impl Random {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use super::losses::{of_steps, run_in};
+use super::losses::{agree, of_steps, run_in};
 use super::support::{evenkeel, stderr};
 use super::trainers::{own_file, python};
 
@@ -70,15 +70,9 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
         here(evenkeel(), &words);
         let losses = of_steps(&folder.path().join(&run));
         assert_eq!(losses.len(), STEPS, "{name}");
-        for (step, (ours, trls)) in losses.iter().zip(expected).enumerate() {
-            let apart = (ours - trls).abs() / trls;
-            // TRL prints five digits.
-            assert!(
-                apart < 1e-4,
-                "{name}: step {}: {ours}, TRL {trls}",
-                step + 1
-            );
-        }
+        // TRL prints five digits.
+        let do_agree = agree(&losses, expected, 1e-4);
+        assert!(do_agree, "{name}: {losses:?}, TRL {expected:?}");
     }
     let last = format!("gen-1/step-{STEPS:07}");
     let output = here(Command::new(&python), &[&script, "compare", ".", &last]);

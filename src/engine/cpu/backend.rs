@@ -12,7 +12,7 @@ use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{
     Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, NormKind, Pass,
-    Sequence, TokenLoss, Weigh,
+    Sequence, TokenLoss, Weigh, noise,
 };
 
 type Done = Result<(), EngineError>;
@@ -225,15 +225,15 @@ impl Backend for CpuBackend<'_> {
         let (seq_len, table) = (self.micro_batch.seq_len, self.config.vocab_size * hidden);
         let positions = self.config.position_embeddings;
         let first = table + self.past() * hidden;
-        let noise = self.micro_batch.noise;
+        let of_rows = self.micro_batch.noise;
         self.on([(Slot::Residual(0), hidden)], |[x], store, _| {
             let unit = store.parameters(0);
             embedding::forward(x, tokens, (unit, hidden), scale);
             if positions {
                 embedding::add_positions(x, (&unit[first..], hidden), seq_len);
             }
-            if !noise.is_empty() {
-                embedding::add_noise(x, hidden, seq_len, noise);
+            if !of_rows.is_empty() {
+                noise::add(x, hidden, seq_len, of_rows);
             }
         })
     }

@@ -142,7 +142,7 @@ impl Kernels {
             int(self.hidden),
             int(shape.seq_len),
             Float(self.embedding_scale),
-            Address(inputs.noise),
+            Address(inputs.noise.unwrap_or(0)),
         ];
         self.rows(stream, "embedding_forward", shape.tokens(), &arguments)
     }
@@ -448,10 +448,10 @@ impl Kernels {
         (targets, n): (u64, usize),
         (gradient, weights): (bool, Option<u64>),
     ) -> Enqueued {
-        let (smoothing, dynamic) = match self.token_loss {
+        let (smoothing, dft) = match self.token_loss {
             TokenLoss::CrossEntropy => (0.0, false),
             TokenLoss::Smoothed(smoothing) => (smoothing, false),
-            TokenLoss::Dynamic => (0.0, true),
+            TokenLoss::Dft => (0.0, true),
         };
         let arguments = [
             Address(losses),
@@ -461,7 +461,7 @@ impl Kernels {
             int(self.vocabulary),
             Int(i32::from(gradient)),
             Float(smoothing),
-            Int(i32::from(dynamic)),
+            Int(i32::from(dft)),
         ];
         let threads = if self.vocabulary < 8192 { 256 } else { 1024 };
         self.launch(stream, "cross_entropy", grid(n, threads), &arguments)

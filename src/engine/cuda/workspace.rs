@@ -89,8 +89,8 @@ pub struct Inputs {
     pub count: u64,
     /// 1 / target tokens of the micro-batch, and of the step so far, f32 `[2]`; 0 without targets.
     pub factors: u64,
-    /// Key (lower half first) and magnitude of the noise of each row, `[n, 3]`; 0 without noise.
-    pub noise: u64,
+    /// Key (lower half first) and magnitude of the noise of each row, `[n, 3]`, if memory is reserved for it.
+    pub noise: Option<u64>,
     /// Bytes of all of them.
     pub bytes: usize,
 }
@@ -212,7 +212,7 @@ impl Inputs {
             distinct: take(n),
             count: take(1),
             factors: take(2),
-            noise: if noisy { take(noise) } else { 0 },
+            noise: noisy.then(|| take(noise)),
             bytes,
         }
     }
@@ -261,11 +261,10 @@ impl Inputs {
             (self.distinct, &distinct),
             (self.count, &[distinct.len() as u32]),
             (self.factors, &factors),
-            (self.noise, &noise),
-        ] {
-            if address == 0 {
-                continue;
-            }
+        ]
+        .into_iter()
+        .chain(self.noise.map(|address| (address, &noise[..])))
+        {
             let values = bytemuck::cast_slice::<u32, u8>(values);
             let at = (address - self.tokens) as usize;
             bytes[at..at + values.len()].copy_from_slice(values);

@@ -1,5 +1,5 @@
-// Softmax and cross-entropy: −ln softmax(logits)[target], row by row, in nats, and two other losses of a token, see TokenLoss in
-// cpu-kernels.
+// Softmax and cross-entropy: −ln softmax(logits)[target], row by row, in nats, and two other
+// losses of a token (TokenLoss in cpu-kernels).
 //
 // logits: [n, vocabulary], real; targets: [n], of which IGNORE carries no loss; losses: [n], f64.
 //
@@ -45,18 +45,6 @@ struct Exponentials {
     }
 };
 
-// The sum of a thread's elements.
-struct Total {
-    const real *row;
-    float sum;
-
-    template <int N> __device__ __forceinline__ void at(int i) {
-        float v[N];
-        load(v, row + i);
-        for (int j = 0; j < N; j++) sum += v[j];
-    }
-};
-
 struct Gradient {
     real *row;
     float shift, inverse, of_target, spread;
@@ -83,11 +71,11 @@ struct Zero {
 
 // A row whose target is IGNORE has the loss 0. If gradient is not 0, replaces the logits by the gradient of the
 // rows' summed loss: softmax(logits) − the target's unit vector, or 0 for a row with IGNORE. weights: f32, [n], factors of
-// the gradient of each row, or null for 1. smoothing: share of the target that is spread over the vocabulary. dynamic: the
-// loss has the target's probability as a factor, without a gradient.
+// the gradient of each row, or null for 1. smoothing: share of the target that is spread over the vocabulary. dft: the loss
+// has the target's probability as a factor, without a gradient.
 extern "C" __global__ void __launch_bounds__(1024)
 cross_entropy(double *losses, real *logits, const unsigned *targets, const float *weights, int vocabulary,
-              int gradient, float smoothing, int dynamic) {
+              int gradient, float smoothing, int dft) {
     unsigned target = targets[blockIdx.x];
     real *row = logits + (size_t)blockIdx.x * vocabulary;
     if (target == IGNORE) {
@@ -103,11 +91,11 @@ cross_entropy(double *losses, real *logits, const unsigned *targets, const float
     float shift = block_max(of_thread.most);
     float sum = block_sum(of_thread.sum * expf(of_thread.most - shift));
     if (smoothing) {
-        Total total = {row, 0};
+        Sum<real> total = {row, 0};
         over_row(row, vocabulary, total);
         wanted = (1 - (double)smoothing) * wanted + smoothing * ((double)block_sum(total.sum) / vocabulary);
     }
-    float factor = dynamic ? expf(chosen - shift) / sum : 1;
+    float factor = dft ? expf(chosen - shift) / sum : 1;
     if (threadIdx.x == 0) {
         losses[blockIdx.x] = factor * (log((double)sum) + ((double)shift - wanted));
     }

@@ -9,7 +9,7 @@
 // positions_backward  seq_len
 #include "real.cuh"
 
-// SplitMix64's output at this place after the key, as −1 ≤ u < 1: the noise of cpu-kernels.
+// SplitMix64's number at this place of the key's stream, as −1 ≤ u < 1: the noise of engine/noise.rs.
 __device__ __forceinline__ float uniform(unsigned long long key, unsigned long long element) {
     unsigned long long bits = key + (element + 1) * 0x9e3779b97f4a7c15ull;
     bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;

@@ -9,17 +9,6 @@
 #include "block.cuh"
 #include "real.cuh"
 
-struct Sum {
-    const float *x;
-    float sum;
-
-    template <int N> __device__ __forceinline__ void at(int i) {
-        float v[N];
-        load(v, x + i);
-        for (int j = 0; j < N; j++) sum += v[j];
-    }
-};
-
 struct Squares {
     const float *x;
     float mean, sum;
@@ -51,7 +40,7 @@ layernorm_forward(real *y, float *statistics, const float *x, const float *weigh
     const float *from = x + (size_t)blockIdx.x * width;
     real *to = y + (size_t)blockIdx.x * width;
     bool packs = width % 4 == 0 && aligned(x) && aligned(y) && aligned(weights);
-    Sum sum = {from, 0};
+    Sum<float> sum = {from, 0};
     over_block<4>(width, packs, sum);
     float mean = block_sum(sum.sum) / width;
     Squares squares = {from, mean, 0};

@@ -116,3 +116,15 @@ __device__ __forceinline__ void over_block(int elements, bool packs, Body &&body
         for (int i = threadIdx.x; i < elements; i += blockDim.x) body.template at<1>(i);
     }
 }
+
+// A body that adds up a thread's elements of x.
+template <typename T> struct Sum {
+    const T *x;
+    float sum;
+
+    template <int N> __device__ __forceinline__ void at(int i) {
+        float v[N];
+        load(v, x + i);
+        for (int j = 0; j < N; j++) sum += v[j];
+    }
+};

@@ -117,12 +117,18 @@ fn relative(got: &[f32], expected: &[f32]) -> f64 {
 /// Asserts every gradient tensor within `tolerance` of the CPU engine's, relative to its L2 norm.
 fn compare_gradients(device: &Arc<Device>, config: ModelConfig, batch: &Batch, tolerance: f64) {
     let (mut cuda, mut cpu) = (engine(device, config.clone(), f32_options()), cpu(config));
-    compare(&mut cuda, &mut cpu, batch, tolerance);
+    compare(&mut cuda, &mut cpu, batch.micro_batch(), tolerance);
 }
 
-fn compare(cuda: &mut CudaEngine, cpu: &mut CpuEngine, batch: &Batch, tolerance: f64) {
-    let (loss, gradient) = gradient_of(cuda, batch.micro_batch());
-    let (expected_loss, expected) = gradient_of(cpu, batch.micro_batch());
+/// As [`compare_gradients`]; returns the loss.
+fn compare(
+    cuda: &mut CudaEngine,
+    cpu: &mut CpuEngine,
+    micro_batch: MicroBatch<'_>,
+    tolerance: f64,
+) -> f64 {
+    let (loss, gradient) = gradient_of(cuda, micro_batch);
+    let (expected_loss, expected) = gradient_of(cpu, micro_batch);
     assert!((loss - expected_loss).abs() <= tolerance * expected_loss);
     for (unit, (got, expected)) in cpu
         .layout()
@@ -136,6 +142,7 @@ fn compare(cuda: &mut CudaEngine, cpu: &mut CpuEngine, batch: &Batch, tolerance:
             assert!(error <= tolerance, "{}: {error}", parameter.name);
         }
     }
+    loss
 }
 
 contract::contract_tests!(device().map(|device| {
@@ -170,11 +177,11 @@ fn every_f32_gradient_is_the_cpu_engines() {
 }
 
 #[test]
-fn smoothed_and_dynamic_losses_and_their_gradients_are_the_cpu_engines() {
+fn smoothed_and_dft_losses_and_their_gradients_are_the_cpu_engines() {
     let Some(device) = device() else { return };
     let batch = Batch::new(3, 40);
     let (plain, _) = gradient_of(&mut cpu(config()), batch.micro_batch());
-    for token_loss in [TokenLoss::Smoothed(0.1), TokenLoss::Dynamic] {
+    for token_loss in [TokenLoss::Smoothed(0.1), TokenLoss::Dft] {
         let options = CudaOptions {
             token_loss,
             ..f32_options()
@@ -185,7 +192,7 @@ fn smoothed_and_dynamic_losses_and_their_gradients_are_the_cpu_engines() {
         assert_ne!(loss, plain);
         let (found, same) = cuda.evaluate(batch.micro_batch()).unwrap();
         assert!((found - loss).abs() < 1e-5 * loss && same == targets);
-        compare(&mut cuda, &mut cpu, &batch, 1e-5);
+        compare(&mut cuda, &mut cpu, batch.micro_batch(), 1e-5);
     }
 }
 
@@ -206,21 +213,10 @@ fn noise_on_embeddings_is_the_cpu_engines_and_only_where_it_is_given() {
         noise: &noise,
         ..batch.micro_batch()
     };
-    let both = |cuda: &mut CudaEngine, cpu: &mut CpuEngine, micro_batch| {
-        let (loss, gradient) = gradient_of(cuda, micro_batch);
-        let (expected, of_cpu) = gradient_of(cpu, micro_batch);
-        assert!(
-            (loss - expected).abs() < 1e-5 * expected,
-            "{loss} {expected}"
-        );
-        for (got, expected) in gradient.iter().zip(&of_cpu) {
-            assert!(relative(got, expected) < 1e-5);
-        }
-        loss
-    };
-    let plain = both(&mut cuda, &mut cpu, batch.micro_batch());
-    assert!((both(&mut cuda, &mut cpu, noisy) - plain).abs() > 1e-3 * plain);
-    assert_eq!(both(&mut cuda, &mut cpu, batch.micro_batch()), plain);
+    let mut both = |micro_batch| compare(&mut cuda, &mut cpu, micro_batch, 1e-5);
+    let plain = both(batch.micro_batch());
+    assert!((both(noisy) - plain).abs() > 1e-3 * plain);
+    assert_eq!(both(batch.micro_batch()), plain);
 }
 
 /// Mean losses of `steps` steps of AdamW on one batch.

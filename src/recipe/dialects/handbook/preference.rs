@@ -20,8 +20,8 @@ pub(super) const KEYS: Keys = Keys {
     ),
     without_effect: Words(
         "base_model_attribute_name disable_dropout discopop_tau f_alpha_divergence_coef force_use_ref_model \
-         generate_during_eval is_encoder_decoder label_pad_token_id label_smoothing_factor max_density_ratio max_target_length \
-         min_density_ratio model_adapter_name padding_value precompute_ref_batch_size precompute_ref_log_probs \
+         generate_during_eval is_encoder_decoder label_pad_token_id label_smoothing_factor max_density_ratio \
+         max_target_length min_density_ratio model_adapter_name padding_value precompute_ref_batch_size precompute_ref_log_probs \
          prompt_sample_size ref_adapter_name ref_model_mixup_alpha ref_model_sync_steps use_liger_loss \
          use_logits_to_keep use_num_logits_to_keep",
     ),
