@@ -228,11 +228,11 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
     let tokens = random_tokens(options, 1);
     let targets = random_tokens(options, 2);
     let micro_batch = MicroBatch {
-        noise: &[],
         tokens: &tokens,
         targets: &targets,
         batch: options.micro_batch,
         seq_len: options.seq,
+        ..MicroBatch::default()
     };
     let mut seconds = Vec::new();
     let mut loss = 0.0;

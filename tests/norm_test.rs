@@ -121,16 +121,14 @@ fn step(
             continue;
         };
         let (tokens, targets) = data.rows(positions);
-        let per_device_batch_size = MicroBatch {
-            noise: &[],
+        let micro_batch = MicroBatch {
             tokens: &tokens,
             targets: &targets,
             batch: MICRO as usize,
             seq_len: SEQ_LEN,
+            ..MicroBatch::default()
         };
-        let done = engine
-            .accumulate(per_device_batch_size, measure, last)
-            .unwrap();
+        let done = engine.accumulate(micro_batch, measure, last).unwrap();
         measured
             .micro_batches
             .add(done.squared_norm.unwrap(), done.targets);

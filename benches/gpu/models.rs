@@ -103,11 +103,11 @@ impl Batch {
 
     pub fn micro_batch(&self) -> MicroBatch<'_> {
         MicroBatch {
-            noise: &[],
             tokens: &self.tokens,
             targets: &self.targets,
             batch: self.rows,
             seq_len: self.seq_len,
+            ..MicroBatch::default()
         }
     }
 }

@@ -5,8 +5,10 @@
 //! softmax sum; backward recomputes the probabilities (Dao et al., 2022).
 //!
 //! `qkv` is `[n, (heads + 2 × kv_heads) × head_dim]`: the query heads of a row, its key heads, its value
-//! heads.
+//! heads. Its rows are those of sequences that do not see each other, adjacent and in order. The numbers of queries are
+//! those of a sequence, `[heads, tokens]`, then those of the next.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
@@ -20,10 +22,6 @@ const BLOCK: usize = 64;
 /// Shapes of the attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Number of rows in a micro-batch.
-    pub batch: usize,
-    /// Number of tokens in a row.
-    pub seq_len: usize,
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
@@ -44,29 +42,24 @@ impl Shape {
         (self.heads + self.kv_heads) * self.head_dim
     }
 
-    fn tokens(&self) -> usize {
-        self.batch * self.seq_len
-    }
-
-    /// One head of one row of the micro-batch, `[seq_len, head_dim]`.
-    fn head<'a>(&self, all: Matrix<'a>, row: usize, head: usize) -> Matrix<'a> {
-        let (seq_len, head_dim) = (self.seq_len, self.head_dim);
-        all.block(row * seq_len, head * head_dim, seq_len, head_dim)
+    /// One head of a sequence, `[tokens, head_dim]`.
+    fn head<'a>(&self, all: Matrix<'a>, sequence: &Range<usize>, head: usize) -> Matrix<'a> {
+        let head_dim = self.head_dim;
+        all.block(sequence.start, head * head_dim, sequence.len(), head_dim)
     }
 
     /// The queries, keys and values of a query head.
     fn operands<'a>(
         &self,
-        qkv: &'a [f32],
-        row: usize,
+        qkv: Matrix<'a>,
+        sequence: &Range<usize>,
         head: usize,
     ) -> (Matrix<'a>, Matrix<'a>, Matrix<'a>) {
-        let all = Matrix::new(qkv, self.tokens(), self.qkv());
         let key = self.heads + head / (self.heads / self.kv_heads);
         (
-            self.head(all, row, head),
-            self.head(all, row, key),
-            self.head(all, row, key + self.kv_heads),
+            self.head(qkv, sequence, head),
+            self.head(qkv, sequence, key),
+            self.head(qkv, sequence, key + self.kv_heads),
         )
     }
 
@@ -111,29 +104,41 @@ impl Scratch {
     }
 }
 
-/// out `[n, heads × head_dim]` and log_sums `[batch, heads, seq_len]`.
+/// The number of tokens, which is the end of the last sequence.
+fn tokens(sequences: &[Range<usize>]) -> usize {
+    sequences.last().map_or(0, |sequence| sequence.end)
+}
+
+/// out `[n, heads × head_dim]` and log_sums.
 pub fn forward(
     out: &mut [f32],
     log_sums: &mut [f32],
     qkv: &[f32],
-    shape: Shape,
+    (shape, sequences): (Shape, &[Range<usize>]),
     scratch: &Scratch,
 ) {
     let Shape {
-        seq_len,
-        heads,
-        head_dim,
-        ..
+        heads, head_dim, ..
     } = shape;
-    let outs = MatrixMut::new(out, shape.tokens(), heads * head_dim).grid(seq_len, head_dim);
-    outs.into_par_iter()
-        .zip(log_sums.par_chunks_mut(seq_len))
-        .enumerate()
-        .for_each(|(i, (mut out, log_sums))| {
-            let (q, k, v) = shape.operands(qkv, i / heads, i % heads);
+    let n = tokens(sequences);
+    let all = Matrix::new(qkv, n, shape.qkv());
+    let outs = MatrixMut::new(out, n, heads * head_dim).bands(sequences.iter().cloned(), head_dim);
+    let mut rest = log_sums;
+    let tasks: Vec<_> = (outs.into_iter().enumerate())
+        .map(|(i, out)| {
+            let (sequence, head) = (&sequences[i / heads], i % heads);
+            let (log_sums, later) = std::mem::take(&mut rest).split_at_mut(sequence.len());
+            rest = later;
+            (sequence, head, out, log_sums)
+        })
+        .collect();
+    tasks
+        .into_par_iter()
+        .for_each(|(sequence, head, mut out, log_sums)| {
+            let (q, k, v) = shape.operands(all, sequence, head);
             scratch.with(|scores, _| {
-                for from in (0..seq_len).step_by(BLOCK) {
-                    let to = seq_len.min(from + BLOCK);
+                for from in (0..sequence.len()).step_by(BLOCK) {
+                    let to = sequence.len().min(from + BLOCK);
                     let first = shape.first_key(from);
                     let (rows, keys) = (to - from, to - first);
                     let scores = &mut scores[..rows * keys];
@@ -172,12 +177,12 @@ pub fn fill_cache(cache: &mut [f32], qkv: &[f32], shape: Shape) {
 /// and values the `cache` has.
 pub fn over_cache(out: &mut [f32], qkv: &[f32], cache: Cache<'_>, shape: Shape, scratch: &Scratch) {
     let Shape {
-        seq_len: n,
         heads,
         kv_heads,
         head_dim,
         ..
     } = shape;
+    let n = qkv.len() / shape.qkv();
     let queries = Matrix::new(qkv, n, shape.qkv());
     let keys_and_values = Matrix::new(cache.rows, cache.past + n, 2 * kv_heads * head_dim);
     let outs = MatrixMut::new(out, n, heads * head_dim).grid(n, head_dim);
@@ -236,49 +241,52 @@ pub fn backward(
     dqkv: &mut [f32],
     dout: &[f32],
     (qkv, out, log_sums): (&[f32], &[f32], &[f32]),
-    shape: Shape,
+    (shape, sequences): (Shape, &[Range<usize>]),
     scratch: &Scratch,
 ) {
     let Shape {
-        seq_len,
         heads,
         kv_heads,
         head_dim,
         ..
     } = shape;
     let group = heads / kv_heads;
-    let outs = Matrix::new(out, shape.tokens(), heads * head_dim);
-    let douts = Matrix::new(dout, shape.tokens(), heads * head_dim);
+    let n = tokens(sequences);
+    let all = Matrix::new(qkv, n, shape.qkv());
+    let outs = Matrix::new(out, n, heads * head_dim);
+    let douts = Matrix::new(dout, n, heads * head_dim);
 
     // One task takes a key head with its group of query heads and adds up their gradients.
-    let mut blocks = MatrixMut::new(dqkv, shape.tokens(), shape.qkv()).grid(seq_len, head_dim);
-    let mut tasks = Vec::with_capacity(shape.batch * kv_heads);
-    for row in (0..shape.batch).rev() {
+    let mut blocks =
+        MatrixMut::new(dqkv, n, shape.qkv()).bands(sequences.iter().cloned(), head_dim);
+    let mut tasks = Vec::with_capacity(sequences.len() * kv_heads);
+    for sequence in sequences.iter().rev() {
         let mut dv = blocks.split_off(blocks.len() - kv_heads);
         let mut dk = blocks.split_off(blocks.len() - kv_heads);
         let mut dq = blocks.split_off(blocks.len() - heads);
         for kv_head in (0..kv_heads).rev() {
             if let (Some(dk), Some(dv)) = (dk.pop(), dv.pop()) {
                 let dq = dq.split_off(dq.len() - group);
-                tasks.push((row, kv_head, dq, dk, dv));
+                tasks.push((sequence, kv_head, dq, dk, dv));
             }
         }
     }
 
     tasks
         .into_par_iter()
-        .for_each(|(row, kv_head, dq, mut dk, mut dv)| {
+        .for_each(|(sequence, kv_head, dq, mut dk, mut dv)| {
+            let seq_len = sequence.len();
             scratch.with(|p, ds| {
                 for (member, mut dq) in dq.into_iter().enumerate() {
                     let head = kv_head * group + member;
-                    let (q, k, v) = shape.operands(qkv, row, head);
-                    let log_sums = &log_sums[(row * heads + head) * seq_len..][..seq_len];
+                    let (q, k, v) = shape.operands(all, sequence, head);
+                    let log_sums = &log_sums[sequence.start * heads + head * seq_len..][..seq_len];
                     let head = Head {
                         q,
                         k,
                         v,
-                        out: shape.head(outs, row, head),
-                        dout: shape.head(douts, row, head),
+                        out: shape.head(outs, sequence, head),
+                        dout: shape.head(douts, sequence, head),
                         log_sums,
                         shape,
                     };
@@ -307,7 +315,7 @@ pub fn backward(
         });
 }
 
-/// One query head of one row, `[seq_len, head_dim]` each.
+/// One query head of one sequence, `[tokens, head_dim]` each.
 struct Head<'a> {
     q: Matrix<'a>,
     k: Matrix<'a>,

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::ROWS;
 
-/// Vocabulary rows whose gradient one thread adds up at a time.
+/// Most rows of a table whose gradient one thread adds up at a time.
 const VOCABULARY_ROWS: usize = 512;
 
 /// x `[n, width]` = `scale` · rows `tokens` of `table` `[vocabulary, width]`.
@@ -21,33 +21,13 @@ pub fn forward(x: &mut [f32], tokens: &[u32], (table, width): (&[f32], usize), s
         });
 }
 
-/// Adds the rows of `table` `[positions, width]` to those of x `[n, width]`; row r is at position r mod seq_len.
-pub fn add_positions(x: &mut [f32], (table, width): (&[f32], usize), seq_len: usize) {
-    x.par_chunks_mut(width).enumerate().for_each(|(row, x)| {
-        let position = &table[row % seq_len * width..][..width];
+/// Adds the rows `positions` of `table` `[positions, width]` to those of x `[n, width]`. [`backward`] gives their gradient.
+pub fn add_positions(x: &mut [f32], positions: &[u32], (table, width): (&[f32], usize)) {
+    let rows = x.par_chunks_mut(width).zip(positions);
+    rows.for_each(|(x, &position)| {
+        let position = &table[position as usize * width..][..width];
         for (x, position) in x.iter_mut().zip(position) {
             *x += position;
-        }
-    });
-}
-
-/// dtable `[positions, width]` = Σ of the rows of dx `[n, width]` at each position, or += when `add`.
-pub fn positions_backward(
-    (dtable, add): (&mut [f32], bool),
-    (dx, width): (&[f32], usize),
-    seq_len: usize,
-) {
-    let rows = dx.len() / width;
-    let of_positions = dtable.par_chunks_mut(width).enumerate();
-    of_positions.for_each(|(position, sum)| {
-        if !add {
-            sum.fill(0.0);
-        }
-        let occurrences = if position < seq_len { rows } else { 0 };
-        for row in (position..occurrences).step_by(seq_len) {
-            for (sum, dx) in sum.iter_mut().zip(&dx[row * width..]) {
-                *sum += dx;
-            }
         }
     });
 }
@@ -64,14 +44,16 @@ pub fn backward(
     scale: f32,
     unmoved: Option<u32>,
 ) {
+    let of_thread = dtable.len() / width / rayon::current_num_threads();
+    let of_part = of_thread.clamp(1, VOCABULARY_ROWS);
     dtable
-        .par_chunks_mut(VOCABULARY_ROWS * width)
+        .par_chunks_mut(of_part * width)
         .enumerate()
         .for_each(|(part, dtable)| {
             if !add {
                 dtable.fill(0.0);
             }
-            let first = part * VOCABULARY_ROWS;
+            let first = part * of_part;
             let rows = dtable.len() / width;
             for (&token, dx) in tokens.iter().zip(dx.chunks_exact(width)) {
                 let row = (token as usize).wrapping_sub(first);
@@ -89,19 +71,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_added_to_every_sequence_and_their_gradient_is_summed_over_them() {
-        let (width, seq_len) = (2, 3);
+    fn positions_are_added_to_their_rows_and_their_gradient_is_summed_over_them() {
+        let (width, positions) = (2, [0, 1, 2, 0, 1, 0]);
         let table: Vec<f32> = (0..8).map(|i| i as f32).collect();
-        let mut x = vec![0.5; 2 * seq_len * width];
-        add_positions(&mut x, (&table, width), seq_len);
-        let one = [0.5, 1.5, 2.5, 3.5, 4.5, 5.5];
-        assert_eq!(x, [one, one].concat());
+        let mut x = vec![0.5; positions.len() * width];
+        add_positions(&mut x, &positions, (&table, width));
+        let [first, second, third] = [[0.5, 1.5], [2.5, 3.5], [4.5, 5.5]];
+        assert_eq!(x, [first, second, third, first, second, first].concat());
         let dx: Vec<f32> = (0..12).map(|i| i as f32).collect();
         let mut gradient = vec![7.0; 8];
-        positions_backward((&mut gradient, false), (&dx, width), seq_len);
+        backward((&mut gradient, false), &positions, (&dx, width), 1.0, None);
         // No sequence reaches the last position.
-        assert_eq!(gradient, [6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 0.0, 0.0]);
-        positions_backward((&mut gradient, true), (&dx, width), seq_len);
-        assert_eq!(gradient[..2], [12.0, 16.0]);
+        assert_eq!(gradient, [16.0, 19.0, 10.0, 12.0, 4.0, 5.0, 0.0, 0.0]);
+        backward((&mut gradient, true), &positions, (&dx, width), 1.0, None);
+        assert_eq!(gradient[..2], [32.0, 38.0]);
     }
 }

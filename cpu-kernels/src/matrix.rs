@@ -4,6 +4,7 @@
 //! checks the shapes of its views.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -103,14 +104,28 @@ impl<'a> MatrixMut<'a> {
 
     /// Cuts the matrix into blocks of `rows` × `columns`, smaller at the ends, in row-major order of blocks.
     pub fn grid(self, rows: usize, columns: usize) -> Vec<MatrixMut<'a>> {
+        let all = self.rows;
+        let bands = (0..all).step_by(rows);
+        self.bands(bands.map(|row| row..all.min(row + rows)), columns)
+    }
+
+    /// The same with blocks of these rows, which are ascending.
+    pub fn bands(
+        self,
+        bands: impl IntoIterator<Item = Range<usize>>,
+        columns: usize,
+    ) -> Vec<MatrixMut<'a>> {
         let mut blocks = Vec::new();
-        for row in (0..self.rows).step_by(rows) {
+        let mut end = 0;
+        for band in bands {
+            assert!(end <= band.start && band.start <= band.end && band.end <= self.rows);
+            end = band.end;
             for column in (0..self.columns).step_by(columns) {
                 blocks.push(MatrixMut {
-                    // SAFETY: (row, column) lies within this view. The blocks do not overlap, and this view
-                    // is consumed.
-                    start: unsafe { self.start.add(row * self.row_stride + column) },
-                    rows: rows.min(self.rows - row),
+                    // SAFETY: (row, column) lies within this view, or at its end when the block is empty. The blocks do
+                    // not overlap, and this view is consumed.
+                    start: unsafe { self.start.add(band.start * self.row_stride + column) },
+                    rows: band.len(),
                     columns: columns.min(self.columns - column),
                     ..self
                 });

@@ -24,14 +24,15 @@ pub fn fill_table(table: &mut [f32], frequencies: &[f32]) {
 pub struct Rotation<'a> {
     /// From [`fill_table`].
     pub table: &'a [f32],
-    pub seq_len: usize,
+    /// Of each row.
+    pub positions: &'a [u32],
     /// The first heads of each row.
     pub heads: usize,
     pub head_dim: usize,
     pub rotary_dim: usize,
 }
 
-/// Rotates the heads of every row of `x` `[n, row]` in place; row r is at position r mod seq_len.
+/// Rotates the heads of every row of `x` `[n, row]` in place.
 pub fn rotate(x: &mut [f32], row: usize, rotation: Rotation) {
     turn_rows(x, row, rotation, turn);
 }
@@ -53,7 +54,7 @@ fn turn_rows(
     row: usize,
     Rotation {
         table,
-        seq_len,
+        positions,
         heads,
         head_dim,
         rotary_dim,
@@ -62,15 +63,14 @@ fn turn_rows(
 ) {
     let half = rotary_dim / 2;
     x.par_chunks_mut(ROWS * row)
-        .enumerate()
-        .for_each(|(chunk, rows)| {
+        .zip(positions.par_chunks(ROWS))
+        .for_each(|(rows, positions)| {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (r, x) in rows.chunks_exact_mut(row).enumerate() {
-                        let position = (chunk * ROWS + r) % seq_len;
+                    for (x, &position) in rows.chunks_exact_mut(row).zip(positions) {
                         let (cos, sin) =
-                            table[position * rotary_dim..][..rotary_dim].split_at(half);
+                            table[position as usize * rotary_dim..][..rotary_dim].split_at(half);
                         for head in x[..heads * head_dim].chunks_exact_mut(head_dim) {
                             let (a, b) = head[..rotary_dim].split_at_mut(half);
                             turn(a, b, cos, sin);
@@ -103,9 +103,10 @@ mod tests {
             fill_table(&mut table, &[1.0, 0.046, 0.002]);
             let original: Vec<f32> = (0..2 * seq_len * row).map(|i| (i as f32).sin()).collect();
             let mut x = original.clone();
+            let positions: Vec<u32> = (0..2).flat_map(|_| 0..seq_len as u32).collect();
             let rotation = Rotation {
                 table: &table,
-                seq_len,
+                positions: &positions,
                 heads,
                 head_dim,
                 rotary_dim,

@@ -34,6 +34,7 @@ fn shapes(head_dim: usize) -> Vec<Shape> {
                 heads,
                 kv_heads,
                 head_dim,
+                packed: &[],
                 window: None,
             });
         }
@@ -101,6 +102,7 @@ fn check_causal(of: &Compiled, shape: (usize, usize, usize, usize), head_dim: us
         heads,
         kv_heads,
         head_dim,
+        packed: &[],
         window: None,
     };
     check(of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
@@ -138,10 +140,46 @@ fn attention_with_a_window_agrees() {
                     heads: 4,
                     kv_heads: 2,
                     head_dim: 6,
+                    packed: &[],
                     window: Some(window),
                 };
                 check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
             }
+        }
+    }
+}
+
+/// Documents of one token, of parts of tiles, of a tile and of several, and empty ones at the end.
+#[test]
+fn attention_of_packed_rows_agrees() {
+    let shape = |head_dim, window| Shape {
+        batch: 2,
+        seq_len: 200,
+        heads: 4,
+        kv_heads: 2,
+        head_dim,
+        packed: &[1, 70, 128, 1, 3, 197, 0, 0],
+        window,
+    };
+    for (turn, nvrtc) in nvrtc::all().iter().enumerate() {
+        for (i, (source, real, head_dim, window)) in [
+            (F32, Real::F32, 6, None),
+            (F32, Real::Bf16, 6, Some(41)),
+            (BF16, Real::Bf16, 64, None),
+            (BF16, Real::Bf16, 100, None),
+            (WGMMA, Real::Bf16, 64, None),
+            (WGMMA, Real::Bf16, 128, None),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            if !thorough() && (i + turn) % 2 != 0 {
+                continue;
+            }
+            let architecture = if source == WGMMA { "sm_90a" } else { "sm_80" };
+            let of = compile(nvrtc, (source, real), &HEADERS, architecture, head_dim);
+            let shape = shape(head_dim, window);
+            check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
         }
     }
 }
@@ -208,6 +246,7 @@ fn attention_wastes_little() {
                 heads: 2,
                 kv_heads: 1,
                 head_dim,
+                packed: &[],
                 window: None,
             };
             for run in runs(source, real, shape) {

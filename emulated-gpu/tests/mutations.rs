@@ -154,8 +154,8 @@ fn embedding() -> Subject {
             mutation(
                 "the row for its position",
                 &[Check::OutOfBounds],
-                "(size_t)(blockIdx.x % seq_len) * hidden : nullptr",
-                "(size_t)blockIdx.x * hidden : nullptr",
+                "places[blockIdx.x] : blockIdx.x % seq_len",
+                "places[blockIdx.x] : blockIdx.x",
             ),
             mutation(
                 "positions scaled as tokens",
@@ -464,10 +464,16 @@ fn rope() -> Subject {
         check: kernels::rope,
         mutations: vec![
             mutation(
+                "positions of rows where documents are packed",
+                &[Check::Value],
+                "positions ? positions[blockIdx.x] :",
+                "",
+            ),
+            mutation(
                 "the row for its position",
                 &[Check::OutOfBounds],
-                "(blockIdx.x % seq_len) * rotary_dim",
-                "blockIdx.x * rotary_dim",
+                "positions[blockIdx.x] : blockIdx.x % seq_len",
+                "positions[blockIdx.x] : blockIdx.x",
             ),
             mutation(
                 "the rotated first element for the second",
@@ -877,6 +883,7 @@ fn attention_f32() -> Subject {
                 heads: 4,
                 kv_heads: 2,
                 head_dim: 6,
+                packed: &[],
                 window: None,
             };
             attention::check(of, shape)?;
@@ -886,9 +893,28 @@ fn attention_f32() -> Subject {
                     window: Some(5),
                     ..shape
                 },
+            )?;
+            attention::check(
+                of,
+                Shape {
+                    packed: &[40, 25],
+                    ..shape
+                },
             )
         },
         mutations: vec![
+            mutation(
+                "documents that begin where rows do",
+                &[Check::OutOfBounds, Check::Value],
+                "first_token(spans, blockIdx.y, seq_len);\n    if (key_tile",
+                "(size_t)blockIdx.y * seq_len;\n    if (key_tile",
+            ),
+            mutation(
+                "documents as long as a row",
+                &[Check::Value, Check::OutOfBounds],
+                "seq_len = span.y;",
+                "",
+            ),
             mutation(
                 "a window of one key more",
                 &[Check::Value],
@@ -958,8 +984,8 @@ fn attention_f32() -> Subject {
             mutation(
                 "heads in turn for groups of heads",
                 &[Check::Value],
-                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;\n    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
-                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;\n    qkv += of_batch * row_width;\n    const real *of_key = qkv + (size_t)(heads + head % kv_heads) * HEAD_DIM;\n    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
+                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM;\n    unsigned start = first_token(spans, blockIdx.y, seq_len);\n    if (query_tile * TILE >= seq_len) return;\n    qkv += (size_t)start * row_width;\n    const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;\n    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
+                "int query_tile = gridDim.z - 1 - blockIdx.z;\n    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM;\n    unsigned start = first_token(spans, blockIdx.y, seq_len);\n    if (query_tile * TILE >= seq_len) return;\n    qkv += (size_t)start * row_width;\n    const real *of_key = qkv + (size_t)(heads + head % kv_heads) * HEAD_DIM;\n    const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;\n    const float scale = 1 / sqrtf(HEAD_DIM);\n    int first = query_tile * TILE + warp * ROWS;\n\n    float sums",
             ),
             mutation(
                 "sums that are not scaled to a new maximum",
@@ -1006,8 +1032,8 @@ fn attention_f32() -> Subject {
             mutation(
                 "the probabilities of the diagonal tile only",
                 &[Check::Value],
-                "for (int query_tile = key_tile; query_tile < gridDim.z; query_tile++) {",
-                "for (int query_tile = key_tile; query_tile <= key_tile; query_tile++) {",
+                "query_tile * TILE < seq_len; query_tile++",
+                "query_tile <= key_tile; query_tile++",
             ),
             mutation(
                 "the first query head of a group only",
@@ -1037,11 +1063,25 @@ fn attention_bf16() -> Subject {
                 heads: 4,
                 kv_heads: 2,
                 head_dim: 12,
+                packed: &[],
                 window: None,
             };
-            attention::check(of, shape)
+            attention::check(of, shape)?;
+            attention::check(
+                of,
+                Shape {
+                    packed: &[2, 67, 61, 0],
+                    ..shape
+                },
+            )
         },
         mutations: vec![
+            mutation(
+                "numbers of documents by row",
+                &[Check::Value, Check::OutOfBounds, Check::Uninitialised],
+                "from += (size_t)start * heads + (size_t)head * seq_len + (exists ? query : 0);",
+                "from += ((size_t)blockIdx.y * heads + head) * seq_len + (exists ? query : 0);",
+            ),
             mutation(
                 "one group of copies more under way",
                 &[Check::PendingCopy],
@@ -1196,12 +1236,26 @@ fn attention_wgmma() -> Subject {
                 heads: 3,
                 kv_heads: 1,
                 head_dim: 64,
+                packed: &[],
                 window: None,
             };
             // Large enough that exponentials outgrow the sums.
-            attention::check_with(of, shape, 8.0)
+            attention::check_with(of, shape, 8.0)?;
+            attention::check(
+                of,
+                Shape {
+                    packed: &[100, 2, 158, 0],
+                    ..shape
+                },
+            )
         },
         mutations: vec![
+            mutation(
+                "numbers of documents by row",
+                &[Check::Value, Check::OutOfBounds, Check::Uninitialised],
+                "log_sums += numbers_at;",
+                "log_sums += (size_t)of_head * seq_len;",
+            ),
             mutation(
                 "copies that are not published to the products",
                 &[Check::AsyncProduct],

@@ -87,7 +87,7 @@ impl Collated {
             targets: &self.targets,
             batch: self.batch,
             seq_len: self.seq_len,
-            noise: &[],
+            ..MicroBatch::default()
         }
     }
 

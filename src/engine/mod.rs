@@ -30,6 +30,8 @@ use sequence::{Sequence, cache_len, no_sequence, trains};
 use step::{Keeps, Pass, Step, Training, no_worker_gradient};
 use walk::Walk;
 
+use std::ops::Range;
+
 use crate::comm::{CommError, World};
 
 /// A target that carries no loss (padding, prompts).
@@ -214,7 +216,7 @@ pub struct Layout {
 }
 
 /// One micro-batch: `batch` rows of `seq_len` tokens, padded on the right with [`IGNORE`] targets.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct MicroBatch<'a> {
     /// Token ids, `[batch, seq_len]` row-major.
     pub tokens: &'a [u32],
@@ -225,6 +227,9 @@ pub struct MicroBatch<'a> {
     pub seq_len: usize,
     /// Noise on the embeddings of each row, `[batch]`; empty for none.
     pub noise: &'a [Noise],
+    /// Where sequences that do not see each other begin, ascending: every row, and the documents that are packed into it.
+    /// Empty where each row is one sequence.
+    pub starts: &'a [u32],
 }
 
 impl MicroBatch<'_> {
@@ -232,6 +237,29 @@ impl MicroBatch<'_> {
     pub fn target_tokens(&self) -> u64 {
         let carry_loss = self.targets.iter().filter(|&&target| target != IGNORE);
         carry_loss.count() as u64
+    }
+
+    /// The tokens of each sequence.
+    fn sequences(&self) -> Vec<Range<usize>> {
+        let n = self.tokens.len();
+        if self.starts.is_empty() {
+            let starts = (0..n).step_by(self.seq_len.max(1));
+            return starts.map(|start| start..start + self.seq_len).collect();
+        }
+        let ends = self.starts[1..].iter().map(|&end| end as usize);
+        let starts = self.starts.iter().map(|&start| start as usize);
+        starts
+            .zip(ends.chain([n]))
+            .map(|(start, end)| start..end)
+            .collect()
+    }
+
+    /// The position of each token in its sequence, of which `past` tokens are before the micro-batch.
+    fn positions(&self, past: usize) -> Vec<u32> {
+        let sequences = self.sequences().into_iter();
+        sequences
+            .flat_map(|sequence| past as u32..(past + sequence.len()) as u32)
+            .collect()
     }
 
     /// Refuses sizes that do not match, and tokens outside the model's vocabulary.
@@ -242,6 +270,7 @@ impl MicroBatch<'_> {
             batch,
             seq_len,
             noise,
+            starts,
         } = *self;
         config.check_sequence(seq_len)?;
         if tokens.is_empty()
@@ -258,6 +287,19 @@ impl MicroBatch<'_> {
             return Err(EngineError::Shape(format!(
                 "a micro-batch of {batch} rows has noise for {}",
                 noise.len()
+            )));
+        }
+        let are_ascending = starts.first().is_none_or(|&first| first == 0)
+            && starts.is_sorted_by(|one, next| one < next)
+            && starts
+                .last()
+                .is_none_or(|&last| (last as usize) < tokens.len());
+        let begin = |row: usize| starts.binary_search(&((row * seq_len) as u32)).is_ok();
+        let are_parts = are_ascending && (0..batch).all(begin);
+        if !(starts.is_empty() || are_parts) {
+            return Err(EngineError::Shape(format!(
+                "the {} sequences of a micro-batch of {batch} × {seq_len} are not parts of its rows, in their order",
+                starts.len()
             )));
         }
         let outside = |&&token: &&u32| token as usize >= config.vocab_size;

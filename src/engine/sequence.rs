@@ -68,7 +68,7 @@ impl<C> Sequence<C> {
             targets: &NO_TARGETS[..tokens.len()],
             batch: 1,
             seq_len: tokens.len(),
-            noise: &[],
+            ..MicroBatch::default()
         }))
     }
 }

@@ -742,7 +742,7 @@ mod tests {
                 targets: &[2, 3, 4, 5],
                 batch: 1,
                 seq_len: 4,
-                noise: &[],
+                ..MicroBatch::default()
             };
             let last = index == micro_batches;
             let done = engine.accumulate(micro_batch, MEASURE, last).unwrap();

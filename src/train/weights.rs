@@ -746,7 +746,7 @@ mod tests {
                     targets: &targets,
                     batch: 3,
                     seq_len: 16,
-                    noise: &[],
+                    ..MicroBatch::default()
                 };
                 let (loss, count) = engine.evaluate(micro_batch).unwrap();
                 let wanted = expected["loss"].as_f64().unwrap();

@@ -19,6 +19,8 @@ const BACKWARD: &str = "attention_backward";
 pub struct Shape {
     pub batch: usize,
     pub seq_len: usize,
+    /// Tokens of the sequences in packed rows, whose last ones may be empty. Without them each row is one.
+    pub packed: &'static [usize],
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
@@ -27,6 +29,21 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// The first token of each sequence, and its number of tokens.
+    pub fn sequences(&self) -> Vec<(usize, usize)> {
+        let rows = vec![self.seq_len; self.batch];
+        let lengths = match self.packed {
+            [] => &rows,
+            packed => packed,
+        };
+        let mut start = 0;
+        let sequences = lengths.iter().map(|&len| {
+            start += len;
+            (start - len, len)
+        });
+        sequences.collect()
+    }
+
     /// Elements of a row of `qkv`.
     pub fn row(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -44,20 +61,15 @@ impl Shape {
     }
 
     /// Where the query, the key and the value of a token begin in `qkv`.
-    pub fn at(&self, batch: usize, token: usize, head: usize) -> [usize; 3] {
-        let row = (batch * self.seq_len + token) * self.row();
+    pub fn at(&self, token: usize, head: usize) -> [usize; 3] {
+        let row = token * self.row();
         let key = self.heads + head / (self.heads / self.kv_heads);
         [head, key, key + self.kv_heads].map(|head| row + head * self.head_dim)
     }
 
     /// Where the head's result begins in `attended`.
-    pub fn attended_at(&self, batch: usize, token: usize, head: usize) -> usize {
-        ((batch * self.seq_len + token) * self.heads + head) * self.head_dim
-    }
-
-    /// Where the head's number is in `log_sums` and `delta`.
-    pub fn log_sum_at(&self, batch: usize, token: usize, head: usize) -> usize {
-        (batch * self.heads + head) * self.seq_len + token
+    pub fn attended_at(&self, token: usize, head: usize) -> usize {
+        (token * self.heads + head) * self.head_dim
     }
 }
 
@@ -103,14 +115,16 @@ fn reference(shape: Shape, qkv: &[f64], dattended: &[f64], round: impl Fn(f64) -
     };
     let (scale, width) = (shape.scale(), shape.head_dim);
     let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    for batch in 0..shape.batch {
+    for (start, len) in shape.sequences() {
         for head in 0..shape.heads {
-            for i in 0..shape.seq_len {
-                let [query_at, ..] = shape.at(batch, i, head);
+            for i in 0..len {
+                // Where the head's number is in `log_sums` and `delta`.
+                let number_at = start * shape.heads + head * len + i;
+                let [query_at, ..] = shape.at(start + i, head);
                 let query = &qkv[query_at..][..width];
                 let seen = |j: usize| shape.window.is_none_or(|window| i - j < window);
                 let score = |j: usize| match seen(j) {
-                    true => scale * dot(query, &qkv[shape.at(batch, j, head)[1]..][..width]),
+                    true => scale * dot(query, &qkv[shape.at(start + j, head)[1]..][..width]),
                     false => f64::NEG_INFINITY,
                 };
                 let scores: Vec<f64> = (0..=i).map(score).collect();
@@ -119,20 +133,20 @@ fn reference(shape: Shape, qkv: &[f64], dattended: &[f64], round: impl Fn(f64) -
                 let exponentials: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
                 let sum: f64 = exponentials.iter().sum();
                 let log_sum = most + sum.ln();
-                results.log_sums[shape.log_sum_at(batch, i, head)] = log_sum;
-                let attended_at = shape.attended_at(batch, i, head);
+                results.log_sums[number_at] = log_sum;
+                let attended_at = shape.attended_at(start + i, head);
                 for d in 0..width {
                     let terms = exponentials.iter().enumerate();
                     let product: f64 = terms
-                        .map(|(j, &e)| round(e) * qkv[shape.at(batch, j, head)[2] + d])
+                        .map(|(j, &e)| round(e) * qkv[shape.at(start + j, head)[2] + d])
                         .sum();
                     results.attended[attended_at + d] = round(product / sum);
                 }
                 let gradient = &dattended[attended_at..][..width];
                 let delta = dot(gradient, &results.attended[attended_at..][..width]);
-                results.delta[shape.log_sum_at(batch, i, head)] = delta;
+                results.delta[number_at] = delta;
                 for (j, score) in scores.iter().enumerate() {
-                    let [_, key_at, value_at] = shape.at(batch, j, head);
+                    let [_, key_at, value_at] = shape.at(start + j, head);
                     let p = (score - log_sum).exp();
                     let dp = dot(gradient, &qkv[value_at..][..width]);
                     let (ds, p) = (round(p * (dp - delta)), round(p));
@@ -170,7 +184,7 @@ fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
     };
     let grid = Dim {
         x: heads as u32,
-        y: shape.batch as u32,
+        y: shape.sequences().len() as u32,
         z: shape.seq_len.div_ceil(tile) as u32,
     };
     let shared = match kernel {
@@ -189,7 +203,7 @@ fn geometry(of: &Compiled, kernel: &str, shape: Shape) -> (Dim, u32, u32) {
 
 fn hoppers_geometry(kernel: &str, shape: Shape) -> (Dim, u32, u32) {
     let blocks = |rows| shape.seq_len.div_ceil(rows) as u32;
-    let [heads, rows] = [shape.heads, shape.batch].map(|n| n as u32);
+    let [heads, rows] = [shape.heads, shape.sequences().len()].map(|n| n as u32);
     let wide = shape.head_dim == 128;
     if kernel == BACKWARD {
         let shared = if wide { 164_880 } else { 165_904 };
@@ -206,7 +220,7 @@ fn hoppers_geometry(kernel: &str, shape: Shape) -> (Dim, u32, u32) {
 impl Compiled {
     /// Without tensor cores, with a window.
     fn is_plain(&self) -> bool {
-        self.ptx.contains("attention_forward_param_6")
+        self.ptx.contains("attention_forward_param_7")
     }
 
     fn is_hoppers(&self) -> bool {
@@ -255,12 +269,20 @@ pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Ru
     let qkv = memory.put(&of.real.bytes(&inputs.qkv));
     let dattended = memory.put(&of.real.bytes(&inputs.dattended));
 
-    let tiles = |rows| shape.seq_len.div_ceil(rows);
-    let query_tiles = tiles(if shape.head_dim == 64 { 128 } else { 64 });
-    let counters = shape.heads * query_tiles + 2 * shape.kv_heads * tiles(128);
-    let turns = memory.put(&vec![0; 4 * (1 + shape.batch * counters)]);
+    let sequences = shape.sequences();
+    let tiles = shape.batch * shape.seq_len / if shape.head_dim == 64 { 128 } else { 64 };
+    let counters = (tiles + sequences.len()) * (shape.heads + 2 * shape.kv_heads);
+    let turns = memory.put(&vec![0; 4 * (1 + counters)]);
+    let of_sequences = sequences
+        .iter()
+        .flat_map(|&(start, len)| [start as u32, len as u32]);
+    let spans: Vec<u8> = of_sequences.flat_map(u32::to_le_bytes).collect();
+    let spans = match shape.packed {
+        [] => 0,
+        _ => memory.put(&spans),
+    };
 
-    let all = [shape.batch, shape.seq_len, shape.heads, shape.kv_heads];
+    let all = [shape.seq_len, shape.heads, shape.kv_heads];
     let backward = [dqkv, dattended, qkv, log_sums, delta];
     let in_turns = [
         dqkv, query_sums, key_sums, turns, dattended, qkv, log_sums, delta,
@@ -268,14 +290,14 @@ pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Ru
     let forward = [attended, log_sums, qkv];
     let of_delta = [delta, dattended, attended];
     let mut launches: Vec<(&str, &[u64], &[usize])> = vec![
-        ("attention_forward", &forward, &all[1..]),
-        ("attention_delta", &of_delta, &all[1..3]),
+        ("attention_forward", &forward, &all),
+        ("attention_delta", &of_delta, &all[..2]),
     ];
     if of.is_hoppers() {
         launches.push((BACKWARD, &in_turns, &all));
     } else {
-        launches.push(("attention_backward_queries", &backward, &all[1..]));
-        launches.push(("attention_backward_keys", &backward, &all[1..]));
+        launches.push(("attention_backward_queries", &backward, &all));
+        launches.push(("attention_backward_keys", &backward, &all));
     }
     let mut counters = Vec::new();
     for (kernel, addresses, numbers) in launches {
@@ -285,6 +307,9 @@ pub fn run(of: &Compiled, shape: Shape, inputs: &Inputs, seed: u64) -> Result<Ru
             let window = shape.window.map_or(i32::MAX as u32, |window| window as u32);
             parameters.extend(window.to_le_bytes());
         }
+        // Addresses are aligned among the parameters.
+        parameters.resize(parameters.len().next_multiple_of(8), 0);
+        parameters.extend(spans.to_le_bytes());
         let (grid, threads, dynamic_shared) = geometry(of, kernel, shape);
         let launch = Launch {
             grid,
@@ -359,6 +384,11 @@ fn distance(got: &[f64], expected: &[f64]) -> f64 {
     (squares / norm).sqrt()
 }
 
+/// Whether no query sees more than one key.
+fn of_one_token(shape: Shape) -> bool {
+    shape.sequences().iter().all(|&(_, len)| len <= 1)
+}
+
 /// Compares a run with the reference. In bf16 it may have 1.5 times the error of a reference that rounds where
 /// the kernels round.
 pub fn agrees(got: &Run, real: Real, shape: Shape, inputs: &Inputs) -> Result<(), Caught> {
@@ -376,7 +406,7 @@ pub fn agrees(got: &Run, real: Real, shape: Shape, inputs: &Inputs) -> Result<()
     for ((name, got), ((_, expected), (_, rounded))) in
         all.iter().zip(expected.iter().zip(&rounded))
     {
-        if shape.seq_len == 1 && (*name == "dq" || *name == "dk") {
+        if of_one_token(shape) && (*name == "dq" || *name == "dk") {
             // With one key the gradients of the scores are differences of equal numbers.
             let zero = got.iter().all(|x| x.abs() < 1e-5);
             ensure!(Check::Value, zero, "{name} of {shape:?} is not 0");

@@ -25,10 +25,11 @@ macro_rules! source {
 
 pub(crate) use source;
 
-pub const HEADERS: [(&str, &str); 4] = [
+pub const HEADERS: [(&str, &str); 5] = [
     source!("attention_bf16.cuh"),
     source!("block.cuh"),
     source!("real.cuh"),
+    source!("sequences.cuh"),
     source!("wgmma.cuh"),
 ];
 
@@ -376,7 +377,7 @@ fn uniform(key: u64, element: u64) -> f64 {
     bits as f64 / 8_388_608.0 - 1.0
 }
 
-/// Rows are copied and scaled, with and without noise; occurrences are added in their order, and scaled.
+/// Rows are copied and scaled, with and without noise, at positions of rows and of packed rows; occurrences are added in their order, and scaled.
 pub fn embedding(of: &Compiled) -> Result<(), Caught> {
     for (hidden, shift, scale) in [
         (1, 0, 1.0),
@@ -398,7 +399,18 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
             .iter()
             .flat_map(|(key, most)| [*key as u32, (key >> 32) as u32, most.to_bits()])
             .collect();
-        for (with_positions, with_noise) in [(false, false), (true, false), (true, true)] {
+        let places = [0u32, 1, 2, 0, 1, 0, 0, 1, 2, 3, 0, 1];
+        let all = [
+            (false, false, false),
+            (true, false, false),
+            (true, true, false),
+            (true, false, true),
+        ];
+        for (with_positions, with_noise, packed) in all {
+            let place = |row: usize| match packed {
+                true => places[row] as usize,
+                false => row % seq_len,
+            };
             let arguments = [
                 A::Output(4 * dx.len()),
                 A::Shifted(shift, of_f32(&table)),
@@ -414,6 +426,10 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
                     true => integers(&words),
                     false => A::Null,
                 },
+                match packed {
+                    true => integers(&places),
+                    false => A::Null,
+                },
             ];
             let got = run(of, "embedding_forward", (tokens.len(), 256), &arguments)?;
             let expected: Vec<f32> = (0..dx.len())
@@ -422,9 +438,7 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
                     let of_token = table[tokens[row] as usize * hidden + column];
                     match with_positions {
                         // NVRTC makes one rounding of the product and the sum.
-                        true => {
-                            of_token.mul_add(scale, of_positions[row % seq_len * hidden + column])
-                        }
+                        true => of_token.mul_add(scale, of_positions[place(row) * hidden + column]),
                         false => of_token * scale,
                     }
                 })
@@ -964,12 +978,14 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
             }
         }
         let host_x = of.real.rounded(Random(6).floats(n * row, 1.0));
-        for direction in [1.0, -1.0] {
+        let packed = [0u32, 1, 0, 0, 1, 2, 3, 0];
+        for (direction, packed) in [(1.0, None), (-1.0, None), (1.0, Some(packed))] {
             let mut expected = wide(&host_x);
             for r in 0..n {
                 for i in 0..heads * half {
                     let (pair, at) = (i % half, r * row + i / half * head_dim + i % half);
-                    let of_row = &table[r % seq_len * rotary_dim..];
+                    let position = packed.map_or(r % seq_len, |packed| packed[r] as usize);
+                    let of_row = &table[position * rotary_dim..];
                     let cosine = f64::from(of_row[pair]);
                     let sine = f64::from(direction * of_row[half + pair]);
                     let (a, b) = (expected[at], expected[at + half]);
@@ -987,6 +1003,10 @@ pub fn rope(of: &Compiled) -> Result<(), Caught> {
                     A::Int(head_dim as u32),
                     A::Int(rotary_dim as u32),
                     A::Float(direction),
+                    match packed {
+                        Some(packed) => integers(&packed),
+                        None => A::Null,
+                    },
                 ];
                 let got = run(of, "rope", (n, 256), &arguments)?;
                 agree_real(

@@ -19,7 +19,7 @@ fn step(engine: &mut CpuEngine, number: u64) -> f64 {
         targets: &targets,
         batch: 2,
         seq_len: 8,
-        noise: &[],
+        ..MicroBatch::default()
     };
     engine.reserve(2, 8).unwrap();
     let result = engine
@@ -158,7 +158,7 @@ fn checkpoint_for_transformers() {
         targets: &targets,
         batch: 2,
         seq_len: 8,
-        noise: &[],
+        ..MicroBatch::default()
     };
     let (loss, _) = engine.evaluate(micro_batch).unwrap();
     let rows = |cells: &[u32]| cells.chunks(8).map(<[u32]>::to_vec).collect::<Vec<_>>();

@@ -1,6 +1,8 @@
 //! The operations of a walk on this machine's processors.
 
 use std::borrow::Cow;
+use std::ops::Range;
+use std::rc::Rc;
 
 use cpu_kernels::{
     attention, embedding, head_norms, layernorm, linear, mlp, rmsnorm, rope, vector,
@@ -29,6 +31,10 @@ pub struct CpuBackend<'a> {
     /// What the micro-batch continues.
     sequence: Option<&'a mut Sequence<Buffer>>,
     shape: attention::Shape,
+    /// The tokens of each sequence.
+    sequences: Rc<[Range<usize>]>,
+    /// Of each token in its sequence.
+    positions: Rc<[u32]>,
     pub(super) token_loss: TokenLoss,
     /// Weighs the losses of the tokens between forward and backward.
     pub(super) weigh: Option<Weigh<'a>>,
@@ -75,6 +81,8 @@ pub fn run(
         Pass::Training(_) => (&mut inputs[..], &mut stashes[..]),
     };
     let config = walk.config;
+    let sequence = sequence.filter(|_| pass == Pass::Prediction);
+    let past = sequence.as_ref().map_or(0, |sequence| sequence.past);
     let mut backend = CpuBackend {
         config,
         store,
@@ -82,18 +90,18 @@ pub fn run(
         inputs,
         stashes,
         shared,
-        sequence: sequence.filter(|_| pass == Pass::Prediction),
+        sequence,
         token_loss,
         weigh,
         losses: Vec::new(),
         shape: attention::Shape {
-            batch: micro_batch.batch,
-            seq_len: micro_batch.seq_len,
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
             window: None,
         },
+        sequences: micro_batch.sequences().into(),
+        positions: micro_batch.positions(past).into(),
         loss: 0.0,
         targets: 0,
     };
@@ -177,11 +185,6 @@ impl CpuBackend<'_> {
         })
     }
 
-    /// Tokens of the sequence before the micro-batch.
-    fn past(&self) -> usize {
-        self.sequence.as_ref().map_or(0, |sequence| sequence.past)
-    }
-
     fn hidden(&self) -> usize {
         self.config.hidden_size
     }
@@ -222,18 +225,18 @@ impl Backend for CpuBackend<'_> {
     fn embed(&mut self) -> Done {
         let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
         let scale = self.config.embedding_scale();
-        let (seq_len, table) = (self.micro_batch.seq_len, self.config.vocab_size * hidden);
-        let positions = self.config.position_embeddings;
-        let first = table + self.past() * hidden;
-        let of_rows = self.micro_batch.noise;
+        let table = self.config.vocab_size * hidden;
+        let has_positions = self.config.position_embeddings;
+        let MicroBatch { seq_len, noise, .. } = self.micro_batch;
+        let positions = self.positions.clone();
         self.on([(Slot::Residual(0), hidden)], |[x], store, _| {
             let unit = store.parameters(0);
             embedding::forward(x, tokens, (unit, hidden), scale);
-            if positions {
-                embedding::add_positions(x, (&unit[first..], hidden), seq_len);
+            if has_positions {
+                embedding::add_positions(x, &positions, (&unit[table..], hidden));
             }
-            if !of_rows.is_empty() {
-                noise::add(x, hidden, seq_len, of_rows);
+            if !noise.is_empty() {
+                noise::add(x, hidden, seq_len, noise);
             }
         })
     }
@@ -242,15 +245,16 @@ impl Backend for CpuBackend<'_> {
         let (tokens, hidden) = (self.micro_batch.tokens, self.hidden());
         let tied = self.config.tie_word_embeddings;
         let (scale, padding) = (self.config.embedding_scale(), self.config.padding_token());
-        let (seq_len, table) = (self.micro_batch.seq_len, self.config.vocab_size * hidden);
+        let table = self.config.vocab_size * hidden;
         let has_positions = self.config.position_embeddings;
+        let of_tokens = self.positions.clone();
         self.on([(Slot::DResidual, hidden)], |[dx], store, _| {
             let (_, Gradient { values, add }) = store.gradient(0);
             let (values, positions) = values.split_at_mut(table);
             // Tied embeddings already hold the head's part.
             embedding::backward((values, add || tied), tokens, (dx, hidden), scale, padding);
             if has_positions {
-                embedding::positions_backward((positions, add), (dx, hidden), seq_len);
+                embedding::backward((positions, add), &of_tokens, (dx, hidden), 1.0, None);
             }
         })
     }
@@ -398,11 +402,11 @@ impl Backend for CpuBackend<'_> {
 
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Done {
         let (shape, rotary_dim) = (self.shape, self.config.rotary_dim());
-        let first = self.past() * rotary_dim;
+        let positions = self.positions.clone();
         self.on([(qkv, shape.qkv())], |[qkv], _, shared| {
             let rotation = rope::Rotation {
-                table: &shared.rope[first..],
-                seq_len: shape.seq_len,
+                table: &shared.rope,
+                positions: &positions,
                 heads: shape.heads + shape.kv_heads,
                 head_dim: shape.head_dim,
                 rotary_dim,
@@ -426,8 +430,15 @@ impl Backend for CpuBackend<'_> {
             (Slot::LogSums(layer), shape.heads),
             (Slot::Qkv(layer), shape.qkv()),
         ];
+        let sequences = self.sequences.clone();
         self.on(slots, |[attended, log_sums, qkv], _, shared| {
-            attention::forward(attended, log_sums, qkv, shape, &shared.attention)
+            attention::forward(
+                attended,
+                log_sums,
+                qkv,
+                (shape, &sequences),
+                &shared.attention,
+            )
         })
     }
 
@@ -440,10 +451,12 @@ impl Backend for CpuBackend<'_> {
             (Slot::Attended(layer), queries),
             (Slot::LogSums(layer), shape.heads),
         ];
+        let sequences = self.sequences.clone();
         self.on(
             slots,
             |[dqkv, dattended, qkv, attended, log_sums], _, shared| {
                 let forward = (&*qkv, &*attended, &*log_sums);
+                let shape = (shape, &sequences[..]);
                 attention::backward(dqkv, dattended, forward, shape, &shared.attention)
             },
         )

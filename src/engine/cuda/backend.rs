@@ -484,8 +484,13 @@ impl Backend for CudaBackend<'_> {
         if let Some(range) = self.positions() {
             let of_positions = gradient.part(&range);
             self.zero_unless_added(of_positions, range.len())?;
-            self.kernels
-                .positions_backward(compute, of_positions.address, dx, self.shape)?;
+            self.kernels.positions_backward(
+                compute,
+                of_positions.address,
+                dx,
+                &self.work.inputs,
+                self.shape,
+            )?;
         }
         self.kernels
             .embedding_backward(compute, gradient.address, dx, &self.work.inputs, n)
@@ -608,8 +613,9 @@ impl Backend for CudaBackend<'_> {
     fn rope(&mut self, qkv: Slot, direction: Direction) -> Enqueued {
         let past = self.past() * self.walk.config.rotary_dim();
         let (compute, table) = (&self.streams.compute, f32_at(self.work.rope, past));
+        let of = (self.address(qkv), table);
         self.kernels
-            .rope(compute, self.address(qkv), table, self.shape, direction)
+            .rope(compute, of, &self.work.inputs, self.shape, direction)
     }
 
     fn attention(&mut self, layer: usize) -> Enqueued {
@@ -627,8 +633,9 @@ impl Backend for CudaBackend<'_> {
                 window,
             );
         }
+        let of = (&self.work.inputs, self.shape);
         self.kernels
-            .attention_forward(compute, self.stash(layer), self.shape, window)
+            .attention_forward(compute, self.stash(layer), of, window)
     }
 
     fn attention_backward(&mut self, layer: usize) -> Enqueued {

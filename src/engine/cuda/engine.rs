@@ -246,10 +246,12 @@ impl CudaEngine {
                     .to_owned(),
             ));
         }
-        let shape = Shape {
-            batch: micro_batch.batch,
-            seq_len: micro_batch.seq_len,
-        };
+        if !micro_batch.starts.is_empty() && !self.options.packed {
+            return Err(EngineError::Shape(
+                "the engine has no memory for packed rows; create it with `packed`".to_owned(),
+            ));
+        }
+        let shape = Shape::of(micro_batch);
         let reserved = self.reserved.as_ref().map(|reserved| reserved.capacity);
         if let Some(capacity) = Capacity::of(micro_batch).beyond(reserved) {
             self.reserve_workspace(capacity)?;

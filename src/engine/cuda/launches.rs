@@ -14,7 +14,9 @@ use super::kernels;
 use super::kernels::attention::{self, Variant};
 use super::options::Precision;
 use super::state::UnitAddresses;
-use super::workspace::{Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows};
+use super::workspace::{
+    Grouped, Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows,
+};
 use crate::engine::{Activation, Direction, ModelConfig, NormKind, TokenLoss};
 
 use Argument::{Address, Float, Int, Size};
@@ -143,6 +145,7 @@ impl Kernels {
             int(shape.seq_len),
             Float(self.embedding_scale),
             Address(inputs.noise.unwrap_or(0)),
+            Address(positions_of(inputs, shape)),
         ];
         self.rows(stream, "embedding_forward", shape.tokens(), &arguments)
     }
@@ -153,8 +156,13 @@ impl Kernels {
         stream: &Stream,
         gradient: u64,
         dx: u64,
+        inputs: &Inputs,
         shape: Shape,
     ) -> Enqueued {
+        let packed = inputs.packed(shape);
+        if let Some(groups) = packed.and_then(|packed| packed.by_position.as_ref()) {
+            return self.add_grouped(stream, gradient, dx, groups, (shape.tokens(), 1.0));
+        }
         let arguments = [
             Address(gradient),
             Address(dx),
@@ -174,15 +182,28 @@ impl Kernels {
         inputs: &Inputs,
         n: usize,
     ) -> Enqueued {
+        let factor = (n, self.embedding_scale);
+        self.add_grouped(stream, gradient, dx, &inputs.by_token, factor)
+    }
+
+    /// Adds the rows of `dx`, f32 `[n, hidden]`, times a factor, to the rows of a table's gradient.
+    fn add_grouped(
+        &self,
+        stream: &Stream,
+        gradient: u64,
+        dx: u64,
+        groups: &Grouped,
+        (n, factor): (usize, f32),
+    ) -> Enqueued {
         let arguments = [
             Address(gradient),
             Address(dx),
-            Address(inputs.order),
-            Address(inputs.starts),
-            Address(inputs.distinct),
-            Address(inputs.count),
+            Address(groups.order),
+            Address(groups.starts),
+            Address(groups.distinct),
+            Address(groups.count),
             int(self.hidden),
-            Float(self.embedding_scale),
+            Float(factor),
         ];
         self.rows(stream, "embedding_backward", n, &arguments)
     }
@@ -376,8 +397,8 @@ impl Kernels {
     pub fn rope(
         &self,
         stream: &Stream,
-        qkv: u64,
-        table: u64,
+        (qkv, table): (u64, u64),
+        inputs: &Inputs,
         shape: Shape,
         direction: Direction,
     ) -> Enqueued {
@@ -400,6 +421,7 @@ impl Kernels {
             int(head_dim),
             int(self.rotary_dim),
             Float(direction),
+            Address(positions_of(inputs, shape)),
         ];
         self.rows(stream, "rope", shape.tokens(), &arguments)
     }
@@ -479,7 +501,7 @@ impl Kernels {
         &self,
         stream: &Stream,
         stash: &Stash,
-        shape: Shape,
+        (inputs, shape): (&Inputs, Shape),
         window: Option<usize>,
     ) -> Enqueued {
         let attention = self.attention_of(window, shape);
@@ -492,6 +514,7 @@ impl Kernels {
             int(attention.geometry.kv_heads),
         ];
         arguments.extend(attention.window(window));
+        arguments.push(Address(spans_of(inputs, shape)));
         attention.launch(stream, "attention_forward", shape, &arguments)
     }
 
@@ -541,6 +564,7 @@ impl Kernels {
             Address(stash.attended),
             int(shape.seq_len),
             int(heads),
+            Address(spans_of(&work.inputs, shape)),
         ];
         attention.launch(stream, "attention_delta", shape, &arguments)?;
         if variant == Variant::Wgmma {
@@ -557,6 +581,7 @@ impl Kernels {
             int(kv_heads),
         ];
         arguments.extend(attention.window(window));
+        arguments.push(Address(spans_of(&work.inputs, shape)));
         attention.launch(stream, "attention_backward_queries", shape, &arguments)?;
         attention.launch(stream, "attention_backward_keys", shape, &arguments)
     }
@@ -735,10 +760,10 @@ impl Attention {
             Address(stash.qkv),
             Address(stash.log_sums),
             Address(work.delta),
-            int(shape.batch),
             int(shape.seq_len),
             int(self.geometry.heads),
             int(self.geometry.kv_heads),
+            Address(spans_of(&work.inputs, shape)),
         ];
         self.launch(stream, "attention_backward", shape, &arguments)
     }
@@ -754,6 +779,16 @@ impl Attention {
         // SAFETY: as in `Kernels::launch`.
         unsafe { stream.launch(&self.functions[kernel], grid, arguments) }
     }
+}
+
+/// The positions of the tokens of packed rows; null where each row is one sequence.
+fn positions_of(inputs: &Inputs, shape: Shape) -> u64 {
+    inputs.packed(shape).map_or(0, |packed| packed.positions)
+}
+
+/// The spans of the sequences of packed rows; null where each row is one.
+fn spans_of(inputs: &Inputs, shape: Shape) -> u64 {
+    inputs.packed(shape).map_or(0, |packed| packed.spans)
 }
 
 /// An `int` of a kernel. Sizes are checked against it when the engine is created.

@@ -24,6 +24,8 @@ pub struct CudaOptions {
     pub token_loss: TokenLoss,
     /// Reserve memory for [`Noise`](crate::engine::Noise) on the embeddings.
     pub noisy: bool,
+    /// Reserve memory for the sequences of packed rows ([`MicroBatch::starts`](crate::engine::MicroBatch::starts)).
+    pub packed: bool,
     /// Launch every kernel by itself instead of as a CUDA graph. Walks with collectives never are graphs.
     pub no_graphs: bool,
     /// Rows whose logits exist at a time; `None`: as many as have 2^27 logits, in

@@ -19,9 +19,26 @@ pub struct Shape {
     pub batch: usize,
     /// Number of tokens in a row.
     pub seq_len: usize,
+    /// Sequences in packed rows, with some empty ones, so that few numbers occur; `None` where each row is one.
+    pub sequences: Option<usize>,
 }
 
 impl Shape {
+    pub fn of(micro_batch: MicroBatch<'_>) -> Shape {
+        let n = micro_batch.tokens.len();
+        let sequences = micro_batch.starts.len();
+        Shape {
+            batch: micro_batch.batch,
+            seq_len: micro_batch.seq_len,
+            sequences: (sequences > 0).then(|| sequences.next_power_of_two().min(n)),
+        }
+    }
+
+    /// Sequences, with empty ones.
+    pub fn sequences(self) -> usize {
+        self.sequences.unwrap_or(self.batch)
+    }
+
     pub fn tokens(self) -> usize {
         self.batch * self.seq_len
     }
@@ -79,20 +96,39 @@ pub struct Inputs {
     pub tokens: u64,
     /// Targets, `[n]`.
     pub targets: u64,
-    /// Positions of the tokens, grouped by token, `[n]`.
-    pub order: u64,
-    /// Where each distinct token's group begins in `order`, and its end, `[n + 1]`.
-    pub starts: u64,
-    /// The distinct tokens, `[n]`.
-    pub distinct: u64,
-    /// Number of distinct tokens, `[1]`.
-    pub count: u64,
+    pub by_token: Grouped,
     /// 1 / target tokens of the micro-batch, and of the step so far, f32 `[2]`; 0 without targets.
     pub factors: u64,
     /// Key (lower half first) and magnitude of the noise of each row, `[n, 3]`, if memory is reserved for it.
     pub noise: Option<u64>,
+    /// If memory is reserved for it.
+    pub packed: Option<Packed>,
     /// Bytes of all of them.
     pub bytes: usize,
+}
+
+/// The rows of a micro-batch, grouped by the row of a table that each uses.
+#[derive(Debug, Clone, Copy)]
+pub struct Grouped {
+    /// Rows, group by group, `[n]`.
+    pub order: u64,
+    /// Where each group begins in `order`, and the end of the last, `[n + 1]`.
+    pub starts: u64,
+    /// The row of the table of each group, `[n]`.
+    pub distinct: u64,
+    /// Number of groups, `[1]`.
+    pub count: u64,
+}
+
+/// The sequences of packed rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed {
+    /// The first token of each sequence, and its number of tokens, `[n, 2]`.
+    pub spans: u64,
+    /// The position of each token in its sequence, `[n]`.
+    pub positions: u64,
+    /// For models with position embeddings.
+    pub by_position: Option<Grouped>,
 }
 
 /// Activations of one block.
@@ -162,7 +198,7 @@ impl Workspace {
             .clamp(1, n);
         let dx = bump.f32(n * hidden);
         Workspace {
-            inputs: Inputs::place(bump, n, options.noisy),
+            inputs: Inputs::place(bump, config, n, options),
             residual: (0..residuals).map(|_| bump.f32(n * hidden)).collect(),
             stashes: (0..stashes)
                 .map(|_| Stash::place(bump, config, n, real))
@@ -194,27 +230,40 @@ impl Workspace {
 }
 
 impl Inputs {
-    fn place(bump: &mut Bump, n: usize, noisy: bool) -> Inputs {
+    fn place(bump: &mut Bump, config: &ModelConfig, n: usize, options: &CudaOptions) -> Inputs {
+        let noise = if options.noisy { 3 * n } else { 0 };
+        let by_position = options.packed && config.position_embeddings;
+        let packed = if options.packed { 3 * n } else { 0 };
+        let groups = (1 + usize::from(by_position)) * Grouped::elements(n);
         // One buffer, so that one copy fills it.
-        let noise = if noisy { 3 * n } else { 0 };
-        let bytes = (5 * n + 1 + 1 + 2 + noise) * size_of::<u32>();
+        let bytes = (2 * n + packed + groups + 2 + noise) * size_of::<u32>();
         let mut at = bump.take(bytes, 1);
         let mut take = |elements: usize| {
             let address = at;
             at += (elements * size_of::<u32>()) as u64;
             address
         };
+        let (tokens, targets) = (take(n), take(n));
+        // Spans are read in pairs, and these are aligned here.
+        let packed = options.packed.then(|| (take(2 * n), take(n)));
         Inputs {
-            tokens: take(n),
-            targets: take(n),
-            order: take(n),
-            starts: take(n + 1),
-            distinct: take(n),
-            count: take(1),
+            tokens,
+            targets,
+            by_token: Grouped::place(&mut take, n),
             factors: take(2),
-            noise: noisy.then(|| take(noise)),
+            noise: options.noisy.then(|| take(noise)),
+            packed: packed.map(|(spans, positions)| Packed {
+                spans,
+                positions,
+                by_position: by_position.then(|| Grouped::place(&mut take, n)),
+            }),
             bytes,
         }
+    }
+
+    /// The sequences of a micro-batch of this shape, if its rows are packed.
+    pub fn packed(&self, shape: Shape) -> Option<&Packed> {
+        self.packed.as_ref().filter(|_| shape.sequences.is_some())
     }
 
     /// Writes a micro-batch to `bytes`, the host's copy of the inputs. `counts` are its target tokens, or samples, and the
@@ -226,21 +275,6 @@ impl Inputs {
         counts: [u64; 2],
         unmoved: Option<u32>,
     ) {
-        let tokens = micro_batch.tokens;
-        let mut order: Vec<u32> = (0..tokens.len() as u32)
-            .filter(|&position| Some(tokens[position as usize]) != unmoved)
-            .collect();
-        // Stable, so that sums have the order of the positions.
-        order.sort_by_key(|&position| tokens[position as usize]);
-        let (mut starts, mut distinct) = (Vec::new(), Vec::new());
-        for (at, &position) in order.iter().enumerate() {
-            let token = tokens[position as usize];
-            if distinct.last() != Some(&token) {
-                starts.push(at as u32);
-                distinct.push(token);
-            }
-        }
-        starts.push(order.len() as u32);
         let inverse = |targets: u64| {
             if targets > 0 {
                 1.0 / targets as f32
@@ -248,27 +282,72 @@ impl Inputs {
                 0.0
             }
         };
-        let factors = counts.map(|n| inverse(n).to_bits());
-        let mut noise: Vec<u32> = (micro_batch.noise.iter())
-            .flat_map(|it| [it.key as u32, (it.key >> 32) as u32, it.magnitude.to_bits()])
-            .collect();
-        noise.resize(3 * micro_batch.batch, 0);
-        for (address, values) in [
-            (self.tokens, tokens),
-            (self.targets, micro_batch.targets),
-            (self.order, &order),
-            (self.starts, &starts),
-            (self.distinct, &distinct),
-            (self.count, &[distinct.len() as u32]),
-            (self.factors, &factors),
-        ]
-        .into_iter()
-        .chain(self.noise.map(|address| (address, &noise[..])))
-        {
+        let mut put = |address: u64, values: &[u32]| {
             let values = bytemuck::cast_slice::<u32, u8>(values);
             let at = (address - self.tokens) as usize;
             bytes[at..at + values.len()].copy_from_slice(values);
+        };
+        put(self.tokens, micro_batch.tokens);
+        put(self.targets, micro_batch.targets);
+        self.by_token.fill(&mut put, micro_batch.tokens, unmoved);
+        put(self.factors, &counts.map(|n| inverse(n).to_bits()));
+        if let Some(address) = self.noise {
+            let mut noise: Vec<u32> = (micro_batch.noise.iter())
+                .flat_map(|it| [it.key as u32, (it.key >> 32) as u32, it.magnitude.to_bits()])
+                .collect();
+            noise.resize(3 * micro_batch.batch, 0);
+            put(address, &noise);
         }
+        let shape = Shape::of(micro_batch);
+        if let Some(packed) = self.packed(shape) {
+            let sequences = micro_batch.sequences().into_iter();
+            let spans = sequences.flat_map(|it| [it.start as u32, it.len() as u32]);
+            let mut spans: Vec<u32> = spans.collect();
+            spans.resize(2 * shape.sequences(), 0);
+            put(packed.spans, &spans);
+            let positions = micro_batch.positions(0);
+            put(packed.positions, &positions);
+            if let Some(by_position) = &packed.by_position {
+                by_position.fill(&mut put, &positions, None);
+            }
+        }
+    }
+}
+
+impl Grouped {
+    fn elements(n: usize) -> usize {
+        3 * n + 2
+    }
+
+    fn place(take: &mut impl FnMut(usize) -> u64, n: usize) -> Grouped {
+        Grouped {
+            order: take(n),
+            starts: take(n + 1),
+            distinct: take(n),
+            count: take(1),
+        }
+    }
+
+    /// Groups the rows by their row of the table, but those that use `unmoved`.
+    fn fill(&self, put: &mut impl FnMut(u64, &[u32]), of_rows: &[u32], unmoved: Option<u32>) {
+        let mut order: Vec<u32> = (0..of_rows.len() as u32)
+            .filter(|&row| Some(of_rows[row as usize]) != unmoved)
+            .collect();
+        // Stable, so that sums have the order of the rows.
+        order.sort_by_key(|&row| of_rows[row as usize]);
+        let (mut starts, mut distinct) = (Vec::new(), Vec::new());
+        for (at, &row) in order.iter().enumerate() {
+            let of_row = of_rows[row as usize];
+            if distinct.last() != Some(&of_row) {
+                starts.push(at as u32);
+                distinct.push(of_row);
+            }
+        }
+        starts.push(order.len() as u32);
+        put(self.order, &order);
+        put(self.starts, &starts);
+        put(self.count, &[distinct.len() as u32]);
+        put(self.distinct, &distinct);
     }
 }
 

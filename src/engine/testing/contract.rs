@@ -17,6 +17,7 @@ macro_rules! contract_tests {
             a_micro_batch_without_targets_gives_zero_and_no_nan,
             padding_does_not_reach_the_tokens_before_it,
             nan_in_the_weights_reaches_loss_and_norm,
+            documents_in_one_row_are_as_alone,
             a_sequence_predicts_what_a_micro_batch_does,
             losses_are_those_of_the_tokens,
             weighed_losses_have_the_gradients_of_their_rows,
@@ -118,6 +119,74 @@ pub fn padding_does_not_reach_the_tokens_before_it(new: New) {
     assert_eq!(gradient, expected.1);
 }
 
+/// Loss, losses of tokens and gradient of packed documents are those of a row for each, up to rounding.
+pub fn documents_in_one_row_are_as_alone(new: New) {
+    let windowed = ModelConfig {
+        sliding_window: Some(5),
+        ..config()
+    };
+    // Of less than a block of queries, of one, and of more.
+    let lengths = [[3, 1, 70, 26], [64, 33, 1, 2]];
+    let seq_len = 100;
+    for config in [config(), tied(), with_vectors(), plain(), windowed] {
+        let mut engine = new(config);
+        let engine = engine.as_mut();
+        let mut batch = Batch::new(2, seq_len);
+        let mut starts = Vec::new();
+        let mut documents = Vec::new();
+        let mut at = 0;
+        for length in lengths.into_iter().flatten() {
+            starts.push(at as u32);
+            documents.push(at..at + length);
+            at += length;
+            batch.targets[at - 1] = IGNORE;
+        }
+        let packed = MicroBatch {
+            starts: &starts,
+            ..batch.micro_batch()
+        };
+        let losses = engine.losses(packed).unwrap();
+        let (loss, gradient) = gradient_of(engine, packed);
+        let mut sum = 0.0;
+        for (i, document) in documents.iter().enumerate() {
+            let alone = MicroBatch {
+                tokens: &batch.tokens[document.clone()],
+                targets: &batch.targets[document.clone()],
+                batch: 1,
+                seq_len: document.len(),
+                ..MicroBatch::default()
+            };
+            for (one, other) in engine
+                .losses(alone)
+                .unwrap()
+                .iter()
+                .zip(&losses[document.clone()])
+            {
+                assert!(
+                    (one - other).abs() <= 1e-6 * one,
+                    "{document:?}: {one} {other}"
+                );
+            }
+            let last = i + 1 == documents.len();
+            sum += engine.accumulate(alone, NOTHING, last).unwrap().loss;
+        }
+        assert!((sum - loss).abs() < 1e-6 * loss, "{sum} {loss}");
+        assert_close(&take_gradient(engine), &gradient, 1e-5);
+        let (whole, _) = gradient_of(engine, batch.micro_batch());
+        assert!(
+            (whole - loss).abs() > 1e-3 * loss,
+            "documents see each other"
+        );
+        for starts in [&[0, 3, 4, 74][..], &[1, 100], &[0, 100, 90], &[0, 100, 200]] {
+            let wrong = MicroBatch {
+                starts,
+                ..batch.micro_batch()
+            };
+            assert!(engine.evaluate(wrong).is_err(), "{starts:?}");
+        }
+    }
+}
+
 pub fn a_sequence_predicts_what_a_micro_batch_does(new: New) {
     let windowed = ModelConfig {
         sliding_window: Some(5),
@@ -138,11 +207,11 @@ pub fn a_sequence_predicts_what_a_micro_batch_does(new: New) {
                 let mut targets = vec![IGNORE; past];
                 targets[past - 1] = target;
                 let micro_batch = MicroBatch {
-                    noise: &[],
                     tokens: &batch.tokens[..past],
                     targets: &targets,
                     batch: 1,
                     seq_len: past,
+                    ..MicroBatch::default()
                 };
                 let (loss, _) = engine.evaluate(micro_batch).unwrap();
                 let terms = logits.iter().map(|&logit| f64::from(logit).exp());

@@ -93,7 +93,7 @@ impl Batch {
             targets: &self.targets[range],
             batch: to - from,
             seq_len: self.seq_len,
-            noise: &[],
+            ..MicroBatch::default()
         }
     }
 }

@@ -70,7 +70,7 @@ fn sizes_beyond_a_limit_are_refused_with_a_message() {
             targets: &[],
             batch: 0,
             seq_len: 20,
-            noise: &[],
+            ..MicroBatch::default()
         }),
         say(MicroBatch {
             batch: usize::MAX,

@@ -56,7 +56,7 @@ impl Geometry {
     /// Blocks, threads and shared memory of an attention kernel.
     pub fn grid(self, kernel: &str, shape: Shape) -> Grid {
         let tiles = shape.seq_len.div_ceil(self.rows(kernel));
-        let (heads, rows) = (self.heads, shape.batch);
+        let (heads, rows) = (self.heads, shape.sequences());
         let blocks = match kernel {
             "attention_backward" => [heads * rows * tiles, 1, 1],
             "attention_backward_keys" => [self.kv_heads, rows, tiles],
@@ -124,14 +124,14 @@ impl Geometry {
         let shared = self.kv_heads < self.heads;
         let key_sums = at + bytes(shape.tokens() * queries);
         let turns = key_sums + bytes(if shared { 2 * shape.tokens() * keys } else { 0 });
-        let [query_tiles, key_tiles] = [if self.head_dim == 64 { 128 } else { 64 }, 128]
-            .map(|rows| shape.seq_len.div_ceil(rows));
-        let counters = self.heads * query_tiles + 2 * self.kv_heads * key_tiles;
+        let query_rows = if self.head_dim == 64 { 128 } else { 64 };
+        let tiles = shape.tokens() / query_rows + shape.sequences();
+        let counters = tiles * (self.heads + 2 * self.kv_heads);
         Sums {
             queries: at,
             keys: key_sums,
             turns,
-            turn_bytes: 4 * (1 + shape.batch * counters),
+            turn_bytes: 4 * (1 + counters),
         }
     }
 }
@@ -155,13 +155,15 @@ impl Sums {
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
         };
-        // A row of one token needs most for each of its tokens.
-        let row = Shape {
-            batch: 1,
+        // Sequences of one token need most for each of their tokens.
+        let n = 128;
+        let rows = Shape {
+            batch: n,
             seq_len: 1,
+            sequences: None,
         };
-        let sums = geometry.sums(0, row);
-        let gates = Precision::Bf16.size() * config.inner();
+        let sums = geometry.sums(0, rows);
+        let gates = n * Precision::Bf16.size() * config.inner();
         sums.turns + sums.turn_bytes as u64 <= gates as u64
     }
 }

@@ -27,6 +27,7 @@
 #endif
 
 #include "attention_bf16.cuh"
+#include "sequences.cuh"
 
 #define THREADS 128
 #define DIM ((HEAD_DIM + 15) / 16 * 16)
@@ -271,18 +272,19 @@ __device__ __forceinline__ void mask_keys(float scores[M][N][4], int first_query
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 64 ? 3 : 2) attention_forward(
-    bf16 *attended, float *log_sums, const bf16 *qkv, int seq_len, int heads, int kv_heads) {
+    bf16 *attended, float *log_sums, const bf16 *qkv, int seq_len, int heads, int kv_heads, const uint2 *spans) {
     const int M = 2, N = FORWARD_KEYS / 8;
     bf16 *queries = shared, *keys = queries + QUERIES * STRIDE, *values = keys + FORWARD_KEYS * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
     // The last queries have the most keys, so they start first.
     int first_query = (gridDim.z - 1 - blockIdx.z) * QUERIES, first = first_query + warp * 32;
+    if (first_query >= seq_len) return;
     int last_query = min(first_query + QUERIES, seq_len) - 1;
     // A warp whose queries do not exist has no key.
     int last = first < seq_len ? first + 31 : -1;
     int row_width = (heads + 2 * kv_heads) * HEAD_DIM;
-    size_t of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
+    qkv += (size_t)start * row_width;
     const bf16 *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
     const bf16 *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM), exponent = scale * LOG2_E;
@@ -389,11 +391,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 64 ? 3 : 2) attenti
             inverse[m][half] = 1 / sum;
             int query = first + m * 16 + half * 8 + lane / 4;
             if (lane % 4 == 0 && query < seq_len) {
-                log_sums[((size_t)blockIdx.y * heads + head) * seq_len + query] = most[m][half] * scale + logf(sum);
+                log_sums[(size_t)start * heads + (size_t)head * seq_len + query] = most[m][half] * scale + logf(sum);
             }
         }
     }
-    store_rows<M>(attended + (of_batch * heads + head) * HEAD_DIM, sums, inverse, queries + warp * 32 * STRIDE,
+    store_rows<M>(attended + ((size_t)start * heads + head) * HEAD_DIM, sums, inverse, queries + warp * 32 * STRIDE,
                   heads * HEAD_DIM, first, seq_len, lane);
 }
 
@@ -401,24 +403,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 64 ? 3 : 2) attenti
 // queries that attention_forward's has.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_queries(
     bf16 *dqkv, const bf16 *dattended, const bf16 *qkv, const float *log_sums, const float *delta, int seq_len,
-    int heads, int kv_heads) {
+    int heads, int kv_heads, const uint2 *spans) {
     const int M = 2, N = BACKWARD_KEYS / 8;
     bf16 *queries = shared, *gradients = queries + QUERIES * STRIDE;
     bf16 *keys = gradients + QUERIES * STRIDE, *values = keys + BACKWARD_KEYS * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
     int first_query = (gridDim.z - 1 - blockIdx.z) * QUERIES, first = first_query + warp * 32;
+    if (first_query >= seq_len) return;
     int last_query = min(first_query + QUERIES, seq_len) - 1;
     int last = first < seq_len ? first + 31 : -1;
     int row_width = (heads + 2 * kv_heads) * HEAD_DIM;
-    size_t of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
+    qkv += (size_t)start * row_width;
     const bf16 *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
     const bf16 *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM), exponent = scale * LOG2_E;
 
     clear_padding<2 * QUERIES + 2 * BACKWARD_KEYS>();
     copy_rows<QUERIES>(queries, qkv + (size_t)head * HEAD_DIM, row_width, first_query, seq_len);
-    copy_rows<QUERIES>(gradients, dattended + (of_batch * heads + head) * HEAD_DIM, heads * HEAD_DIM,
+    copy_rows<QUERIES>(gradients, dattended + ((size_t)start * heads + head) * HEAD_DIM, heads * HEAD_DIM,
                        first_query, seq_len);
     copy_rows<BACKWARD_KEYS>(values, of_value, row_width, 0, seq_len);
     commit();
@@ -431,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
         #pragma unroll
         for (int half = 0; half < 2; half++) {
             int query = first + m * 16 + half * 8 + lane / 4;
-            size_t at = ((size_t)blockIdx.y * heads + head) * seq_len + query;
+            size_t at = (size_t)start * heads + (size_t)head * seq_len + query;
             log_sum[m][half] = query < seq_len ? log_sums[at] * LOG2_E : 0;
             along[m][half] = query < seq_len ? delta[at] : 0;
             factors[m][half] = scale;
@@ -478,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
         if (more) copy_rows<BACKWARD_KEYS>(keys, of_key, row_width, first_key + BACKWARD_KEYS, seq_len);
         commit();
     }
-    store_rows<M>(dqkv + of_batch * row_width + (size_t)head * HEAD_DIM, sums, factors,
+    store_rows<M>(dqkv + (size_t)start * row_width + (size_t)head * HEAD_DIM, sums, factors,
                   queries + warp * 32 * STRIDE, row_width, first, seq_len, lane);
 }
 
@@ -487,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
 // while it uses these.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys(
     bf16 *dqkv, const bf16 *dattended, const bf16 *qkv, const float *log_sums, const float *delta, int seq_len,
-    int heads, int kv_heads) {
+    int heads, int kv_heads, const uint2 *spans) {
     const int M = KEY_PRODUCTS, N = BACKWARD_QUERIES / 8, STAGE = 2 * BACKWARD_QUERIES * STRIDE;
     bf16 *keys = shared, *values = keys + KEYS * STRIDE, *stages = values + KEYS * STRIDE;
     // Two stages of log_sums and delta.
@@ -495,10 +498,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.x, group = heads / kv_heads;
     // The first keys have the most queries, so they start first.
     int first_key = blockIdx.z * KEYS, first = first_key + warp * 16 * M;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
+    if (first_key >= seq_len) return;
     int row_width = (heads + 2 * kv_heads) * HEAD_DIM;
-    size_t of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
-    dattended += of_batch * heads * HEAD_DIM;
+    qkv += (size_t)start * row_width;
+    dattended += (size_t)start * heads * HEAD_DIM;
     size_t of_key = (size_t)(heads + kv_head) * HEAD_DIM, of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM), exponent = scale * LOG2_E;
 
@@ -512,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys
             int query = first_query + threadIdx.x % BACKWARD_QUERIES;
             bool exists = query < seq_len;
             const float *from = threadIdx.x < BACKWARD_QUERIES ? log_sums : delta;
-            from += ((size_t)blockIdx.y * heads + head) * seq_len + (exists ? query : 0);
+            from += (size_t)start * heads + (size_t)head * seq_len + (exists ? query : 0);
             unsigned to = address_of(numbers + stage * 2 * BACKWARD_QUERIES + threadIdx.x);
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0)
                          : "memory");
@@ -579,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys
     float factors[M][2], ones[M][2];
     #pragma unroll
     for (int m = 0; m < M; m++) factors[m][0] = factors[m][1] = scale, ones[m][0] = ones[m][1] = 1;
-    bf16 *to = dqkv + of_batch * row_width;
+    bf16 *to = dqkv + (size_t)start * row_width;
     int own_row = warp * 16 * M * STRIDE;
     store_rows<M>(to + of_key, key_sums, factors, keys + own_row, row_width, first, seq_len, lane);
     store_rows<M>(to + of_value, value_sums, ones, values + own_row, row_width, first, seq_len, lane);

@@ -1,6 +1,8 @@
 // What the kernels of attention in bf16 have in common, and attention_delta. HEAD_DIM is even.
 #pragma once
 
+#include "sequences.cuh"
+
 // Bytes of a copy: what the alignment of rows allows.
 #define COPY (HEAD_DIM % 8 == 0 ? 16 : HEAD_DIM % 4 == 0 ? 8 : 4)
 #define CHUNKS (HEAD_DIM * 2 / COPY)
@@ -54,16 +56,17 @@ __device__ __forceinline__ float multiply_chunks(const bf16 *a, const bf16 *b) {
 // delta = Σ_d dattended · attended for each token and head. A block has DELTA_TOKENS tokens of a head,
 // DELTA_LANES lanes per token in turn.
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS) attention_delta(
-    float *delta, const bf16 *dattended, const bf16 *attended, int seq_len, int heads) {
+    float *delta, const bf16 *dattended, const bf16 *attended, int seq_len, int heads,
+    const uint2 *spans) {
     int lane = threadIdx.x % DELTA_LANES, head = blockIdx.x;
-    size_t of_batch = (size_t)blockIdx.y * seq_len;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
     #pragma unroll
     for (int turn = 0; turn < DELTA_TOKENS; turn += DELTA_THREADS / DELTA_LANES) {
         int of_block = turn + threadIdx.x / DELTA_LANES, token = blockIdx.z * DELTA_TOKENS + of_block;
         bool exists = of_block < DELTA_TOKENS && token < seq_len;
         float sum = 0;
         if (exists) {
-            size_t at = ((of_batch + token) * heads + head) * HEAD_DIM + lane * (COPY / 2);
+            size_t at = ((size_t)(start + token) * heads + head) * HEAD_DIM + lane * (COPY / 2);
             #pragma unroll
             for (int i = 0; lane + i < CHUNKS; i += DELTA_LANES) {
                 sum += multiply_chunks(dattended + at + i * (COPY / 2), attended + at + i * (COPY / 2));
@@ -71,6 +74,6 @@ extern "C" __global__ void __launch_bounds__(DELTA_THREADS) attention_delta(
         }
         #pragma unroll
         for (int by = DELTA_LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
-        if (lane == 0 && exists) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
+        if (lane == 0 && exists) delta[(size_t)start * heads + (size_t)head * seq_len + token] = sum;
     }
 }

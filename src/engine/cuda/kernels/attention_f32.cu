@@ -23,6 +23,7 @@
 // then the columns of the result. Sums have a fixed order, so that a run is bitwise repeatable.
 
 #include "real.cuh"
+#include "sequences.cuh"
 
 #define TILE 32
 #define ROWS 8
@@ -139,14 +140,17 @@ __device__ __forceinline__ int first_tile(int query, int window) { return max(0,
 __device__ __forceinline__ bool sees(int query, int key, int window) { return key <= query && query - key < window; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
-    real *attended, float *log_sums, const real *qkv, int seq_len, int heads, int kv_heads, int window) {
+    real *attended, float *log_sums, const real *qkv, int seq_len, int heads, int kv_heads, int window,
+    const uint2 *spans) {
     float *queries = shared, *keys = queries + TILE * STRIDE, *values = keys + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
     float *scratch = values + TILE * STRIDE + warp * ROWS * P_STRIDE;
     // The last queries have the most keys, so they start first.
     int query_tile = gridDim.z - 1 - blockIdx.z;
-    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
+    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
+    if (query_tile * TILE >= seq_len) return;
+    qkv += (size_t)start * row_width;
     const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
     const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM);
@@ -190,20 +194,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(
         for (int by = 16; by > 0; by /= 2) total[r] += __shfl_xor_sync(~0u, total[r], by);
         inverse[r] = 1 / total[r];
         if (lane == r && first + r < seq_len) {
-            log_sums[((size_t)blockIdx.y * heads + head) * seq_len + first + r] = most[r] + logf(total[r]);
+            log_sums[(size_t)start * heads + (size_t)head * seq_len + first + r] = most[r] + logf(total[r]);
         }
     }
-    store_rows(attended + (of_batch * heads + head) * HEAD_DIM, sums, inverse, (size_t)heads * HEAD_DIM, first,
+    store_rows(attended + ((size_t)start * heads + head) * HEAD_DIM, sums, inverse, (size_t)heads * HEAD_DIM, first,
                seq_len, lane);
 }
 
 // delta = Σ_d dattended · attended for each token and head. A block has 32 tokens of a head, a warp per token in
 // turn.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
-    float *delta, const real *dattended, const real *attended, int seq_len, int heads) {
+    float *delta, const real *dattended, const real *attended, int seq_len, int heads,
+    const uint2 *spans) {
     int lane = threadIdx.x % 32, head = blockIdx.x, first = blockIdx.z * TILE;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
     for (int token = first + threadIdx.x / 32; token < min(first + TILE, seq_len); token += THREADS / 32) {
-        size_t at = (((size_t)blockIdx.y * seq_len + token) * heads + head) * HEAD_DIM;
+        size_t at = ((size_t)(start + token) * heads + head) * HEAD_DIM;
         float sum = 0;
         #pragma unroll
         for (int d = lane; d < HEAD_DIM; d += 32) {
@@ -211,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
         }
         #pragma unroll
         for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(~0u, sum, by);
-        if (lane == 0) delta[((size_t)blockIdx.y * heads + head) * seq_len + token] = sum;
+        if (lane == 0) delta[(size_t)start * heads + (size_t)head * seq_len + token] = sum;
     }
 }
 
@@ -219,14 +225,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
 // queries that attention_forward's has.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries(
     real *dqkv, const real *dattended, const real *qkv, const float *log_sums, const float *delta, int seq_len,
-    int heads, int kv_heads, int window) {
+    int heads, int kv_heads, int window, const uint2 *spans) {
     float *queries = shared, *gradients = queries + TILE * STRIDE;
     float *keys = gradients + TILE * STRIDE, *values = keys + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
     float *scratch = values + TILE * STRIDE + warp * ROWS * P_STRIDE;
     int query_tile = gridDim.z - 1 - blockIdx.z;
-    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
+    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
+    if (query_tile * TILE >= seq_len) return;
+    qkv += (size_t)start * row_width;
     const real *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
     const real *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM);
@@ -235,14 +243,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
     float log_sum[ROWS], along[ROWS], factors[ROWS];
     #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        size_t at = ((size_t)blockIdx.y * heads + head) * seq_len + first + r;
+        size_t at = (size_t)start * heads + (size_t)head * seq_len + first + r;
         log_sum[r] = first + r < seq_len ? log_sums[at] : 0;
         along[r] = first + r < seq_len ? delta[at] : 0;
         factors[r] = scale;
     }
     float sums[ROWS][COLUMNS] = {};
     load_tile(queries, qkv + (size_t)head * HEAD_DIM, row_width, query_tile * TILE, seq_len);
-    load_tile(gradients, dattended + (of_batch * heads + head) * HEAD_DIM, (size_t)heads * HEAD_DIM,
+    load_tile(gradients, dattended + ((size_t)start * heads + head) * HEAD_DIM, (size_t)heads * HEAD_DIM,
               query_tile * TILE, seq_len);
     for (int key_tile = first_tile(query_tile * TILE, window); key_tile <= query_tile; key_tile++) {
         __syncthreads();
@@ -259,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
         }
         add_rows(sums, ds, keys, scratch, lane);
     }
-    store_rows(dqkv + of_batch * row_width + (size_t)head * HEAD_DIM, sums, factors, row_width, first, seq_len,
+    store_rows(dqkv + (size_t)start * row_width + (size_t)head * HEAD_DIM, sums, factors, row_width, first, seq_len,
                lane);
 }
 
@@ -267,15 +275,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
 // tile of keys of a key head; it adds the query heads of the group in their order.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
     real *dqkv, const real *dattended, const real *qkv, const float *log_sums, const float *delta, int seq_len,
-    int heads, int kv_heads, int window) {
+    int heads, int kv_heads, int window, const uint2 *spans) {
     float *keys = shared, *values = keys + TILE * STRIDE;
     float *queries = values + TILE * STRIDE, *gradients = queries + TILE * STRIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.x, group = heads / kv_heads;
     float *scratch = gradients + TILE * STRIDE + warp * ROWS * P_STRIDE;
     // The first keys have the most queries, so they start first.
     int key_tile = blockIdx.z;
-    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM, of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
+    size_t row_width = (size_t)(heads + 2 * kv_heads) * HEAD_DIM;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
+    if (key_tile * TILE >= seq_len) return;
+    qkv += (size_t)start * row_width;
     size_t of_key = (size_t)(heads + kv_head) * HEAD_DIM, of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM);
     int first = key_tile * TILE + warp * ROWS;
@@ -284,17 +294,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
     load_tile(keys, qkv + of_key, row_width, key_tile * TILE, seq_len);
     load_tile(values, qkv + of_value, row_width, key_tile * TILE, seq_len);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        for (int query_tile = key_tile; query_tile < gridDim.z; query_tile++) {
+        for (int query_tile = key_tile; query_tile * TILE < seq_len; query_tile++) {
             if (first_tile(query_tile * TILE, window) > key_tile) break;
             __syncthreads();
             load_tile(queries, qkv + (size_t)head * HEAD_DIM, row_width, query_tile * TILE, seq_len);
-            load_tile(gradients, dattended + (of_batch * heads + head) * HEAD_DIM, (size_t)heads * HEAD_DIM,
+            load_tile(gradients, dattended + ((size_t)start * heads + head) * HEAD_DIM, (size_t)heads * HEAD_DIM,
                       query_tile * TILE, seq_len);
             __syncthreads();
             int query = query_tile * TILE + lane;
             float log_sum = 0, along = 0;
             if (query < seq_len) {
-                size_t at = ((size_t)blockIdx.y * heads + head) * seq_len + query;
+                size_t at = (size_t)start * heads + (size_t)head * seq_len + query;
                 log_sum = log_sums[at];
                 along = delta[at];
             }
@@ -314,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_keys(
     float factors[ROWS], ones[ROWS];
     #pragma unroll
     for (int r = 0; r < ROWS; r++) factors[r] = scale, ones[r] = 1;
-    real *to = dqkv + of_batch * row_width;
+    real *to = dqkv + (size_t)start * row_width;
     store_rows(to + of_key, key_sums, factors, row_width, first, seq_len, lane);
     store_rows(to + of_value, value_sums, ones, row_width, first, seq_len, lane);
 }

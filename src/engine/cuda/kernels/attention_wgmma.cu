@@ -15,12 +15,13 @@
 // | attention_backward | heads × batch × ⌈seq_len / 128⌉ | 384     | 165,904 (d = 64), 164,880 (d = 128) |
 //
 // Blocks of attention_backward add to sums in device memory: query_sums, f32 [batch, heads, seq_len, d], and where
-// heads share keys key_sums, f32 [2, batch, kv_heads, seq_len, d], of keys and of values. turns is 0 before the launch,
-// u32 [1 + batch × heads × ⌈seq_len / QUERIES⌉ + 2 × batch × kv_heads × ⌈seq_len / 128⌉] with QUERIES = 128 for d = 64
-// and 64 for d = 128. Blocks take tickets and add in the order of their tickets, so that every sum has a fixed order,
+// heads share keys key_sums, f32 [batch, kv_heads, 2, seq_len, d], of keys and of values. turns is 0 before the launch,
+// u32 [1 + (⌊n / QUERIES⌋ + sequences) × (heads + 2 × kv_heads)] for n tokens, with QUERIES = 128 for d = 64 and 64 for
+// d = 128. Blocks take tickets and add in the order of their tickets, so that every sum has a fixed order,
 // and a block waits only for blocks that have begun before it.
 
 #include "attention_bf16.cuh"
+#include "sequences.cuh"
 #include "wgmma.cuh"
 
 #if HEAD_DIM != 64 && HEAD_DIM != 128
@@ -167,17 +168,18 @@ __device__ __forceinline__ void store_rows(bf16 *to, float (&sums)[N][4], float 
 // A block has one warpgroup, and 64 queries. Scores of a tile of keys are computed beside the product of the
 // probabilities before with their values.
 extern "C" __global__ void __launch_bounds__(128, 2) attention_forward(
-    bf16 *attended, float *log_sums, const bf16 *qkv, int seq_len, int heads, int kv_heads) {
+    bf16 *attended, float *log_sums, const bf16 *qkv, int seq_len, int heads, int kv_heads, const uint2 *spans) {
     const int N = FORWARD_KEYS / 8, TILE = FORWARD_KEYS * ROW;
     unsigned queries = (unsigned)__cvta_generic_to_shared(shared), keys = queries + 64 * ROW, values = keys + 2 * TILE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    unsigned start = first_token(spans, blockIdx.y, seq_len);
     // The last queries have the most keys, so they start first.
     int first_query = (gridDim.z - 1 - blockIdx.z) * 64, tiles = min(first_query + 63, seq_len - 1) / FORWARD_KEYS + 1;
+    if (first_query >= seq_len) return;
     // The lane's rows are this query and 8 more.
     int query = first_query + warp * 16 + lane / 4;
     int row_width = (heads + 2 * kv_heads) * HEAD_DIM;
-    size_t of_batch = (size_t)blockIdx.y * seq_len;
-    qkv += of_batch * row_width;
+    qkv += (size_t)start * row_width;
     const bf16 *of_key = qkv + (size_t)(heads + head / (heads / kv_heads)) * HEAD_DIM;
     const bf16 *of_value = of_key + (size_t)kv_heads * HEAD_DIM;
     const float scale = 1 / sqrtf(HEAD_DIM), exponent = scale * LOG2_E;
@@ -306,10 +308,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_forward(
         sum += __shfl_xor_sync(~0u, sum, 2);
         inverse[half] = 1 / sum;
         if (lane % 4 == 0 && query + half * 8 < seq_len) {
-            log_sums[((size_t)blockIdx.y * heads + head) * seq_len + query + half * 8] = most[half] * scale + logf(sum);
+            log_sums[(size_t)start * heads + (size_t)head * seq_len + query + half * 8] = most[half] * scale + logf(sum);
         }
     }
-    store_rows<COLUMNS, 64>(attended + (of_batch * heads + head) * HEAD_DIM, sums, inverse[0], inverse[1], queries,
+    store_rows<COLUMNS, 64>(attended + ((size_t)start * heads + head) * HEAD_DIM, sums, inverse[0], inverse[1], queries,
                             warp * 16, heads * HEAD_DIM, first_query + warp * 16, seq_len, lane);
 }
 
@@ -380,7 +382,8 @@ __device__ __forceinline__ void pass_turn(unsigned *turns, unsigned turn) {
 // compute, one warp waits for turns and passes them on, and two warps copy.
 extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
     bf16 *dqkv, float *query_sums, float *key_sums, unsigned *turns, const bf16 *dattended, const bf16 *qkv,
-    const float *log_sums, const float *delta, int batch, int seq_len, int heads, int kv_heads) {
+    const float *log_sums, const float *delta, int seq_len, int heads, int kv_heads,
+    const uint2 *spans) {
     const int N = QUERIES / 8;
     unsigned keys = (unsigned)__cvta_generic_to_shared(shared), values = keys + KEYS * ROW;
     unsigned stages = values + KEYS * ROW, scores = stages + 2 * STAGE;
@@ -391,17 +394,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
     int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) *ticket = atomicAdd(turns, 1);
     __syncthreads();
-    int blocks = (seq_len + KEYS - 1) / KEYS, tiles = (seq_len + QUERIES - 1) / QUERIES;
+    int blocks = (seq_len + KEYS - 1) / KEYS;
     // The last keys have the fewest queries. They come first, so that each block adds to a tile of queries one tile
     // after the block before it.
     int block = blocks - 1 - *ticket % blocks, of_head = *ticket / blocks;
-    int row = of_head / heads, head = of_head % heads, group = heads / kv_heads, kv_head = head / group;
-    int first_key = block * KEYS, begin = first_key / QUERIES;
+    int sequence = of_head / heads, head = of_head % heads, group = heads / kv_heads, kv_head = head / group;
+    unsigned start = first_token(spans, sequence, seq_len);
+    int first_key = block * KEYS, begin = first_key / QUERIES, tiles = (seq_len + QUERIES - 1) / QUERIES;
+    if (first_key >= seq_len) return;
     int row_width = (heads + 2 * kv_heads) * HEAD_DIM;
-    size_t of_batch = (size_t)row * seq_len;
     size_t of_key = (size_t)(heads + kv_head) * HEAD_DIM, of_value = of_key + (size_t)kv_heads * HEAD_DIM;
-    unsigned *query_turns = turns + 1 + (size_t)of_head * tiles;
-    qkv += of_batch * row_width;
+    // Counters of the tiles of a sequence are after those of the ones before it, which have no more.
+    turns += 1 + (start / QUERIES + sequence) * (heads + 2 * kv_heads);
+    unsigned *query_turns = turns + head * tiles;
+    size_t numbers_at = (size_t)start * heads + (size_t)head * seq_len;
+    qkv += (size_t)start * row_width;
 
     if (warpgroup == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -416,9 +423,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
             }
         } else if (warp >= 10) {
             int thread = threadIdx.x - 320;
-            dattended += (of_batch * heads + head) * HEAD_DIM;
-            log_sums += (size_t)of_head * seq_len;
-            delta += (size_t)of_head * seq_len;
+            dattended += ((size_t)start * heads + head) * HEAD_DIM;
+            log_sums += numbers_at;
+            delta += numbers_at;
             copy_rows<KEYS, 64>(keys, qkv + of_key, row_width, first_key, seq_len, thread);
             copy_rows<KEYS, 64>(values, qkv + of_value, row_width, first_key, seq_len, thread);
             for (int tile = begin; tile < tiles; tile++) {
@@ -448,8 +455,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
     const float scale = 1 / sqrtf(HEAD_DIM), exponent = scale * LOG2_E;
     int key = first_key + warp * 16 + lane / 4;
     unsigned of_own = warpgroup * 64 * 128;
-    dqkv += of_batch * row_width;
-    query_sums += (size_t)of_head * seq_len * HEAD_DIM;
+    dqkv += (size_t)start * row_width;
+    query_sums += numbers_at * HEAD_DIM;
     float dk[COLUMNS][4], dv[COLUMNS][4];
     for (int tile = begin; tile < tiles; tile++) {
         int stage = (tile - begin) % 2, first_query = tile * QUERIES;
@@ -551,9 +558,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_backward(
 
     // The group's heads in their order; the last one writes.
     unsigned member = head % group;
-    size_t of_group = (size_t)row * kv_heads + kv_head, rows = (size_t)batch * kv_heads * seq_len;
-    float *dk_sums = key_sums + of_group * seq_len * HEAD_DIM, *dv_sums = dk_sums + rows * HEAD_DIM;
-    unsigned *key_turns = turns + 1 + (size_t)batch * heads * tiles + (of_group * blocks + block) * 2 + warpgroup;
+    size_t of_group = (size_t)start * kv_heads + (size_t)kv_head * seq_len;
+    float *dk_sums = key_sums + 2 * of_group * HEAD_DIM, *dv_sums = dk_sums + (size_t)seq_len * HEAD_DIM;
+    unsigned *key_turns = turns + heads * tiles + (kv_head * tiles + block) * 2 + warpgroup;
     if (member > 0) {
         if (threadIdx.x % 128 == 0) wait_for_turn(key_turns, member);
         meet_own(warpgroup);

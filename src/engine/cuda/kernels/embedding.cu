@@ -1,7 +1,7 @@
 // Embedding: rows of a table by token, and of another by position.
 //
 // x, dx: [n, hidden]; table, dtable: [vocabulary, hidden]; positions, dpositions: [seq_len or more, hidden]; all f32. Row r
-// is at position r mod seq_len. 256 threads.
+// is at position places[r], or r mod seq_len where places is null. 256 threads.
 //
 // kernel              grid
 // embedding_forward   n
@@ -43,9 +43,10 @@ struct Scaled {
 // sequence the lower and the upper half of its key, and the largest absolute value, f32; null for none.
 extern "C" __global__ void __launch_bounds__(256)
 embedding_forward(float *x, const float *table, const float *positions, const unsigned *tokens, int hidden,
-                  int seq_len, float scale, const unsigned *noise) {
+                  int seq_len, float scale, const unsigned *noise, const unsigned *places) {
     const float *from = table + (size_t)tokens[blockIdx.x] * hidden;
-    const float *position = positions ? positions + (size_t)(blockIdx.x % seq_len) * hidden : nullptr;
+    unsigned place = places ? places[blockIdx.x] : blockIdx.x % seq_len;
+    const float *position = positions ? positions + (size_t)place * hidden : nullptr;
     float *to = x + (size_t)blockIdx.x * hidden;
     bool packs = hidden % 4 == 0 && aligned(x) && aligned(table) && aligned(positions);
     Scaled body = {to, from, position, scale, 0, 0, 0};
@@ -76,7 +77,7 @@ struct AddRows {
     }
 };
 
-// dpositions[p] += Σ of dx over the sequences' rows at p.
+// dpositions[p] += Σ of dx over the sequences' rows at p, where each row of seq_len tokens is a sequence.
 extern "C" __global__ void __launch_bounds__(256)
 positions_backward(float *dpositions, const float *dx, int batch, int seq_len, int hidden) {
     size_t at = (size_t)blockIdx.x * hidden;

@@ -21,6 +21,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("attention_bf16.cuh", include_str!("attention_bf16.cuh")),
     ("block.cuh", include_str!("block.cuh")),
     ("real.cuh", include_str!("real.cuh")),
+    ("sequences.cuh", include_str!("sequences.cuh")),
     ("wgmma.cuh", include_str!("wgmma.cuh")),
 ];
 

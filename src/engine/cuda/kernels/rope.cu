@@ -1,8 +1,8 @@
 // Rotary position embedding (Su et al., 2021) in the layout of Hugging Face's Llama: element i of a
 // head rotates together with element i + rotary_dim / 2.
 //
-// x: [n, row], real, of which the first rotary_dim elements of each of the first heads of a row rotate in place; row r is at
-// position r mod seq_len. table: [seq_len, rotary_dim], f32, the cosines of a position's rotary_dim / 2
+// x: [n, row], real, of which the first rotary_dim elements of each of the first heads of a row rotate in place. Row r is at
+// position positions[r], or r mod seq_len where positions is null. table: [seq_len, rotary_dim], f32, the cosines of a position's rotary_dim / 2
 // angles, then their sines. direction: 1, or −1 for the inverse rotation, which is the transpose.
 //
 // Grid n, 256 threads.
@@ -34,9 +34,11 @@ struct Rotate {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-rope(real *x, int row, int heads, const float *table, int seq_len, int head_dim, int rotary_dim, float direction) {
+rope(real *x, int row, int heads, const float *table, int seq_len, int head_dim, int rotary_dim, float direction,
+     const unsigned *positions) {
     int half = rotary_dim / 2;
-    const float *cosines = table + (size_t)(blockIdx.x % seq_len) * rotary_dim;
+    unsigned position = positions ? positions[blockIdx.x] : blockIdx.x % seq_len;
+    const float *cosines = table + (size_t)position * rotary_dim;
     real *of_row = x + (size_t)blockIdx.x * row;
     bool packs = half % WIDE == 0 && head_dim % WIDE == 0 && row % WIDE == 0 && aligned(x) && aligned(table);
     Rotate rotate = {of_row, cosines, cosines + half, half, head_dim, direction};

@@ -74,6 +74,7 @@ fn f32_options() -> CudaOptions {
     CudaOptions {
         precision: Precision::F32,
         measure: OF_MICRO_BATCHES,
+        packed: true,
         kernel_cache: Some(cache()),
         ..CudaOptions::default()
     }
@@ -332,20 +333,23 @@ fn hoppers(head_dim: usize) -> ModelConfig {
 fn every_variant_of_attention_gives_the_gradients_of_f32() {
     let Some(device) = device() else { return };
     let batch = Batch::new(2, 140);
-    for (config, expected) in [
-        (hoppers(64), Variant::Wgmma),
-        (hoppers(128), Variant::Wgmma),
-        (of_layer_norms(false), Variant::Wgmma),
-        (of_layer_norms(true), Variant::Wgmma),
-        (gemma(), Variant::F32),
+    // Of one token, of parts of tiles, and of more than a tile.
+    let packed = &[0, 3, 140, 141][..];
+    for (config, expected, starts) in [
+        (hoppers(64), Variant::Wgmma, packed),
+        (hoppers(128), Variant::Wgmma, &[]),
+        (of_layer_norms(false), Variant::Wgmma, &[]),
+        (of_layer_norms(true), Variant::Wgmma, packed),
+        (gemma(), Variant::F32, &[]),
     ] {
         let variant = Variant::of(&config, Precision::Bf16, device.capability);
         assert_eq!(variant, expected);
         let [(loss, bf16), (expected_loss, f32)] = [bf16_options(), f32_options()].map(|options| {
-            gradient_of(
-                &mut engine(&device, config.clone(), options),
-                batch.micro_batch(),
-            )
+            let micro_batch = MicroBatch {
+                starts,
+                ..batch.micro_batch()
+            };
+            gradient_of(&mut engine(&device, config.clone(), options), micro_batch)
         });
         assert!((loss - expected_loss).abs() < 1e-3 * expected_loss);
         for (unit, (got, expected)) in layout(&config).units.iter().zip(bf16.iter().zip(&f32)) {
