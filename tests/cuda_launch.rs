@@ -792,15 +792,21 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
 }
 
 /// The tiny recipe with a loss over preferences between numbers.
-fn of_preferences(machine: &Machine, objective: &str) {
+/// The recipe with these rows and settings of the data, as bytes.
+fn of_rows(machine: &Machine, objective: &str, settings: &str, rows: &[Value]) {
     let (before, after) = RECIPE.split_once("  data:\n").unwrap();
     let (_, after) = after.split_once("  budget:").unwrap();
     let before = before
         .replace("language-modelling", objective)
         .replace("vocab_size: 64", "vocab_size: 259");
-    let data = "  tokenizer: {path: byte}\n  data:\n    sequence_length: 16\n    held_out: 8\n    train: [{path: pairs.jsonl}]\n";
-    let recipe = format!("{before}{data}  evaluation: {{every_samples: 32}}\n  budget:{after}");
+    let data = "  tokenizer: {path: byte}\n  data:\n    sequence_length: 16\n    train: [{path: rows.jsonl}]\n";
+    let recipe = format!("{before}{data}{settings}  budget:{after}");
     std::fs::write(machine.path().join("tiny.yaml"), recipe).unwrap();
+    let rows: Vec<String> = rows.iter().map(Value::to_string).collect();
+    std::fs::write(machine.path().join("rows.jsonl"), rows.join("\n")).unwrap();
+}
+
+fn of_preferences(machine: &Machine, objective: &str) {
     let row = |i: u32| {
         let (prompt, right, wrong) = (format!("{i}+1="), (i + 1).to_string(), (7 * i).to_string());
         let label = i % 3 != 1;
@@ -810,8 +816,30 @@ fn of_preferences(machine: &Machine, objective: &str) {
             _ => json!({"prompt": prompt, "chosen": right, "rejected": wrong}),
         }
     };
-    let rows: Vec<String> = (0..80).map(|i| row(i).to_string()).collect();
-    std::fs::write(machine.path().join("pairs.jsonl"), rows.join("\n")).unwrap();
+    let settings = "    held_out: 8\n  evaluation: {every_samples: 32}\n";
+    let rows: Vec<Value> = (0..80).map(row).collect();
+    of_rows(machine, objective, settings, &rows);
+}
+
+/// Documents that are packed whole, of one that fills a sample to several in one.
+#[test]
+fn packed_documents_have_the_cpus_losses_on_gpus() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let row = |i: usize| json!({"text": format!("{i}").repeat(1 + i % 6)});
+    let rows: Vec<Value> = (0..200).map(row).collect();
+    let settings = "    packing: true\n    packing_strategy: bfd\n";
+    of_rows(&machine, "language-modelling", settings, &rows);
+    machine.trained("--out cpu --device cpu", &[]);
+    let expected = machine.losses("cpu");
+    assert_eq!(expected.len(), 8);
+    let two = [("EMULATED_GPU_DEVICES", "2")];
+    machine.trained("--out gpus --device cuda --procs 2", &two);
+    assert_close(&machine.losses("gpus"), &expected, 1e-5);
+    machine.prove("gpus", EIGHT_STEPS);
+    machine.trained("--out bf16 evenkeel.model.precision=bf16", &[]);
+    assert_close(&machine.losses("bf16"), &expected, 1e-2);
 }
 
 #[test]

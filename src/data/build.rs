@@ -15,6 +15,7 @@ use super::pack::{IndexWriter, SampleWriter, Summary, Token, token_width};
 use super::read::{self, Content};
 use super::request::{Meter, Phase, PrepareRequest, check_stopped};
 use super::sources::{Source, Sources};
+use crate::recipe::schema::spec::PackingStrategy;
 use crate::samples::Order;
 use crate::util::durable::FileError;
 use crate::util::random::Random;
@@ -151,7 +152,9 @@ impl<'a> Builder<'a, '_> {
     }
 
     fn append(&mut self, piece: &Piece, outcome: Outcome) -> Result<(), DataError> {
-        let packing = self.encoder.request.data.packing;
+        let data = self.encoder.request.data;
+        let packing = data.wraps();
+        let splits = data.packs_whole() && data.packing_strategy == PackingStrategy::BfdSplit;
         let are_ids = matches!(piece.document.content, Content::Ids(_));
         match outcome {
             Outcome::Empty => self.writer.skipped.empty += 1,
@@ -167,6 +170,11 @@ impl<'a> Builder<'a, '_> {
                     self.writer.cut()?;
                 }
                 self.writer.pack(&tokens)?;
+            }
+            Outcome::Tokens(tokens) if splits => {
+                self.writer.cut()?;
+                self.writer.pack(&tokens)?;
+                self.writer.cut()?;
             }
             Outcome::Tokens(tokens) => self.writer.document(tokens)?,
         }

@@ -5,13 +5,15 @@
 //! loss, the other bits are its id. `index.bin` holds 16 bytes a sample, little endian: the position of its
 //! first token (u64, in tokens), the number of its tokens (u32), and how many of them after the first carry
 //! loss (u32). Samples may share tokens: packed ones overlap by one, the last target of one and the first
-//! input of the next.
+//! input of the next. Where samples have several documents that do not see each other, `index.bin` has an entry for each
+//! document, and `packs.bin` the first document of each sample (u64, little endian), and at its end their number.
 //!
 //! The store uses positioned reads instead of a memory map. The page cache serves both equally, and a sample
 //! costs two system calls. A file that is truncated during training is an error of one sample instead of a
 //! SIGBUS that kills the process.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +48,8 @@ pub struct Collated {
     pub seq_len: usize,
     /// Columns of each row before the padding.
     lengths: Vec<usize>,
+    /// As [`MicroBatch::starts`].
+    starts: Vec<u32>,
     /// Whether the completion of each row is desirable, if the data has labels.
     pub labels: Vec<bool>,
 }
@@ -76,7 +80,7 @@ impl Collated {
             samples: rows.len(),
             seq_len,
             lengths: rows.iter().map(|(tokens, _)| tokens.len()).collect(),
-            labels: Vec::new(),
+            ..Collated::default()
         }
     }
 
@@ -87,6 +91,7 @@ impl Collated {
             targets: &self.targets,
             batch: self.batch,
             seq_len: self.seq_len,
+            starts: &self.starts,
             ..MicroBatch::default()
         }
     }
@@ -194,6 +199,7 @@ impl Dataset {
                 Ok(Sample {
                     tokens: language.sample(self.record.first_sample + index, tokens),
                     loss_mask: vec![true; tokens],
+                    starts: Vec::new(),
                 })
             }
         }
@@ -253,20 +259,29 @@ impl Dataset {
     }
 
     fn padded(&self, samples: Vec<Sample>, count: usize, labels: Vec<bool>) -> Collated {
-        let lengths: Vec<usize> = samples.iter().map(|s| s.tokens.len() - 1).collect();
+        let lengths: Vec<usize> = samples.iter().map(Sample::inputs).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let seq_len = longest.next_multiple_of(COLUMNS);
         let seq_len = seq_len.min(self.sequence_length).max(longest);
         let mut tokens = vec![0; samples.len() * seq_len];
         let mut targets = vec![IGNORE; samples.len() * seq_len];
+        let mut starts = Vec::new();
         for (row, sample) in samples.iter().enumerate() {
-            // The input at position t predicts the token at t + 1. Nothing else shifts tokens.
-            for t in 0..lengths[row] {
-                tokens[row * seq_len + t] = sample.tokens[t];
-                if sample.loss_mask[t + 1] {
-                    targets[row * seq_len + t] = sample.tokens[t + 1];
+            let mut at = row * seq_len;
+            for document in sample.documents() {
+                starts.push(at as u32);
+                // The input at position t predicts the token at t + 1. Nothing else shifts tokens.
+                for t in document.start..document.end - 1 {
+                    tokens[at] = sample.tokens[t];
+                    if sample.loss_mask[t + 1] {
+                        targets[at] = sample.tokens[t + 1];
+                    }
+                    at += 1;
                 }
             }
+        }
+        if starts.len() == samples.len() {
+            starts.clear();
         }
         Collated {
             tokens,
@@ -275,6 +290,7 @@ impl Dataset {
             samples: count,
             seq_len,
             lengths,
+            starts,
             labels,
         }
     }
@@ -296,6 +312,7 @@ pub(super) fn rows(mut sample: Sample, kind: Kind) -> (Vec<Sample>, Option<bool>
             let rejected = Sample {
                 tokens: sample.tokens.split_off(at),
                 loss_mask: sample.loss_mask.split_off(at),
+                ..Sample::default()
             };
             (vec![sample, rejected], None)
         }
@@ -304,12 +321,16 @@ pub(super) fn rows(mut sample: Sample, kind: Kind) -> (Vec<Sample>, Option<bool>
 
 /// Name of the file with the token ids.
 pub(super) const TOKENS: &str = "tokens.bin";
-/// Name of the file with the samples' entries.
+/// Name of the file with the entries of samples, or of their documents.
 pub(super) const INDEX: &str = "index.bin";
-/// Bytes of one sample in `index.bin`.
-const ENTRY: u64 = 16;
+/// Name of the file that says which documents each sample has.
+pub(super) const PACKS: &str = "packs.bin";
+/// Bytes of one entry in `index.bin`.
+pub(super) const ENTRY: u64 = 16;
+/// Bytes of one number in `packs.bin`.
+const PACK: u64 = 8;
 
-/// Position of one sample in `tokens.bin`.
+/// Position of one sample, or of one document of it, in `tokens.bin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     /// Index of the first token.
@@ -326,7 +347,7 @@ impl Entry {
         (u128::from(self.start) | length << 64 | targets << 96).to_le_bytes()
     }
 
-    fn from_bytes(bytes: [u8; ENTRY as usize]) -> Entry {
+    pub fn from_bytes(bytes: [u8; ENTRY as usize]) -> Entry {
         let entry = u128::from_le_bytes(bytes);
         Entry {
             start: entry as u64,
@@ -344,9 +365,23 @@ pub struct Sample {
     /// Whether each token carries loss; as long as `tokens`. The first token never does, whatever its value
     /// here: no token precedes it.
     pub loss_mask: Vec<bool>,
+    /// Where its documents after the first begin, which do not see those before them.
+    pub starts: Vec<usize>,
 }
 
 impl Sample {
+    /// The tokens of each document.
+    pub fn documents(&self) -> impl Iterator<Item = Range<usize>> {
+        let ends = self.starts.iter().copied().chain([self.tokens.len()]);
+        let starts = [0].into_iter().chain(self.starts.iter().copied());
+        starts.zip(ends).map(|(start, end)| start..end)
+    }
+
+    /// The number of tokens that a model reads: all but the last of each document.
+    pub fn inputs(&self) -> usize {
+        self.tokens.len() - 1 - self.starts.len()
+    }
+
     /// Where its first target is: the number of tokens of its prompt.
     pub fn first_target(&self) -> usize {
         let mut marks = self.loss_mask.iter();
@@ -362,6 +397,8 @@ pub(super) struct Store {
     directory: PathBuf,
     tokens: File,
     index: File,
+    /// If samples have several documents.
+    packs: Option<File>,
     record: PartRecord,
     /// Upper bound of the ids, exclusive.
     vocabulary_size: u64,
@@ -381,13 +418,29 @@ impl Store {
         };
         let tokens = open(TOKENS, &record.tokens_file)?;
         let index = open(INDEX, &record.index_file)?;
-        if !matches!(record.token_width, 2 | 4) || record.index_file.bytes != record.samples * ENTRY
-        {
+        let packs = record.packs_file.as_ref();
+        let packs = packs.map(|record| open(PACKS, record)).transpose()?;
+        let entries = match &record.packs_file {
+            None => record.samples,
+            Some(packs) if packs.bytes == (record.samples + 1) * PACK => {
+                record.index_file.bytes / ENTRY
+            }
+            Some(packs) => {
+                return Err(DataError::store(
+                    &directory.join(PACKS),
+                    format!(
+                        "{} bytes do not hold {} samples",
+                        packs.bytes, record.samples
+                    ),
+                ));
+            }
+        };
+        if !matches!(record.token_width, 2 | 4) || record.index_file.bytes != entries * ENTRY {
             return Err(DataError::store(
                 &directory.join(INDEX),
                 format!(
                     "{} bytes do not hold {} samples of {ENTRY} bytes with token ids of {} bytes",
-                    record.index_file.bytes, record.samples, record.token_width
+                    record.index_file.bytes, entries, record.token_width
                 ),
             ));
         }
@@ -395,6 +448,7 @@ impl Store {
             directory,
             tokens,
             index,
+            packs,
             record,
             vocabulary_size,
         })
@@ -409,10 +463,39 @@ impl Store {
         record
             .tokens_file
             .verify(&directory.join(TOKENS), stopped)?;
-        record.index_file.verify(&directory.join(INDEX), stopped)
+        record.index_file.verify(&directory.join(INDEX), stopped)?;
+        match &record.packs_file {
+            Some(packs) => packs.verify(&directory.join(PACKS), stopped),
+            None => Ok(()),
+        }
     }
 
-    /// The entry of a sample; `index` is below the number of samples.
+    /// The entries of a sample; `index` is below the number of samples.
+    fn entries(&self, index: u64) -> Result<Range<u64>, DataError> {
+        let Some(packs) = &self.packs else {
+            return Ok(index..index + 1);
+        };
+        let path = self.directory.join(PACKS);
+        let mut bytes = [0; 2 * PACK as usize];
+        packs
+            .read_exact_at(&mut bytes, index * PACK)
+            .map_err(|error| DataError::read(&path, error))?;
+        let [start, end] = [0, 1].map(|at| {
+            let part = bytes.as_chunks().0[at];
+            u64::from_le_bytes(part)
+        });
+        let documents = self.record.index_file.bytes / ENTRY;
+        // Each has at least two tokens.
+        if start < end && end <= documents && end - start <= self.record.longest_sample {
+            return Ok(start..end);
+        }
+        Err(DataError::store(
+            &path,
+            format!("sample {index} cannot be documents {start} to {end}, there are {documents}"),
+        ))
+    }
+
+    /// An entry of the index: of a sample, or of a document.
     pub fn entry(&self, index: u64) -> Result<Entry, DataError> {
         let path = self.directory.join(INDEX);
         let mut bytes = [0; ENTRY as usize];
@@ -442,18 +525,27 @@ impl Store {
 
     /// A sample; `index` is below the number of samples.
     pub fn sample(&self, index: u64) -> Result<Sample, DataError> {
+        let mut sample = Sample::default();
+        for entry in self.entries(index)? {
+            if !sample.tokens.is_empty() {
+                sample.starts.push(sample.tokens.len());
+            }
+            self.read(index, self.entry(entry)?, &mut sample)?;
+        }
+        Ok(sample)
+    }
+
+    /// Adds the tokens of an entry of this sample.
+    fn read(&self, index: u64, entry: Entry, sample: &mut Sample) -> Result<(), DataError> {
         let path = self.directory.join(TOKENS);
-        let entry = self.entry(index)?;
         let (width, length) = (self.record.token_width, entry.length as usize);
         let mut bytes = vec![0; length * width as usize];
         self.tokens
             .read_exact_at(&mut bytes, entry.start * width)
             .map_err(|error| DataError::read(&path, error))?;
         let flag = 1u32 << (8 * width - 1);
-        let mut sample = Sample {
-            tokens: Vec::with_capacity(length),
-            loss_mask: Vec::with_capacity(length),
-        };
+        sample.tokens.reserve(length);
+        sample.loss_mask.reserve(length);
         for bytes in bytes.chunks_exact(width as usize) {
             let value = bytes
                 .iter()
@@ -472,6 +564,6 @@ impl Store {
             sample.tokens.push(id);
             sample.loss_mask.push(value & flag != 0);
         }
-        Ok(sample)
+        Ok(())
     }
 }

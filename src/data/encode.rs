@@ -52,7 +52,7 @@ impl<'a> Encoder<'a> {
     /// How sources are read for this encoder.
     pub fn reading(&self) -> Reading<'a> {
         Reading {
-            packing: self.request.data.packing,
+            packing: self.request.data.wraps(),
             vocabulary_size: self.tokenizer.vocabulary_size,
             kind: self.request.kind(),
             stopped: self.request.stopped,

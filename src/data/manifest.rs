@@ -34,7 +34,7 @@ pub struct Manifest {
     /// Most input tokens per sample; a sample holds one token more, the last target, unless the recipe says
     /// `extra_token: false`.
     pub sequence_length: u64,
-    /// Whether documents were concatenated and cut.
+    /// Whether a sample may have several documents.
     pub packing: bool,
     /// What a sample is.
     #[serde(default, skip_serializing_if = "Kind::is_text")]
@@ -87,6 +87,9 @@ pub struct PartRecord {
     pub tokens_file: FileRecord,
     /// `index.bin`.
     pub index_file: FileRecord,
+    /// `packs.bin`, if samples have several documents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packs_file: Option<FileRecord>,
     /// The first sample of a synthetic language that belongs to this part.
     pub first_sample: u64,
 }

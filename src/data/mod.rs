@@ -14,6 +14,7 @@ mod dataset;
 mod encode;
 mod error;
 mod files;
+mod fit;
 mod kind;
 mod manifest;
 mod names;

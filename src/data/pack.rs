@@ -32,7 +32,7 @@ pub(super) fn token_width(vocabulary_size: u64) -> u64 {
 }
 
 /// A file that is written once, sequentially, with its checksum.
-struct Output {
+pub(super) struct Output {
     path: PathBuf,
     file: BufWriter<File>,
     checksum: Checksum,
@@ -40,7 +40,7 @@ struct Output {
 }
 
 impl Output {
-    fn create(path: PathBuf) -> Result<Output, DataError> {
+    pub fn create(path: PathBuf) -> Result<Output, DataError> {
         let file =
             File::create(&path).map_err(|error| FileError::from_io("create", &path, 0, error))?;
         Ok(Output {
@@ -51,7 +51,7 @@ impl Output {
         })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         self.checksum.update(bytes);
         self.bytes += bytes.len() as u64;
         self.file
@@ -59,7 +59,7 @@ impl Output {
             .map_err(|error| FileError::from_io("write", &self.path, self.bytes, error).into())
     }
 
-    fn finish(mut self) -> Result<FileRecord, DataError> {
+    pub fn finish(mut self) -> Result<FileRecord, DataError> {
         self.file
             .flush()
             .and_then(|()| self.file.get_ref().sync_all())

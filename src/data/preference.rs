@@ -429,6 +429,7 @@ mod tests {
                 let sample = Sample {
                     tokens: all().map(|token| token.id).collect(),
                     loss_mask: all().map(|token| token.target).collect(),
+                    ..Sample::default()
                 };
                 prop_assert!(sample.tokens.len() as u64 <= Kind::Pair.longest(most));
                 let (found, label) = rows(sample, Kind::Pair);

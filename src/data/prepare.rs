@@ -11,6 +11,7 @@ use super::check_vocabulary;
 use super::dataset::{EVALUATION, Store, TRAIN};
 use super::encode::Encoder;
 use super::error::DataError;
+use super::fit;
 use super::kind::Kind;
 use super::manifest::{Manifest, PartRecord};
 use super::pack::Summary;
@@ -19,7 +20,7 @@ use super::request::{Meter, Phase, PrepareRequest, Progress};
 use super::sources::{self, AllSources, Sources};
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::{Objective, Rows, Synthetic};
+use crate::recipe::schema::spec::{Objective, PackingStrategy, Rows, Synthetic};
 use crate::util::{format, large_stack, memory};
 
 /// Upper limit of the sequence length; the store's index could not hold longer samples.
@@ -72,6 +73,13 @@ pub fn prepare(
     }
     if request.kind() != Kind::Text {
         refuse_for_preferences(request)?;
+    }
+    if !data.packing && data.packing_strategy != PackingStrategy::default() {
+        return Err(request.setting(
+            "data.packing_strategy",
+            "nothing is packed",
+            format!("remove it, or set {}=true", (request.key)("data.packing")),
+        ));
     }
     if let Some(language) = data.synthetic() {
         return prepare_synthetic(request, language);
@@ -213,6 +221,9 @@ fn prepare_files(
         "training_data": sources.train.identity(&trained),
         "evaluation_data": sources.evaluation.identity(&evaluated),
     });
+    if data.packs_whole() {
+        identity["packing_strategy"] = json!(data.packing_strategy);
+    }
     if !data.extra_token {
         identity["extra_token"] = json!(false);
     }
@@ -277,6 +288,18 @@ fn prepare_files(
         };
         manifest.evaluation = Some(evaluation);
     }
+    if data.packs_whole() {
+        let sizes = (data.sequence_length, u64::from(data.extra_token));
+        let documents = manifest.train.samples;
+        manifest.train = fit::pack(&train, manifest.train, sizes, request.stopped)?;
+        let of_evaluation = draft.path().join(EVALUATION);
+        manifest.evaluation = (manifest.evaluation.take())
+            .map(|record| fit::pack(&of_evaluation, record, sizes, request.stopped))
+            .transpose()?;
+        manifest
+            .notes
+            .push(packed(documents, &manifest.train, sizes));
+    }
     manifest.used_vocabulary = summary.used_vocabulary;
     manifest.skipped = summary.skipped;
     check_unchanged(&manifest, sources)?;
@@ -324,7 +347,7 @@ fn check_enough(
         }
         return Err(request.setting(name, problem, "give data with at least one sample"));
     }
-    if name == "data.train" && request.data.packing && summary.full == 0 {
+    if name == "data.train" && request.data.wraps() && summary.full == 0 {
         return Err(request.setting(
             "data.sequence_length",
             format!(
@@ -339,6 +362,17 @@ fn check_enough(
         ));
     }
     Ok(())
+}
+
+/// What packing made of the documents, for people.
+fn packed(documents: u64, record: &PartRecord, (room, extra): (u64, u64)) -> String {
+    let taken = record.tokens - extra * documents;
+    let full = 100.0 * taken as f64 / (record.samples * room) as f64;
+    format!(
+        "{} packed into {}, which are {full:.0} % full",
+        format::count(documents, "document"),
+        format::count(record.samples, "sample"),
+    )
 }
 
 /// Refuses a source whose size changed while it was read, because its checksum is outdated.

@@ -375,6 +375,7 @@ fn engine(
                 measure,
                 token_loss,
                 noisy: run.spec.likelihood.neftune_alpha > 0.0,
+                packed: run.spec.data.packs_whole(),
                 // The ranks of a larger world would choose differently.
                 products: alone.then(|| cuda::measured::files(&options.run_dir)),
                 activity: Arc::clone(activity),

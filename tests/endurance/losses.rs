@@ -23,7 +23,7 @@ output_dir: out
 ";
 
 /// Recipes by name: whole conversations that are cut, completions only, packed conversations, and other losses of tokens.
-const CASES: [(&str, &str); 5] = [
+const CASES: [(&str, &str); 7] = [
     ("cut", "dataset_name: sft/train.jsonl\nmax_length: 48\n"),
     (
         "completions",
@@ -32,6 +32,14 @@ const CASES: [(&str, &str); 5] = [
     (
         "packed",
         "dataset_name: sft/train.jsonl\nmax_length: 48\npacking: true\npacking_strategy: wrapped\n",
+    ),
+    (
+        "fitted",
+        "dataset_name: completions.jsonl\nmax_length: 96\npacking: true\n",
+    ),
+    (
+        "split",
+        "dataset_name: sft/train.jsonl\nmax_length: 48\npacking: true\npacking_strategy: bfd_split\n",
     ),
     (
         "smoothed",

@@ -129,7 +129,7 @@ const SYNTHETIC_KEYS: Rule = Rule {
 };
 
 /// Keys without effect on a generated language.
-const IGNORED: [&str; 12] = [
+const IGNORED: [&str; 13] = [
     "data.train.0.format",
     "data.train.0.split",
     "data.train.0.config",
@@ -137,6 +137,7 @@ const IGNORED: [&str; 12] = [
     "data.train.0.weight",
     "data.evaluation",
     "data.packing",
+    "data.packing_strategy",
     "data.answers_only",
     "data.completions_only",
     "data.extra_token",

@@ -738,6 +738,8 @@ pub struct Data {
     pub rows: Rows,
     /// Pack several documents into one sample.
     pub packing: bool,
+    /// How documents are packed.
+    pub packing_strategy: PackingStrategy,
     /// Loss on the answers only; default: the objective's (`true` for SFT).
     pub answers_only: Option<bool>,
     /// Loss on the completions only, in data with prompts and completions; default: as `answers_only`.
@@ -757,11 +759,26 @@ impl Default for Data {
             extra_token: true,
             rows: Rows::default(),
             packing: false,
+            packing_strategy: PackingStrategy::default(),
             answers_only: None,
             completions_only: None,
             shuffle: true,
         }
     }
+}
+
+/// How documents are packed into samples. TRL's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PackingStrategy {
+    /// They are concatenated and cut, and see each other.
+    #[default]
+    Wrapped,
+    /// They stay whole and do not see each other; what is longer than a sample is cut (best fit decreasing).
+    Bfd,
+    /// As `bfd`, and what is longer than a sample becomes several documents.
+    #[serde(alias = "bfd_split")]
+    BfdSplit,
 }
 
 /// How a prompt and its completions become rows of tokens.
@@ -833,6 +850,16 @@ impl Data {
             }
             _ => None,
         }
+    }
+
+    /// Whether documents are concatenated and cut.
+    pub fn wraps(&self) -> bool {
+        self.packing && self.packing_strategy == PackingStrategy::Wrapped
+    }
+
+    /// Whether documents are packed whole, so that they do not see each other.
+    pub fn packs_whole(&self) -> bool {
+        self.packing && self.packing_strategy != PackingStrategy::Wrapped
     }
 
     /// All sources with their native paths, `data.train.0`.

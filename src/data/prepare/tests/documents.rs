@@ -1,6 +1,9 @@
 //! Documents of every format become samples.
 
+use std::ops::Range;
+
 use super::*;
+use crate::engine::IGNORE;
 
 #[test]
 fn a_document_is_a_sample_with_a_beginning_and_an_end_token() {
@@ -61,6 +64,113 @@ fn packed_documents_are_cut_with_one_token_shared() {
         ["^abc$^", "^de$"]
     );
     insta::assert_snapshot!(counts(&case));
+}
+
+/// The documents of each sample.
+fn documents(sample: &Sample) -> Vec<String> {
+    let of = |document: Range<usize>| spell(sample.tokens[document].iter().copied());
+    sample.documents().map(of).collect()
+}
+
+#[test]
+fn documents_are_packed_whole_into_the_fullest_sample() {
+    let rows = ["abcdef", "ab", "x", "abcdefghijk", "abc"];
+    let rows: Vec<String> = rows
+        .iter()
+        .map(|text| json!({ "text": text }).to_string())
+        .collect();
+    let mut case = Case::with("a.jsonl", rows.join("\n"));
+    case.data.packing = true;
+    case.data.packing_strategy = PackingStrategy::Bfd;
+    case.data.sequence_length = 9;
+    // A document of n tokens has n - 1 inputs.
+    let samples = case.samples();
+    assert_eq!(
+        samples.iter().map(documents).collect::<Vec<_>>(),
+        [
+            vec!["^abcdefghi"],
+            vec!["^abcdef$", "^x$"],
+            vec!["^abc$", "^ab$"]
+        ]
+    );
+    insta::assert_snapshot!(counts(&case));
+    let data = case.open(Part::Train).unwrap();
+    let collated = data.collate(0..3).unwrap();
+    let micro_batch = collated.micro_batch();
+    assert_eq!((micro_batch.batch, micro_batch.seq_len), (3, 9));
+    assert_eq!(micro_batch.starts, [0, 9, 16, 18, 22]);
+    assert_eq!(
+        spell(micro_batch.tokens[9..18].iter().copied()),
+        "^abcdef^x"
+    );
+    let targets = |range: Range<usize>| spell(micro_batch.targets[range].iter().copied());
+    assert_eq!(
+        (targets(9..18), targets(18..25)),
+        ("abcdef$x$".into(), "abc$ab$".into())
+    );
+    assert_eq!(micro_batch.targets[25..], [IGNORE; 2]);
+    // Rows of one document each are as without packing.
+    assert!(data.collate([0]).unwrap().micro_batch().starts.is_empty());
+
+    // Upstream's samples count the last token too.
+    case.data.extra_token = false;
+    assert_eq!(
+        case.samples().iter().map(documents).collect::<Vec<_>>(),
+        [
+            vec!["^abcdefgh"],
+            vec!["^abcdef$"],
+            vec!["^abc$", "^ab$"],
+            vec!["^x$"]
+        ]
+    );
+    case.data.packing_strategy = PackingStrategy::BfdSplit;
+    assert_eq!(
+        case.samples().iter().map(documents).collect::<Vec<_>>(),
+        [
+            vec!["^abcdefgh"],
+            vec!["^abcdef$"],
+            vec!["^abc$", "^ab$"],
+            vec!["ijk$", "^x$"]
+        ]
+    );
+    case.data.packing = false;
+    insta::assert_snapshot!(case.refusal());
+}
+
+/// Held-out documents are chosen before the others are packed, and packed too.
+#[test]
+fn every_document_is_in_one_sample_of_one_part() {
+    let texts: Vec<String> = (0..2500)
+        .map(|i| format!("{i:04}").repeat(1 + i % 7))
+        .collect();
+    let rows: Vec<String> = texts
+        .iter()
+        .map(|text| json!({ "text": text }).to_string())
+        .collect();
+    let mut case = Case::with("a.jsonl", rows.join("\n"));
+    case.data.packing = true;
+    case.data.packing_strategy = PackingStrategy::Bfd;
+    case.data.sequence_length = 60;
+    case.data.held_out = Some(0.1);
+    let prepared = case.prepare().unwrap();
+    let of = |part| {
+        all(&case.open(part).unwrap())
+            .iter()
+            .map(documents)
+            .collect::<Vec<_>>()
+    };
+    let (train, evaluation) = (of(Part::Train).concat(), of(Part::Evaluation).concat());
+    assert_eq!(evaluation.len(), 250);
+    let mut found = [train, evaluation].concat();
+    found.sort();
+    let mut expected: Vec<String> = texts.iter().map(|text| format!("^{text}$")).collect();
+    expected.sort();
+    assert_eq!(found, expected);
+    assert_eq!(
+        prepared.notes,
+        ["2250 documents packed into 655 samples, which are 97 % full"]
+    );
+    assert!(case.prepare().unwrap().reused);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Damaged stores, full disks, and preparations that fail midway.
 
 use super::*;
-use crate::data::dataset::{INDEX, TOKENS};
+use crate::data::dataset::{INDEX, PACKS, TOKENS};
 
 fn prepared() -> Case {
     let case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
@@ -189,4 +189,30 @@ fn a_directory_without_prepared_data_is_not_replaced() {
     assert_eq!(mine, b"mine");
     std::fs::remove_file(case.place().join("mine.txt")).unwrap();
     case.prepare().unwrap();
+}
+
+#[test]
+fn damaged_packs_are_refused() {
+    let packed = || {
+        let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
+        case.data.packing = true;
+        case.data.packing_strategy = PackingStrategy::Bfd;
+        case.prepare().unwrap();
+        case
+    };
+    let mut complaints = Vec::new();
+    for at in [0, 8] {
+        let case = packed();
+        edit(&case, PACKS, |bytes| bytes[at] = 9);
+        complaints.push(complaint(&case));
+        // A new preparation notices by the checksum.
+        assert!(!case.prepare().unwrap().reused);
+        assert_eq!(all(&case.open(Part::Train).unwrap()).len(), 1);
+    }
+    let case = packed();
+    edit(&case, PACKS, |bytes| bytes.truncate(8));
+    complaints.push(complaint(&case));
+    std::fs::remove_file(file(&case, PACKS)).unwrap();
+    complaints.push(complaint(&case));
+    insta::assert_snapshot!(complaints.join("\n"));
 }

@@ -61,7 +61,10 @@ const UNSUPPORTED: [(&str, &[&str]); 19] = [
     ("model_init_kwargs", &[]),
     ("optim_args", &[]),
     ("optim_target_modules", &[]),
-    ("packing_strategy", &["wrapped"]),
+    (
+        "packing_strategy",
+        &["bfd", "bfd_split", "bfd-requeue", "wrapped"],
+    ),
     ("system_prompt", &[]),
     ("task_name", &[]),
     ("truncation_mode", &["keep_start"]),
@@ -96,22 +99,16 @@ pub(crate) fn find(
     let packs = root
         .get("packing")
         .is_some_and(|packing| !is_neutral(packing, &["false"]));
-    // TRL packs by best fit since 0.19, and keeps the packed documents apart.
-    let by_default = versions.trl_since(0, 19) && root.get("packing_strategy").is_none();
     let is_dft = root.get("loss_type").and_then(Node::text) == Some("dft");
     let scheduler = root.get("lr_scheduler_type").and_then(Node::text);
     let scheduler = scheduler.unwrap_or("linear");
     for entry in root.entries().unwrap_or_default() {
         let key = entry.name.as_str();
-        let mut value = entry.value.shown().to_owned();
+        let value = entry.value.shown().to_owned();
         let instead = preference::instead(key, &entry.value, objective, versions);
         let reason = match effect(key, objective) {
             _ if key == RESERVED => continue,
             _ if !is_known(key) => UntrainedReason::Unknown,
-            Effect::Read if key == "packing" && packs && by_default => {
-                value += ", by best fit (bfd)";
-                UntrainedReason::Unsupported(Some("packing_strategy=wrapped".to_owned()))
-            }
             Effect::Read
                 if key == "report_to"
                     && reports(&entry.value).any(|name| !WRITTEN.contains(&name)) =>
@@ -396,6 +393,8 @@ weight_decay: 0.5
         let instead = |text: &str| UntrainedReason::Unsupported(Some(text.to_owned()));
         for packed in [
             "packing: true\npacking_strategy: wrapped\n",
+            "packing: true\npacking_strategy: bfd_split\n",
+            "packing: true\n",
             "packing: true\nmax_seq_length: 8\nuse_liger: true\n",
         ] {
             let found = untrained(packed);
@@ -421,8 +420,8 @@ weight_decay: 0.5
                 key("label_smoothing_factor", UntrainedReason::NoEffect),
             ),
             (
-                "packing: true",
-                key("packing", instead("packing_strategy=wrapped")),
+                "packing: true\npacking_strategy: ffd",
+                key("packing_strategy", instead("packing_strategy=bfd")),
             ),
             (
                 "packing_strategy: bfd",

@@ -379,6 +379,24 @@ pub(crate) fn lengths(values: &Values, objective: Objective, versions: Versions,
         }
     }
     tree.plain_if("data.packing", values.bool("packing"));
+    if values.bool("packing").is_some_and(|packing| packing.value) {
+        // `trainer/sft_config.py`: `bfd` since 0.19. TRL 1 renamed `bfd-requeue` to `bfd_split`.
+        if versions.trl_since(0, 19) {
+            tree.default("data.packing_strategy", "bfd");
+        }
+        let strategy = values.text("packing_strategy");
+        let known = strategy.and_then(|given| {
+            let name = match given.value.as_str() {
+                "bfd_split" | "bfd-requeue" => "bfd-split",
+                name => name,
+            };
+            let name = ["wrapped", "bfd", "bfd-split"]
+                .into_iter()
+                .find(|known| *known == name)?;
+            Some(given.with(name))
+        });
+        tree.plain_if("data.packing_strategy", known);
+    }
     // `trainer/sft_config.py`: `assistant_only_loss` is false, and `completion_only_loss`, which came with 0.17, is true
     // where there are completions.
     if objective == Objective::Sft {
