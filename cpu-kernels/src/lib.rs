@@ -7,6 +7,7 @@
 //! may change how `gemm` blocks and so the last bits.
 
 pub mod adamw;
+pub mod adapter;
 pub mod attention;
 pub mod cross_entropy;
 pub mod embedding;

@@ -145,6 +145,17 @@ impl<'a> MatrixMut<'a> {
         }
     }
 
+    /// These columns.
+    pub fn columns(self, columns: Range<usize>) -> MatrixMut<'a> {
+        assert!(columns.start <= columns.end && columns.end <= self.columns);
+        MatrixMut {
+            // SAFETY: the columns lie within this view, or at its end when there are none, and this view is consumed.
+            start: unsafe { self.start.add(columns.start) },
+            columns: columns.len(),
+            ..self
+        }
+    }
+
     /// The rows `from..to`; this view stays borrowed meanwhile.
     pub fn rows(&mut self, from: usize, to: usize) -> MatrixMut<'_> {
         assert!(from <= to && to <= self.rows);

@@ -25,6 +25,8 @@ pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &m
         }
         let part = &mut out[from - offset..to - offset];
         let constant = match parameter.role.kind() {
+            // The model begins as without adapters.
+            Kind::Matrix if parameter.role == Role::AdapterB => Some(0.0),
             Kind::Matrix => None,
             Kind::Norm if config.norm == NormKind::RmsPlusOne => Some(0.0),
             Kind::Norm => Some(1.0),
@@ -41,16 +43,27 @@ pub fn fill(unit: &Unit, config: &ModelConfig, seed: u64, offset: usize, out: &m
             _ => f64::from(config.initializer_range),
         };
         let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
+        // PEFT's `kaiming_uniform_(a=sqrt(5))`.
+        let bound = 1.0 / (parameter.inputs() as f64).sqrt();
+        let draw = |index| match parameter.role {
+            Role::AdapterA => uniform(key, index) * bound,
+            _ => normal(key, index) * sigma,
+        };
         let first = (from - range.start) as u64;
         part.par_chunks_mut(CHUNK)
             .enumerate()
             .for_each(|(chunk, values)| {
                 let first = first + (chunk * CHUNK) as u64;
                 for (index, value) in (first..).zip(values) {
-                    *value = (normal(key, index) * sigma) as f32;
+                    *value = draw(index) as f32;
                 }
             });
     }
+}
+
+/// The `index`-th number of a stream, uniform between −1 and 1.
+fn uniform(key: u64, index: u64) -> f64 {
+    (nth(key, index) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
 }
 
 /// The `index`-th standard normal of a stream (Box and Muller, 1958).

@@ -211,7 +211,7 @@ impl Layout {
 }
 
 impl Unit {
-    fn new(name: String) -> Unit {
+    pub(super) fn new(name: String) -> Unit {
         Unit {
             name,
             parameters: Vec::new(),
@@ -220,7 +220,13 @@ impl Unit {
     }
 
     /// A matrix of this native shape.
-    fn matrix(&mut self, role: Role, module: &str, [rows, columns]: [usize; 2], order: Order) {
+    pub(super) fn matrix(
+        &mut self,
+        role: Role,
+        module: &str,
+        [rows, columns]: [usize; 2],
+        order: Order,
+    ) {
         let shape = match order {
             Order::Transposed => vec![columns, rows],
             Order::Native | Order::ByHead(_) => vec![rows, columns],

@@ -6,10 +6,12 @@
 //! target tokens in the whole global batch, so that neither accumulation nor the world size changes the
 //! result.
 
+mod adapters;
 mod capacity;
 pub mod config;
 pub mod cpu;
 pub mod cuda;
+mod dropout;
 pub mod initial;
 mod layout;
 mod noise;
@@ -19,10 +21,12 @@ mod step;
 mod testing;
 mod walk;
 
+pub use adapters::{Adapted, Adapter, Adapters};
 use capacity::Capacity;
 pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;
 pub use cpu_kernels::cross_entropy::TokenLoss;
+use dropout::Dropout;
 pub use layout::layout;
 use layout::part;
 pub use noise::Noise;
@@ -150,6 +154,9 @@ pub enum Role {
     Down,
     DownBias,
     FinalNorm,
+    /// The first matrix of an adapter, which its input meets, and the second.
+    AdapterA,
+    AdapterB,
     /// Of the norm before it.
     NormBias,
     Head,
@@ -168,7 +175,9 @@ impl Role {
             | Role::Gate
             | Role::Up
             | Role::Down
-            | Role::Head => Kind::Matrix,
+            | Role::Head
+            | Role::AdapterA
+            | Role::AdapterB => Kind::Matrix,
             Role::InputNorm
             | Role::QueryNorm
             | Role::KeyNorm
@@ -225,6 +234,8 @@ pub struct MicroBatch<'a> {
     pub batch: usize,
     /// Number of tokens in a row.
     pub seq_len: usize,
+    /// What draws the dropout of adapters in each row, `[batch]`; empty for none.
+    pub dropout: &'a [u64],
     /// Noise on the embeddings of each row, `[batch]`; empty for none.
     pub noise: &'a [Noise],
     /// Where sequences that do not see each other begin, ascending: every row, and the documents that are packed into it.
@@ -271,6 +282,7 @@ impl MicroBatch<'_> {
             seq_len,
             noise,
             starts,
+            dropout,
         } = *self;
         config.check_sequence(seq_len)?;
         if tokens.is_empty()
@@ -287,6 +299,12 @@ impl MicroBatch<'_> {
             return Err(EngineError::Shape(format!(
                 "a micro-batch of {batch} rows has noise for {}",
                 noise.len()
+            )));
+        }
+        if !dropout.is_empty() && dropout.len() != batch {
+            return Err(EngineError::Shape(format!(
+                "a micro-batch of {batch} rows has dropout for {}",
+                dropout.len()
             )));
         }
         let are_ascending = starts.first().is_none_or(|&first| first == 0)
@@ -392,8 +410,20 @@ fn counted<'a>(
 
 /// Forward, backward and optimiser step on one rank.
 pub trait Engine: Send {
-    /// The model's units and parameters.
+    /// The units and parameters that are trained.
     fn layout(&self) -> &Layout;
+
+    /// The frozen model below adapters.
+    fn frozen(&self) -> Option<&Layout> {
+        None
+    }
+
+    /// Sets the parameters of one unit of the frozen model, unsharded, in the order of files.
+    fn import_frozen(&mut self, unit: usize, _parameters: &[f32]) -> Result<(), EngineError> {
+        Err(EngineError::Shape(format!(
+            "unit {unit} is not frozen, the engine has no adapters"
+        )))
+    }
 
     /// Reserves memory for micro-batches up to `batch` × `seq_len` before the first step.
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError>;

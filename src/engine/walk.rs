@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::{Direction, Layout, ModelConfig, Role};
+use super::{Adapted, Adapter, Direction, Layout, ModelConfig, Role};
 
 use Slot::{
     Attended, DOutput, GateUp, InputStatistics, Middle, MiddleStatistics, Narrow, Qkv, Residual,
@@ -58,6 +58,8 @@ pub struct Linear {
     pub inputs: usize,
     /// `[outputs]`.
     pub bias: Option<Vector>,
+    /// Beside the weights, which are then frozen.
+    pub adapters: Vec<Adapter>,
 }
 
 /// Adjacent vectors of a unit.
@@ -131,7 +133,8 @@ pub trait Backend {
     /// From `DResidual` to the gradient of the embeddings, of tokens and of positions.
     fn embed_backward(&mut self) -> Result<(), Self::Error>;
 
-    /// From the last `Residual` to the loss; with `gradient` also to `DResidual`, published, and the gradient of the weights.
+    /// From the last `Residual` to the loss; with `gradient` also to `DResidual`, published, and the gradient of the weights,
+    /// unless they are frozen.
     fn head(&mut self, head: &Head, gradient: bool) -> Result<(), Self::Error>;
 
     /// From the last row of the last `Residual` to its logits.
@@ -140,13 +143,14 @@ pub trait Backend {
     /// `normed` = norm(`x`).
     fn norm(&mut self, norm: &Norm, x: Slot, normed: Slot) -> Result<(), Self::Error>;
 
-    /// `Narrow` holds the gradient of the norm's output, and then the output. Adds the gradient of `x` to `DResidual`.
+    /// `Narrow` holds the gradient of the norm's output, and then the output. Adds the gradient of `x` to `DResidual`, and
+    /// that of the weights unless they are frozen.
     fn norm_backward(&mut self, norm: &Norm, x: Slot) -> Result<(), Self::Error>;
 
-    /// `y` `[n, outputs]` = `x` `[n, inputs]` · wᵀ + bias.
+    /// `y` `[n, outputs]` = `x` `[n, inputs]` · wᵀ + bias + adapters.
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Result<(), Self::Error>;
 
-    /// `sum` = `residual` + `x` · wᵀ + bias. It may overwrite `Narrow`.
+    /// `sum` = `residual` + `x` · wᵀ + bias + adapters. It may overwrite `Narrow`.
     fn linear_add(
         &mut self,
         linear: &Linear,
@@ -168,10 +172,10 @@ pub trait Backend {
         self.norm(norm, sum, normed)
     }
 
-    /// `dx` `[n, inputs]` = `dy` `[n, outputs]` · w.
+    /// `dx` `[n, inputs]` = `dy` `[n, outputs]` · w, and of the adapters.
     fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Result<(), Self::Error>;
 
-    /// The gradient of the weights: dyᵀ · x, and of the biases: the sum of the rows of dy.
+    /// The gradient of the weights: dyᵀ · x, and of the biases: the sum of the rows of dy; or that of the adapters.
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Result<(), Self::Error>;
 
     /// Copies the block's queries and keys to `Unnormed`, and norms them in place.
@@ -200,7 +204,10 @@ pub trait Backend {
 #[derive(Debug, Clone, Copy)]
 pub struct Walk<'a> {
     pub config: &'a ModelConfig,
+    /// Of the model.
     pub layout: &'a Layout,
+    /// If only adapters are trained, which are one unit of their own.
+    pub adapted: Option<&'a Adapted>,
 }
 
 impl Walk<'_> {
@@ -210,17 +217,27 @@ impl Walk<'_> {
         self.forward(backend)?;
         backend.head(&head, true)?;
         self.release_head(backend, Direction::Backward)?;
-        backend.complete(head.unit)?;
+        let is_frozen = self.adapted.is_some();
+        if !is_frozen {
+            backend.complete(head.unit)?;
+        }
         for layer in (0..self.config.num_hidden_layers).rev() {
             let (block, unit) = (self.block(layer), layer + 1);
             backend.acquire(unit)?;
             if backend.recomputes() {
                 block.fill_stash(backend)?;
             }
-            backend.open(unit)?;
+            if !is_frozen {
+                backend.open(unit)?;
+            }
             block.backward(backend)?;
             backend.release(unit, Direction::Backward)?;
-            backend.complete(unit)?;
+            if !is_frozen {
+                backend.complete(unit)?;
+            }
+        }
+        if is_frozen {
+            return backend.complete(0);
         }
         if !tied {
             backend.open(0)?;
@@ -369,11 +386,14 @@ impl Walk<'_> {
     fn linear(self, unit: usize, first: Role, last: Role) -> Linear {
         let parameters = &self.layout.units[unit];
         let (first, last) = (parameters.of(first), parameters.of(last));
+        let (start, end) = (first.offset, last.range().end);
+        let adapters = self.adapted.map(|adapted| adapted.of(unit, start, end));
         Linear {
             unit,
             weights: first.offset..last.range().end,
             inputs: first.inputs(),
             bias: None,
+            adapters: adapters.unwrap_or_default(),
         }
     }
 }

@@ -359,6 +359,7 @@ fn engine(
                 measure,
                 forward_only: false,
                 token_loss,
+                adapters: None,
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }

@@ -100,7 +100,8 @@ fn a_sharded_worlds_checkpoint_loads_in_any_other_world() {
     let run = tempfile::tempdir().unwrap();
     let target = target(run.path(), 1, 2);
     let written = on_all(3, |world| {
-        let mut engine = CpuEngine::new(config(), sharded, Some(world.clone()), Some(1)).unwrap();
+        let mut engine =
+            CpuEngine::new(config(), sharded.clone(), Some(world.clone()), Some(1)).unwrap();
         step(&mut engine, 1);
         step(&mut engine, 2);
         checkpoint(&mut engine, &*world, &target, &loop_state(2))
@@ -120,8 +121,14 @@ fn a_sharded_worlds_checkpoint_loads_in_any_other_world() {
         held.iter()
             .all(|unit| unit.exp_avg_sq.iter().any(|&v| v > 0.0))
     );
-    for (world, options) in [(2, sharded), (4, sharded), (2, CpuOptions::default())] {
-        for states in on_all(world, |ranks| restored(options, ranks, world as u64)) {
+    for (world, options) in [
+        (2, sharded.clone()),
+        (4, sharded),
+        (2, CpuOptions::default()),
+    ] {
+        for states in on_all(world, |ranks| {
+            restored(options.clone(), ranks, world as u64)
+        }) {
             assert!(states == held, "world {world}, {options:?}");
         }
     }

@@ -5,16 +5,17 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use cpu_kernels::{
-    attention, embedding, head_norms, layernorm, linear, mlp, rmsnorm, rope, vector,
+    adapter, attention, embedding, head_norms, layernorm, linear, mlp, rmsnorm, rope, vector,
 };
 
 use super::arena::Buffer;
-use super::store::{Gradient, Store};
+use super::held::Held;
+use super::store::Gradient;
 use super::workspace::{Shared, Stash, Workspace};
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Walk};
 use crate::engine::{
-    Accumulated, Activation, Direction, EngineError, MicroBatch, ModelConfig, NormKind, Pass,
-    Sequence, TokenLoss, Weigh, noise,
+    Accumulated, Activation, Adapted, Adapter, Adapters, Direction, Dropout, EngineError,
+    MicroBatch, ModelConfig, NormKind, Pass, Sequence, TokenLoss, Weigh, noise,
 };
 
 type Done = Result<(), EngineError>;
@@ -22,7 +23,8 @@ type Done = Result<(), EngineError>;
 /// One micro-batch on its way through the model. The store receives its gradient.
 pub struct CpuBackend<'a> {
     pub(super) config: &'a ModelConfig,
-    pub(super) store: &'a mut Store,
+    pub(super) store: &'a mut Held,
+    adapted: Option<&'a Adapted>,
     pub(super) micro_batch: MicroBatch<'a>,
     /// A block's output takes the place of an earlier block's input where there are fewer than blocks.
     inputs: &'a mut [Buffer],
@@ -58,7 +60,7 @@ pub struct With<'a> {
 /// Runs a micro-batch. Also returns the losses of the tokens, where the pass keeps them.
 pub fn run(
     walk: Walk<'_>,
-    store: &mut Store,
+    store: &mut Held,
     workspace: &mut Workspace,
     micro_batch: MicroBatch<'_>,
     pass: Pass,
@@ -86,6 +88,7 @@ pub fn run(
     let mut backend = CpuBackend {
         config,
         store,
+        adapted: walk.adapted,
         micro_batch,
         inputs,
         stashes,
@@ -116,12 +119,12 @@ pub fn run(
     let accumulated = Accumulated {
         loss: backend.loss,
         targets: backend.targets,
-        squared_norm: backend.store.end(),
+        squared_norm: backend.store.trained.end(),
     };
     Ok((accumulated, backend.losses))
 }
 
-impl CpuBackend<'_> {
+impl<'a> CpuBackend<'a> {
     pub(super) fn tokens(&self) -> usize {
         self.micro_batch.tokens.len()
     }
@@ -149,7 +152,7 @@ impl CpuBackend<'_> {
     fn on<const N: usize>(
         &mut self,
         slots: [(Slot, usize); N],
-        work: impl FnOnce([&mut [f32]; N], &mut Store, &mut Shared),
+        work: impl FnOnce([&mut [f32]; N], &mut Held, &mut Shared),
     ) -> Done {
         let n = self.tokens();
         let mut lent = slots.map(|(slot, width)| (self.buffer(slot).lend(), n * width));
@@ -185,6 +188,97 @@ impl CpuBackend<'_> {
         })
     }
 
+    /// What drops inputs of an adapter, where anything does.
+    fn dropout(&self, adapter: &Adapter) -> Option<Dropout<'a>> {
+        let share = self.adapted.map_or(0.0, |adapted| adapted.settings.dropout);
+        let keys = self.micro_batch.dropout;
+        (share > 0.0 && !keys.is_empty()).then_some(Dropout {
+            share,
+            keys,
+            adapter: adapter.number,
+            seq_len: self.micro_batch.seq_len,
+        })
+    }
+
+    /// Adds the output of the adapters for `x` to `y`.
+    fn adapt(&mut self, linear: &Linear, x: Slot, y: Slot) -> Done {
+        let Some(adapted) = self.adapted else {
+            return Ok(());
+        };
+        let (n, settings) = (self.tokens(), &adapted.settings);
+        for adapter in &linear.adapters {
+            let dropout = self.dropout(adapter);
+            let slots = [(y, linear.outputs()), (x, linear.inputs)];
+            self.on(slots, |[y, x], store, shared| {
+                let matrices = matrices(store.trained.parameters(0), adapter, settings);
+                let low = &mut shared.low[..n * settings.rank];
+                let x = dropped(dropout, x, linear.inputs, &mut shared.dropped);
+                adapter::down(low, x, matrices);
+                adapter::up(
+                    (y, linear.outputs()),
+                    adapter.columns.clone(),
+                    low,
+                    matrices,
+                );
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Adds the gradient of the adapters' input to `dx`.
+    fn adapt_backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Done {
+        let Some(adapted) = self.adapted else {
+            return Ok(());
+        };
+        let (n, settings) = (self.tokens(), &adapted.settings);
+        for adapter in &linear.adapters {
+            let dropout = self.dropout(adapter);
+            let slots = [(dx, linear.inputs), (dy, linear.outputs())];
+            self.on(slots, |[dx, dy], store, shared| {
+                let matrices = matrices(store.trained.parameters(0), adapter, settings);
+                let low = &mut shared.low[..n * settings.rank];
+                let dy = (&*dy, linear.outputs());
+                adapter::backward_up(low, dy, adapter.columns.clone(), matrices);
+                let Some(dropout) = dropout else {
+                    return adapter::backward_input((dx, true), low, matrices);
+                };
+                let gradient = &mut shared.dropped[..dx.len()];
+                adapter::backward_input((gradient, false), low, matrices);
+                dropout.add_gradient(dx, gradient, linear.inputs);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of the adapters.
+    fn adapt_backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Done {
+        let Some(adapted) = self.adapted else {
+            return Ok(());
+        };
+        let (n, settings) = (self.tokens(), &adapted.settings);
+        for adapter in &linear.adapters {
+            let dropout = self.dropout(adapter);
+            let slots = [(dy, linear.outputs()), (x, linear.inputs)];
+            self.on(slots, |[dy, x], store, shared| {
+                let (parameters, Gradient { values, add }) = store.trained.gradient(0);
+                let matrices = matrices(parameters, adapter, settings);
+                let (low, dlow) = shared.low.split_at_mut(n * settings.rank);
+                let dlow = &mut dlow[..n * settings.rank];
+                let x = dropped(dropout, x, linear.inputs, &mut shared.dropped);
+                adapter::down(low, x, matrices);
+                let dy = (&*dy, linear.outputs());
+                adapter::backward_up(dlow, dy, adapter.columns.clone(), matrices);
+                // B follows its A.
+                let both = &mut values[adapter.a.start..adapter.b.end];
+                let (da, db) = both.split_at_mut(adapter.a.len());
+                let columns = adapter.columns.clone();
+                let lows = (&*dlow, &*low);
+                adapter::backward_weights((da, db, add), lows, x, dy, columns, settings.rank);
+            })?;
+        }
+        Ok(())
+    }
+
     fn hidden(&self) -> usize {
         self.config.hidden_size
     }
@@ -215,7 +309,7 @@ impl Backend for CpuBackend<'_> {
     }
 
     fn complete(&mut self, unit: usize) -> Done {
-        self.store.complete(unit)
+        self.store.trained.complete(unit)
     }
 
     fn recomputes(&self) -> bool {
@@ -249,7 +343,9 @@ impl Backend for CpuBackend<'_> {
         let has_positions = self.config.position_embeddings;
         let of_tokens = self.positions.clone();
         self.on([(Slot::DResidual, hidden)], |[dx], store, _| {
-            let (_, Gradient { values, add }) = store.gradient(0);
+            let (_, Some(Gradient { values, add })) = store.gradient(0) else {
+                return;
+            };
             let (values, positions) = values.split_at_mut(table);
             // Tied embeddings already hold the head's part.
             embedding::backward((values, add || tied), tokens, (dx, hidden), scale, padding);
@@ -288,10 +384,19 @@ impl Backend for CpuBackend<'_> {
             (norm.statistics, config.norm.statistics()),
         ];
         self.on(slots, |[normed, dx, x, statistics], store, shared| {
-            let (w, Gradient { values, add }) = store.gradient(norm.unit);
-            let dw = (&mut values[norm.weights.range.clone()], add);
-            let (w, scratch) = (&w[norm.weights.range.clone()], &mut shared.norm_scratch);
-            norm_backward(config, (normed, dx), dw, (x, statistics), w, scratch)
+            let (w, gradient) = store.gradient(norm.unit);
+            let range = norm.weights.range.clone();
+            let mut unused = unused(&gradient, range.len());
+            let dw = part(gradient, range.clone(), &mut unused);
+            let scratch = &mut shared.norm_scratch;
+            norm_backward(
+                config,
+                (normed, dx),
+                dw,
+                (x, statistics),
+                &w[range],
+                scratch,
+            )
         })?;
         if norm.publishes {
             self.publish();
@@ -308,7 +413,8 @@ impl Backend for CpuBackend<'_> {
             if let Some(bias) = &linear.bias {
                 linear::add_bias(y, &unit[bias.range.clone()]);
             }
-        })
+        })?;
+        self.adapt(linear, x, y)
     }
 
     fn linear_add(&mut self, linear: &Linear, x: Slot, residual: Slot, sum: Slot) -> Done {
@@ -358,19 +464,23 @@ impl Backend for CpuBackend<'_> {
         self.on(slots, |[dx, dy], store, _| {
             let w = &store.parameters(linear.unit)[linear.weights.clone()];
             linear::backward_input(dx, dy, w, n)
-        })
+        })?;
+        self.adapt_backward_input(linear, dy, dx)
     }
 
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Done {
         let n = self.tokens();
         let slots = [(dy, linear.outputs()), (x, linear.inputs)];
         self.on(slots, |[dy, x], store, _| {
-            let (_, Gradient { values, add }) = store.gradient(linear.unit);
+            let (_, Some(Gradient { values, add })) = store.gradient(linear.unit) else {
+                return;
+            };
             linear::backward_weight(&mut values[linear.weights.clone()], dy, x, n, add);
             if let Some(bias) = &linear.bias {
                 linear::backward_bias(&mut values[bias.range.clone()], dy, add);
             }
-        })
+        })?;
+        self.adapt_backward_weight(linear, dy, x)
     }
 
     fn head_norms(&mut self, norms: &HeadNorms) -> Done {
@@ -392,9 +502,10 @@ impl Backend for CpuBackend<'_> {
             (Slot::Unnormed(norms.layer), shape.queries_and_keys()),
         ];
         self.on(slots, |[dqkv, unnormed], store, shared| {
-            let (w, Gradient { values, add }) = store.gradient(norms.unit);
+            let (w, gradient) = store.gradient(norms.unit);
             let range = norms.weights.range.clone();
-            let dw = (&mut values[range.clone()], add);
+            let mut unused = unused(&gradient, range.len());
+            let dw = part(gradient, range.clone(), &mut unused);
             let scratch = &mut shared.norm_scratch;
             head_norms::backward(dqkv, dw, unnormed, &w[range], (shape, eps), scratch)
         })
@@ -482,6 +593,55 @@ impl Backend for CpuBackend<'_> {
             Activation::GeluTanh => mlp::backward(h, inputs, shape, mlp::gelu_tanh),
             Activation::Gelu => mlp::backward(h, inputs, shape, mlp::gelu),
         })
+    }
+}
+
+/// An adapter's matrices among the parameters of all.
+fn matrices<'p>(
+    parameters: &'p [f32],
+    adapter: &Adapter,
+    settings: &Adapters,
+) -> adapter::Adapter<'p> {
+    adapter::Adapter {
+        a: &parameters[adapter.a.clone()],
+        b: &parameters[adapter.b.clone()],
+        rank: settings.rank,
+        scale: settings.scale,
+    }
+}
+
+/// x `[n, width]` with dropout, in `scratch`, or x itself.
+fn dropped<'x>(
+    dropout: Option<Dropout<'_>>,
+    x: &'x [f32],
+    width: usize,
+    scratch: &'x mut [f32],
+) -> &'x [f32] {
+    let Some(dropout) = dropout else {
+        return x;
+    };
+    let scratch = &mut scratch[..x.len()];
+    dropout.apply(scratch, x, width);
+    scratch
+}
+
+/// A place for the gradient of `len` frozen elements, which nothing reads.
+pub(super) fn unused(gradient: &Option<Gradient<'_>>, len: usize) -> Vec<f32> {
+    match gradient {
+        Some(_) => Vec::new(),
+        None => vec![0.0; len],
+    }
+}
+
+/// The place for a range of a gradient, and whether to add to it.
+pub(super) fn part<'g>(
+    gradient: Option<Gradient<'g>>,
+    range: Range<usize>,
+    unused: &'g mut [f32],
+) -> (&'g mut [f32], bool) {
+    match gradient {
+        Some(Gradient { values, add }) => (&mut values[range], add),
+        None => (unused, false),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use cpu_kernels::{cross_entropy, linear};
 
-use super::backend::{CpuBackend, norm_backward, norm_forward};
+use super::backend::{CpuBackend, norm_backward, norm_forward, part, unused};
 use super::store::Gradient;
 use crate::engine::IGNORE;
 use crate::engine::walk::{Head, Slot};
@@ -113,20 +113,24 @@ impl CpuBackend<'_> {
         let logits = &shared.logits[..n * self.config.vocab_size];
         // The weights' gradient first, then that of the norm's output in place of the output.
         let normed = &mut shared.wide[..n * hidden];
-        let (w, Gradient { values, add }) = self.store.gradient(head.logits.unit);
+        let (w, gradient) = self.store.gradient(head.logits.unit);
         let matrix = head.logits.weights.clone();
-        let dw = &mut values[matrix.clone()];
-        linear::backward_weight(dw, logits, normed, n, add || precede);
+        if let Some(Gradient { values, add }) = gradient {
+            let dw = &mut values[matrix.clone()];
+            linear::backward_weight(dw, logits, normed, n, add || precede);
+        }
         linear::backward_input(normed, logits, &w[matrix], n);
 
         let dx = &mut shared.head[..n * hidden];
         dx.fill(0.0);
-        let (w, Gradient { values, add }) = self.store.gradient(head.unit);
+        let (w, gradient) = self.store.gradient(head.unit);
         let gathered = &shared.narrow[..n * hidden];
         let statistics = n * self.config.norm.statistics();
         let (statistics, scratch) = shared.norm_scratch.split_at_mut(statistics);
         let vectors = head.norm.range.clone();
-        let dw = (&mut values[vectors.clone()], add || precede);
+        let mut unused = unused(&gradient, vectors.len());
+        let (dw, add) = part(gradient, vectors.clone(), &mut unused);
+        let dw = (dw, add || precede);
         let input = (gathered, &*statistics);
         norm_backward(self.config, (normed, dx), dw, input, &w[vectors], scratch);
         for (&row, dx) in rows.iter().zip(dx.chunks_exact(hidden)) {
@@ -137,8 +141,7 @@ impl CpuBackend<'_> {
     /// Without targets the gradients are zero; places that are to be overwritten must be zeroed.
     fn no_gradient(&mut self, head: &Head) {
         for unit in [head.logits.unit, head.unit] {
-            let (_, Gradient { values, add }) = self.store.gradient(unit);
-            if !add {
+            if let (_, Some(Gradient { values, add: false })) = self.store.gradient(unit) {
                 values.fill(0.0);
             }
         }

@@ -6,6 +6,7 @@
 mod arena;
 mod backend;
 mod head;
+mod held;
 mod store;
 mod workspace;
 
@@ -13,17 +14,18 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::{Arena, Buffer};
 use self::backend::With;
+use self::held::Held;
 use self::store::Store;
 use self::workspace::Workspace;
 use super::{
-    Accumulated, AdamW, Capacity, Engine, EngineError, Layout, Measure, MicroBatch, ModelConfig,
-    Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit, UnitState, Walk, Weigh,
-    cache_len, counted, initial, layout, no_sequence, trains,
+    Accumulated, AdamW, Adapted, Adapters, Capacity, Engine, EngineError, Layout, Measure,
+    MicroBatch, ModelConfig, Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
+    UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, trains,
 };
 use crate::comm::World;
 
 /// Options of a [`CpuEngine`].
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct CpuOptions {
     /// Number of threads; `None`: `RAYON_NUM_THREADS`, or one per core.
     pub threads: Option<usize>,
@@ -39,6 +41,8 @@ pub struct CpuOptions {
     /// Hold only weights, and the activations of one block: nothing is trained.
     pub forward_only: bool,
     pub token_loss: TokenLoss,
+    /// Train only these; the model is frozen.
+    pub adapters: Option<Adapters>,
 }
 
 /// A Llama on this machine's processors.
@@ -47,7 +51,8 @@ pub struct CpuEngine {
     arena: Arena,
     config: ModelConfig,
     layout: Layout,
-    store: Store,
+    adapted: Option<Adapted>,
+    store: Held,
     workspace: Option<Workspace>,
     sequence: Option<Sequence<Buffer>>,
     activation_checkpointing: bool,
@@ -78,13 +83,36 @@ impl CpuEngine {
                 initial::fill(unit, &config, seed, offset, out);
             }
         };
-        let held = (options.strategy, options.measure, options.forward_only);
-        let store = pool.install(|| Store::new(&layout, tied, held, world, &arena, &fill))?;
+        let adapted = options.adapters.map(|it| Adapted::new(&config, it));
+        let store = pool.install(|| match &adapted {
+            None => {
+                let held = (options.strategy, options.measure, options.forward_only);
+                let trained = Store::new(&layout, tied, held, world, &arena, &fill)?;
+                let frozen = None;
+                Ok::<_, EngineError>(Held { trained, frozen })
+            }
+            Some(adapted) => {
+                // Adapters are small: every rank has all of them, whatever is sharded.
+                let held = (Strategy::Replicated, options.measure, options.forward_only);
+                let trained = &adapted.trained;
+                let trained = Store::new(trained, false, held, world.clone(), &arena, &fill)?;
+                let held = (options.strategy, Measure::default(), true);
+                let frozen = Store::new(&layout, tied, held, world, &arena, &fill)?;
+                Ok(Held {
+                    trained: match options.strategy {
+                        Strategy::Replicated => trained,
+                        Strategy::Sharded { .. } => trained.reducing_late(),
+                    },
+                    frozen: Some(frozen),
+                })
+            }
+        })?;
         Ok(CpuEngine {
             pool,
             arena,
             config,
             layout,
+            adapted,
             store,
             workspace: None,
             sequence: None,
@@ -109,10 +137,11 @@ impl CpuEngine {
         // The old workspace is dropped first, so that both never count together.
         self.workspace = None;
         let (arena, config) = (&self.arena, &self.config);
+        let adapters = self.adapted.as_ref().map(|adapted| &adapted.settings);
         let keeps = (self.activation_checkpointing, self.forward_only);
         let workspace = self
             .pool
-            .install(|| Workspace::new(arena, config, capacity, keeps))?;
+            .install(|| Workspace::new(arena, config, capacity, keeps, adapters))?;
         self.workspace = Some(workspace);
         Ok(())
     }
@@ -127,6 +156,7 @@ impl CpuEngine {
         let walk = Walk {
             config: &self.config,
             layout: &self.layout,
+            adapted: self.adapted.as_ref(),
         };
         let store = &mut self.store;
         let workspace = self
@@ -146,7 +176,29 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn layout(&self) -> &Layout {
-        &self.layout
+        match &self.adapted {
+            Some(adapted) => &adapted.trained,
+            None => &self.layout,
+        }
+    }
+
+    fn frozen(&self) -> Option<&Layout> {
+        self.adapted.as_ref().map(|adapted| &adapted.model)
+    }
+
+    fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
+        let of = self.layout.unit(unit)?;
+        let state = UnitState {
+            parameters: parameters.to_vec(),
+            exp_avg: vec![0.0; of.len],
+            exp_avg_sq: vec![0.0; of.len],
+        };
+        of.check_state(&state)?;
+        let state = of.state_from_files(&state);
+        if let Some(frozen) = &mut self.store.frozen {
+            frozen.import_frozen(unit, &state.parameters);
+        }
+        Ok(())
     }
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
@@ -167,7 +219,7 @@ impl Engine for CpuEngine {
         trains(self.forward_only)?;
         self.admit(micro_batch)?;
         let (count, weigh) = counted(micro_batch, weighing);
-        let training = self.store.next(measure, (count, last))?;
+        let training = self.store.trained.next(measure, (count, last))?;
         Ok(self.run(Pass::Training(training), micro_batch, weigh)?.0)
     }
 
@@ -177,15 +229,15 @@ impl Engine for CpuEngine {
     }
 
     fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
-        self.pool.install(|| self.store.reduce(measure))
+        self.pool.install(|| self.store.trained.reduce(measure))
     }
 
     fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
-        self.store.coordinates(show)
+        self.store.trained.coordinates(show)
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
-        self.pool.install(|| self.store.update(step));
+        self.pool.install(|| self.store.trained.update(step));
         Ok(())
     }
 
@@ -234,19 +286,20 @@ impl Engine for CpuEngine {
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
-        self.layout.unit(unit)?;
+        self.layout().unit(unit)?;
         trains(self.forward_only)?;
-        let mut state = self.store.export(unit, wanted)?;
+        let mut state = self.store.trained.export(unit, wanted)?;
         if let Some(state) = &mut state {
-            self.layout.units[unit].state_to_files(state);
+            self.layout().units[unit].state_to_files(state);
         }
         Ok(state)
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        self.layout.unit(unit)?.check_state(state)?;
-        let state = self.layout.units[unit].state_from_files(state);
-        self.store.import(unit, &state);
+        let of = self.layout().unit(unit)?;
+        of.check_state(state)?;
+        let state = of.state_from_files(state).into_owned();
+        self.store.trained.import(unit, &state);
         Ok(())
     }
 

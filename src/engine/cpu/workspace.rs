@@ -3,7 +3,7 @@
 use cpu_kernels::{attention, rmsnorm, rope};
 
 use super::arena::{Arena, Buffer};
-use crate::engine::{Capacity, EngineError, ModelConfig};
+use crate::engine::{Adapters, Capacity, EngineError, ModelConfig};
 
 /// Elements of logits that exist at a time: 8 MiB, which fit the last-level cache.
 const LOGITS: usize = 1 << 21;
@@ -66,6 +66,10 @@ pub struct Shared {
     pub logits: Buffer,
     /// `[head_rows, hidden]`.
     pub head: Buffer,
+    /// What adapters leave between their matrices and its gradient, `[2, n, rank]`; empty without adapters.
+    pub low: Buffer,
+    /// Inputs of adapters with dropout, `[n, max(hidden, intermediate, heads × head_dim)]`; empty without dropout.
+    pub dropped: Buffer,
     /// Rows that the head takes at a time.
     pub head_rows: usize,
 }
@@ -77,6 +81,7 @@ impl Workspace {
         config: &ModelConfig,
         capacity: Capacity,
         (activation_checkpointing, forward_only): (bool, bool),
+        adapters: Option<&Adapters>,
     ) -> Result<Workspace, EngineError> {
         let layers = config.num_hidden_layers;
         let inputs = if forward_only { 2 } else { layers + 1 };
@@ -94,7 +99,7 @@ impl Workspace {
             stashes: (0..stashes)
                 .map(|_| Stash::new(arena, config, n, &what))
                 .collect::<Result<_, _>>()?,
-            shared: Shared::new(arena, config, capacity, &what)?,
+            shared: Shared::new(arena, config, capacity, adapters, &what)?,
         })
     }
 }
@@ -126,6 +131,7 @@ impl Shared {
         arena: &Arena,
         config: &ModelConfig,
         capacity: Capacity,
+        adapters: Option<&Adapters>,
         what: &str,
     ) -> Result<Shared, EngineError> {
         let n = capacity.tokens;
@@ -165,6 +171,13 @@ impl Shared {
             rope: table,
             logits: arena.buffer(head_rows * config.vocab_size, "logits")?,
             head: arena.buffer(head_rows * hidden, what)?,
+            low: arena.buffer(2 * n * adapters.map_or(0, |it| it.rank), what)?,
+            dropped: match adapters.filter(|it| it.dropout > 0.0) {
+                Some(_) => {
+                    arena.buffer(n * hidden.max(config.intermediate_size).max(queries), what)?
+                }
+                None => arena.buffer(0, what)?,
+            },
             head_rows,
         })
     }

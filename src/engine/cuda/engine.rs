@@ -418,6 +418,7 @@ impl CudaEngine {
             walk: Walk {
                 config: &self.config,
                 layout: &self.layout,
+                adapted: None,
             },
             pass,
             precision: self.options.precision,

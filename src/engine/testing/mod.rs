@@ -1,5 +1,6 @@
 //! Models, micro-batches and comparisons for the tests of every engine.
 
+pub mod adapters;
 pub mod contract;
 pub mod reference;
 

@@ -70,6 +70,10 @@ pub struct Store {
     gather: Option<Gather>,
     scatter: Scatter,
     keeps: Keeps,
+    /// Nothing is trained: walks in both directions only read the parameters.
+    is_frozen: bool,
+    /// Other collectives of a walk, which other ranks may have more often, keep a reduction from starting within it.
+    reduces_late: bool,
     squares: Option<Squares>,
     /// The purpose of the current walk.
     pass: Pass,
@@ -194,6 +198,8 @@ impl Store {
                 whole: keeps_whole,
                 measure,
             },
+            is_frozen: forward_only,
+            reduces_late: sharding.is_some(),
             squares: Squares::new(layout, measure, arena)?,
             world,
             tied,
@@ -204,6 +210,23 @@ impl Store {
             targets: 0,
             squared_norm: 0.0,
         })
+    }
+
+    /// Starts no reduction within a walk.
+    pub fn reducing_late(self) -> Store {
+        Store {
+            reduces_late: true,
+            ..self
+        }
+    }
+
+    /// Sets one unit's parameters, which are frozen.
+    pub fn import_frozen(&mut self, unit: usize, parameters: &[f32]) {
+        let part = &mut self.parts[unit];
+        let end = (part.offset + part.len).min(part.unit.len);
+        let held = part.offset.min(end)..end;
+        part.parameters[..held.len()].copy_from_slice(&parameters[held]);
+        self.forget();
     }
 
     /// What a training walk does with the gradient of this rank's next micro-batch, which has this many target tokens
@@ -220,7 +243,7 @@ impl Store {
 
     /// Starts a walk over the units.
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if pass.training().is_some() {
+        if pass.training().is_some() && !self.is_frozen {
             self.scatter.begin(&mut self.parts)?;
         }
         self.pass = pass;
@@ -288,7 +311,7 @@ impl Store {
 
     /// The unit's gradient of this micro-batch is complete: the store may measure, reduce and free it.
     pub fn complete(&mut self, unit: usize) -> Result<(), EngineError> {
-        let Some(training) = self.pass.training() else {
+        let Some(training) = self.pass.training().filter(|_| !self.is_frozen) else {
             return Ok(());
         };
         let Training {
@@ -332,7 +355,7 @@ impl Store {
         if training.last {
             self.finish(unit, self.measure, norms.map(|(_, sum)| sum));
             // Shards are reduced at the end of the step: other ranks may gather more often.
-            if self.gather.is_none() {
+            if !self.reduces_late {
                 self.start_reduction(unit);
             }
         }
@@ -403,7 +426,7 @@ impl Store {
                 self.acquire(unit)?;
                 self.release(unit);
             }
-            if !self.keeps.whole {
+            if !self.keeps.whole && !self.is_frozen {
                 let part = &self.parts[unit];
                 self.scatter.open(unit, part.unit.len, part.len).fill(0.0);
                 let first = self.step.walks == 0;

@@ -8,7 +8,7 @@ mod worlds;
 use super::*;
 use crate::engine::IGNORE;
 use crate::engine::testing::contract::contract_tests;
-use crate::engine::testing::*;
+use crate::engine::testing::{self, *};
 
 fn engine_with(config: ModelConfig, options: CpuOptions) -> CpuEngine {
     CpuEngine::new(config, options, None, Some(5)).unwrap()
@@ -100,4 +100,39 @@ fn an_engine_without_training_predicts_the_same_with_less_memory() {
             .is_err()
     );
     assert!(engine.export(0, true).is_err());
+}
+
+/// An engine that may train adapters.
+fn adapted(config: ModelConfig, adapters: Option<Adapters>) -> Box<dyn Engine> {
+    let options = CpuOptions {
+        measure: EVERYTHING,
+        adapters,
+        ..CpuOptions::default()
+    };
+    Box::new(engine_with(config, options))
+}
+
+#[test]
+fn new_adapters_change_nothing_and_only_they_train() {
+    testing::adapters::new_adapters_change_nothing_and_only_they_train(&adapted);
+}
+
+#[test]
+fn adapters_have_the_gradients_of_merged_weights() {
+    testing::adapters::adapters_have_the_gradients_of_merged_weights(&adapted);
+}
+
+#[test]
+fn adapters_of_several_micro_batches_have_the_gradient_of_one() {
+    testing::adapters::adapters_of_several_micro_batches_have_the_gradient_of_one(&adapted);
+}
+
+#[test]
+fn gradients_with_dropout_agree_with_finite_differences() {
+    testing::adapters::gradients_with_dropout_agree_with_finite_differences(&adapted);
+}
+
+#[test]
+fn weights_below_adapters_are_imported() {
+    testing::adapters::weights_below_adapters_are_imported(&adapted);
 }

@@ -16,11 +16,19 @@ pub(super) const ACCUMULATES_UNSHARDED: Strategy = Strategy::Sharded {
 
 pub(super) const SEQ_LEN: usize = 12;
 
+/// A model, and the adapters that are trained in its place.
+type Model<'a> = (&'a ModelConfig, Option<&'a Adapters>);
+
 fn rank(config: &ModelConfig, strategy: Strategy, world: Option<World>) -> CpuEngine {
+    rank_of((config, None), strategy, world)
+}
+
+fn rank_of((config, adapters): Model<'_>, strategy: Strategy, world: Option<World>) -> CpuEngine {
     let options = CpuOptions {
         threads: Some(1),
         strategy,
         measure: EVERYTHING,
+        adapters: adapters.cloned(),
         ..CpuOptions::default()
     };
     CpuEngine::new(config.clone(), options, world, Some(5)).unwrap()
@@ -45,12 +53,12 @@ struct Step {
 
 /// Trains; returns every step and the weights.
 fn train(
-    config: &ModelConfig,
+    model: Model<'_>,
     strategy: Strategy,
     world: Option<World>,
     (steps, micro_batches): (usize, usize),
 ) -> (Vec<Step>, Vec<UnitState>) {
-    let mut engine = rank(config, strategy, world.clone());
+    let mut engine = rank_of(model, strategy, world.clone());
     let (own, size) = world
         .as_ref()
         .map_or((0, 1), |world| (world.rank(), world.world()));
@@ -153,11 +161,15 @@ fn assert_same(one: &(Vec<Step>, Vec<UnitState>), other: &(Vec<Step>, Vec<UnitSt
 
 /// Trains in worlds of several sizes, evenly dealt and not, and compares with one process.
 fn check_worlds(config: &ModelConfig, strategy: Strategy, steps: usize) {
+    check_worlds_of((config, None), strategy, steps);
+}
+
+fn check_worlds_of(model: Model<'_>, strategy: Strategy, steps: usize) {
     for (micro_batches, worlds) in [(6, &[1, 2, 3, 4][..]), (7, &[2, 3]), (4, &[4])] {
         let work = (steps, micro_batches);
-        let alone = train(config, Strategy::Replicated, None, work);
+        let alone = train(model, Strategy::Replicated, None, work);
         for &world in worlds {
-            for result in on_all(world, |world| train(config, strategy, Some(world), work)) {
+            for result in on_all(world, |world| train(model, strategy, Some(world), work)) {
                 assert_same(&alone, &result);
             }
         }
@@ -168,6 +180,20 @@ fn check_worlds(config: &ModelConfig, strategy: Strategy, steps: usize) {
 fn replicas_train_the_same_weights_as_one_process() {
     check_worlds(&config(), Strategy::Replicated, 50);
     check_worlds(&tied(), Strategy::Replicated, 10);
+}
+
+#[test]
+fn adapters_train_the_same_in_every_world_and_strategy() {
+    let adapters = Adapters {
+        rank: 2,
+        scale: 4.0,
+        dropout: 0.0,
+        modules: Vec::new(),
+    };
+    for strategy in [Strategy::Replicated, SHARDED, ACCUMULATES_UNSHARDED] {
+        check_worlds_of((&config(), Some(&adapters)), strategy, 10);
+        check_worlds_of((&tied(), Some(&adapters)), strategy, 5);
+    }
 }
 
 #[test]
@@ -285,7 +311,7 @@ fn memory_shrinks_with_the_world() {
 #[test]
 fn a_state_of_one_world_loads_in_any_other() {
     for config in [config(), tied(), with_vectors(), plain()] {
-        let (_, expected) = train(&config, Strategy::Replicated, None, (3, 6));
+        let (_, expected) = train((&config, None), Strategy::Replicated, None, (3, 6));
         for (strategy, world) in [(SHARDED, 3), (SHARDED, 4), (Strategy::Replicated, 2)] {
             on_all(world, |world| {
                 let own = world.rank();

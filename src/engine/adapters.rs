@@ -1,0 +1,138 @@
+//! Low-rank adapters of linear layers (LoRA, arXiv 2106.09685), as PEFT has them: beside x · Wᵀ, whose weights are frozen
+//! like all others of the model, a layer computes scale · dropout(x) · Aᵀ · Bᵀ.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Kind, Layout, ModelConfig, Order, Role, Unit, layout};
+
+/// The adapters of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Adapters {
+    pub rank: usize,
+    /// The factor of their output.
+    pub scale: f32,
+    /// The share of their inputs that is 0 in training.
+    pub dropout: f32,
+    /// The linear layers that have one, by the last parts of their modules' names; empty: all of the blocks.
+    pub modules: Vec<String>,
+}
+
+/// An adapter of one linear layer, whose matrices are ranges of the unit of all adapters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adapter {
+    /// Among all adapters: each draws its own dropout.
+    pub number: usize,
+    /// A, `[rank, inputs]`.
+    pub a: Range<usize>,
+    /// B, `[outputs, rank]`.
+    pub b: Range<usize>,
+    /// The layer's columns in the output of the layers that are computed together.
+    pub columns: Range<usize>,
+}
+
+/// The adapters of a model, and where they are.
+#[derive(Debug, Clone)]
+pub struct Adapted {
+    pub settings: Adapters,
+    /// The frozen model.
+    pub model: Layout,
+    /// One unit with all adapters.
+    pub trained: Layout,
+    /// By unit of the model and role of the weights: A and B.
+    places: Vec<(usize, Role, Range<usize>, Range<usize>)>,
+}
+
+impl Adapted {
+    pub fn new(config: &ModelConfig, settings: Adapters) -> Adapted {
+        let model = layout(config);
+        let mut unit = Unit::new("adapter".to_owned());
+        let mut places = Vec::new();
+        for (index, of) in model.units.iter().enumerate() {
+            for parameter in of.parameters.iter().filter(|it| is_layer(it.role)) {
+                let module = parameter.name.trim_end_matches(".weight");
+                if !settings.has(module) {
+                    continue;
+                }
+                let inputs = parameter.inputs();
+                let outputs = parameter.len() / inputs;
+                let order = match parameter.order {
+                    Order::ByHead(head_dim) => Order::ByHead(head_dim),
+                    Order::Native | Order::Transposed => Order::Native,
+                };
+                let mut matrix = |role, name: &str, shape: [usize; 2], order| {
+                    let start = unit.len;
+                    let module = format!("base_model.model.{module}.{name}");
+                    unit.matrix(role, &module, shape, order);
+                    start..unit.len
+                };
+                let rank = settings.rank;
+                let a = matrix(Role::AdapterA, "lora_A", [rank, inputs], Order::Native);
+                let b = matrix(Role::AdapterB, "lora_B", [outputs, rank], order);
+                places.push((index, parameter.role, a, b));
+            }
+        }
+        Adapted {
+            settings,
+            model,
+            trained: Layout { units: vec![unit] },
+            places,
+        }
+    }
+
+    /// The adapters of the layers of a unit from one role to another, which are computed together.
+    pub(super) fn of(&self, unit: usize, first: usize, last: usize) -> Vec<Adapter> {
+        let parameters = &self.model.units[unit].parameters;
+        let places = self.places.iter().enumerate();
+        let of_unit = places.filter(|(_, place)| place.0 == unit);
+        let adapters = of_unit.filter_map(|(number, (_, role, a, b))| {
+            let parameter = parameters.iter().find(|it| it.role == *role)?;
+            if !(first..last).contains(&parameter.offset) {
+                return None;
+            }
+            let inputs = parameter.inputs();
+            let column = (parameter.offset - first) / inputs;
+            Some(Adapter {
+                number,
+                a: a.clone(),
+                b: b.clone(),
+                columns: column..column + parameter.len() / inputs,
+            })
+        });
+        adapters.collect()
+    }
+}
+
+impl Adapters {
+    /// Whether a module has one: PEFT compares whole parts of names.
+    fn has(&self, module: &str) -> bool {
+        let is_named = |name: &String| {
+            module == name
+                || module
+                    .strip_suffix(name.as_str())
+                    .is_some_and(|rest| rest.ends_with('.'))
+        };
+        self.modules.is_empty() || self.modules.iter().any(is_named)
+    }
+
+    /// The names that no layer of a model with this layout has.
+    pub fn unknown(&self, model: &Layout) -> Vec<&str> {
+        let parameters = || model.units.iter().flat_map(|unit| &unit.parameters);
+        let layers = || parameters().filter(|it| is_layer(it.role));
+        let names = self.modules.iter().filter(|name| {
+            let one = Adapters {
+                modules: vec![(*name).clone()],
+                ..self.clone()
+            };
+            !layers().any(|it| one.has(it.name.trim_end_matches(".weight")))
+        });
+        names.map(String::as_str).collect()
+    }
+}
+
+/// Whether these are the weights of a linear layer within a block.
+fn is_layer(role: Role) -> bool {
+    let is_table = matches!(role, Role::Embedding | Role::Positions | Role::Head);
+    role.kind() == Kind::Matrix && !is_table
+}

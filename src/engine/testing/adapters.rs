@@ -1,0 +1,254 @@
+//! What every engine does with adapters. The reference is the same engine with the adapters merged into the weights: of its
+//! gradient G of such weights, scale · G · Aᵀ is that of B, and scale · Bᵀ · G that of A.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::engine::{Adapters, Family, Layout, UnitState, layout};
+
+/// Creates an engine with random weights of one seed, which trains adapters where there are some.
+pub type New<'a> = &'a dyn Fn(ModelConfig, Option<Adapters>) -> Box<dyn Engine>;
+
+fn of(modules: &[&str]) -> Adapters {
+    Adapters {
+        rank: 3,
+        scale: 0.7,
+        dropout: 0.0,
+        modules: modules.iter().map(|name| (*name).to_owned()).collect(),
+    }
+}
+
+/// Fills both matrices of all adapters.
+fn fill(engine: &mut dyn Engine) -> Vec<f32> {
+    let mut state = engine.export(0, true).unwrap().unwrap();
+    for (i, value) in state.parameters.iter_mut().enumerate() {
+        *value = ((i as f32 * 0.37).sin() * 997.0).sin() * 0.3;
+    }
+    engine.import(0, &state).unwrap();
+    state.parameters
+}
+
+/// Each adapter's layer, with its A `[rank, inputs]` and B `[outputs, rank]`.
+fn matrices(layout: &Layout, values: &[f32]) -> HashMap<String, [Vec<f32>; 2]> {
+    let mut found = HashMap::new();
+    for pair in layout.units[0].parameters.chunks(2) {
+        let name = pair[0].name.strip_prefix("base_model.model.").unwrap();
+        let name = name.strip_suffix(".lora_A.weight").unwrap();
+        let of = |at: usize| values[pair[at].range()].to_vec();
+        found.insert(format!("{name}.weight"), [of(0), of(1)]);
+    }
+    found
+}
+
+/// Σ over the shared dimension, [rows, shared] · [shared, columns].
+fn multiply(a: &[f32], b: &[f32], [rows, shared, columns]: [usize; 3]) -> Vec<f32> {
+    let mut product = vec![0.0; rows * columns];
+    for row in 0..rows {
+        for k in 0..shared {
+            for column in 0..columns {
+                product[row * columns + column] += a[row * shared + k] * b[k * columns + column];
+            }
+        }
+    }
+    product
+}
+
+fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
+    let columns = values.len() / rows;
+    let cells = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+    cells.map(|at| values[at]).collect()
+}
+
+/// The models of the tests, each with some modules: all, and some of those that are computed together.
+fn cases() -> Vec<(ModelConfig, Adapters)> {
+    let gpt2 = ModelConfig {
+        family: Family::Gpt2,
+        parallel_residual: false,
+        num_key_value_heads: 4,
+        ..plain()
+    };
+    let neox = ModelConfig {
+        family: Family::GptNeoX,
+        num_key_value_heads: 4,
+        position_embeddings: false,
+        tie_word_embeddings: false,
+        ..plain()
+    };
+    vec![
+        (config(), of(&[])),
+        (tied(), of(&["q_proj", "v_proj"])),
+        (
+            with_vectors(),
+            of(&["k_proj", "self_attn.o_proj", "up_proj"]),
+        ),
+        (gpt2, of(&["c_attn", "mlp.c_proj"])),
+        (neox, of(&["query_key_value", "dense_4h_to_h"])),
+    ]
+}
+
+pub fn new_adapters_change_nothing_and_only_they_train(new: New) {
+    for (config, adapters) in cases() {
+        let batch = Batch::new(2, 20);
+        let (mut plain, mut adapted) = (new(config.clone(), None), new(config, Some(adapters)));
+        let (expected, _) = plain.evaluate(batch.micro_batch()).unwrap();
+        assert_eq!(adapted.evaluate(batch.micro_batch()).unwrap().0, expected);
+        let (loss, gradient) = gradient_of(adapted.as_mut(), batch.micro_batch());
+        assert!((loss - expected).abs() < 1e-9 * loss);
+        assert_eq!(adapted.layout().units.len(), 1);
+        // B is 0, so A has no gradient yet.
+        for (name, [a, b]) in matrices(adapted.layout(), &gradient[0]) {
+            assert!(a.iter().all(|&g| g == 0.0), "{name}");
+            assert!(b.iter().any(|&g| g != 0.0), "{name}");
+        }
+    }
+}
+
+pub fn adapters_have_the_gradients_of_merged_weights(new: New) {
+    for (config, adapters) in cases() {
+        let batch = Batch::new(3, 20);
+        let mut adapted = new(config.clone(), Some(adapters.clone()));
+        let values = fill(adapted.as_mut());
+        let all = matrices(adapted.layout(), &values);
+        let (loss, gradient) = gradient_of(adapted.as_mut(), batch.micro_batch());
+        let gradients = matrices(adapted.layout(), &gradient[0]);
+
+        let mut merged = new(config.clone(), None);
+        let (rank, scale) = (adapters.rank, adapters.scale);
+        let is_conv = config.family == Family::Gpt2;
+        for (unit, of) in layout(&config).units.iter().enumerate() {
+            let mut state = merged.export(unit, true).unwrap().unwrap();
+            for parameter in &of.parameters {
+                let Some([a, b]) = all.get(&parameter.name) else {
+                    continue;
+                };
+                let (outputs, inputs) = (b.len() / rank, a.len() / rank);
+                let mut product = multiply(b, a, [outputs, rank, inputs]);
+                if is_conv {
+                    product = transposed(&product, outputs);
+                }
+                let weights = &mut state.parameters[parameter.range()];
+                for (weight, product) in weights.iter_mut().zip(product) {
+                    *weight += scale * product;
+                }
+            }
+            merged.import(unit, &state).unwrap();
+        }
+        let (expected, of_units) = gradient_of(merged.as_mut(), batch.micro_batch());
+        assert!((loss - expected).abs() < 1e-5 * loss, "{loss} {expected}");
+        let mut seen = 0;
+        for (of, mut gradient) in layout(&config).units.iter().zip(of_units) {
+            // Files have another order in some families.
+            let mut state = UnitState {
+                exp_avg: vec![0.0; gradient.len()],
+                exp_avg_sq: vec![0.0; gradient.len()],
+                parameters: std::mem::take(&mut gradient),
+            };
+            let values = &mut state.parameters;
+            for parameter in &of.parameters {
+                let Some([a, b]) = all.get(&parameter.name) else {
+                    continue;
+                };
+                seen += 1;
+                let (outputs, inputs) = (b.len() / rank, a.len() / rank);
+                let g = &values[parameter.range()];
+                let g = match is_conv {
+                    true => transposed(g, inputs),
+                    false => g.to_vec(),
+                };
+                let scaled = |values: Vec<f32>| vec![values.iter().map(|v| scale * v).collect()];
+                let db = multiply(&g, &transposed(a, rank), [outputs, inputs, rank]);
+                let da = multiply(&transposed(b, outputs), &g, [rank, outputs, inputs]);
+                let [got_a, got_b] = &gradients[&parameter.name];
+                assert_close(&scaled(da), std::slice::from_ref(got_a), 1e-4);
+                assert_close(&scaled(db), std::slice::from_ref(got_b), 1e-4);
+            }
+        }
+        assert_eq!(seen, all.len());
+    }
+}
+
+pub fn adapters_of_several_micro_batches_have_the_gradient_of_one(new: New) {
+    let keys = [7, 8, 9, 10];
+    for dropout in [0.0, 0.3] {
+        let adapters = Adapters {
+            dropout,
+            ..of(&["q_proj", "down_proj"])
+        };
+        let batch = Batch::new(4, 20);
+        let mut engine = new(config(), Some(adapters));
+        fill(engine.as_mut());
+        let part = |from: usize, to: usize| MicroBatch {
+            dropout: &keys[from..to],
+            ..batch.part(from, to)
+        };
+        let (loss, whole) = gradient_of(engine.as_mut(), part(0, 4));
+        let mut sum = 0.0;
+        for row in 0..4 {
+            let got = engine.accumulate(part(row, row + 1), EVERYTHING, row == 3);
+            sum += got.unwrap().loss;
+        }
+        assert!((sum - loss).abs() < 1e-6 * loss);
+        assert_close(&whole, &take_gradient(engine.as_mut()), 1e-5);
+        let (plain, _) = gradient_of(engine.as_mut(), batch.micro_batch());
+        assert_eq!(plain == loss, dropout == 0.0, "{plain} {loss}");
+    }
+}
+
+/// Of the loss with dropout, which draws the same in every pass.
+pub fn gradients_with_dropout_agree_with_finite_differences(new: New) {
+    let adapters = Adapters {
+        dropout: 0.4,
+        ..of(&[])
+    };
+    let keys = [3, 4];
+    let batch = Batch::new(2, 20);
+    let micro_batch = MicroBatch {
+        dropout: &keys,
+        ..batch.micro_batch()
+    };
+    let mut engine = new(config(), Some(adapters));
+    fill(engine.as_mut());
+    let (_, gradient) = gradient_of(engine.as_mut(), micro_batch);
+    let original = engine.export(0, true).unwrap().unwrap();
+    for parameter in &engine.layout().clone().units[0].parameters {
+        let gradient = &gradient[0][parameter.range()];
+        let norm = squared_norm(&[gradient.to_vec()]).sqrt();
+        let mut loss_at = |step: f64| {
+            let mut moved = original.clone();
+            let weights = &mut moved.parameters[parameter.range()];
+            for (w, g) in weights.iter_mut().zip(gradient) {
+                *w += (f64::from(*g) / norm * step) as f32;
+            }
+            engine.import(0, &moved).unwrap();
+            engine.evaluate(micro_batch).unwrap().0
+        };
+        let measured = (loss_at(1e-2) - loss_at(-1e-2)) / 2e-2;
+        let error = (measured - norm).abs();
+        assert!(
+            error < 3e-3 * norm.max(1.0),
+            "{}: {measured}, not {norm}",
+            parameter.name
+        );
+    }
+}
+
+pub fn weights_below_adapters_are_imported(new: New) {
+    for (config, adapters) in cases() {
+        let batch = Batch::new(2, 20);
+        let mut plain = new(config.clone(), None);
+        let mut adapted = new(config.clone(), Some(adapters));
+        for (unit, of) in layout(&config).units.iter().enumerate() {
+            let mut state = plain.export(unit, true).unwrap().unwrap();
+            for (i, value) in state.parameters.iter_mut().enumerate() {
+                *value += (i as f32 * 0.11).sin() * 0.02;
+            }
+            plain.import(unit, &state).unwrap();
+            adapted.import_frozen(unit, &state.parameters).unwrap();
+            assert_eq!(adapted.frozen().unwrap().units[unit], *of);
+        }
+        let expected = plain.evaluate(batch.micro_batch()).unwrap();
+        assert_eq!(adapted.evaluate(batch.micro_batch()).unwrap(), expected);
+        assert!(adapted.import_frozen(0, &[0.0]).is_err());
+        assert!(plain.import_frozen(0, &[0.0]).is_err());
+    }
+}
