@@ -12,8 +12,10 @@ use super::CheckpointError;
 use super::checksum::{Checksum, FileEntry};
 use super::history::not_written;
 use super::manifest::{FORMAT, Manifest, Part};
-use super::names::{CHAT_TEMPLATE, CONFIG, Committed, INDEX, MANIFEST, STATE, Target};
-use super::unit_file::{Content, unit_shapes};
+use super::names::{
+    ADAPTER_CONFIG, CHAT_TEMPLATE, CONFIG, Committed, INDEX, MANIFEST, STATE, Target,
+};
+use super::unit_file::{Content, UnitShape, is_adapter, unit_shapes};
 use super::verified::check_size;
 use crate::bucket::Bucket;
 use crate::engine::Layout;
@@ -30,7 +32,7 @@ pub struct Contents<'a> {
     pub samples: u64,
     /// The training loop's state, opaque to this module.
     pub state: &'a Value,
-    /// Content of Hugging Face's `config.json`.
+    /// Content of Hugging Face's `config.json`, or of PEFT's `adapter_config.json`.
     pub config: &'a Value,
     /// Files of the tokenizer, copied beside the weights under their own names.
     pub companions: &'a [PathBuf],
@@ -88,10 +90,16 @@ fn write_and_rename(
         })?;
     }
 
-    let index = to_json(&index(contents.layout))?;
-    let config = to_json(contents.config)?;
-    let state = to_json(contents.state)?;
-    for (name, bytes) in [(INDEX, index), (CONFIG, config), (STATE, state)] {
+    let units = unit_shapes(contents.layout);
+    let mut written = vec![(STATE, contents.state.clone())];
+    if is_adapter(&units) {
+        written.push((ADAPTER_CONFIG, contents.config.clone()));
+    } else {
+        written.push((INDEX, index(contents.layout, &units)));
+        written.push((CONFIG, contents.config.clone()));
+    }
+    for (name, value) in written {
+        let bytes = to_json(&value)?;
         files.insert(name.to_string(), write(&partial.join(name), &bytes)?);
     }
     if let Some(template) = contents.chat_template {
@@ -122,7 +130,7 @@ fn write_and_rename(
         step: target.step,
         samples: contents.samples,
         world,
-        units: unit_shapes(contents.layout),
+        units,
         files,
         seal: String::new(),
     };
@@ -176,8 +184,7 @@ fn collect(
 }
 
 /// Hugging Face's map from tensors to files.
-fn index(layout: &Layout) -> Value {
-    let units = layout.units.len();
+fn index(layout: &Layout, units: &[UnitShape]) -> Value {
     let mut weight_map = serde_json::Map::new();
     let mut elements = 0;
     for (index, unit) in layout.units.iter().enumerate() {

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::Checksum;
 use super::checksum::FileEntry;
 use super::error::{CheckpointError, ManifestError};
-use super::names::{CONFIG, Committed, INDEX, MANIFEST, STATE};
-use super::unit_file::{Content, UnitShape};
+use super::names::{ADAPTER_CONFIG, CONFIG, Committed, INDEX, MANIFEST, STATE};
+use super::unit_file::{Content, UnitShape, is_adapter};
 use crate::lifecycle::files::is_partial;
 use crate::util::durable::FileError;
 use crate::util::input::{self, STATE_BYTES};
@@ -145,13 +145,16 @@ impl Manifest {
 
     /// Checks that every file that the units need is listed and large enough.
     pub(super) fn check_files(&self) -> Result<(), ManifestError> {
-        for name in [CONFIG, INDEX, STATE] {
+        let described: &[&str] = match is_adapter(&self.units) {
+            true => &[ADAPTER_CONFIG],
+            false => &[CONFIG, INDEX],
+        };
+        for name in described.iter().chain(&[STATE]) {
             self.listed(name)?;
         }
-        let units = self.units.len();
         for (index, unit) in self.units.iter().enumerate() {
             for content in Content::ALL {
-                let name = content.file_name(index, units);
+                let name = content.file_name(index, &self.units);
                 let entry = self.listed(&name)?;
                 let data = unit.checked_bytes(content.vectors_of_unit());
                 if data.is_none_or(|data| data > entry.bytes) {

@@ -35,7 +35,7 @@ pub use commit::{Contents, abandon, commit};
 pub use error::CheckpointError;
 pub use history::{History, latest, list, newest, remove_copies, retain_in_run, sweep};
 pub use manifest::{Manifest, Part};
-pub use names::{Committed, STATE, Target, is_evenkeel_checkpoint};
+pub use names::{ADAPTER_CONFIG, ADAPTER_MODEL, Committed, STATE, Target, is_evenkeel_checkpoint};
 pub use reader::Checkpoint;
 pub use unit_file::{TensorShape, UnitShape};
 pub use verified::Damage;

@@ -16,6 +16,10 @@ pub const STATE: &str = "state.json";
 pub const CONFIG: &str = "config.json";
 /// Hugging Face's map from tensors to files.
 pub const INDEX: &str = "model.safetensors.index.json";
+/// PEFT's description of adapters, in place of [`CONFIG`].
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// PEFT's file of adapters.
+pub const ADAPTER_MODEL: &str = "adapter_model.safetensors";
 /// The chat template that the data were rendered with, if it is not the tokenizer's own.
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 

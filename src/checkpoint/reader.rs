@@ -104,7 +104,7 @@ impl Checkpoint {
         })?;
         let mut state = UnitState::default();
         for content in Content::ALL {
-            let name = content.file_name(unit, units);
+            let name = content.file_name(unit, &self.manifest.units);
             let path = self.path.join(&name);
             unit_file::read(&path, self.entry(&name)?, content, shape, &mut state)
                 .map_err(|damage| self.damaged(vec![damage]))?;

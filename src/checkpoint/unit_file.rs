@@ -13,7 +13,7 @@ use super::checksum::{FileEntry, Hasher, PIECE};
 use super::names;
 use super::verified::{Damage, VerifiedFile, damage};
 use crate::checkpoint::tensor_file;
-use crate::engine::{Layout, Parameter, Unit, UnitState};
+use crate::engine::{ADAPTER, Layout, Parameter, Unit, UnitState};
 
 /// A parameter's name and shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +65,11 @@ pub(super) fn unit_shapes(layout: &Layout) -> Vec<UnitShape> {
     layout.units.iter().map(shape).collect()
 }
 
+/// Whether these are the units of adapters, and not of a whole model.
+pub(super) fn is_adapter(units: &[UnitShape]) -> bool {
+    matches!(units, [unit] if unit.name == ADAPTER)
+}
+
 /// The kind of a unit's file. A tensor-name prefix belongs to each of the unit's vectors in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
@@ -78,9 +83,11 @@ impl Content {
     /// Both files of a unit.
     pub const ALL: [Content; 2] = [Content::Weights, Content::Moments];
 
-    /// File name of one of `units` units.
-    pub fn file_name(self, unit: usize, units: usize) -> String {
+    /// File name of one of these units.
+    pub fn file_name(self, unit: usize, all: &[UnitShape]) -> String {
+        let units = all.len();
         match self {
+            Content::Weights if is_adapter(all) => names::ADAPTER_MODEL.to_owned(),
             Content::Weights => names::model_file(unit, units),
             Content::Moments => names::optimizer_file(unit, units),
         }

@@ -149,7 +149,7 @@ impl Job {
             };
             self.check_unit(unit, &state, &written)?;
             for content in Content::ALL {
-                let name = content.file_name(unit, units);
+                let name = content.file_name(unit, &self.shapes);
                 let path = partial.join(&name);
                 let (header, size) = self.header(content, unit)?;
                 let (file, entry) = unit_file::write(&path, &header, content, &state)
@@ -193,7 +193,7 @@ impl Job {
         for unit in 0..self.shapes.len() {
             for content in Content::ALL {
                 let (_, size) = self.header(content, unit)?;
-                let path = partial.join(content.file_name(unit, self.shapes.len()));
+                let path = partial.join(content.file_name(unit, &self.shapes));
                 let there = std::fs::metadata(path).map_or(0, |found| found.len());
                 needed += size.saturating_sub(there);
             }

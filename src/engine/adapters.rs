@@ -7,16 +7,22 @@ use serde::{Deserialize, Serialize};
 
 use super::{Kind, Layout, ModelConfig, Order, Role, Unit, layout};
 
+/// The name of the unit of all adapters.
+pub const ADAPTER: &str = "adapter";
+
 /// The adapters of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Adapters {
     pub rank: usize,
-    /// The factor of their output.
-    pub scale: f32,
+    /// Their output is multiplied by alpha / rank, or by alpha / √rank where they are rank-stabilised (arXiv 2312.03732).
+    pub alpha: f64,
+    pub rank_stabilized: bool,
     /// The share of their inputs that is 0 in training.
     pub dropout: f32,
     /// The linear layers that have one, by the last parts of their modules' names; empty: all of the blocks.
     pub modules: Vec<String>,
+    /// What draws new ones.
+    pub seed: u64,
 }
 
 /// An adapter of one linear layer, whose matrices are ranges of the unit of all adapters.
@@ -47,7 +53,7 @@ pub struct Adapted {
 impl Adapted {
     pub fn new(config: &ModelConfig, settings: Adapters) -> Adapted {
         let model = layout(config);
-        let mut unit = Unit::new("adapter".to_owned());
+        let mut unit = Unit::new(ADAPTER.to_owned());
         let mut places = Vec::new();
         for (index, of) in model.units.iter().enumerate() {
             for parameter in of.parameters.iter().filter(|it| is_layer(it.role)) {
@@ -105,6 +111,17 @@ impl Adapted {
 }
 
 impl Adapters {
+    /// The factor of their output.
+    pub fn scale(&self) -> f32 {
+        let rank = self.rank as f64;
+        let divisor = if self.rank_stabilized {
+            rank.sqrt()
+        } else {
+            rank
+        };
+        (self.alpha / divisor) as f32
+    }
+
     /// Whether a module has one: PEFT compares whole parts of names.
     fn has(&self, module: &str) -> bool {
         let is_named = |name: &String| {

@@ -21,7 +21,7 @@ mod step;
 mod testing;
 mod walk;
 
-pub use adapters::{Adapted, Adapter, Adapters};
+pub use adapters::{ADAPTER, Adapted, Adapter, Adapters};
 use capacity::Capacity;
 pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;

@@ -5,6 +5,7 @@
 //! starts. [`launcher`] is the loop around the pure state machine of [`crate::lifecycle`]. [`proof`]
 //! checks the sample ledger against the data.
 
+mod adapters;
 mod begin;
 mod download;
 mod external;

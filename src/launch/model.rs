@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::adapters::Trained;
 use crate::engine::{Cause, ConfigError, ModelConfig};
 use crate::hub;
 use crate::plan::Flaw;
@@ -28,6 +29,8 @@ pub struct ResolvedModel {
     pub shape: Option<ModelConfig>,
     /// Directory of the initial weights; `None`: random weights from the seed.
     pub weights: Option<PathBuf>,
+    /// What is trained in place of them.
+    pub trained: Trained,
     /// All problems, as the rules report them.
     pub flaws: Vec<Flaw>,
 }

@@ -94,9 +94,13 @@ pub fn prepare(
     refuse_without_evaluation_data(recipe, &manifest)?;
     let samples = manifest.train.samples;
     let (worlds, news) = judge(planned, samples)?;
+    let trained = &planned.model.trained;
     let built_in = BuiltIn {
         model,
         weights: initial.weights,
+        base_model: (trained.base.clone()).filter(|_| trained.adapters.is_some()),
+        adapters: trained.adapters.clone(),
+        earlier_adapter: trained.earlier.clone(),
         companions: companions(&planned.settled, &base()?),
         data_fingerprint: Some(manifest.fingerprint),
         rank_memory: request.runner.rank_memory(),

@@ -1,7 +1,9 @@
 //! Checks the recipe's model and data on this machine for the planner, which opens no files.
 
+use std::borrow::Cow;
 use std::path::Path;
 
+use super::adapters::{self, Folder};
 use super::model::{self, ResolvedModel};
 use super::names::{Missing, MissingData, Names, downloads_config};
 use super::request::data_of;
@@ -37,7 +39,12 @@ pub(super) fn survey_inputs(
     request: PlanRequest,
     hub: &Hub,
 ) -> Surveyed {
-    let spec = &recipe.spec;
+    let folder = Folder::of(&recipe.spec, base);
+    let below = match &folder {
+        Ok(Some(folder)) => Cow::Owned(folder.settled(&recipe.spec)),
+        _ => Cow::Borrowed(&recipe.spec),
+    };
+    let spec = below.as_ref();
     // An `accelerate launch` config has neither; an option group lacks one of them.
     if recipe.part {
         return Surveyed {
@@ -67,6 +74,16 @@ pub(super) fn survey_inputs(
         let missing = names.missing(spec, &model, hub, tokenizes);
         (missing, names.missing_data(spec, hub))
     };
+    match (folder, &model.shape) {
+        (Err(flaw), _) => model.flaws.push(flaw),
+        (Ok(folder), Some(shape)) if !elsewhere => {
+            match adapters::trained(&recipe.spec, folder.as_ref(), shape) {
+                Ok(trained) => model.trained = trained,
+                Err(flaw) => model.flaws.push(flaw),
+            }
+        }
+        _ => {}
+    }
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(data::find_problems(&request_of_data, elsewhere));
     let downloaded = |repo: &Option<_>| {

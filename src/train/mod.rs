@@ -3,6 +3,7 @@
 //! [`trainer::Trainer`] is the loop, which is the same for every engine; [`rank`] is its process. This module
 //! does not depend on Kubernetes.
 
+pub mod adapter;
 mod bits;
 pub mod checkpoint_ref;
 pub mod generate;

@@ -15,7 +15,7 @@ use super::checkpoint_ref::{self, TrainState};
 use super::orders::{Orders, report};
 use super::preferences::Loss;
 use super::references;
-use super::run::Run;
+use super::run::{BuiltIn, Run};
 use super::schedule::LearningRateSchedule;
 use super::trainer::{Ending, Preferences, STRAGGLER_FACTOR, Trainer, measure};
 use super::watchdog::{self, EverySecond};
@@ -176,9 +176,7 @@ fn train(
     // The file of a generation exists from its begin, also if its memory does not suffice.
     let metrics = metrics(options, run, generation)?;
     agree_on_memory(run, generation, engine.as_mut(), observed.as_ref())?;
-    if is_first && let Some(directory) = &run.built_in()?.weights {
-        Weights::open(directory)?.restore(engine.as_mut())?;
-    }
+    start(run.built_in()?, engine.as_mut(), is_first)?;
     let mut completed = Vec::new();
     for source in &sources {
         let micro_batch = generation.plan.per_device_batch_size;
@@ -312,6 +310,28 @@ fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainEr
     Ok(tcp::connect(&tcp).inspect_err(|error| ended(error))?)
 }
 
+/// Reads the weights with which the run begins, and those below adapters.
+fn start(built_in: &BuiltIn, engine: &mut dyn Engine, is_first: bool) -> Result<(), TrainError> {
+    let earlier = built_in.earlier_adapter.as_ref();
+    let (merged, before) = match earlier {
+        Some(it) if it.is_merged => (Some(&it.directory), None),
+        Some(it) => (None, Some(&it.directory)),
+        None => (None, None),
+    };
+    if let Some(directory) = &built_in.weights {
+        let weights = Weights::open(directory)?;
+        if built_in.adapters.is_some() {
+            weights.restore_frozen(engine, merged.map(PathBuf::as_path))?;
+        } else if is_first {
+            weights.restore(engine)?;
+        }
+    }
+    if let Some(directory) = before.filter(|_| is_first) {
+        Weights::open_adapter(directory)?.restore(engine)?;
+    }
+    Ok(())
+}
+
 fn engine(
     options: &RankOptions,
     run: &Run,
@@ -330,7 +350,8 @@ fn engine(
     let alone = world.world() == 1;
     let world = (!alone).then(|| Arc::clone(world));
     // Weights that `load` reads are not drawn first, which would take as long.
-    let reads = !is_first || built_in.weights.is_some();
+    let is_read_later = !is_first && built_in.adapters.is_none();
+    let reads = is_read_later || built_in.weights.is_some();
     let seed = (!reads).then_some(run.spec.seed);
     let activation_checkpointing = run.spec.model.activation_checkpointing;
     // The measurements that any step of the run may request.
@@ -359,7 +380,7 @@ fn engine(
                 measure,
                 forward_only: false,
                 token_loss,
-                adapters: None,
+                adapters: built_in.adapters.clone(),
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }

@@ -414,18 +414,23 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
             .unwrap_or_default()
             .as_bytes(),
     );
-    match &built_in.weights {
-        None => hash.update(&run.spec.seed.to_le_bytes()),
-        Some(directory) => {
-            for path in weight_files(directory)? {
-                let failed = |error| FileError::from_io("read", &path, 0, error);
-                let file = input::open(&path).map_err(failed)?;
-                let bytes = file.metadata().map_err(failed)?.len();
-                let mut begin = Vec::new();
-                file.take(SAMPLED).read_to_end(&mut begin).map_err(failed)?;
-                hash.update(&bytes.to_le_bytes());
-                hash.update(&begin);
-            }
+    if built_in.weights.is_none() {
+        hash.update(&run.spec.seed.to_le_bytes());
+    }
+    let earlier = built_in.earlier_adapter.as_ref();
+    let directories = built_in
+        .weights
+        .iter()
+        .chain(earlier.map(|it| &it.directory));
+    for directory in directories {
+        for path in weight_files(directory)? {
+            let failed = |error| FileError::from_io("read", &path, 0, error);
+            let file = input::open(&path).map_err(failed)?;
+            let bytes = file.metadata().map_err(failed)?.len();
+            let mut begin = Vec::new();
+            file.take(SAMPLED).read_to_end(&mut begin).map_err(failed)?;
+            hash.update(&bytes.to_le_bytes());
+            hash.update(&begin);
         }
     }
     Ok(hash.digest128().to_le_bytes())

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::TrainError;
 use crate::data::Manifest;
-use crate::engine::ModelConfig;
+use crate::engine::{Adapters, ModelConfig};
 use crate::lifecycle::files;
 use crate::plan::{self, AskedRunner, DeviceKind, DeviceMemory, Horizon, Runner};
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
@@ -64,6 +64,15 @@ pub struct BuiltIn {
     pub model: ModelConfig,
     /// Source of the initial weights; `None`: seeded random.
     pub weights: Option<PathBuf>,
+    /// What is trained in place of the model's weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<Adapters>,
+    /// A folder with adapters below those, or before them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier_adapter: Option<EarlierAdapter>,
+    /// The name of the model below adapters, for other programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
     /// Files of the tokenizer, copied into every checkpoint.
     pub companions: Vec<PathBuf>,
     /// The fingerprint of the prepared data. Runs of older versions have none.
@@ -75,6 +84,14 @@ pub struct BuiltIn {
     pub device: DeviceKind,
     /// The lowest possible loss of synthetic data, nats per token.
     pub entropy: Option<f64>,
+}
+
+/// An adapter that a recipe names in place of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EarlierAdapter {
+    pub directory: PathBuf,
+    /// New adapters are trained over the model with this one; otherwise it is trained on.
+    pub is_merged: bool,
 }
 
 /// The one field that every version of `run.json` is read for first.

@@ -13,6 +13,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::TrainError;
+use super::adapter;
 use super::checkpoint_ref::{self, TrainState};
 use super::kl;
 use super::message::{StepSums, decode, encode, exchange};
@@ -286,8 +287,10 @@ impl Trainer<'_> {
                 local.digest += collated.digest(sample, position);
             }
             let noise = self.noise(&collated, positions.clone())?;
+            let dropout = self.dropout(&collated, positions.clone())?;
             let micro_batch = MicroBatch {
                 noise: &noise,
+                dropout: &dropout,
                 ..collated.micro_batch()
             };
             let last = i == count;
@@ -386,6 +389,20 @@ impl Trainer<'_> {
             magnitude: (alpha / ((inputs + 1) as f64 * width as f64).sqrt()) as f32,
         };
         Ok(positions.zip(collated.lengths()).map(of_sample).collect())
+    }
+
+    /// What draws the dropout of adapters in each row. Preferences are trained without, as upstream's `disable_dropout`
+    /// has it.
+    fn dropout(&self, collated: &Collated, positions: Range<u64>) -> Result<Vec<u64>, TrainError> {
+        let adapters = self.run.built_in()?.adapters.as_ref();
+        let drops = adapters.is_some_and(|adapters| adapters.dropout > 0.0);
+        if !drops || self.preferences.is_some() || collated.batch != collated.samples {
+            return Ok(Vec::new());
+        }
+        // Another stream than that of the noise.
+        let seed = !self.run.spec.seed;
+        let keys = positions.map(|position| xxh3_64_with_seed(&position.to_le_bytes(), seed));
+        Ok(keys.collect())
     }
 
     /// Rank 0 decides on the next batch. If there is a measurement, it broadcasts the decision, so that
@@ -630,7 +647,12 @@ impl Saving {
             layout: engine.layout(),
             samples: self.samples,
             state: &self.state,
-            config: &built_in.model.to_json(),
+            config: &match &built_in.adapters {
+                Some(adapters) => {
+                    adapter::to_json(adapters, &built_in.model, built_in.base_model.as_deref())
+                }
+                None => built_in.model.to_json(),
+            },
             companions: &built_in.companions,
             chat_template: run.spec.tokenizer.chat_template.as_deref(),
         };

@@ -5,11 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use safetensors::tensor::TensorInfo;
 
+use super::adapter::AdapterConfig;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
-use crate::checkpoint::{self, Checkpoint, CheckpointError};
-use crate::engine::{Engine, EngineError, Layout, Parameter, Unit, UnitState};
+use crate::checkpoint::{self, ADAPTER_MODEL, Checkpoint, CheckpointError};
+use crate::engine::{Adapters, Engine, EngineError, Layout, Order, Parameter, Unit, UnitState};
 use crate::util::format::shortened;
 use crate::util::shards::{INDEX, Index, WHOLE};
 
@@ -98,6 +100,17 @@ impl Weights {
                 directory: weights.directory,
             });
         }
+        Ok(weights)
+    }
+
+    /// Finds the adapters of a folder.
+    pub fn open_adapter(directory: &Path) -> Result<Self, WeightsError> {
+        let mut weights = Self {
+            directory: directory.to_path_buf(),
+            files: Vec::new(),
+            places: BTreeMap::new(),
+        };
+        weights.add(&directory.join(ADAPTER_MODEL))?;
         Ok(weights)
     }
 
@@ -228,6 +241,28 @@ impl Weights {
         Ok(())
     }
 
+    /// Checks the weights against those below an engine's adapters and loads them into the engine, with the adapter of a
+    /// folder added to them if there is one.
+    pub fn restore_frozen(
+        &self,
+        engine: &mut dyn Engine,
+        adapter: Option<&Path>,
+    ) -> Result<(), WeightsError> {
+        let layout = engine.frozen().cloned().unwrap_or_default();
+        self.check(&layout)?;
+        let merged = adapter.map(Merged::open).transpose()?;
+        let mut parameters = Vec::new();
+        for (index, unit) in layout.units.iter().enumerate() {
+            parameters.resize(unit.len, 0.0);
+            self.fill(unit, &mut parameters)?;
+            if let Some(merged) = &merged {
+                merged.add_to(unit, &mut parameters)?;
+            }
+            engine.import_frozen(index, &parameters)?;
+        }
+        Ok(())
+    }
+
     /// The file of a tensor, and its name and shape there.
     fn find<'n>(&self, name: &'n str) -> Option<(&TensorFile, &'n str, &TensorInfo)> {
         let names = [name, of_base_model(name)];
@@ -255,6 +290,64 @@ impl Weights {
             Ok(values)
         };
         Ok(values(one)? == values(other)?)
+    }
+}
+
+/// The adapter of a folder, which is added to the weights.
+struct Merged {
+    weights: Weights,
+    settings: Adapters,
+}
+
+impl Merged {
+    fn open(directory: &Path) -> Result<Merged, WeightsError> {
+        let weights = Weights::open_adapter(directory)?;
+        let unusable = |problem: String| WeightsError::Mismatch {
+            directory: directory.to_path_buf(),
+            problems: vec![problem],
+        };
+        let config = AdapterConfig::read(directory).map_err(|error| unusable(error.to_string()))?;
+        let settings = config.unwrap_or_default().settings(0).map_err(unusable)?;
+        Ok(Merged { weights, settings })
+    }
+
+    /// W += scale · B · A, in the order of files.
+    fn add_to(&self, unit: &Unit, parameters: &mut [f32]) -> Result<(), WeightsError> {
+        for parameter in &unit.parameters {
+            let module = parameter.name.trim_end_matches(".weight");
+            let [a, b] = ["lora_A", "lora_B"]
+                .map(|matrix| format!("base_model.model.{module}.{matrix}.weight"));
+            let Some((_, _, info)) = self.weights.find(&a) else {
+                continue;
+            };
+            let [rank, inputs] = info.shape[..] else {
+                continue;
+            };
+            let outputs = parameter.len() / inputs.max(1);
+            let mut of_a = vec![0.0; rank * inputs];
+            let mut of_b = vec![0.0; outputs * rank];
+            self.weights.read(&a, &mut of_a)?;
+            self.weights.read(&b, &mut of_b)?;
+            let scale = self.settings.scale();
+            let is_transposed = parameter.order == Order::Transposed;
+            let weights = &mut parameters[parameter.range()];
+            let width = if is_transposed { outputs } else { inputs };
+            weights
+                .par_chunks_mut(width)
+                .enumerate()
+                .for_each(|(row, weights)| {
+                    for (column, weight) in weights.iter_mut().enumerate() {
+                        let (output, input) = match is_transposed {
+                            true => (column, row),
+                            false => (row, column),
+                        };
+                        let terms =
+                            (0..rank).map(|k| of_b[output * rank + k] * of_a[k * inputs + input]);
+                        *weight += scale * terms.sum::<f32>();
+                    }
+                });
+        }
+        Ok(())
     }
 }
 

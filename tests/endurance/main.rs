@@ -1,6 +1,7 @@
 //! Runs of the real binary that train for seconds to minutes and are disturbed meanwhile (`cargo
 //! test --test endurance`).
 
+mod adapters;
 mod bucket;
 mod disk;
 mod disturbed;

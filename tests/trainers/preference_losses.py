@@ -14,6 +14,7 @@ from datasets import load_dataset
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+from sft_losses import model_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TRAINERS = dict(
@@ -24,25 +25,39 @@ TRAINERS = dict(
 )
 
 
+def train(recipe):
+    """The losses, and the trainer."""
+    found, trainer = steps_of(Path(recipe), "dpo")
+    return found["loss"], trainer
+
+
+def steps_of(recipe, kind):
+    settings = yaml.safe_load(recipe.read_text())
+    name, data = settings.pop("model_name_or_path"), settings.pop("dataset_name")
+    trainer_class, config_class = TRAINERS[kind]
+    # `logging_steps`: every step is printed. The others do not change the losses.
+    observed = dict(logging_steps=1, report_to="none", save_strategy="no", use_cpu=True)
+    model = model_of(name)
+    if model == name:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    trainer = trainer_class(
+        model=model,
+        args=config_class(**settings | observed),
+        train_dataset=load_dataset(data, split="train"),
+        processing_class=AutoTokenizer.from_pretrained(model.config._name_or_path),
+    )
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "rewards/chosen" in entry]
+    keys = ["loss", "rewards/chosen", "rewards/rejected"] + ["kl"] * (trainer_class is KTOTrainer)
+    return {key: [step[key] for step in steps] for key in keys}, trainer
+
+
 def main():
     found = {}
     for recipe in map(Path, sys.argv[1:]):
-        settings = yaml.safe_load(recipe.read_text())
-        model, data = settings.pop("model_name_or_path"), settings.pop("dataset_name")
-        trainer_class, config_class = TRAINERS[recipe.stem.split("_")[0]]
-        # `logging_steps`: every step is printed. The others do not change the losses.
-        observed = dict(logging_steps=1, report_to="none", save_strategy="no", use_cpu=True)
-        trainer = trainer_class(
-            model=AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
-            args=config_class(**settings | observed),
-            train_dataset=load_dataset(data, split="train"),
-            processing_class=AutoTokenizer.from_pretrained(model),
-        )
-        trainer.train()
-        steps = [entry for entry in trainer.state.log_history if "rewards/chosen" in entry]
-        keys = ["loss", "rewards/chosen", "rewards/rejected"] + ["kl"] * (trainer_class is KTOTrainer)
-        found[recipe.stem] = {key: [step[key] for step in steps] for key in keys}
+        found[recipe.stem], _ = steps_of(recipe, recipe.stem.split("_")[0])
     print(json.dumps(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

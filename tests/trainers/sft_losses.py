@@ -7,27 +7,46 @@ Prints one line of JSON, a list of losses for each recipe. `dataset_name` is a f
 
 import json
 import sys
+from pathlib import Path
 
 import yaml
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
 
+def model_of(path):
+    """The model of a folder, or the adapter in it to be trained on."""
+    if not (Path(path) / "adapter_config.json").exists():
+        return path
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM
+
+    below = PeftConfig.from_pretrained(path).base_model_name_or_path
+    base = AutoModelForCausalLM.from_pretrained(below, dtype="float32")
+    return PeftModel.from_pretrained(base, path, is_trainable=True)
+
+
 def train(path):
     """The losses, and the trainer."""
     with open(path) as file:
         recipe = yaml.safe_load(file)
-    model, data = recipe.pop("model_name_or_path"), recipe.pop("dataset_name")
+    name, data = recipe.pop("model_name_or_path"), recipe.pop("dataset_name")
+    model = model_of(name)
     arguments = SFTConfig(
         **recipe,
         use_cpu=True,
         report_to="none",
         logging_steps=1,
         save_strategy="no",
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": "float32"} if model == name else None,
     )
     rows = load_dataset("json", data_files=data, split="train")
-    trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows)
+    tokenizer = None
+    if model != name:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model.base_model.model.config._name_or_path)
+    trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
     # GPT-2's class is not among those for which transformers 5.24 leaves the first token of a row out of the mean.
     trainer._loss_shifts_labels = True
     trainer.train()

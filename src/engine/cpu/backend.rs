@@ -606,7 +606,7 @@ fn matrices<'p>(
         a: &parameters[adapter.a.clone()],
         b: &parameters[adapter.b.clone()],
         rank: settings.rank,
-        scale: settings.scale,
+        scale: settings.scale(),
     }
 }
 

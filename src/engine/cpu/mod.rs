@@ -94,8 +94,11 @@ impl CpuEngine {
             Some(adapted) => {
                 // Adapters are small: every rank has all of them, whatever is sharded.
                 let held = (Strategy::Replicated, options.measure, options.forward_only);
+                let draw = |unit: &Unit, offset, out: &mut [f32]| {
+                    initial::fill(unit, &config, adapted.settings.seed, offset, out);
+                };
                 let trained = &adapted.trained;
-                let trained = Store::new(trained, false, held, world.clone(), &arena, &fill)?;
+                let trained = Store::new(trained, false, held, world.clone(), &arena, &draw)?;
                 let held = (options.strategy, Measure::default(), true);
                 let frozen = Store::new(&layout, tied, held, world, &arena, &fill)?;
                 Ok(Held {

@@ -12,9 +12,11 @@ pub type New<'a> = &'a dyn Fn(ModelConfig, Option<Adapters>) -> Box<dyn Engine>;
 fn of(modules: &[&str]) -> Adapters {
     Adapters {
         rank: 3,
-        scale: 0.7,
+        alpha: 2.1,
+        rank_stabilized: false,
         dropout: 0.0,
         modules: modules.iter().map(|name| (*name).to_owned()).collect(),
+        seed: 5,
     }
 }
 
@@ -113,7 +115,7 @@ pub fn adapters_have_the_gradients_of_merged_weights(new: New) {
         let gradients = matrices(adapted.layout(), &gradient[0]);
 
         let mut merged = new(config.clone(), None);
-        let (rank, scale) = (adapters.rank, adapters.scale);
+        let (rank, scale) = (adapters.rank, adapters.scale());
         let is_conv = config.family == Family::Gpt2;
         for (unit, of) in layout(&config).units.iter().enumerate() {
             let mut state = merged.export(unit, true).unwrap().unwrap();

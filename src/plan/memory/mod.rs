@@ -115,7 +115,12 @@ impl<'a> Memory<'a> {
             Strategy::Ddp => 1,
             Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => ranks.max(1),
         };
-        (16.0 * self.shape.parameters() / shards as f64) as u64
+        let all = self.shape.parameters() / shards as f64;
+        if self.spec.model.adapters {
+            // Every rank has all adapters.
+            return (4.0 * all + 16.0 * self.trained()) as u64;
+        }
+        (16.0 * all) as u64
     }
 
     /// Whether a device can hold a micro-batch of this number of samples; 0: the weights, gradients and

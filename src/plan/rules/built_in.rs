@@ -114,7 +114,7 @@ fn trainer_parallelism(case: &Case<'_>, findings: &mut Findings<'_>) {
 const TRAINER_WEIGHTS: Rule = Rule {
     id: "trainer-weights",
     severity: Severity::Error,
-    summary: "the built-in trainer has no adapters and no quantised weights",
+    summary: "the built-in trainer has adapters on CPUs only, and no quantised weights",
     text: include_str!("texts/trainer-weights.md"),
     wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"),
     right: with("  model: {path: mistralai/Mistral-7B-v0.1}\n"),
@@ -122,9 +122,21 @@ const TRAINER_WEIGHTS: Rule = Rule {
 };
 
 fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
+    surveyed(case, findings);
     let model = &case.spec().model;
+    let on_gpus = case.request.runner.device() == DeviceKind::Cuda;
+    let whole = model.adapters && !model.lora_modules_to_save.is_empty();
     for (path, asked, what) in [
-        ("model.adapters", model.adapters, "low-rank adapters"),
+        (
+            "model.adapters",
+            model.adapters && on_gpus,
+            "low-rank adapters on GPUs yet",
+        ),
+        (
+            "model.lora_modules_to_save",
+            whole,
+            "modules that are trained whole beside adapters",
+        ),
         (
             "model.load_in_4bit",
             model.load_in_4bit,
@@ -138,10 +150,19 @@ fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
     ] {
         if asked {
             let key = case.recipe.key(path);
+            let help = match path {
+                "model.adapters" => format!(
+                    "train on CPUs with `--device cpu`, all weights with `{key}=false`, or plan only"
+                ),
+                "model.lora_modules_to_save" => "remove it, or plan only".to_owned(),
+                _ => format!(
+                    "override it with `{key}=false` to train on whole weights, or plan only"
+                ),
+            };
             findings.at(
                 &[path],
                 format!("the built-in trainer has no {what} (`{key}`)"),
-                format!("override it with `{key}=false` to train all weights, or plan only"),
+                help,
             );
         }
     }
@@ -374,7 +395,15 @@ mod tests {
     fn adapters_and_quantised_weights_are_refused() {
         let mut recipe = recipe();
         recipe.spec.model.adapters = true;
+        assert!(launched("trainer-weights", &recipe).is_empty());
+        let runner = Runner::BuiltIn {
+            device: DeviceKind::Cuda,
+            rank_memory: None,
+        };
+        let on_gpus = only("trainer-weights", &recipe, &PlanRequest::of(runner, 1));
+        assert_eq!(on_gpus.len(), 1);
         recipe.spec.model.load_in_4bit = true;
+        recipe.spec.model.lora_modules_to_save = vec!["lm_head".to_owned()];
         assert_eq!(launched("trainer-weights", &recipe).len(), 2);
     }
 

@@ -145,6 +145,11 @@ fn translate(
     // `trl/trainer/model_config.py` (040e32d).
     if values.is_true("use_peft") {
         tree.default("model.lora_rank", 16);
+        tree.default("model.lora_alpha", 32.0);
+        tree.default("model.lora_dropout", 0.05);
+        tree.plain_if("model.lora_alpha", values.float("lora_alpha"));
+        tree.plain_if("model.lora_dropout", values.float("lora_dropout"));
+        tree.plain_if("model.use_rslora", values.bool("use_rslora"));
     }
     settings::adapter_sizes(root, &mut tree);
     settings::lengths(&values, objective, versions, &mut tree);

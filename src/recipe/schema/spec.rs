@@ -666,7 +666,14 @@ pub struct Model {
     pub adapters: bool,
     /// Rank of the adapters; without it the memory estimate assumes 64.
     pub lora_rank: Option<u64>,
-    /// Linear layers with adapters, by the last part of their names; empty or `all-linear`: every one.
+    /// The adapters' output is multiplied by this over the rank; default: 8.
+    pub lora_alpha: Option<f64>,
+    /// The share of the adapters' inputs that is 0 in training.
+    pub lora_dropout: f64,
+    /// Divide `lora_alpha` by the root of the rank instead.
+    pub use_rslora: bool,
+    /// Linear layers with adapters, by the last part of their names; `all-linear`: every one; empty: those of PEFT for the
+    /// model's family, and for the memory estimate of other programs every one.
     pub lora_target_modules: Vec<String>,
     /// Modules that are trained whole beside the adapters, by the last part of their names.
     pub lora_modules_to_save: Vec<String>,

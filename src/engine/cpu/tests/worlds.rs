@@ -186,9 +186,11 @@ fn replicas_train_the_same_weights_as_one_process() {
 fn adapters_train_the_same_in_every_world_and_strategy() {
     let adapters = Adapters {
         rank: 2,
-        scale: 4.0,
+        alpha: 8.0,
+        rank_stabilized: false,
         dropout: 0.0,
         modules: Vec::new(),
+        seed: 5,
     };
     for strategy in [Strategy::Replicated, SHARDED, ACCUMULATES_UNSHARDED] {
         check_worlds_of((&config(), Some(&adapters)), strategy, 10);

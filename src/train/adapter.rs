@@ -1,0 +1,195 @@
+//! Adapters of recipes and of PEFT's folders (`adapter_config.json`, `adapter_model.safetensors`).
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::checkpoint::ADAPTER_CONFIG;
+use crate::engine::{Adapters, Family, ModelConfig, layout};
+use crate::recipe::schema::spec::Model;
+use crate::util::durable::{FileError, parse_json};
+use crate::util::input::{self, CONFIG_BYTES};
+
+/// The name for every linear layer of the blocks.
+const ALL: &str = "all-linear";
+
+/// PEFT's description of adapters, as far as it is read. Its defaults are PEFT's.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct AdapterConfig {
+    peft_type: String,
+    /// The model below: a path, or a name of the hub.
+    pub base_model_name_or_path: Option<String>,
+    r: usize,
+    lora_alpha: f64,
+    lora_dropout: f64,
+    use_rslora: bool,
+    target_modules: Value,
+    /// What is not computed here, unless it is empty or false.
+    use_dora: bool,
+    bias: String,
+    modules_to_save: Option<Vec<String>>,
+    rank_pattern: Value,
+    alpha_pattern: Value,
+    target_parameters: Value,
+    layers_to_transform: Value,
+}
+
+impl Default for AdapterConfig {
+    fn default() -> Self {
+        AdapterConfig {
+            peft_type: String::new(),
+            base_model_name_or_path: None,
+            r: 8,
+            lora_alpha: 8.0,
+            lora_dropout: 0.0,
+            use_rslora: false,
+            target_modules: Value::Null,
+            use_dora: false,
+            bias: "none".to_owned(),
+            modules_to_save: None,
+            rank_pattern: Value::Null,
+            alpha_pattern: Value::Null,
+            target_parameters: Value::Null,
+            layers_to_transform: Value::Null,
+        }
+    }
+}
+
+impl AdapterConfig {
+    /// That of a folder; `None` if it has none.
+    pub fn read(directory: &Path) -> Result<Option<AdapterConfig>, FileError> {
+        let path = directory.join(ADAPTER_CONFIG);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let bytes = input::read(&path, CONFIG_BYTES)
+            .map_err(|error| FileError::from_io("read", &path, 0, error))?;
+        Ok(Some(parse_json(&path, &bytes)?))
+    }
+
+    /// What the engines compute; an error names what they do not. `seed` draws new ones.
+    pub fn settings(&self, seed: u64) -> Result<Adapters, String> {
+        let is_empty = |value: &Value| match value {
+            Value::Null => true,
+            Value::Object(map) => map.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        };
+        let modules = match &self.target_modules {
+            Value::String(all) if all == ALL => Some(Vec::new()),
+            Value::Array(names) => names
+                .iter()
+                .map(|name| name.as_str().map(str::to_owned))
+                .collect(),
+            _ => None,
+        };
+        let refused = [
+            (
+                self.peft_type != "LORA",
+                format!("peft_type {}", self.peft_type),
+            ),
+            (self.use_dora, "use_dora".to_owned()),
+            (self.bias != "none", format!("bias {}", self.bias)),
+            (
+                self.modules_to_save
+                    .as_ref()
+                    .is_some_and(|it| !it.is_empty()),
+                "modules_to_save".to_owned(),
+            ),
+            (!is_empty(&self.rank_pattern), "rank_pattern".to_owned()),
+            (!is_empty(&self.alpha_pattern), "alpha_pattern".to_owned()),
+            (
+                !is_empty(&self.target_parameters),
+                "target_parameters".to_owned(),
+            ),
+            (
+                !is_empty(&self.layers_to_transform),
+                "layers_to_transform".to_owned(),
+            ),
+            (
+                modules.is_none(),
+                "target_modules that are no list".to_owned(),
+            ),
+            (self.r == 0, "rank 0".to_owned()),
+        ];
+        if let Some((_, what)) = refused.into_iter().find(|(is_there, _)| *is_there) {
+            return Err(format!("the built-in trainer has no adapters with {what}"));
+        }
+        Ok(Adapters {
+            rank: self.r,
+            alpha: self.lora_alpha,
+            rank_stabilized: self.use_rslora,
+            dropout: self.lora_dropout as f32,
+            modules: modules.unwrap_or_default(),
+            seed,
+        })
+    }
+}
+
+/// The adapters that a recipe trains on a model of this shape, as PEFT makes them; an error says why there are none.
+pub fn of_recipe(model: &Model, config: &ModelConfig, seed: u64) -> Result<Adapters, String> {
+    let named = &model.lora_target_modules;
+    let modules = match named.as_slice() {
+        [] => default_modules(config.family).ok_or_else(|| {
+            format!(
+                "PEFT has no default of lora_target_modules for {}",
+                config.family.model_type()
+            )
+        })?,
+        [all] if all == ALL => Vec::new(),
+        names => names.to_vec(),
+    };
+    let adapters = Adapters {
+        rank: model.lora_rank.unwrap_or(8) as usize,
+        alpha: model.lora_alpha.unwrap_or(8.0),
+        rank_stabilized: model.use_rslora,
+        dropout: model.lora_dropout as f32,
+        modules,
+        seed,
+    };
+    match adapters.unknown(&layout(config)).as_slice() {
+        [] => Ok(adapters),
+        names => Err(format!(
+            "the blocks of {} have no linear layer named {}",
+            config.family.model_type(),
+            names.join(", ")
+        )),
+    }
+}
+
+/// PEFT 0.21 `utils/constants.py`, `TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`.
+fn default_modules(family: Family) -> Option<Vec<String>> {
+    let names: &[&str] = match family {
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Gemma => {
+            &["q_proj", "v_proj"]
+        }
+        Family::GptNeoX => &["query_key_value"],
+        Family::Gpt2 => &["c_attn"],
+        Family::SmolLm3 | Family::StarCoder2 => return None,
+    };
+    Some(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// PEFT's description of these adapters.
+pub fn to_json(adapters: &Adapters, model: &ModelConfig, base: Option<&str>) -> Value {
+    let modules = match adapters.modules.as_slice() {
+        [] => json!(ALL),
+        names => json!(names),
+    };
+    json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "lora_dropout": adapters.dropout,
+        "use_rslora": adapters.rank_stabilized,
+        "target_modules": modules,
+        "bias": "none",
+        "fan_in_fan_out": model.family == Family::Gpt2,
+        "modules_to_save": null,
+        "inference_mode": true,
+    })
+}
