@@ -84,9 +84,9 @@ fn place(name: &str, revision: Option<&str>) -> anyhow::Result<Place> {
         }
         None => Ok(()),
     };
-    if path.join("config.json").is_file() {
+    if generator::is_model(path) {
         refuse("a directory")?;
-        return Ok(Place::of_directory(path.to_owned()));
+        return Ok(Place::of_directory(path.to_owned())?);
     }
     match run_arg::find(path) {
         Ok(run_dir) => {
@@ -106,7 +106,7 @@ fn place(name: &str, revision: Option<&str>) -> anyhow::Result<Place> {
             });
             drop(display);
             match downloaded {
-                Ok(directory) => Ok(Place::of_directory(directory)),
+                Ok(directory) => Ok(Place::of_directory(directory)?),
                 Err(LaunchError::Hub(error)) => bail!(
                     "{name} is neither a run nor a directory here, and {error}\n  {}\n  evenkeel generate {} …",
                     repo.download_command(Some(repo.name())),

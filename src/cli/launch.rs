@@ -477,6 +477,9 @@ fn launch(
         devices,
         floor: run.built_in.as_ref().and_then(|it| it.entropy),
     });
+    for message in prepared.facts.iter().cloned() {
+        display.event(&Event::Note { message });
+    }
     for message in processes.note.iter().chain(&prepared.notes).cloned() {
         display.event(&Event::Warning { message });
     }

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::build::{build, hold_out};
 use super::chat::ChatTemplate;
 use super::check_vocabulary;
-use super::dataset::{EVALUATION, Store, TRAIN};
+use super::dataset::{ENTRY, EVALUATION, Store, TRAIN};
 use super::encode::Encoder;
 use super::error::DataError;
 use super::fit;
@@ -45,6 +45,22 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// What packing made of whole documents, for people.
+    pub fn packed(&self) -> Option<String> {
+        let manifest = &self.manifest;
+        manifest.train.packs_file.as_ref()?;
+        let documents = manifest.train.index_file.bytes / ENTRY;
+        let extra = manifest.row_limit() - manifest.sequence_length;
+        let taken = manifest.train.tokens - extra * documents;
+        let room = manifest.train.samples * manifest.sequence_length;
+        Some(format!(
+            "{} packed into {}, which are {:.0} % full",
+            format::count(documents, "document"),
+            format::count(manifest.train.samples, "sample"),
+            100.0 * taken as f64 / room as f64
+        ))
+    }
+
     fn of(manifest: Manifest, reused: bool) -> Prepared {
         Prepared {
             notes: manifest.notes.clone(),
@@ -290,15 +306,11 @@ fn prepare_files(
     }
     if data.packs_whole() {
         let sizes = (data.sequence_length, u64::from(data.extra_token));
-        let documents = manifest.train.samples;
         manifest.train = fit::pack(&train, manifest.train, sizes, request.stopped)?;
         let of_evaluation = draft.path().join(EVALUATION);
         manifest.evaluation = (manifest.evaluation.take())
             .map(|record| fit::pack(&of_evaluation, record, sizes, request.stopped))
             .transpose()?;
-        manifest
-            .notes
-            .push(packed(documents, &manifest.train, sizes));
     }
     manifest.used_vocabulary = summary.used_vocabulary;
     manifest.skipped = summary.skipped;
@@ -362,17 +374,6 @@ fn check_enough(
         ));
     }
     Ok(())
-}
-
-/// What packing made of the documents, for people.
-fn packed(documents: u64, record: &PartRecord, (room, extra): (u64, u64)) -> String {
-    let taken = record.tokens - extra * documents;
-    let full = 100.0 * taken as f64 / (record.samples * room) as f64;
-    format!(
-        "{} packed into {}, which are {full:.0} % full",
-        format::count(documents, "document"),
-        format::count(record.samples, "sample"),
-    )
 }
 
 /// Refuses a source whose size changed while it was read, because its checksum is outdated.

@@ -18,7 +18,7 @@ pub struct Adapters {
     pub alpha: f64,
     pub rank_stabilized: bool,
     /// The share of their inputs that is 0 in training.
-    pub dropout: f32,
+    pub dropout: f64,
     /// The linear layers that have one, by the last parts of their modules' names; empty: all of the blocks.
     pub modules: Vec<String>,
     /// What draws new ones.

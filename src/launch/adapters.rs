@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::engine::{Adapters, ModelConfig};
-use crate::plan::Flaw;
+use super::LaunchError;
+use crate::engine::{Adapted, Adapters, ModelConfig};
+use crate::plan::{DeviceKind, Flaw};
 use crate::recipe::Spec;
+use crate::telemetry::human::grouped;
 use crate::train::adapter::{self, AdapterConfig};
 use crate::train::run::EarlierAdapter;
 
@@ -82,6 +84,32 @@ pub(super) fn trained(
         adapters,
         earlier: earlier(model.adapters),
     })
+}
+
+/// Refuses adapters on GPUs, which do not compute them yet.
+pub(super) fn refuse_on_device(has_adapters: bool, device: DeviceKind) -> Result<(), LaunchError> {
+    if has_adapters && device == DeviceKind::Cuda {
+        return Err(LaunchError::Model {
+            message: "adapters are trained on CPUs only; add `--device cpu`".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// The adapters of a run, for people.
+pub(super) fn described(adapters: &Adapters, shape: &ModelConfig) -> String {
+    let adapted = Adapted::new(shape, adapters.clone());
+    let (trained, all) = (adapted.trained.len(), adapted.model.len());
+    let layers = match adapters.modules.as_slice() {
+        [] => "every linear layer".to_owned(),
+        names => names.join(", "),
+    };
+    format!(
+        "adapters of rank {} on {layers} are trained: {} parameters over {} that are frozen",
+        adapters.rank,
+        grouped(trained),
+        grouped(all)
+    )
 }
 
 fn flaw(rule: &'static str, message: String) -> Flaw {

@@ -53,6 +53,7 @@ pub(super) fn prepare(
         state,
         external: Some(recipe.clone()),
         notes: notes(recipe, call),
+        facts: Vec::new(),
     })
 }
 

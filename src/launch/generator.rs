@@ -6,16 +6,17 @@ use serde_json::Value;
 
 use super::model::read_config;
 use super::{LaunchError, RunDir};
-use crate::checkpoint;
+use crate::checkpoint::{self, ADAPTER_CONFIG};
 use crate::data::{BYTE, Dataset, Prompter};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::driver::{Device, Driver};
 use crate::engine::cuda::{CudaEngine, CudaOptions};
-use crate::engine::{ConfigError, Engine, EngineError, ModelConfig, layout};
+use crate::engine::{Adapters, ConfigError, Engine, EngineError, ModelConfig, layout};
 use crate::hub::{Download, Hub, Received, Repo, Small};
 use crate::plan::DeviceKind;
 use crate::telemetry::report::Continuation;
 use crate::train::TrainError;
+use crate::train::adapter::AdapterConfig;
 use crate::train::generate::{Sampling, continued};
 use crate::train::run::{BuiltIn, Run};
 use crate::train::weights::Weights;
@@ -44,15 +45,76 @@ pub struct Place {
     pub directory: PathBuf,
     /// The tokenizer, unless it is the directory's own: `byte`, `ids`, or a path.
     pub tokenizer: Option<String>,
+    /// The model below, where the directory has adapters.
+    pub below: Option<Below>,
+}
+
+/// A model below adapters.
+#[derive(Debug, Clone)]
+pub struct Below {
+    config: ModelConfig,
+    /// `None`: drawn by the seed.
+    weights: Option<PathBuf>,
+    seed: u64,
+    /// An adapter that is merged into the weights.
+    merged: Option<PathBuf>,
+    adapters: Adapters,
+}
+
+impl Below {
+    /// Below the adapters of a run.
+    fn of_run(run: &Run) -> Option<Below> {
+        let built_in = run.built_in.as_ref()?;
+        let earlier = built_in.earlier_adapter.as_ref();
+        Some(Below {
+            adapters: built_in.adapters.clone()?,
+            config: built_in.model.clone(),
+            weights: built_in.weights.clone(),
+            seed: run.spec.seed,
+            merged: earlier
+                .filter(|it| it.is_merged)
+                .map(|it| it.directory.clone()),
+        })
+    }
+
+    /// Below the adapters of a folder; `None` if it has a model.
+    fn of_folder(directory: &Path) -> Result<Option<Below>, LaunchError> {
+        if directory.join("config.json").is_file() {
+            return Ok(None);
+        }
+        let Some(config) = AdapterConfig::read(directory)? else {
+            return Ok(None);
+        };
+        let name = config.base_model_name_or_path.clone().unwrap_or_default();
+        let local = Some(PathBuf::from(&name)).filter(|path| path.is_dir());
+        let cached = || Hub::of_process().snapshot_with(&Repo::model(&name, None), "config.json");
+        let Some(weights) = local.or_else(cached) else {
+            return Err(LaunchError::usage(format!(
+                "{} has adapters of `{name}`, which is neither a directory here nor in the hub's cache",
+                directory.display()
+            )));
+        };
+        let adapters = config
+            .settings(0)
+            .map_err(|message| LaunchError::Model { message })?;
+        Ok(Some(Below {
+            config: shape(&weights)?,
+            weights: Some(weights),
+            seed: 0,
+            merged: None,
+            adapters,
+        }))
+    }
 }
 
 impl Place {
     /// A directory with its own tokenizer.
-    pub fn of_directory(directory: PathBuf) -> Place {
-        Place {
+    pub fn of_directory(directory: PathBuf) -> Result<Place, LaunchError> {
+        Ok(Place {
+            below: Below::of_folder(&directory)?,
             directory,
             tokenizer: None,
-        }
+        })
     }
 
     /// The newest checkpoint of a run.
@@ -82,6 +144,7 @@ impl Place {
         Place {
             directory,
             tokenizer,
+            below: Below::of_run(run),
         }
     }
 }
@@ -111,6 +174,13 @@ pub fn snapshot(
     Ok(snapshot)
 }
 
+/// Whether a directory has a model, or adapters of one.
+pub fn is_model(directory: &Path) -> bool {
+    ["config.json", ADAPTER_CONFIG]
+        .iter()
+        .any(|file| directory.join(file).is_file())
+}
+
 fn shape(directory: &Path) -> Result<ModelConfig, LaunchError> {
     let parsed = ModelConfig::parse(&read_config(directory)?.into_iter().collect());
     let checked = parsed.and_then(|config| config.validate().map(|()| config));
@@ -126,7 +196,16 @@ impl Generator {
     /// Reads a model into memory, for the CPU or for the first GPU, and its tokenizer.
     pub fn open(place: &Place, device: DeviceKind) -> Result<(Generator, Prompter), LaunchError> {
         let directory = &place.directory;
-        let config = shape(directory)?;
+        if place.below.is_some() && device == DeviceKind::Cuda {
+            return Err(LaunchError::usage(format!(
+                "{} has adapters, which are computed on CPUs only; add `--device cpu`",
+                directory.display()
+            )));
+        }
+        let config = match &place.below {
+            Some(below) => below.config.clone(),
+            None => shape(directory)?,
+        };
         let prompter = match place.tokenizer.as_deref() {
             None if !directory.join("tokenizer.json").is_file() => {
                 return Err(LaunchError::usage(format!(
@@ -141,15 +220,29 @@ impl Generator {
             Some(path) => Prompter::open(Path::new(path))?,
         };
         let mut ends = prompter.ends().to_vec();
-        for file in ["generation_config.json", "config.json"] {
-            let path = directory.join(file);
+        let below = place.below.as_ref();
+        let model = below
+            .and_then(|below| below.weights.as_ref())
+            .unwrap_or(directory);
+        for path in [
+            directory.join("generation_config.json"),
+            model.join("config.json"),
+        ] {
             if path.is_file() {
                 ends.extend(end_tokens(&read_json(&path)?));
             }
         }
-        let weights = Weights::open(directory)?;
-        let mut engine = engine(config.clone(), device).map_err(TrainError::from)?;
-        weights.restore(engine.as_mut())?;
+        let mut engine = engine(config.clone(), device, below).map_err(TrainError::from)?;
+        match below {
+            None => Weights::open(directory)?.restore(engine.as_mut())?,
+            Some(below) => {
+                if let Some(weights) = &below.weights {
+                    let merged = below.merged.as_deref();
+                    Weights::open(weights)?.restore_frozen(engine.as_mut(), merged)?;
+                }
+                Weights::open_adapter(directory)?.restore(engine.as_mut())?;
+            }
+        }
         let generator = Generator {
             engine,
             config,
@@ -201,14 +294,22 @@ fn end_tokens(config: &Value) -> Vec<u32> {
     }
 }
 
-fn engine(config: ModelConfig, device: DeviceKind) -> Result<Box<dyn Engine>, EngineError> {
+fn engine(
+    config: ModelConfig,
+    device: DeviceKind,
+    below: Option<&Below>,
+) -> Result<Box<dyn Engine>, EngineError> {
+    let seed = below
+        .filter(|below| below.weights.is_none())
+        .map(|below| below.seed);
     Ok(match device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
                 forward_only: true,
+                adapters: below.map(|below| below.adapters.clone()),
                 ..CpuOptions::default()
             };
-            Box::new(CpuEngine::new(config, options, None, None)?)
+            Box::new(CpuEngine::new(config, options, None, seed)?)
         }
         DeviceKind::Cuda => {
             let options = CudaOptions {

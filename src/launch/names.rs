@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::adapters::Folder;
 use super::model::{self, ResolvedModel};
 use crate::data::{self, BYTE, Held};
 use crate::hub::{Hub, Kind, Repo, Small, repo_of_snapshot};
@@ -176,8 +177,11 @@ fn needs_config(model: &Model) -> bool {
 }
 
 /// Replaces the names of a recipe by the snapshots with which its run began, so that a resume needs no network and does
-/// not follow a revision that has moved.
+/// not follow a revision that has moved. A folder with an adapter is replaced by the model below it, as in the run.
 pub fn keep_snapshots(spec: &mut Spec, of_run: &Spec) {
+    if let Ok(Some(folder)) = Folder::of(spec, Path::new("")) {
+        *spec = folder.settled(spec);
+    }
     let kept_of = |kind: Kind, name: Option<&String>, in_run: &Option<String>| {
         let repo = repo_of_snapshot(Path::new(in_run.as_deref()?))?;
         (repo.kind == kind && name == Some(&repo.id)).then(|| in_run.clone())?

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::begin::{base, begin};
 use super::request::data_of;
-use super::{LaunchError, Planned, Prepared, Request, RunDir, initial, resume, survey};
+use super::{LaunchError, Planned, Prepared, Request, RunDir, adapters, initial, resume, survey};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::engine::{ModelConfig, cuda};
 use crate::hub::Hub;
@@ -90,11 +90,17 @@ pub fn prepare(
         },
         progress,
     )?;
+    let packed = data.packed();
     let manifest = data.manifest;
     refuse_without_evaluation_data(recipe, &manifest)?;
     let samples = manifest.train.samples;
     let (worlds, news) = judge(planned, samples)?;
     let trained = &planned.model.trained;
+    adapters::refuse_on_device(trained.adapters.is_some(), request.runner.device())?;
+    let trained_note = trained
+        .adapters
+        .as_ref()
+        .map(|it| adapters::described(it, &model));
     let built_in = BuiltIn {
         model,
         weights: initial.weights,
@@ -102,7 +108,7 @@ pub fn prepare(
         adapters: trained.adapters.clone(),
         earlier_adapter: trained.earlier.clone(),
         companions: companions(&planned.settled, &base()?),
-        data_fingerprint: Some(manifest.fingerprint),
+        data_fingerprint: Some(manifest.fingerprint.clone()),
         rank_memory: request.runner.rank_memory(),
         device: request.runner.device(),
         entropy: (manifest.synthetic.as_ref())
@@ -130,6 +136,7 @@ pub fn prepare(
         worlds,
         state: None,
         external: None,
+        facts: [packed, trained_note].into_iter().flatten().collect(),
         notes: [initial.note]
             .into_iter()
             .flatten()

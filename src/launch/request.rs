@@ -121,6 +121,8 @@ pub struct Prepared {
     pub external: Option<Recipe>,
     /// Notes for the user, one per line.
     pub notes: Vec<String>,
+    /// What was made of the recipe, one per line.
+    pub facts: Vec<String>,
 }
 
 impl Prepared {

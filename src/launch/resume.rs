@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::request::data_of;
-use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
+use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, adapters, initial};
 use crate::checkpoint::{self, Committed};
 use crate::data::{self, PrepareRequest, Progress};
 use crate::lifecycle::{CheckpointRef, files};
@@ -168,6 +168,7 @@ pub(super) fn resume(
     }
     let mut notes = Vec::new();
     let built_in = run.built_in()?;
+    adapters::refuse_on_device(built_in.adapters.is_some(), request.runner.device())?;
     match (
         state
             .as_mut()
@@ -221,6 +222,7 @@ pub(super) fn resume(
         state,
         external: None,
         notes: notes.into_iter().chain(data.notes).collect(),
+        facts: Vec::new(),
     })
 }
 

@@ -36,6 +36,10 @@ pub enum Event {
         /// Total amount; 0 when it is unknown.
         total: u64,
     },
+    /// What a launch has made of the recipe.
+    Note {
+        message: String,
+    },
     /// The ranks of a generation have connected and train.
     GenerationStarted {
         /// Job generation, counted from 1.

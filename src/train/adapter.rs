@@ -121,7 +121,7 @@ impl AdapterConfig {
             rank: self.r,
             alpha: self.lora_alpha,
             rank_stabilized: self.use_rslora,
-            dropout: self.lora_dropout as f32,
+            dropout: self.lora_dropout,
             modules: modules.unwrap_or_default(),
             seed,
         })
@@ -145,7 +145,7 @@ pub fn of_recipe(model: &Model, config: &ModelConfig, seed: u64) -> Result<Adapt
         rank: model.lora_rank.unwrap_or(8) as usize,
         alpha: model.lora_alpha.unwrap_or(8.0),
         rank_stabilized: model.use_rslora,
-        dropout: model.lora_dropout as f32,
+        dropout: model.lora_dropout,
         modules,
         seed,
     };

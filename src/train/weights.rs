@@ -105,6 +105,9 @@ impl Weights {
 
     /// Finds the adapters of a folder.
     pub fn open_adapter(directory: &Path) -> Result<Self, WeightsError> {
+        if checkpoint::is_evenkeel_checkpoint(directory) {
+            Checkpoint::open(directory, None)?;
+        }
         let mut weights = Self {
             directory: directory.to_path_buf(),
             files: Vec::new(),

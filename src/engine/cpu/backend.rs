@@ -190,7 +190,7 @@ impl<'a> CpuBackend<'a> {
 
     /// What drops inputs of an adapter, where anything does.
     fn dropout(&self, adapter: &Adapter) -> Option<Dropout<'a>> {
-        let share = self.adapted.map_or(0.0, |adapted| adapted.settings.dropout);
+        let share = self.adapted.map_or(0.0, |adapted| adapted.settings.dropout) as f32;
         let keys = self.micro_batch.dropout;
         (share > 0.0 && !keys.is_empty()).then_some(Dropout {
             share,

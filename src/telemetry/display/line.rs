@@ -154,6 +154,7 @@ impl Line {
                     duration(*usual)
                 )],
             ),
+            Event::Note { message } => ("Note", Tone::Fine, vec![message.clone()]),
             Event::Warning { message } => ("Warning", Tone::Alarm, vec![message.clone()]),
             Event::Finished {
                 samples,

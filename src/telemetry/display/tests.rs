@@ -141,6 +141,9 @@ pub(crate) fn run() -> Vec<Event> {
             seconds: 1.42,
             message: "rank 1 was lost".to_owned(),
         },
+        Event::Note {
+            message: "3200 documents packed into 412 samples, which are 98 % full".to_owned(),
+        },
         Event::Warning {
             message: "the last epoch is not whole".to_owned(),
         },

@@ -167,8 +167,8 @@ fn every_document_is_in_one_sample_of_one_part() {
     expected.sort();
     assert_eq!(found, expected);
     assert_eq!(
-        prepared.notes,
-        ["2250 documents packed into 655 samples, which are 97 % full"]
+        prepared.packed().as_deref(),
+        Some("2250 documents packed into 655 samples, which are 97 % full")
     );
     assert!(case.prepare().unwrap().reused);
 }
