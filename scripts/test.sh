@@ -100,8 +100,8 @@ cargo fmt --all --check
 if [ -z "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
   background nvrtc scripts/virtualenv.sh target/nvrtc tests/cuda/requirements.txt
 fi
-# torch, transformers, accelerate, trl and deepspeed for tests of external trainers: several gigabytes, once.
-needs="import torch, transformers, accelerate, trl, deepspeed"
+# torch, transformers, accelerate, trl, deepspeed, peft and bitsandbytes for tests of external trainers: several gigabytes, once.
+needs="import torch, transformers, accelerate, trl, deepspeed, peft, bitsandbytes"
 python=${EVENKEEL_PYTHON:-python3}
 if [ -z "${EVENKEEL_PYTHON:-}" ] && ! python3 -c "$needs" 2>/dev/null; then
   python=target/python/bin/python

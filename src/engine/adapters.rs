@@ -21,6 +21,9 @@ pub struct Adapters {
     pub dropout: f64,
     /// The linear layers that have one, by the last parts of their modules' names; empty: all of the blocks.
     pub modules: Vec<String>,
+    /// The linear layers of the blocks below are in 4 bits.
+    #[serde(default)]
+    pub is_quantised: bool,
     /// What draws new ones.
     pub seed: u64,
 }
@@ -149,7 +152,7 @@ impl Adapters {
 }
 
 /// Whether these are the weights of a linear layer within a block.
-fn is_layer(role: Role) -> bool {
+pub(super) fn is_layer(role: Role) -> bool {
     let is_table = matches!(role, Role::Embedding | Role::Positions | Role::Head);
     role.kind() == Kind::Matrix && !is_table
 }

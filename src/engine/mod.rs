@@ -14,6 +14,7 @@ pub mod cuda;
 mod dropout;
 pub mod initial;
 mod layout;
+mod nf4;
 mod noise;
 mod sequence;
 mod step;

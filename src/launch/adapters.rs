@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::LaunchError;
-use crate::engine::{Adapted, Adapters, ModelConfig};
+use crate::engine::{Adapted, Adapters, Family, ModelConfig};
 use crate::plan::{DeviceKind, Flaw};
 use crate::recipe::Spec;
 use crate::telemetry::human::grouped;
@@ -76,6 +76,21 @@ pub(super) fn trained(
         true => Some(adapter::of_recipe(model, shape, spec.seed).map_err(refused)?),
         false => of_folder,
     };
+    let is_quantised = model.load_in_4bit;
+    if is_quantised && shape.family == Family::GptNeoX {
+        return Err(refused(
+            "the built-in trainer has no GPT-NeoX in 4 bits".to_owned(),
+        ));
+    }
+    if is_quantised && adapters.is_none() {
+        return Err(refused(
+            "weights in 4 bits cannot be trained, only adapters over them".to_owned(),
+        ));
+    }
+    let adapters = adapters.map(|adapters| Adapters {
+        is_quantised,
+        ..adapters
+    });
     Ok(Trained {
         base: match folder {
             Some(folder) => folder.config.base_model_name_or_path.clone(),
@@ -105,10 +120,15 @@ pub(super) fn described(adapters: &Adapters, shape: &ModelConfig) -> String {
         names => names.join(", "),
     };
     format!(
-        "adapters of rank {} on {layers} are trained: {} parameters over {} that are frozen",
+        "adapters of rank {} on {layers} are trained: {} parameters over {} that are frozen{}",
         adapters.rank,
         grouped(trained),
-        grouped(all)
+        grouped(all),
+        if adapters.is_quantised {
+            ", in 4 bits"
+        } else {
+            ""
+        }
     )
 }
 

@@ -123,6 +123,7 @@ impl AdapterConfig {
             rank_stabilized: self.use_rslora,
             dropout: self.lora_dropout,
             modules: modules.unwrap_or_default(),
+            is_quantised: false,
             seed,
         })
     }
@@ -147,6 +148,7 @@ pub fn of_recipe(model: &Model, config: &ModelConfig, seed: u64) -> Result<Adapt
         rank_stabilized: model.use_rslora,
         dropout: model.lora_dropout,
         modules,
+        is_quantised: false,
         seed,
     };
     match adapters.unknown(&layout(config)).as_slice() {

@@ -16,7 +16,7 @@ import yaml
 from families import FAMILIES, RECIPE, make
 from peft import LoraConfig, PeftModel, get_peft_model
 from preference_losses import train as train_preferences
-from sft_losses import train
+from sft_losses import quantise, train
 from tiny_model import make_data, make_tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -27,6 +27,8 @@ ADAPTERS = dict(
     gpt_neox=dict(target_modules=["query_key_value", "dense"], r=3, lora_alpha=3),
     gpt2=dict(target_modules=["c_attn", "c_fc"], r=3, lora_alpha=6, fan_in_fan_out=True),
 )
+# Whose weights are also in 4 bits.
+IN_4_BITS = ["llama"]
 PREFERENCES = dict(per_device_train_batch_size=4, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
                    train_sampling_strategy="sequential", weight_decay=0.01, dataset_name="preferences", max_length=64)
 # Whose preferences are trained too.
@@ -48,12 +50,16 @@ def make_adapter(folder, name):
 def recipes():
     for name in ADAPTERS:
         yield f"{name}-sft", name, RECIPE | dict(learning_rate=1e-2), train
+        if name in IN_4_BITS:
+            yield f"{name}-nf4-sft", name, RECIPE | dict(learning_rate=1e-2, load_in_4bit=True), train
         if name in WITH_PREFERENCES:
             yield f"{name}-dpo", name, PREFERENCES, train_preferences
 
 
-def logits(name, path):
+def logits(name, path, in_4_bits):
     base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    if in_4_bits:
+        quantise(base)
     tokens = torch.arange(3 * 40).reshape(3, 40) % base.config.vocab_size
     model = PeftModel.from_pretrained(base, path)
     with torch.no_grad():
@@ -78,8 +84,9 @@ def main():
             found[recipe], trainer = trains(folder / f"{recipe}.yaml")
             trainer.save_model(theirs)
         else:
-            expected, written = logits(name, theirs), folder / f"{recipe}-run" / sys.argv[3]
-            found[recipe] = ((logits(name, written) - expected).abs().max() / expected.abs().max()).item()
+            in_4_bits = settings.get("load_in_4bit", False)
+            expected, written = logits(name, theirs, in_4_bits), folder / f"{recipe}-run" / sys.argv[3]
+            found[recipe] = ((logits(name, written, in_4_bits) - expected).abs().max() / expected.abs().max()).item()
     print(json.dumps(found))
 
 

@@ -1,5 +1,6 @@
 //! The weights of a rank: all of them trained, or frozen ones with adapters.
 
+use super::quantised::Quantised;
 use super::store::{Gradient, Store};
 use crate::engine::{EngineError, Pass};
 
@@ -8,17 +9,18 @@ pub struct Held {
     /// What is trained: the model, or one unit with all adapters.
     pub trained: Store,
     /// The model below adapters.
-    pub frozen: Option<Store>,
+    pub frozen: Option<Frozen>,
+}
+
+/// A frozen model.
+pub enum Frozen {
+    Whole(Box<Store>),
+    Quantised(Quantised),
 }
 
 impl Held {
-    /// The store with the model's weights.
-    fn model(&mut self) -> &mut Store {
-        self.frozen.as_mut().unwrap_or(&mut self.trained)
-    }
-
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if let Some(frozen) = &mut self.frozen {
+        if let Some(Frozen::Whole(frozen)) = &mut self.frozen {
             frozen.begin(pass)?;
         }
         self.trained.begin(pass)
@@ -26,33 +28,45 @@ impl Held {
 
     /// Makes a unit's parameters whole until they are released.
     pub fn acquire(&mut self, unit: usize) -> Result<(), EngineError> {
-        self.model().acquire(unit)
-    }
-
-    pub fn release(&mut self, unit: usize) {
-        self.model().release(unit);
-    }
-
-    /// An acquired unit's parameters.
-    pub fn parameters(&self, unit: usize) -> &[f32] {
-        let model = self.frozen.as_ref().unwrap_or(&self.trained);
-        model.parameters(unit)
-    }
-
-    /// An acquired unit's parameters, and the place for its gradient unless they are frozen.
-    pub fn gradient(&mut self, unit: usize) -> (&[f32], Option<Gradient<'_>>) {
-        match &self.frozen {
-            Some(frozen) => (frozen.parameters(unit), None),
-            None => {
-                let (parameters, gradient) = self.trained.gradient(unit);
-                (parameters, Some(gradient))
+        match &mut self.frozen {
+            None => self.trained.acquire(unit),
+            Some(Frozen::Whole(store)) => store.acquire(unit),
+            Some(Frozen::Quantised(model)) => {
+                model.acquire(unit);
+                Ok(())
             }
         }
     }
 
+    pub fn release(&mut self, unit: usize) {
+        match &mut self.frozen {
+            None => self.trained.release(unit),
+            Some(Frozen::Whole(store)) => store.release(unit),
+            Some(Frozen::Quantised(_)) => {}
+        }
+    }
+
+    /// An acquired unit's parameters.
+    pub fn parameters(&self, unit: usize) -> &[f32] {
+        match &self.frozen {
+            None => self.trained.parameters(unit),
+            Some(Frozen::Whole(store)) => store.parameters(unit),
+            Some(Frozen::Quantised(model)) => model.parameters(unit),
+        }
+    }
+
+    /// An acquired unit's parameters, and the place for its gradient unless they are frozen.
+    pub fn gradient(&mut self, unit: usize) -> (&[f32], Option<Gradient<'_>>) {
+        if self.frozen.is_some() {
+            return (self.parameters(unit), None);
+        }
+        let (parameters, gradient) = self.trained.gradient(unit);
+        (parameters, Some(gradient))
+    }
+
     /// Takes part in a walk of the other ranks without a micro-batch.
     pub fn join(&mut self, pass: Pass) -> Result<(), EngineError> {
-        if let Some(frozen) = &mut self.frozen {
+        if let Some(Frozen::Whole(frozen)) = &mut self.frozen {
             frozen.join(pass)?;
         }
         self.trained.join(pass)
@@ -60,7 +74,7 @@ impl Held {
 
     /// Discards the step's gradient, also during a walk or a reduction.
     pub fn discard(&mut self) {
-        if let Some(frozen) = &mut self.frozen {
+        if let Some(Frozen::Whole(frozen)) = &mut self.frozen {
             frozen.discard();
         }
         self.trained.discard();

@@ -7,6 +7,7 @@ mod arena;
 mod backend;
 mod head;
 mod held;
+mod quantised;
 mod store;
 mod workspace;
 
@@ -14,7 +15,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::{Arena, Buffer};
 use self::backend::With;
-use self::held::Held;
+use self::held::{Frozen, Held};
+use self::quantised::Quantised;
 use self::store::Store;
 use self::workspace::Workspace;
 use super::{
@@ -100,7 +102,13 @@ impl CpuEngine {
                 let trained = &adapted.trained;
                 let trained = Store::new(trained, false, held, world.clone(), &arena, &draw)?;
                 let held = (options.strategy, Measure::default(), true);
-                let frozen = Store::new(&layout, tied, held, world, &arena, &fill)?;
+                let frozen = match adapted.settings.is_quantised {
+                    true => Frozen::Quantised(Quantised::new(&layout, &arena, &fill)?),
+                    false => {
+                        let store = Store::new(&layout, tied, held, world, &arena, &fill)?;
+                        Frozen::Whole(Box::new(store))
+                    }
+                };
                 Ok(Held {
                     trained: match options.strategy {
                         Strategy::Replicated => trained,
@@ -198,8 +206,10 @@ impl Engine for CpuEngine {
         };
         of.check_state(&state)?;
         let state = of.state_from_files(&state);
-        if let Some(frozen) = &mut self.store.frozen {
-            frozen.import_frozen(unit, &state.parameters);
+        match &mut self.store.frozen {
+            Some(Frozen::Whole(store)) => store.import_frozen(unit, &state.parameters),
+            Some(Frozen::Quantised(model)) => model.import(unit, &state.parameters),
+            None => {}
         }
         Ok(())
     }

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::engine::{Adapters, Family, Layout, UnitState, layout};
+use crate::engine::adapters::is_layer;
+use crate::engine::{Adapters, Family, Layout, UnitState, layout, nf4};
 
 /// Creates an engine with random weights of one seed, which trains adapters where there are some.
 pub type New<'a> = &'a dyn Fn(ModelConfig, Option<Adapters>) -> Box<dyn Engine>;
@@ -16,6 +17,7 @@ fn of(modules: &[&str]) -> Adapters {
         rank_stabilized: false,
         dropout: 0.0,
         modules: modules.iter().map(|name| (*name).to_owned()).collect(),
+        is_quantised: false,
         seed: 5,
     }
 }
@@ -231,6 +233,43 @@ pub fn gradients_with_dropout_agree_with_finite_differences(new: New) {
             "{}: {measured}, not {norm}",
             parameter.name
         );
+    }
+}
+
+/// A model in 4 bits computes what the same weights in f32 do, in less memory.
+pub fn quantised_weights_are_those_of_their_codes(new: New) {
+    for (config, adapters) in cases().into_iter().take(4) {
+        let quantised = Adapters {
+            is_quantised: true,
+            ..adapters.clone()
+        };
+        let batch = Batch::new(2, 20);
+        let mut packed = new(config.clone(), Some(quantised));
+        let mut whole = new(config.clone(), Some(adapters));
+        fill(packed.as_mut());
+        fill(whole.as_mut());
+        let mut plain = new(config.clone(), None);
+        for (unit, of) in layout(&config).units.iter().enumerate() {
+            let state = plain.export(unit, true).unwrap().unwrap();
+            packed.import_frozen(unit, &state.parameters).unwrap();
+            let mut state = of.state_from_files(&state).into_owned();
+            for parameter in &of.parameters {
+                let values = &mut state.parameters[parameter.range()];
+                if is_layer(parameter.role) {
+                    let [bytes, blocks] = nf4::sizes(values.len());
+                    let (mut codes, mut scales) = (vec![0; bytes], vec![0.0; blocks]);
+                    nf4::quantise(values, &mut codes, &mut scales);
+                    nf4::dequantise(values, &codes, &scales);
+                }
+            }
+            of.state_to_files(&mut state);
+            whole.import_frozen(unit, &state.parameters).unwrap();
+        }
+        let micro_batch = batch.micro_batch();
+        let (loss, gradient) = gradient_of(packed.as_mut(), micro_batch);
+        let (unquantised, _) = plain.evaluate(micro_batch).unwrap();
+        assert!((loss - unquantised).abs() > 1e-4 * loss);
+        assert_eq!((loss, gradient), gradient_of(whole.as_mut(), micro_batch));
     }
 }
 

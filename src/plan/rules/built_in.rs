@@ -114,7 +114,7 @@ fn trainer_parallelism(case: &Case<'_>, findings: &mut Findings<'_>) {
 const TRAINER_WEIGHTS: Rule = Rule {
     id: "trainer-weights",
     severity: Severity::Error,
-    summary: "the built-in trainer has adapters on CPUs only, and no quantised weights",
+    summary: "the built-in trainer has adapters and weights in 4 bits on CPUs only",
     text: include_str!("texts/trainer-weights.md"),
     wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"),
     right: with("  model: {path: mistralai/Mistral-7B-v0.1}\n"),
@@ -139,8 +139,8 @@ fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
         ),
         (
             "model.load_in_4bit",
-            model.load_in_4bit,
-            "weights in 4 bits",
+            model.load_in_4bit && on_gpus,
+            "weights in 4 bits on GPUs yet",
         ),
         (
             "model.load_in_8bit",
@@ -403,6 +403,8 @@ mod tests {
         let on_gpus = only("trainer-weights", &recipe, &PlanRequest::of(runner, 1));
         assert_eq!(on_gpus.len(), 1);
         recipe.spec.model.load_in_4bit = true;
+        assert!(launched("trainer-weights", &recipe).is_empty());
+        recipe.spec.model.load_in_8bit = true;
         recipe.spec.model.lora_modules_to_save = vec!["lm_head".to_owned()];
         assert_eq!(launched("trainer-weights", &recipe).len(), 2);
     }

@@ -136,3 +136,36 @@ fn gradients_with_dropout_agree_with_finite_differences() {
 fn weights_below_adapters_are_imported() {
     testing::adapters::weights_below_adapters_are_imported(&adapted);
 }
+
+#[test]
+fn quantised_weights_are_those_of_their_codes() {
+    testing::adapters::quantised_weights_are_those_of_their_codes(&adapted);
+}
+
+#[test]
+fn a_model_in_4_bits_takes_less_memory() {
+    let memory = |is_quantised| {
+        let adapters = Adapters {
+            rank: 1,
+            alpha: 1.0,
+            rank_stabilized: false,
+            dropout: 0.0,
+            modules: Vec::new(),
+            is_quantised,
+            seed: 5,
+        };
+        let wide = ModelConfig {
+            hidden_size: 240,
+            intermediate_size: 500,
+            num_hidden_layers: 4,
+            ..config()
+        };
+        adapted(wide, Some(adapters)).memory().0
+    };
+    assert!(
+        memory(true) < memory(false) / 2,
+        "{} {}",
+        memory(true),
+        memory(false)
+    );
+}

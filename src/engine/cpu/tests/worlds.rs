@@ -190,6 +190,7 @@ fn adapters_train_the_same_in_every_world_and_strategy() {
         rank_stabilized: false,
         dropout: 0.0,
         modules: Vec::new(),
+        is_quantised: false,
         seed: 5,
     };
     for strategy in [Strategy::Replicated, SHARDED, ACCUMULATES_UNSHARDED] {

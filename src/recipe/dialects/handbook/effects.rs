@@ -19,7 +19,7 @@ use super::versions::Versions;
 /// and settings of what another key switches on.
 const WITHOUT_EFFECT: Words = Words(
     "activation_checkpointing_kwargs activation_offloading base_model_revision batch_eval_metrics benchmarks \
-     bf16_full_eval bnb_4bit_quant_storage bnb_4bit_quant_type callbacks chars_per_token data_seed \
+     bf16_full_eval callbacks chars_per_token data_seed \
      dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers \
      dataloader_pin_memory dataloader_prefetch_factor dataset_batch_size dataset_num_proc dataset_streaming \
      ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout \
@@ -41,14 +41,16 @@ const WITHOUT_EFFECT: Words = Words(
      sanity_check save_on_each_node save_safetensors shuffle_dataset skip_memory_metrics streaming torch_compile \
      torch_compile_backend torch_compile_mode torch_dtype torch_empty_cache_steps torchdynamo tpu_metrics_debug \
      tpu_num_cores trackio_bucket_id trackio_space_id trackio_static_space_id trust_remote_code \
-     use_bnb_nested_quant use_cache use_cpu use_fast_tokenizer use_ipex use_legacy_prediction_loop \
+     use_cache use_cpu use_fast_tokenizer use_ipex use_legacy_prediction_loop \
      use_liger use_liger_kernel use_mps_device wandb_entity wandb_project wandb_run_group",
 );
 
 /// Keys that change the weights, each with the values that do not, the first one for messages.
-const UNSUPPORTED: [(&str, &[&str]); 22] = [
+const UNSUPPORTED: [(&str, &[&str]); 25] = [
     ("auto_insert_empty_system_msg", &["false"]),
     ("average_tokens_across_devices", &["true"]),
+    ("bnb_4bit_quant_storage", &[]),
+    ("bnb_4bit_quant_type", &["nf4"]),
     ("config_name", &[]),
     ("dataset_kwargs", &[]),
     ("eos_token", &[]),
@@ -71,6 +73,7 @@ const UNSUPPORTED: [(&str, &[&str]); 22] = [
     ("task_name", &[]),
     ("truncation_mode", &["keep_start"]),
     ("truncation_side", &["right"]),
+    ("use_bnb_nested_quant", &["false"]),
     ("use_dora", &["false"]),
 ];
 
@@ -99,12 +102,11 @@ pub(crate) fn find(
     is_known: impl Fn(&str) -> bool,
     reading: &mut Reading,
 ) {
-    let packs = root
-        .get("packing")
-        .is_some_and(|packing| !is_neutral(packing, &["false"]));
-    let adapts = root
-        .get("use_peft")
-        .is_some_and(|adapts| !is_neutral(adapts, &["false"]));
+    let is_on = |key| {
+        root.get(key)
+            .is_some_and(|value| !is_neutral(value, &["false"]))
+    };
+    let [packs, adapts, quantises] = ["packing", "use_peft", "load_in_4bit"].map(is_on);
     let of_adapters =
         |key: &str| key.starts_with("lora_") || ["use_dora", "use_rslora"].contains(&key);
     let is_dft = root.get("loss_type").and_then(Node::text) == Some("dft");
@@ -118,6 +120,7 @@ pub(crate) fn find(
             _ if key == RESERVED => continue,
             _ if !is_known(key) => UntrainedReason::Unknown,
             _ if !adapts && of_adapters(key) => UntrainedReason::NoEffect,
+            _ if !quantises && key.contains("bnb_") => UntrainedReason::NoEffect,
             Effect::Read
                 if key == "report_to"
                     && reports(&entry.value).any(|name| !WRITTEN.contains(&name)) =>
