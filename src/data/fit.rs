@@ -1,4 +1,4 @@
-//! Best-fit decreasing: documents are packed whole, the longest first, each into the fullest sample that has room
+//! Best-fit decreasing: documents are packed whole, the longest first, each into the fullest sample where it fits
 //! (Ding et al., 2024, arXiv 2404.10830; TRL 1.16, `data_utils.py`, `_pack_bfd`).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,31 +17,31 @@ use super::request::{Stopped, check_stopped};
 /// Documents that are packed together: upstream maps its data sets in batches of as many.
 const WINDOW: usize = 1000;
 
-/// The documents of each sample, from their sizes, which are at least 1 and at most the `room` of a sample.
-fn best_fit(sizes: &[u64], room: u64) -> Vec<Vec<usize>> {
+/// The documents of each sample, from their sizes, which are at least 1 and at most the `whole` of a sample.
+fn best_fit(sizes: &[u64], whole: u64) -> Vec<Vec<usize>> {
     let mut longest_first: Vec<usize> = (0..sizes.len()).collect();
     // Stable, as upstream.
     longest_first.sort_by_key(|&document| std::cmp::Reverse(sizes[document]));
     let mut samples: Vec<Vec<usize>> = Vec::new();
-    // Samples by the room that is left in them, in the order in which they came to have it.
-    let mut by_room: BTreeMap<u64, VecDeque<usize>> = BTreeMap::new();
+    // Samples by what is left of them, in the order in which it became that.
+    let mut by_rest: BTreeMap<u64, VecDeque<usize>> = BTreeMap::new();
     for document in longest_first {
         let size = sizes[document];
-        let fullest = by_room.range_mut(size..).next();
+        let fullest = by_rest.range_mut(size..).next();
         let (left, sample) = match fullest.and_then(|(&left, all)| Some((left, all.pop_front()?))) {
             Some((left, sample)) => {
-                if by_room.get(&left).is_some_and(VecDeque::is_empty) {
-                    by_room.remove(&left);
+                if by_rest.get(&left).is_some_and(VecDeque::is_empty) {
+                    by_rest.remove(&left);
                 }
                 (left, sample)
             }
             None => {
                 samples.push(Vec::new());
-                (room, samples.len() - 1)
+                (whole, samples.len() - 1)
             }
         };
         samples[sample].push(document);
-        by_room
+        by_rest
             .entry(left.saturating_sub(size))
             .or_default()
             .push_back(sample);
@@ -113,8 +113,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fullest_sample_with_room_is_chosen() {
-        // As TRL's own example, and where two samples have the same room.
+    fn the_fullest_sample_where_a_document_fits_is_chosen() {
+        // As in TRL's example, and where two samples have as much left.
         assert_eq!(best_fit(&[4, 2, 3, 1], 4), [vec![0], vec![2, 3], vec![1]]);
         assert_eq!(
             best_fit(&[3, 6, 3, 6, 2, 1, 4], 10),
@@ -125,22 +125,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_document_is_in_one_sample_and_few_have_room_left(
-            room in 1u64..50,
+        fn every_document_is_in_one_sample_and_at_most_one_is_half_empty(
+            whole in 1u64..50,
             sizes in prop::collection::vec(1u64..50, 0..300),
         ) {
-            let sizes: Vec<u64> = sizes.into_iter().map(|size| size.min(room)).collect();
-            let samples = best_fit(&sizes, room);
+            let sizes: Vec<u64> = sizes.into_iter().map(|size| size.min(whole)).collect();
+            let samples = best_fit(&sizes, whole);
             let mut all = samples.concat();
             all.sort_unstable();
             prop_assert_eq!(all, (0..sizes.len()).collect::<Vec<_>>());
             let filled: Vec<u64> = (samples.iter())
                 .map(|sample| sample.iter().map(|&document| sizes[document]).sum())
                 .collect();
-            prop_assert!(filled.iter().all(|&filled| filled <= room));
+            prop_assert!(filled.iter().all(|&filled| filled <= whole));
             // At most 11/9 of the optimum and 6/9, which is at least the sum.
-            let least = sizes.iter().sum::<u64>().div_ceil(room);
-            let halves = filled.iter().filter(|&&filled| 2 * filled <= room).count();
+            let least = sizes.iter().sum::<u64>().div_ceil(whole);
+            let halves = filled.iter().filter(|&&filled| 2 * filled <= whole).count();
             prop_assert!(halves <= 1 && samples.len() as u64 <= 2 * least);
         }
     }

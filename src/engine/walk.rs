@@ -206,7 +206,7 @@ pub struct Walk<'a> {
     pub config: &'a ModelConfig,
     /// Of the model.
     pub layout: &'a Layout,
-    /// If only adapters are trained, which are one unit of their own.
+    /// If only adapters are trained, which are another layout's one unit.
     pub adapted: Option<&'a Adapted>,
 }
 
