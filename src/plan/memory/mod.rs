@@ -117,8 +117,17 @@ impl<'a> Memory<'a> {
         };
         let all = self.shape.parameters() / shards as f64;
         if self.spec.model.adapters {
+            let frozen = match self.spec.model.load_in_4bit {
+                // Not sharded, and a block is whole while it computes.
+                true => {
+                    let blocks = self.shape.layers as f64 * self.shape.block();
+                    let others = self.shape.parameters() - blocks;
+                    FOUR_BIT * blocks + 4.0 * (others + self.shape.block())
+                }
+                false => 4.0 * all,
+            };
             // Every rank has all adapters.
-            return (4.0 * all + 16.0 * self.trained()) as u64;
+            return (frozen + 16.0 * self.trained()) as u64;
         }
         (16.0 * all) as u64
     }

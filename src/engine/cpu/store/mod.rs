@@ -189,15 +189,15 @@ impl Store {
             }
             parts.push(part);
         }
-        let keeps_whole = sharding.is_none() || unsharded;
+        let keeps = Keeps {
+            whole: sharding.is_none() || unsharded || forward_only,
+            measure,
+        };
         let gather = sharding.map(|world| Gather::new(layout, tied, world, arena));
         Ok(Store {
             gather: gather.transpose()?,
-            scatter: Scatter::new(layout, tied, keeps_whole, sharding, arena)?,
-            keeps: Keeps {
-                whole: keeps_whole,
-                measure,
-            },
+            scatter: Scatter::new(layout, tied, keeps, sharding, arena)?,
+            keeps,
             is_frozen: forward_only,
             reduces_late: sharding.is_some(),
             squares: Squares::new(layout, measure, arena)?,

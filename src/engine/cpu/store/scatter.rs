@@ -8,7 +8,7 @@ use cpu_kernels::vector;
 
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
-use crate::engine::{EngineError, Layout};
+use crate::engine::{EngineError, Keeps, Layout};
 
 use super::Part;
 
@@ -43,11 +43,15 @@ struct Reduction {
 }
 
 impl Scatter {
-    /// `keeps_whole`: gradients are accumulated whole, not reduced here.
+    /// `keeps_whole`: gradients are accumulated whole, not reduced here, and only micro-batches that may be measured have
+    /// one apart.
     pub fn new(
         layout: &Layout,
         tied: bool,
-        keeps_whole: bool,
+        Keeps {
+            whole: keeps_whole,
+            measure,
+        }: Keeps,
         world: Option<&World>,
         arena: &Arena,
     ) -> Result<Self, EngineError> {
@@ -61,6 +65,8 @@ impl Scatter {
             })
         };
         let sizes = super::place_sizes(layout, tied, ranks).skip(usize::from(keeps_whole));
+        let are_used = !keeps_whole || measure.micro_batches;
+        let sizes = sizes.filter(|_| are_used);
         Ok(Scatter {
             world: world.filter(|_| !keeps_whole).cloned(),
             places: sizes.map(place).collect::<Result<_, EngineError>>()?,
