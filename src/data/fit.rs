@@ -2,11 +2,11 @@
 //! (Ding et al., 2024, arXiv 2404.10830; TRL 1.16, `data_utils.py`, `_pack_bfd`).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
 use crate::util::durable::FileError;
+use crate::util::input;
 
 use super::dataset::{ENTRY, Entry, INDEX, PACKS};
 use super::error::DataError;
@@ -58,7 +58,7 @@ pub(super) fn pack(
     stopped: Stopped<'_>,
 ) -> Result<PartRecord, DataError> {
     let index = directory.join(INDEX);
-    let file = File::open(&index).map_err(|error| DataError::read(&index, error))?;
+    let file = input::open(&index).map_err(|error| DataError::read(&index, error))?;
     let mut entries = BufReader::new(file);
     let packed = directory.join("index.packed");
     let mut written = IndexWriter::create(packed.clone())?;
