@@ -53,8 +53,12 @@ impl Prepared {
         let extra = manifest.row_limit() - manifest.sequence_length;
         let taken = manifest.train.tokens - extra * documents;
         let room = manifest.train.samples * manifest.sequence_length;
+        let cut = match manifest.skipped.truncated {
+            0 => String::new(),
+            cut => format!("; {cut} were cut at {} tokens", manifest.row_limit()),
+        };
         Some(format!(
-            "{} packed into {}, which are {:.0} % full",
+            "{} packed into {}, {:.0} % full{cut}",
             format::count(documents, "document"),
             format::count(manifest.train.samples, "sample"),
             100.0 * taken as f64 / room as f64

@@ -7,15 +7,19 @@ use crate::engine::{Adapted, Adapters, Family, ModelConfig};
 use crate::plan::{DeviceKind, Flaw};
 use crate::recipe::Spec;
 use crate::telemetry::human::grouped;
-use crate::train::adapter::{self, AdapterConfig};
-use crate::train::run::EarlierAdapter;
+use crate::train::adapter::{self, Chain};
+use crate::train::run::BuiltIn;
+use crate::train::weights::{self, Weights};
 
 /// What a launch trains in place of the model's weights, and below it.
 #[derive(Debug, Clone, Default)]
 pub struct Trained {
     pub adapters: Option<Adapters>,
-    pub earlier: Option<EarlierAdapter>,
-    /// The model below, as the recipe or the folder names it.
+    /// The folders of adapters that are merged into the model, in order.
+    pub merged: Vec<PathBuf>,
+    /// The folder of the adapter that is trained on.
+    pub start: Option<PathBuf>,
+    /// What lies below, as the recipe or the folder names it.
     pub base: Option<String>,
 }
 
@@ -23,7 +27,7 @@ pub struct Trained {
 #[derive(Debug, Clone)]
 pub(super) struct Folder {
     directory: PathBuf,
-    config: AdapterConfig,
+    chain: Chain,
 }
 
 impl Folder {
@@ -33,22 +37,20 @@ impl Folder {
             return Ok(None);
         };
         let directory = base.join(named);
-        if !directory.is_dir() || directory.join("config.json").is_file() {
-            return Ok(None);
-        }
-        match AdapterConfig::read(&directory) {
-            Ok(config) => Ok(config.map(|config| Folder { directory, config })),
-            Err(error) => Err(flaw("model-shape", error.to_string())),
-        }
+        let chain =
+            Chain::of(&directory, base).map_err(|message| wrong_folder("model-shape", message))?;
+        Ok(chain.map(|chain| Folder { directory, chain }))
     }
 
-    /// The recipe with the model below the adapter in place of the folder, whose tokenizer it keeps.
+    /// The recipe with the model below the adapters in place of the folder, whose tokenizer it keeps.
     pub fn settled(&self, spec: &Spec) -> Spec {
         let mut settled = spec.clone();
-        settled
-            .model
-            .path
-            .clone_from(&self.config.base_model_name_or_path);
+        settled.model.path = self.chain.model().map(str::to_owned);
+        if let Some((_, lowest)) = self.chain.folders.first()
+            && lowest.revision.is_some()
+        {
+            settled.model.revision.clone_from(&lowest.revision);
+        }
         if spec.tokenizer.path.is_none() && self.directory.join("tokenizer.json").is_file() {
             settled.tokenizer.path = spec.model.path.clone();
         }
@@ -64,17 +66,27 @@ pub(super) fn trained(
 ) -> Result<Trained, Flaw> {
     let model = &spec.model;
     let refused = |message: String| flaw("trainer-weights", message);
-    let earlier = |is_merged| {
-        folder.map(|folder| EarlierAdapter {
-            directory: folder.directory.clone(),
-            is_merged,
-        })
-    };
-    let of_folder = folder.map(|folder| folder.config.settings(spec.seed));
-    let of_folder = of_folder.transpose().map_err(refused)?;
-    let adapters = match model.adapters {
-        true => Some(adapter::of_recipe(model, shape, spec.seed).map_err(refused)?),
-        false => of_folder,
+    let of_folder = |message: String| wrong_folder("trainer-weights", message);
+    let mut merged = Vec::new();
+    let mut last = None;
+    if let Some(folder) = folder {
+        let settings = folder.chain.settings(spec.seed).map_err(of_folder)?;
+        for ((directory, _), settings) in folder.chain.folders.iter().zip(settings) {
+            let adapted = Adapted::new(shape, settings.clone());
+            let weights = Weights::open_adapter(directory);
+            weights
+                .and_then(|weights| weights.check(&adapted.trained))
+                .map_err(|error| of_folder(error.to_string()))?;
+            merged.push(directory.clone());
+            last = Some(settings);
+        }
+    }
+    let (adapters, start) = match model.adapters {
+        true => {
+            let new = adapter::of_recipe(model, shape, spec.seed).map_err(refused)?;
+            (Some(new), None)
+        }
+        false => (last, merged.pop()),
     };
     let is_quantised = model.load_in_4bit;
     if is_quantised && shape.family == Family::GptNeoX {
@@ -91,14 +103,25 @@ pub(super) fn trained(
         is_quantised,
         ..adapters
     });
+    let named = || folder.map_or(model.path.clone(), |it| it.chain.model().map(str::to_owned));
+    let lowest = merged.last().map(|it| it.display().to_string());
     Ok(Trained {
-        base: match folder {
-            Some(folder) => folder.config.base_model_name_or_path.clone(),
-            None => model.path.clone(),
-        },
+        base: lowest.or_else(named),
         adapters,
-        earlier: earlier(model.adapters),
+        merged,
+        start,
     })
+}
+
+/// A folder of adapters that cannot be used.
+fn wrong_folder(rule: &'static str, message: String) -> Flaw {
+    Flaw {
+        rule,
+        paths: vec!["model.path".to_owned()],
+        message,
+        help: "correct the folder, or name a model; other adapters need your program after `--`"
+            .to_owned(),
+    }
 }
 
 /// Refuses adapters on GPUs, which do not compute them yet.
@@ -109,6 +132,30 @@ pub(super) fn refuse_on_device(has_adapters: bool, device: DeviceKind) -> Result
         });
     }
     Ok(())
+}
+
+/// Identifies the files below the adapters of a run; `None` without such.
+pub(super) fn digest(built_in: &BuiltIn) -> Result<Option<String>, LaunchError> {
+    let folders = built_in.frozen_folders();
+    if built_in.adapters.is_none() || folders.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(weights::digest(&folders)?))
+}
+
+/// Refuses to go on over other weights than those with which the run began.
+pub(super) fn refuse_changed(built_in: &BuiltIn) -> Result<(), LaunchError> {
+    let began = built_in.frozen_digest.as_ref();
+    if began.is_none() || digest(built_in)?.as_ref() == began {
+        return Ok(());
+    }
+    let folders = built_in.frozen_folders().into_iter();
+    let folders: Vec<String> = folders.map(|it| it.display().to_string()).collect();
+    Err(LaunchError::usage(format!(
+        "the weights below the adapters have changed since the launch, in {}; put back those of the launch, or start \
+         a new run",
+        folders.join(" or ")
+    )))
 }
 
 /// The adapters of a run, for people.

@@ -16,7 +16,7 @@ use crate::hub::{Download, Hub, Received, Repo, Small};
 use crate::plan::DeviceKind;
 use crate::telemetry::report::Continuation;
 use crate::train::TrainError;
-use crate::train::adapter::AdapterConfig;
+use crate::train::adapter::Chain;
 use crate::train::generate::{Sampling, continued};
 use crate::train::run::{BuiltIn, Run};
 use crate::train::weights::Weights;
@@ -56,8 +56,8 @@ pub struct Below {
     /// `None`: drawn by the seed.
     weights: Option<PathBuf>,
     seed: u64,
-    /// An adapter that is merged into the weights.
-    merged: Option<PathBuf>,
+    /// Adapters that are merged into the weights, in order.
+    merged: Vec<PathBuf>,
     adapters: Adapters,
 }
 
@@ -65,43 +65,50 @@ impl Below {
     /// Below the adapters of a run.
     fn of_run(run: &Run) -> Option<Below> {
         let built_in = run.built_in.as_ref()?;
-        let earlier = built_in.earlier_adapter.as_ref();
         Some(Below {
             adapters: built_in.adapters.clone()?,
             config: built_in.model.clone(),
-            weights: built_in.weights.clone(),
+            weights: built_in.weights.as_ref().map(|it| run.base.join(it)),
             seed: run.spec.seed,
-            merged: earlier
-                .filter(|it| it.is_merged)
-                .map(|it| it.directory.clone()),
+            merged: built_in.merged_adapters.clone(),
         })
     }
 
     /// Below the adapters of a folder; `None` if it has a model.
     fn of_folder(directory: &Path) -> Result<Option<Below>, LaunchError> {
-        if directory.join("config.json").is_file() {
-            return Ok(None);
-        }
-        let Some(config) = AdapterConfig::read(directory)? else {
+        let chain = Chain::of(directory, Path::new("")).map_err(LaunchError::usage)?;
+        let Some(chain) = chain else {
             return Ok(None);
         };
-        let name = config.base_model_name_or_path.clone().unwrap_or_default();
-        let local = Some(PathBuf::from(&name)).filter(|path| path.is_dir());
-        let cached = || Hub::of_process().snapshot_with(&Repo::model(&name, None), "config.json");
+        let name = chain.model().unwrap_or_default();
+        let local = Some(PathBuf::from(name)).filter(|path| path.is_dir());
+        let cached = || Hub::of_process().snapshot_with(&Repo::model(name, None), "config.json");
         let Some(weights) = local.or_else(cached) else {
             return Err(LaunchError::usage(format!(
-                "{} has adapters of `{name}`, which is neither a directory here nor in the hub's cache",
+                "{} has adapters of `{name}`, which is neither a directory here nor in the hub's cache; run this in \
+                 the folder that has it, or correct base_model_name_or_path",
                 directory.display()
             )));
         };
-        let adapters = config
+        let mut settings = chain
             .settings(0)
             .map_err(|message| LaunchError::Model { message })?;
+        let (Some(adapters), mut merged) = (
+            settings.pop(),
+            chain
+                .folders
+                .into_iter()
+                .map(|(directory, _)| directory)
+                .collect::<Vec<_>>(),
+        ) else {
+            return Ok(None);
+        };
+        merged.pop();
         Ok(Some(Below {
             config: shape(&weights)?,
             weights: Some(weights),
             seed: 0,
-            merged: None,
+            merged,
             adapters,
         }))
     }
@@ -237,8 +244,7 @@ impl Generator {
             None => Weights::open(directory)?.restore(engine.as_mut())?,
             Some(below) => {
                 if let Some(weights) = &below.weights {
-                    let merged = below.merged.as_deref();
-                    Weights::open(weights)?.restore_frozen(engine.as_mut(), merged)?;
+                    Weights::open(weights)?.restore_frozen(engine.as_mut(), &below.merged)?;
                 }
                 Weights::open_adapter(directory)?.restore(engine.as_mut())?;
             }

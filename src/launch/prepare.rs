@@ -103,10 +103,14 @@ pub fn prepare(
         .map(|it| adapters::described(it, &model));
     let built_in = BuiltIn {
         model,
+        // Random weights have no folder that another program could read.
+        base_model: (trained.base.clone())
+            .filter(|_| trained.adapters.is_some() && initial.weights.is_some()),
         weights: initial.weights,
-        base_model: (trained.base.clone()).filter(|_| trained.adapters.is_some()),
         adapters: trained.adapters.clone(),
-        earlier_adapter: trained.earlier.clone(),
+        merged_adapters: trained.merged.clone(),
+        start_adapter: trained.start.clone(),
+        frozen_digest: None,
         companions: companions(&planned.settled, &base()?),
         data_fingerprint: Some(manifest.fingerprint.clone()),
         rank_memory: request.runner.rank_memory(),
@@ -114,6 +118,10 @@ pub fn prepare(
         entropy: (manifest.synthetic.as_ref())
             .filter(|_| recipe.spec.is_cross_entropy())
             .and_then(entropy),
+    };
+    let built_in = BuiltIn {
+        frozen_digest: adapters::digest(&built_in)?,
+        ..built_in
     };
     let run = begin(
         recipe,

@@ -168,6 +168,7 @@ pub(super) fn resume(
     }
     let mut notes = Vec::new();
     let built_in = run.built_in()?;
+    adapters::refuse_changed(built_in)?;
     adapters::refuse_on_device(built_in.adapters.is_some(), request.runner.device())?;
     match (
         state

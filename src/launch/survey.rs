@@ -39,10 +39,24 @@ pub(super) fn survey_inputs(
     request: PlanRequest,
     hub: &Hub,
 ) -> Surveyed {
-    let folder = Folder::of(&recipe.spec, base);
+    let folder = match Folder::of(&recipe.spec, base) {
+        Ok(folder) => folder,
+        Err(flaw) => {
+            return Surveyed {
+                request: PlanRequest {
+                    flaws: vec![flaw],
+                    ..request
+                },
+                model: ResolvedModel::default(),
+                settled: recipe.spec.clone(),
+                missing: Vec::new(),
+                missing_data: Vec::new(),
+            };
+        }
+    };
     let below = match &folder {
-        Ok(Some(folder)) => Cow::Owned(folder.settled(&recipe.spec)),
-        _ => Cow::Borrowed(&recipe.spec),
+        Some(folder) => Cow::Owned(folder.settled(&recipe.spec)),
+        None => Cow::Borrowed(&recipe.spec),
     };
     let spec = below.as_ref();
     // An `accelerate launch` config has neither; an option group lacks one of them.
@@ -74,15 +88,11 @@ pub(super) fn survey_inputs(
         let missing = names.missing(spec, &model, hub, tokenizes);
         (missing, names.missing_data(spec, hub))
     };
-    match (folder, &model.shape) {
-        (Err(flaw), _) => model.flaws.push(flaw),
-        (Ok(folder), Some(shape)) if !elsewhere => {
-            match adapters::trained(&recipe.spec, folder.as_ref(), shape) {
-                Ok(trained) => model.trained = trained,
-                Err(flaw) => model.flaws.push(flaw),
-            }
+    if let Some(shape) = model.shape.as_ref().filter(|_| !elsewhere) {
+        match adapters::trained(&recipe.spec, folder.as_ref(), shape) {
+            Ok(trained) => model.trained = trained,
+            Err(flaw) => model.flaws.push(flaw),
         }
-        _ => {}
     }
     let mut flaws = std::mem::take(&mut model.flaws);
     flaws.extend(data::find_problems(&request_of_data, elsewhere));

@@ -1,9 +1,9 @@
 //! Adapters of recipes and of PEFT's folders (`adapter_config.json`, `adapter_model.safetensors`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ADAPTER_CONFIG;
 use crate::engine::{Adapters, Family, ModelConfig, layout};
@@ -13,6 +13,21 @@ use crate::util::input::{self, CONFIG_BYTES};
 
 /// The name for every linear layer of the blocks.
 const ALL: &str = "all-linear";
+
+/// Keys of `LoraConfig` that make other adapters of the same tensors (PEFT 0.21, `tuners/lora/config.py`).
+const OTHER_METHODS: [&str; 9] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "exclude_modules",
+    "layer_replication",
+    "lora_bias",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+];
+/// Most adapters that lie one above the other.
+const MOST: usize = 8;
 
 /// PEFT's description of adapters, as far as it is read. Its defaults are PEFT's.
 #[derive(Debug, Clone, Deserialize)]
@@ -34,6 +49,12 @@ pub struct AdapterConfig {
     alpha_pattern: Value,
     target_parameters: Value,
     layers_to_transform: Value,
+    task_type: Option<String>,
+    /// Of the model below, on the hub.
+    pub revision: Option<String>,
+    /// All other keys.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 impl Default for AdapterConfig {
@@ -53,6 +74,9 @@ impl Default for AdapterConfig {
             alpha_pattern: Value::Null,
             target_parameters: Value::Null,
             layers_to_transform: Value::Null,
+            task_type: None,
+            revision: None,
+            others: Map::new(),
         }
     }
 }
@@ -72,7 +96,7 @@ impl AdapterConfig {
     /// What the engines compute; an error names what they do not. `seed` draws new ones.
     pub fn settings(&self, seed: u64) -> Result<Adapters, String> {
         let is_empty = |value: &Value| match value {
-            Value::Null => true,
+            Value::Null | Value::Bool(false) => true,
             Value::Object(map) => map.is_empty(),
             Value::Array(list) => list.is_empty(),
             _ => false,
@@ -113,8 +137,29 @@ impl AdapterConfig {
                 "target_modules that are no list".to_owned(),
             ),
             (self.r == 0, "rank 0".to_owned()),
+            (
+                !(self.lora_alpha > 0.0 && self.lora_alpha.is_finite()),
+                format!("lora_alpha {}", self.lora_alpha),
+            ),
+            (
+                !(0.0..1.0).contains(&self.lora_dropout),
+                format!("lora_dropout {}", self.lora_dropout),
+            ),
+            (
+                self.task_type.as_ref().is_some_and(|it| it != "CAUSAL_LM"),
+                "another task_type than CAUSAL_LM".to_owned(),
+            ),
         ];
-        if let Some((_, what)) = refused.into_iter().find(|(is_there, _)| *is_there) {
+        let is_set = |key: &&&str| self.others.get(**key).is_some_and(|value| !is_empty(value));
+        let another = OTHER_METHODS
+            .iter()
+            .find(is_set)
+            .map(|key| (true, (*key).to_owned()));
+        if let Some((_, what)) = refused
+            .into_iter()
+            .chain(another)
+            .find(|(is_there, _)| *is_there)
+        {
             return Err(format!("the built-in trainer has no adapters with {what}"));
         }
         Ok(Adapters {
@@ -126,6 +171,58 @@ impl AdapterConfig {
             is_quantised: false,
             seed,
         })
+    }
+}
+
+/// A folder with an adapter, and those below it.
+#[derive(Debug, Clone)]
+pub struct Chain {
+    /// From the lowest to the named one.
+    pub folders: Vec<(PathBuf, AdapterConfig)>,
+}
+
+impl Chain {
+    /// `None`: the directory has a model, or nothing. Relative paths start at `base`. An error is for people.
+    pub fn of(directory: &Path, base: &Path) -> Result<Option<Chain>, String> {
+        let mut folders = Vec::new();
+        let mut next = directory.to_path_buf();
+        while next.is_dir() && !next.join("config.json").is_file() {
+            let Some(config) = AdapterConfig::read(&next).map_err(|error| error.to_string())?
+            else {
+                break;
+            };
+            let Some(below) = &config.base_model_name_or_path else {
+                return Err(format!(
+                    "{} names no model",
+                    next.join(ADAPTER_CONFIG).display()
+                ));
+            };
+            let below = base.join(below);
+            folders.insert(0, (std::mem::replace(&mut next, below), config));
+            if folders.len() > MOST {
+                return Err(format!(
+                    "more than {MOST} adapters lie below {}; merge them first",
+                    directory.display()
+                ));
+            }
+        }
+        Ok((!folders.is_empty()).then_some(Chain { folders }))
+    }
+
+    /// The model below all of them: a path, or a name of the hub.
+    pub fn model(&self) -> Option<&str> {
+        let (_, lowest) = self.folders.first()?;
+        lowest.base_model_name_or_path.as_deref()
+    }
+
+    /// The settings of each; an error names the file.
+    pub fn settings(&self, seed: u64) -> Result<Vec<Adapters>, String> {
+        let all = self.folders.iter().map(|(directory, config)| {
+            let settings = config.settings(seed);
+            settings
+                .map_err(|error| format!("{}: {error}", directory.join(ADAPTER_CONFIG).display()))
+        });
+        all.collect()
     }
 }
 

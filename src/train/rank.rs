@@ -312,21 +312,15 @@ fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainEr
 
 /// Reads the weights with which the run begins, and those below adapters.
 fn start(built_in: &BuiltIn, engine: &mut dyn Engine, is_first: bool) -> Result<(), TrainError> {
-    let earlier = built_in.earlier_adapter.as_ref();
-    let (merged, before) = match earlier {
-        Some(it) if it.is_merged => (Some(&it.directory), None),
-        Some(it) => (None, Some(&it.directory)),
-        None => (None, None),
-    };
     if let Some(directory) = &built_in.weights {
         let weights = Weights::open(directory)?;
         if built_in.adapters.is_some() {
-            weights.restore_frozen(engine, merged.map(PathBuf::as_path))?;
+            weights.restore_frozen(engine, &built_in.merged_adapters)?;
         } else if is_first {
             weights.restore(engine)?;
         }
     }
-    if let Some(directory) = before.filter(|_| is_first) {
+    if let Some(directory) = built_in.start_adapter.as_ref().filter(|_| is_first) {
         Weights::open_adapter(directory)?.restore(engine)?;
     }
     Ok(())

@@ -18,6 +18,7 @@ use super::mismatched::Mismatched;
 use super::orders::report;
 use super::preferences::Loss;
 use super::run::Run;
+use super::weights::weight_files;
 use crate::comm::Collective;
 use crate::data::{Collated, DataError, Dataset};
 use crate::engine::{Engine, IGNORE};
@@ -417,11 +418,11 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
     if built_in.weights.is_none() {
         hash.update(&run.spec.seed.to_le_bytes());
     }
-    let earlier = built_in.earlier_adapter.as_ref();
-    let directories = built_in
-        .weights
+    let adapters = built_in
+        .merged_adapters
         .iter()
-        .chain(earlier.map(|it| &it.directory));
+        .chain(&built_in.start_adapter);
+    let directories = built_in.weights.iter().chain(adapters);
     for directory in directories {
         for path in weight_files(directory)? {
             let failed = |error| FileError::from_io("read", &path, 0, error);
@@ -434,17 +435,6 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
         }
     }
     Ok(hash.digest128().to_le_bytes())
-}
-
-/// The files of weights of a directory, by name.
-fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let entries = std::fs::read_dir(directory)
-        .map_err(|error| FileError::from_io("read", directory, 0, error))?;
-    let paths = entries.flatten().map(|entry| entry.path());
-    let is_weights = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
-    let mut files: Vec<PathBuf> = paths.filter(is_weights).collect();
-    files.sort();
-    Ok(files)
 }
 
 #[cfg(test)]

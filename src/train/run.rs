@@ -67,9 +67,15 @@ pub struct BuiltIn {
     /// What is trained in place of the model's weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapters: Option<Adapters>,
-    /// A folder with adapters below those, or before them.
+    /// Folders with adapters that are merged into the model, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merged_adapters: Vec<PathBuf>,
+    /// A folder with the adapters that are trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub earlier_adapter: Option<EarlierAdapter>,
+    pub start_adapter: Option<PathBuf>,
+    /// Identifies the files of the frozen model and of those adapters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen_digest: Option<String>,
     /// The name of the model below adapters, for other programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
@@ -86,18 +92,22 @@ pub struct BuiltIn {
     pub entropy: Option<f64>,
 }
 
-/// An adapter that a recipe names in place of a model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EarlierAdapter {
-    pub directory: PathBuf,
-    /// New adapters are trained over the model with this one; otherwise it is trained on.
-    pub is_merged: bool,
-}
-
 /// The one field that every version of `run.json` is read for first.
 #[derive(Deserialize)]
 struct Header {
     format: Option<u64>,
+}
+
+impl BuiltIn {
+    /// The folders whose files a rank reads and does not train.
+    pub fn frozen_folders(&self) -> Vec<&Path> {
+        let model = self.adapters.as_ref().and(self.weights.as_deref());
+        let adapters = self.merged_adapters.iter().chain(&self.start_adapter);
+        model
+            .into_iter()
+            .chain(adapters.map(PathBuf::as_path))
+            .collect()
+    }
 }
 
 impl Run {

@@ -3,16 +3,20 @@
 //! in memory twice. The ranks find values that are not finite, since they read every value; a launch reads headers only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use safetensors::tensor::TensorInfo;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::adapter::AdapterConfig;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
 use crate::checkpoint::{self, ADAPTER_MODEL, Checkpoint, CheckpointError};
 use crate::engine::{Adapters, Engine, EngineError, Layout, Order, Parameter, Unit, UnitState};
+use crate::util::durable::FileError;
 use crate::util::format::shortened;
+use crate::util::input;
 use crate::util::shards::{INDEX, Index, WHOLE};
 
 /// Heads of all families.
@@ -244,21 +248,22 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks the weights against those below an engine's adapters and loads them into the engine, with the adapter of a
-    /// folder added to them if there is one.
+    /// Checks the weights against those below an engine's adapters and loads them into the engine, with the adapters of
+    /// these folders added to them.
     pub fn restore_frozen(
         &self,
         engine: &mut dyn Engine,
-        adapter: Option<&Path>,
+        adapters: &[PathBuf],
     ) -> Result<(), WeightsError> {
         let layout = engine.frozen().cloned().unwrap_or_default();
         self.check(&layout)?;
-        let merged = adapter.map(Merged::open).transpose()?;
+        let merged = adapters.iter().map(|it| Merged::open(it));
+        let merged: Vec<Merged> = merged.collect::<Result<_, _>>()?;
         let mut parameters = Vec::new();
         for (index, unit) in layout.units.iter().enumerate() {
             parameters.resize(unit.len, 0.0);
             self.fill(unit, &mut parameters)?;
-            if let Some(merged) = &merged {
+            for merged in &merged {
                 merged.add_to(unit, &mut parameters)?;
             }
             engine.import_frozen(index, &parameters)?;
@@ -294,6 +299,47 @@ impl Weights {
         };
         Ok(values(one)? == values(other)?)
     }
+}
+
+/// The files of weights of a directory, by name.
+pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let entries = std::fs::read_dir(directory)
+        .map_err(|error| FileError::from_io("read", directory, 0, error))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+    let mut files: Vec<PathBuf> = paths.filter(is_weights).collect();
+    files.sort();
+    Ok(files)
+}
+
+/// Bytes of weights that are read whole for their digest; of more, the first part of each stretch.
+const WHOLE_DIGEST: u64 = 1 << 30;
+const STRETCH: u64 = 8 << 20;
+const PART: u64 = 64 << 10;
+
+/// Identifies the weights in these directories by their sizes and content: all of it, or parts of large files.
+pub fn digest(directories: &[&Path]) -> Result<String, FileError> {
+    let mut hash = Xxh3::new();
+    for directory in directories {
+        for path in weight_files(directory)? {
+            let failed = |error| FileError::from_io("read", &path, 0, error);
+            let mut file = input::open(&path).map_err(failed)?;
+            let bytes = file.metadata().map_err(failed)?.len();
+            hash.update(&bytes.to_le_bytes());
+            let part = if bytes <= WHOLE_DIGEST { STRETCH } else { PART };
+            let mut buffer = Vec::new();
+            for at in (0..bytes).step_by(STRETCH as usize) {
+                file.seek(SeekFrom::Start(at)).map_err(failed)?;
+                buffer.clear();
+                (&mut file)
+                    .take(part)
+                    .read_to_end(&mut buffer)
+                    .map_err(failed)?;
+                hash.update(&buffer);
+            }
+        }
+    }
+    Ok(format!("{:032x}", hash.digest128()))
 }
 
 /// The adapter of a folder, which is added to the weights.

@@ -142,7 +142,7 @@ pub(crate) fn run() -> Vec<Event> {
             message: "rank 1 was lost".to_owned(),
         },
         Event::Note {
-            message: "3200 documents packed into 412 samples, which are 98 % full".to_owned(),
+            message: "3200 documents packed into 412 samples, 98 % full".to_owned(),
         },
         Event::Warning {
             message: "the last epoch is not whole".to_owned(),

@@ -168,7 +168,7 @@ fn every_document_is_in_one_sample_of_one_part() {
     assert_eq!(found, expected);
     assert_eq!(
         prepared.packed().as_deref(),
-        Some("2250 documents packed into 655 samples, which are 97 % full")
+        Some("2250 documents packed into 655 samples, 97 % full")
     );
     assert!(case.prepare().unwrap().reused);
 }

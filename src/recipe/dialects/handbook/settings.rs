@@ -300,7 +300,11 @@ pub(crate) fn adapter_sizes(root: &Node, tree: &mut Tree) {
                 continue;
             }
             name if RANKS.has(name) => {
-                let rank = node.int(Schema::PyYaml).filter(|rank| *rank > 0);
+                // A script may mean none by 0; TRL's rank is refused below 1.
+                let is_asked = root.get("use_peft").is_some();
+                let rank = node
+                    .int(Schema::PyYaml)
+                    .filter(|rank| is_asked || *rank > 0);
                 tree.plain_if(
                     "model.lora_rank",
                     rank.map(|rank| Given::new(name, rank, node.span)),
