@@ -125,9 +125,12 @@ fn zephyrs_qlora_trains_through_a_resize_and_a_lost_rank() {
         "dataset_mixture.test_split_size=8",
     ];
     let of_dpo = [&adapter[..], &mixer, "learning_rate=1e-3"];
-    for (kind, words) in [("sft", &of_sft[..]), ("dpo", &of_dpo)] {
+    for (kind, epochs, words) in [
+        ("sft", "num_train_epochs=3", &of_sft[..]),
+        ("dpo", "num_train_epochs=8", &of_dpo),
+    ] {
         let run = Run::of_file(&recipes.join(format!("{kind}/config_qlora.yaml")));
-        let options = ["--recipe-gpus=1", "--device=cpu", "num_train_epochs=8"];
+        let options = ["--recipe-gpus=1", "--device=cpu", epochs];
         let launched = run.start(&[&["--procs=1"], &options[..], words].concat());
         run.wait_for_steps(1, 5);
         let resized = run.call("resize", &["2"]);
