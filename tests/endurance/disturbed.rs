@@ -437,8 +437,10 @@ fn memory_for_less_than_one_sample_is_reported_as_out_of_memory() {
 #[test]
 fn weights_that_do_not_fit_are_reported_without_a_descent() {
     for ranks in ["1", "2"] {
-        let run = Run::of(small(json!({})));
-        // Covers what the plan counts, but not the engine's scratch memory.
+        let run = Run::of(small(json!({
+            "schedule": {"kind": "norm-test", "eta": 0.3, "interval": 1, "max_batch": 96},
+        })));
+        // Covers what the plan counts, but not the gradient that the norm test keeps apart.
         let output = run.launch(&["--quiet", "--procs", ranks, "--rank-memory", "1300KiB"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let message = String::from_utf8_lossy(&output.stderr);
