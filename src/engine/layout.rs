@@ -276,25 +276,40 @@ impl Unit {
 
     /// Puts a state from the engine's order into that of files.
     pub(super) fn state_to_files(&self, state: &mut UnitState) {
-        self.reorder(state, |shape| shape);
+        for values in state.vectors_mut() {
+            self.reorder(values, |shape| shape);
+        }
     }
 
     /// A state from the order of files in the engine's.
     pub(super) fn state_from_files<'s>(&self, state: &'s UnitState) -> Cow<'s, UnitState> {
         let mut state = Cow::Borrowed(state);
-        if self.parameters.iter().any(|p| p.order != Order::Native) {
-            self.reorder(state.to_mut(), |[rows, columns]| [columns, rows]);
+        if self.is_reordered() {
+            for values in state.to_mut().vectors_mut() {
+                self.reorder(values, |[rows, columns]| [columns, rows]);
+            }
         }
         state
     }
 
+    /// Parameters from the order of files in the engine's.
+    pub(super) fn parameters_from_files<'p>(&self, parameters: &'p [f32]) -> Cow<'p, [f32]> {
+        let mut parameters = Cow::Borrowed(parameters);
+        if self.is_reordered() {
+            self.reorder(parameters.to_mut(), |[rows, columns]| [columns, rows]);
+        }
+        parameters
+    }
+
+    fn is_reordered(&self) -> bool {
+        self.parameters.iter().any(|p| p.order != Order::Native)
+    }
+
     /// Transposes the matrices of blocks that files have transposed. `shape`: from that of the engine to that before.
-    fn reorder(&self, state: &mut UnitState, shape: impl Fn([usize; 2]) -> [usize; 2]) {
+    fn reorder(&self, values: &mut [f32], shape: impl Fn([usize; 2]) -> [usize; 2]) {
         for parameter in &self.parameters {
             if let Some((of_engine, block)) = parameter.reordered() {
-                for values in state.vectors_mut() {
-                    transpose(&mut values[parameter.range()], shape(of_engine), block);
-                }
+                transpose(&mut values[parameter.range()], shape(of_engine), block);
             }
         }
     }
@@ -325,16 +340,22 @@ impl Unit {
             ("first moments", &state.exp_avg),
             ("second moments", &state.exp_avg_sq),
         ] {
-            if values.len() != self.len {
-                return Err(EngineError::Shape(format!(
-                    "{} has {} parameters, its {what} are {}",
-                    self.name,
-                    self.len,
-                    values.len()
-                )));
-            }
+            self.check_len(what, values)?;
         }
         Ok(())
+    }
+
+    /// Refuses values of another length.
+    pub(super) fn check_len(&self, what: &str, values: &[f32]) -> Result<(), EngineError> {
+        if values.len() == self.len {
+            return Ok(());
+        }
+        Err(EngineError::Shape(format!(
+            "{} has {} parameters, its {what} are {}",
+            self.name,
+            self.len,
+            values.len()
+        )))
     }
 
     /// The ranges within a `part` of the unit whose parameters have the same weight decay: whether it applies.

@@ -409,6 +409,12 @@ fn counted<'a>(
     }
 }
 
+fn not_frozen(unit: usize) -> EngineError {
+    EngineError::Shape(format!(
+        "unit {unit} is not frozen, the engine has no adapters"
+    ))
+}
+
 /// Forward, backward and optimiser step on one rank.
 pub trait Engine: Send {
     /// The units and parameters that are trained.
@@ -421,9 +427,7 @@ pub trait Engine: Send {
 
     /// Sets the parameters of one unit of the frozen model, unsharded, in the order of files.
     fn import_frozen(&mut self, unit: usize, _parameters: &[f32]) -> Result<(), EngineError> {
-        Err(EngineError::Shape(format!(
-            "unit {unit} is not frozen, the engine has no adapters"
-        )))
+        Err(not_frozen(unit))
     }
 
     /// Reserves memory for micro-batches up to `batch` × `seq_len` before the first step.

@@ -1,8 +1,11 @@
 //! The weights of a rank: all of them trained, or frozen ones with adapters.
 
+use super::CpuOptions;
+use super::arena::Arena;
 use super::quantised::Quantised;
 use super::store::{Gradient, Store};
-use crate::engine::{EngineError, Pass};
+use crate::comm::World;
+use crate::engine::{Adapted, EngineError, Measure, ModelConfig, Pass, Strategy, Unit, initial};
 
 /// The stores of a rank.
 pub struct Held {
@@ -19,6 +22,38 @@ pub enum Frozen {
 }
 
 impl Held {
+    /// Reserves memory for adapters and the frozen model below them, whose weights `initial` draws.
+    pub fn adapted(
+        config: &ModelConfig,
+        adapted: &Adapted,
+        options: &CpuOptions,
+        world: Option<World>,
+        arena: &Arena,
+        initial: &dyn Fn(&Unit, usize, &mut [f32]),
+    ) -> Result<Held, EngineError> {
+        // Adapters are small: every rank has all of them, whatever is sharded.
+        let held = (Strategy::Replicated, options.measure, options.forward_only);
+        let draw = |unit: &Unit, offset, out: &mut [f32]| {
+            initial::fill(unit, config, adapted.settings.seed, offset, out);
+        };
+        let trained = Store::new(&adapted.trained, false, held, world.clone(), arena, &draw)?;
+        let frozen = if adapted.settings.is_quantised {
+            Frozen::Quantised(Quantised::new(&adapted.model, arena, initial)?)
+        } else {
+            let held = (options.strategy, Measure::default(), true);
+            let tied = config.tie_word_embeddings;
+            let store = Store::new(&adapted.model, tied, held, world, arena, initial)?;
+            Frozen::Whole(Box::new(store))
+        };
+        Ok(Held {
+            trained: match options.strategy {
+                Strategy::Replicated => trained,
+                Strategy::Sharded { .. } => trained.reducing_late(),
+            },
+            frozen: Some(frozen),
+        })
+    }
+
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
         if let Some(Frozen::Whole(frozen)) = &mut self.frozen {
             frozen.begin(pass)?;

@@ -16,13 +16,12 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use self::arena::{Arena, Buffer};
 use self::backend::With;
 use self::held::{Frozen, Held};
-use self::quantised::Quantised;
 use self::store::Store;
 use self::workspace::Workspace;
 use super::{
     Accumulated, AdamW, Adapted, Adapters, Capacity, Engine, EngineError, Layout, Measure,
     MicroBatch, ModelConfig, Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
-    UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, trains,
+    UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, not_frozen, trains,
 };
 use crate::comm::World;
 
@@ -85,38 +84,17 @@ impl CpuEngine {
                 initial::fill(unit, &config, seed, offset, out);
             }
         };
-        let adapted = options.adapters.map(|it| Adapted::new(&config, it));
+        let adapted = (options.adapters.clone()).map(|it| Adapted::new(&config, it));
         let store = pool.install(|| match &adapted {
             None => {
                 let held = (options.strategy, options.measure, options.forward_only);
                 let trained = Store::new(&layout, tied, held, world, &arena, &fill)?;
-                let frozen = None;
-                Ok::<_, EngineError>(Held { trained, frozen })
-            }
-            Some(adapted) => {
-                // Adapters are small: every rank has all of them, whatever is sharded.
-                let held = (Strategy::Replicated, options.measure, options.forward_only);
-                let draw = |unit: &Unit, offset, out: &mut [f32]| {
-                    initial::fill(unit, &config, adapted.settings.seed, offset, out);
-                };
-                let trained = &adapted.trained;
-                let trained = Store::new(trained, false, held, world.clone(), &arena, &draw)?;
-                let held = (options.strategy, Measure::default(), true);
-                let frozen = match adapted.settings.is_quantised {
-                    true => Frozen::Quantised(Quantised::new(&layout, &arena, &fill)?),
-                    false => {
-                        let store = Store::new(&layout, tied, held, world, &arena, &fill)?;
-                        Frozen::Whole(Box::new(store))
-                    }
-                };
-                Ok(Held {
-                    trained: match options.strategy {
-                        Strategy::Replicated => trained,
-                        Strategy::Sharded { .. } => trained.reducing_late(),
-                    },
-                    frozen: Some(frozen),
+                Ok::<_, EngineError>(Held {
+                    trained,
+                    frozen: None,
                 })
             }
+            Some(adapted) => Held::adapted(&config, adapted, &options, world, &arena, &fill),
         })?;
         Ok(CpuEngine {
             pool,
@@ -185,12 +163,14 @@ impl CpuEngine {
     }
 }
 
+/// What an engine trains.
+fn trained<'l>(adapted: &'l Option<Adapted>, model: &'l Layout) -> &'l Layout {
+    adapted.as_ref().map_or(model, |adapted| &adapted.trained)
+}
+
 impl Engine for CpuEngine {
     fn layout(&self) -> &Layout {
-        match &self.adapted {
-            Some(adapted) => &adapted.trained,
-            None => &self.layout,
-        }
+        trained(&self.adapted, &self.layout)
     }
 
     fn frozen(&self) -> Option<&Layout> {
@@ -199,17 +179,12 @@ impl Engine for CpuEngine {
 
     fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
         let of = self.layout.unit(unit)?;
-        let state = UnitState {
-            parameters: parameters.to_vec(),
-            exp_avg: vec![0.0; of.len],
-            exp_avg_sq: vec![0.0; of.len],
-        };
-        of.check_state(&state)?;
-        let state = of.state_from_files(&state);
+        of.check_len("weights", parameters)?;
+        let parameters = of.parameters_from_files(parameters);
         match &mut self.store.frozen {
-            Some(Frozen::Whole(store)) => store.import_frozen(unit, &state.parameters),
-            Some(Frozen::Quantised(model)) => model.import(unit, &state.parameters),
-            None => {}
+            Some(Frozen::Whole(store)) => store.import_frozen(unit, &parameters),
+            Some(Frozen::Quantised(model)) => model.import(unit, &parameters),
+            None => return Err(not_frozen(unit)),
         }
         Ok(())
     }
@@ -309,10 +284,9 @@ impl Engine for CpuEngine {
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        let of = self.layout().unit(unit)?;
+        let of = trained(&self.adapted, &self.layout).unit(unit)?;
         of.check_state(state)?;
-        let state = of.state_from_files(state).into_owned();
-        self.store.trained.import(unit, &state);
+        self.store.trained.import(unit, &of.state_from_files(state));
         Ok(())
     }
 
