@@ -134,9 +134,9 @@ pub(super) fn refuse_on_device(has_adapters: bool, device: DeviceKind) -> Result
     Ok(())
 }
 
-/// Identifies the files below the adapters of a run; `None` without such.
+/// Identifies the files with which a run of adapters begins; `None` without such.
 pub(super) fn digest(built_in: &BuiltIn) -> Result<Option<String>, LaunchError> {
-    let folders = built_in.frozen_folders();
+    let folders = built_in.weight_folders();
     if built_in.adapters.is_none() || folders.is_empty() {
         return Ok(None);
     }
@@ -149,7 +149,7 @@ pub(super) fn refuse_changed(built_in: &BuiltIn) -> Result<(), LaunchError> {
     if began.is_none() || digest(built_in)?.as_ref() == began {
         return Ok(());
     }
-    let folders = built_in.frozen_folders().into_iter();
+    let folders = built_in.weight_folders().into_iter();
     let folders: Vec<String> = folders.map(|it| it.display().to_string()).collect();
     Err(LaunchError::usage(format!(
         "the weights below the adapters have changed since the launch, in {}; put back those of the launch, or start \

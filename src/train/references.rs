@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use super::mismatched::Mismatched;
 use super::orders::report;
 use super::preferences::Loss;
 use super::run::Run;
-use super::weights::weight_files;
+use super::weights::{Hashed, hash_weights};
 use crate::comm::Collective;
 use crate::data::{Collated, DataError, Dataset};
 use crate::engine::{Engine, IGNORE};
@@ -418,22 +418,10 @@ fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
     if built_in.weights.is_none() {
         hash.update(&run.spec.seed.to_le_bytes());
     }
-    let adapters = built_in
-        .merged_adapters
-        .iter()
-        .chain(&built_in.start_adapter);
-    let directories = built_in.weights.iter().chain(adapters);
-    for directory in directories {
-        for path in weight_files(directory)? {
-            let failed = |error| FileError::from_io("read", &path, 0, error);
-            let file = input::open(&path).map_err(failed)?;
-            let bytes = file.metadata().map_err(failed)?.len();
-            let mut begin = Vec::new();
-            file.take(SAMPLED).read_to_end(&mut begin).map_err(failed)?;
-            hash.update(&bytes.to_le_bytes());
-            hash.update(&begin);
-        }
-    }
+    hash_weights(&mut hash, &built_in.weight_folders(), |bytes| Hashed {
+        stretch: bytes.max(1),
+        part: SAMPLED,
+    })?;
     Ok(hash.digest128().to_le_bytes())
 }
 

@@ -99,14 +99,11 @@ struct Header {
 }
 
 impl BuiltIn {
-    /// The folders whose files a rank reads and does not train.
-    pub fn frozen_folders(&self) -> Vec<&Path> {
-        let model = self.adapters.as_ref().and(self.weights.as_deref());
+    /// The folders of the weights with which the run begins: of the model, and of adapters.
+    pub fn weight_folders(&self) -> Vec<&Path> {
         let adapters = self.merged_adapters.iter().chain(&self.start_adapter);
-        model
-            .into_iter()
-            .chain(adapters.map(PathBuf::as_path))
-            .collect()
+        let all = self.weights.iter().chain(adapters);
+        all.map(PathBuf::as_path).collect()
     }
 }
 

@@ -83,14 +83,7 @@ pub struct Weights {
 impl Weights {
     /// Finds the weights. A checkpoint of Evenkeel is fully verified first.
     pub fn open(directory: &Path) -> Result<Self, WeightsError> {
-        if checkpoint::is_evenkeel_checkpoint(directory) {
-            Checkpoint::open(directory, None)?;
-        }
-        let mut weights = Self {
-            directory: directory.to_path_buf(),
-            files: Vec::new(),
-            places: BTreeMap::new(),
-        };
+        let mut weights = Self::verified(directory)?;
         // The order in which transformers searches.
         let whole = directory.join(WHOLE);
         let index = directory.join(INDEX);
@@ -107,18 +100,23 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Finds the adapters of a folder.
+    /// Finds the adapters of a folder. A checkpoint of Evenkeel is fully verified first.
     pub fn open_adapter(directory: &Path) -> Result<Self, WeightsError> {
+        let mut weights = Self::verified(directory)?;
+        weights.add(&directory.join(ADAPTER_MODEL))?;
+        Ok(weights)
+    }
+
+    /// Those of a directory, of which no file is known yet.
+    fn verified(directory: &Path) -> Result<Self, WeightsError> {
         if checkpoint::is_evenkeel_checkpoint(directory) {
             Checkpoint::open(directory, None)?;
         }
-        let mut weights = Self {
+        Ok(Self {
             directory: directory.to_path_buf(),
             files: Vec::new(),
             places: BTreeMap::new(),
-        };
-        weights.add(&directory.join(ADAPTER_MODEL))?;
-        Ok(weights)
+        })
     }
 
     fn add(&mut self, path: &Path) -> Result<(), WeightsError> {
@@ -302,7 +300,7 @@ impl Weights {
 }
 
 /// The files of weights of a directory, by name.
-pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = std::fs::read_dir(directory)
         .map_err(|error| FileError::from_io("read", directory, 0, error))?;
     let paths = entries.flatten().map(|entry| entry.path());
@@ -312,7 +310,13 @@ pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> 
     Ok(files)
 }
 
-/// Bytes of weights that are read whole for their digest; of more, the first part of each stretch.
+/// Which bytes of a file are hashed: a `part` at the beginning of each `stretch`.
+pub(super) struct Hashed {
+    pub stretch: u64,
+    pub part: u64,
+}
+
+/// Bytes of a file that are hashed whole for a digest.
 const WHOLE_DIGEST: u64 = 1 << 30;
 const STRETCH: u64 = 8 << 20;
 const PART: u64 = 64 << 10;
@@ -320,15 +324,29 @@ const PART: u64 = 64 << 10;
 /// Identifies the weights in these directories by their sizes and content: all of it, or parts of large files.
 pub fn digest(directories: &[&Path]) -> Result<String, FileError> {
     let mut hash = Xxh3::new();
+    let stretch = STRETCH;
+    hash_weights(&mut hash, directories, |bytes| Hashed {
+        stretch,
+        part: if bytes <= WHOLE_DIGEST { stretch } else { PART },
+    })?;
+    Ok(format!("{:032x}", hash.digest128()))
+}
+
+/// Adds the size of each file of weights in these directories, and what is hashed of a file of this size.
+pub(super) fn hash_weights(
+    hash: &mut Xxh3,
+    directories: &[&Path],
+    hashed: impl Fn(u64) -> Hashed,
+) -> Result<(), FileError> {
     for directory in directories {
         for path in weight_files(directory)? {
             let failed = |error| FileError::from_io("read", &path, 0, error);
             let mut file = input::open(&path).map_err(failed)?;
             let bytes = file.metadata().map_err(failed)?.len();
             hash.update(&bytes.to_le_bytes());
-            let part = if bytes <= WHOLE_DIGEST { STRETCH } else { PART };
+            let Hashed { stretch, part } = hashed(bytes);
             let mut buffer = Vec::new();
-            for at in (0..bytes).step_by(STRETCH as usize) {
+            for at in (0..bytes).step_by(stretch as usize) {
                 file.seek(SeekFrom::Start(at)).map_err(failed)?;
                 buffer.clear();
                 (&mut file)
@@ -339,7 +357,7 @@ pub fn digest(directories: &[&Path]) -> Result<String, FileError> {
             }
         }
     }
-    Ok(format!("{:032x}", hash.digest128()))
+    Ok(())
 }
 
 /// The adapter of a folder, which is added to the weights.
