@@ -14,15 +14,22 @@ use crate::util::input::{self, CONFIG_BYTES};
 /// The name for every linear layer of the blocks.
 const ALL: &str = "all-linear";
 
-/// Keys of `LoraConfig` that make other adapters of the same tensors (PEFT 0.21, `tuners/lora/config.py`).
-const OTHER_METHODS: [&str; 9] = [
+/// Keys of `LoraConfig` that make adapters which are not computed here, unless they are empty or false (PEFT 0.21,
+/// `tuners/lora/config.py`).
+const OTHER_METHODS: [&str; 15] = [
     "alora_invocation_tokens",
+    "alpha_pattern",
     "arrow_config",
     "exclude_modules",
     "layer_replication",
+    "layers_to_transform",
     "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
+    "use_dora",
     "use_qalora",
     "velora_config",
 ];
@@ -41,14 +48,7 @@ pub struct AdapterConfig {
     lora_dropout: f64,
     use_rslora: bool,
     target_modules: Value,
-    /// What is not computed here, unless it is empty or false.
-    use_dora: bool,
     bias: String,
-    modules_to_save: Option<Vec<String>>,
-    rank_pattern: Value,
-    alpha_pattern: Value,
-    target_parameters: Value,
-    layers_to_transform: Value,
     task_type: Option<String>,
     /// Of the model below, on the hub.
     pub revision: Option<String>,
@@ -67,13 +67,7 @@ impl Default for AdapterConfig {
             lora_dropout: 0.0,
             use_rslora: false,
             target_modules: Value::Null,
-            use_dora: false,
             bias: "none".to_owned(),
-            modules_to_save: None,
-            rank_pattern: Value::Null,
-            alpha_pattern: Value::Null,
-            target_parameters: Value::Null,
-            layers_to_transform: Value::Null,
             task_type: None,
             revision: None,
             others: Map::new(),
@@ -114,24 +108,7 @@ impl AdapterConfig {
                 self.peft_type != "LORA",
                 format!("peft_type {}", self.peft_type),
             ),
-            (self.use_dora, "use_dora".to_owned()),
             (self.bias != "none", format!("bias {}", self.bias)),
-            (
-                self.modules_to_save
-                    .as_ref()
-                    .is_some_and(|it| !it.is_empty()),
-                "modules_to_save".to_owned(),
-            ),
-            (!is_empty(&self.rank_pattern), "rank_pattern".to_owned()),
-            (!is_empty(&self.alpha_pattern), "alpha_pattern".to_owned()),
-            (
-                !is_empty(&self.target_parameters),
-                "target_parameters".to_owned(),
-            ),
-            (
-                !is_empty(&self.layers_to_transform),
-                "layers_to_transform".to_owned(),
-            ),
             (
                 modules.is_none(),
                 "target_modules that are no list".to_owned(),
