@@ -90,20 +90,13 @@ impl Below {
                 directory.display()
             )));
         };
-        let mut settings = chain
-            .settings(0)
-            .map_err(|message| LaunchError::Model { message })?;
-        let (Some(adapters), mut merged) = (
-            settings.pop(),
-            chain
-                .folders
-                .into_iter()
-                .map(|(directory, _)| directory)
-                .collect::<Vec<_>>(),
-        ) else {
+        let settings = chain.settings(0);
+        let mut settings = settings.map_err(|message| LaunchError::Model { message })?;
+        let Some(adapters) = settings.pop() else {
             return Ok(None);
         };
-        merged.pop();
+        let folders = chain.folders.into_iter().map(|(directory, _)| directory);
+        let merged = folders.take(settings.len()).collect();
         Ok(Some(Below {
             config: shape(&weights)?,
             weights: Some(weights),

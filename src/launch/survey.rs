@@ -39,19 +39,18 @@ pub(super) fn survey_inputs(
     request: PlanRequest,
     hub: &Hub,
 ) -> Surveyed {
+    let unread = |request, spec: &Spec| Surveyed {
+        request,
+        model: ResolvedModel::default(),
+        settled: spec.clone(),
+        missing: Vec::new(),
+        missing_data: Vec::new(),
+    };
     let folder = match Folder::of(&recipe.spec, base) {
         Ok(folder) => folder,
         Err(flaw) => {
-            return Surveyed {
-                request: PlanRequest {
-                    flaws: vec![flaw],
-                    ..request
-                },
-                model: ResolvedModel::default(),
-                settled: recipe.spec.clone(),
-                missing: Vec::new(),
-                missing_data: Vec::new(),
-            };
+            let flaws = vec![flaw];
+            return unread(PlanRequest { flaws, ..request }, &recipe.spec);
         }
     };
     let below = match &folder {
@@ -61,13 +60,7 @@ pub(super) fn survey_inputs(
     let spec = below.as_ref();
     // An `accelerate launch` config has neither; an option group lacks one of them.
     if recipe.part {
-        return Surveyed {
-            request,
-            model: ResolvedModel::default(),
-            settled: spec.clone(),
-            missing: Vec::new(),
-            missing_data: Vec::new(),
-        };
+        return unread(request, spec);
     }
     // Another runner may download what is absent here.
     let elsewhere = !request.runner.is_built_in();
