@@ -791,8 +791,7 @@ fn a_run_moves_from_a_gpu_to_the_cpu_with_its_ledger() {
     machine.prove("moved", EIGHT_STEPS);
 }
 
-/// The tiny recipe with a loss over preferences between numbers.
-/// The recipe with these rows and settings of the data, as bytes.
+/// The tiny recipe with these rows, as bytes, and settings of the data.
 fn of_rows(machine: &Machine, objective: &str, settings: &str, rows: &[Value]) {
     let (before, after) = RECIPE.split_once("  data:\n").unwrap();
     let (_, after) = after.split_once("  budget:").unwrap();
@@ -806,6 +805,7 @@ fn of_rows(machine: &Machine, objective: &str, settings: &str, rows: &[Value]) {
     std::fs::write(machine.path().join("rows.jsonl"), rows.join("\n")).unwrap();
 }
 
+/// The tiny recipe with a loss over preferences between numbers.
 fn of_preferences(machine: &Machine, objective: &str) {
     let row = |i: u32| {
         let (prompt, right, wrong) = (format!("{i}+1="), (i + 1).to_string(), (7 * i).to_string());

@@ -106,7 +106,7 @@ impl<'a> Memory<'a> {
 
     /// Bytes on each rank of the built-in trainer before its first sample. On CPUs: weights, gradients and
     /// Adam's two states in f32. Ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
-    /// their shard of them.
+    /// their shard of them. Below adapters they hold only the weights of the model.
     pub fn built_in_states(&self, ranks: u64) -> u64 {
         if self.built_in {
             return self.states(ranks).iter().sum::<f64>() as u64;
