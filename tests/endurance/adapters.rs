@@ -6,10 +6,10 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::disturbed::proved;
-use super::families::printed;
+use super::disturbed::moved_and_killed;
+use super::families::{printed, same_logits, same_losses_in};
 use super::losses::{agree, launch_in, of_steps, run_in, tiny};
-use super::support::{Run, same_losses, small};
+use super::support::{Run, small};
 use super::trainers::{own_file, python};
 use super::upstream::corpus;
 
@@ -31,21 +31,11 @@ fn adapters_are_trained_as_by_trl_and_load_again() {
             true => "evenkeel.objective=sft",
             false => "evenkeel.objective=dpo",
         };
-        let (recipe, run) = (format!("{name}.yaml"), format!("{name}-run"));
-        launch_in(folder.path(), &recipe, &run, &[objective]);
-        let losses = of_steps(&folder.path().join(&run));
-        assert_eq!(losses.len(), STEPS, "{name}");
-        // TRL prints five digits.
-        let do_agree = agree(&losses, expected, 1e-4);
-        assert!(do_agree, "{name}: {losses:?}, TRL {expected:?}");
+        same_losses_in(folder.path(), name, expected, objective);
     }
     let last = format!("gen-1/step-{STEPS:07}");
     let output = here(Command::new(&python), &[&script, "compare", ".", &last]);
-    let apart: BTreeMap<String, f64> = printed(&output);
-    assert_eq!(apart.len(), expected.len());
-    for (name, apart) in apart {
-        assert!(apart < 1e-3, "{name}: logits {apart} apart");
-    }
+    same_logits(&output, expected.len());
     // A new adapter begins as the one below it, which is merged into the model, before that is quantised.
     let new = "evenkeel.objective=sft use_peft=true lora_r=2 lora_target_modules=all-linear lora_dropout=0 max_steps=1";
     let new: Vec<&str> = new.split(' ').collect();
@@ -61,29 +51,13 @@ fn adapters_are_trained_as_by_trl_and_load_again() {
 
 /// Adapters with dropout, moved, killed and resumed, have the losses of an undisturbed run.
 fn disturbed(strategy: &str) {
-    let spec = || {
-        small(json!({
-            "parallel": {"strategy": strategy},
-            "model": {"adapters": true, "lora_rank": 3, "lora_dropout": 0.2, "lora_target_modules": ["all-linear"]},
-            "data": {"held_out": 6},
-            "evaluation": {"every_samples": 12},
-        }))
-    };
-    let run = Run::of(spec());
-    let launched = run.start(&["--procs", "1"]);
-    run.wait_for_steps(1, 5);
-    let resized = run.call("resize", &["3"]);
-    assert!(resized.status.success(), "{resized:?}");
-    run.wait_for_steps(2, 5);
-    run.signal_rank(2, 1, Signal::KILL);
-    run.wait_for_steps(3, 5);
-    assert!(launched.wait().success(), "{}", run.log());
-    assert_eq!(run.worlds(), [1, 3, 2]);
-    proved(&run, 2400);
-    let alone = Run::of(spec());
-    let output = alone.launch(&["--quiet"]);
-    assert!(output.status.success(), "{output:?}");
-    same_losses(&run, &alone);
+    let spec = small(json!({
+        "parallel": {"strategy": strategy},
+        "model": {"adapters": true, "lora_rank": 3, "lora_dropout": 0.2, "lora_target_modules": ["all-linear"]},
+        "data": {"held_out": 6},
+        "evaluation": {"every_samples": 12},
+    }));
+    moved_and_killed(&spec, 1);
 }
 
 #[test]

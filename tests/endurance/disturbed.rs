@@ -26,17 +26,11 @@ fn constant_batch(run: &Run, batch: u64) {
     assert!(run.steps().values().all(|step| step["batch"] == batch));
 }
 
-fn disturbed_by_kill_and_resize(strategy: &str) {
-    // Every drain coincides with an evaluation.
-    let spec = || {
-        small(json!({
-            "parallel": {"strategy": strategy},
-            "data": {"held_out": 6},
-            "evaluation": {"every_samples": 12},
-        }))
-    };
-    let run = Run::of(spec());
-    let launched = run.start(&["--procs", "2"]);
+/// A run that moves from a number of ranks to three and loses one of them, and the same without: every sample is consumed
+/// once, in the same batches, with the same losses.
+pub(super) fn moved_and_killed(spec: &serde_json::Value, procs: u64) -> (Run, Run) {
+    let run = Run::of(spec.clone());
+    let launched = run.start(&["--procs", &procs.to_string()]);
     run.wait_for_steps(1, 5);
     let resized = run.call("resize", &["3"]);
     assert!(resized.status.success(), "{resized:?}");
@@ -45,10 +39,22 @@ fn disturbed_by_kill_and_resize(strategy: &str) {
     run.wait_for_steps(3, 5);
     assert!(launched.wait().success(), "{}", run.log());
 
-    assert_eq!(run.worlds(), [2, 3, 2]);
+    assert_eq!(run.worlds(), [procs, 3, 2]);
     constant_batch(&run, 12);
     proved(&run, 2400);
-    same_losses(&run, &undisturbed(spec()));
+    let undisturbed = undisturbed(spec.clone());
+    same_losses(&run, &undisturbed);
+    (run, undisturbed)
+}
+
+fn disturbed_by_kill_and_resize(strategy: &str) {
+    // Every drain coincides with an evaluation.
+    let spec = small(json!({
+        "parallel": {"strategy": strategy},
+        "data": {"held_out": 6},
+        "evaluation": {"every_samples": 12},
+    }));
+    moved_and_killed(&spec, 2);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use super::losses::{agree, of_steps, run_in};
+use super::losses::{agree, launch_in, of_steps, run_in};
 use super::support::{evenkeel, stderr};
 use super::trainers::{own_file, python};
 
@@ -49,6 +49,24 @@ struct Answer {
     tokens: Vec<u32>,
 }
 
+/// The recipe NAME.yaml of a folder, trained into NAME-run, has the losses that TRL prints, with five digits.
+pub fn same_losses_in(folder: &Path, name: &str, expected: &[f64], objective: &str) {
+    let (recipe, run) = (format!("{name}.yaml"), format!("{name}-run"));
+    launch_in(folder, &recipe, &run, &[objective]);
+    let losses = of_steps(&folder.join(&run));
+    let do_agree = agree(&losses, expected, 1e-4);
+    assert!(do_agree, "{name}: {losses:?}, TRL {expected:?}");
+}
+
+/// The differences of logits that a script prints by name are small.
+pub fn same_logits(output: &Output, count: usize) {
+    let apart: BTreeMap<String, f64> = printed(output);
+    assert_eq!(apart.len(), count);
+    for (name, apart) in apart {
+        assert!(apart < 1e-3, "{name}: logits {apart} apart");
+    }
+}
+
 #[test]
 fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     let Some(python) = python("torch, transformers, trl") else {
@@ -63,24 +81,11 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     here(Command::new(&python), &[&script, "pickle", ".", PICKLED]);
     convert(folder.path(), Path::new(&python));
     for (name, expected) in &expected {
-        let (file, run) = (format!("{name}.yaml"), format!("{name}-run"));
-        let options = "--recipe-gpus 1 --procs 1 --device cpu --quiet evenkeel.objective=sft";
-        let options: Vec<&str> = options.split(' ').collect();
-        let words = [&["launch", &file, "--out", &run], &*options].concat();
-        here(evenkeel(), &words);
-        let losses = of_steps(&folder.path().join(&run));
-        assert_eq!(losses.len(), STEPS, "{name}");
-        // TRL prints five digits.
-        let do_agree = agree(&losses, expected, 1e-4);
-        assert!(do_agree, "{name}: {losses:?}, TRL {expected:?}");
+        same_losses_in(folder.path(), name, expected, "evenkeel.objective=sft");
     }
     let last = format!("gen-1/step-{STEPS:07}");
     let output = here(Command::new(&python), &[&script, "compare", ".", &last]);
-    let apart: BTreeMap<String, f64> = printed(&output);
-    assert_eq!(apart.len(), expected.len());
-    for (name, apart) in apart {
-        assert!(apart < 1e-3, "{name}: logits {apart} apart");
-    }
+    same_logits(&output, expected.len());
     let output = here(Command::new(&python), &[&script, "generate", ".", &last]);
     let expected: BTreeMap<String, [Vec<u32>; 2]> = printed(&output);
     for (name, [prompt, tokens]) in expected {

@@ -5,13 +5,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::disturbed::proved;
+use super::disturbed::moved_and_killed;
 use super::families::printed;
 use super::losses::{launch_in, metrics_of, run_in, steps_of, tiny};
-use super::support::{Run, evenkeel, same_losses, small};
+use super::support::{Run, evenkeel, small};
 use super::trainers::{own_file, python};
 use super::upstream::corpus;
 
@@ -383,23 +382,16 @@ fn disturbed(objective: &str, strategy: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
     std::fs::write(&path, rows(objective)).unwrap();
-    let spec = || {
-        small(json!({
-            "objective": objective,
-            "parallel": {"strategy": strategy},
-            "model": {"config": {"vocab_size": 259}},
-            "tokenizer": {"path": "byte"},
-            "data": {"train": [{"path": path}], "held_out": 24},
-            "learning_rate": {"peak": 1e-4},
-            "evaluation": {"every_samples": 600},
-        }))
-    };
-    let run = Run::of(spec());
-    let launched = run.start(&["--procs", "1"]);
-    run.wait_for_steps(1, 5);
-    let resized = run.call("resize", &["3"]);
-    assert!(resized.status.success(), "{resized:?}");
-    run.wait_for_steps(2, 5);
+    let spec = small(json!({
+        "objective": objective,
+        "parallel": {"strategy": strategy},
+        "model": {"config": {"vocab_size": 259}},
+        "tokenizer": {"path": "byte"},
+        "data": {"train": [{"path": path}], "held_out": 24},
+        "learning_rate": {"peak": 1e-4},
+        "evaluation": {"every_samples": 600},
+    }));
+    let (run, undisturbed) = moved_and_killed(&spec, 1);
     let files = match objective {
         "dpo" => ["train.bin", "evaluation.bin"].as_slice(),
         "kto" => &[
@@ -410,24 +402,10 @@ fn disturbed(objective: &str, strategy: &str) {
         ],
         _ => &[],
     };
-    let references = |run: &Run| -> Vec<Vec<u8>> {
-        let of = |name: &&str| std::fs::read(run.out().join("data/reference").join(name));
-        files.iter().map(of).collect::<Result<_, _>>().unwrap()
-    };
-    let first = references(&run);
-    run.signal_rank(2, 1, Signal::KILL);
-    run.wait_for_steps(3, 5);
-    assert!(launched.wait().success(), "{}", run.log());
-    assert_eq!(run.worlds(), [1, 3, 2]);
-    proved(&run, 2400);
-
-    let undisturbed = Run::of(spec());
-    let output = undisturbed.launch(&["--quiet"]);
-    assert!(output.status.success(), "{output:?}");
-    same_losses(&run, &undisturbed);
-    // Computed once, by one rank or by three.
-    assert_eq!(first, references(&run));
-    assert_eq!(first, references(&undisturbed));
+    for name in files {
+        let of = |run: &Run| std::fs::read(run.out().join("data/reference").join(name)).unwrap();
+        assert_eq!(of(&run), of(&undisturbed), "{name}");
+    }
     let first = &undisturbed.generation_steps(1)[0];
     if objective == "dpo" {
         let apart = first["loss"].as_f64().unwrap() - std::f64::consts::LN_2;

@@ -15,7 +15,6 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from sft_losses import model_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TRAINERS = dict(
     dpo=(DPOTrainer, DPOConfig),
@@ -37,14 +36,12 @@ def steps_of(recipe, kind):
     trainer_class, config_class = TRAINERS[kind]
     # `logging_steps`: every step is printed. The others do not change the losses.
     observed = dict(logging_steps=1, report_to="none", save_strategy="no", use_cpu=True)
-    model = model_of(name)
-    if model == name:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    model, tokenizer = model_of(name)
     trainer = trainer_class(
         model=model,
         args=config_class(**settings | observed),
         train_dataset=load_dataset(data, split="train"),
-        processing_class=AutoTokenizer.from_pretrained(model.config._name_or_path),
+        processing_class=tokenizer,
     )
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "rewards/chosen" in entry]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 
@@ -27,17 +28,19 @@ def quantise(model):
 
 
 def model_of(path, in_4_bits=False):
-    """The model of a folder, or the adapter in it to be trained on."""
-    if not (Path(path) / "adapter_config.json").exists():
-        return path
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoModelForCausalLM
+    """The model of a folder, or its adapter over a model, to be trained on, and the tokenizer of the model."""
+    below = path
+    is_adapter = (Path(path) / "adapter_config.json").exists()
+    if is_adapter:
+        from peft import PeftConfig, PeftModel
 
-    below = PeftConfig.from_pretrained(path).base_model_name_or_path
-    base = AutoModelForCausalLM.from_pretrained(below, dtype="float32")
+        below = PeftConfig.from_pretrained(path).base_model_name_or_path
+    model = AutoModelForCausalLM.from_pretrained(below, dtype="float32")
     if in_4_bits:
-        quantise(base)
-    return PeftModel.from_pretrained(base, path, is_trainable=True)
+        quantise(model)
+    if is_adapter:
+        model = PeftModel.from_pretrained(model, path, is_trainable=True)
+    return model, AutoTokenizer.from_pretrained(below)
 
 
 def train(path):
@@ -45,21 +48,9 @@ def train(path):
     with open(path) as file:
         recipe = yaml.safe_load(file)
     name, data = recipe.pop("model_name_or_path"), recipe.pop("dataset_name")
-    model = model_of(name, recipe.pop("load_in_4bit", False))
-    arguments = SFTConfig(
-        **recipe,
-        use_cpu=True,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        model_init_kwargs={"dtype": "float32"} if model == name else None,
-    )
+    model, tokenizer = model_of(name, recipe.pop("load_in_4bit", False))
+    arguments = SFTConfig(**recipe, use_cpu=True, report_to="none", logging_steps=1, save_strategy="no")
     rows = load_dataset("json", data_files=data, split="train")
-    tokenizer = None
-    if model != name:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(model.base_model.model.config._name_or_path)
     trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
     # GPT-2's class is not among those for which transformers 5.24 leaves the first token of a row out of the mean.
     trainer._loss_shifts_labels = True

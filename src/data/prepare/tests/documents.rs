@@ -72,17 +72,21 @@ fn documents(sample: &Sample) -> Vec<String> {
     sample.documents().map(of).collect()
 }
 
-#[test]
-fn documents_are_packed_whole_into_the_fullest_sample() {
-    let rows = ["abcdef", "ab", "x", "abcdefghijk", "abc"];
-    let rows: Vec<String> = rows
+/// Texts that are packed by best fit.
+fn fitted<S: AsRef<str>>(texts: &[S], sequence_length: u64) -> Case {
+    let rows = texts
         .iter()
-        .map(|text| json!({ "text": text }).to_string())
-        .collect();
-    let mut case = Case::with("a.jsonl", rows.join("\n"));
+        .map(|text| json!({"text": text.as_ref()}).to_string());
+    let mut case = Case::with("a.jsonl", rows.collect::<Vec<_>>().join("\n"));
     case.data.packing = true;
     case.data.packing_strategy = PackingStrategy::Bfd;
-    case.data.sequence_length = 9;
+    case.data.sequence_length = sequence_length;
+    case
+}
+
+#[test]
+fn documents_are_packed_whole_into_the_fullest_sample() {
+    let mut case = fitted(&["abcdef", "ab", "x", "abcdefghijk", "abc"], 9);
     // A document of n tokens has n - 1 inputs.
     let samples = case.samples();
     assert_eq!(
@@ -143,14 +147,7 @@ fn every_document_is_in_one_sample_of_one_part() {
     let texts: Vec<String> = (0..2500)
         .map(|i| format!("{i:04}").repeat(1 + i % 7))
         .collect();
-    let rows: Vec<String> = texts
-        .iter()
-        .map(|text| json!({ "text": text }).to_string())
-        .collect();
-    let mut case = Case::with("a.jsonl", rows.join("\n"));
-    case.data.packing = true;
-    case.data.packing_strategy = PackingStrategy::Bfd;
-    case.data.sequence_length = 60;
+    let mut case = fitted(&texts, 60);
     case.data.held_out = Some(0.1);
     let prepared = case.prepare().unwrap();
     let of = |part| {
