@@ -208,6 +208,13 @@ fn a_job_of_gpus_trains_on_them_unless_the_cpu_is_asked_for() {
 #[test]
 fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
     let place = tempfile::tempdir().unwrap();
+    // Too large for GPUs.
+    let large_heads = SMALL_MODEL.replace(
+        "num_attention_heads: 2",
+        "num_attention_heads: 2, head_dim: 512",
+    );
+    let indivisible = SMALL_MODEL.replace("num_attention_heads: 2", "num_attention_heads: 3");
+    let short = SMALL_MODEL.replace("max_position_embeddings: 32", "max_position_embeddings: 8");
     for (model, more, flags, rule) in [
         (
             SMALL_MODEL,
@@ -222,6 +229,9 @@ fn what_the_built_in_trainer_refuses_is_refused_before_a_job_exists() {
             "rank-memory",
         ),
         ("path: google/gemma-2-9b", "", &[][..], "trainer-model"),
+        (&large_heads, "", &[][..], "trainer-model"),
+        (&indivisible, "", &[][..], "model-shape"),
+        (&short, "", &[][..], "sequence-too-long"),
     ] {
         small_recipe(place.path(), model, more);
         let output = dry_run(place.path(), flags);
@@ -254,6 +264,36 @@ fn what_a_plan_refuses_on_this_machine_a_launch_refuses() {
         assert!(text.contains("error[model-needs-sharding]"), "{text}");
     }
     assert!(!place.path().join("runs").exists());
+}
+
+/// A micro-batch that does not fit into this machine's memory becomes smaller in a launch as in a plan.
+#[test]
+fn a_launch_takes_the_micro_batch_that_a_plan_shows() {
+    let place = tempfile::tempdir().unwrap();
+    let wide = "init: random, config: {hidden_size: 4096, intermediate_size: 8192, num_hidden_layers: 2, \
+         num_attention_heads: 32, vocab_size: 64, max_position_embeddings: 2048}";
+    let long = |text: String| text.replace("sequence_length: 16", "sequence_length: 2048");
+    small_recipe(place.path(), wide, "");
+    let path = place.path().join("recipe.yaml");
+    let text = long(std::fs::read_to_string(&path).unwrap()).replace(
+        "global: 16, per_device_batch_size: 2",
+        "global: 8192, per_device_batch_size: 8192",
+    );
+    std::fs::write(&path, text).unwrap();
+    let shown = |call: &[&str]| {
+        let output = at(place.path(), call);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}{}", message(&output));
+        let formula = text
+            .lines()
+            .find(|line| line.contains(" × "))
+            .map(str::to_owned);
+        formula.unwrap_or_else(|| panic!("{text}"))
+    };
+    let planned = shown(&["plan", "recipe.yaml", "--trainer", "built-in"]);
+    let launched = shown(&["launch", "recipe.yaml", "--dry-run", "--procs", "1"]);
+    assert!(!planned.contains("× 8192 ×"), "{planned}");
+    assert_eq!(planned, launched);
 }
 
 #[test]

@@ -120,6 +120,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "api",
             "external_trainer",
             "inventory",
+            "launch",
             "lifecycle",
             "plan",
             "recipe",

@@ -86,7 +86,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 let asked = TrainerChoice::asked(args.trainer);
                 let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
                 let request = PlanRequest {
-                    nodes: args.options.nodes,
+                    gpus_per_node: args.options.gpus_per_node,
                     ..PlanRequest::of(runner, gpus)
                 };
                 let request = survey(&recipe, &base, request, &hub);

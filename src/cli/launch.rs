@@ -9,7 +9,7 @@ use anyhow::bail;
 use super::cluster::submit;
 use super::output::{self, say};
 use super::plan::text;
-use super::processes::{Asked, DeviceChoice, Gpus, Processes};
+use super::processes::{Asked, DeviceChoice, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::signals::Signals;
 use super::{
@@ -19,7 +19,7 @@ use super::{
 use crate::api::TrainerDevice;
 use crate::data::Phase;
 use crate::external_trainer;
-use crate::inventory::{Devices, Inventory};
+use crate::inventory::Inventory;
 use crate::launch::Phase as RunPhase;
 use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, download, index,
@@ -297,13 +297,7 @@ fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Res
         world: args.options.world(),
         device: args.device,
     };
-    if recipe.spec.trainer.is_external() {
-        return asked.external(match inventory.devices() {
-            Devices::Gpus { devices } => devices.len() as u64,
-            Devices::CpuRanks { .. } => 0,
-        });
-    }
-    asked.built_in(Gpus::of(inventory, args.device))
+    asked.here(recipe.spec.trainer.is_external(), inventory)
 }
 
 /// Stores the printed diagnostics in `shown`. `typed`: the words after the program's name.
@@ -377,15 +371,7 @@ fn launch(
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
     let mut hub = args.options.hub();
     let planned = prepare::plan(recipe, ranks, reached, runner, device_memory, &hub)?;
-    let devices = match external {
-        true => processes.device.count(ranks),
-        false if processes.gpus.is_empty() => inventory.cpu_ranks(ranks).to_string(),
-        false => {
-            let used = usize::try_from(ranks)?;
-            let devices = processes.gpus.iter().take(used).cloned().collect();
-            Devices::Gpus { devices }.to_string()
-        }
-    };
+    let devices = processes.devices(external, &inventory);
     if args.cluster.dry_run {
         let worlds = &planned.worlds;
         let examined = worlds.examine(ranks, reached);

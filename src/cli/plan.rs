@@ -12,18 +12,19 @@ use serde::Serialize;
 
 use super::cluster::ClusterArgs;
 use super::output::{self, Format};
+use super::processes::{Asked, DeviceChoice};
 use super::recipe_args::{RecipeOptions, TrainerChoice};
 use super::{EXIT_REFUSED, first_set, needs, render, unread};
 use crate::api::NVIDIA_GPU;
 use crate::client;
 use crate::export::{self, BatchNumbers, Form};
-use crate::inventory::{Devices, Inventory};
+use crate::inventory::Inventory;
 use crate::launch::{self, survey, with_inputs};
 use crate::plan::{
     self, AskedRunner, DeviceKind, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest,
     Runner,
 };
-use crate::recipe::{Located, ReadError, Recipe};
+use crate::recipe::{Dialect, Located, ReadError, Recipe};
 use crate::util::size;
 
 /// Show the batch plan of a recipe
@@ -85,8 +86,8 @@ pub struct Args {
     #[arg(long, value_name = "POLICY", value_parser = OomPolicy::from_str)]
     oom_policy: Option<OomPolicy>,
 
-    /// What runs the plan; its own rules apply too [default: external for a command or --emit, else any: the rules that
-    /// hold for every trainer]
+    /// What runs the plan; its own rules apply too [default: external for a command, or for --emit of another
+    /// framework's recipe; else any: the rules that hold for every trainer]
     #[arg(long, value_enum, value_name = "TRAINER")]
     trainer: Option<TrainerChoice>,
 
@@ -203,8 +204,11 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Some(model) => estimate::recipe(model, args.recipe.as_deref(), &args.overrides)?,
         None => args.options.read_job(&path, &args.overrides, &args.command),
     };
-    // A command or an emitted plan implies an external trainer.
-    let external = args.emit.is_some() || !args.command.is_empty();
+    // A command or a plan that is emitted in another framework's form implies an external trainer.
+    let is_native = read
+        .as_ref()
+        .is_ok_and(|recipe| recipe.dialect == Dialect::Native);
+    let external = args.emit.is_some() && !is_native || !args.command.is_empty();
     let asked = match args.trainer {
         None if external => AskedRunner::External,
         choice => TrainerChoice::asked(choice),
@@ -220,11 +224,12 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let hardware = if args.from_cluster {
         on_cluster(&args)?
     } else {
-        world(&args)?
+        let external = asked == AskedRunner::External || recipe.spec.trainer.is_external();
+        world(&args, external)?
     };
     let runner = Runner::of(&recipe.spec, asked, hardware.device, None);
     let request = PlanRequest {
-        nodes: args.options.nodes.or(hardware.nodes),
+        gpus_per_node: args.options.gpus_per_node.or(hardware.gpus_per_node),
         oom_policy: args.oom_policy.unwrap_or_default(),
         device_memory: args.device_memory.or(hardware.memory),
         estimate: args.estimate,
@@ -242,7 +247,7 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     }
     let examined = plan::examine(&recipe, &request);
     if let Some(form) = args.emit {
-        return emitted(&recipe, examined, form.into(), request.nodes);
+        return emitted(&recipe, examined, form.into(), request.nodes());
     }
     let horizon = examined.draft.horizon.as_ref();
     let oom = args.oom_policy.and_then(|policy| {
@@ -310,7 +315,7 @@ fn emitted(
 struct Hardware {
     gpus: u64,
     device: DeviceKind,
-    nodes: Option<u64>,
+    gpus_per_node: Option<u64>,
     /// Bytes of every device, if known.
     memory: Option<u64>,
     /// Description for people.
@@ -318,7 +323,7 @@ struct Hardware {
 }
 
 /// The requested world or the detected hardware.
-fn world(args: &Args) -> anyhow::Result<Hardware> {
+fn world(args: &Args, external: bool) -> anyhow::Result<Hardware> {
     let options = &args.options;
     let resource = [("--resource", args.resource.is_some())];
     needs(
@@ -334,20 +339,28 @@ fn world(args: &Args) -> anyhow::Result<Hardware> {
         return Ok(Hardware {
             gpus,
             device: DeviceKind::Cuda,
-            nodes: None,
+            gpus_per_node: None,
             memory: None,
             words: DeviceKind::Cuda.count(gpus),
         });
     }
-    let devices = Inventory::discover().devices();
+    let inventory = Inventory::discover();
+    let asked = Asked {
+        procs: None,
+        world: None,
+        device: DeviceChoice::Auto,
+    };
+    let processes = asked.here(external, &inventory)?;
+    if let Some(note) = &processes.note {
+        output::say(format_args!("note: {note}\n"));
+    }
+    let devices = processes.devices(external, &inventory);
+    let memory = processes.memory(external, &inventory);
     Ok(Hardware {
-        gpus: devices.count(),
-        device: match &devices {
-            Devices::Gpus { .. } => DeviceKind::Cuda,
-            Devices::CpuRanks { .. } => DeviceKind::Cpu,
-        },
-        nodes: None,
-        memory: devices.memory(),
+        gpus: processes.count,
+        device: processes.device,
+        gpus_per_node: None,
+        memory: memory.map(|memory| memory.of_rank(processes.count)),
         words: format!("{devices}, detected here (set --gpus N to plan for others)"),
     })
 }
@@ -373,7 +386,7 @@ fn on_cluster(args: &Args) -> anyhow::Result<Hardware> {
     Ok(Hardware {
         gpus: nodes * u64::from(free.per_node),
         device: DeviceKind::Cuda,
-        nodes: Some(nodes),
+        gpus_per_node: Some(free.per_node.into()),
         memory: None,
         words: format!(
             "{nodes} nodes × {} {}; {} of {} are free on the cluster",

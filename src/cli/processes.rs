@@ -45,6 +45,19 @@ pub struct Processes {
 }
 
 impl Processes {
+    /// The devices on which they run, for people.
+    pub fn devices(&self, external: bool, inventory: &Inventory) -> String {
+        match external {
+            true => self.device.count(self.count),
+            false if self.gpus.is_empty() => inventory.cpu_ranks(self.count).to_string(),
+            false => {
+                let used = usize::try_from(self.count).unwrap_or(usize::MAX);
+                let devices = self.gpus.iter().take(used).cloned().collect();
+                Devices::Gpus { devices }.to_string()
+            }
+        }
+    }
+
     /// The memory of the devices on which they run. An external trainer uses GPUs if there are any.
     pub fn memory(&self, external: bool, inventory: &Inventory) -> Option<DeviceMemory> {
         let gpus = match inventory.devices() {
@@ -104,6 +117,17 @@ impl Gpus {
 }
 
 impl Asked {
+    /// The processes of this machine.
+    pub fn here(self, external: bool, inventory: &Inventory) -> anyhow::Result<Processes> {
+        if external {
+            return self.external(match inventory.devices() {
+                Devices::Gpus { devices } => devices.len() as u64,
+                Devices::CpuRanks { .. } => 0,
+            });
+        }
+        self.built_in(Gpus::of(inventory, self.device))
+    }
+
     /// The number of processes that the user stated.
     fn stated(self) -> anyhow::Result<Option<u64>> {
         match (self.procs, self.world) {
@@ -120,7 +144,7 @@ impl Asked {
     }
 
     /// The processes of an external trainer: one for each GPU of this machine, unless stated.
-    pub fn external(self, gpus: u64) -> anyhow::Result<Processes> {
+    fn external(self, gpus: u64) -> anyhow::Result<Processes> {
         Ok(Processes {
             count: self.stated()?.unwrap_or(gpus.clamp(1, MOST_GPUS)),
             device: device_of(gpus > 0 || self.world.is_some()),

@@ -62,6 +62,9 @@ pub struct Call {
 /// A command whose placeholders cannot be filled in.
 #[derive(Debug, thiserror::Error)]
 pub enum ExternalTrainerError {
+    /// An override that the trainer would not see, or checkpoints that it would lose.
+    #[error("{0}")]
+    Lost(String),
     /// The plan cannot be written in this form.
     #[error(
         "`{{{placeholder}}}`: {error}; `{{per_device_batch_size}}` and `{{gradient_accumulation_steps}}` insert the plain numbers"

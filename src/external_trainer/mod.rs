@@ -1,5 +1,6 @@
 //! The external trainer: the user's own program, started in place of the built-in trainer.
 
+pub mod check;
 mod checkpoints;
 pub mod choice;
 mod command;

@@ -198,46 +198,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::engine::Engine;
-    use crate::engine::cpu::{CpuEngine, CpuOptions};
-    use crate::plan::memory::Memory;
-    use crate::plan::{AskedRunner, PlanRequest, Runner};
-    use crate::recipe::Dialect;
-
-    /// The bytes that a plan states before the first sample are those that the engine reserves on a CPU.
-    #[test]
-    fn a_rank_reserves_what_a_plan_states() {
-        let sizes = json!({
-            "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 500,
-            "max_position_embeddings": 64, "tie_word_embeddings": false,
-        });
-        let shape = ModelConfig::from_json(&sizes).unwrap();
-        for (adapters, load_in_4bit) in [(false, false), (true, false), (true, true)] {
-            let mut spec = Spec::default();
-            spec.model.config = serde_json::from_value(sizes.clone()).unwrap();
-            spec.model.adapters = adapters;
-            spec.model.load_in_4bit = load_in_4bit;
-            spec.model.lora_rank = Some(8);
-            spec.model.lora_target_modules = vec!["all-linear".to_owned()];
-            let runner = Runner::of(&spec, AskedRunner::BuiltIn, DeviceKind::Cpu, None);
-            let request = PlanRequest::of(runner, 1);
-            let stated = Memory::of(&spec, Dialect::Native, &request).unwrap();
-            let stated = stated.built_in_states(1) as f64;
-            let trained = trained(&spec, None, &shape).unwrap();
-            let options = CpuOptions {
-                adapters: trained.adapters,
-                ..CpuOptions::default()
-            };
-            let engine = CpuEngine::new(shape.clone(), options, None, None).unwrap();
-            let reserved = engine.memory().0 as f64;
-            let apart = (reserved - stated).abs() / reserved;
-            assert!(
-                apart < 0.01,
-                "{adapters} {load_in_4bit}: {reserved}, {stated}"
-            );
-        }
-    }
 
     #[test]
     fn layers_that_no_block_has_and_kinds_that_are_not_computed_are_named() {

@@ -42,6 +42,7 @@ pub(super) fn begin(
         global_batch_size,
         model_config: planned.worlds.request().model_config.clone(),
         device_memory: request.device_memory,
+        device: request.runner.device(),
         data_samples,
         horizon,
         built_in,

@@ -1,7 +1,7 @@
 //! Downloads what a launch needs of the hub and the cache lacks, after all checks that need none of it.
 
 use super::names::MissingData;
-use super::prepare::{plan, refuse_on_device};
+use super::prepare::plan;
 use super::request::data_of;
 use super::{LaunchError, Planned, Request, base};
 use crate::data::{self, Card, Tokenizer, Unchosen};
@@ -35,7 +35,7 @@ pub fn download(
         hub.begin(repo, download.commit());
         begun.push((missing, download));
     }
-    check(&again(hub)?, recipe, request)?;
+    check(&again(hub)?, recipe)?;
     let mut data = Vec::new();
     for missing in &planned.missing_data {
         data.push(choose(missing, recipe, hub, &stopped, progress)?);
@@ -100,12 +100,9 @@ fn choose<'a>(
     }
 }
 
-/// Refuses a model for the device, and a tokenizer that cannot be read or does not fit the model.
-fn check(planned: &Planned, recipe: &Recipe, request: &Request) -> Result<(), LaunchError> {
+/// Refuses a tokenizer that cannot be read or does not fit the model.
+fn check(planned: &Planned, recipe: &Recipe) -> Result<(), LaunchError> {
     let shape = planned.model.shape.as_ref();
-    if let Some(shape) = shape {
-        refuse_on_device(shape, request)?;
-    }
     let base = base()?;
     let key = recipe.keys();
     let data = data_of(&planned.settled, &key, shape, &base, &base);

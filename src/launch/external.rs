@@ -8,10 +8,8 @@ use rustix::fs::{Access, access};
 use super::{LaunchError, Planned, Prepared, Request, RunDir, RunOptions, begin, resume};
 use crate::external_trainer::{self, Call, ExternalTrainer};
 use crate::launch::run_path;
-use crate::plan::Plan;
-use crate::recipe::schema::placeholder;
 use crate::recipe::schema::spec::Trainer;
-use crate::recipe::{Recipe, Spec, trainer_command};
+use crate::recipe::{Recipe, Spec};
 use crate::train::Run;
 
 /// Prepares a new run in the directory, or resumes an existing one. The caller holds the run lock.
@@ -21,9 +19,12 @@ pub(super) fn prepare(
     planned: &Planned,
     request: &Request,
 ) -> Result<Prepared, LaunchError> {
-    refuse_lost_override(recipe, &request.overrides)?;
+    external_trainer::check::overrides(recipe, &request.overrides)?;
     let run = if request.resume {
-        resumed(run_dir, recipe)?
+        Run {
+            device: request.runner.device(),
+            ..resumed(run_dir, recipe)?
+        }
     } else {
         begin::begin(recipe, &recipe.spec, planned, request, None)?
     };
@@ -52,29 +53,9 @@ pub(super) fn prepare(
         run,
         state,
         external: Some(recipe.clone()),
-        notes: notes(recipe, call),
+        notes: external_trainer::check::notes(recipe, call),
         facts: Vec::new(),
     })
-}
-
-/// Refuses an external trainer's command that a pod would also refuse. Returns notes about an
-/// accepted command, one per line.
-pub fn check_external_trainer(
-    recipe: &Recipe,
-    plan: &Plan,
-    overrides: &[String],
-) -> Result<Vec<String>, LaunchError> {
-    refuse_lost_override(recipe, overrides)?;
-    if let Some(lost) = external_trainer::resume::lost_checkpoints(recipe) {
-        return Err(LaunchError::usage(lost));
-    }
-    let trainer = ExternalTrainer {
-        recipe,
-        run_dir: Path::new("."),
-        base: None,
-    };
-    let call = trainer.call(0, plan, None)?;
-    Ok(notes(recipe, call))
 }
 
 /// Takes the command of the run to resume, with what its launcher set and the recipe does not state.
@@ -162,11 +143,6 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, LaunchError> {
     })
 }
 
-fn refuse_lost_override(recipe: &Recipe, overrides: &[String]) -> Result<(), LaunchError> {
-    trainer_command::lost_override(recipe, overrides)
-        .map_or(Ok(()), |lost| Err(LaunchError::usage(lost)))
-}
-
 /// Refuses a new run that would resume from another run's checkpoint.
 fn refuse_existing_checkpoint(recipe: &Recipe, call: &Call) -> Result<(), LaunchError> {
     let Some(left) = &call.checkpoint else {
@@ -202,37 +178,6 @@ fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
             " in PATH"
         }
     )))
-}
-
-/// Notes for the user about an accepted command.
-fn notes(recipe: &Recipe, call: Call) -> Vec<String> {
-    let command = &recipe.spec.trainer.command;
-    let mut notes = Vec::new();
-    if !placeholder::takes_numbers(command) {
-        notes.push(
-            "the command uses none of the plan's numbers ({args}, {recipe}, {per_device_batch_size}): \
-             the global batch stays the same only if the program reads \
-             EVENKEEL_PER_DEVICE_BATCH_SIZE and EVENKEEL_GRADIENT_ACCUMULATION_STEPS"
-                .to_owned(),
-        );
-    }
-    let restarts = "it restarts at step 0 whenever the world changes";
-    let expected = call.checkpoint_dir.display();
-    if !placeholder::is_used(command, placeholder::RESUME_ARGS) {
-        notes.push(format!(
-            "the command does not use {{resume_args}}: unless the trainer finds its checkpoints \
-             itself or reads EVENKEEL_CHECKPOINT, {restarts}"
-        ));
-    } else if !placeholder::is_used(command, placeholder::CHECKPOINT_DIR)
-        && external_trainer::resume::directory(recipe.dialect, &recipe.spec).is_none()
-    {
-        notes.push(format!(
-            "the trainer's checkpoint directory is not set ({{checkpoint_dir}}): evenkeel expects \
-             checkpoints in {expected}; unless the trainer writes them there, {restarts}"
-        ));
-    }
-    notes.extend(call.remarks);
-    notes
 }
 
 #[cfg(test)]

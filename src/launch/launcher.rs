@@ -23,7 +23,7 @@ use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
     End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
 };
-use crate::plan::{self, DeviceKind, OomPolicy, Worlds};
+use crate::plan::{self, DeviceKind, OomPolicy, Runner, Worlds};
 use crate::telemetry::divergence::LossWatch;
 use crate::telemetry::{Display, Event, StepRecord, now};
 use crate::train::Run;
@@ -262,9 +262,13 @@ impl<'a> Launcher<'a> {
 
     /// Ranks for which this machine has devices.
     fn most_ranks(&self) -> u64 {
-        match self.worlds.request().runner.device() {
-            DeviceKind::Cpu => u64::MAX,
-            DeviceKind::Cuda => self.gpus.len().min(self.gpus_together) as u64,
+        // The user's program finds its GPUs itself.
+        match self.worlds.request().runner {
+            Runner::BuiltIn {
+                device: DeviceKind::Cuda,
+                ..
+            } => self.gpus.len().min(self.gpus_together) as u64,
+            _ => u64::MAX,
         }
     }
 
@@ -577,6 +581,32 @@ mod tests {
             // The second is where the run would continue without a rank.
             assert_eq!((of_world(2), of_world(1)), (plans, 1), "{examined:?}");
         }
+    }
+
+    /// The user's program on GPUs runs by the plans that were shown, on as many ranks as were asked for.
+    #[test]
+    fn a_launch_of_a_program_on_gpus_keeps_its_plan() {
+        let place = tempfile::tempdir().unwrap();
+        let before = plan::examined().len();
+        let batch = "batch: {global: 12, per_device_batch_size: 2}";
+        let program = "trainer: {command: [sh, -c, 'exec true {per_device_batch_size}']}";
+        let launched = Launched::on(
+            place.path(),
+            &format!("{batch}\n{program}"),
+            DeviceKind::Cuda,
+        );
+        let run_lock = RunLock::take(launched.run_dir.clone()).unwrap();
+        let mut display = Display::new(Mode::Quiet);
+        let request = &launched.request;
+        let mut launcher =
+            Launcher::new(&run_lock, launched.prepared, 2, request, &mut display).unwrap();
+        assert_eq!(launcher.run.runner().device(), DeviceKind::Cuda);
+        let (action, _) = launcher.decide().unwrap();
+        assert!(matches!(action, RankAction::Publish { world: 2, .. }));
+        let reached = launcher.state.reached(&launcher.run);
+        launcher.worlds.plan(2, reached).unwrap();
+        let examined = &plan::examined()[before..];
+        assert_eq!(examined.iter().filter(|world| **world == 2).count(), 1);
     }
 
     #[test]

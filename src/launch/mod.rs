@@ -31,7 +31,7 @@ pub mod worlds;
 
 use std::path::PathBuf;
 
-pub use crate::launch::external::{check_external_trainer, take_command_of_run};
+pub use crate::launch::external::take_command_of_run;
 pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use download::download;
@@ -40,7 +40,7 @@ pub use names::{Missing, MissingData, keep_snapshots};
 pub use request::{Planned, Prepared, Request};
 pub use resume::{continued, refuse_ended};
 pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};
-pub use survey::{survey, with_inputs};
+pub use survey::{stated_flaws, survey, with_inputs};
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;

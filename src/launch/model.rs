@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::adapters::Trained;
-use crate::engine::{Cause, ConfigError, ModelConfig};
+use crate::engine::{Cause, ConfigError, ModelConfig, cuda};
 use crate::hub;
-use crate::plan::Flaw;
 use crate::plan::memory::{self, Shape};
+use crate::plan::{DeviceKind, Flaw};
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
 use crate::util::durable::{FileError, parse_json};
@@ -44,6 +44,7 @@ pub fn find(
     spec: &Spec,
     snapshot: Option<PathBuf>,
     downloads: bool,
+    device: DeviceKind,
     key: Key<'_>,
 ) -> ResolvedModel {
     let model = &spec.model;
@@ -63,41 +64,8 @@ pub fn find(
             return found;
         }
     }
-    // Only a well-known id adds sizes: other models have their family's defaults.
-    let known = Shape::of(model, found.stored.as_ref()).map(|(shape, _)| shape);
-    let known = known.filter(|_| Shape::is_well_known(model));
-    let stored = found.stored.clone().unwrap_or_default();
-    let stated = |key: &str| model.config.contains_key(key) || stored.contains_key(key);
-    let complete = known.is_some() || Shape::is_stated(stated);
-    let mut config = known.as_ref().map(config_of).unwrap_or_default();
-    if let Some(model_type) = memory::model_type(model, found.stored.as_ref()) {
-        config.insert("model_type".to_owned(), model_type.into());
-    }
-    config.extend(stored.clone());
-    config.extend(model.config.clone());
-    let (shape, errors) = match ModelConfig::parse(&config.into_iter().collect()) {
-        Ok(shape) => {
-            let errors = shape.flaws();
-            (Some(shape), errors)
-        }
-        Err(error) => (None, vec![error]),
-    };
-    let flaw = |error: &ConfigError| shape_flaw(error, model, key);
-    found.flaws.extend(errors.iter().map(flaw));
-    if found.flaws.is_empty() && !complete {
-        found.flaws.extend(unknown(model, downloads, key));
-    }
-    found.shape = shape.filter(|_| complete && found.flaws.is_empty());
-    // The positions of an absent hub model are unknown unless the recipe states them.
-    let positions = !downloads
-        || model.path.is_none()
-        || found.stored.is_some()
-        || model.config.contains_key("max_position_embeddings");
-    if let Some(shape) = found.shape.as_ref().filter(|_| positions)
-        && let Err(error) = shape.check_sequence(length(spec))
-    {
-        found.flaws.push(sequence_flaw(&error));
-    }
+    let stored = found.stored.as_ref();
+    (found.shape, found.flaws) = shape_of(spec, stored, downloads, device, key);
     let of_snapshot = snapshot.filter(|path| wants_weights(model) && are_complete(path));
     match weights(model, local.or(of_snapshot), key) {
         Ok(weights) => found.weights = weights,
@@ -107,6 +75,64 @@ pub fn find(
         Err(_) => {}
     }
     found
+}
+
+/// The model's shape, if enough of it is known, and what is wrong with it on these devices, from the recipe and the
+/// `config.json` that is `stored` at its path.
+pub fn shape_of(
+    spec: &Spec,
+    stored: Option<&Config>,
+    downloads: bool,
+    device: DeviceKind,
+    key: Key<'_>,
+) -> (Option<ModelConfig>, Vec<Flaw>) {
+    let model = &spec.model;
+    // Only a well-known id adds sizes: other models have their family's defaults.
+    let known = Shape::of(model, stored).map(|(shape, _)| shape);
+    let known = known.filter(|_| Shape::is_well_known(model));
+    let stated = |key: &str| {
+        let of_folder = stored.is_some_and(|stored| stored.contains_key(key));
+        model.config.contains_key(key) || of_folder
+    };
+    let complete = known.is_some() || Shape::is_stated(stated);
+    let mut config = known.as_ref().map(config_of).unwrap_or_default();
+    if let Some(model_type) = memory::model_type(model, stored) {
+        config.insert("model_type".to_owned(), model_type.into());
+    }
+    config.extend(stored.cloned().unwrap_or_default());
+    config.extend(model.config.clone());
+    let (shape, errors) = match ModelConfig::parse(&config.into_iter().collect()) {
+        Ok(shape) => {
+            let errors = shape.flaws();
+            (Some(shape), errors)
+        }
+        Err(error) => (None, vec![error]),
+    };
+    let mut flaws: Vec<Flaw> = (errors.iter())
+        .map(|error| shape_flaw(error, model, key))
+        .collect();
+    if flaws.is_empty() && !complete {
+        flaws.extend(unknown(model, downloads, key));
+    }
+    let shape = shape.filter(|_| complete && flaws.is_empty());
+    // The positions of an absent hub model are unknown unless the recipe states them.
+    let positions = !downloads
+        || model.path.is_none()
+        || stored.is_some()
+        || model.config.contains_key("max_position_embeddings");
+    if let Some(shape) = &shape {
+        let sequence = shape.check_sequence(length(spec)).err();
+        flaws.extend(sequence.filter(|_| positions).map(|it| sequence_flaw(&it)));
+        let of_device = cuda::supported(shape).err();
+        let of_device = of_device.filter(|_| device == DeviceKind::Cuda);
+        flaws.extend(of_device.map(|error| Flaw {
+            rule: "trainer-model",
+            paths: vec!["model.config".to_owned(), "model.path".to_owned()],
+            message: error.to_string(),
+            help: "add `--device cpu`, or give your program after `--`".to_owned(),
+        }));
+    }
+    (shape, flaws)
 }
 
 /// Whether a model of the hub gives its weights, and not only its shape: a recipe that changes the sizes has others.
@@ -314,7 +340,7 @@ mod tests {
 
     /// Rule, first path and message of every problem.
     fn flaws(spec: &Spec, downloads: bool) -> Vec<(&'static str, String, String)> {
-        let flaws = find(spec, None, downloads, &str::to_owned)
+        let flaws = find(spec, None, downloads, DeviceKind::Cpu, &str::to_owned)
             .flaws
             .into_iter();
         flaws
@@ -337,7 +363,13 @@ mod tests {
     #[test]
     fn a_complete_shape_starts_from_random_weights() {
         for downloads in [true, false] {
-            let found = find(&spec(None, sizes()), None, downloads, &str::to_owned);
+            let found = find(
+                &spec(None, sizes()),
+                None,
+                downloads,
+                DeviceKind::Cpu,
+                &str::to_owned,
+            );
             assert_eq!(found.flaws, []);
             assert_eq!(found.shape.unwrap().hidden_size, 64);
             assert_eq!(found.weights, None);
@@ -354,7 +386,9 @@ mod tests {
             });
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
             let spec = spec(folder.path().to_str(), json!({}));
-            let shape = find(&spec, None, DOWNLOADS, &str::to_owned).shape.unwrap();
+            let shape = find(&spec, None, DOWNLOADS, DeviceKind::Cpu, &str::to_owned)
+                .shape
+                .unwrap();
             assert_eq!((shape.intermediate_size, shape.num_key_value_heads), sizes);
             let stored = read_config(folder.path()).unwrap();
             let (estimated, _) = Shape::of(&spec.model, Some(&stored)).unwrap();
@@ -376,7 +410,9 @@ mod tests {
             });
             let spec = spec(None, config);
             let (estimated, _) = Shape::of(&spec.model, None).unwrap();
-            let shape = find(&spec, None, DOWNLOADS, &str::to_owned).shape.unwrap();
+            let shape = find(&spec, None, DOWNLOADS, DeviceKind::Cpu, &str::to_owned)
+                .shape
+                .unwrap();
             assert_eq!(shape.family, family);
             let parameters = layout(&shape).len() as f64;
             assert_eq!(estimated.parameters(), parameters, "{family:?}");
@@ -448,7 +484,7 @@ mod tests {
             std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         };
         write(&sizes());
-        let found = find(&spec, None, DOWNLOADS, &str::to_owned);
+        let found = find(&spec, None, DOWNLOADS, DeviceKind::Cpu, &str::to_owned);
         assert_eq!(found.flaws, []);
         assert_eq!(found.stored.unwrap()["hidden_size"], 64);
         let mut odd = sizes();
@@ -466,9 +502,9 @@ mod tests {
         let mut config = sizes();
         config["model_type"] = json!("gpt2");
         config["attn_pdrop"] = json!(0);
-        let found = find(&spec(None, config.clone()), None, DOWNLOADS, &|path| {
-            format!("evenkeel.{path}")
-        });
+        let key = |path: &str| format!("evenkeel.{path}");
+        let spec_of = spec(None, config.clone());
+        let found = find(&spec_of, None, DOWNLOADS, DeviceKind::Cpu, &key);
         assert_eq!(found.flaws[0].rule, "trainer-model");
         assert_eq!(
             found.flaws[0].help,

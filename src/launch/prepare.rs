@@ -7,10 +7,9 @@ use super::begin::{base, begin};
 use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, adapters, initial, resume, survey};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
-use crate::engine::{ModelConfig, cuda};
 use crate::hub::Hub;
 use crate::launch::external;
-use crate::plan::{DeviceKind, DeviceMemory, PlanRequest, Reached, Runner, Worlds};
+use crate::plan::{DeviceMemory, PlanRequest, Reached, Runner, Worlds};
 use crate::recipe::schema::spec::Synthetic;
 use crate::recipe::{Recipe, Spec};
 use crate::train::{BuiltIn, Run};
@@ -74,7 +73,6 @@ pub fn prepare(
             key("model.config")
         ),
     })?;
-    refuse_on_device(&model, request)?;
     let named = &recipe.spec.model;
     let initial = initial::weights(named, found.weights.clone(), &model, &key)?;
     let data = data::prepare(
@@ -114,7 +112,6 @@ pub fn prepare(
         companions: companions(&planned.settled, &base()?),
         data_fingerprint: Some(manifest.fingerprint.clone()),
         rank_memory: request.runner.rank_memory(),
-        device: request.runner.device(),
         entropy: (manifest.synthetic.as_ref())
             .filter(|_| recipe.spec.is_cross_entropy())
             .and_then(entropy),
@@ -151,16 +148,6 @@ pub fn prepare(
             .chain(data.notes)
             .chain(news)
             .collect(),
-    })
-}
-
-/// Refuses a model that the device cannot compute.
-pub(super) fn refuse_on_device(model: &ModelConfig, request: &Request) -> Result<(), LaunchError> {
-    if request.runner.device() != DeviceKind::Cuda {
-        return Ok(());
-    }
-    cuda::supported(model).map_err(|error| LaunchError::Model {
-        message: format!("{error} (--device cpu)"),
     })
 }
 

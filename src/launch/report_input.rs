@@ -62,7 +62,7 @@ pub fn report_input(
                 Some(samples) => format!("{} ({})", sources.join(", "), count(samples, "sample")),
                 None => sources.join(", "),
             };
-            let precision = match (built_in.device, spec.model.precision) {
+            let precision = match (run.device, spec.model.precision) {
                 (DeviceKind::Cpu, _) | (_, Precision::F32) => "f32",
                 (DeviceKind::Cuda, Precision::Bf16 | Precision::F16) => {
                     "bf16, weights and states in f32"

@@ -206,9 +206,9 @@ pub(super) fn resume(
     let runner = runner_of(&run, request);
     let resumed = Run {
         device_memory: request.device_memory,
+        device: runner.device(),
         built_in: Some(BuiltIn {
             rank_memory: runner.rank_memory(),
-            device: runner.device(),
             data_fingerprint: Some(data.manifest.fingerprint),
             ..built_in.clone()
         }),

@@ -72,7 +72,9 @@ pub(super) fn survey_inputs(
     let settled = names.settled(spec, hub);
     let is_downloaded = hub.downloads && names.model.is_some() && downloads_config(&spec.model);
     let key = recipe.keys();
-    let mut model = model::find(spec, names.directory(hub), elsewhere || is_downloaded, &key);
+    let device = request.runner.device();
+    let downloads = elsewhere || is_downloaded;
+    let mut model = model::find(spec, names.directory(hub), downloads, device, &key);
     let request_of_data = data_of(&settled, &key, model.shape.as_ref(), base, base);
     let (missing, missing_data) = if elsewhere || !hub.downloads {
         Default::default()
@@ -124,6 +126,18 @@ pub(super) fn survey_inputs(
         missing_data,
         settled,
     }
+}
+
+/// What the built-in trainer would refuse of the model in each pod, as far as the recipe alone tells it. Pods have other
+/// files than this machine.
+pub fn stated_flaws(recipe: &Recipe, runner: Runner) -> Vec<Flaw> {
+    if !runner.is_built_in() || recipe.part {
+        return Vec::new();
+    }
+    let key = recipe.keys();
+    let (_, mut flaws) = model::shape_of(&recipe.spec, None, true, runner.device(), &key);
+    flaws.retain(|flaw| !is_missing_input(flaw.rule));
+    flaws
 }
 
 /// The error and what the recipe names, at a place in its files, but is not on this machine: its model, its tokenizer or

@@ -18,6 +18,15 @@ pub(super) struct Launched {
 
 /// A recipe written to `place`, and a launch request for it.
 pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe, Request) {
+    recipe_on(place, text, overrides, DeviceKind::Cpu)
+}
+
+fn recipe_on(
+    place: &Path,
+    text: &str,
+    overrides: &[&str],
+    device: DeviceKind,
+) -> (Recipe, Request) {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
     let recipe_path = place.join("recipe.yaml");
     let reading = recipe::Request {
@@ -27,7 +36,7 @@ pub(super) fn recipe_of(place: &Path, text: &str, overrides: &[&str]) -> (Recipe
     };
     let recipe = recipe::read_text(&reading, text.to_owned());
     let recipe = recipe.unwrap_or_else(|error| panic!("{error:?}"));
-    let runner = Runner::of(&recipe.spec, AskedRunner::Launch, DeviceKind::Cpu, None);
+    let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, None);
     let request = Request {
         overrides,
         ..Request::of(recipe_path, runner)
@@ -42,8 +51,22 @@ impl Launched {
         Launched::try_at(place, lines, overrides).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// As [`Launched::at`], on these devices.
+    pub fn on(place: &Path, lines: &str, device: DeviceKind) -> Launched {
+        Launched::prepare(place, lines, &[], device).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// As [`Launched::at`], for a run that may be refused.
     pub fn try_at(place: &Path, lines: &str, overrides: &[&str]) -> Result<Launched, String> {
+        Launched::prepare(place, lines, overrides, DeviceKind::Cpu)
+    }
+
+    fn prepare(
+        place: &Path,
+        lines: &str,
+        overrides: &[&str],
+        device: DeviceKind,
+    ) -> Result<Launched, String> {
         let data = "data: {sequence_length: 8, train: [{path: synthetic, synthetic: \
                     {vocabulary: 16, branching: 4, samples: 100}}]}";
         let lines = if lines.contains("data:") {
@@ -65,7 +88,7 @@ spec:
 ",
             lines.replace('\n', "\n  ")
         );
-        let (recipe, request) = recipe_of(place, &text, overrides);
+        let (recipe, request) = recipe_on(place, &text, overrides, device);
         let run_dir = RunDir::at(place.join("run"));
         std::fs::create_dir_all(run_dir.path()).unwrap();
         let planned = prepare::plan(

@@ -17,8 +17,9 @@ use crate::api::status::{KeptRecipe, Slot, TrainingJobStatus};
 use crate::api::{RemainderPolicy, TrainingJob};
 use crate::external_trainer;
 use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
+use crate::launch;
 use crate::plan::{self, AskedRunner, DeviceKind, Plan, PlanRequest, Reached, Runner, Worlds};
-use crate::recipe::{Diagnostic, Recipe, trainer_command};
+use crate::recipe::{Diagnostic, Recipe};
 use crate::util::lock::lock;
 use crate::util::size;
 
@@ -56,6 +57,7 @@ struct RecipeKey {
     /// Hash of the snapshot.
     hash: String,
     gpus: Option<u64>,
+    gpus_per_node: u32,
     remainder: RemainderPolicy,
     command: Vec<String>,
     device: DeviceKind,
@@ -69,6 +71,7 @@ impl RecipeKey {
             namespace: job.namespace().unwrap_or_default(),
             hash,
             gpus,
+            gpus_per_node: job.spec.gpus_per_node,
             remainder: job.spec.elasticity.remainder,
             command: job.spec.trainer.command.clone(),
             device: job.spec.trainer.device.on(&job.spec.resource_name),
@@ -309,23 +312,33 @@ impl Planner {
         let rank_memory = rank_memory
             .map_err(|error| plan_refused(format!("spec.trainer.rankMemory: {error}")))?;
         let runner = Runner::of(&recipe.spec, AskedRunner::Launch, key.device, rank_memory);
+        let request = PlanRequest {
+            gpus_per_node: Some(key.gpus_per_node.into()),
+            flaws: launch::stated_flaws(&recipe, runner),
+            ..PlanRequest::of(runner, 1)
+        };
         // The pool's memory is not known.
-        let worlds = Worlds::new(recipe, PlanRequest::of(runner, 1), None);
+        let worlds = Worlds::new(recipe, request, None);
         self.recipe = Some(recipes.put(key, worlds));
         Ok(())
     }
 
-    /// Refuses overrides that an external trainer would ignore, and checkpoints that it would lose.
-    pub fn refuse_losses(&self, overrides: &[String]) -> Result<(), Refusal> {
-        let Some(recipe) = self.worlds().map(Worlds::recipe) else {
-            return Ok(());
-        };
-        if !recipe.spec.trainer.is_external() {
+    /// Refuses what each pod would refuse of an external trainer's command.
+    pub fn check_command(
+        &self,
+        job: &TrainingJob,
+        snapshot: &RecipeSnapshot,
+        plan: &Plan,
+    ) -> Result<(), Refusal> {
+        let worlds = self.worlds();
+        if !worlds.is_some_and(|worlds| worlds.request().runner.is_external()) {
             return Ok(());
         }
-        let lost = trainer_command::lost_override(recipe, overrides)
-            .or_else(|| external_trainer::resume::lost_checkpoints(recipe));
-        lost.map_or(Ok(()), |lost| Err(plan_refused(lost)))
+        // The shared recipe has no texts, in which the command's files are written.
+        let recipe = read(job, snapshot)?;
+        external_trainer::check::command(&recipe, plan, &snapshot.overrides)
+            .map_err(|error| plan_refused(error.to_string()))?;
+        Ok(())
     }
 
     /// The worlds of the recipe, unless only the status is known.

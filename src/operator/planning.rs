@@ -244,10 +244,10 @@ impl Reconciliation<'_> {
             if !planner.has_read(self.job, &RecipeId::from(&recipe)) {
                 planner.read(self.job, &recipe, &self.context.recipes)?;
             }
-            if status.generation.is_none() {
-                planner.refuse_losses(&recipe.overrides)?;
-            }
             let first = self.first_plan(planner, reached)?;
+            if status.generation.is_none() {
+                planner.check_command(self.job, &recipe, &first.0)?;
+            }
             if status.recipe.is_some() || !planner.needs_a_first_world() {
                 return Ok(first);
             }

@@ -202,7 +202,14 @@ impl Draft {
         self.facts.memory = memory
             .as_ref()
             .map(|memory| memory.estimate(split.ranks, split.per_device_batch_size));
-        self.facts.eval_batch_size = evaluation_micro(spec, &split);
+        self.facts.eval_batch_size = evaluation_micro(spec, &split).map(|stated| {
+            // Its memory is that of training.
+            let most = match request.runner.is_built_in() {
+                true => split.per_device_batch_size,
+                false => stated,
+            };
+            stated.min(most)
+        });
         self.facts.adjusted = adjustments(recipe, request, self, &split);
         self.split = Some(split);
     }
@@ -391,6 +398,14 @@ fn adjustments(
         stated,
         split.per_device_batch_size,
         why_micro,
+    );
+    let evaluated = draft.facts.eval_batch_size;
+    let stated = evaluation_micro(&recipe.spec, split);
+    change(
+        "evaluation.per_device_batch_size",
+        stated,
+        evaluated.or(stated).unwrap_or_default(),
+        "evaluation takes no more memory than training; the loss is the same".to_owned(),
     );
     let why = format!("keeps the global batch at {global}: {}", split.formula());
     change(

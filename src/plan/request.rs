@@ -13,8 +13,8 @@ use super::runner::{DeviceKind, Runner};
 pub struct PlanRequest {
     /// Devices over all axes; ranks on the CPU count as devices.
     pub gpus: u64,
-    /// Machines of the world, if stated.
-    pub nodes: Option<u64>,
+    /// Devices of each machine, if the world may have several.
+    pub gpus_per_node: Option<u64>,
     /// What runs the plan, on which devices.
     pub runner: Runner,
     /// The global batch, samples; overrides the recipe (a run keeps its own).
@@ -70,7 +70,7 @@ impl PlanRequest {
     pub fn of(runner: Runner, devices: u64) -> PlanRequest {
         PlanRequest {
             gpus: devices,
-            nodes: None,
+            gpus_per_node: None,
             runner,
             global_batch_size: None,
             device_memory: None,
@@ -99,6 +99,12 @@ impl PlanRequest {
             current_batch: reached.batch,
             ..self
         }
+    }
+
+    /// Machines of the world, if known.
+    pub fn nodes(&self) -> Option<u64> {
+        let each = self.gpus_per_node.filter(|&each| each > 0)?;
+        Some(self.gpus.div_ceil(each))
     }
 
     /// The count with the unit of the devices: `8 GPUs`.

@@ -336,7 +336,7 @@ fn engine(
 ) -> Result<Box<dyn Engine>, TrainError> {
     let built_in = run.built_in()?;
     let model = built_in.model.clone();
-    let world = match built_in.device {
+    let world = match run.device {
         DeviceKind::Cpu => observed,
         // Its own watchdog calls the collective, whatever the rank does.
         DeviceKind::Cuda => world,
@@ -364,7 +364,7 @@ fn engine(
         engine::Strategy::Replicated
     };
     let token_loss = token_loss(&run.spec.likelihood);
-    let engine = match built_in.device {
+    let engine = match run.device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
                 threads: Some(options.threads),

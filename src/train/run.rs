@@ -48,6 +48,9 @@ pub struct Run {
     /// Memory of the machine's devices; `None` if it is unknown, or if a controller plans the worlds.
     #[serde(default)]
     pub device_memory: Option<DeviceMemory>,
+    /// The devices of the ranks.
+    #[serde(default)]
+    pub device: DeviceKind,
     /// Training samples of the prepared data; `None` if an external trainer runs.
     pub data_samples: Option<u64>,
     /// Training horizon, warm-up and intervals in samples.
@@ -86,8 +89,6 @@ pub struct BuiltIn {
     pub data_fingerprint: Option<String>,
     /// Bytes that a rank may use; `None`: no limit.
     pub rank_memory: Option<u64>,
-    #[serde(default)]
-    pub device: DeviceKind,
     /// The lowest possible loss of synthetic data, nats per token.
     pub entropy: Option<f64>,
 }
@@ -157,11 +158,8 @@ impl Run {
 
     /// What runs every generation.
     pub fn runner(&self) -> Runner {
-        let (device, rank_memory) = match &self.built_in {
-            Some(built_in) => (built_in.device, built_in.rank_memory),
-            None => (DeviceKind::Cpu, None),
-        };
-        Runner::of(&self.spec, AskedRunner::Launch, device, rank_memory)
+        let rank_memory = self.built_in.as_ref().and_then(|it| it.rank_memory);
+        Runner::of(&self.spec, AskedRunner::Launch, self.device, rank_memory)
     }
 
     /// The recipe for the planner, without the places of its values.

@@ -10,6 +10,7 @@ mod families;
 mod launchers;
 mod losses;
 mod measured;
+mod memory;
 mod parsers;
 mod preferences;
 mod proxy;

@@ -92,6 +92,11 @@ impl Run {
         }
     }
 
+    /// The file of its recipe.
+    pub fn recipe(&self) -> &Path {
+        self.recipe.as_deref().unwrap()
+    }
+
     /// A run of a command without a recipe.
     pub fn of_command() -> Run {
         let directory = tempfile::tempdir().unwrap();
@@ -329,7 +334,7 @@ impl Run {
 
     /// Stops a rank of the first generation once its process exists. Finding a process is faster
     /// than its start.
-    pub fn freeze_at_birth(&self, rank: u64) {
+    pub fn freeze_at_birth(&self, rank: u64) -> rustix::process::Pid {
         let start = Instant::now();
         let pid = loop {
             if let Some(pid) = find_rank(&self.out(), 1, rank) {
@@ -338,6 +343,7 @@ impl Run {
             assert!(start.elapsed() < DEADLINE, "rank {rank} did not start");
         };
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        pid
     }
 
     /// Proves the ledger and returns the result.
@@ -397,7 +403,8 @@ pub fn small(changes: Value) -> Value {
     spec
 }
 
-fn merge(into: &mut Value, from: Value) {
+/// Sets the keys of `from`.
+pub fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {

@@ -18,7 +18,8 @@ use crate::cli::output::{Format, say};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
 use crate::client::{self, End, change, code};
-use crate::launch::check_external_trainer;
+use crate::external_trainer;
+use crate::launch;
 use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
 use crate::recipe::Recipe;
 use crate::telemetry::{Display, Mode};
@@ -172,13 +173,18 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
         device,
         launch.rank_memory,
     );
-    let examined = plan::examine(recipe, &PlanRequest::of(runner, world));
+    let request = PlanRequest {
+        gpus_per_node: Some(per_node.into()),
+        flaws: launch::stated_flaws(recipe, runner),
+        ..PlanRequest::of(runner, world)
+    };
+    let examined = plan::examine(recipe, &request);
     render::print(&examined.diagnostics, &recipe.sources);
     let Ok(plan) = examined.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
     let notes = if recipe.spec.trainer.is_external() {
-        check_external_trainer(recipe, &plan, &from.overrides)?
+        external_trainer::check::command(recipe, &plan, &from.overrides)?
     } else {
         Vec::new()
     };

@@ -412,6 +412,37 @@ async fn a_priority_class_that_is_not_allowed_is_refused_before_any_pod_exists()
     }
 }
 
+/// What each pod would refuse of the recipe alone is refused before there is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_pod_would_refuse_of_a_recipe_is_refused_before_any_pod_exists() {
+    let inline = Cluster::new().job().spec.recipe.inline.unwrap();
+    let mut recipe: serde_json::Value = serde_json::from_str(&inline).unwrap();
+    recipe["spec"]["model"]["config"]["num_attention_heads"] = json!(3);
+    let indivisible = recipe.to_string();
+    let resumes: Vec<&str> = "python train.py {per_device_batch_size} {resume_args}"
+        .split(' ')
+        .collect();
+    for (edit, expected) in [
+        (json!({"recipe": {"inline": indivisible}}), "model-shape"),
+        (
+            json!({"trainer": {"command": resumes}}),
+            "`{resume_args}`: the resume arguments of a trainer",
+        ),
+    ] {
+        let mut cluster = Cluster::new();
+        cluster.edit(edit);
+        cluster.reconcile().await.unwrap();
+        let condition = planned(&cluster);
+        assert_eq!(condition.status, "False", "{}", condition.message);
+        assert!(
+            condition.message.contains(expected),
+            "{}",
+            condition.message
+        );
+        assert!(cluster.server.names("pods").is_empty());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_made_from_a_refused_edit() {
     let mut cluster = Cluster::running().await;

@@ -1,11 +1,12 @@
 //! An estimate of the memory of one device, with its assumptions.
 //!
 //! It counts weights, gradients, optimiser states and the activations of one micro-batch. It does not
-//! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both. For the built-in trainer on GPUs it
+//! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both. For the built-in trainer it
 //! is what the engine allocates; for external trainers it errs on the large side.
 
 mod built_in;
 mod known;
+mod on_cpu;
 mod shape;
 
 use super::batch_plan::MemoryEstimate;
@@ -22,8 +23,9 @@ pub use shape::Shape;
 /// The share of a device's memory that a run can use.
 pub const USABLE: f64 = 0.9;
 
-/// Rank of adapters where the recipe states none.
+/// Rank of adapters where the recipe states none: in the built-in trainer that of PEFT.
 const RANK: u64 = 64;
+const RANK_OF_PEFT: u64 = 8;
 /// Bytes of a weight in 4 bits: NF4 with one f32 scale per block of 64 (QLoRA, arXiv 2305.14314).
 const FOUR_BIT: f64 = 0.5625;
 /// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.
@@ -38,8 +40,8 @@ pub struct Memory<'a> {
     source: String,
     /// Memory of a device, bytes, if known.
     available: Option<u64>,
-    /// The built-in trainer runs it on GPUs.
-    built_in: bool,
+    /// The built-in trainer runs it on these devices.
+    engine: Option<DeviceKind>,
     /// Upstream's trainer or another program runs it.
     external: bool,
 }
@@ -61,14 +63,13 @@ impl<'a> Memory<'a> {
             parallel.context,
             parallel.sequence,
         ];
+        let has_engine = runs_built_in
+            && TRAINED.contains(&spec.objective)
+            && axes == [1; 4]
+            && built_in::has_engine(&shape)
+            && other_family(&spec.model, request.model_config.as_ref()).is_none();
         Some(Memory {
-            built_in: request.runner.device() == DeviceKind::Cuda
-                && runs_built_in
-                && TRAINED.contains(&spec.objective)
-                && !spec.model.adapters
-                && axes == [1; 4]
-                && built_in::has_engine(&shape)
-                && other_family(&spec.model, request.model_config.as_ref()).is_none(),
+            engine: engine(spec, request.runner.device()).filter(|_| has_engine),
             external: !runs_built_in,
             spec,
             shape,
@@ -84,7 +85,7 @@ impl<'a> Memory<'a> {
             shape: self.shape.clone(),
             source: self.source.clone(),
             available: self.available,
-            built_in: self.built_in && !spec.model.adapters,
+            engine: self.engine.and_then(|device| engine(spec, device)),
             external: self.external,
         }
     }
@@ -104,32 +105,9 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Bytes on each rank of the built-in trainer before its first sample. On CPUs: weights, gradients and
-    /// Adam's two states in f32. Ranks that shard (ZeRO-1 and ZeRO-2 run as FSDP) hold
-    /// their shard of them. Below adapters they hold only the weights of the model.
-    pub fn built_in_states(&self, ranks: u64) -> u64 {
-        if self.built_in {
-            return self.states(ranks).iter().sum::<f64>() as u64;
-        }
-        let shards = match self.spec.parallel.strategy {
-            Strategy::Ddp => 1,
-            Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => ranks.max(1),
-        };
-        let all = self.shape.parameters() / shards as f64;
-        if self.spec.model.adapters {
-            let frozen = match self.spec.model.load_in_4bit {
-                // Not sharded, and a block is whole while it computes.
-                true => {
-                    let blocks = self.shape.layers as f64 * self.shape.block();
-                    let others = self.shape.parameters() - blocks;
-                    FOUR_BIT * blocks + 4.0 * (others + self.shape.block())
-                }
-                false => 4.0 * all,
-            };
-            // Every rank has all adapters.
-            return (frozen + 16.0 * self.trained()) as u64;
-        }
-        (16.0 * all) as u64
+    /// Bytes on each rank before its first sample.
+    pub fn before_samples(&self, ranks: u64) -> u64 {
+        self.states(ranks).iter().sum::<f64>() as u64
     }
 
     /// Whether a device can hold a micro-batch of this number of samples; 0: the weights, gradients and
@@ -160,7 +138,11 @@ impl<'a> Memory<'a> {
         if self.spec.parallel.strategy == Strategy::Ddp {
             return 1;
         }
-        let of_recipe = self.spec.parallel.data_shard.filter(|_| !self.built_in);
+        let of_recipe = self
+            .spec
+            .parallel
+            .data_shard
+            .filter(|_| self.engine.is_none());
         of_recipe.unwrap_or(ranks).clamp(1, ranks.max(1))
     }
 
@@ -168,8 +150,15 @@ impl<'a> Memory<'a> {
     fn states(&self, ranks: u64) -> [f64; 3] {
         let shards = self.shards(ranks) as f64;
         let norm_test = self.spec.schedule.norm_test();
-        if self.built_in {
-            return built_in::states(&self.shape, shards, self.compute_bytes(), norm_test);
+        match self.engine {
+            Some(DeviceKind::Cuda) => {
+                return built_in::states(&self.shape, shards, self.compute_bytes(), norm_test);
+            }
+            Some(DeviceKind::Cpu) => {
+                let (model, adapters) = (&self.spec.model, self.adapters_of_engine());
+                return on_cpu::states(&self.shape, shards, model, adapters.as_ref(), norm_test);
+            }
+            None => {}
         }
         let parallel = &self.spec.parallel;
         let parts = parallel.tensor as f64 * parallel.pipeline as f64;
@@ -220,7 +209,7 @@ impl<'a> Memory<'a> {
     /// parameters only in its third stage and nothing without a stage.
     fn offloads(&self) -> [bool; 2] {
         let parallel = &self.spec.parallel;
-        let sharded = parallel.strategy != Strategy::Ddp && !self.built_in;
+        let sharded = parallel.strategy != Strategy::Ddp && self.engine.is_none();
         let whole = parallel.strategy == Strategy::Fsdp;
         [
             parallel.offload_parameters && sharded && whole,
@@ -234,9 +223,24 @@ impl<'a> Memory<'a> {
         if !model.adapters {
             return self.shape.parameters();
         }
-        let rank = model.lora_rank.unwrap_or(RANK);
-        let adapters = self.shape.adapters(rank, &model.lora_target_modules);
+        let adapters = self.shape.adapters(self.rank(), &model.lora_target_modules);
         adapters + self.shape.whole(&model.lora_modules_to_save)
+    }
+
+    /// The rank of adapters.
+    fn rank(&self) -> u64 {
+        let assumed = match self.engine {
+            Some(_) => RANK_OF_PEFT,
+            None => RANK,
+        };
+        self.spec.model.lora_rank.unwrap_or(assumed)
+    }
+
+    fn adapters_of_engine(&self) -> Option<on_cpu::Adapters> {
+        self.spec.model.adapters.then(|| on_cpu::Adapters {
+            parameters: self.trained(),
+            rank: self.rank() as f64,
+        })
     }
 
     /// Activations of one micro-batch, bytes.
@@ -246,9 +250,16 @@ impl<'a> Memory<'a> {
         let rows = per_device_batch_size as f64 * self.rows_per_sample();
         let tokens = rows * self.spec.data.sequence_length as f64 / spread;
         let checkpointing = self.spec.model.activation_checkpointing;
-        if self.built_in {
-            let size = self.compute_bytes();
-            return built_in::activations(&self.shape, tokens, checkpointing, size);
+        match self.engine {
+            Some(DeviceKind::Cuda) => {
+                let size = self.compute_bytes();
+                return built_in::activations(&self.shape, tokens, checkpointing, size);
+            }
+            Some(DeviceKind::Cpu) => {
+                let (model, adapters) = (&self.spec.model, self.adapters_of_engine());
+                return on_cpu::activations(&self.shape, tokens, model, adapters.as_ref());
+            }
+            None => {}
         }
         let layers = self.shape.layers as f64;
         let block = self.shape.kept_per_token();
@@ -269,7 +280,7 @@ impl<'a> Memory<'a> {
 
     /// Bytes a parameter: of the weights, their gradients and the optimiser's states.
     fn per_parameter(&self) -> [f64; 3] {
-        if self.built_in {
+        if self.engine.is_some() {
             // AdamW's moments in f32, whatever the recipe names.
             return [4.0, 4.0, 8.0];
         }
@@ -319,7 +330,7 @@ impl<'a> Memory<'a> {
         };
         // With adapters, the model without them is the reference. The built-in trainer computes the reference's values before
         // the first step, with the start weights.
-        compares && !self.spec.model.adapters && !self.built_in
+        compares && !self.spec.model.adapters && self.engine.is_none()
     }
 
     /// Sequences that pass through the model for each sample.
@@ -333,6 +344,7 @@ impl<'a> Memory<'a> {
     /// Bytes of a value in the forward and backward pass.
     fn compute_bytes(&self) -> f64 {
         match self.spec.model.precision {
+            _ if self.engine == Some(DeviceKind::Cpu) => 4.0,
             Precision::F32 => 4.0,
             Precision::Bf16 | Precision::F16 => 2.0,
         }
@@ -344,7 +356,8 @@ impl<'a> Memory<'a> {
         let precision = match model.precision {
             _ if self.has_half_weights() => "half-precision weights, gradients and states",
             Precision::F32 => "f32",
-            _ if self.built_in => {
+            _ if self.engine == Some(DeviceKind::Cpu) => "f32, as CPUs compute",
+            _ if self.engine.is_some() => {
                 "bf16 compute with a bf16 copy of the weights, f32 for the optimiser"
             }
             Precision::Bf16 => "bf16 compute, f32 weights for the optimiser",
@@ -362,7 +375,7 @@ impl<'a> Memory<'a> {
             ),
         ];
         if let Some(name) = self.spec.optimizer.name.as_deref()
-            && !self.built_in
+            && self.engine.is_none()
         {
             let states = optimizer_bytes(Some(name));
             let mut line = format!("{name}: {states} bytes of states a parameter");
@@ -377,10 +390,11 @@ impl<'a> Memory<'a> {
                 (_, true) => "8 bits",
                 _ => "the compute precision",
             };
-            let rank = match model.lora_rank {
-                Some(rank) => format!("rank {rank}"),
-                None if model.lora_target_modules.is_empty() => format!("rank {RANK}"),
-                None => format!("rank {RANK} assumed"),
+            let rank = match (model.lora_rank, self.rank()) {
+                (None, rank) if !model.lora_target_modules.is_empty() => {
+                    format!("rank {rank} assumed")
+                }
+                (_, rank) => format!("rank {rank}"),
             };
             let names = &model.lora_target_modules;
             let known = names.iter().all(|name| self.shape.sizes_of(name).is_some());
@@ -409,15 +423,18 @@ impl<'a> Memory<'a> {
             lines.push("a whole gradient in f32 for the coordinate-wise test".to_owned());
         }
         let shards = self.shards(ranks);
-        if self.built_in {
-            lines.push("as the built-in trainer allocates on a GPU".to_owned());
-        }
+        let device = match self.engine {
+            Some(DeviceKind::Cuda) => Some("on a GPU"),
+            Some(DeviceKind::Cpu) => Some("on a CPU"),
+            None => None,
+        };
+        lines.extend(device.map(|on| format!("as the built-in trainer allocates {on}")));
         lines.push(match parallel.strategy {
             Strategy::Ddp => "unsharded on every device (DDP)".to_owned(),
-            Strategy::Zero1 if !self.built_in => {
+            Strategy::Zero1 if self.engine.is_none() => {
                 format!("optimiser states over {shards} shards (ZeRO-1)")
             }
-            Strategy::Zero2 if !self.built_in => {
+            Strategy::Zero2 if self.engine.is_none() => {
                 format!("optimiser states and gradients over {shards} shards (ZeRO-2)")
             }
             Strategy::Zero1 | Strategy::Zero2 | Strategy::Fsdp => format!(
@@ -454,6 +471,11 @@ impl<'a> Memory<'a> {
         ));
         lines
     }
+}
+
+/// The built-in trainer's engine for a recipe whose model and objective it has.
+fn engine(spec: &Spec, device: DeviceKind) -> Option<DeviceKind> {
+    (device == DeviceKind::Cpu || !spec.model.adapters).then_some(device)
 }
 
 /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the vector of the

@@ -255,7 +255,7 @@ fn batch_divisible(case: &Case<'_>, findings: &mut Findings<'_>) {
     // A run keeps the remainder policy that it started with.
     if let Some(split) = uneven
         && !case.request.is_of_a_run()
-        && !case.spec().trainer.is_external()
+        && !case.request.runner.is_external()
         && only_another_trainer(case).is_none()
     {
         help += &format!(
@@ -328,7 +328,7 @@ const UNEVEN_DEALING: Rule = Rule {
 fn uneven_dealing(case: &Case<'_>, findings: &mut Findings<'_>) {
     let paths = ["batch.remainder"];
     // `external-trainer` reports it for an external trainer.
-    let Some(split) = case.uneven().filter(|_| !case.spec().trainer.is_external()) else {
+    let Some(split) = case.uneven().filter(|_| !case.request.runner.is_external()) else {
         return;
     };
     if let Some(why) = only_another_trainer(case) {
@@ -752,11 +752,13 @@ mod tests {
             (found.severity, found.message)
         };
         assert_eq!(finding(&recipe, any).0, Severity::Note);
-        let (severity, message) = finding(&recipe, external);
-        assert_eq!(severity, Severity::Error);
+        let refused = only("external-trainer", &recipe, &PlanRequest::of(external, 3)).remove(0);
+        assert_eq!(refused.severity, Severity::Error);
         assert!(
-            message.contains("only the built-in trainer supports, and this is a plan for another"),
-            "{message}"
+            refused
+                .message
+                .ends_with("which only the built-in trainer supports"),
+            "{refused:?}"
         );
         recipe.spec.objective = Objective::Grpo;
         let (severity, message) = finding(&recipe, any);

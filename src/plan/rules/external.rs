@@ -36,7 +36,7 @@ const EXTERNAL_TRAINER: Rule = Rule {
         "  trainer: {command: [mpirun, python, train.py, --batch, '{per_device_batch_size}']}\n",
     ),
     right: with("  trainer: {command: [python, train.py, --batch, '{per_device_batch_size}']}\n"),
-    check: Check::Plan(external_trainer),
+    check: Check::External(external_trainer),
 };
 
 /// Keys whose values depend on the world, and their placeholders.
@@ -51,9 +51,6 @@ const FINDER: &str = "auto_find_batch_size";
 fn external_trainer(case: &Case<'_>, findings: &mut Findings<'_>) {
     let spec = case.spec();
     let command = &spec.trainer.command;
-    if command.is_empty() {
-        return;
-    }
     if let Some((key, problem)) = placeholder::flaw(&spec.trainer) {
         findings.at(&[key], format!("`{key}` {problem}"), placeholder::LISTED);
     }
@@ -163,14 +160,11 @@ const CHECKPOINT_PORTABLE: Rule = Rule {
         "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '2', FSDP_STATE_DICT_TYPE: SHARDED_STATE_DICT}\n",
     ),
-    check: Check::Plan(checkpoint_portable),
+    check: Check::External(checkpoint_portable),
 };
 
 fn checkpoint_portable(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (spec, trainer) = (case.spec(), &case.spec().trainer);
-    if !trainer.is_external() {
-        return;
-    }
     // accelerate also takes the number of the type.
     let state = trainer.environment.get("FSDP_STATE_DICT_TYPE");
     let local =
@@ -237,7 +231,7 @@ const OPTIMIZER_STATE_LOST: Rule = Rule {
         "  trainer:\n    command: [python, train.py, --batch, '{per_device_batch_size}']\n    \
              environment: {ACCELERATE_USE_FSDP: 'true', FSDP_VERSION: '2'}\n",
     ),
-    check: Check::Plan(optimizer_state_lost),
+    check: Check::External(optimizer_state_lost),
 };
 
 /// The argument of transformers for checkpoints without the optimiser.
@@ -245,9 +239,6 @@ const SAVE_ONLY_MODEL: &str = "save_only_model";
 
 fn optimizer_state_lost(case: &Case<'_>, findings: &mut Findings<'_>) {
     let trainer = &case.spec().trainer;
-    if !trainer.is_external() {
-        return;
-    }
     let version = trainer.environment.get("FSDP_VERSION");
     let second = version.is_some_and(|version| version == "2");
     if case.recipe.dialect == Dialect::Halos {
@@ -331,7 +322,7 @@ const RECIPE_NOT_PASSED: Rule = Rule {
     right: with(
         "  learning_rate: {peak: 1.0e-5}\n  trainer: {command: [python, train.py, --config, '{recipe}']}\n",
     ),
-    check: Check::Plan(recipe_not_passed),
+    check: Check::External(recipe_not_passed),
 };
 
 /// The sections of a recipe that Evenkeel itself applies to an external trainer: its numbers, worlds and names.
@@ -343,7 +334,7 @@ const LISTED_KEYS: usize = 4;
 
 fn recipe_not_passed(case: &Case<'_>, findings: &mut Findings<'_>) {
     let trainer = &case.spec().trainer;
-    let Some(file) = unpassed_recipe(case).filter(|_| trainer.is_external()) else {
+    let Some(file) = unpassed_recipe(case) else {
         return;
     };
     let typed = |key: &str| trainer_command::typed(&trainer.command, key).is_some();
@@ -405,8 +396,8 @@ fn unpassed_recipe<'a>(case: &Case<'a>) -> Option<&'a SourceFile> {
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::PlanRequest;
     use crate::plan::rules::testing::{norm_test, only, recipe};
+    use crate::plan::{AskedRunner, DeviceKind, PlanRequest, Runner};
     use crate::recipe;
     use crate::recipe::schema::spec::Elasticity;
     use crate::recipe::{Dialect, Recipe, Request, corpus};
@@ -432,6 +423,23 @@ mod tests {
 
     fn messages(command: &[&str]) -> Vec<String> {
         found(&with(command, ""), 2)
+    }
+
+    /// What runs the plan decides, whether or not the recipe names a command.
+    #[test]
+    fn rules_of_external_trainers_hold_where_one_runs_the_plan() {
+        let device = DeviceKind::Cuda;
+        let of = |recipe: &Recipe, asked| {
+            let runner = Runner::of(&recipe.spec, asked, device, None);
+            only("external-trainer", recipe, &PlanRequest::of(runner, 2)).len()
+        };
+        let unnamed = norm_test(|_| {});
+        let mut named = unnamed.clone();
+        named.spec.trainer.command = vec!["train".to_owned(), "{args}".to_owned()];
+        for recipe in [&unnamed, &named] {
+            assert_eq!(of(recipe, AskedRunner::External), 1);
+            assert_eq!(of(recipe, AskedRunner::BuiltIn), 0);
+        }
     }
 
     #[test]

@@ -35,8 +35,9 @@ fn model_needs_sharding(case: &Case<'_>, findings: &mut Findings<'_>) {
     }
     let sharded_spec = sharded(case.spec());
     let sharded = memory.with(&sharded_spec);
-    // A recipe in another dialect may state its sharding elsewhere.
+    // A recipe in another dialect may state its sharding elsewhere, but not to the built-in trainer.
     let unstated = case.recipe.dialect != Dialect::Native
+        && !case.request.runner.is_built_in()
         && case.recipe.span("parallel.strategy").is_none()
         && case.spec().parallel.strategy == Strategy::Ddp;
     let mut ways = Vec::new();
@@ -220,13 +221,13 @@ fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
     ) else {
         return;
     };
-    let needed = memory.built_in_states(ranks);
+    let needed = memory.before_samples(ranks);
     if needed <= limit {
-        return;
+        return micro_batch_within(case, findings, &memory, limit);
     }
     let spec = sharded(case.spec());
     let all = memory.with(&spec);
-    let enough = (1..=MOST_GPUS).find(|&ranks| all.built_in_states(ranks) <= limit);
+    let enough = (1..=MOST_GPUS).find(|&ranks| all.before_samples(ranks) <= limit);
     let shard = enough.map(|enough| match case.spec().parallel.strategy {
         Strategy::Ddp => format!(
             "shard them ({}) over at least {}, ",
@@ -249,10 +250,37 @@ fn rank_memory(case: &Case<'_>, findings: &mut Findings<'_>) {
     );
 }
 
+/// Warns where the ranks will find that the micro-batch does not fit.
+fn micro_batch_within(
+    case: &Case<'_>,
+    findings: &mut Findings<'_>,
+    memory: &Memory<'_>,
+    limit: u64,
+) {
+    let Some(split) = case.draft.split else {
+        return;
+    };
+    let micro_batch = split.per_device_batch_size;
+    if memory.estimate(split.ranks, micro_batch).total > limit {
+        findings.warn(
+            &["batch.per_device_batch_size"],
+            format!(
+                "micro-batch {micro_batch} needs {} a rank, and a rank may use {}",
+                memory.needed(split.ranks, micro_batch),
+                bytes(limit)
+            ),
+            format!(
+                "no action needed: the ranks take the largest that fits and keep the global batch of {}",
+                split.batch()
+            ),
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::plan::rules::testing::{limited, only, recipe, seven_billion};
-    use crate::plan::{PlanRequest, plan};
+    use crate::plan::{AskedRunner, DeviceKind, PlanRequest, Runner, plan};
     use crate::recipe::Severity;
     use crate::recipe::schema::spec::Strategy;
 
@@ -298,6 +326,15 @@ mod tests {
         let found = only("model-needs-sharding", &recipe, &request);
         assert_eq!(found[0].severity, Severity::Warning);
         assert!(found[0].help.contains("--accelerate"));
+        // The built-in trainer would run it unsharded.
+        let runner = Runner::of(&recipe.spec, AskedRunner::BuiltIn, DeviceKind::Cuda, None);
+        let launched = PlanRequest {
+            runner,
+            ..request.clone()
+        };
+        let found = only("model-needs-sharding", &recipe, &launched);
+        assert_eq!(found[0].severity, Severity::Error);
+        assert!(found[0].help.starts_with("shard it (`fsdp`, ZeRO-3)"));
         // A smaller micro-batch would not help, so the plan keeps the recipe's.
         let plan = crate::plan::plan(&recipe, &request).unwrap();
         assert_eq!(plan.formula, "8 × 16 × 1 = 128");
@@ -419,11 +456,19 @@ mod tests {
                 ..limited(Some(gibibytes << 30))
             };
             let found = only("rank-memory", &recipe, &request);
-            found.first().map(|d| format!("{}; {}", d.message, d.help))
+            let refused = found.iter().find(|d| d.is_error());
+            refused.map(|d| format!("{}; {}", d.message, d.help))
         };
         assert_eq!(message(Strategy::Ddp, 4, 19), None);
-        assert_eq!(message(Strategy::Fsdp, 4, 5), None);
+        assert_eq!(message(Strategy::Fsdp, 4, 8), None);
         insta::assert_snapshot!(message(Strategy::Ddp, 4, 8).unwrap());
         insta::assert_snapshot!(message(Strategy::Fsdp, 4, 4).unwrap());
+        // The states fit, the micro-batch does not.
+        let found = only("rank-memory", &recipe, &limited(Some(20 << 30)));
+        assert_eq!(found[0].severity, Severity::Warning);
+        assert!(
+            found[0].message.starts_with("micro-batch 16 needs "),
+            "{found:?}"
+        );
     }
 }

@@ -134,6 +134,8 @@ pub enum Check {
     Reader,
     /// `launch`, because the rule concerns only the built-in trainer.
     Trainer(fn(&Case<'_>, &mut Findings<'_>)),
+    /// The planner, where the user's program runs the plan.
+    External(fn(&Case<'_>, &mut Findings<'_>)),
 }
 
 /// The input of a check.
@@ -317,14 +319,16 @@ fn is_for_another_trainer(case: &Case<'_>) -> bool {
 
 /// The findings of one rule; empty if the rule does not apply to the plan.
 fn judge(rule: &'static Rule, case: &Case<'_>) -> Vec<Diagnostic> {
-    let launched = case.request.runner.is_built_in();
+    let runner = case.request.runner;
+    let launched = runner.is_built_in();
     let (check, severity) = match rule.check {
         Check::Plan(check) => (check, rule.severity),
         Check::PlanWarning(check) if launched => (check, rule.severity),
         Check::PlanWarning(_) if is_for_another_trainer(case) => return Vec::new(),
         Check::PlanWarning(check) => (check, rule.severity.max(Severity::Warning)),
         Check::Trainer(check) if launched => (check, rule.severity),
-        Check::Trainer(_) | Check::Reader => return Vec::new(),
+        Check::External(check) if runner.is_external() => (check, rule.severity),
+        Check::Trainer(_) | Check::External(_) | Check::Reader => return Vec::new(),
     };
     let mut findings = Findings {
         rule,

@@ -10,6 +10,7 @@ pub fn page(rule: &Rule) -> String {
     let (who, command) = match rule.check {
         Check::Reader => ("checked when the recipe is read", "plan"),
         Check::Plan(_) => ("checked for every plan", "plan"),
+        Check::External(_) => ("checked where your program runs the plan", "plan"),
         Check::PlanWarning(_) => ("an error for `launch`, a warning in every plan", "plan"),
         Check::Trainer(_) => (
             "checked for the built-in trainer: by `launch`, the controller and `plan --trainer built-in`",

@@ -1,7 +1,7 @@
 //! Recipes for tests of the rules, built as values instead of read from files.
 
 use super::{Case, find, judge};
-use crate::plan::{DeviceKind, Draft, Flaw, PlanRequest, Runner};
+use crate::plan::{AskedRunner, DeviceKind, Draft, Flaw, PlanRequest, Runner};
 use crate::recipe::schema::spec::{BatchSchedule, NormTest, Objective, Precision, Strategy};
 use crate::recipe::{
     Diagnostic, Dialect, Recipe, Severity, Sources, Span, Spec, ValueSource, ValueSources,
@@ -69,6 +69,14 @@ pub(in crate::plan) fn wrote(recipe: &mut Recipe, file: &str, path: &str, key: &
 
 /// The findings of one rule.
 pub(in crate::plan) fn only(id: &str, recipe: &Recipe, request: &PlanRequest) -> Vec<Diagnostic> {
+    let runner = match request.runner {
+        Runner::Any { device } => Runner::of(&recipe.spec, AskedRunner::Any, device, None),
+        runner => runner,
+    };
+    let request = &PlanRequest {
+        runner,
+        ..request.clone()
+    };
     let draft = Draft::new(recipe, request);
     let case = Case {
         recipe,

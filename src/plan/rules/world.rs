@@ -192,8 +192,9 @@ const ONE_MACHINE: Rule = Rule {
 };
 
 fn one_machine(case: &Case<'_>, findings: &mut Findings<'_>) {
-    if let Some(nodes) = case.request.nodes
+    if let Some(nodes) = case.request.nodes()
         && nodes > 1
+        && !case.request.runner.is_built_in()
         && case.recipe.dialect == Dialect::Dpo
     {
         let each = case.request.gpus / nodes;
@@ -297,20 +298,20 @@ mod tests {
     fn several_machines_are_refused_where_upstream_uses_one() {
         let mut recipe = recipe();
         recipe.dialect = Dialect::Dpo;
-        let of = |recipe: &crate::recipe::Recipe, nodes| {
+        let of = |recipe: &crate::recipe::Recipe, gpus_per_node| {
             let request = PlanRequest {
-                nodes,
+                gpus_per_node,
                 ..PlanRequest::gpus(16)
             };
             only("one-machine", recipe, &request)
         };
-        assert!(of(&recipe, None).is_empty() && of(&recipe, Some(1)).is_empty());
+        assert!(of(&recipe, None).is_empty() && of(&recipe, Some(16)).is_empty());
         assert_eq!(
-            of(&recipe, Some(2))[0].message,
+            of(&recipe, Some(8))[0].message,
             "upstream starts a process for every GPU of one machine: 2 machines would train 2 \
              separate models, on 8 GPUs each"
         );
         recipe.dialect = Dialect::Halos;
-        assert!(of(&recipe, Some(2)).is_empty());
+        assert!(of(&recipe, Some(8)).is_empty());
     }
 }
