@@ -122,8 +122,6 @@ const KEYS: &[(&str, Type, &str)] = &[
         Bool,
         "model.activation_checkpointing",
     ),
-    ("model.adapters", Bool, "model.use_peft"),
-    ("model.lora_rank", Int, "model.peft.lora_r"),
     ("optimizer.beta1", Float, "beta1"),
     ("optimizer.beta2", Float, "beta2"),
     ("optimizer.gradient_clip", Float, "model.max_grad_norm"),
@@ -159,11 +157,13 @@ impl Reader for Halos {
         training(&values, supervised, version, &mut tree, reading);
         data(&values, &mut tree, reading);
         values.translate(KEYS, &mut tree, reading);
+        let wrong_adapters = adapters(&values, version, &mut tree, reading);
         without_effect(&values, asked.command_line, reading);
         let objective = preference::objective(&tree);
         if objective.is_likelihood() || objective.is_over_preferences() {
             let (config, typed) = (&composed.config, asked.command_line);
             tree_effects::find(config, Kind::Halos, objective, typed, reading);
+            reading.untrained.extend(wrong_adapters);
             if objective.is_likelihood() {
                 let prompt = values.int("model.max_prompt_length", reading);
                 tree.plain_if("data.max_prompt_length", prompt);
@@ -336,6 +336,58 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
     let flash = flash.filter(|given| given.value);
     let flash = flash.map(|given| given.with("flash_attention_2".to_owned()));
     tree.text_if("model.attention", kernel.filter(|_| half).or(flash));
+}
+
+/// The adapters of `launch.py` (`LoraConfig`, PEFT 0.12), which has no defaults of its own. Returns the key by which others
+/// would be trained.
+fn adapters(
+    values: &Values<'_>,
+    version: Version,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) -> Option<Untrained> {
+    let asked = values.bool("model.use_peft", reading)?;
+    tree.plain("model.adapters", &asked);
+    if !asked.value {
+        return None;
+    }
+    let rank = values.int("model.peft.lora_r", reading);
+    let alpha = values.float("model.peft.lora_alpha", reading);
+    let dropout = values.float("model.peft.lora_dropout", reading);
+    let is_whole = rank.is_some() && alpha.is_some() && dropout.is_some();
+    tree.plain_if("model.lora_rank", rank);
+    tree.plain_if("model.lora_alpha", alpha);
+    tree.plain_if("model.lora_dropout", dropout);
+    let refused = |key: &str, node: &Node, instead: &str| {
+        Some(Untrained {
+            key: key.to_owned(),
+            value: node.shown().to_owned(),
+            span: node.span,
+            reason: UntrainedReason::Unsupported(Some(format!("{key}={instead}"))),
+        })
+    };
+    let key = "model.peft.target_modules";
+    let modules = values.node(key);
+    let all = "all-linear";
+    if let Some(node) = modules.filter(|node| node.items().is_none()) {
+        let text = node.text().unwrap_or_default();
+        if !text.eq_ignore_ascii_case(all) {
+            // A regular expression for whole names.
+            return refused(key, node, all);
+        }
+        let given = Given::new(key, all.to_owned(), node.span);
+        tree.push("model.lora_target_modules", Tree::of(&given));
+    } else {
+        for module in values.texts(key, reading) {
+            tree.push("model.lora_target_modules", Tree::of(&module));
+        }
+    }
+    // The legacy tree has no adapters, and a value that is missing ends `launch.py`.
+    let node = values.node("model.use_peft")?;
+    if is_whole && version != Version::Legacy {
+        return None;
+    }
+    refused("model.use_peft", node, "false")
 }
 
 fn training(

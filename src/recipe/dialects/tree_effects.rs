@@ -8,6 +8,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::untrained::{Effect, Keys, Untrained, UntrainedReason};
 use crate::recipe::syntax::node::{Entry, Node, Value, joined};
+use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::FileId;
 use crate::recipe::syntax::words::Words;
 
@@ -17,8 +18,8 @@ const HALOS: Keys = Keys {
         "beta1 beta2 datasets debug eval_every exp_name intermediate_checkpoints local_run_dir loss.dataloader \
          loss.trainer lr model.activation_checkpointing model.attn_implementation model.batch_size \
          model.eval_batch_size model.gradient_accumulation_steps model.load_from \
-         model.max_grad_norm model.max_length model.max_prompt_length model.name_or_path model.peft.lora_r \
-         model.policy_dtype model.tokenizer_name_or_path model.use_flash_attention model.use_peft n_epochs \
+         model.max_grad_norm model.max_length model.max_prompt_length model.name_or_path model.peft.lora_alpha \
+         model.peft.lora_dropout model.peft.lora_r model.peft.target_modules model.policy_dtype model.tokenizer_name_or_path model.use_flash_attention model.use_peft n_epochs \
          n_eval_examples n_examples optimizer seed test_datasets train_datasets use_fsdp warmup warmup_steps \
          weight_decay",
     ),
@@ -28,7 +29,7 @@ const HALOS: Keys = Keys {
          humanline_gamma_P humanline_gamma_R humanline_iters load_reference_logprobs log_epsilon_P log_epsilon_R \
          loss.average_log_probs loss.name loss.policy_hf_model_class loss.reference_hf_model_class \
          loss.rejected_control_token loss.sync_reference loss.use_reference_model minimum_log_interval_secs mode \
-         model.block_name model.eval_microbatch_size model.microbatch_size model.peft model.reference_dtype \
+         model.block_name model.eval_microbatch_size model.microbatch_size model.reference_dtype \
          model.reward_model model.v_head_max_grad_norm n_samples num_samples_per_prompt samples_dir \
          sampling_datasets sampling_mode save_every saved_policy sync_every sync_reference top_p trainer \
          wandb",
@@ -76,6 +77,8 @@ const HALOS_PREFERENCES: Keys = Keys {
         ("frac_unique_desirable", &["1.0", "1"]),
         ("frac_unique_undesirable", &["1.0", "1"]),
         ("loss.sync_reference", &["false"]),
+        // Upstream drops inputs of adapters in these losses too.
+        ("model.peft.lora_dropout", &["0"]),
         ("sync_reference", &["false"]),
     ],
 };
@@ -117,9 +120,13 @@ pub(crate) fn find(
 ) {
     let typed = |entry: &Entry| Some(entry.value.span.file) == command_line;
     let own = (!objective.is_likelihood()).then(|| keys_of_preferences(kind));
+    let adapts = config.get_path("model.use_peft");
+    let adapts = adapts.is_some_and(|asked| asked.is_bool(true, Schema::OmegaConf));
     let effect = |key: &str| {
         let of_preferences = own.and_then(|own| own.effect(key));
-        of_preferences.or_else(|| keys(kind).effect(key))
+        let effect = of_preferences.or_else(|| keys(kind).effect(key))?;
+        let is_idle = !adapts && key.starts_with("model.peft.");
+        Some(if is_idle { Effect::None } else { effect })
     };
     below(config, "", &effect, &mut |key, entry, reason| {
         let named = typed(entry) && !NOTED.has(key);
@@ -224,6 +231,12 @@ mod tests {
             (HALOS, "model.peft.lora_alpha=8", UntrainedReason::NoEffect),
             (HALOS, "++model.shape=8", UntrainedReason::Unknown),
             (
+                HALOS,
+                "++model.peft.use_rslora=true",
+                UntrainedReason::Unknown,
+            ),
+            (DPO, "++model.use_peft=true", UntrainedReason::Unknown),
+            (
                 DPO,
                 "model.archive=policy.pt",
                 instead("model.archive=null"),
@@ -251,6 +264,51 @@ mod tests {
             let key = typed.trim_start_matches('+').split('=').next().unwrap();
             assert_eq!(found, [(key.to_owned(), expected)], "{typed}");
         }
+    }
+
+    #[test]
+    fn adapters_are_those_of_the_tree_or_are_refused() {
+        let usual = [
+            "model=llama",
+            "train_datasets=[a.json]",
+            "test_datasets=[a.json]",
+            "exp_name=x",
+            "model.use_peft=true",
+        ];
+        let mut shown = Vec::new();
+        for lines in [
+            &["loss=sft"][..],
+            &[
+                "loss=sft",
+                "model.peft.lora_r=8",
+                "model.peft.lora_alpha=16",
+                "model.peft.target_modules=[q_proj,v_proj]",
+            ],
+            &["loss=sft", "model.peft.target_modules=null"],
+            &["loss=sft", "model.peft.target_modules=.*_proj"],
+            &["loss=sft", "model.peft.lora_alpha=null"],
+            &["loss=dpo"],
+            &["loss=kto", "model.peft.lora_dropout=0.0"],
+        ] {
+            let Some(recipe) = tree(HALOS, &[&usual[..], lines].concat()) else {
+                return;
+            };
+            let model = &recipe.spec.model;
+            shown.push(format!(
+                "{}: {} {:?} {:?} {} {:?} {} {:?}",
+                lines.join(" "),
+                model.adapters,
+                model.lora_rank,
+                model.lora_alpha,
+                model.lora_dropout,
+                model.lora_target_modules,
+                model.use_rslora,
+                (recipe.untrained.iter())
+                    .map(|it| (&it.key, &it.reason))
+                    .collect::<Vec<_>>()
+            ));
+        }
+        insta::assert_snapshot!(shown.join("\n"));
     }
 
     /// What the losses of the trees set, beside the defaults.
