@@ -8,8 +8,7 @@ use crate::plan::{DeviceKind, Flaw};
 use crate::recipe::Spec;
 use crate::telemetry::human::grouped;
 use crate::train::adapter::{self, Chain};
-use crate::train::run::BuiltIn;
-use crate::train::weights::{self, Weights};
+use crate::train::weights::Weights;
 
 /// What a launch trains in place of the model's weights, and below it.
 #[derive(Debug, Clone, Default)]
@@ -132,30 +131,6 @@ pub(super) fn refuse_on_device(has_adapters: bool, device: DeviceKind) -> Result
         });
     }
     Ok(())
-}
-
-/// Identifies the files with which a run of adapters begins; `None` without such.
-pub(super) fn digest(built_in: &BuiltIn) -> Result<Option<String>, LaunchError> {
-    let folders = built_in.weight_folders();
-    if built_in.adapters.is_none() || folders.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(weights::digest(&folders)?))
-}
-
-/// Refuses to go on over other weights than those with which the run began.
-pub(super) fn refuse_changed(built_in: &BuiltIn) -> Result<(), LaunchError> {
-    let began = built_in.frozen_digest.as_ref();
-    if began.is_none() || digest(built_in)?.as_ref() == began {
-        return Ok(());
-    }
-    let folders = built_in.weight_folders().into_iter();
-    let folders: Vec<String> = folders.map(|it| it.display().to_string()).collect();
-    Err(LaunchError::usage(format!(
-        "the weights below the adapters have changed since the launch, in {}; put back those of the launch, or start \
-         a new run",
-        folders.join(" or ")
-    )))
 }
 
 /// The adapters of a run, for people.

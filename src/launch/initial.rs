@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use super::LaunchError;
 use crate::engine::{self, ModelConfig};
+use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Init, Model};
-use crate::train::weights::{Weights, WeightsError};
+use crate::train::BuiltIn;
+use crate::train::preferences::Loss;
+use crate::train::weights::{self, Weights, WeightsError};
 
 /// Source of the initial weights.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -57,6 +60,36 @@ pub fn weights(
 /// Checks again the weights of a run that has no checkpoint yet.
 pub fn check(directory: &Path, shape: &ModelConfig) -> Result<(), LaunchError> {
     Ok(Weights::open(directory)?.check(&engine::layout(shape))?)
+}
+
+/// Identifies the files of the weights that later starts need as they were: those below adapters, and of a reference model;
+/// `None` without such.
+pub(super) fn digest(built_in: &BuiltIn, spec: &Spec) -> Result<Option<String>, LaunchError> {
+    let folders = built_in.weight_folders();
+    let has_reference = Loss::of(spec).is_some_and(|loss| loss.has_reference());
+    if folders.is_empty() || built_in.adapters.is_none() && !has_reference {
+        return Ok(None);
+    }
+    Ok(Some(weights::digest(&folders)?))
+}
+
+/// The [`digest`] of a run. Refuses to go on with other files than those with which it began.
+pub(super) fn unchanged(built_in: &BuiltIn, spec: &Spec) -> Result<Option<String>, LaunchError> {
+    let found = digest(built_in, spec)?;
+    let began = &built_in.frozen_digest;
+    if began.is_none() || found == *began {
+        return Ok(found);
+    }
+    let folders = built_in.weight_folders().into_iter();
+    let folders: Vec<String> = folders.map(|it| it.display().to_string()).collect();
+    Err(LaunchError::usage(format!(
+        "the weights {} have changed since the launch, in {}; put back those of the launch, or start a new run",
+        match built_in.adapters {
+            Some(_) => "below the adapters",
+            None => "of the reference model",
+        },
+        folders.join(" or ")
+    )))
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ pub fn prepare(
             .and_then(entropy),
     };
     let built_in = BuiltIn {
-        frozen_digest: adapters::digest(&built_in)?,
+        frozen_digest: initial::digest(&built_in, &recipe.spec)?,
         ..built_in
     };
     let run = begin(

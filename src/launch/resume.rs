@@ -168,7 +168,7 @@ pub(super) fn resume(
     }
     let mut notes = Vec::new();
     let built_in = run.built_in()?;
-    adapters::refuse_changed(built_in)?;
+    let frozen_digest = initial::unchanged(built_in, &run.spec)?;
     adapters::refuse_on_device(built_in.adapters.is_some(), request.runner.device())?;
     match (
         state
@@ -210,6 +210,7 @@ pub(super) fn resume(
         built_in: Some(BuiltIn {
             rank_memory: runner.rank_memory(),
             data_fingerprint: Some(data.manifest.fingerprint),
+            frozen_digest,
             ..built_in.clone()
         }),
         ..run.clone()
@@ -468,6 +469,8 @@ fn difference<T: Serialize>(one: &T, other: &T) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::tensor_file::header;
+    use crate::engine::ModelConfig;
     use crate::launch::run_dir::GenerationRow;
     use crate::launch::testing::Launched;
     use crate::lifecycle::Reason;
@@ -548,6 +551,53 @@ mod tests {
             "{message}"
         );
         assert!(!data.exists());
+    }
+
+    /// The last byte of the weights, which is far behind the first MiB.
+    #[test]
+    fn a_run_does_not_resume_with_another_reference_model() {
+        let place = tempfile::tempdir().unwrap();
+        let rows = place.path().join("rows.jsonl");
+        let row = "{\"prompt\": \"1+1=\", \"chosen\": \"2\", \"rejected\": \"3\"}\n";
+        std::fs::write(&rows, row.repeat(60)).unwrap();
+        let model = place.path().join("model");
+        std::fs::create_dir(&model).unwrap();
+        let sizes = serde_json::json!({
+            "model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 70_000, "max_position_embeddings": 16,
+        });
+        std::fs::write(model.join("config.json"), sizes.to_string()).unwrap();
+        let shape = ModelConfig::from_json(&sizes).unwrap();
+        let layout = crate::engine::layout(&shape);
+        let parameters = layout.units.iter().flat_map(|unit| &unit.parameters);
+        let tensors = parameters.map(|it| (it.name.clone(), it.shape.as_slice()));
+        let (mut bytes, length) = header(tensors).unwrap();
+        bytes.resize(bytes.len() + length as usize, 0);
+        assert!(bytes.len() > 2 << 20);
+        let weights = model.join("model.safetensors");
+        std::fs::write(&weights, &bytes).unwrap();
+        let lines = format!(
+            "{BATCH}\ntokenizer: {{path: byte}}\ndata: {{sequence_length: 8, train: [{{path: {}}}]}}",
+            rows.display()
+        );
+        let path = format!("model.path={}", model.display());
+        for objective in ["dpo", "orpo"] {
+            let place = tempfile::tempdir().unwrap();
+            let objective_of = format!("objective={objective}");
+            let overrides = [&objective_of, &path, "model.config.vocab_size=70000"];
+            let launched = Launched::at(place.path(), &lines, &overrides);
+            assert!(launched.resume(|_| {}).is_ok());
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(&weights, &bytes).unwrap();
+            let refused = launched.resume(|_| {}).err();
+            let refused = refused.map(|it| it.replace(&model.display().to_string(), "[model]"));
+            match objective {
+                "dpo" => {
+                    insta::assert_snapshot!(refused.unwrap(), @"the weights of the reference model have changed since the launch, in [model]; put back those of the launch, or start a new run")
+                }
+                _ => assert_eq!(refused, None),
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
+use super::references::Pins;
 use crate::bucket::Bucket;
 use crate::checkpoint::{self, bucket_copy};
 use crate::checkpoint::{Checkpoint, CheckpointError, Checksum, Committed};
@@ -84,6 +85,9 @@ pub struct TrainState {
     pub controller: Controller,
     /// The ledger of the committed history, from the first sample on.
     pub ledger: Ledger,
+    /// The log-probabilities of the reference model with which the run has trained.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pub references: Pins,
 }
 
 impl TrainState {

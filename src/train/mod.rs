@@ -11,7 +11,7 @@ mod kl;
 mod message;
 mod mismatched;
 mod orders;
-mod preferences;
+pub mod preferences;
 pub mod rank;
 mod references;
 pub mod run;

@@ -14,14 +14,14 @@ use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
 use super::orders::{Orders, report};
 use super::preferences::Loss;
-use super::references;
+use super::references::{self, Pins};
 use super::run::{BuiltIn, Run};
 use super::schedule::LearningRateSchedule;
 use super::trainer::{Ending, Preferences, STRAGGLER_FACTOR, Trainer, measure};
 use super::watchdog::{self, EverySecond};
 use super::weights::Weights;
 use crate::bucket::Bucket;
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::comm::activity::{Activity, Observed};
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
@@ -155,12 +155,16 @@ fn train(
     let training = Dataset::train(&data)?;
     let evaluation = Dataset::evaluation(&data)?;
     let loss = Loss::of(&run.spec);
+    let begun = begun(options, generation)?;
+    let pinned = begun.as_ref().map(|(_, state)| state.references.clone());
+    let mut pins = pinned.unwrap_or_default();
     let sources = references::sources(
         &options.run_dir,
         run,
         &generation.plan,
         &training,
         evaluation.as_ref(),
+        &pins,
     )?;
     // The start weights are needed once more where what they say of the data is lost.
     let are_known = references::are_known(&sources, observed.as_ref())?;
@@ -182,7 +186,8 @@ fn train(
         let micro_batch = generation.plan.per_device_batch_size;
         let world = observed.as_ref();
         let writes = options.first_of_host;
-        completed.push(source.complete(engine.as_mut(), world, micro_batch, writes)?);
+        let of_source = source.complete(engine.as_mut(), world, micro_batch, writes, &mut pins)?;
+        completed.push(of_source);
     }
     let mut completed = completed.into_iter();
     let preferences = loss.map(|loss| Preferences {
@@ -190,7 +195,11 @@ fn train(
         training: completed.next().unwrap_or_default(),
         evaluation: completed.next().unwrap_or_default(),
     });
-    let state = load(options, run, generation, engine.as_mut())?;
+    let state = load(options, run, generation, engine.as_mut(), begun)?;
+    let state = TrainState {
+        references: pins,
+        ..state
+    };
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
     let mut trainer = Trainer {
         run_dir: &options.run_dir,
@@ -433,13 +442,27 @@ fn sharded(strategy: Strategy) -> bool {
     strategy != Strategy::Ddp
 }
 
-/// The state of the referenced checkpoint, or a new one with the initial weights: read from files, or drawn
+/// The checkpoint from which a generation starts, and its state of training. Its weights are read later.
+fn begun(
+    options: &RankOptions,
+    generation: &Generation,
+) -> Result<Option<(Checkpoint, TrainState)>, TrainError> {
+    let Some(checkpoint_ref) = &generation.start else {
+        return Ok(None);
+    };
+    let checkpoint = checkpoint_ref::open_lazily(&options.run_dir, checkpoint_ref)?;
+    let state = TrainState::from_checkpoint(&checkpoint)?;
+    Ok(Some((checkpoint, state)))
+}
+
+/// The state of the checkpoint, or a new one with the initial weights: read from files, or drawn
 /// by the engine.
 fn load(
     options: &RankOptions,
     run: &Run,
     generation: &Generation,
     engine: &mut dyn Engine,
+    begun: Option<(Checkpoint, TrainState)>,
 ) -> Result<TrainState, TrainError> {
     let plan = &generation.plan;
     let conditions = Conditions {
@@ -450,17 +473,16 @@ fn load(
         workers: plan.data_parallel_size,
         sharded: sharded(plan.facts.strategy),
     };
-    let Some(checkpoint_ref) = &generation.start else {
+    let Some((checkpoint, mut state)) = begun else {
         return Ok(TrainState {
             step: 0,
             samples: 0,
             controller: Controller::new(&run.spec.schedule, conditions)?,
             ledger: Ledger::default(),
+            references: Pins::new(),
         });
     };
-    let checkpoint = checkpoint_ref::open_lazily(&options.run_dir, checkpoint_ref)?;
     checkpoint.restore(engine)?;
-    let mut state = TrainState::from_checkpoint(&checkpoint)?;
     let change = state.controller.refit(conditions)?;
     if let Some(message) = change.filter(|_| options.rank == 0) {
         report(&Report::Warning { message });

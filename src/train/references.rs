@@ -1,16 +1,16 @@
 //! The reference model's log-probabilities of the completions of a data set, as far as a run meets them. The start weights
 //! give them, once, before the first step: all ranks together, a block of samples at a time. What is known lies beside the
-//! prepared samples, so that a process that begins later, in another world, computes only the rest. The file: the fingerprint
-//! of model and data (16 bytes), the values as f64 (little endian), and at the end their checksum (XXH3, 16 bytes).
+//! prepared samples, so that a process that begins later, in another world, computes only the rest. The file: a
+//! [`Fingerprint`], the values as f64 (little endian), and at the end their checksum, as text.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use serde::{Deserialize, Serialize};
 
 use super::TrainError;
 use super::message::exchange;
@@ -18,7 +18,7 @@ use super::mismatched::Mismatched;
 use super::orders::report;
 use super::preferences::Loss;
 use super::run::Run;
-use super::weights::{Hashed, hash_weights};
+use crate::checkpoint::Checksum;
 use crate::comm::Collective;
 use crate::data::{Collated, DataError, Dataset};
 use crate::engine::{Engine, IGNORE};
@@ -36,8 +36,22 @@ const DIRECTORY: &str = "reference";
 const BLOCK: u64 = 4;
 /// Time between two lines on the progress.
 const SAID: Duration = Duration::from_secs(30);
-/// Bytes of the files of weights that enter the fingerprint, from each file's beginning.
-const SAMPLED: u64 = 1 << 20;
+/// Bytes of a checksum in a file.
+const DIGITS: usize = 32;
+
+/// What the values of a file follow from: a checksum of each of [`PARTS`].
+type Fingerprint = [Checksum; 3];
+const PARTS: [&str; 3] = ["model", "data or chat template", "choice of rows"];
+
+/// The values of a file, as a checkpoint states them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pin {
+    fingerprint: Fingerprint,
+    values: Checksum,
+}
+
+/// The values of a run, by the names of files.
+pub type Pins = BTreeMap<String, Pin>;
 
 /// The log-probabilities, nats: the rows of a sample one after the other.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -80,8 +94,9 @@ pub struct Source<'a> {
 /// Rows and where their log-probabilities are kept.
 struct Rows<'a> {
     path: PathBuf,
-    /// Identifies model and rows.
-    fingerprint: [u8; 16],
+    fingerprint: Fingerprint,
+    /// The values that the start checkpoint states for this fingerprint.
+    pinned: Option<Checksum>,
     dataset: &'a Dataset,
     which: Which,
 }
@@ -133,20 +148,17 @@ impl Which {
         Some((0..*positions).map(|at| (order.at(at), at)).collect())
     }
 
-    /// Identifies model and rows.
-    fn fingerprint(&self, of_data: [u8; 16], spec: &Spec) -> [u8; 16] {
+    /// Identifies the rows of a data set.
+    fn checksum(&self, spec: &Spec) -> Checksum {
         let key = match self {
             Which::First(samples) => vec![*samples],
             Which::Consumed { order, positions } => vec![order.epoch_length(), *positions],
             Which::Mismatched(mismatched) => mismatched.key().to_vec(),
         };
         let order = [spec.seed, u64::from(spec.data.shuffle)];
-        let mut hash = Xxh3::new();
-        hash.update(&of_data);
-        for number in key.into_iter().chain(order) {
-            hash.update(&number.to_le_bytes());
-        }
-        hash.digest128().to_le_bytes()
+        let numbers: Vec<u64> = key.into_iter().chain(order).collect();
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes());
+        Checksum::of(&bytes.collect::<Vec<u8>>())
     }
 }
 
@@ -157,17 +169,23 @@ pub fn sources<'a>(
     plan: &Plan,
     training: &'a Dataset,
     evaluation: Option<&'a Dataset>,
+    pins: &Pins,
 ) -> Result<Vec<Source<'a>>, TrainError> {
     let Some(loss) = Loss::of(&run.spec).filter(Loss::has_reference) else {
         return Ok(Vec::new());
     };
     let directory = Run::data(run_dir).join(DIRECTORY);
-    let of_data = fingerprint(run)?;
-    let rows = |name: &str, dataset, which: Which| Rows {
-        path: directory.join(name),
-        fingerprint: which.fingerprint(of_data, &run.spec),
-        dataset,
-        which,
+    let [model, data] = model_and_data(run)?;
+    let rows = |name: &str, dataset, which: Which| {
+        let fingerprint = [model, data, which.checksum(&run.spec)];
+        let pin = pins.get(name).filter(|pin| pin.fingerprint == fingerprint);
+        Rows {
+            path: directory.join(name),
+            fingerprint,
+            pinned: pin.map(|pin| pin.values),
+            dataset,
+            which,
+        }
     };
     let completions = run.spec.preference.kl_completions;
     let pairs = |order, block, positions| {
@@ -203,31 +221,48 @@ pub fn sources<'a>(
     Ok(sources)
 }
 
-/// Whether every rank has all log-probabilities of all data sets. Collective.
+/// Whether every rank has all log-probabilities of all data sets. Rank 0 reports why those that a file had are computed again.
+/// Collective.
 pub fn are_known(sources: &[Source<'_>], world: &dyn Collective) -> Result<bool, TrainError> {
     let mut are_known = true;
+    let mut lost = Vec::new();
     for source in sources {
         for rows in [Some(&source.samples), source.mismatched.as_ref()] {
-            are_known &= rows.map_or(Ok(true), |rows| rows.are_known(world))?;
+            let Some(rows) = rows else { continue };
+            let known = rows.known();
+            let is_whole = known.as_ref().is_ok_and(|known| known.len() == rows.len());
+            let everyones = exchange(world, &is_whole)?;
+            are_known &= everyones.iter().all(|is_whole| *is_whole);
+            if let (Err(reason), false) = (known, everyones.contains(&true)) {
+                lost.push(format!("{} {reason}", rows.path.display()));
+            }
         }
+    }
+    if world.rank() == 0 && !lost.is_empty() {
+        let message = format!(
+            "the reference log-probabilities are computed again: {}",
+            lost.join("; ")
+        );
+        report(&Report::Warning { message });
     }
     Ok(are_known)
 }
 
 impl Source<'_> {
     /// All log-probabilities. The engine has the start weights unless [`are_known`]. Collective; one rank of each host
-    /// `writes`.
+    /// `writes`. `pins` get the values.
     pub fn complete(
         &self,
         engine: &mut dyn Engine,
         world: &dyn Collective,
         micro_batch: u64,
         writes: bool,
+        pins: &mut Pins,
     ) -> Result<Compared, TrainError> {
-        let samples = self.samples.complete(engine, world, micro_batch, writes)?;
+        let samples = (self.samples).complete(engine, world, micro_batch, writes, pins)?;
         let mut mismatched = None;
         if let Some(rows) = &self.mismatched {
-            let references = rows.complete(engine, world, micro_batch, writes)?;
+            let references = rows.complete(engine, world, micro_batch, writes, pins)?;
             if let Which::Mismatched(pairs) = &rows.which {
                 mismatched = Some((pairs.clone(), references));
             }
@@ -250,29 +285,50 @@ impl Rows<'_> {
         self.which.len() as usize * self.rows()
     }
 
-    /// Those that the file holds for this model and these data: of whole samples, from the first on. None of a file that is
-    /// complete and damaged.
-    fn known(&self) -> Vec<f64> {
-        let all = (self.len() * size_of::<f64>()) as u64;
-        let bytes = input::read(&self.path, all + 32).unwrap_or_default();
-        let Some(values) = bytes.strip_prefix(&self.fingerprint) else {
-            return Vec::new();
-        };
-        let values = match values.split_at_checked(self.len() * size_of::<f64>()) {
-            None => values,
-            Some((all, end)) if end == xxh3_128(all).to_le_bytes() => all,
-            Some(_) => return Vec::new(),
-        };
-        let mut values = values_of(values);
-        values.truncate(self.len());
-        values.truncate(values.len() / self.rows() * self.rows());
-        values
+    /// Length of the complete file.
+    fn bytes(&self) -> u64 {
+        (PARTS.len() * DIGITS + self.len() * size_of::<f64>() + DIGITS) as u64
     }
 
-    /// Whether every rank has all of them. Collective.
-    fn are_known(&self, world: &dyn Collective) -> Result<bool, TrainError> {
-        let known = self.known().len() == self.len();
-        Ok(exchange(world, &known)?.into_iter().all(|known| known))
+    /// The beginning of the file.
+    fn header(&self) -> String {
+        self.fingerprint.map(|part| part.to_string()).concat()
+    }
+
+    /// Those that the file holds for this model and these rows: of whole samples, from the first on. If the start checkpoint
+    /// states the values, only those. An error says why the values that were computed are lost.
+    fn known(&self) -> Result<Vec<f64>, String> {
+        let incomplete = "is missing or incomplete".to_owned();
+        let bytes = input::read(&self.path, self.bytes()).unwrap_or_default();
+        let header = self.header();
+        let Some((begin, values)) = bytes.split_at_checked(header.len()) else {
+            return self.pinned.map_or(Ok(Vec::new()), |_| Err(incomplete));
+        };
+        let parts = PARTS.into_iter().zip(begin.chunks(DIGITS));
+        let same = parts.zip(header.as_bytes().chunks(DIGITS));
+        let changed = same.filter(|((_, found), expected)| found != expected);
+        let changed: Vec<&str> = changed.map(|((part, _), _)| part).collect();
+        if !changed.is_empty() {
+            return Err(format!("is of another {}", changed.join(" and ")));
+        }
+        match values.split_at_checked(self.len() * size_of::<f64>()) {
+            None if self.pinned.is_some() => Err(incomplete),
+            None => {
+                let mut values = values_of(values);
+                values.truncate(values.len() / self.rows() * self.rows());
+                Ok(values)
+            }
+            Some((all, end)) => {
+                let checksum = Checksum::of(all);
+                if end != checksum.to_string().as_bytes() {
+                    Err("is damaged".to_owned())
+                } else if self.pinned.is_some_and(|pinned| pinned != checksum) {
+                    Err("has other values than the checkpoint".to_owned())
+                } else {
+                    Ok(values_of(all))
+                }
+            }
+        }
     }
 
     fn complete(
@@ -281,8 +337,10 @@ impl Rows<'_> {
         world: &dyn Collective,
         micro_batch: u64,
         writes: bool,
+        pins: &mut Pins,
     ) -> Result<References, TrainError> {
-        let mut values = self.known();
+        let mut values = self.known().unwrap_or_default();
+        let writes = writes && values.len() < self.len();
         // The ranks go on from what one of them knows.
         let known: Vec<u64> = exchange(world, &(values.len() as u64))?;
         let most = known.iter().copied().max().unwrap_or(0);
@@ -317,11 +375,25 @@ impl Rows<'_> {
             }
             values.extend(of_block);
         }
+        let checksum = Checksum::of(&bytes_of(&values));
         if let Some(mut file) = file {
-            let checksum = xxh3_128(&bytes_of(&values)).to_le_bytes();
-            let written = file.write_all(&checksum).and_then(|()| file.sync_all());
+            let written = file.write_all(checksum.to_string().as_bytes());
+            let written = written.and_then(|()| file.sync_all());
             written.map_err(|error| self.failed(error))?;
         }
+        if world.rank() == 0 && self.pinned.is_some_and(|pinned| pinned != checksum) {
+            let message = format!(
+                "{} differs from the values of the checkpoint: this machine rounds otherwise, or has other start weights",
+                self.path.display()
+            );
+            report(&Report::Warning { message });
+        }
+        let name = self.path.file_name().unwrap_or_default();
+        let pin = Pin {
+            fingerprint: self.fingerprint,
+            values: checksum,
+        };
+        pins.insert(name.to_string_lossy().into_owned(), pin);
         Ok(References {
             values,
             rows,
@@ -362,7 +434,7 @@ impl Rows<'_> {
         if let Some(directory) = self.path.parent() {
             durable::create_directory(directory)?;
         }
-        let mut bytes = self.fingerprint.to_vec();
+        let mut bytes = self.header().into_bytes();
         bytes.extend(bytes_of(values));
         durable::write_atomically(&self.path, &bytes)?;
         let file = OpenOptions::new().append(true).open(&self.path);
@@ -403,26 +475,16 @@ fn values_of(bytes: &[u8]) -> Vec<f64> {
     values.iter().copied().map(f64::from_le_bytes).collect()
 }
 
-/// Identifies the start weights and the prepared data.
-fn fingerprint(run: &Run) -> Result<[u8; 16], TrainError> {
+/// Identifies the start weights, by what the launch has found in their files, and the prepared data.
+fn model_and_data(run: &Run) -> Result<[Checksum; 2], TrainError> {
     let built_in = run.built_in()?;
-    let mut hash = Xxh3::new();
-    hash.update(built_in.model.to_json().to_string().as_bytes());
-    hash.update(
-        built_in
-            .data_fingerprint
-            .as_deref()
-            .unwrap_or_default()
-            .as_bytes(),
-    );
+    let of_files = built_in.frozen_digest.as_deref().unwrap_or_default();
+    let mut model = format!("{} {of_files}", built_in.model.to_json());
     if built_in.weights.is_none() {
-        hash.update(&run.spec.seed.to_le_bytes());
+        model += &format!(" {}", run.spec.seed);
     }
-    hash_weights(&mut hash, &built_in.weight_folders(), |bytes| Hashed {
-        stretch: bytes.max(1),
-        part: SAMPLED,
-    })?;
-    Ok(hash.digest128().to_le_bytes())
+    let data = built_in.data_fingerprint.as_deref().unwrap_or_default();
+    Ok([model.as_str(), data].map(|text| Checksum::of(text.as_bytes())))
 }
 
 #[cfg(test)]
@@ -497,59 +559,106 @@ mod tests {
         CpuEngine::new(config, CpuOptions::default(), None, Some(seed)).unwrap()
     }
 
+    /// Values of a fingerprint, which depend on nothing else than the engine.
+    fn rows<'a>(path: PathBuf, model: u8, dataset: &'a Dataset, which: Which) -> Rows<'a> {
+        Rows {
+            path,
+            fingerprint: [Checksum::of(&[model]), Checksum::of(b""), Checksum::of(b"")],
+            pinned: None,
+            dataset,
+            which,
+        }
+    }
+
     #[test]
     fn what_a_file_holds_is_not_computed_again_and_a_damaged_one_is() {
         let (folder, dataset) = pairs();
-        let source = |fingerprint| Rows {
-            path: folder.path().join("reference/train.bin"),
-            fingerprint,
-            dataset: &dataset,
-            which: Which::First(dataset.len()),
+        let path = folder.path().join("reference/train.bin");
+        let source = |model| rows(path.clone(), model, &dataset, Which::First(dataset.len()));
+        let complete = |seed, model| {
+            let (source, mut pins) = (source(model), Pins::new());
+            let completed = source.complete(&mut engine(seed), &Solo, 3, true, &mut pins);
+            completed.unwrap()
         };
-        let complete = |seed, fingerprint| {
-            let source = source(fingerprint);
-            source.complete(&mut engine(seed), &Solo, 3, true).unwrap()
-        };
-        let known = |fingerprint| source(fingerprint).are_known(&Solo).unwrap();
-        assert!(!known([1; 16]));
-        let first = complete(1, [1; 16]);
-        assert!(known([1; 16]) && !known([2; 16]));
+        let known = |model| source(model).known().map(|known| known.len());
+        assert_eq!(known(1), Ok(0));
+        let first = complete(1, 1);
+        assert_eq!(known(1), Ok(80));
+        assert_eq!(known(2), Err("is of another model".to_owned()));
         let of_one = first.of([7]);
         assert!(of_one.len() == 2 && of_one.iter().all(|value| *value < 0.0));
 
         // Another engine computes nothing of a complete file, and the rest of an interrupted one.
-        assert_eq!(complete(2, [1; 16]), first);
-        let path = source([1; 16]).path;
+        assert_eq!(complete(2, 1), first);
         let whole = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &whole[..16 + 8 * 25]).unwrap();
-        assert!(!known([1; 16]));
-        let continued = complete(2, [1; 16]);
+        assert_eq!(whole.len() as u64, source(1).bytes());
+        std::fs::write(&path, &whole[..96 + 8 * 25]).unwrap();
+        assert_eq!(known(1), Ok(24));
+        let continued = complete(2, 1);
         assert_eq!(continued.values[..24], first.values[..24]);
         assert_ne!(continued.values[24..], first.values[24..]);
-        std::fs::write(&path, &whole[..16 + 8 * 25 + 3]).unwrap();
-        assert_eq!(complete(1, [1; 16]), first);
+        std::fs::write(&path, &whole[..96 + 8 * 25 + 3]).unwrap();
+        assert_eq!(complete(1, 1), first);
         assert_eq!(std::fs::read(&path).unwrap(), whole);
 
         let mut damaged = whole.clone();
-        damaged[100] ^= 1;
+        damaged[200] ^= 1;
         std::fs::write(&path, damaged).unwrap();
-        assert!(!known([1; 16]));
-        assert_eq!(complete(1, [1; 16]), first);
+        assert_eq!(known(1), Err("is damaged".to_owned()));
+        assert_eq!(complete(1, 1), first);
         // Other weights or data.
-        assert_ne!(complete(2, [2; 16]), first);
+        assert_ne!(complete(2, 2), first);
+    }
+
+    #[test]
+    fn values_that_a_checkpoint_does_not_state_are_computed_again() {
+        let (folder, dataset) = pairs();
+        let path = folder.path().join("reference/train.bin");
+        let complete = |seed, pinned, pins: &mut Pins| {
+            let rows = Rows {
+                pinned,
+                ..rows(path.clone(), 1, &dataset, Which::First(dataset.len()))
+            };
+            let known = rows.known().map(|known| known.len());
+            let completed = rows.complete(&mut engine(seed), &Solo, 3, true, pins);
+            (known, completed.unwrap().values)
+        };
+        let mut pins = Pins::new();
+        let (_, first) = complete(1, None, &mut pins);
+        let pinned = pins["train.bin"].values;
+        assert_eq!(
+            complete(2, Some(pinned), &mut pins),
+            (Ok(80), first.clone())
+        );
+
+        // A whole file of other values, an interrupted one, and none.
+        std::fs::remove_file(&path).unwrap();
+        let (_, second) = complete(2, None, &mut Pins::new());
+        assert_ne!(second, first);
+        let refused = Err("has other values than the checkpoint".to_owned());
+        assert_eq!(
+            complete(1, Some(pinned), &mut pins),
+            (refused, first.clone())
+        );
+        let lost = Err("is missing or incomplete".to_owned());
+        std::fs::write(&path, &std::fs::read(&path).unwrap()[..96 + 8 * 25]).unwrap();
+        assert_eq!(
+            complete(1, Some(pinned), &mut pins),
+            (lost.clone(), first.clone())
+        );
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(complete(1, Some(pinned), &mut pins), (lost, first));
+        assert_eq!(pins["train.bin"].values, pinned);
     }
 
     #[test]
     fn only_the_samples_that_a_run_consumes_are_computed() {
         let (folder, dataset) = pairs();
         let complete = |name: &str, which| {
-            let rows = Rows {
-                path: folder.path().join(name),
-                fingerprint: [1; 16],
-                dataset: &dataset,
-                which,
-            };
-            rows.complete(&mut engine(1), &Solo, 3, true).unwrap()
+            let rows = rows(folder.path().join(name), 1, &dataset, which);
+            let mut pins = Pins::new();
+            let completed = rows.complete(&mut engine(1), &Solo, 3, true, &mut pins);
+            completed.unwrap()
         };
         let all = complete("all.bin", Which::First(dataset.len()));
         let order = Order::new(5, dataset.len(), true).unwrap();

@@ -76,7 +76,7 @@ pub struct BuiltIn {
     /// A folder with the adapters that are trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_adapter: Option<PathBuf>,
-    /// Identifies the files of the frozen model and of those adapters.
+    /// Identifies the files of frozen weights: below adapters, and of a reference model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_digest: Option<String>,
     /// The name of the model below adapters, for other programs.

@@ -3,16 +3,14 @@
 //! in memory twice. The ranks find values that are not finite, since they read every value; a launch reads headers only.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use safetensors::tensor::TensorInfo;
-use xxhash_rust::xxh3::Xxh3;
 
 use super::adapter::AdapterConfig;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
-use crate::checkpoint::{self, ADAPTER_MODEL, Checkpoint, CheckpointError};
+use crate::checkpoint::{self, ADAPTER_MODEL, Checkpoint, CheckpointError, Checksum, FileEntry};
 use crate::engine::{Adapters, Engine, EngineError, Layout, Order, Parameter, Unit, UnitState};
 use crate::util::durable::FileError;
 use crate::util::format::shortened;
@@ -310,54 +308,20 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(files)
 }
 
-/// Which bytes of a file are hashed: a `part` at the beginning of each `stretch`.
-pub(super) struct Hashed {
-    pub stretch: u64,
-    pub part: u64,
-}
-
-/// Bytes of a file that are hashed whole for a digest.
-const WHOLE_DIGEST: u64 = 1 << 30;
-const STRETCH: u64 = 8 << 20;
-const PART: u64 = 64 << 10;
-
-/// Identifies the weights in these directories by their sizes and content: all of it, or parts of large files.
+/// Identifies the weights in these directories by the sizes and the content of their files.
 pub fn digest(directories: &[&Path]) -> Result<String, FileError> {
-    let mut hash = Xxh3::new();
-    let stretch = STRETCH;
-    hash_weights(&mut hash, directories, |bytes| Hashed {
-        stretch,
-        part: if bytes <= WHOLE_DIGEST { stretch } else { PART },
-    })?;
-    Ok(format!("{:032x}", hash.digest128()))
-}
-
-/// Adds the size of each file of weights in these directories, and what is hashed of a file of this size.
-pub(super) fn hash_weights(
-    hash: &mut Xxh3,
-    directories: &[&Path],
-    hashed: impl Fn(u64) -> Hashed,
-) -> Result<(), FileError> {
+    let mut paths = Vec::new();
     for directory in directories {
-        for path in weight_files(directory)? {
-            let failed = |error| FileError::from_io("read", &path, 0, error);
-            let mut file = input::open(&path).map_err(failed)?;
-            let bytes = file.metadata().map_err(failed)?.len();
-            hash.update(&bytes.to_le_bytes());
-            let Hashed { stretch, part } = hashed(bytes);
-            let mut buffer = Vec::new();
-            for at in (0..bytes).step_by(stretch as usize) {
-                file.seek(SeekFrom::Start(at)).map_err(failed)?;
-                buffer.clear();
-                (&mut file)
-                    .take(part)
-                    .read_to_end(&mut buffer)
-                    .map_err(failed)?;
-                hash.update(&buffer);
-            }
-        }
+        paths.extend(weight_files(directory)?);
     }
-    Ok(())
+    let entry = |path: &PathBuf| {
+        let file = input::open(path).and_then(FileEntry::of_stream);
+        file.map_err(|error| FileError::from_io("read", path, 0, error))
+    };
+    let entries: Result<Vec<FileEntry>, FileError> = paths.par_iter().map(entry).collect();
+    let texts = entries?.into_iter();
+    let texts = texts.map(|entry| format!("{} {}\n", entry.bytes, entry.xxh3_128));
+    Ok(Checksum::of(texts.collect::<String>().as_bytes()).to_string())
 }
 
 /// The adapter of a folder, which is added to the weights.
@@ -476,6 +440,7 @@ mod tests {
     //! Weights written with the safetensors crate, and checkpoints of Evenkeel.
 
     use std::collections::HashMap;
+    use std::os::unix::fs::FileExt;
 
     use half::{bf16, f16};
     use safetensors::tensor::{Dtype, TensorView};
@@ -612,6 +577,16 @@ mod tests {
         let checked = Weights::open(directory).and_then(|weights| weights.check(&layout(config)));
         let message = checked.unwrap_err().to_string();
         message.replace(&directory.display().to_string(), "[directory]")
+    }
+
+    #[test]
+    fn a_digest_is_of_every_byte_of_large_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(folder.path().join(WHOLE)).unwrap();
+        file.set_len((1 << 30) + 1).unwrap();
+        let before = digest(&[folder.path()]).unwrap();
+        file.write_all_at(&[1], 1 << 20).unwrap();
+        assert_ne!(digest(&[folder.path()]).unwrap(), before);
     }
 
     #[test]
