@@ -441,8 +441,12 @@ impl Rows<'_> {
         Ok(file.map_err(|error| self.failed(error))?)
     }
 
+    /// The error of a file that cannot be finished, which is removed.
     fn failed(&self, error: std::io::Error) -> FileError {
-        FileError::from_io("write", &self.path, 0, error)
+        let error = FileError::from_io("write", &self.path, self.bytes(), error);
+        // The first error is the one to report.
+        let _ = durable::remove(&self.path);
+        error
     }
 }
 

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
+use super::preferences::rows;
 use super::support::{Run, small, stderr};
 
 const DISK: &str = "EVENKEEL_TEST_DISK";
@@ -138,6 +139,58 @@ fn a_disk_full_of_checkpoints_ends_the_run_and_a_resume_continues_it() {
         (&formula["proved"], &formula["samples"]),
         (&json!(true), &json!(2400))
     );
+}
+
+/// A resume whose reference log-probabilities are lost computes them again.
+#[test]
+fn references_that_do_not_fit_are_removed_and_a_resume_computes_them() {
+    let Some(_) = disk("disk::references_that_do_not_fit_are_removed_and_a_resume_computes_them")
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pairs.jsonl");
+    std::fs::write(&path, rows("dpo", 2000)).unwrap();
+    let run = Run::of(small(json!({
+        "objective": "dpo",
+        "model": {"config": {"vocab_size": 259}},
+        "tokenizer": {"path": "byte"},
+        "data": {"train": [{"path": path, "synthetic": null}]},
+    })));
+    run.drained(&["--procs", "2"]);
+    let directory = run.out().join("data/reference");
+    let file = directory.join("train.bin");
+    let whole = std::fs::read(&file).unwrap();
+    assert!(whole.len() > 32_000);
+    std::fs::remove_file(&file).unwrap();
+    mount(&directory, "size=16k");
+
+    let again = ["--quiet", "--procs", "2", "--resume"];
+    let output = run.launch(&again);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let message = stderr(&output);
+    for expected in [
+        format!(
+            "the reference log-probabilities are computed again: {} is missing or incomplete",
+            file.display()
+        ),
+        format!(
+            "no space left on the disk of {} while writing {}: {} bytes needed",
+            directory.display(),
+            file.display(),
+            whole.len()
+        ),
+    ] {
+        assert!(message.contains(&expected), "{expected}: {message}");
+    }
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+    assert_eq!(run.worlds().len(), 2, "a full disk is not retried");
+
+    mount(&directory, "remount,size=64k");
+    let output = run.launch(&again);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(run.prove()["proved"], true);
+    assert_eq!(std::fs::read(&file).unwrap(), whole);
 }
 
 #[test]

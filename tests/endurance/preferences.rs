@@ -356,9 +356,9 @@ fn the_norm_test_of_pairs_is_that_of_pytorch() {
 }
 
 /// Pairs, or completions with a label, as JSONL.
-fn rows(objective: &str) -> String {
+pub(super) fn rows(objective: &str, count: u64) -> String {
     let mut rows = String::new();
-    for i in 0..240 {
+    for i in 0..count {
         let (prompt, right, wrong) = (
             format!("{i}+1="),
             format!("{}", i + 1),
@@ -381,7 +381,7 @@ fn rows(objective: &str) -> String {
 fn disturbed(objective: &str, strategy: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
-    std::fs::write(&path, rows(objective)).unwrap();
+    std::fs::write(&path, rows(objective, 240)).unwrap();
     let spec = small(json!({
         "objective": objective,
         "parallel": {"strategy": strategy},
