@@ -4,11 +4,10 @@
 use std::thread::JoinHandle;
 
 use super::{Identity, bucket_run};
-use crate::checkpoint::{self, CheckpointError, bucket_copy};
+use crate::checkpoint::{self, CheckpointError, bucket_copy, lineage};
 use crate::lifecycle::agent_state::{LaterGeneration, Problem};
-use crate::lifecycle::{CheckpointRef, Generation, files};
-use crate::train::checkpoint_ref;
-use crate::util::durable::read_json;
+use crate::lifecycle::{CheckpointRef, Generation};
+use crate::train::{TrainError, checkpoint_ref};
 
 /// The search for one status of the job.
 pub struct Search {
@@ -56,57 +55,43 @@ fn is_same(one: &Generation, other: &Generation) -> bool {
     one.number == other.number && published_together && one.members == other.members
 }
 
-/// Searches the bucket, or the run directory on a volume. What cannot be read on a volume counts as absent: a start from
-/// there would fail too.
+/// Searches the bucket, or the run directory on a volume. Only what is damaged counts as absent: what cannot be read now may
+/// be the newest checkpoint.
 fn search(
     identity: &Identity,
     published: Option<&Generation>,
 ) -> Result<Option<LaterGeneration>, CheckpointError> {
-    let run = &identity.run;
-    let Some(bucket) = &identity.bucket else {
-        let entries = std::fs::read_dir(run).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let numbers = names.filter_map(|name| files::parse_generation(&name));
-        let record = |number| {
-            let path = run.join(files::generation(number)).join(files::RECORD);
-            Ok(read_json(&path).ok())
-        };
-        let newest_of = |number| {
-            let newest = checkpoint::newest(run, number).unwrap_or_default();
-            Ok(newest.and_then(|newest| checkpoint_ref::of(&newest, run).ok()))
-        };
-        return find(
-            numbers.collect(),
-            record,
-            newest_of,
-            &identity.job,
-            published,
-        );
-    };
-    let record = |number| {
-        let bytes = bucket.get(&bucket_run::key_of(number, files::RECORD))?;
-        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
-    };
+    let (run, bucket) = (&identity.run, identity.bucket.as_ref());
     let newest_of = |number| {
-        let newest = bucket_copy::newest(bucket, number)?;
-        let newest = newest.map(|newest| checkpoint_ref::in_bucket(bucket, &newest));
-        newest.transpose()
+        if let Some(bucket) = bucket {
+            let newest = bucket_copy::newest(bucket, number)?;
+            let newest = newest.map(|newest| checkpoint_ref::in_bucket(bucket, &newest));
+            return newest.transpose();
+        }
+        let Some(newest) = checkpoint::newest(run, number)? else {
+            return Ok(None);
+        };
+        match checkpoint_ref::of(&newest, run) {
+            Ok(newest) => Ok(Some(newest)),
+            Err(TrainError::Checkpoint(error)) if error.is_unread() => Err(error),
+            Err(_) => Ok(None),
+        }
     };
-    let numbers = bucket_copy::generations(bucket)?;
+    let numbers = lineage::generations(run, bucket)?;
+    let record = |number| lineage::record(run, bucket, number);
     find(numbers, record, newest_of, &identity.job, published)
 }
 
 /// The newest generation of this job that has begun, if the published one is older, another one of its number, or starts
 /// before the newest checkpoint. The last happens if no pod could tell the controller what it had committed. `numbers` are
-/// those of the generations that exist, `newest_of` finds the newest checkpoint of one.
+/// those of the generations that exist, the newest first; `newest_of` finds the newest checkpoint of one.
 fn find(
-    mut numbers: Vec<u64>,
+    numbers: Vec<u64>,
     record: impl Fn(u64) -> Result<Option<Generation>, CheckpointError>,
     newest_of: impl Fn(u64) -> Result<Option<CheckpointRef>, CheckpointError>,
     job: &str,
     published: Option<&Generation>,
 ) -> Result<Option<LaterGeneration>, CheckpointError> {
-    numbers.sort_unstable_by(|a, b| b.cmp(a));
     for number in numbers {
         let Some(record) = record(number)? else {
             continue;
@@ -130,6 +115,7 @@ fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lifecycle::files;
     use crate::lifecycle::generation::testing;
     use crate::plan::{PlanRequest, plan};
     use crate::recipe::{self, Request};
@@ -165,7 +151,12 @@ mod tests {
     }
 
     fn found(place: &Known, published: &Generation) -> Option<LaterGeneration> {
-        let numbers = place.0.iter().map(|(record, _)| record.number).collect();
+        let numbers = place
+            .0
+            .iter()
+            .rev()
+            .map(|(record, _)| record.number)
+            .collect();
         let record = |number| Ok(place.of(number).map(|(record, _)| record.clone()));
         let newest_of = |number| Ok(place.of(number).and_then(|(_, newest)| newest.clone()));
         find(numbers, record, newest_of, "uid", Some(published)).unwrap()

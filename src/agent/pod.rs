@@ -56,6 +56,8 @@ pub struct PodAgent {
     is_set_up: bool,
     bucket_run: BucketRun,
     waiting: Option<Waiting>,
+    /// The generation that waits for a prerequisite, and whether all are met: then the volume is searched once more.
+    delayed: Option<(u64, bool)>,
     /// The generation whose start has failed last, and when.
     pause: Option<(u64, Instant)>,
     /// Time of the last device check.
@@ -107,6 +109,7 @@ impl PodAgent {
             setup: None,
             bucket_run: BucketRun::default(),
             waiting: None,
+            delayed: None,
             pause: None,
             inspected: None,
             current: None,
@@ -242,6 +245,14 @@ impl PodAgent {
             current.fence();
         }
         let published = job.generation.as_ref();
+        if let (Some(wanted), Some(current)) = (published, &mut self.current)
+            && current.record.number < wanted.record.number
+            && !current.has_ended()
+        {
+            // The world continues without these ranks. What they commit until their end must be found by the search.
+            current.fence();
+            return;
+        }
         if !self.is_newest(published.map(|wanted| &wanted.record)) {
             return;
         }

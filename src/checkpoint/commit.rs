@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::CheckpointError;
 use super::checksum::{Checksum, FileEntry};
 use super::history::not_written;
+use super::lineage;
 use super::manifest::{FORMAT, Manifest, Part};
 use super::names::{
     ADAPTER_CONFIG, CHAT_TEMPLATE, CONFIG, Committed, INDEX, MANIFEST, STATE, Target,
@@ -137,6 +138,16 @@ fn write_and_rename(
     (manifest.check_files()).map_err(|error| CheckpointError::Misuse(error.to_string()))?;
     let bytes = manifest.seal().map_err(not_json)?;
     write(&partial.join(MANIFEST), &bytes)?;
+    // A generation begins from the newest checkpoint of the earlier ones. One that is committed after that search would be
+    // trained a second time.
+    let generation = target.generation;
+    let successor = lineage::successor(&target.run_directory, target.bucket.as_ref(), generation)?;
+    if let Some(successor) = successor {
+        return Err(CheckpointError::Superseded {
+            generation,
+            successor,
+        });
+    }
     if let Some(bucket) = &target.bucket {
         let began = Instant::now();
         let is_of_rank = |name: &&String| parts.iter().any(|part| part.files.contains_key(*name));

@@ -76,12 +76,28 @@ pub enum CheckpointError {
         /// The first difference, with both shapes.
         difference: String,
     },
+    /// The world has continued without the generation that wants to commit.
+    #[error(
+        "the checkpoint of generation {generation} does not count and is not committed: generation {successor} has begun"
+    )]
+    Superseded { generation: u64, successor: u64 },
     /// The engine did not accept a unit.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The file system did not allow a read or a removal.
     #[error(transparent)]
     File(#[from] FileError),
+}
+
+impl CheckpointError {
+    /// Whether the volume or the bucket did not give a file, which says nothing about the file.
+    pub fn is_unread(&self) -> bool {
+        match self {
+            CheckpointError::File(_) | CheckpointError::Bucket(_) => true,
+            CheckpointError::Damaged { damage, .. } => damage.iter().any(|file| file.is_unread),
+            _ => false,
+        }
+    }
 }
 
 /// Why a manifest cannot be trusted.

@@ -41,15 +41,18 @@ pub fn latest(run_directory: &Path) -> Result<Option<Committed>, CheckpointError
     Ok(list(run_directory)?.committed.pop())
 }
 
-/// The newest checkpoint of one generation with a valid manifest.
+/// The newest checkpoint of one generation with a valid manifest. A manifest that the file system does not give is an error:
+/// it may be valid.
 pub fn newest(run_directory: &Path, generation: u64) -> Result<Option<Committed>, CheckpointError> {
     let directory = run_directory.join(files::generation(generation));
-    let checkpoints = numbered(&directory, committed_step)?;
-    let committed = |(_, path): (u64, PathBuf)| {
-        let (manifest, checksum) = Manifest::read(&path).ok()?;
-        Some(manifest.committed(&path, checksum))
-    };
-    Ok(checkpoints.into_iter().rev().find_map(committed))
+    for (_, path) in numbered(&directory, committed_step)?.into_iter().rev() {
+        match Manifest::read(&path) {
+            Ok((manifest, checksum)) => return Ok(Some(manifest.committed(&path, checksum))),
+            Err(error) if error.is_unread() => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Removes the oldest checkpoints of the whole run except the `keep` newest up to `newest`, the newest known
@@ -144,7 +147,7 @@ fn partial_step(name: &str) -> Option<u64> {
 }
 
 /// The entries whose names `parse` accepts, ordered by their numbers.
-fn numbered(
+pub(super) fn numbered(
     directory: &Path,
     parse: impl Fn(&str) -> Option<u64>,
 ) -> Result<Vec<(u64, PathBuf)>, FileError> {

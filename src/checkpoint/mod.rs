@@ -18,6 +18,7 @@ mod checksum;
 mod commit;
 mod error;
 mod history;
+pub mod lineage;
 mod manifest;
 mod names;
 mod reader;

@@ -15,6 +15,8 @@ pub struct Damage {
     pub file: PathBuf,
     /// The damage, for example `is missing`.
     pub reason: String,
+    /// The file system did not give the file, which may be whole.
+    pub is_unread: bool,
 }
 
 impl fmt::Display for Damage {
@@ -100,16 +102,19 @@ fn check_content(path: &Path, entry: FileEntry, found: FileEntry) -> Result<(), 
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Damage {
-    let reason = match error.kind() {
-        io::ErrorKind::NotFound => "is missing".to_string(),
-        _ => format!("cannot be read: {error}"),
-    };
-    damage(path, reason)
+    match error.kind() {
+        io::ErrorKind::NotFound => damage(path, "is missing".to_string()),
+        _ => Damage {
+            is_unread: true,
+            ..damage(path, format!("cannot be read: {error}"))
+        },
+    }
 }
 
 pub(super) fn damage(path: &Path, reason: String) -> Damage {
     Damage {
         file: path.to_path_buf(),
         reason,
+        is_unread: false,
     }
 }

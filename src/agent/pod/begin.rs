@@ -53,18 +53,11 @@ impl PodAgent {
         }
     }
 
-    /// Starts this pod's share of a generation once the run is prepared and older ranks have
-    /// exited.
+    /// Starts this pod's share of a generation once the run is prepared. Older ranks have exited.
     pub(super) fn begin(&mut self, record: &Generation) {
         let Some((first, count)) = record.ranks_of_pod(&self.identity.pod) else {
             return;
         };
-        if !self.all_ended() {
-            if let Some(current) = &mut self.current {
-                current.fence();
-            }
-            return;
-        }
         if self.pauses(record.number) {
             return;
         }
@@ -80,6 +73,7 @@ impl PodAgent {
             Ok(false) => {}
             Err(problem) => {
                 self.pause = Some((record.number, Instant::now()));
+                self.delayed = Some((record.number, false));
                 self.report_problem(problem);
             }
         }
@@ -108,8 +102,15 @@ impl PodAgent {
         if let Some(problem) = volume::unmounted(&self.identity.run) {
             return Err(problem);
         }
-        if !self.set_up()? || !self.prepared(record, first == 0)? {
-            return Ok(false);
+        let delayed = self.delayed.filter(|(of, _)| *of == record.number);
+        if delayed != Some((record.number, true)) {
+            let ready = self.set_up()? && self.prepared(record, first == 0)?;
+            if !ready || delayed.is_some() {
+                self.delayed = Some((record.number, ready));
+                // Others may have committed during the wait.
+                self.later.take_if(|_| ready);
+                return Ok(false);
+            }
         }
         let inventory = Inventory::discover();
         if let Some(message) = inventory.device_shortfall(count) {
@@ -117,6 +118,7 @@ impl PodAgent {
         }
         let gpus = self.gpus(&inventory)?;
         self.start(record, first, count, &gpus)?;
+        self.delayed = None;
         self.end_wait();
         Ok(true)
     }

@@ -78,13 +78,15 @@ impl Pod {
         }
     }
 
-    /// Passes of the loop, until the volume was searched and after it.
+    /// Passes of the loop, until the volume was searched and after it. After a wait it is searched again.
     fn act(&mut self) {
-        self.agent.act();
-        while let Some(search) = &mut self.agent.later
-            && search.result().is_none()
-        {
-            std::thread::sleep(Duration::from_millis(1));
+        for _ in 0..2 {
+            self.agent.act();
+            while let Some(search) = &mut self.agent.later
+                && search.result().is_none()
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         self.agent.act();
     }
@@ -421,6 +423,68 @@ fn ranks_start_only_above_the_generations_on_the_volume() {
     pod.receive_generation(4, |_| {});
     assert_eq!((pod.agent.state.generation, later(&pod)), (4, None));
     assert!(!pod.agent.all_ended());
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_read_now_may_be_the_newest() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    let run = pod.volume.path().join("run");
+    job_of(1).generation.unwrap().record.write(&run).unwrap();
+    let checkpoint = run.join(files::checkpoint_path(1, 10));
+    std::fs::create_dir(&checkpoint).unwrap();
+    let manifest = checkpoint.join("manifest.json");
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    pod.receive_generation(2, |_| {});
+    assert_eq!(pod.agent.state.generation, 0);
+    let problem = pod.agent.state.problem.clone().unwrap();
+    assert_eq!(problem.reason, "StartFailed");
+    // What is damaged does not count.
+    std::fs::remove_file(&manifest).unwrap();
+    std::fs::write(&manifest, "{").unwrap();
+    pod.agent.pause = None;
+    pod.act();
+    assert_eq!(
+        (pod.agent.state.generation, &pod.agent.state.problem),
+        (2, &None)
+    );
+}
+
+#[test]
+fn the_volume_is_searched_once_the_ranks_of_earlier_generations_have_ended() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    pod.receive_generation(1, |_| {});
+    assert!(pod.runs());
+    let mut job = job_of(1);
+    job.generation.as_mut().unwrap().record.number = 2;
+    let published = job.generation.clone().unwrap().record;
+    pod.agent.take(Input::Job(Box::new(job)));
+    let searches = |pod: &Pod| {
+        let search = pod.agent.later.as_ref();
+        search.is_some_and(|search| search.is_for(Some(&published)))
+    };
+    pod.act();
+    assert!(!searches(&pod), "the rank may still commit");
+    assert_eq!(pod.ended(), Ending::Signal(9));
+    pod.act();
+    assert!(searches(&pod));
+    assert_eq!(pod.agent.state.generation, 2);
+}
+
+#[test]
+fn a_generation_that_waited_begins_only_after_another_search() {
+    let mut pod = Pod::new(1);
+    pod.receive_job(2);
+    assert!(pod.agent.waiting.is_some());
+    let run = pod.volume.path().join("run");
+    let mut later = job_of(2).generation.unwrap().record;
+    later.number = 2;
+    later.write(&run).unwrap();
+    pod.prepare();
+    pod.act();
+    let found = pod.agent.state.later.as_ref().map(|later| later.number);
+    assert_eq!((pod.agent.state.generation, found), (0, Some(2)));
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod misuse;
 mod retention;
 mod round_trip;
 mod speed;
+mod superseded;
 
 use std::io::Write;
 use std::net::TcpListener;
