@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema::MESSAGE;
 use super::{TrainingJobSpec, schema};
-use crate::lifecycle::generation::{LARGEST_COUNT, PodRef};
+use crate::lifecycle::generation::{LARGEST_COUNT, MEMBERS, PodRef};
 pub use crate::lifecycle::placement::Slot;
 use crate::lifecycle::{CheckpointRef, ExternalCheckpoint, Generation, Outcome, Reason};
 use crate::plan::{MAX_BATCH, Plan};
@@ -188,6 +188,7 @@ impl TrainingJobStatus {
             ("restarts", self.restarts.into()),
             ("disruptions", self.disruptions.into()),
         ];
+        let nodes = [("nodes", self.nodes.into())];
         let later = [("laterGeneration", self.later_generation.unwrap_or_default())];
         let limit = self.per_device_batch_size_limit.unwrap_or(1);
         let checkpoint = || {
@@ -197,6 +198,7 @@ impl TrainingJobStatus {
                 .map(|flaw| format!("checkpoint: {flaw}"))
         };
         outside(0..=ATTEMPTS, numbers)
+            .or_else(|| outside(0..=MEMBERS, nodes))
             .or_else(|| outside(0..=LARGEST_COUNT, later))
             .or_else(|| outside(1..=MAX_BATCH, [("perDeviceBatchSizeLimit", limit)]))
             .or_else(checkpoint)

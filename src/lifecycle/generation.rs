@@ -40,7 +40,7 @@ pub struct Generation {
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
 pub const LARGEST_COUNT: u64 = 1 << 53;
 /// Most members of a generation.
-const MEMBERS: u64 = 1024;
+pub const MEMBERS: u64 = 1024;
 /// Most ranks of a member.
 const RANKS: u64 = 64;
 

@@ -234,5 +234,11 @@ mod tests {
         let uneven = plan(&recipe, &PlanRequest::gpus(5)).unwrap();
         let formula = uneven.formula_at(Some(14));
         assert_eq!(formula, "2 × (2 + 2 + 1 + 1 + 1) = 14 (base 12)");
+        recipe.spec.batch.global = Some(44);
+        let many = plan(&recipe, &PlanRequest::gpus(9)).unwrap();
+        let formula = |batch| many.formula_at(Some(batch));
+        assert_eq!(formula(54), "2 × (3 × 0 + 3 × 9) = 54 (base 44)");
+        // Only a forged status has a batch without a micro-batch.
+        assert_eq!(formula(1), "2 × (0 × 0 + 0 × 9) = 0 (base 44)");
     }
 }

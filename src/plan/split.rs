@@ -53,7 +53,8 @@ impl Split {
             each.join(" + ")
         } else {
             let most = self.accumulation();
-            format!("{most} × {more} + {} × {}", most - 1, self.ranks - more)
+            let least = self.micro_batches / self.ranks;
+            format!("{most} × {more} + {least} × {}", self.ranks - more)
         };
         format!("{} × ({dealt}) = {total}", self.per_device_batch_size)
     }
