@@ -1,5 +1,7 @@
 //! Helpers that every module may use and that import no other module.
 
+#[cfg(test)]
+pub mod allocations;
 pub mod allocator;
 pub mod causes;
 pub mod durable;

@@ -1,17 +1,18 @@
 //! Forged objects: a person who may write one job must not stop the controller of all.
 
-use proptest::prelude::*;
-use proptest::sample::Index;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::api::guarded::GuardedJob;
+use crate::api::status::Phase;
 use crate::operator::error::ReconcileError;
 use crate::operator::testing::{Cluster, NAMESPACE};
+use crate::util::allocations;
+use crate::util::random::Random;
 
 const JOBS: &str = "trainingjobs";
 
-/// Values that a forger tries.
+/// Values for a place whose schema admits everything.
 fn values() -> Vec<Value> {
     vec![
         json!(0),
@@ -33,11 +34,115 @@ fn values() -> Vec<Value> {
     ]
 }
 
+/// Writes values that the schema of the CRD admits, at its bounds.
+struct Forger(Random);
+
+impl Forger {
+    fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        let at = self.0.below(from.len() as u64);
+        from[at as usize].clone()
+    }
+
+    fn value(&mut self, schema: &Value) -> Value {
+        if schema["nullable"] == true && self.0.below(8) == 0 {
+            return Value::Null;
+        }
+        if let Some(values) = schema["enum"].as_array() {
+            return self.pick(values);
+        }
+        let most = |key: &str| schema[key].as_u64().unwrap_or(u64::MAX);
+        match schema["type"].as_str() {
+            Some("object") if schema["properties"].is_object() => {
+                let required: Vec<&Value> = schema["required"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .collect();
+                let mut object = serde_json::Map::new();
+                for (name, inner) in schema["properties"].as_object().unwrap() {
+                    if required.contains(&&json!(name)) || self.0.below(2) == 0 {
+                        object.insert(name.clone(), self.value(inner));
+                    }
+                }
+                object.into()
+            }
+            Some("object") if schema["additionalProperties"].is_object() => {
+                let count = self.pick(&[0, 1, most("maxProperties").min(64)]);
+                let inner = &schema["additionalProperties"];
+                let entries = (0..count).map(|n| (format!("ü/{n}"), self.value(inner)));
+                Value::Object(entries.collect())
+            }
+            Some("array") => {
+                let count = self.pick(&[0, 1, 2, most("maxItems").min(64)]);
+                (0..count).map(|_| self.value(&schema["items"])).collect()
+            }
+            Some("integer") => {
+                let least = schema["minimum"].as_i64().unwrap_or(i64::MIN);
+                let most = schema["maximum"].as_i64().unwrap_or(i64::MAX);
+                let inside = [
+                    least,
+                    least.max(0),
+                    least.max(1),
+                    most.min(7),
+                    most.min(1 << 53),
+                    most,
+                ];
+                json!(self.pick(&inside).clamp(least, most))
+            }
+            Some("number") => json!(self.pick(&[0.0, -1.0, 0.5, 5e-324, f64::MAX, f64::MIN])),
+            Some("boolean") => json!(self.0.below(2) == 0),
+            Some("string") if schema["format"] == "date-time" => {
+                let times = [
+                    "0000-01-01T00:00:00Z",
+                    "2262-04-12T00:00:00.000001Z",
+                    "9999-12-31T23:59:59.999999Z",
+                ];
+                json!(self.pick(&times))
+            }
+            Some("string") => {
+                let odd = ["", "a", "é", "\u{0}\u{1b}[31m\u{202e}", "-", "..", "1e999"];
+                let most = most("maxLength").min(65_536) as usize;
+                let (odd, times) = (self.pick(&odd), self.pick(&[1, 40, most]));
+                json!(odd.repeat(times).chars().take(most).collect::<String>())
+            }
+            _ => self.pick(&values()),
+        }
+    }
+}
+
+/// All places below a schema, the optional ones too, each with its schema. A list is seen at its first item.
+fn places(schema: &Value, at: &str, found: &mut Vec<(String, Value)>) {
+    found.push((at.to_owned(), schema.clone()));
+    for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+        places(inner, &format!("{at}/{name}"), found);
+    }
+    if schema["items"].is_object() {
+        places(&schema["items"], &format!("{at}/0"), found);
+    }
+}
+
+/// Puts a value at a place, with the objects and lists on the way to it.
+fn put(object: &mut Value, place: &str, value: Value) {
+    let mut at = object;
+    for step in place.split('/').skip(1) {
+        if step == "0" {
+            if at.as_array().is_none_or(Vec::is_empty) {
+                *at = json!([null]);
+            }
+            at = &mut at[0];
+        } else {
+            if !at.is_object() {
+                *at = json!({});
+            }
+            at = &mut at[step];
+        }
+    }
+    *at = value;
+}
+
 /// Pointers to everything in a value.
 fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
-    if !at.is_empty() {
-        found.push(at.to_owned());
-    }
+    found.push(at.to_owned());
     match value {
         Value::Object(fields) => {
             for (name, inner) in fields {
@@ -54,76 +159,141 @@ fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// A job as the API server has it while two ranks train.
-async fn running() -> Value {
-    let mut cluster = Cluster::running().await;
-    cluster.agent(
-        "x-0-1",
-        json!({
-            "generation": 1, "ranks": [{"ready": true}], "budget": 80, "seconds_left": 3.0,
-            "step": {
-                "generation": 1, "step": 4, "samples": 32, "batch": 8, "world": 2, "loss": 2.5, "tokens": 256,
-                "learning_rate": 1e-3, "gradient_norm": 1.0, "seconds": 0.5, "time": 1.0,
-            },
-            "committed": super::checkpoint(1, 3),
-        }),
-    );
-    cluster.reconcile().await.unwrap();
-    cluster.server.get(JOBS, "x").unwrap()
+/// The answer of the agent of rank 0.
+fn answer() -> Value {
+    json!({
+        "generation": 1, "ranks": [{"ready": true}], "budget": 80, "seconds_left": 3.0,
+        "step": {
+            "generation": 1, "step": 4, "samples": 32, "batch": 8, "world": 2, "loss": 2.5, "tokens": 256,
+            "learning_rate": 1e-3, "gradient_norm": 1.0, "seconds": 0.5, "time": 1.0,
+        },
+        "committed": super::checkpoint(1, 3),
+    })
 }
 
-/// Reconciles a job that the API server has. Returns the message of a panic.
-async fn panics(job: &Value) -> Option<String> {
-    let decoded: GuardedJob = serde_json::from_value(job.clone()).unwrap();
-    decoded.decoded.ok()?;
-    let mut cluster = Cluster::new();
-    cluster.server.put(JOBS, job.clone());
-    for _ in 0..3 {
-        if let Err(ReconcileError::Panicked(words)) = cluster.reconcile().await {
-            return Some(words);
+/// A job and its pods as the API server has them while two ranks train.
+struct Training {
+    job: Value,
+    pods: Vec<Value>,
+}
+
+impl Training {
+    async fn begin() -> Training {
+        let mut cluster = Cluster::running().await;
+        cluster.agent("x-0-1", answer());
+        cluster.reconcile().await.unwrap();
+        let server = &cluster.server;
+        let names = server.names("pods");
+        Training {
+            job: server.get(JOBS, "x").unwrap(),
+            pods: names
+                .iter()
+                .map(|name| server.get("pods", name).unwrap())
+                .collect(),
         }
-        let now: GuardedJob = serde_json::from_value(cluster.server.get(JOBS, "x")?).unwrap();
-        now.decoded.ok()?;
     }
-    None
+
+    /// Reconciles a forged job, whose ranks train, in a new controller.
+    async fn reconcile(&self, job: &Value) -> Reconciled {
+        let decoded: GuardedJob = serde_json::from_value(job.clone()).unwrap();
+        if decoded.decoded.is_err() {
+            return Reconciled::Unreadable;
+        }
+        let mut cluster = Cluster::new();
+        cluster.server.put(JOBS, job.clone());
+        for pod in &self.pods {
+            cluster.server.put("pods", pod.clone());
+        }
+        cluster.agent("x-0-1", answer());
+        cluster.agent(
+            "x-1-2",
+            json!({"generation": 1, "ranks": [{"ready": true}]}),
+        );
+        for _ in 0..3 {
+            if let Err(ReconcileError::Panicked(words)) = cluster.reconcile().await {
+                return Reconciled::Panicked(words);
+            }
+            let Some(job) = cluster.server.get(JOBS, "x") else {
+                return Reconciled::Changed;
+            };
+            let now: GuardedJob = serde_json::from_value(job).unwrap();
+            let Ok(now) = now.decoded else {
+                return Reconciled::Unreadable;
+            };
+            let status = now.status.unwrap_or_default();
+            if status.phase != Phase::Running || status.number() != Some(1) {
+                return Reconciled::Changed;
+            }
+        }
+        Reconciled::Running
+    }
 }
 
-/// A runtime, and a job as the API server has it while two ranks train.
-fn with_running_job() -> (Runtime, Value) {
-    let runtime = Runtime::new().unwrap();
-    let job = runtime.block_on(running());
-    (runtime, job)
+enum Reconciled {
+    /// The ranks continue.
+    Running,
+    /// The forged object says something else.
+    Changed,
+    Unreadable,
+    Panicked(String),
 }
+
+/// A job as the API server has it while two ranks train.
+fn running_job() -> Value {
+    Runtime::new().unwrap().block_on(Training::begin()).job
+}
+
+/// Most bytes that a reconciliation of a forged job may hold, with the API server of the test.
+const MOST: usize = 32 << 20;
 
 #[test]
 fn no_value_in_a_job_makes_the_controller_panic() {
-    let (runtime, job) = with_running_job();
-    let mut places = Vec::new();
-    pointers(&job["status"], "/status", &mut places);
-    pointers(&job["spec"], "/spec", &mut places);
-    let values = values();
-    let change = (any::<Index>(), any::<Index>());
-    let config = ProptestConfig {
-        cases: 400,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
-    proptest!(config, |(changes in proptest::collection::vec(change, 1..4))| {
-        let mut forged = job.clone();
-        for (place, value) in changes {
-            let place = place.get(&places);
-            if let Some(found) = forged.pointer_mut(place) {
-                *found = value.get(&values).clone();
-            }
+    let runtime = Runtime::new().unwrap();
+    let training = runtime.block_on(Training::begin());
+    let crd = serde_json::to_value(crate::api::crd()).unwrap();
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    let mut known = Vec::new();
+    places(&schema["spec"], "/spec", &mut known);
+    places(&schema["status"], "/status", &mut known);
+    assert!(known.len() > 150, "{}", known.len());
+    // The schema admits everything in the record.
+    let (record, mut inside) = ("/status/jobGeneration/record", Vec::new());
+    pointers(training.job.pointer(record).unwrap(), record, &mut inside);
+    let (mut counted, mut most) = ([0; 3], 0);
+    for seed in 0..1000 {
+        let mut forger = Forger(Random::seeded(seed));
+        let mut forged = training.job.clone();
+        for _ in 0..forger.pick(&[1, 1, 1, 2]) {
+            let (place, value) = if forger.0.below(4) == 0 {
+                (forger.pick(&inside), forger.pick(&values()))
+            } else {
+                let (place, schema) = forger.pick(&known);
+                (place, forger.value(&schema))
+            };
+            put(&mut forged, &place, value);
         }
-        let words = runtime.block_on(panics(&forged));
-        prop_assert!(words.is_none(), "{words:?} of {forged}");
-    });
+        let edit = forged["metadata"]["generation"].as_i64().unwrap() + 1;
+        forged["metadata"]["generation"] = json!(edit);
+        let (reconciled, held) =
+            allocations::most(|| runtime.block_on(training.reconcile(&forged)));
+        match reconciled {
+            Reconciled::Running => counted[0] += 1,
+            Reconciled::Changed => counted[1] += 1,
+            Reconciled::Unreadable => counted[2] += 1,
+            Reconciled::Panicked(words) => panic!("seed {seed}: {words} of {forged}"),
+        }
+        assert!(held < MOST, "seed {seed}: {held} bytes of {forged}");
+        most = held.max(most);
+    }
+    println!("running, changed, unreadable: {counted:?}; most bytes: {most}");
+    // The forged jobs reach the code behind their checks.
+    let all: usize = counted.iter().sum();
+    assert!(counted[0] * 4 > all && counted[1] * 20 > all, "{counted:?}");
 }
 
 #[test]
 fn a_status_that_no_controller_writes_is_unreadable() {
-    let (_, job) = with_running_job();
+    let job = running_job();
     let record = "/status/jobGeneration/record";
     let error = |place: &str, value: Value| {
         let mut forged = job.clone();
@@ -140,6 +310,7 @@ fn a_status_that_no_controller_writes_is_unreadable() {
         error(&at("plan/world_size"), json!(4)),
         error(&at("number"), json!(0)),
         error("/status/attempts", json!(u32::MAX)),
+        error("/status/nodes", json!(u32::MAX)),
         error("/status/plan/worldSize", json!(0)),
         error("/status/checkpoint/batch", json!(0)),
         error("/status/progress/samples", json!(u64::MAX)),
@@ -282,7 +453,7 @@ async fn another_recipe_of_a_planned_job_changes_nothing() {
 
 #[test]
 fn a_job_without_gpus_is_unreadable() {
-    let (_runtime, mut job) = with_running_job();
+    let mut job = running_job();
     job["spec"]["gpusPerNode"] = json!(0);
     let decoded: GuardedJob = serde_json::from_value(job).unwrap();
     assert_eq!(
