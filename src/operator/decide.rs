@@ -14,7 +14,9 @@ use crate::api::Capacity;
 use crate::api::condition::ConditionReason;
 use crate::api::status::{Slot, TrainingJobStatus};
 use crate::inventory::kubernetes::largest_node;
-use crate::lifecycle::placement::{Placement, PlacementAction, PlacementInput, decide_placement};
+use crate::lifecycle::placement::{
+    Placement, PlacementAction, PlacementInput, PodState, SlotState, decide_placement,
+};
 use crate::lifecycle::{RankAction, Ranks};
 use crate::util::lock::lock;
 use crate::util::time::seconds;
@@ -89,9 +91,17 @@ impl Reconciliation<'_> {
         let request = request.unwrap_or(&cluster.resource_request);
         let free = reservations.slots(&pool, job, request, started);
         let placeable = free + cluster.staying;
-        let pool = match job.spec.elasticity.capacity {
-            Capacity::Request => job.spec.nodes,
-            Capacity::Discovered => placeable,
+        let pool = if planned.is_unbuildable {
+            let stays = |state: &&SlotState| {
+                matches!(state.pod, PodState::Ready | PodState::Pending)
+                    && cluster.pods.contains_key(&state.slot.pod(&name))
+            };
+            u32::try_from(cluster.slots.iter().filter(stays).count()).unwrap_or(u32::MAX)
+        } else {
+            match job.spec.elasticity.capacity {
+                Capacity::Request => job.spec.nodes,
+                Capacity::Discovered => placeable,
+            }
         };
         let restarts = status.restarts.saturating_sub(1);
         let failures = status.pod_failures.as_ref();
@@ -123,6 +133,21 @@ impl Reconciliation<'_> {
         let placement = match planned.waits {
             Some(_) => drain_only(placement, status),
             None => placement,
+        };
+        let waits = matches!(
+            placement.action,
+            PlacementAction::Ranks(RankAction::Wait { .. })
+        );
+        let placement = match &planned.verdict {
+            // No pool would suffice.
+            Some(Err(refusal)) if planned.is_unbuildable && waits => {
+                let message = refusal.message.clone();
+                Placement {
+                    action: PlacementAction::Ranks(RankAction::Wait { message }),
+                    ..placement
+                }
+            }
+            _ => placement,
         };
         let pods = placement.slots.iter().map(|slot: &Slot| slot.pod(&name));
         // The API server refuses new pods, so only existing ones may get a node. A new leader knows it from the status.

@@ -432,7 +432,7 @@ pub fn reached(status: &TrainingJobStatus) -> Reached {
 }
 
 /// Resource request of the job's pods; refuses a job whose objects cannot be built.
-fn buildable(
+pub fn buildable(
     job: &TrainingJob,
     image: Option<&str>,
     priority_classes: Option<&[String]>,

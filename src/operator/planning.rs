@@ -52,6 +52,8 @@ pub struct Planned {
     pub waits: Option<Duration>,
     /// Whether edits of the spec take effect.
     pub edits: bool,
+    /// No pod can or may be made from the spec: the job keeps the pods that it has.
+    pub is_unbuildable: bool,
 }
 
 /// A recipe that has a plan.
@@ -70,6 +72,19 @@ impl Reconciliation<'_> {
     ) -> Result<(Planned, Option<PlannedRecipe>), Unplanned> {
         let planner = self.state(|state| take(&mut state.planner));
         let mut planner = planner.awake(&self.context.recipes);
+        let Context {
+            image,
+            priority_classes,
+            ..
+        } = self.context;
+        let classes = priority_classes.as_deref();
+        if let Err(refusal) = planner.refuse_unbuildable(self.job, image.as_deref(), classes) {
+            let planned = Planned {
+                is_unbuildable: true,
+                ..refused(status, refusal)?
+            };
+            return Ok((planned, None));
+        }
         match self.read_and_plan(status, &mut planner).await {
             Ok(recipe) => {
                 let planned = Planned {
@@ -169,12 +184,6 @@ impl Reconciliation<'_> {
         status: &TrainingJobStatus,
         planner: &mut Planner,
     ) -> Result<Option<PlannedRecipe>, Unplanned> {
-        let Context {
-            image,
-            priority_classes,
-            ..
-        } = self.context;
-        planner.refuse_unbuildable(self.job, image.as_deref(), priority_classes.as_deref())?;
         if let Some(id) = self.known_recipe(status) {
             self.refuse_again(status, &id)?;
             // A running job is planned too: after a change of its command no other world may be feasible, and

@@ -248,6 +248,7 @@ impl Reconciliation<'_> {
             verdict,
             waits,
             edits: _,
+            is_unbuildable: _,
         } = planned;
         let verdict = verdict.as_ref().map(|verdict| verdict.as_ref().copied());
         let earlier = status.message.clone();

@@ -790,7 +790,9 @@ pub fn noticed(status: &TrainingJobStatus, notice: Option<String>) -> String {
     let message = &status.message;
     match (status.phase, notice) {
         (Phase::Running, Some(notice)) if message.is_empty() => notice,
-        (Phase::Placing | Phase::Waiting, Some(notice)) => format!("{message}; {notice}"),
+        (Phase::Placing | Phase::Waiting, Some(notice)) if notice != *message => {
+            format!("{message}; {notice}")
+        }
         _ => message.clone(),
     }
 }

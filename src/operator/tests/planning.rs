@@ -1,5 +1,6 @@
 //! A job that waits for its turn to plan, and one that cannot be planned.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -441,6 +442,38 @@ async fn what_a_pod_would_refuse_of_a_recipe_is_refused_before_any_pod_exists() 
         );
         assert!(cluster.server.names("pods").is_empty());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planned_job_whose_priority_class_was_unlisted_keeps_its_pods_and_gets_no_others() {
+    let mut cluster = Cluster::new();
+    cluster.edit(json!({"podTemplate": {"spec": {"priorityClassName": "batch"}}}));
+    cluster
+        .reconcile_until(|status| status.generation.is_some())
+        .await;
+    cluster.restart_controller();
+    let context = Arc::get_mut(&mut cluster.context).unwrap();
+    context.priority_classes = Some(Vec::new());
+    cluster.ranks(|_| json!({"ready": true}));
+    cluster.reconcile().await.unwrap();
+    assert_eq!(planned(&cluster).status, "False");
+    assert_eq!(cluster.server.names("pods"), ["x-0-1", "x-1-2"]);
+    assert_eq!(cluster.status().phase, Phase::Running);
+    for pod in ["x-0-1", "x-1-2"] {
+        cluster.server.remove("pods", pod);
+    }
+    for _ in 0..5 {
+        cluster.reconcile().await.unwrap();
+    }
+    let status = cluster.status();
+    assert!(cluster.server.names("pods").is_empty());
+    assert_eq!(status.phase, Phase::Waiting);
+    insta::assert_snapshot!(status.message, @"spec.podTemplate has the priority class batch, whose pods preempt those of others: remove it, or let the cluster's administrator add it to the chart's admissionPolicy.priorityClasses");
+    // It is listed again.
+    cluster.restart_controller();
+    cluster
+        .reconcile_until(|status| status.number() == Some(2))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
