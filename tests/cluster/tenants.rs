@@ -1,7 +1,7 @@
 //! Jobs of one tenant that must not change what another tenant's job holds or waits for.
 //! `benches/tenants.py` runs every attack for an hour.
 
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
@@ -84,28 +84,70 @@ fn a_job_without_quota_reserves_nothing() {
     assert_eq!(status["history"].as_array().unwrap().len(), 1, "{status:#}");
 }
 
-/// The chart's policies for the other tenant's namespace alone, with the values of `tenants.yaml`.
-fn policies_of_tenants() -> String {
+/// What the chart renders for the other tenant's namespace alone, with the values of `tenants.yaml` and these.
+fn protection(values: &[&str]) -> Output {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/evenkeel");
-    let rendered = Command::new("helm")
+    Command::new("helm")
         .args(["template", "tenants", chart, "--namespace", STRANGER])
         .args(["--values", &format!("{chart}/tenants.yaml")])
         .args(["--set", "namespaced=true"])
+        .args(values.iter().flat_map(|value| ["--set", value]))
         .args(["--show-only", "templates/protection.yaml"])
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+/// Its objects with this text.
+fn objects(values: &[&str], with: &str) -> String {
+    let rendered = protection(values);
     assert!(rendered.status.success(), "{}", output_text(&rendered));
     let text = String::from_utf8(rendered.stdout).unwrap();
-    let policies = text
-        .split("\n---\n")
-        .filter(|object| object.contains("ValidatingAdmissionPolicy"));
-    policies.collect::<Vec<_>>().join("\n---\n")
+    let objects = text.split("\n---\n").filter(|object| object.contains(with));
+    objects.collect::<Vec<_>>().join("\n---\n")
+}
+
+#[test]
+fn the_chart_lists_no_class_of_kubernetes() {
+    let rendered = protection(&["admissionPolicy.priorityClasses={system-node-critical}"]);
+    let text = output_text(&rendered);
+    assert!(!rendered.status.success());
+    assert!(
+        text.contains("would let a job preempt the controller"),
+        "{text}"
+    );
+}
+
+#[test]
+fn tenants_have_a_quota_of_jobs() {
+    let _gone = stranger();
+    let values = ["tenants.namespaces={stranger}", "tenants.jobs=1"];
+    let quota = objects(&values, "count/trainingjobs.evenkeel.dev");
+    let created = try_kubectl(&["create", "-f", "-"], &quota);
+    assert!(created.status.success(), "{}", output_text(&created));
+    let used = || {
+        let path = r"-o=jsonpath={.items[*].status.used.count/trainingjobs\.evenkeel\.dev}";
+        kubectl(&["-n", STRANGER, "get", "resourcequotas", path])
+    };
+    poll("the count", || (used() == "0").then_some(()), used);
+    let small = |name: &str| {
+        json!({
+            "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": name, "namespace": STRANGER},
+            "spec": {"nodes": 1, "suspend": true, "image": IMAGE, "recipe": {"inline": "a: 1"},
+                "checkpoint": {"path": "/tmp"}},
+        })
+    };
+    create(&small("first"));
+    let second = try_kubectl(&["create", "-f", "-"], &small("second").to_string());
+    let text = output_text(&second);
+    assert!(!second.status.success());
+    assert!(text.contains("exceeded quota"), "{text}");
 }
 
 #[test]
 fn a_tenant_names_only_what_they_may_read() {
     let _gone = stranger();
-    let policies = policies_of_tenants();
+    let policies = objects(&[], "ValidatingAdmissionPolicy");
     let _policies = restored(
         "kubectl",
         &[

@@ -2,10 +2,12 @@
 //! pods at once, and agents answer what a test says.
 
 mod chart;
+mod events;
 mod failures;
 mod forged;
 mod ledger;
 mod lifecycle;
+mod memory;
 mod names;
 mod observe;
 mod planning;
