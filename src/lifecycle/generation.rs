@@ -142,6 +142,10 @@ impl Generation {
     }
 }
 
+/// Fields of a record.
+pub const FIELDS: [&str; 8] = [
+    "job", "number", "reason", "members", "plan", "start", "master", "created",
+];
 /// Key of a record's checksum.
 const CHECKSUM: &str = "checksum";
 
@@ -157,7 +161,12 @@ pub fn damage(text: &[u8]) -> Option<String> {
         Ok(record) => record,
         Err(error) => return Some(error.to_string()),
     };
-    let stated = record.as_object_mut()?.remove(CHECKSUM)?;
+    let fields = record.as_object_mut()?;
+    let Some(stated) = fields.remove(CHECKSUM) else {
+        // The key itself may be damaged.
+        let unknown = fields.keys().find(|key| !FIELDS.contains(&key.as_str()));
+        return unknown.map(|key| format!("it has the field `{key}`, which no record has"));
+    };
     let stated = stated.as_str().unwrap_or("no text");
     let found = checksum(&record);
     (stated != found).then(|| format!("its checksum is {found} where {stated} was written"))
