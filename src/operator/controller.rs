@@ -72,13 +72,29 @@ pub struct Options {
     #[arg(long, env = "EVENKEEL_CONTROLLER_IMAGE")]
     image: Option<String>,
     /// Priority classes that the podTemplate of a job may name, separated by commas; empty: none. Without the option every
-    /// class is allowed.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    /// class is allowed. None may be one of Kubernetes' own (system-…).
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = priority_class)]
     priority_classes: Option<Vec<String>>,
     /// File with the controller's key, from which the keys of all jobs derive. Without the file the first controller
     /// creates the Secret `evenkeel-controller-key` in its namespace, which the chart mounts here.
     #[arg(long, env = "EVENKEEL_KEY_FILE", default_value = "/run/evenkeel/key")]
     key: PathBuf,
+}
+
+/// A class that would let a job preempt the controller and the cluster's own pods.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it would let a job preempt the controller and the cluster's own pods; list other classes only"
+)]
+struct SystemClass;
+
+/// A priority class that jobs may name.
+fn priority_class(name: &str) -> Result<String, SystemClass> {
+    if name.starts_with("system-") {
+        Err(SystemClass)
+    } else {
+        Ok(name.to_owned())
+    }
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
@@ -244,5 +260,32 @@ async fn forward_changes(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, Command, FromArgMatches};
+
+    use super::*;
+
+    #[test]
+    fn no_class_of_kubernetes_may_be_listed() {
+        let parse = |classes: &str| {
+            let command = Options::augment_args(Command::new("controller"));
+            let given = [
+                "controller",
+                "--namespace=n",
+                &format!("--priority-classes={classes}"),
+            ];
+            let matches = command.try_get_matches_from(given);
+            matches.map(|matches| {
+                let options = Options::from_arg_matches(&matches).unwrap();
+                options.priority_classes.unwrap()
+            })
+        };
+        assert_eq!(parse("batch,low").unwrap(), ["batch", "low"]);
+        let error = parse("batch,system-node-critical").unwrap_err();
+        insta::assert_snapshot!(error.to_string().lines().next().unwrap(), @"error: invalid value 'system-node-critical' for '--priority-classes <NAMES>': it would let a job preempt the controller and the cluster's own pods; list other classes only");
     }
 }
