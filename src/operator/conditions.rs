@@ -137,7 +137,9 @@ fn reported<'a>(status: &'a TrainingJobStatus, findings: &Findings<'a>) -> Vec<R
     } else if phase == Phase::Placing && status.pod_failures.is_some() {
         (false, Reason::PodsEndedEarly, message)
     } else {
-        (has_pods, reason, message)
+        // Other conditions explain why a job drains or has ended.
+        let lacks = matches!(phase, Phase::Pending | Phase::Placing | Phase::Waiting);
+        (has_pods, reason, if lacks { message } else { "" })
     };
     let running_reason = if running && stalled {
         Reason::Stalled
@@ -169,16 +171,22 @@ fn reported<'a>(status: &'a TrainingJobStatus, findings: &Findings<'a>) -> Vec<R
         Err(refusal) => (Type::Planned, false, refusal.reason, &*refusal.message),
     });
     let restored = restored.map(|message| (Type::Restored, true, Reason::OlderStatus, message));
-    // A message belongs to what it explains.
-    let if_holds = |holds: bool| if holds { message } else { "" };
+    // A message belongs to the one condition that it explains.
+    let if_holds = |holds: bool| {
+        if holds && message != ready_message {
+            message
+        } else {
+            ""
+        }
+    };
     let follow = [
         (Type::PodsReady, ready, ready_reason, ready_message),
-        (Type::Running, running, running_reason, message),
+        (Type::Running, running, running_reason, if_holds(running)),
         (
             Type::Rescaling,
             rescales,
             rescale_reason,
-            if_holds(rescales),
+            if_holds(rescales && !running),
         ),
         (
             Type::Suspended,
@@ -319,6 +327,27 @@ mod tests {
         let refused = problem("CommandRefused", true);
         assert_eq!(reason(Phase::Failed, failed, &refused), "CommandRefused");
         assert_eq!(reason(Phase::Failed, failed, &full), "CannotStart");
+    }
+
+    #[test]
+    fn a_message_is_in_one_condition() {
+        for phase in PHASES {
+            for blocked in [None, Some(Reason::Refused)] {
+                let status = of(phase, blocked);
+                let told = status.conditions.iter().filter(|c| c.message == "message");
+                let expected = usize::from(phase != Phase::Complete);
+                assert!(
+                    told.count() <= expected,
+                    "{phase:?}: {:#?}",
+                    status.conditions
+                );
+            }
+            let told = of(phase, None).conditions;
+            let told = told.iter().any(|c| c.message == "message");
+            // What drains is a generation, which this status has not.
+            let silent = matches!(phase, Phase::Complete | Phase::Draining);
+            assert_eq!(told, !silent, "{phase:?}");
+        }
     }
 
     #[test]
