@@ -190,6 +190,15 @@ fn peak(output: &str) -> u64 {
     peak.unwrap().parse().unwrap()
 }
 
+/// How the program ended, in one line with the name of its case: the exit code and the first error.
+fn ending(folder: &Path, name: &str, code: Option<i32>, output: &str) -> String {
+    let output = output.replace(&folder.display().to_string(), "[folder]");
+    let mut lines = output.lines();
+    let error = lines.find(|line| line.starts_with("error"));
+    let error: String = error.unwrap_or("no error").chars().take(200).collect();
+    format!("{name}: {} {error}", code.unwrap_or(-1))
+}
+
 /// Runs the program with an address space in KiB. The output ends with the program's largest memory.
 fn limited(folder: &Path, memory: u64, arguments: &[&str]) -> (Option<i32>, String) {
     let path = folder.join("output");
@@ -258,6 +267,7 @@ fn no_chat_template_aborts_the_program() {
     let turn = |role| format!("{{\"role\": \"{role}\", \"content\": \"a\"}}");
     let turns = [turn("user"), turn("assistant")].join(", ");
     fs::write(at("data.jsonl"), format!("{{\"messages\": [{turns}]}}\n")).unwrap();
+    let mut endings = Vec::new();
     let nested = "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [ns.l] %}{% endfor %}";
     for template in [
         format!("{{{{ {}1 }}}}", "not ".repeat(14_000)),
@@ -282,7 +292,10 @@ fn no_chat_template_aborts_the_program() {
         let (code, output) = limited(folder.path(), 16_000_000, &arguments);
         let start: String = template.chars().take(60).collect();
         assert!(matches!(code, Some(0..=2)), "{start}: {code:?} {output}");
+        assert!(peak(&output) < 3 << 20, "{start}: {output}");
+        endings.push(ending(folder.path(), &start, code, &output));
     }
+    insta::assert_snapshot!(endings.join("\n"));
 }
 
 /// Writes a Parquet file with one text of `length` equal bytes, which few bytes hold.
@@ -343,6 +356,7 @@ fn no_parquet_file_takes_the_memory_of_the_machine() {
     let file = File::create(at("wide.parquet")).unwrap();
     let writer = SerializedFileWriter::new(file, Arc::new(schema.unwrap()), Arc::default());
     writer.unwrap().close().unwrap();
+    let mut endings = Vec::new();
     for name in ["bomb", "claims", "wide"] {
         let file = format!("{name}.parquet");
         let text = recipe(MODEL, "path: byte", &file).replace("jsonl", "parquet");
@@ -356,7 +370,9 @@ fn no_parquet_file_takes_the_memory_of_the_machine() {
         assert_eq!(code, Some(2), "{name}: {output}");
         assert!(output.len() < 4096, "{name}: {} bytes", output.len());
         assert!(peak(&output) < 3 << 20, "{name}: {output}");
+        endings.push(ending(folder.path(), name, code, &output));
     }
+    insta::assert_snapshot!(endings.join("\n"));
 }
 
 /// A tokenizer of one letter, with these components.
@@ -392,6 +408,7 @@ fn no_tokenizer_takes_the_memory_or_the_time_of_the_machine() {
             steps.join(", ")
         )
     };
+    let mut endings = Vec::new();
     for (name, components) in [
         ("nested", split("(a+)+b")),
         ("lookahead", split("(?=(a+))*(a|aa)+b")),
@@ -418,7 +435,9 @@ fn no_tokenizer_takes_the_memory_or_the_time_of_the_machine() {
         let (code, output) = limited(folder.path(), 16_000_000, &arguments);
         assert!(matches!(code, Some(0..=2)), "{name}: {code:?} {output}");
         assert!(peak(&output) < 3 << 20, "{name}: {output}");
+        endings.push(ending(folder.path(), name, code, &output));
     }
+    insta::assert_snapshot!(endings.join("\n"));
 }
 
 #[test]
@@ -556,6 +575,7 @@ fn huge_recipes_are_refused_before_they_take_memory_or_time() {
     let words = |count: usize, one: &str| one.repeat(count);
     let train = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 4";
     let numbers = words(490_000, "1,");
+    let mut endings = Vec::new();
     let levels = |line: &dyn Fn(usize) -> String| (1..60).map(line).collect::<String>();
     for (name, text) in [
         (
@@ -628,7 +648,10 @@ fn huge_recipes_are_refused_before_they_take_memory_or_time() {
             "{name}: {} bytes of output",
             output.len()
         );
+        assert!(peak(&output) < 256 << 10, "{name}: {output}");
+        endings.push(ending(folder.path(), name, code, &output));
     }
+    insta::assert_snapshot!(endings.join("\n"));
 }
 
 #[test]
@@ -639,6 +662,7 @@ fn huge_trees_are_refused_before_they_take_memory_or_time() {
     let all =
         |line: &dyn Fn(usize) -> String, count: usize| (1..count).map(line).collect::<String>();
     let names = "k".repeat(40);
+    let mut endings = Vec::new();
     // Lines of the root, and one more file of the tree, `more.yaml`.
     for (lines, more) in [
         (
@@ -697,5 +721,8 @@ fn huge_trees_are_refused_before_they_take_memory_or_time() {
             "{begin}: {} bytes of output",
             output.len()
         );
+        assert!(peak(&output) < 256 << 10, "{begin}: {output}");
+        endings.push(ending(folder.path(), begin.trim(), code, &output));
     }
+    insta::assert_snapshot!(endings.join("\n"));
 }

@@ -796,6 +796,27 @@ mod tests {
     }
 
     #[test]
+    fn a_job_whose_nodes_exist_nowhere_names_the_largest_one() {
+        let mut simulation = Simulation::new(8);
+        simulation.pool = 0;
+        let feasible = |nodes| Simulation::feasible(8, nodes);
+        let messages = [0, 1].map(|largest| {
+            let input = PlacementInput {
+                largest_node: &|| largest,
+                ..simulation.input(&feasible)
+            };
+            match decide_placement(&input).action {
+                PlacementAction::Ranks(RankAction::Wait { message }) => message,
+                other => panic!("{other:?}"),
+            }
+        });
+        insta::assert_snapshot!(messages.join("\n"), @"
+        no node of the pool has 2 GPUs, none of them has any that suits this job: change gpusPerNode in a new job, or add nodes
+        no node of the pool has 2 GPUs, the largest has 1: change gpusPerNode in a new job, or add nodes
+        ");
+    }
+
+    #[test]
     fn late_pods_do_not_delay_a_smaller_ready_world() {
         let mut simulation = Simulation::new(24);
         simulation.reconcile();
