@@ -42,7 +42,20 @@ fn a_job_continues_above_the_generations_that_a_restored_etcd_has_forgotten() {
         "no committed step is repeated"
     );
     job.wait_training_on(3);
+    job.wait("progress from the checkpoint on", |status| {
+        let progress = &status["progress"];
+        progress["samples"].as_u64() >= start && progress["percent"] == percent(progress)
+    });
     job.settle(96);
+}
+
+/// What `percent` must be by the numbers beside it.
+fn percent(progress: &Value) -> String {
+    let number = |name: &str| progress[name].as_u64().unwrap_or(0) as f64;
+    format!(
+        "{:.0} %",
+        100.0 * number("samples") / number("budgetSamples").max(1.0)
+    )
 }
 
 /// Its pods have exited, so no agent tells what they committed. The older status names a checkpoint that is still there.
@@ -59,5 +72,6 @@ fn a_job_that_a_restored_etcd_believes_to_train_completes_from_its_last_checkpoi
         generation(status) > generation(&running)
     });
     let status = job.finish(96);
+    assert_eq!(status["progress"]["percent"], "100 %", "{status:#}");
     job.one_lineage(&status);
 }
