@@ -5,7 +5,11 @@ The trainer of the second tenant waits for its device in each step, as a GPU's d
 shows what the attacks do to the job and not what they take from this machine's processors. A second job of
 it trains on the processors. Quiet and hostile windows alternate; one JSON line for each cycle has the rate
 of steps in both, and the last line their ratios over the whole run. It fails when a job of the second tenant
-leaves its first generation, when the ratio is below 0.95, or when the controller restarts.
+leaves its first generation, when the ratio is below 0.95, or when a pod of the controller restarts or is replaced.
+
+The attacker is a user who may manage TrainingJobs in one namespace and nothing else; the one who forges may also write
+their status. It fails when the API server accepts an attack that it must refuse, or never accepts one that must reach
+the controller.
 
     cargo build --release
     GPUS=8 scripts/cluster-up.sh target/release/evenkeel
@@ -42,13 +46,20 @@ def run(*command, stdin=None, check=True):
     return done.stdout
 
 
+def tried(user, *arguments, stdin=None):
+    """What an API server answers to a user: nothing, or why it refuses."""
+    command = ["kubectl", f"--as={user}", *arguments]
+    done = subprocess.run(command, input=stdin, env=env, text=True, capture_output=True)
+    return done.stdout + done.stderr if done.returncode else None
+
+
 def kubectl(*arguments, stdin=None, check=True):
     return run("kubectl", *arguments, stdin=stdin, check=check)
 
 
-def apply(*objects, check=True):
+def apply(*objects):
     items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(items), check=check)
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(items))
 
 
 def job(namespace, name, recipe, **spec):
@@ -105,7 +116,7 @@ def steps():
     return {"paced": sum(paced) / max(len(paced), 1), "trained": status.get("progress", {}).get("step", 0)}
 
 
-restarts = {}  # of the controller's pods before the run
+restarts = {}  # of the controller's pods before the run, by uid
 
 
 def faults():
@@ -117,10 +128,12 @@ def faults():
         if status["phase"] != "Running" or generation != 1:
             found.append(f"{name}: {status['phase']}, generation {generation}: {status.get('message')}")
     pods = json.loads(kubectl("-n", "evenkeel-system", "get", "pods", "-o", "json"))["items"]
-    for pod in pods:
-        for container in pod["status"].get("containerStatuses", []):
-            if restarts.setdefault(pod["metadata"]["name"], container["restartCount"]) != container["restartCount"]:
-                found.append(f"controller restarted: {container['lastState']}")
+    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    restarted = lambda pod: sum(one["restartCount"] for one in pod["status"].get("containerStatuses", []))
+    now = {pod["metadata"]["uid"]: restarted(pod) for pod in pods}
+    restarts.update({} if restarts else now)
+    if now != restarts:
+        found.append(f"pods of the controller and their restarts: {now}, not {restarts}")
     return found
 
 
@@ -144,6 +157,48 @@ def health_seconds():
 
 
 # The tenant that attacks.
+
+TENANT, FORGER = "tenant", "forger"
+
+
+def grant():
+    """Lets the users manage TrainingJobs in their namespace, and one of them write the status."""
+    for user, resources in [(TENANT, ["trainingjobs"]), (FORGER, ["trainingjobs", "trainingjobs/status"])]:
+        metadata = {"name": user, "namespace": "hostile"}
+        apply({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": [
+                  {"apiGroups": ["evenkeel.dev"], "resources": resources, "verbs": ["*"]}]},
+              {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": user},
+               "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]})
+        for verb, what, namespace in [("create", "pods", "hostile"), ("get", "secrets", "hostile"),
+                                      ("get", "trainingjobs.evenkeel.dev", "victim")]:
+            if tried(user, "auth", "can-i", verb, what, "-n", namespace) is None:
+                raise SystemExit(f"{user} may {verb} {what} in {namespace}")
+
+
+# How often the API server has accepted and refused each attack, and the last reason.
+answers = {}
+
+
+def count(attack, refusal):
+    """Counts an answer. A job that does not exist at the moment has neither."""
+    if refusal is None or "NotFound" not in refusal:
+        known = answers.setdefault(attack, {"accepted": 0, "refused": 0, "reason": ""})
+        known["accepted" if refusal is None else "refused"] += 1
+        known["reason"] = refusal.strip()[-300:] if refusal else known["reason"]
+
+
+def unintended():
+    """Attacks that were answered otherwise than intended."""
+    for attack, answer in answers.items():
+        refused = attack.startswith("priority-") or attack == "agent-host"
+        if refused and answer["accepted"]:
+            yield f"{attack} was accepted {answer['accepted']} times"
+        elif not refused and not answer["accepted"]:
+            yield f"{attack} never reached the controller: {answer['reason']}"
+    # A status that its schema excludes is refused; the others are for the controller.
+    if not answers.get("forged status", {}).get("refused"):
+        yield "no forged status was refused by the schema"
 
 def hostile(name, what, **spec):
     return job("hostile", name, what, **({"elasticity": {"placementSeconds": 3600}} | spec))
@@ -185,12 +240,12 @@ def bombs(round):
 
 
 def names():
-    """Jobs named like objects of others."""
+    """Jobs named like objects of others, which an administrator has made."""
     metadata = {"name": "taken", "namespace": "hostile"}
-    yield {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {
-        "clusterIP": "None", "selector": {"app": "taken"}}}
-    yield {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": {
-        "podSelector": {"matchLabels": {"app": "taken"}}}}
+    apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {
+              "clusterIP": "None", "selector": {"app": "taken"}}},
+          {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": {
+              "podSelector": {"matchLabels": {"app": "taken"}}}})
     yield hostile("taken", recipe(1 << 10))
 
 
@@ -236,7 +291,7 @@ def forge_statuses():
     """Writes statuses of another job, each with one to three other values in it, over those of the tenant's own jobs.
     Two are the ones that once ended the controller."""
     if not random.randrange(3):
-        apply(hostile("forged", recipe(96), nodes=2), check=False)
+        manage(FORGER, hostile("forged", recipe(96), nodes=2))
     template = json.loads(kubectl("-n", "victim", "get", "tj", "trained", "-o", "json"))["status"]
     record = template["jobGeneration"]["record"]
     huge = [member | {"ranks": 2 ** 32 - 1} for member in record["members"]]
@@ -248,8 +303,16 @@ def forge_statuses():
         other = forged(other)
     for name in ["forged", "bound", "agent-lies"]:
         status = random.choice([*known, other, other])
-        kubectl("-n", "hostile", "patch", "tj", name, "--subresource=status", "--type=merge", "-p",
-                json.dumps({"status": status}), check=False)
+        # The schema admits any record.
+        attack = "known status" if status in known else "forged status"
+        count(attack, tried(FORGER, "-n", "hostile", "patch", "tj", name, "--subresource=status", "--type=merge",
+                            "-p", json.dumps({"status": status})))
+
+
+def manage(user, job):
+    """Applies a job as a user. One that was planned keeps its recipe, so a later one of its name may be refused."""
+    count(job["metadata"]["name"], tried(user, "apply", "--server-side", "--force-conflicts", "-f", "-",
+                                         stdin=json.dumps(job)))
 
 
 def attack(until):
@@ -261,14 +324,13 @@ def attack(until):
         for item in wave:
             if time.time() > until:
                 break
-            # The API server refuses some of them.
-            apply(item, check=False)
+            manage(TENANT, item)
             if not random.randrange(4):
                 forge_statuses()
         if random.random() < 0.5:
-            kubectl("-n", "hostile", "delete", "tj", *random.sample(
+            tried(TENANT, "-n", "hostile", "delete", "tj", *random.sample(
                 ["unknown-scheduler", "bound", "agent-endless", "agent-lies", "tolerant"], 2),
-                "--ignore-not-found", "--wait=false", check=False)
+                "--ignore-not-found", "--wait=false")
         time.sleep(min(10, max(0, until - time.time())))
 
 
@@ -303,6 +365,7 @@ total = {"quiet": {}, "hostile": {}, "seconds": {"quiet": 0, "hostile": 0}}
 problems, slowest = [], 0
 try:
     begin_training()
+    grant()
     time.sleep(10)
     end = time.time() + a.minutes * 60
     while time.time() < end:
@@ -317,10 +380,13 @@ try:
             slowest = max(slowest, health)
         calm()
         print(json.dumps(line | {"controller_mib": controller_memory(), "problems": problems[:3]}), flush=True)
+    problems += unintended()
     rate = lambda window, name: total[window][name] / total["seconds"][window]
     ratios = {name: round(rate("hostile", name) / rate("quiet", name), 3) for name in ["paced", "trained"]}
     print(json.dumps({"ratios": ratios, "slowest_health_seconds": slowest, "problems": len(problems),
                       "controller_mib": controller_memory(),
+                      "accepted": sum(answer["accepted"] for answer in answers.values()),
+                      "refused": sum(answer["refused"] for answer in answers.values()),
                       "hostile_minutes": round(total["seconds"]["hostile"] / 60, 1)}))
     if problems or ratios["paced"] < 0.95:
         sys.exit(f"the other tenant was hurt: {problems[:5]} {ratios}")
