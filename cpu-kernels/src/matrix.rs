@@ -134,7 +134,6 @@ impl<'a> MatrixMut<'a> {
         blocks
     }
 
-    /// Sets every element.
     pub fn fill(&mut self, value: f32) {
         for row in 0..self.rows {
             // SAFETY: the row lies within this view, which is borrowed meanwhile, and its elements are adjacent.

@@ -36,7 +36,6 @@ pub struct Config {
     pub nccl: NcclConfig,
 }
 
-/// Settings of NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NcclConfig {
     /// As `ncclGetVersion` returns it.

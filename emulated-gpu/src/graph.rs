@@ -9,7 +9,6 @@ use std::thread::ThreadId;
 use crate::status::Status;
 use crate::stream::{Kind, Mark, Streams, Task};
 
-/// Captured operations.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
@@ -48,12 +47,10 @@ pub enum CaptureMode {
 /// The end of a stream or an event within a capture.
 #[derive(Debug, Clone)]
 pub struct Frontier {
-    /// The capture's number.
     pub capture: u32,
     nodes: Vec<usize>,
 }
 
-/// An open capture.
 #[derive(Debug)]
 pub struct Capture {
     id: u32,
@@ -93,7 +90,6 @@ impl Capture {
         event.capture == self.id
     }
 
-    /// The captured streams.
     pub fn streams(&self) -> impl Iterator<Item = usize> {
         self.streams.keys().copied()
     }

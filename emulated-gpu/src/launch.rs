@@ -9,7 +9,6 @@ use std::fmt;
 pub trait GlobalMemory {
     /// Reads `into.len()` bytes.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), MemoryFault>;
-    /// Writes the bytes.
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryFault>;
 }
 
@@ -48,7 +47,6 @@ impl fmt::Display for Dim {
 /// Geometry and arguments of a launch.
 #[derive(Debug, Clone)]
 pub struct Launch<'a> {
-    /// Blocks.
     pub grid: Dim,
     /// Threads of each block.
     pub block: Dim,
@@ -106,7 +104,6 @@ pub trait Program: Send + Sync {
     fn load(text: &str) -> Result<Box<dyn Program>, LoadError>
     where
         Self: Sized;
-    /// The module's kernels.
     fn kernels(&self) -> &[Kernel];
     /// The module's variables in global memory.
     fn globals(&self) -> &[Global];

@@ -984,7 +984,6 @@ impl Machine {
 pub enum Background {
     /// There is no collective.
     Idle,
-    /// An operation ran.
     Ran,
     /// All collectives wait for other ranks.
     Waits,

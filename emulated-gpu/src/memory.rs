@@ -60,7 +60,6 @@ struct Contents {
 /// Counters of one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Allocations so far.
     pub allocations: u64,
     pub live_allocations: u64,
     pub live_bytes: u64,

@@ -16,7 +16,6 @@ struct Ptx {
     globals: Vec<Global>,
 }
 
-/// Loads PTX.
 pub fn load(text: &str) -> Result<Box<dyn Program>, LoadError> {
     Ptx::load(text)
 }

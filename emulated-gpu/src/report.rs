@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 #[derive(Debug)]
 pub struct Report {
     file: Option<PathBuf>,
-    /// Findings so far.
     findings: u64,
 }
 

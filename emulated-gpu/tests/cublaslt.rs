@@ -16,7 +16,6 @@ const BF16: c_int = 14;
 const INVALID: c_int = 7;
 const NOT_SUPPORTED: c_int = 15;
 
-/// The emulated library.
 struct Lt(Library);
 
 macro_rules! functions {

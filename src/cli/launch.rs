@@ -370,7 +370,8 @@ fn launch(
     };
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
     let mut hub = args.options.hub();
-    let planned = prepare::plan(recipe, ranks, reached, runner, device_memory, &hub)?;
+    let memory = (device_memory, args.oom_policy);
+    let planned = prepare::plan(recipe, ranks, reached, runner, memory, &hub)?;
     let devices = processes.devices(external, &inventory);
     if args.cluster.dry_run {
         let worlds = &planned.worlds;

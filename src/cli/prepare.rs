@@ -15,7 +15,7 @@ use crate::inventory::Inventory;
 use crate::launch::{LaunchError, Request, RunDir, RunLock, download, prepare};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::exit;
-use crate::plan::{AskedRunner, DeviceKind, Reached, Runner};
+use crate::plan::{AskedRunner, DeviceKind, OomPolicy, Reached, Runner};
 use crate::recipe;
 use crate::util::durable::{self, FileError};
 
@@ -120,7 +120,14 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     );
     // The controller plans the worlds, and it knows no memory of devices.
     let mut hub = hub(&args.out);
-    let planned = prepare::plan(&recipe, args.procs, Reached::default(), runner, None, &hub);
+    let planned = prepare::plan(
+        &recipe,
+        args.procs,
+        Reached::default(),
+        runner,
+        (None, OomPolicy::default()),
+        &hub,
+    );
     let planned = match planned {
         Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {

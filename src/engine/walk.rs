@@ -398,7 +398,6 @@ impl Walk<'_> {
     }
 }
 
-/// A block's layers.
 struct Block {
     layer: usize,
     norm_input: Norm,

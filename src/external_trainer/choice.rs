@@ -25,7 +25,6 @@ pub fn file(run_dir: &Path, record: &Generation) -> PathBuf {
         .join(files::CALL)
 }
 
-/// Writes the choice.
 pub fn write(
     run_dir: &Path,
     record: &Generation,

@@ -76,7 +76,6 @@ impl RemoteFile {
     }
 }
 
-/// A failed request.
 enum Failure {
     /// It may succeed after a pause of this length.
     Later(Cause, Option<Duration>),

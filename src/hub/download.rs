@@ -132,7 +132,6 @@ impl<'a> Download<'a> {
             .map_err(|cause| self.failed(cause))
     }
 
-    /// Downloads these files.
     pub fn files(
         &self,
         names: &[&str],
@@ -151,7 +150,6 @@ impl<'a> Download<'a> {
             .map_err(|cause| self.failed(cause))
     }
 
-    /// Downloads the weights.
     pub fn weights(&self, progress: &mut dyn FnMut(Received)) -> Result<(), HubError> {
         self.weight_files(progress)
             .map_err(|cause| self.failed(cause))

@@ -24,7 +24,8 @@ pub fn download(
         return Ok(planned);
     }
     let ranks = planned.plan.facts.world_size;
-    let (runner, memory) = (request.runner, request.device_memory);
+    let memory = (request.device_memory, request.oom_policy);
+    let runner = request.runner;
     let again = |hub: &Hub| plan(recipe, ranks, planned.reached, runner, memory, hub);
     let stopped = || request.stopped();
     let mut begun = Vec::new();

@@ -205,7 +205,7 @@ mod tests {
                 ranks,
                 Reached::default(),
                 runner,
-                None,
+                (None, request.oom_policy),
                 &Hub::none(),
             )
         };

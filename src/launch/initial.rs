@@ -73,7 +73,7 @@ pub(super) fn digest(built_in: &BuiltIn, spec: &Spec) -> Result<Option<String>, 
     Ok(Some(weights::digest(&folders)?))
 }
 
-/// The [`digest`] of a run. Refuses to go on with other files than those with which it began.
+/// The [`digest`] of a run; refuses files other than those with which it began.
 pub(super) fn unchanged(built_in: &BuiltIn, spec: &Spec) -> Result<Option<String>, LaunchError> {
     let found = digest(built_in, spec)?;
     let began = &built_in.frozen_digest;

@@ -105,16 +105,10 @@ pub enum LaunchError {
     Weights(#[from] crate::train::weights::WeightsError),
     /// The model cannot be built.
     #[error("{message}")]
-    Model {
-        /// Problem and remedy.
-        message: String,
-    },
+    Model { message: String },
     /// The request is not possible in this directory.
     #[error("{message}")]
-    Usage {
-        /// Problem and remedy.
-        message: String,
-    },
+    Usage { message: String },
     /// The path of the running executable is unknown.
     #[error(
         "cannot find the evenkeel executable, which every rank runs: {error}; call it by its full \

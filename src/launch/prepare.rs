@@ -9,22 +9,25 @@ use super::{LaunchError, Planned, Prepared, Request, RunDir, adapters, initial, 
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::hub::Hub;
 use crate::launch::external;
-use crate::plan::{DeviceMemory, PlanRequest, Reached, Runner, Worlds};
+use crate::plan::{DeviceMemory, OomPolicy, PlanRequest, Reached, Runner, Worlds};
 use crate::recipe::schema::spec::Synthetic;
 use crate::recipe::{Recipe, Spec};
 use crate::train::{BuiltIn, Run};
 
 /// Plans a recipe for its runner on this machine, whose devices have this memory, with the models in the cache of the
-/// `hub`.
+/// `hub`. After an out-of-memory error the batch follows the policy.
 pub fn plan(
     recipe: &Recipe,
     ranks: u64,
     reached: Reached,
     runner: Runner,
-    memory: Option<DeviceMemory>,
+    (memory, oom_policy): (Option<DeviceMemory>, OomPolicy),
     hub: &Hub,
 ) -> Result<Planned, LaunchError> {
-    let request = PlanRequest::of(runner, ranks);
+    let request = PlanRequest {
+        oom_policy,
+        ..PlanRequest::of(runner, ranks)
+    };
     let surveyed = survey::survey_inputs(recipe, &base()?, request, hub);
     let worlds = Worlds::new(recipe.clone(), surveyed.request, memory);
     let examined = worlds.examine(ranks, reached);

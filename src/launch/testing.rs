@@ -96,7 +96,7 @@ spec:
             2,
             Reached::default(),
             request.runner,
-            None,
+            (None, request.oom_policy),
             &Hub::none(),
         );
         let planned = planned.unwrap();

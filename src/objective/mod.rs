@@ -104,7 +104,6 @@ fn log_sigmoid(x: f64) -> f64 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
 
-/// σ(x).
 fn sigmoid(x: f64) -> f64 {
     log_sigmoid(x).exp()
 }

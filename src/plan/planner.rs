@@ -59,7 +59,6 @@ impl Examined {
         self.draft.complete().filter(|_| !self.has_errors())
     }
 
-    /// The errors.
     pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
         self.diagnostics.iter().filter(|found| found.is_error())
     }

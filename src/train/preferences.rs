@@ -196,7 +196,6 @@ impl EvaluationSums {
         self.preferences.merge(&other.preferences);
     }
 
-    /// The mean loss.
     pub fn mean(&self) -> f64 {
         let mean = |sum: f64, count: u64| sum / count.max(1) as f64;
         mean(self.loss, self.count) + mean(self.likelihood, self.covered)

@@ -280,7 +280,6 @@ impl Rows<'_> {
         self.dataset.kind().rows() as usize
     }
 
-    /// Number of values.
     fn len(&self) -> usize {
         self.which.len() as usize * self.rows()
     }

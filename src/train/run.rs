@@ -63,7 +63,6 @@ pub struct Run {
 /// What the built-in trainer trains, and where.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BuiltIn {
-    /// The model's shape.
     pub model: ModelConfig,
     /// Source of the initial weights; `None`: seeded random.
     pub weights: Option<PathBuf>,

@@ -41,7 +41,6 @@ impl Index {
         Ok(index)
     }
 
-    /// The shards.
     pub fn files(&self) -> BTreeSet<&str> {
         self.weight_map.values().map(String::as_str).collect()
     }

@@ -12,7 +12,6 @@ use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request.
 #[derive(Debug, Clone)]
 pub struct Asked {
     pub method: String,
@@ -34,7 +33,6 @@ impl Asked {
     }
 }
 
-/// An answer.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
     pub status: u16,

@@ -33,7 +33,6 @@ static STARTED: AtomicU64 = AtomicU64::new(0);
 pub struct Communicator {
     pub rank: usize,
     pub world: usize,
-    /// The visible device.
     pub device: usize,
     /// Calls return when they are done, not `ncclInProgress`.
     pub is_blocking: bool,

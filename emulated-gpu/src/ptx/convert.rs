@@ -13,7 +13,6 @@ pub enum Type {
     F64,
 }
 
-/// A conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Convert {
     pub to: Type,

@@ -2,7 +2,6 @@
 
 use super::LoadError;
 
-/// A token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Token<'a> {
     /// A directive, an opcode with its modifiers, a register, a label or another name.

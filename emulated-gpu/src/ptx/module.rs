@@ -36,7 +36,6 @@ pub struct Parameter {
     pub bytes: u64,
 }
 
-/// A kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     pub name: String,

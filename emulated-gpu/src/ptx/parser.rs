@@ -6,7 +6,6 @@ use super::LoadError;
 use super::lexer::{Number, Token, tokens};
 use crate::launch::Dim;
 
-/// A parsed module.
 #[derive(Debug, Default)]
 pub struct Source<'a> {
     /// In `.global` and `.const` memory.
@@ -44,7 +43,6 @@ pub struct Register {
     pub index: u32,
 }
 
-/// A kernel.
 #[derive(Debug, Default)]
 pub struct Entry<'a> {
     pub name: &'a str,
@@ -76,7 +74,6 @@ pub struct Scope<'a> {
     pub targets: HashMap<&'a str, Vec<&'a str>>,
 }
 
-/// An instruction.
 #[derive(Debug)]
 pub struct Statement<'a> {
     pub line: u32,
@@ -117,7 +114,6 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Parses a module.
 pub fn parse(text: &str) -> Result<Source<'_>, LoadError> {
     let mut parser = Parser {
         text,

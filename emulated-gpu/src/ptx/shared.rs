@@ -62,7 +62,6 @@ struct Proxy {
     products: Vec<Vec<Product>>,
 }
 
-/// Shared memory.
 pub struct Shared {
     data: Vec<u8>,
     shadow: Vec<Shadow>,

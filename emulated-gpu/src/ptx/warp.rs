@@ -75,7 +75,6 @@ impl Warp {
         }
     }
 
-    /// Begins a block.
     pub fn begin(&mut self, code: &Code, block: Dim) {
         for written in &mut self.written {
             written.fill(0);

@@ -63,7 +63,6 @@ pub fn libraries() -> std::path::PathBuf {
 /// An opaque pointer of the driver.
 pub type Handle = usize;
 
-/// The emulated driver.
 pub struct Cuda(Library);
 
 macro_rules! functions {
@@ -226,7 +225,6 @@ impl Cuda {
         self.out(|function| self.cuModuleGetFunction(function, module, name.as_ptr()))
     }
 
-    /// Launches one block.
     pub fn launch(
         &self,
         function: Handle,

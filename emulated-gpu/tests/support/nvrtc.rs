@@ -23,7 +23,6 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
-/// The compiler.
 pub struct Nvrtc {
     library: Library,
     /// It opens this library by its bare name.

@@ -15,7 +15,6 @@ pub struct Held {
     pub frozen: Option<Frozen>,
 }
 
-/// A frozen model.
 pub enum Frozen {
     Whole(Box<Store>),
     Quantised(Quantised),

@@ -338,7 +338,7 @@ fn model(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut R
     tree.text_if("model.attention", kernel.filter(|_| half).or(flash));
 }
 
-/// The adapters of `launch.py` (`LoraConfig`, PEFT 0.12), which has no defaults of its own. Returns the key by which others
+/// The adapters of `launch.py` (`LoraConfig`, PEFT 0.12), which sets no defaults. Returns the key by which others
 /// would be trained.
 fn adapters(
     values: &Values<'_>,

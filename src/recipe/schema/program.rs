@@ -20,7 +20,6 @@ pub(crate) enum Program {
     None,
     /// A script of TRL, the handbook or transformers, whose arguments and defaults are theirs.
     Upstream,
-    /// Its text.
     Text(ProgramText),
     /// It is not there.
     Unread,

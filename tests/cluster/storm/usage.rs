@@ -21,7 +21,6 @@ enum Role {
 struct Sample {
     at: Duration,
     role: Role,
-    /// Resident memory, KiB.
     memory: u64,
     descriptors: u64,
 }

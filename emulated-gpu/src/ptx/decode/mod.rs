@@ -63,7 +63,6 @@ impl From<String> for Problem {
 
 type Decoded<T> = Result<T, Problem>;
 
-/// Decodes a kernel.
 pub fn kernel(text: &str, source: &Source<'_>, entry: &Entry<'_>) -> Result<Kernel, LoadError> {
     let at = |line| move |problem: Problem| LoadError::new(text, line, problem.0);
     let begin = Statement {

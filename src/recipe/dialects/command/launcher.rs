@@ -47,7 +47,6 @@ impl Launcher {
         Launcher::Trl,
     ];
 
-    /// The program's name.
     pub fn name(self) -> &'static str {
         match self {
             Launcher::Python => "python",
