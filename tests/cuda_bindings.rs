@@ -477,8 +477,9 @@ fn products_agree_with_plain_loops() {
             let adds = case / 4 % 3;
             let a = Stored::new(rows, inner, a_transposed, 3, 1);
             let b = Stored::new(inner, columns, b_transposed, 3, 2);
-            let other = Stored::new(rows, columns, false, 0, 3);
-            let mut result = Stored::new(rows, columns, false, 0, 4);
+            let (factor, gap) = [(1.0, 0), (0.5, 2), (-1.0, 1)][case % 3];
+            let other = Stored::new(rows, columns, false, gap, 3);
+            let mut result = Stored::new(rows, columns, false, gap, 4);
             let send = |values: &[f32], element, what| {
                 upload(&device, &stream, &encode(values, element), what)
             };
@@ -499,7 +500,9 @@ fn products_agree_with_plain_loops() {
                 a: operand(&a, &on_a, input),
                 b: operand(&b, &on_b, input),
                 added: [None, Some(on_other.address()), Some(on_result.address())][adds],
+                factor,
                 result: on_result.address(),
+                stride: result.stride,
                 element: output,
             };
             for algorithm in 0..2 {
@@ -526,7 +529,7 @@ fn products_agree_with_plain_loops() {
                         _ => result.at(row, column),
                     };
                     let index = result.index(row, column);
-                    result.values[index] = terms.sum::<f32>() + added;
+                    result.values[index] = factor * terms.sum::<f32>() + added;
                 }
             }
             let got = download(&device, &stream, &on_result);
@@ -575,7 +578,9 @@ fn algorithms_are_measured_once_and_remembered() {
             a: operand(0, 4),
             b: operand(0, 3),
             added: None,
+            factor: 1.0,
             result: memory.address() + 128,
+            stride: 3,
             element: Precision::F32,
         };
         let in_place = Product {
@@ -651,7 +656,9 @@ fn impossible_products_are_refused_with_their_shape() {
             a: operand(0, Precision::F32, 4),
             b: operand(256, Precision::F32, 3),
             added: None,
+            factor: 1.0,
             result: memory.address() + 512,
+            stride: 3,
             element: Precision::F32,
         };
         let narrow = Product {

@@ -159,7 +159,9 @@ fn multiply(
                 _ => operand(b.address(), columns, false),
             },
             added: is_f32.then_some(result.address()),
+            factor: 1.0,
             result: result.address(),
+            stride: columns,
             element: if is_f32 {
                 Precision::F32
             } else {

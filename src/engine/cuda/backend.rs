@@ -233,7 +233,9 @@ impl<'a> CudaBackend<'a> {
             a: self.operand(x, linear.inputs),
             b: transposed(self.weights(linear)),
             added,
+            factor: 1.0,
             result,
+            stride: linear.outputs(),
             element,
         })
     }
@@ -265,7 +267,9 @@ impl<'a> CudaBackend<'a> {
             a: self.operand(dy, linear.outputs()),
             b: self.weights(linear),
             added: None,
+            factor: 1.0,
             result: dx,
+            stride: linear.inputs,
             element: self.precision,
         })
     }
@@ -285,7 +289,9 @@ impl<'a> CudaBackend<'a> {
             a: transposed(self.operand(dy, linear.outputs())),
             b: self.operand(x, linear.inputs),
             added: gradient.add.then_some(gradient.address),
+            factor: 1.0,
             result: gradient.address,
+            stride: linear.inputs,
             element: Precision::F32,
         })
     }

@@ -100,7 +100,7 @@ pub struct Operand {
     pub transposed: bool,
 }
 
-/// `result[rows, columns] = a[rows, inner] · b[inner, columns] (+ added)`
+/// `result[rows, columns] = factor · a[rows, inner] · b[inner, columns] (+ added)`
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     pub rows: usize,
@@ -111,8 +111,11 @@ pub struct Product {
     pub b: Operand,
     /// Address of a matrix to add, with the element of the result. It may be the result.
     pub added: Option<u64>,
-    /// Address of the result, whose rows are adjacent.
+    pub factor: f32,
+    /// Address of the result.
     pub result: u64,
+    /// Elements from row to row of the result and of the added matrix.
+    pub stride: usize,
     /// The element of the result: f32 or that of `a`.
     pub element: Precision,
 }
@@ -140,8 +143,8 @@ struct Shape {
     sizes: [usize; 3],
     /// Of `a`, `b` and the result.
     elements: [Precision; 3],
-    /// Of `a` and `b`.
-    strides: [usize; 2],
+    /// Of `a`, `b` and the result.
+    strides: [usize; 3],
     transposed: [bool; 2],
     /// Of `a`, `b`, the added matrix and the result, in bytes.
     alignments: [u32; 4],
@@ -284,7 +287,7 @@ impl Shape {
         Shape {
             sizes: [product.rows, product.columns, product.inner],
             elements: [a.element, b.element, product.element],
-            strides: [a.stride, b.stride],
+            strides: [a.stride, b.stride, product.stride],
             transposed: [a.transposed, b.transposed],
             alignments: [a.address, b.address, added, result].map(alignment),
             workspace: workspace.1,
@@ -356,7 +359,7 @@ impl Plan {
         let functions = &library.functions;
         let [rows, columns, inner] = shape.sizes;
         let [a, b, result] = shape.elements;
-        let [a_stride, b_stride] = shape.strides;
+        let [a_stride, b_stride, stride] = shape.strides;
         let [a_transposed, b_transposed] = shape.transposed;
 
         let operation = library.descriptor(
@@ -407,7 +410,7 @@ impl Plan {
         let (a_rows, a_columns) = stored(rows, inner, a_transposed);
         let first = layout(b, b_rows, b_columns, b_stride)?;
         let second = layout(a, a_rows, a_columns, a_stride)?;
-        let result = layout(result, rows, columns, columns)?;
+        let result = layout(result, rows, columns, stride)?;
 
         let preference = library.descriptor(
             "cublasLtMatmulPreferenceCreate",
@@ -483,7 +486,7 @@ impl Library {
         product: &Product,
         workspace: (u64, u64),
     ) -> Result<(), CudaError> {
-        let alpha = 1.0f32;
+        let alpha = product.factor;
         let beta = if product.added.is_some() { 1.0f32 } else { 0.0 };
         // SAFETY: the descriptors are live, the scales are f32 as the operation says, and the caller
         // guarantees the memory.
