@@ -125,6 +125,16 @@ fn cast_rounds_to_the_nearest_and_keeps_nan() {
 }
 
 #[test]
+fn inputs_of_adapters_are_dropped_and_so_is_their_gradient() {
+    check(source!("adapter.cu"), kernels::dropout);
+}
+
+#[test]
+fn weights_are_those_of_their_codes() {
+    check(source!("nf4.cu"), kernels::dequantise);
+}
+
+#[test]
 fn gradients_are_added_and_measured() {
     check(source!("squares.cu"), kernels::gradients);
 }

@@ -800,6 +800,106 @@ fn cast() -> Subject {
     }
 }
 
+fn dropout() -> Subject {
+    Subject {
+        source: source!("adapter.cu"),
+        real: Real::Bf16,
+        head_dim: None,
+        check: kernels::dropout,
+        mutations: vec![
+            mutation(
+                "the dropout of the first sequence for all",
+                &[Check::Value],
+                "keys + blockIdx.x / seq_len * 2",
+                "keys",
+            ),
+            mutation(
+                "the same dropout at every position",
+                &[Check::Value],
+                "(unsigned long long)(blockIdx.x % seq_len) * width",
+                "0",
+            ),
+            mutation(
+                "the same dropout for every adapter",
+                &[Check::Value],
+                "of_row[0], adapter + 1);",
+                "of_row[0], 1);",
+            ),
+            mutation(
+                "a row's dropout that depends on the pack",
+                &[Check::Value],
+                "nth(key, first + i + j + 1)",
+                "nth(key, first + i + 1)",
+            ),
+            mutation(
+                "elements that are kept as they are",
+                &[Check::Value],
+                "(drops ? 0.0f : factor)",
+                "(drops ? 0.0f : 1.0f)",
+            ),
+            mutation(
+                "a gradient that replaces the sum",
+                &[Check::Value],
+                "if (ADDS) load(sum, to + i);",
+                "",
+            ),
+            mutation(
+                "another shift of the random numbers",
+                &[Check::Value],
+                "bits >> 30",
+                "bits >> 29",
+            ),
+            mutation(
+                "no check that rows are whole packs",
+                &[Check::Misaligned],
+                "width % 4 == 0 && aligned(to)",
+                "aligned(to)",
+            ),
+        ],
+    }
+}
+
+fn dequantise() -> Subject {
+    Subject {
+        source: source!("nf4.cu"),
+        real: Real::Bf16,
+        head_dim: None,
+        check: kernels::dequantise,
+        mutations: vec![
+            mutation(
+                "the halves of a byte exchanged",
+                &[Check::Value],
+                "(element % 2 ? 0 : 4)",
+                "(element % 2 ? 4 : 0)",
+            ),
+            mutation(
+                "the first half of a byte for both elements of the end",
+                &[Check::Value],
+                "N == 1 ? i % 2 : j",
+                "j",
+            ),
+            mutation(
+                "the scale of the first block for all",
+                &[Check::Value],
+                "scales[i / 64]",
+                "scales[0]",
+            ),
+            mutation(
+                "no barrier before the table is read",
+                UNORDERED,
+                "__syncthreads();",
+                "",
+            ),
+            mutation(
+                "no check of the weights' alignment",
+                &[Check::Misaligned],
+                "aligned(weights), Dequantise",
+                "true, Dequantise",
+            ),
+        ],
+    }
+}
+
 fn gradients() -> Subject {
     Subject {
         source: source!("squares.cu"),
@@ -1381,6 +1481,8 @@ fn planted_mistakes_are_caught() {
         sum_losses(),
         adamw(),
         cast(),
+        dropout(),
+        dequantise(),
         gradients(),
         attention_f32(),
         attention_bf16(),

@@ -25,9 +25,10 @@ macro_rules! source {
 
 pub(crate) use source;
 
-pub const HEADERS: [(&str, &str); 5] = [
+pub const HEADERS: [(&str, &str); 6] = [
     source!("attention_bf16.cuh"),
     source!("block.cuh"),
+    source!("random.cuh"),
     source!("real.cuh"),
     source!("sequences.cuh"),
     source!("wgmma.cuh"),
@@ -162,6 +163,7 @@ pub fn launch(
 }
 
 /// An argument of a kernel.
+#[derive(Clone)]
 enum A {
     /// A buffer with these bytes, at a multiple of 256.
     Buffer(Vec<u8>),
@@ -365,16 +367,25 @@ pub fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
-/// SplitMix64's output number `element` after `key`, of which the upper 24 bits are scaled to −1 ≤ u < 1.
-fn uniform(key: u64, element: u64) -> f64 {
+/// SplitMix64's output number `element` after `key`.
+fn random_bits(key: u64, element: u64) -> u64 {
     let mut state = u128::from(key) + u128::from(element + 1) * 0x9e37_79b9_7f4a_7c15;
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
         state &= u128::from(u64::MAX);
         state = (state ^ (state >> shift)) * factor;
     }
     state &= u128::from(u64::MAX);
-    let bits = ((state ^ (state >> 31)) as u64) >> 40;
-    bits as f64 / 8_388_608.0 - 1.0
+    (state ^ (state >> 31)) as u64
+}
+
+/// The upper 24 bits of this number, scaled to −1 ≤ u < 1.
+fn uniform(key: u64, element: u64) -> f64 {
+    (random_bits(key, element) >> 40) as f64 / 8_388_608.0 - 1.0
+}
+
+/// The lower and the upper half of a key.
+fn halves(key: u64) -> [u32; 2] {
+    [key as u32, (key >> 32) as u32]
 }
 
 /// Rows are copied and scaled, with and without noise, at positions of rows and of packed rows; occurrences are added in their order, and scaled.
@@ -397,7 +408,10 @@ pub fn embedding(of: &Compiled) -> Result<(), Caught> {
         let noise = [(7u64, 0.25f32), (u64::MAX - 5, 1.5), (1 << 40, 0.0)];
         let words: Vec<u32> = noise
             .iter()
-            .flat_map(|(key, most)| [*key as u32, (key >> 32) as u32, most.to_bits()])
+            .flat_map(|(key, most)| {
+                let [low, high] = halves(*key);
+                [low, high, most.to_bits()]
+            })
             .collect();
         let places = [0u32, 1, 2, 0, 1, 0, 0, 1, 2, 3, 0, 1];
         let all = [
@@ -1444,6 +1458,92 @@ pub fn cast(of: &Compiled) -> Result<(), Caught> {
             Real::Bf16 => bytes_of(&values, |value| nearest_bf16(value).to_le_bytes().to_vec()),
         };
         same("y", &got.buffers[0], &expected)?;
+    }
+    Ok(())
+}
+
+/// Elements whose random number is small become 0, and the others grow; backward adds the same of a gradient.
+pub fn dropout(of: &Compiled) -> Result<(), Caught> {
+    let keys = [7u64, u64::MAX - 5, 1 << 40];
+    let (seq_len, rows) = (4usize, 12usize);
+    let (adapter, dropped, factor) = (5u32, 5_033_164u32, 1.0f32 / 0.7);
+    for (width, shift) in [(1, 0), (83, 0), (64, 0), (64, 8), (1032, 0)] {
+        let mut random = Random(14);
+        let [x, dx] = [(); 2].map(|()| of.real.rounded(random.floats(rows * width, 1.0)));
+        let rest = [
+            A::Int(width as u32),
+            A::Int(seq_len as u32),
+            integers(&keys.map(halves).concat()),
+            A::Int(adapter),
+            A::Int(dropped),
+            A::Float(factor),
+        ];
+        let mut expected = Vec::new();
+        for (row, x) in x.chunks(width).enumerate() {
+            let key = random_bits(keys[row / seq_len], u64::from(adapter));
+            let first = row % seq_len * width;
+            for (element, &x) in (first as u64..).zip(x) {
+                let drops = random_bits(key, element) >> 40 < u64::from(dropped);
+                expected.push(f64::from(x) * if drops { 0.0 } else { f64::from(factor) });
+            }
+        }
+        let from = of.real.bytes(&x);
+        let mut arguments = vec![A::Output(from.len()), A::Shifted(shift, from.clone())];
+        arguments.extend(rest.iter().cloned());
+        let got = run(of, "dropout", (rows, 256), &arguments)?;
+        agree_real(of, "y", &got.buffers[0], &expected)?;
+        if (width, shift) == (64, 0) {
+            coalesced(&got)?;
+            moves(
+                "written",
+                got.counters.global_bytes_written,
+                from.len() as u64,
+            )?;
+        }
+        let mut arguments = vec![A::Shifted(shift, of.real.bytes(&dx)), A::Buffer(from)];
+        arguments.extend(rest);
+        let got = run(of, "dropout_backward", (rows, 256), &arguments)?;
+        let sums = expected.iter().zip(&dx).map(|(d, &dx)| d + f64::from(dx));
+        agree_real(of, "dx", &got.buffers[0], &sums.collect::<Vec<f64>>())?;
+    }
+    Ok(())
+}
+
+/// Weights are the values of their codes times the scale of their block.
+pub fn dequantise(of: &Compiled) -> Result<(), Caught> {
+    for (elements, shift, grid) in [
+        (1usize, 0, 1),
+        (4096, 0, 2),
+        (4096, 0, 1),
+        (5003, 0, 3),
+        (1024, 4, 1),
+        (77, 4, 2),
+    ] {
+        let mut random = Random(15);
+        let codes: Vec<u8> = (0..elements.div_ceil(2))
+            .map(|_| random.bits() as u8)
+            .collect();
+        let scales = random.floats(elements.div_ceil(64), 2.0);
+        let table = random.floats(16, 1.0);
+        let arguments = [
+            A::Shifted(shift, vec![0; of.real.size() * elements]),
+            A::Buffer(codes.clone()),
+            floats(&scales),
+            floats(&table),
+            A::Long(elements as u64),
+        ];
+        let got = run(of, "dequantise", (grid, 256), &arguments)?;
+        let weight = |i: usize| {
+            let code = codes[i / 2] >> (4 - i % 2 * 4);
+            table[usize::from(code & 15)] * scales[i / 64]
+        };
+        let expected: Vec<f32> = (0..elements).map(weight).collect();
+        same("weights", &got.buffers[0], &of.real.bytes(&expected))?;
+        if elements == 4096 {
+            coalesced(&got)?;
+            let written = of.real.size() * elements;
+            moves("written", got.counters.global_bytes_written, written as u64)?;
+        }
     }
     Ok(())
 }

@@ -7,15 +7,12 @@
 // embedding_forward   n
 // embedding_backward  n
 // positions_backward  seq_len
+#include "random.cuh"
 #include "real.cuh"
 
-// SplitMix64's number at this place of the key's stream, as −1 ≤ u < 1: the noise of engine/noise.rs.
+// The noise of engine/noise.rs: −1 ≤ u < 1.
 __device__ __forceinline__ float uniform(unsigned long long key, unsigned long long element) {
-    unsigned long long bits = key + (element + 1) * 0x9e3779b97f4a7c15ull;
-    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
-    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
-    bits ^= bits >> 31;
-    return (float)(bits >> 40) * (1.0f / 8388608.0f) - 1.0f;
+    return (float)(nth(key, element + 1) >> 40) * (1.0f / 8388608.0f) - 1.0f;
 }
 
 struct Scaled {

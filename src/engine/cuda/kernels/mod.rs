@@ -20,6 +20,7 @@ pub struct Kernels {
 const HEADERS: &[(&str, &str)] = &[
     ("attention_bf16.cuh", include_str!("attention_bf16.cuh")),
     ("block.cuh", include_str!("block.cuh")),
+    ("random.cuh", include_str!("random.cuh")),
     ("real.cuh", include_str!("real.cuh")),
     ("sequences.cuh", include_str!("sequences.cuh")),
     ("wgmma.cuh", include_str!("wgmma.cuh")),
@@ -39,7 +40,7 @@ macro_rules! kernels {
 }
 
 /// Every source but attention of micro-batches.
-pub const SOURCES: [Kernels; 12] = [
+pub const SOURCES: [Kernels; 14] = [
     kernels!("embedding.cu": "embedding_forward", "embedding_backward", "positions_backward"),
     kernels!("rmsnorm.cu": "rmsnorm_forward", "rmsnorm_backward", "column_sums"),
     kernels!("layernorm.cu": "layernorm_forward", "layernorm_backward"),
@@ -60,6 +61,8 @@ pub const SOURCES: [Kernels; 12] = [
         "sum_partials"
     ),
     kernels!("cast.cu": "cast"),
+    kernels!("adapter.cu": "dropout", "dropout_backward"),
+    kernels!("nf4.cu": "dequantise"),
 ];
 
 pub const ATTENTION_F32: Kernels = kernels!(
