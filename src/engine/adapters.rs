@@ -113,6 +113,11 @@ impl Adapted {
     }
 }
 
+/// The layout of what an engine trains.
+pub(super) fn trained<'l>(adapted: Option<&'l Adapted>, model: &'l Layout) -> &'l Layout {
+    adapted.map_or(model, |adapted| &adapted.trained)
+}
+
 impl Adapters {
     /// The factor of their output.
     pub fn scale(&self) -> f32 {
@@ -148,6 +153,13 @@ impl Adapters {
             !layers().any(|it| one.has(it.name.trim_end_matches(".weight")))
         });
         names.map(String::as_str).collect()
+    }
+}
+
+impl Unit {
+    /// Whether it has linear layers of a block.
+    pub(super) fn has_layers(&self) -> bool {
+        self.parameters.iter().any(|it| is_layer(it.role))
     }
 }
 

@@ -35,19 +35,23 @@ impl Dropout<'_> {
         width: usize,
         each: impl Fn(&mut f32, f32, f32) + Sync,
     ) {
-        let factor = 1.0 / (1.0 - self.share);
-        // The upper 24 bits of a number decide.
-        let dropped = (f64::from(self.share) * f64::from(1 << 24)) as u64;
+        let (dropped, factor) = odds(self.share);
         let rows = out.par_chunks_mut(width).zip(values.par_chunks(width));
         rows.enumerate().for_each(|(row, (out, values))| {
             let key = nth(self.keys[row / self.seq_len], self.adapter as u64 + 1);
             let first = (row % self.seq_len * width) as u64;
             for (element, (out, &value)) in (first..).zip(out.iter_mut().zip(values)) {
-                let is_dropped = nth(key, element + 1) >> 40 < dropped;
+                let is_dropped = nth(key, element + 1) >> 40 < u64::from(dropped);
                 each(out, value, if is_dropped { 0.0 } else { factor });
             }
         });
     }
+}
+
+/// The number of 24 bits below which the upper bits of a random one drop an element, and the factor of the others.
+pub fn odds(share: f32) -> (u32, f32) {
+    let dropped = f64::from(share) * f64::from(1 << 24);
+    (dropped as u32, 1.0 / (1.0 - share))
 }
 
 #[cfg(test)]

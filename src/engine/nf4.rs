@@ -8,7 +8,7 @@ const BLOCK: usize = 64;
 const CHUNK: usize = 256;
 
 /// The quantiles of a normal distribution between −1 and 1 (appendix E).
-const CODE: [f32; 16] = [
+pub const CODE: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,

@@ -18,6 +18,7 @@ use self::backend::With;
 use self::held::{Frozen, Held};
 use self::store::Store;
 use self::workspace::Workspace;
+use super::adapters::trained;
 use super::{
     Accumulated, AdamW, Adapted, Adapters, Capacity, Engine, EngineError, Layout, Measure,
     MicroBatch, ModelConfig, Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
@@ -163,14 +164,9 @@ impl CpuEngine {
     }
 }
 
-/// What an engine trains.
-fn trained<'l>(adapted: &'l Option<Adapted>, model: &'l Layout) -> &'l Layout {
-    adapted.as_ref().map_or(model, |adapted| &adapted.trained)
-}
-
 impl Engine for CpuEngine {
     fn layout(&self) -> &Layout {
-        trained(&self.adapted, &self.layout)
+        trained(self.adapted.as_ref(), &self.layout)
     }
 
     fn frozen(&self) -> Option<&Layout> {
@@ -284,7 +280,7 @@ impl Engine for CpuEngine {
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        let of = trained(&self.adapted, &self.layout).unit(unit)?;
+        let of = trained(self.adapted.as_ref(), &self.layout).unit(unit)?;
         of.check_state(state)?;
         self.store.trained.import(unit, &of.state_from_files(state));
         Ok(())

@@ -26,7 +26,7 @@ impl Quantised {
         arena: &Arena,
         initial: &dyn Fn(&Unit, usize, &mut [f32]),
     ) -> Result<Quantised, EngineError> {
-        let blocks = layout.units.iter().filter(|unit| has_layers(unit));
+        let blocks = layout.units.iter().filter(|unit| unit.has_layers());
         let largest = blocks.map(|unit| unit.len).max().unwrap_or(0);
         let mut quantised = Quantised {
             units: Vec::with_capacity(layout.units.len()),
@@ -111,8 +111,4 @@ impl Quantised {
             false => &self.place[..unit.len],
         }
     }
-}
-
-fn has_layers(unit: &Unit) -> bool {
-    unit.parameters.iter().any(|it| is_layer(it.role))
 }

@@ -8,17 +8,18 @@
 
 use std::ops::Range;
 
-use super::cublaslt::{Blas, Operand, Product};
+use super::cublaslt::{Blas, Operand, Product, transposed};
 use super::driver::{Event, Pinned, Stream};
 use super::error::CudaError;
 use super::launches::{Enqueued, Kernels};
 use super::options::Precision;
 use super::peers::Peers;
 use super::sharded::Shards;
-use super::state::{State, Whole};
+use super::state::{Held, Whole};
 use super::workspace::{Scalars, Shape, Stash, Workspace};
+use crate::engine::adapters::trained;
 use crate::engine::walk::{Backend, Head, HeadNorms, Linear, Norm, Slot, Vector, Walk};
-use crate::engine::{Direction, Pass, Role, Sequence, Training, Weigh};
+use crate::engine::{Direction, Layout, Pass, Role, Sequence, Training, Weigh};
 
 const F32: usize = size_of::<f32>();
 
@@ -49,7 +50,7 @@ pub struct CudaBackend<'a> {
     pub kernels: &'a Kernels,
     pub blas: &'a Blas,
     pub streams: &'a Streams,
-    pub state: &'a State,
+    pub held: &'a Held,
     pub work: &'a Workspace,
     /// `None` where this process trains alone.
     pub peers: Option<&'a Peers>,
@@ -63,7 +64,7 @@ pub struct CudaBackend<'a> {
 
 /// The place for a unit's gradient.
 #[derive(Debug, Clone, Copy)]
-struct Gradient {
+pub(super) struct Gradient {
     address: u64,
     /// Whether to add to the values; otherwise they are unspecified and every one is overwritten.
     add: bool,
@@ -71,7 +72,7 @@ struct Gradient {
 
 impl Gradient {
     /// The part of a tensor.
-    fn part(self, range: &Range<usize>) -> Gradient {
+    pub(super) fn part(self, range: &Range<usize>) -> Gradient {
         Gradient {
             address: f32_at(self.address, range.start),
             ..self
@@ -96,7 +97,7 @@ impl<'a> CudaBackend<'a> {
             Pass::Training(training) => {
                 self.zero(self.work.reduced_norm, size_of::<f64>())?;
                 if training.first {
-                    for (squares, elements) in self.state.squares(walk.layout) {
+                    for (squares, elements) in self.held.trained.squares(self.trained()) {
                         self.zero(squares, elements * F32)?;
                     }
                 }
@@ -123,17 +124,28 @@ impl<'a> CudaBackend<'a> {
         self.pass.training().unwrap_or_default()
     }
 
+    /// The layout of what is trained.
+    fn trained(&self) -> &'a Layout {
+        trained(self.walk.adapted, self.walk.layout)
+    }
+
     /// An acquired unit's weights.
     fn whole(&self, unit: usize) -> Whole {
         match &self.shards {
             Some(shards) => shards.whole(unit),
-            None => self.state.units[unit].whole(),
+            None => self.held.model().whole(unit),
         }
     }
 
-    /// The place for a unit's gradient of this micro-batch.
-    fn gradient(&self, unit: usize) -> Gradient {
-        let (state, training) = (self.state, self.training());
+    /// The place for the gradient of a unit of the model, unless it is frozen.
+    fn gradient(&self, unit: usize) -> Option<Gradient> {
+        let is_frozen = self.held.frozen.is_some();
+        (!is_frozen).then(|| self.trained_gradient(unit))
+    }
+
+    /// The place for the gradient of a trained unit of this micro-batch.
+    pub(super) fn trained_gradient(&self, unit: usize) -> Gradient {
+        let (state, training) = (&self.held.trained, self.training());
         let tied = state.scratch_of_tied.filter(|_| unit == 0);
         match state.scratch {
             Some(scratch) if training.apart => Gradient {
@@ -152,11 +164,14 @@ impl<'a> CudaBackend<'a> {
         self.whole(unit).vectors[vector.index]
     }
 
-    /// The place to which the gradient of vectors is added.
-    fn vector_gradient(&self, unit: usize, vector: &Vector) -> Result<u64, CudaError> {
-        let gradient = self.gradient(unit).part(&vector.range);
+    /// The place to which the gradient of vectors is added, unless they are frozen.
+    fn vector_gradient(&self, unit: usize, vector: &Vector) -> Result<Option<u64>, CudaError> {
+        let Some(gradient) = self.gradient(unit) else {
+            return Ok(None);
+        };
+        let gradient = gradient.part(&vector.range);
         self.zero_unless_added(gradient, vector.range.len())?;
-        Ok(gradient.address)
+        Ok(Some(gradient.address))
     }
 
     /// The position embeddings within the first unit.
@@ -176,7 +191,7 @@ impl<'a> CudaBackend<'a> {
         self.sequence.map_or(0, |sequence| sequence.past)
     }
 
-    fn tokens(&self) -> usize {
+    pub(super) fn tokens(&self) -> usize {
         self.shape.tokens()
     }
 
@@ -198,7 +213,7 @@ impl<'a> CudaBackend<'a> {
         }
     }
 
-    fn real_at(&self, address: u64, elements: usize) -> u64 {
+    pub(super) fn real_at(&self, address: u64, elements: usize) -> u64 {
         address + (elements * self.precision.size()) as u64
     }
 
@@ -208,7 +223,7 @@ impl<'a> CudaBackend<'a> {
     }
 
     /// Activations or weights of `width` elements a row.
-    fn operand(&self, address: u64, width: usize) -> Operand {
+    pub(super) fn operand(&self, address: u64, width: usize) -> Operand {
         Operand {
             address,
             element: self.precision,
@@ -226,17 +241,12 @@ impl<'a> CudaBackend<'a> {
         added: Option<u64>,
         n: usize,
     ) -> Enqueued {
+        let sizes = [n, linear.inputs, linear.outputs()];
+        let (x, w) = (self.operand(x, linear.inputs), self.weights(linear));
         self.multiply(Product {
-            rows: n,
-            columns: linear.outputs(),
-            inner: linear.inputs,
-            a: self.operand(x, linear.inputs),
-            b: transposed(self.weights(linear)),
             added,
-            factor: 1.0,
-            result,
-            stride: linear.outputs(),
             element,
+            ..product(sizes, x, transposed(w), result)
         })
     }
 
@@ -260,18 +270,9 @@ impl<'a> CudaBackend<'a> {
 
     /// dx `[n, inputs]` = dy `[n, outputs]` · w, both real.
     fn product_of_input(&self, linear: &Linear, dy: u64, dx: u64, n: usize) -> Enqueued {
-        self.multiply(Product {
-            rows: n,
-            columns: linear.inputs,
-            inner: linear.outputs(),
-            a: self.operand(dy, linear.outputs()),
-            b: self.weights(linear),
-            added: None,
-            factor: 1.0,
-            result: dx,
-            stride: linear.inputs,
-            element: self.precision,
-        })
+        let sizes = [n, linear.outputs(), linear.inputs];
+        let dy = self.operand(dy, linear.outputs());
+        self.multiply(product(sizes, dy, self.weights(linear), dx))
     }
 
     /// The gradient of the weights, f32 `[outputs, inputs]`: dyᵀ · x, of real dy `[n, outputs]` and x `[n, inputs]`.
@@ -282,21 +283,27 @@ impl<'a> CudaBackend<'a> {
         gradient: Gradient,
         n: usize,
     ) -> Enqueued {
+        let dy = self.operand(dy, linear.outputs());
+        let x = self.operand(x, linear.inputs);
+        self.gradient_product((dy, linear.outputs()), (x, linear.inputs), gradient, n)
+    }
+
+    /// The gradient of a matrix, f32 `[outputs, inputs]`: dyᵀ · x, of real dy `[n, outputs]` and x `[n, inputs]`.
+    pub(super) fn gradient_product(
+        &self,
+        (dy, outputs): (Operand, usize),
+        (x, inputs): (Operand, usize),
+        gradient: Gradient,
+        n: usize,
+    ) -> Enqueued {
         self.multiply(Product {
-            rows: linear.outputs(),
-            columns: linear.inputs,
-            inner: n,
-            a: transposed(self.operand(dy, linear.outputs())),
-            b: self.operand(x, linear.inputs),
             added: gradient.add.then_some(gradient.address),
-            factor: 1.0,
-            result: gradient.address,
-            stride: linear.inputs,
             element: Precision::F32,
+            ..product([outputs, n, inputs], transposed(dy), x, gradient.address)
         })
     }
 
-    fn multiply(&self, product: Product) -> Enqueued {
+    pub(super) fn multiply(&self, product: Product) -> Enqueued {
         let workspace = (self.work.blas, Blas::WORKSPACE);
         // SAFETY: the operands lie in the state and the workspace, which live longer than the stream's work.
         unsafe {
@@ -367,6 +374,14 @@ impl Backend for CudaBackend<'_> {
     type Error = CudaError;
 
     fn acquire(&mut self, unit: usize) -> Enqueued {
+        if let Some(quantised) = &self.held.model().quantised {
+            for layer in &quantised.layers[unit] {
+                let weights = self.real_at(quantised.place, layer.range.start);
+                let compute = &self.streams.compute;
+                self.kernels
+                    .dequantise(compute, weights, layer, quantised.table)?;
+            }
+        }
         match &self.shards {
             Some(shards) => shards.acquire(unit),
             None => Ok(()),
@@ -387,7 +402,7 @@ impl Backend for CudaBackend<'_> {
         // Else the compute stream has waited for the walk before: for its end, or for weights gathered since.
         if self.training().apart && before <= last {
             let free = match &self.shards {
-                Some(shards) if self.state.share.scatters() => shards.scattered(before),
+                Some(shards) if shards.state.scatters() => shards.scattered(before),
                 _ => &self.streams.added[before],
             };
             self.streams.compute.wait(free)?;
@@ -411,9 +426,10 @@ impl Backend for CudaBackend<'_> {
         side.wait(&complete[unit])?;
 
         let (kernels, work) = (self.kernels, self.work);
-        let addresses = &self.state.units[unit];
-        let (sum, own) = (addresses.gradient, self.gradient(unit).address);
-        let elements = self.walk.layout.units[unit].len;
+        let trained = &self.held.trained;
+        let addresses = &trained.units[unit];
+        let (sum, own) = (addresses.gradient, self.trained_gradient(unit).address);
+        let elements = self.trained().units[unit].len;
         let [own_norm, whole_norm] = [8, 16].map(|offset| work.scalars + offset);
         let [own_partials, whole_partials, reduced_partials] = work.square_partials;
         if let Some(squares) = addresses.squares
@@ -422,7 +438,7 @@ impl Backend for CudaBackend<'_> {
             let factor = work.inputs.factors;
             kernels.add_squares(side, squares, own, factor, elements)?;
         }
-        if self.state.share.scatters() {
+        if trained.scatters() {
             if training.measured {
                 kernels.squared_norm(side, (own_norm, own_partials), own, elements)?;
             }
@@ -447,7 +463,7 @@ impl Backend for CudaBackend<'_> {
         }
         side.record(&added[unit])?;
         match (&self.shards, self.peers) {
-            (Some(shards), _) if self.state.share.scatters() => {
+            (Some(shards), _) if trained.scatters() => {
                 shards.scatter(unit, &added[unit], training.first)
             }
             (None, Some(peers)) if training.last => {
@@ -480,7 +496,9 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn embed_backward(&mut self) -> Enqueued {
-        let gradient = self.gradient(0);
+        let Some(gradient) = self.gradient(0) else {
+            return Ok(());
+        };
         // Tied embeddings already hold the head's part.
         if !self.walk.config.tie_word_embeddings {
             self.zero_unless_added(gradient, self.walk.layout.units[0].len)?;
@@ -522,12 +540,13 @@ impl Backend for CudaBackend<'_> {
             let (rows, normed) = self.cross_entropies(linear, first, (gradient, weights))?;
             if gradient {
                 // The weights' gradient first, then that of the norm's output in place of the output.
-                let dw = self.gradient(linear.unit).part(&linear.weights);
-                let dw = Gradient {
-                    add: dw.add || first > 0,
-                    ..dw
-                };
-                self.product_of_weights(linear, (work.logits, normed), dw, rows)?;
+                if let Some(gradient) = self.gradient(linear.unit) {
+                    let dw = Gradient {
+                        add: gradient.add || first > 0,
+                        ..gradient.part(&linear.weights)
+                    };
+                    self.product_of_weights(linear, (work.logits, normed), dw, rows)?;
+                }
                 self.product_of_input(linear, work.logits, normed, rows)?;
             }
         }
@@ -572,30 +591,39 @@ impl Backend for CudaBackend<'_> {
 
     fn linear(&mut self, linear: &Linear, x: Slot, y: Slot) -> Enqueued {
         let y = (self.address(y), self.precision);
-        self.biased_product(linear, self.address(x), y, None)
+        self.biased_product(linear, self.address(x), y, None)?;
+        self.adapt(linear, self.address(x), y)
     }
 
     fn linear_add(&mut self, linear: &Linear, x: Slot, residual: Slot, sum: Slot) -> Enqueued {
         let sum = (self.address(sum), Precision::F32);
         let added = Some(self.address(residual));
-        self.biased_product(linear, self.address(x), sum, added)
+        self.biased_product(linear, self.address(x), sum, added)?;
+        self.adapt(linear, self.address(x), sum)
     }
 
     fn backward_input(&mut self, linear: &Linear, dy: Slot, dx: Slot) -> Enqueued {
-        self.product_of_input(linear, self.address(dy), self.address(dx), self.tokens())
+        let (dy, dx) = (self.address(dy), self.address(dx));
+        self.product_of_input(linear, dy, dx, self.tokens())?;
+        self.adapt_backward_input(linear, dy, dx)
     }
 
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Enqueued {
-        let dw = self.gradient(linear.unit).part(&linear.weights);
-        let operands = (self.address(dy), self.address(x));
-        self.product_of_weights(linear, operands, dw, self.tokens())?;
+        let (dy, x) = (self.address(dy), self.address(x));
+        let Some(gradient) = self.gradient(linear.unit) else {
+            return self.adapt_backward_weight(linear, dy, x);
+        };
+        let dw = gradient.part(&linear.weights);
+        self.product_of_weights(linear, (dy, x), dw, self.tokens())?;
         let Some(bias) = &linear.bias else {
             return Ok(());
         };
-        let db = (self.vector_gradient(linear.unit, bias)?, linear.outputs());
-        let compute = &self.streams.compute;
-        self.kernels
-            .add_row_sums(compute, self.work, db, operands.0, self.tokens())
+        if let Some(db) = self.vector_gradient(linear.unit, bias)? {
+            let (compute, db) = (&self.streams.compute, (db, linear.outputs()));
+            self.kernels
+                .add_row_sums(compute, self.work, db, dy, self.tokens())?;
+        }
+        Ok(())
     }
 
     fn head_norms(&mut self, norms: &HeadNorms) -> Enqueued {
@@ -676,9 +704,23 @@ fn f32_at(address: u64, elements: usize) -> u64 {
     address + (elements * F32) as u64
 }
 
-fn transposed(operand: Operand) -> Operand {
-    Operand {
-        transposed: true,
-        ..operand
+/// `result` `[rows, columns]` = a `[rows, inner]` · b `[inner, columns]`, all of one element.
+pub(super) fn product(
+    [rows, inner, columns]: [usize; 3],
+    a: Operand,
+    b: Operand,
+    result: u64,
+) -> Product {
+    Product {
+        rows,
+        columns,
+        inner,
+        a,
+        b,
+        added: None,
+        factor: 1.0,
+        result,
+        stride: columns,
+        element: a.element,
     }
 }

@@ -100,6 +100,14 @@ pub struct Operand {
     pub transposed: bool,
 }
 
+/// The transpose of a matrix.
+pub fn transposed(operand: Operand) -> Operand {
+    Operand {
+        transposed: !operand.transposed,
+        ..operand
+    }
+}
+
 /// `result[rows, columns] = factor · a[rows, inner] · b[inner, columns] (+ added)`
 #[derive(Debug, Clone, Copy)]
 pub struct Product {

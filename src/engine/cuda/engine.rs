@@ -18,38 +18,40 @@ use super::measured::Measured;
 use super::options::{CudaOptions, Precision};
 use super::peers::Peers;
 use super::sharded::{Events, Shards};
-use super::state::{FACTORS, Share, State};
+use super::staging::Staging;
+use super::state::{FACTORS, Held, Share, UnitAddresses};
 use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
+use crate::engine::adapters::trained;
 use crate::engine::{
-    Accumulated, AdamW, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
-    ModelConfig, Pass, Reduced, Sequence, Step, Strategy, UnitState, Walk, Weigh, cache_len,
-    counted, initial, layout, no_sequence, no_worker_gradient, part, trains,
+    Accumulated, AdamW, Adapted, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
+    ModelConfig, Pass, Reduced, Sequence, Step, Strategy, Unit, UnitState, Walk, Weigh, cache_len,
+    counted, initial, layout, nf4, no_sequence, no_worker_gradient, not_frozen, part, trains,
 };
 
-/// Bytes of pinned memory for exports, imports and inputs.
-const STAGING: usize = 4 << 20;
 /// Graphs that are kept; a run has a few shapes of micro-batches.
 const MOST_GRAPHS: usize = 32;
 
 /// A model on one GPU.
 pub struct CudaEngine {
     config: ModelConfig,
+    /// Of the model.
     layout: Layout,
+    adapted: Option<Adapted>,
     options: CudaOptions,
     /// Passes that have run; `None` until their second run is captured.
     graphs: HashMap<(Pass, Shape), Option<Graph>>,
     kernels: Kernels,
     blas: Blas,
     streams: Streams,
-    state: Slab<State>,
+    state: Slab<Held>,
     reserved: Option<Reserved>,
     sequence: Option<Slab<Sequence<u64>>>,
     /// `None` where this process trains alone.
     peers: Option<Peers>,
-    /// `None` if every rank holds everything.
+    /// `None` if every rank holds the whole model.
     sharding: Option<Events>,
-    staging: Pinned,
+    staging: Staging,
     factors: Pinned,
     results: Pinned,
     step: Step,
@@ -103,16 +105,20 @@ impl CudaEngine {
         limit: u64,
     ) -> Result<CudaEngine, EngineError> {
         let layout = layout(&config);
+        let adapted = (options.adapters.clone()).map(|it| Adapted::new(&config, it));
         let tied = config.tie_word_embeddings;
         let precision = options.precision;
-        let steps = (options.measure, options.forward_only);
         let share = share(options.strategy, world);
-        let place = |bump: &mut _| State::place(bump, &layout, tied, precision, steps, share);
+        let place = |bump: &mut _| {
+            let layouts = (&layout, adapted.as_ref());
+            Held::place(bump, layouts, tied, &options, share)
+        };
         within(0, bytes_of(place), limit, "weights and optimiser states")?;
         let compiler = Compiler::new(options.kernel_cache.clone());
         let kernels = Kernels::load(device, &compiler, &config, precision, options.token_loss)?;
         let events = || -> Result<Vec<Event>, CudaError> {
-            layout.units.iter().map(|_| device.event()).collect()
+            let units = &trained(adapted.as_ref(), &layout).units;
+            units.iter().map(|_| device.event()).collect()
         };
         let streams = Streams {
             compute: device.stream()?,
@@ -131,15 +137,14 @@ impl CudaEngine {
             },
             streams,
             peak: state.bytes(),
+            sharding: (state.at.model().share.is_sharded())
+                .then(|| Events::new(device, layout.units.len()))
+                .transpose()?,
             state,
             reserved: None,
             sequence: None,
             peers: None,
-            sharding: share
-                .is_sharded()
-                .then(|| Events::new(device, layout.units.len()))
-                .transpose()?,
-            staging: device.pinned(STAGING, "staging")?,
+            staging: Staging::new(device)?,
             factors: device.pinned(2 * FACTORS, "factors")?,
             results: device.pinned(Scalars::BYTES, "results")?,
             step: Step::default(),
@@ -148,93 +153,72 @@ impl CudaEngine {
             device: device.clone(),
             config,
             layout,
+            adapted,
             options,
         })
     }
 
-    /// Weights from the seed, and optimiser states of zero.
+    /// Weights from the seeds, and optimiser states of zero.
     fn initialise(&mut self, seed: Option<u64>) -> Result<(), EngineError> {
-        let mut weights = Vec::new();
-        for unit in 0..self.layout.units.len() {
-            let (of, share) = (&self.layout.units[unit], self.state.at.share);
-            let part = share.part(of.len);
-            weights.clear();
-            weights.resize(part.len(), 0.0);
-            if let Some(seed) = seed {
-                initial::fill(of, &self.config, seed, part.start, &mut weights);
-            }
-            let (held, real) = (share.held(of.len), self.options.precision.size());
-            let addresses = &self.state.at.units[unit];
-            let f32s = |buffer| (buffer, held * size_of::<f32>());
-            let mut zeros = match self.options.forward_only {
-                true => Vec::new(),
-                false => vec![f32s(addresses.exp_avg), f32s(addresses.exp_avg_sq)],
-            };
-            // The padding of weights is gathered, too.
-            if held > part.len() {
-                zeros.push(f32s(addresses.weights));
-                zeros.extend(addresses.copy.map(|copy| (copy, held * real)));
-            }
-            for (buffer, bytes) in zeros {
-                // SAFETY: the buffers have the length of the rank's part.
-                unsafe { self.streams.compute.fill_zero(buffer, bytes)? };
-            }
-            self.set_weights(unit, &weights)?;
+        let (held, config) = (&self.state.at, &self.config);
+        let on = (&self.streams.compute, &self.kernels);
+        if let Some(quantised) = &held.model().quantised {
+            let table = bytemuck::cast_slice(&nf4::CODE);
+            self.staging.upload(on.0, quantised.table, table)?;
         }
-        Ok(())
+        let adapted = self.adapted.as_ref();
+        let of_trained = adapted.map_or(seed, |adapted| Some(adapted.settings.seed));
+        let below = (held.frozen.iter()).map(|frozen| (frozen, &self.layout, seed));
+        let all = below.chain([(&held.trained, trained(adapted, &self.layout), of_trained)]);
+        for (state, layout, seed) in all {
+            for (index, unit) in layout.units.iter().enumerate() {
+                let values = |offset, out: &mut [f32]| {
+                    if let Some(seed) = seed {
+                        initial::fill(unit, config, seed, offset, out);
+                    }
+                };
+                self.staging.write(on, state, (index, unit), &values)?;
+                let bytes = state.share.held(unit.len) * size_of::<f32>();
+                let moments = [state.units[index].exp_avg, state.units[index].exp_avg_sq];
+                for moment in moments.into_iter().filter(|_| state.holds.trains()) {
+                    // SAFETY: the moments have the length of the rank's part.
+                    unsafe { on.0.fill_zero(moment, bytes)? };
+                }
+            }
+        }
+        Ok(on.0.synchronize()?)
     }
 
-    /// Uploads this rank's part of a unit's weights and derives their copy for matrix products.
-    fn set_weights(&mut self, unit: usize, weights: &[f32]) -> Result<(), EngineError> {
-        let addresses = &self.state.at.units[unit];
-        let (master, copy) = (addresses.weights, addresses.copy);
-        self.upload(master, bytemuck::cast_slice(weights))?;
-        if let Some(copy) = copy {
-            let compute = &self.streams.compute;
-            self.kernels.cast(compute, copy, master, weights.len())?;
+    /// Sets the weights of a unit: of the frozen model, or of what is trained.
+    fn set_weights(
+        &mut self,
+        unit: usize,
+        is_frozen: bool,
+        parameters: &[f32],
+    ) -> Result<(), EngineError> {
+        if let (Some(peers), Some(_)) = (&self.peers, &self.sharding) {
+            // A joined walk may still gather the weights.
+            peers.synchronize()?;
         }
-        Ok(self.streams.compute.synchronize()?)
-    }
-
-    /// Copies bytes to the device; returns when they are there.
-    fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), EngineError> {
-        let mut at = to;
-        for part in bytes.chunks(STAGING) {
-            self.staging.bytes_mut()[..part.len()].copy_from_slice(part);
-            // SAFETY: the destination is a buffer of at least these bytes, and the staging memory does not
-            // change until the copy is done.
-            unsafe {
-                self.streams
-                    .compute
-                    .upload(at, &self.staging, 0..part.len())?;
-            }
-            self.streams.compute.synchronize()?;
-            at += part.len() as u64;
-        }
-        Ok(())
+        let held = &self.state.at;
+        let (state, layout) = match held.frozen.as_ref().filter(|_| is_frozen) {
+            Some(frozen) => (frozen, &self.layout),
+            None => (&held.trained, trained(self.adapted.as_ref(), &self.layout)),
+        };
+        let values = |offset: usize, out: &mut [f32]| {
+            out.copy_from_slice(&parameters[offset..offset + out.len()]);
+        };
+        let on = (&self.streams.compute, &self.kernels);
+        let of = (unit, &layout.units[unit]);
+        Ok(self.staging.write(on, state, of, &values)?)
     }
 
     /// Copies f32 from the device.
     fn download(&mut self, from: u64, elements: usize) -> Result<Vec<f32>, EngineError> {
         let mut values = vec![0.0f32; elements];
-        self.download_bytes(from, bytemuck::cast_slice_mut(&mut values))?;
+        let bytes = bytemuck::cast_slice_mut(&mut values);
+        self.staging.download(&self.streams.compute, from, bytes)?;
         Ok(values)
-    }
-
-    /// Copies bytes from the device.
-    fn download_bytes(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), EngineError> {
-        let mut at = from;
-        for part in bytes.chunks_mut(STAGING) {
-            // SAFETY: the source is a buffer of at least these bytes; the host reads them after the copy.
-            unsafe {
-                let compute = &self.streams.compute;
-                compute.download(&mut self.staging, 0, at, part.len())?;
-            }
-            self.streams.compute.synchronize()?;
-            part.copy_from_slice(&self.staging.bytes()[..part.len()]);
-            at += part.len() as u64;
-        }
-        Ok(())
     }
 
     /// Checks a micro-batch and reserves memory for it.
@@ -277,7 +261,9 @@ impl CudaEngine {
         let slab = Slab::allocate(&self.device, &what, place)?;
         let mut table = vec![0.0; capacity.seq_len * self.config.rotary_dim()];
         rope::fill_table(&mut table, &self.config.frequencies());
-        self.upload(slab.at.rope, bytemuck::cast_slice(&table))?;
+        let bytes = bytemuck::cast_slice(&table);
+        let compute = &self.streams.compute;
+        self.staging.upload(compute, slab.at.rope, bytes)?;
         let mut inputs = self.device.pinned(slab.at.inputs.bytes, "micro-batches")?;
         inputs.bytes_mut().fill(0);
         self.reserved = Some(Reserved {
@@ -418,14 +404,14 @@ impl CudaEngine {
             walk: Walk {
                 config: &self.config,
                 layout: &self.layout,
-                adapted: None,
+                adapted: self.adapted.as_ref(),
             },
             pass,
             precision: self.options.precision,
             kernels: &self.kernels,
             blas: &self.blas,
             streams: &self.streams,
-            state: &self.state.at,
+            held: &self.state.at,
             work: self.work()?,
             peers: self.peers.as_ref(),
             shards: self.shards(),
@@ -445,23 +431,30 @@ impl CudaEngine {
             Precision::F32 => self.download(at, elements),
             Precision::Bf16 => {
                 let mut logits = vec![bf16::ZERO; elements];
-                self.download_bytes(at, bytemuck::cast_slice_mut(&mut logits))?;
+                let bytes = bytemuck::cast_slice_mut(&mut logits);
+                self.staging.download(&self.streams.compute, at, bytes)?;
                 Ok(logits.into_iter().map(bf16::to_f32).collect())
             }
         }
     }
 
-    /// The sharded model; `None` if every rank holds everything.
+    /// The sharded model; `None` if every rank holds all of it.
     fn shards(&self) -> Option<Shards<'_>> {
+        let state = self.state.at.model();
         Some(Shards {
             layout: &self.layout,
             kernels: &self.kernels,
             compute: &self.streams.compute,
-            state: &self.state.at,
-            places: self.state.at.places.as_ref()?,
+            state,
+            places: state.places.as_ref()?,
             events: self.sharding.as_ref()?,
             peers: self.peers.as_ref()?,
         })
+    }
+
+    /// The same if its shards are trained.
+    fn sharded_training(&self) -> Option<Shards<'_>> {
+        self.shards().filter(|shards| shards.state.holds.trains())
     }
 
     fn work(&self) -> Result<&Workspace, EngineError> {
@@ -494,7 +487,7 @@ impl CudaEngine {
         let compute = &self.streams.compute;
         // SAFETY: the scalars have these bytes.
         unsafe { compute.fill_zero(norm, Scalars::BYTES)? };
-        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
+        for (addresses, unit) in self.trained_units() {
             let result = (norm, partials);
             self.kernels
                 .squared_norm(compute, result, addresses.gradient, unit.len)?;
@@ -512,13 +505,12 @@ impl CudaEngine {
     ) -> Result<u64, EngineError> {
         let work = self.work()?;
         let (norm, partials) = (work.reduced_norm, work.square_partials[2]);
-        let units = self.state.at.units.iter().zip(&self.layout.units);
         if !started {
             self.streams.compute.synchronize()?;
             // SAFETY: the norm is an f64.
             unsafe { peers.stream.fill_zero(norm, size_of::<f64>())? };
             // In the order in which backward completes the units, as on every other rank.
-            for (addresses, unit) in units.rev() {
+            for (addresses, unit) in self.trained_units().rev() {
                 let gradient = addresses.gradient;
                 peers.all_reduce(gradient, unit.len)?;
                 let result = (norm, partials);
@@ -527,11 +519,16 @@ impl CudaEngine {
             }
         }
         if measure.coordinates {
-            for (squares, elements) in self.state.at.squares(&self.layout) {
+            for (squares, elements) in self.state.at.trained.squares(self.layout()) {
                 peers.all_reduce(squares, elements)?;
             }
         }
         Ok(norm)
+    }
+
+    /// What is trained, with where it is.
+    fn trained_units(&self) -> impl DoubleEndedIterator<Item = (&UnitAddresses, &Unit)> {
+        self.state.at.trained.units.iter().zip(&self.layout().units)
     }
 
     /// Copies an f64 from the device.
@@ -546,11 +543,11 @@ impl CudaEngine {
 
     /// Sets what no micro-batch has written in this step to zero: the gradient, and the coordinate sums.
     fn zero_gradient(&mut self) -> Result<(), EngineError> {
-        let share = self.state.at.share;
-        for (addresses, unit) in self.state.at.units.iter().zip(&self.layout.units) {
-            let elements = match (share.scatters(), self.step.walks) {
+        let trained = &self.state.at.trained;
+        for (addresses, unit) in self.trained_units() {
+            let elements = match (trained.scatters(), self.step.walks) {
                 (false, _) => unit.len,
-                (true, 0) => share.held(unit.len),
+                (true, 0) => trained.share.held(unit.len),
                 // The shards hold the other ranks' gradient.
                 (true, _) => continue,
             };
@@ -563,7 +560,7 @@ impl CudaEngine {
 
     /// Sets the coordinate sums to zero.
     fn zero_squares(&mut self) -> Result<(), EngineError> {
-        for (squares, elements) in self.state.at.squares(&self.layout) {
+        for (squares, elements) in self.state.at.trained.squares(self.layout()) {
             let bytes = elements * size_of::<f32>();
             // SAFETY: the buffer has as many elements.
             unsafe { self.streams.compute.fill_zero(squares, bytes)? };
@@ -577,15 +574,16 @@ impl CudaEngine {
         let both = [false, true].map(|decay| Factors::new(step, decay).values());
         let bytes = self.factors.bytes_mut();
         bytes[..2 * FACTORS].copy_from_slice(bytemuck::cast_slice(both.as_flattened()));
-        let factors = self.state.at.factors;
+        let trained = &self.state.at.trained;
+        let factors = trained.factors;
         for (at, address) in factors.into_iter().enumerate() {
             // SAFETY: the device has as many bytes for each, and the host changes them only after the next
             // synchronisation.
             unsafe { compute.upload(address, &self.factors, at * FACTORS..(at + 1) * FACTORS)? };
         }
-        for (index, unit) in self.layout.units.iter().enumerate() {
-            let addresses = self.state.at.part(index, unit.len);
-            let part = self.state.at.share.part(unit.len);
+        for (index, unit) in self.layout().units.iter().enumerate() {
+            let addresses = trained.part(index, unit.len);
+            let part = trained.share.part(unit.len);
             for (range, decay) in unit.decay_ranges(part) {
                 let factors = factors[usize::from(decay)];
                 self.kernels.adamw(compute, &addresses, range, factors)?;
@@ -602,7 +600,21 @@ impl CudaEngine {
 
 impl Engine for CudaEngine {
     fn layout(&self) -> &Layout {
-        &self.layout
+        trained(self.adapted.as_ref(), &self.layout)
+    }
+
+    fn frozen(&self) -> Option<&Layout> {
+        self.adapted.as_ref().map(|adapted| &adapted.model)
+    }
+
+    fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
+        let of = self.layout.unit(unit)?;
+        of.check_len("weights", parameters)?;
+        if self.adapted.is_none() {
+            return Err(not_frozen(unit));
+        }
+        let parameters = of.parameters_from_files(parameters);
+        self.checked(|engine| engine.set_weights(unit, true, &parameters))
     }
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
@@ -622,7 +634,7 @@ impl Engine for CudaEngine {
     ) -> Result<Accumulated, EngineError> {
         trains(self.options.forward_only)?;
         let (count, weigh) = counted(micro_batch, weighing);
-        let scatters = self.state.at.share.scatters();
+        let scatters = self.state.at.trained.scatters();
         let keeps = Keeps {
             whole: !scatters,
             measure: self.options.measure,
@@ -652,7 +664,7 @@ impl Engine for CudaEngine {
     /// holds everything, it adds its zeros in `reduce`.
     fn join(&mut self, _last: bool) -> Result<(), EngineError> {
         self.checked(|engine| {
-            if engine.state.at.share.scatters() && engine.step.walks == 0 {
+            if engine.state.at.trained.scatters() && engine.step.walks == 0 {
                 // Later micro-batches of the step add to the sums.
                 engine.zero_squares()?;
             }
@@ -673,7 +685,7 @@ impl Engine for CudaEngine {
             let local = match engine.step.accumulated {
                 0 => Some(0.0),
                 // The gradients of several micro-batches were never whole together.
-                micro_batches if engine.state.at.share.scatters() => {
+                micro_batches if engine.state.at.trained.scatters() => {
                     started.filter(|_| micro_batches == 1)
                 }
                 _ if started.is_none() => Some(engine.measure_step()?),
@@ -684,15 +696,17 @@ impl Engine for CudaEngine {
             }
             let mut squared_norm = local.unwrap_or(0.0);
             if let Some(peers) = &engine.peers {
-                let norm = match engine.shards() {
+                // A collective in the last micro-batch would come between gathers of other ranks.
+                let is_started = started.is_some() && engine.sharding.is_none();
+                let norm = match engine.sharded_training() {
                     Some(shards) => shards.reduce(measure.coordinates)?,
-                    None => engine.reduce_over_ranks(peers, started.is_some(), measure)?,
+                    None => engine.reduce_over_ranks(peers, is_started, measure)?,
                 };
                 peers.synchronize()?;
                 squared_norm = engine.download_f64(norm)?;
             }
-            if let (Some(peers), Some(_)) = (&engine.peers, &engine.sharding) {
-                squared_norm = peers.sum(squared_norm)?;
+            if let Some(shards) = engine.sharded_training() {
+                squared_norm = shards.peers.sum(squared_norm)?;
             }
             Ok(Reduced {
                 squared_norm,
@@ -702,9 +716,9 @@ impl Engine for CudaEngine {
     }
 
     fn coordinates(&mut self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
-        for unit in 0..self.layout.units.len() {
-            let len = self.layout.units[unit].len;
-            let addresses = self.state.at.part(unit, len);
+        for unit in 0..self.layout().units.len() {
+            let len = self.layout().units[unit].len;
+            let addresses = self.state.at.trained.part(unit, len);
             let squares = addresses.squares.ok_or_else(|| {
                 EngineError::Shape("the engine has no memory for coordinates".to_owned())
             })?;
@@ -713,7 +727,7 @@ impl Engine for CudaEngine {
                 None => 0..len,
             };
             let at = |buffer: u64| buffer + (part.start * size_of::<f32>()) as u64;
-            let gradient = if self.state.at.share.is_sharded() {
+            let gradient = if self.state.at.trained.share.is_sharded() {
                 addresses.gradient
             } else {
                 at(addresses.gradient)
@@ -753,7 +767,10 @@ impl Engine for CudaEngine {
         self.checked(|engine| {
             engine.run(Pass::Evaluation, micro_batch, None)?;
             let from = engine.work()?.losses;
-            engine.download_bytes(from, bytemuck::cast_slice_mut(&mut losses))
+            let bytes = bytemuck::cast_slice_mut(&mut losses);
+            Ok(engine
+                .staging
+                .download(&engine.streams.compute, from, bytes)?)
         })?;
         Ok(losses)
     }
@@ -797,13 +814,13 @@ impl Engine for CudaEngine {
     }
 
     fn export(&mut self, unit: usize, wanted: bool) -> Result<Option<UnitState>, EngineError> {
-        let len = self.layout.unit(unit)?.len;
+        let len = self.layout().unit(unit)?.len;
         trains(self.options.forward_only)?;
-        let addresses = self.state.at.units[unit];
+        let addresses = self.state.at.trained.units[unit];
         let mut vector = |part: u64| {
             self.checked(|engine| {
                 let mut whole = part;
-                if let Some(shards) = engine.shards() {
+                if let Some(shards) = engine.sharded_training() {
                     whole = shards.gather_vector(unit, part)?;
                     shards.peers.synchronize()?;
                 }
@@ -817,31 +834,28 @@ impl Engine for CudaEngine {
             exp_avg_sq: vector(addresses.exp_avg_sq)?,
         };
         if wanted {
-            self.layout.units[unit].state_to_files(&mut state);
+            self.layout().units[unit].state_to_files(&mut state);
         }
         Ok(wanted.then_some(state))
     }
 
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
-        let len = self.layout.unit(unit)?.len;
-        self.layout.units[unit].check_state(state)?;
-        let state = self.layout.units[unit].state_from_files(state);
+        let of = self.layout().unit(unit)?;
+        of.check_state(state)?;
+        let state = of.state_from_files(state);
         self.checked(|engine| {
-            if let (Some(peers), Some(_)) = (&engine.peers, &engine.sharding) {
-                // A joined walk may still gather the weights.
-                peers.synchronize()?;
-            }
-            let part = engine.state.at.share.part(len);
-            let addresses = engine.state.at.units[unit];
+            engine.set_weights(unit, false, &state.parameters)?;
+            let trained = &engine.state.at.trained;
+            let part = trained.share.part(state.parameters.len());
             let moments = [
-                (addresses.exp_avg, &state.exp_avg),
-                (addresses.exp_avg_sq, &state.exp_avg_sq),
+                (trained.units[unit].exp_avg, &state.exp_avg),
+                (trained.units[unit].exp_avg_sq, &state.exp_avg_sq),
             ];
-            let has_moments = !engine.options.forward_only;
-            for (to, values) in moments.into_iter().filter(|_| has_moments) {
-                engine.upload(to, bytemuck::cast_slice(&values[part.clone()]))?;
+            for (to, values) in moments.into_iter().filter(|_| trained.holds.trains()) {
+                let bytes = bytemuck::cast_slice(&values[part.clone()]);
+                engine.staging.upload(&engine.streams.compute, to, bytes)?;
             }
-            engine.set_weights(unit, &state.parameters[part])
+            Ok(())
         })
     }
 

@@ -13,10 +13,11 @@ use super::error::CudaError;
 use super::kernels;
 use super::kernels::attention::{self, Variant};
 use super::options::Precision;
-use super::state::UnitAddresses;
+use super::state::{Layer, UnitAddresses};
 use super::workspace::{
     Grouped, Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows,
 };
+use crate::engine::dropout::odds;
 use crate::engine::{Activation, Direction, ModelConfig, NormKind, TokenLoss};
 
 use Argument::{Address, Float, Int, Size};
@@ -52,6 +53,16 @@ pub struct Kernels {
     /// For layers with a window, unless `attention` has it.
     windowed: Option<Attention>,
     token_loss: TokenLoss,
+}
+
+/// What drops inputs of one adapter.
+#[derive(Debug, Clone, Copy)]
+pub struct Dropout {
+    pub share: f32,
+    /// [`Inputs::dropout`].
+    pub keys: u64,
+    /// The adapter's number.
+    pub adapter: usize,
 }
 
 /// The kernels of one variant of attention.
@@ -244,7 +255,7 @@ impl Kernels {
     }
 
     /// Adds the norm's part to the gradient of its input in [`Workspace::dx`], and to `gradient`, that of its
-    /// `weights`, both f32 `[vectors, hidden]`. [`Workspace::narrow`] holds the gradient of the output, and then the output.
+    /// `weights` unless they are frozen, both f32 `[vectors, hidden]`. [`Workspace::narrow`] holds the gradient of the output, and then the output.
     /// `x`, f32 `[n, hidden]`, is the input, and `statistics` what forward has kept. `publishes` the new gradient for matrix
     /// products.
     pub fn norm_backward(
@@ -252,7 +263,7 @@ impl Kernels {
         stream: &Stream,
         work: &Workspace,
         (x, statistics): (u64, u64),
-        (weights, gradient): (u64, u64),
+        (weights, gradient): (u64, Option<u64>),
         publishes: bool,
         n: usize,
     ) -> Enqueued {
@@ -283,6 +294,9 @@ impl Kernels {
         };
         let geometry = grid(blocks, threads);
         self.launch(stream, kernel, geometry, &arguments)?;
+        let Some(gradient) = gradient else {
+            return Ok(());
+        };
         let width = self.norm.vectors() * self.hidden;
         self.column_sums(stream, work, gradient, (blocks, width))
     }
@@ -363,13 +377,13 @@ impl Kernels {
     }
 
     /// From the gradient of normed queries and keys in [`Workspace::wide`] to that of the unnormed ones; adds to `gradient`,
-    /// that of the `weights`, both f32 `[2, head_dim]`.
+    /// that of the `weights` unless they are frozen, both f32 `[2, head_dim]`.
     pub fn head_norms_backward(
         &self,
         stream: &Stream,
         work: &Workspace,
         unnormed: u64,
-        (weights, gradient): (u64, u64),
+        (weights, gradient): (u64, Option<u64>),
         n: usize,
     ) -> Enqueued {
         let arguments = [
@@ -385,6 +399,9 @@ impl Kernels {
         ];
         let blocks = vector_blocks(n);
         self.rows(stream, "head_norms_backward", blocks, &arguments)?;
+        let Some(gradient) = gradient else {
+            return Ok(());
+        };
         self.column_sums(
             stream,
             work,
@@ -682,6 +699,47 @@ impl Kernels {
     pub fn cast(&self, stream: &Stream, to: u64, from: u64, elements: usize) -> Enqueued {
         let arguments = [Address(to), Address(from), Size(elements as u64)];
         self.elements(stream, "cast", elements, &arguments)
+    }
+
+    /// `weights`, real, of a linear layer in 4 bits; `table` has the values of the codes.
+    pub fn dequantise(&self, stream: &Stream, weights: u64, layer: &Layer, table: u64) -> Enqueued {
+        let elements = layer.range.len();
+        let arguments = [
+            Address(weights),
+            Address(layer.codes),
+            Address(layer.scales),
+            Address(table),
+            Size(elements as u64),
+        ];
+        self.elements(stream, "dequantise", elements, &arguments)
+    }
+
+    /// `to` `[n, width]`: forward, `from` with the dropout of an adapter; backward, adds that. Both are real.
+    pub fn dropout(
+        &self,
+        stream: &Stream,
+        direction: Direction,
+        (to, from): (u64, u64),
+        width: usize,
+        dropout: Dropout,
+        shape: Shape,
+    ) -> Enqueued {
+        let (dropped, factor) = odds(dropout.share);
+        let arguments = [
+            Address(to),
+            Address(from),
+            int(width),
+            int(shape.seq_len),
+            Address(dropout.keys),
+            int(dropout.adapter),
+            int(dropped as usize),
+            Float(factor),
+        ];
+        let kernel = match direction {
+            Direction::Forward => "dropout",
+            Direction::Backward => "dropout_backward",
+        };
+        self.rows(stream, kernel, shape.tokens(), &arguments)
     }
 
     /// One block for each row.

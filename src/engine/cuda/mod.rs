@@ -4,10 +4,11 @@
 //! `libraries` finds NVIDIA's libraries at run time; `driver`, `nvrtc`, `cublaslt` and `nccl` bind their
 //! functions. `measured` remembers which of cuBLASLt's algorithms is the fastest.
 //! `compiler` compiles the `kernels` and caches them. `engine` is the [`super::Engine`]: `state` and
-//! `workspace` place its memory in allocations of an `arena`, `backend` carries out the operations of a walk, and
-//! `launches` has each kernel's parameters and geometry. With other ranks, `peers` adds gradients over them
+//! `workspace` place its memory in allocations of an `arena`, `backend` and `adapted` carry out the operations of a walk, and
+//! `launches` has each kernel's parameters and geometry. `staging` copies weights to the device. With other ranks, `peers` adds gradients over them
 //! with `nccl`, and `sharded` gathers weights from shards.
 
+mod adapted;
 mod arena;
 mod backend;
 pub mod compiler;
@@ -24,6 +25,7 @@ pub mod nvrtc;
 mod options;
 mod peers;
 mod sharded;
+mod staging;
 mod state;
 mod table;
 #[cfg(test)]

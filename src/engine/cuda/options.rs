@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::comm::activity::Activity;
-use crate::engine::{Measure, Strategy, TokenLoss};
+use crate::engine::{Adapters, Measure, Strategy, TokenLoss};
 
 /// Options of a [`super::CudaEngine`].
 #[derive(Debug, Clone, Default)]
@@ -22,6 +22,8 @@ pub struct CudaOptions {
     /// Hold only weights, and the activations of one block: nothing is trained.
     pub forward_only: bool,
     pub token_loss: TokenLoss,
+    /// Train only these; the model is frozen.
+    pub adapters: Option<Adapters>,
     /// Reserve memory for [`Noise`](crate::engine::Noise) on the embeddings.
     pub noisy: bool,
     /// Reserve memory for the sequences of packed rows ([`MicroBatch::starts`](crate::engine::MicroBatch::starts)).

@@ -15,7 +15,7 @@
 //! A training walk gathers 2n - 3 units and reduce-scatters n. A rank without a micro-batch joins with gradients
 //! of zero. In bf16, units are gathered as operands of matrix products. What kernels read in f32 travels in f32:
 //! the embedding, and the weights of all norms, to which every rank contributes its parts before a walk.
-//! Gradients are reduced in f32; their padding is zeroed before.
+//! Gradients are reduced in f32; their padding is zeroed before. Frozen units are only gathered.
 
 use std::sync::Arc;
 
@@ -69,7 +69,10 @@ impl<'a> Shards<'a> {
     /// Starts a walk and gathers the norms and the first units.
     pub fn begin(&self) -> Enqueued {
         self.after_compute()?;
-        self.gather_vectors()?;
+        // Frozen ones are whole since their import.
+        if self.state.holds.trains() {
+            self.gather_vectors()?;
+        }
         // With tied embeddings, both turns are free beside the first unit.
         let first = if self.is_tied() { 3 } else { 2 };
         for unit in 0..first.min(self.units()) {
@@ -140,7 +143,7 @@ impl<'a> Shards<'a> {
             if unit > 0 {
                 self.release(unit, Direction::Backward)?;
             }
-            if self.state.share.scatters() {
+            if self.state.scatters() {
                 self.zero(self.scratch(unit), 0, self.padded(unit))?;
                 self.scatter_now(unit, first)?;
             }

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::arena::Bump;
-use super::options::Precision;
+use super::options::{CudaOptions, Precision};
 use super::workspace::PARTIALS;
-use crate::engine::{Layout, Measure, Parameter, Unit, part};
+use crate::engine::adapters::is_layer;
+use crate::engine::{Adapted, Layout, Measure, Parameter, Role, Unit, nf4, part};
 
 const F32: usize = size_of::<f32>();
 
@@ -31,11 +32,6 @@ impl Share {
         self.world > 1
     }
 
-    /// Whether the gradient of each micro-batch is reduced to shards as soon as it is complete.
-    pub fn scatters(self) -> bool {
-        self.is_sharded() && !self.whole_gradient
-    }
-
     /// Elements of a part of a unit of `len` elements, with padding.
     pub fn held(self, len: usize) -> usize {
         len.div_ceil(self.world)
@@ -57,9 +53,75 @@ impl Share {
     }
 }
 
+/// The states of a rank.
+#[derive(Debug)]
+pub struct Held {
+    /// What is trained: the model, or one unit with all adapters.
+    pub trained: State,
+    /// The model below adapters.
+    pub frozen: Option<State>,
+}
+
+impl Held {
+    /// Takes the buffers. `share` is that of the model.
+    pub fn place(
+        bump: &mut Bump,
+        (model, adapted): (&Layout, Option<&Adapted>),
+        tied: bool,
+        options: &CudaOptions,
+        share: Share,
+    ) -> Held {
+        let precision = options.precision;
+        let holds = match options.forward_only {
+            true => Holds::Weights,
+            false => Holds::Steps(options.measure),
+        };
+        let Some(adapted) = adapted else {
+            return Held {
+                trained: State::place(bump, model, tied, precision, holds, share),
+                frozen: None,
+            };
+        };
+        let (below, share) = match adapted.settings.is_quantised {
+            true => (Holds::Codes, Share::EVERYTHING),
+            false => (Holds::Weights, share),
+        };
+        // Adapters are small: every rank has all of them, whatever is sharded.
+        let (of, all) = (&adapted.trained, Share::EVERYTHING);
+        Held {
+            trained: State::place(bump, of, false, precision, holds, all),
+            frozen: Some(State::place(bump, model, tied, precision, below, share)),
+        }
+    }
+
+    /// The state with the model's weights.
+    pub fn model(&self) -> &State {
+        self.frozen.as_ref().unwrap_or(&self.trained)
+    }
+}
+
+/// What a state holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Holds {
+    /// Weights and all that steps need, which may request these measurements.
+    Steps(Measure),
+    /// Weights that no step changes. Products in bf16 need no master weights.
+    Weights,
+    /// The same, with the linear layers of blocks in 4 bits.
+    Codes,
+}
+
+impl Holds {
+    /// Whether steps change the weights.
+    pub fn trains(self) -> bool {
+        matches!(self, Holds::Steps(_))
+    }
+}
+
 /// Addresses of everything that lives as long as the engine.
 #[derive(Debug)]
 pub struct State {
+    pub holds: Holds,
     pub share: Share,
     /// In the layout's order.
     pub units: Vec<UnitAddresses>,
@@ -73,13 +135,17 @@ pub struct State {
     pub factors: [u64; 2],
     /// `None` if every rank holds everything.
     pub places: Option<Places>,
+    /// Linear layers in 4 bits.
+    pub quantised: Option<Quantised>,
 }
 
 /// Addresses of one unit. Every buffer has the length of this rank's part, unless stated.
 #[derive(Debug, Clone, Copy)]
 pub struct UnitAddresses {
-    /// Master weights, f32.
+    /// Master weights, f32; empty without [`UnitAddresses::has_master`].
     pub weights: u64,
+    /// Whether there are f32 weights. Frozen ones have only their copy, but tokens are looked up in f32.
+    pub has_master: bool,
     /// The bf16 copy of the weights for matrix products. A sharded embedding has none: its f32 weights are
     /// gathered, because tokens are looked up in them.
     pub copy: Option<u64>,
@@ -97,13 +163,35 @@ pub struct UnitAddresses {
 
 impl UnitAddresses {
     /// The weights, if every rank holds everything.
-    pub fn whole(&self) -> Whole {
+    fn whole(&self) -> Whole {
         Whole {
             table: self.weights,
             operands: self.copy.unwrap_or(self.weights),
             vectors: self.vectors,
         }
     }
+}
+
+/// A model whose linear layers are in NF4. Every rank has all of it; a block's weights are whole while it computes.
+#[derive(Debug)]
+pub struct Quantised {
+    /// By unit.
+    pub layers: Vec<Vec<Layer>>,
+    /// The acquired block for matrix products, of the size of the largest.
+    pub place: u64,
+    /// [`nf4::CODE`].
+    pub table: u64,
+}
+
+/// The weights of a linear layer in 4 bits.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// Of the weights within the unit.
+    pub range: Range<usize>,
+    /// See [`nf4::sizes`].
+    pub codes: u64,
+    /// f32.
+    pub scales: u64,
 }
 
 /// A unit's weights on this rank, whole.
@@ -141,35 +229,50 @@ pub const VECTORS: usize = 13;
 pub const FACTORS: usize = 7 * F32;
 
 impl State {
-    /// Takes the buffers. `measure` holds the measurements that any step may request; without steps (`forward_only`) there
-    /// are only weights.
+    /// Takes the buffers.
     pub fn place(
         bump: &mut Bump,
         layout: &Layout,
         tied: bool,
         precision: Precision,
-        (measure, forward_only): (Measure, bool),
+        holds: Holds,
         share: Share,
     ) -> State {
         let sharded = share.is_sharded();
+        let trains = holds.trains();
+        let measure = match holds {
+            Holds::Steps(measure) => measure,
+            Holds::Weights | Holds::Codes => Measure::default(),
+        };
+        let trained = |len: usize| if trains { len } else { 0 };
+        let in_codes = |unit: &Unit| holds == Holds::Codes && unit.has_layers();
         // Matrix products use the embedding only as a tied head; sharded, that has another place.
-        let has_copy =
-            |index: usize| precision == Precision::Bf16 && (index > 0 || tied && !sharded);
-        let trained = |len: usize| if forward_only { 0 } else { len };
+        let has_copy = |unit: &Unit| {
+            let is_operand = !unit.has(Role::Embedding) || tied && !sharded;
+            precision == Precision::Bf16 && is_operand && !in_codes(unit)
+        };
+        let has_master = |unit: &Unit| {
+            let is_read = trains || unit.has(Role::Embedding) || precision == Precision::F32;
+            is_read && !in_codes(unit)
+        };
+        // Kernels read vectors in f32, whole.
+        let are_apart = |unit: &Unit| sharded || !has_master(unit);
         let vectors_len = layout
             .units
             .iter()
+            .filter(|unit| are_apart(unit))
             .flat_map(vectors)
             .map(|vector| vector.len())
             .sum();
-        let all_vectors = if sharded { bump.f32(vectors_len) } else { 0 };
+        let all_vectors = bump.f32(vectors_len);
         let mut next = all_vectors;
-        let units = layout.units.iter().enumerate().map(|(index, unit)| {
+        let units = layout.units.iter().map(|unit| {
             let held = share.held(unit.len);
-            let weights = bump.f32(held);
+            let has_master = has_master(unit);
+            let weights = bump.f32(if has_master { held } else { 0 });
             let mut addresses = [0; VECTORS];
             for (address, vector) in addresses.iter_mut().zip(vectors(unit)) {
-                if sharded {
+                if are_apart(unit) {
                     *address = next;
                     next += (vector.len() * F32) as u64;
                 } else {
@@ -178,7 +281,8 @@ impl State {
             }
             UnitAddresses {
                 weights,
-                copy: has_copy(index).then(|| bump.take(held, precision.size())),
+                has_master,
+                copy: has_copy(unit).then(|| bump.take(held, precision.size())),
                 vectors: addresses,
                 gradient: bump.f32(match share.whole_gradient {
                     true => trained(share.padded(unit.len)),
@@ -190,22 +294,24 @@ impl State {
             }
         });
         let units = units.collect();
-        let apart = measure.micro_batches || sharded;
+        let quantised = (holds == Holds::Codes).then(|| Quantised::place(bump, layout, precision));
+        let apart = trains && (measure.micro_batches || sharded);
         let embedding = share.padded(layout.units.first().map_or(0, |unit| unit.len));
         let scratch = if sharded {
-            turns(layout, tied, |_, unit| share.padded(unit.len))
+            turns(layout, tied, |unit| share.padded(unit.len))
         } else {
             [layout.largest_unit(); 2]
         };
         State {
+            holds,
             share,
             units,
             scratch: apart.then(|| scratch.map(|len| bump.f32(len))),
             scratch_of_tied: (apart && tied).then(|| bump.f32(embedding)),
             factors: [(); 2].map(|()| bump.take(FACTORS, 1)),
             places: sharded.then(|| {
-                let bytes = |index, unit: &Unit| {
-                    let size = if has_copy(index) {
+                let bytes = |unit: &Unit| {
+                    let size = if has_copy(unit) {
                         precision.size()
                     } else {
                         F32
@@ -227,7 +333,30 @@ impl State {
                     partials: bump.take(PARTIALS, size_of::<f64>()),
                 }
             }),
+            quantised,
         }
+    }
+
+    /// A unit's weights, if every rank holds everything; of a quantised block while it is acquired.
+    pub fn whole(&self, unit: usize) -> Whole {
+        let addresses = &self.units[unit];
+        match self
+            .quantised
+            .as_ref()
+            .filter(|it| !it.layers[unit].is_empty())
+        {
+            Some(quantised) => Whole {
+                table: quantised.place,
+                operands: quantised.place,
+                vectors: addresses.vectors,
+            },
+            None => addresses.whole(),
+        }
+    }
+
+    /// Whether the gradient of each micro-batch is reduced to shards as soon as it is complete.
+    pub fn scatters(&self) -> bool {
+        self.holds.trains() && self.share.is_sharded() && !self.share.whole_gradient
     }
 
     /// The sums for the coordinate-wise test with their numbers of elements, from the last unit to the first.
@@ -250,6 +379,31 @@ impl State {
     }
 }
 
+impl Quantised {
+    fn place(bump: &mut Bump, layout: &Layout, precision: Precision) -> Quantised {
+        let blocks = layout.units.iter().filter(|unit| unit.has_layers());
+        let largest = blocks.map(|unit| unit.len).max().unwrap_or(0);
+        let place = bump.take(largest, precision.size());
+        let layers = layout.units.iter().map(|unit| {
+            let layers = unit.parameters.iter().filter(|it| is_layer(it.role));
+            let layers = layers.map(|layer| {
+                let [bytes, scales] = nf4::sizes(layer.len());
+                Layer {
+                    range: layer.range(),
+                    codes: bump.take(bytes, 1),
+                    scales: bump.f32(scales),
+                }
+            });
+            layers.collect()
+        });
+        Quantised {
+            layers: layers.collect(),
+            place,
+            table: bump.f32(nf4::CODE.len()),
+        }
+    }
+}
+
 /// The ranges of a unit's vectors.
 pub fn vectors(unit: &Unit) -> impl Iterator<Item = Range<usize>> {
     unit.vectors().map(Parameter::range)
@@ -257,11 +411,11 @@ pub fn vectors(unit: &Unit) -> impl Iterator<Item = Range<usize>> {
 
 /// The larger sizes of the two places in which the units take turns: the even units in the first, the odd ones
 /// in the second. Tied embeddings are in neither.
-fn turns(layout: &Layout, tied: bool, size: impl Fn(usize, &Unit) -> usize) -> [usize; 2] {
+fn turns(layout: &Layout, tied: bool, size: impl Fn(&Unit) -> usize) -> [usize; 2] {
     [0, 1].map(|turn| {
         let units = layout.units.iter().enumerate().skip(usize::from(tied));
         let of_turn = units.filter(|(index, _)| index % 2 == turn);
-        let sizes = of_turn.map(|(index, unit)| size(index, unit));
+        let sizes = of_turn.map(|(_, unit)| size(unit));
         sizes.max().unwrap_or(0)
     })
 }
@@ -316,8 +470,8 @@ mod tests {
                     whole_gradient: false,
                 };
                 let place = |bump: &mut Bump| {
-                    let trains = (Measure::default(), false);
-                    State::place(bump, &layout, is_tied, precision, trains, share)
+                    let holds = Holds::Steps(Measure::default());
+                    State::place(bump, &layout, is_tied, precision, holds, share)
                 };
                 let buffers = 5 * layout.units.len() + 12;
                 let rounding = 256 * buffers + PARTIALS * size_of::<f64>();

@@ -10,6 +10,8 @@ use crate::engine::{Capacity, MicroBatch, ModelConfig};
 const LOGITS: usize = 1 << 27;
 /// Blocks whose partial sums give the gradient of vectors: four per multiprocessor of an H200.
 const VECTOR_BLOCKS: usize = 528;
+/// Most adapters of layers that are computed together: queries, keys and values.
+const TOGETHER: usize = 3;
 /// Most partial sums of a squared norm.
 pub const PARTIALS: usize = 1024;
 
@@ -21,6 +23,8 @@ pub struct Shape {
     pub seq_len: usize,
     /// Sequences in packed rows, with some empty ones, so that few numbers occur; `None` where each row is one.
     pub sequences: Option<usize>,
+    /// Whether inputs of adapters are dropped.
+    pub drops: bool,
 }
 
 impl Shape {
@@ -31,6 +35,7 @@ impl Shape {
             batch: micro_batch.batch,
             seq_len: micro_batch.seq_len,
             sequences: (sequences > 0).then(|| sequences.next_power_of_two().min(n)),
+            drops: !micro_batch.dropout.is_empty(),
         }
     }
 
@@ -80,6 +85,13 @@ pub struct Workspace {
     pub losses: u64,
     /// Factors of their gradients, f32 `[n]`, where a loss weighs them.
     pub weights: u64,
+    /// Between the matrices of an adapter, real `[n, rank]`; empty without adapters.
+    pub low: u64,
+    /// Its gradient for each adapter of the layers that are computed together, real `[3, n, rank]`: the backward pass of a
+    /// layer's input leaves it to that of its weights, which follows.
+    pub dlow: u64,
+    /// An adapter's input after dropout, or the gradient of that, real `[n, the widest input]`; empty without dropout.
+    pub dropped: u64,
     /// Partial sums of squared norms, f64: of the micro-batch's gradient, of the step's, and of the step's over
     /// all ranks.
     pub square_partials: [u64; 3],
@@ -89,7 +101,8 @@ pub struct Workspace {
     pub blas: u64,
 }
 
-/// What the host sends for a micro-batch, adjacent in this order: u32 each, except `factors`.
+/// What the host sends for a micro-batch, adjacent in this order: u32 each, except `factors`; of a key the lower half
+/// first.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
     /// Token ids, `[n]`.
@@ -99,8 +112,10 @@ pub struct Inputs {
     pub by_token: Grouped,
     /// 1 / target tokens of the micro-batch, and of the step so far, f32 `[2]`; 0 without targets.
     pub factors: u64,
-    /// Key (lower half first) and magnitude of the noise of each row, `[n, 3]`, if memory is reserved for it.
+    /// Key and magnitude of the noise of each row, `[n, 3]`, if memory is reserved for it.
     pub noise: Option<u64>,
+    /// Key of the dropout of each row, `[n, 2]`, for adapters with dropout.
+    pub dropout: Option<u64>,
     /// If memory is reserved for it.
     pub packed: Option<Packed>,
     /// Bytes of all of them.
@@ -197,6 +212,7 @@ impl Workspace {
             .unwrap_or_else(|| logits_rows(config.vocab_size))
             .clamp(1, n);
         let dx = bump.f32(n * hidden);
+        let rank = options.adapters.as_ref().map_or(0, |it| it.rank);
         Workspace {
             inputs: Inputs::place(bump, config, n, options),
             residual: (0..residuals).map(|_| bump.f32(n * hidden)).collect(),
@@ -221,6 +237,19 @@ impl Workspace {
             logits_rows,
             losses: bump.take(n, size_of::<f64>()),
             weights: bump.f32(n),
+            low: bump.take(n * rank, real),
+            dlow: bump.take(
+                if options.forward_only {
+                    0
+                } else {
+                    TOGETHER * n * rank
+                },
+                real,
+            ),
+            dropped: match drops(options) {
+                true => bump.take(n * hidden.max(queries).max(config.intermediate_size), real),
+                false => bump.take(0, real),
+            },
             square_partials: [(); 3].map(|()| bump.take(PARTIALS, size_of::<f64>())),
             scalars: bump.take(Scalars::BYTES, 1),
             reduced_norm: bump.take(1, size_of::<f64>()),
@@ -232,11 +261,12 @@ impl Workspace {
 impl Inputs {
     fn place(bump: &mut Bump, config: &ModelConfig, n: usize, options: &CudaOptions) -> Inputs {
         let noise = if options.noisy { 3 * n } else { 0 };
+        let keys = if drops(options) { 2 * n } else { 0 };
         let by_position = options.packed && config.position_embeddings;
         let packed = if options.packed { 3 * n } else { 0 };
         let groups = (1 + usize::from(by_position)) * Grouped::elements(n);
         // One buffer, so that one copy fills it.
-        let bytes = (2 * n + packed + groups + 2 + noise) * size_of::<u32>();
+        let bytes = (2 * n + packed + groups + 2 + noise + keys) * size_of::<u32>();
         let mut at = bump.take(bytes, 1);
         let mut take = |elements: usize| {
             let address = at;
@@ -252,6 +282,7 @@ impl Inputs {
             by_token: Grouped::place(&mut take, n),
             factors: take(2),
             noise: options.noisy.then(|| take(noise)),
+            dropout: drops(options).then(|| take(keys)),
             packed: packed.map(|(spans, positions)| Packed {
                 spans,
                 positions,
@@ -293,10 +324,17 @@ impl Inputs {
         put(self.factors, &counts.map(|n| inverse(n).to_bits()));
         if let Some(address) = self.noise {
             let mut noise: Vec<u32> = (micro_batch.noise.iter())
-                .flat_map(|it| [it.key as u32, (it.key >> 32) as u32, it.magnitude.to_bits()])
+                .flat_map(|it| {
+                    let [low, high] = halves(it.key);
+                    [low, high, it.magnitude.to_bits()]
+                })
                 .collect();
             noise.resize(3 * micro_batch.batch, 0);
             put(address, &noise);
+        }
+        if let Some(address) = self.dropout {
+            let keys = micro_batch.dropout.iter().flat_map(|&key| halves(key));
+            put(address, &keys.collect::<Vec<u32>>());
         }
         let shape = Shape::of(micro_batch);
         if let Some(packed) = self.packed(shape) {
@@ -365,6 +403,16 @@ impl Stash {
             gate_up: bump.take(n * config.inner(), real),
         }
     }
+}
+
+/// Whether inputs of adapters may be dropped.
+fn drops(options: &CudaOptions) -> bool {
+    options.adapters.as_ref().is_some_and(|it| it.dropout > 0.0)
+}
+
+/// The lower and the upper half of a key.
+fn halves(key: u64) -> [u32; 2] {
+    [key as u32, (key >> 32) as u32]
 }
 
 /// Rows whose logits exist at a time: whole tiles of a matrix product.

@@ -23,7 +23,7 @@ fn of(modules: &[&str]) -> Adapters {
 }
 
 /// Fills both matrices of all adapters.
-fn fill(engine: &mut dyn Engine) -> Vec<f32> {
+pub fn fill(engine: &mut dyn Engine) -> Vec<f32> {
     let mut state = engine.export(0, true).unwrap().unwrap();
     for (i, value) in state.parameters.iter_mut().enumerate() {
         *value = ((i as f32 * 0.37).sin() * 997.0).sin() * 0.3;
@@ -64,7 +64,7 @@ fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
 }
 
 /// The models of the tests, each with some modules: all, and some of those that are computed together.
-fn cases() -> Vec<(ModelConfig, Adapters)> {
+pub fn cases() -> Vec<(ModelConfig, Adapters)> {
     let gpt2 = ModelConfig {
         family: Family::Gpt2,
         parallel_residual: false,

@@ -161,6 +161,7 @@ impl Sums {
             batch: n,
             seq_len: 1,
             sequences: None,
+            drops: false,
         };
         let sums = geometry.sums(0, rows);
         let gates = n * Precision::Bf16.size() * config.inner();

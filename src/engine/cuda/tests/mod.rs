@@ -1,5 +1,6 @@
 //! The engine on the emulated GPU. The CPU engine and PyTorch are the references.
 
+mod adapters;
 mod kernel_table;
 mod roofline;
 
