@@ -40,6 +40,10 @@ const WAITS: usize = 40;
 /// The setting that shards the model.
 const FSDP: &str = "evenkeel.parallel.strategy=fsdp";
 
+/// Adapters of every linear layer, with dropout.
+const ADAPTERS: &str = "evenkeel.model.adapters=true evenkeel.model.lora_rank=4 \
+                        evenkeel.model.lora_target_modules=[all-linear] evenkeel.model.lora_dropout=0.2";
+
 /// The proof of the recipe's eight steps.
 const EIGHT_STEPS: &str = "8 steps consumed samples 0..64";
 
@@ -70,6 +74,10 @@ impl Machine {
 
     /// A launch of the recipe with these words and settings of the emulated GPU.
     fn command(&self, words: &str, settings: &[(&str, &str)]) -> Command {
+        self.evenkeel(&format!("launch tiny.yaml --log json {words}"), settings)
+    }
+
+    fn evenkeel(&self, words: &str, settings: &[(&str, &str)]) -> Command {
         let libraries = self.path().join("libraries");
         let given = std::env::var_os("EVENKEEL_CUDA_LIBRARIES").unwrap_or_default();
         let places = [libraries.clone()]
@@ -78,8 +86,7 @@ impl Machine {
         let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
         command
             .current_dir(self.path())
-            .args("launch tiny.yaml --log json".split(' '))
-            .args(words.split(' '))
+            .args(words.split_whitespace())
             .env(
                 "EVENKEEL_CUDA_LIBRARIES",
                 std::env::join_paths(places).unwrap(),
@@ -842,6 +849,80 @@ fn packed_documents_have_the_cpus_losses_on_gpus() {
     assert_close(&machine.losses("bf16"), &expected, 1e-2);
 }
 
+/// Adapters with dropout over completions: on one GPU, on several, some of which have no micro-batch, over whole weights and
+/// over those in 4 bits; and a run that moves from a GPU to two and to the CPU.
+#[test]
+fn adapters_have_the_cpus_losses_on_gpus() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let row = |i: u32| json!({"prompt": format!("{i}+1="), "completion": (i + 1).to_string()});
+    let rows: Vec<Value> = (0..80).map(row).collect();
+    of_rows(&machine, "sft", "", &rows);
+    let devices = [("EMULATED_GPU_DEVICES", "3")];
+    for (name, base) in [("whole", ""), ("codes", "evenkeel.model.load_in_4bit=true")] {
+        let of = |run: &str| format!("{name}-{run}");
+        let train = |run: &str, words: &str| {
+            let words = format!("--out {} {words} {ADAPTERS} {base}", of(run));
+            machine.trained(words.trim(), &devices);
+            (machine.losses(&of(run)), machine.batches(&of(run)))
+        };
+        let (expected, _) = train("cpu", "--device cpu");
+        assert_eq!(expected.len(), 8);
+        assert!(expected[7] < expected[0], "{expected:?}");
+        for (run, words) in [
+            ("one", "--procs 1"),
+            ("replicated", "--procs 2 evenkeel.parallel.strategy=ddp"),
+            ("sharded", "--procs 2 evenkeel.parallel.strategy=fsdp"),
+            (
+                "uneven",
+                "--procs 3 --remainder uneven evenkeel.parallel.strategy=fsdp",
+            ),
+        ] {
+            let (got, _) = train(run, &format!("--device cuda {words}"));
+            assert_close(&got, &expected, 1e-5);
+            machine.prove(&of(run), EIGHT_STEPS);
+        }
+        let half = "--device cuda --procs 2 evenkeel.model.precision=bf16";
+        let (bf16, _) = train("bf16", &format!("{half} {FSDP}"));
+        assert_close(&bf16, &expected, 1e-2);
+
+        let moved = |words: &str| format!("--out {} {ADAPTERS} {base} {words}", of("moved"));
+        let stop =
+            |launcher: &Child| kill_process(Pid::from_child(launcher), Signal::TERM).unwrap();
+        let code = machine.disturbed(&moved("--device cuda --procs 1"), &[], stop);
+        assert_eq!(code, Some(143));
+        let resumed = moved("--resume --device cuda --procs 2");
+        let code = observed(machine.command(&resumed, &devices), |launcher, _, step| {
+            if step >= 5 {
+                stop(launcher);
+            }
+        });
+        assert!([Some(143), Some(0)].contains(&code), "{code:?}");
+        machine.trained(&moved("--resume --device cpu"), &[]);
+        assert_close(&machine.losses(&of("moved")), &expected, 1e-5);
+        machine.prove(&of("moved"), EIGHT_STEPS);
+
+        let words = format!(
+            "generate {} -p 1+1= --max-tokens 3 --device cuda",
+            of("moved")
+        );
+        let generated = machine.evenkeel(&words, &[]).output().unwrap();
+        assert!(generated.status.success(), "{generated:?}");
+
+        let norm_test = "evenkeel.schedule.kind=norm-test evenkeel.schedule.max_batch=32";
+        let grown = train("grown", &format!("--device cpu {norm_test}"));
+        for strategy in ["ddp", "fsdp"] {
+            let words = format!(
+                "--device cuda --procs 2 {norm_test} evenkeel.parallel.strategy={strategy}"
+            );
+            let (losses, batches) = train(&format!("grown-{strategy}"), &words);
+            assert_close(&losses, &grown.0, 1e-5);
+            assert_eq!(batches, grown.1);
+        }
+    }
+}
+
 #[test]
 fn a_loss_over_preferences_is_the_same_on_gpus_and_moves_to_the_cpu() {
     let Some(machine) = Machine::new() else {
@@ -1009,6 +1090,9 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
     }
     let no_dropout = "evenkeel.model.config.resid_pdrop=0 evenkeel.model.config.embd_pdrop=0 \
                       evenkeel.model.config.attn_pdrop=0";
+    let in_4_bits = "evenkeel.model.load_in_4bit=true";
+    let adapters_of_queries = "evenkeel.model.adapters=true evenkeel.model.lora_rank=16 \
+                               evenkeel.model.lora_target_modules=[q_proj,v_proj]";
     let biases = "evenkeel.model.config.attention_bias=true evenkeel.model.config.mlp_bias=true";
     for (run, ranks, settings) in [
         ("f32", "1", vec![]),
@@ -1048,11 +1132,39 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
             vec![bf16, FSDP, untied, family!("starcoder2")],
         ),
         ("biased", "1", vec![bf16, biases]),
+        ("adapters", "1", vec![bf16, ADAPTERS]),
+        ("adapters-f32", "1", vec![ADAPTERS]),
+        (
+            "adapters-untied",
+            "1",
+            vec![bf16, untied, adapters_of_queries],
+        ),
+        (
+            "adapters-replicated",
+            "2",
+            vec![bf16, ADAPTERS, norm_test, coordinates],
+        ),
+        ("adapters-sharded", "2", vec![bf16, FSDP, ADAPTERS]),
+        (
+            "adapters-sharded-f32",
+            "2",
+            vec![FSDP, untied, ADAPTERS, norm_test],
+        ),
+        ("codes", "1", vec![bf16, ADAPTERS, in_4_bits]),
+        ("codes-f32", "1", vec![ADAPTERS, untied, in_4_bits]),
+        (
+            "codes-sharded",
+            "2",
+            vec![bf16, FSDP, untied, ADAPTERS, in_4_bits],
+        ),
     ] {
         let words = format!("{model} {}", settings.join(" "));
         let plan = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
             .current_dir(machine.path())
-            .args(format!("plan tiny.yaml -o json --gpus {ranks} {words}").split_whitespace())
+            .args(
+                format!("plan tiny.yaml -o json --trainer built-in --gpus {ranks} {words}")
+                    .split_whitespace(),
+            )
             .output()
             .unwrap();
         assert!(plan.status.success(), "{plan:?}");

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::LaunchError;
 use crate::engine::{Adapted, Adapters, Family, ModelConfig};
-use crate::plan::{DeviceKind, Flaw};
+use crate::plan::Flaw;
 use crate::recipe::Spec;
 use crate::telemetry::human::grouped;
 use crate::train::adapter::{self, Chain};
@@ -121,16 +120,6 @@ fn wrong_folder(rule: &'static str, message: String) -> Flaw {
         help: "correct the folder, or name a model; other adapters need your program after `--`"
             .to_owned(),
     }
-}
-
-/// Refuses adapters on GPUs, which do not compute them yet.
-pub(super) fn refuse_on_device(has_adapters: bool, device: DeviceKind) -> Result<(), LaunchError> {
-    if has_adapters && device == DeviceKind::Cuda {
-        return Err(LaunchError::Model {
-            message: "adapters are trained on CPUs only; add `--device cpu`".to_owned(),
-        });
-    }
-    Ok(())
 }
 
 /// The adapters of a run, for people.

@@ -196,12 +196,6 @@ impl Generator {
     /// Reads a model into memory, for the CPU or for the first GPU, and its tokenizer.
     pub fn open(place: &Place, device: DeviceKind) -> Result<(Generator, Prompter), LaunchError> {
         let directory = &place.directory;
-        if place.below.is_some() && device == DeviceKind::Cuda {
-            return Err(LaunchError::usage(format!(
-                "{} has adapters, which are computed on CPUs only; add `--device cpu`",
-                directory.display()
-            )));
-        }
         let config = match &place.below {
             Some(below) => below.config.clone(),
             None => shape(directory)?,
@@ -301,11 +295,12 @@ fn engine(
     let seed = below
         .filter(|below| below.weights.is_none())
         .map(|below| below.seed);
+    let adapters = below.map(|below| below.adapters.clone());
     Ok(match device {
         DeviceKind::Cpu => {
             let options = CpuOptions {
                 forward_only: true,
-                adapters: below.map(|below| below.adapters.clone()),
+                adapters,
                 ..CpuOptions::default()
             };
             Box::new(CpuEngine::new(config, options, None, seed)?)
@@ -313,10 +308,11 @@ fn engine(
         DeviceKind::Cuda => {
             let options = CudaOptions {
                 forward_only: true,
+                adapters,
                 ..CudaOptions::default()
             };
             let device = Driver::load().and_then(|driver| Device::open(&driver, 0));
-            Box::new(CudaEngine::new(config, options, &device?, None, None)?)
+            Box::new(CudaEngine::new(config, options, &device?, None, seed)?)
         }
     })
 }

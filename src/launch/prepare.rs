@@ -97,7 +97,6 @@ pub fn prepare(
     let samples = manifest.train.samples;
     let (worlds, news) = judge(planned, samples)?;
     let trained = &planned.model.trained;
-    adapters::refuse_on_device(trained.adapters.is_some(), request.runner.device())?;
     let trained_note = trained
         .adapters
         .as_ref()

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::request::data_of;
-use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, adapters, initial};
+use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
 use crate::checkpoint::{self, Committed};
 use crate::data::{self, PrepareRequest, Progress};
 use crate::lifecycle::{CheckpointRef, files};
@@ -169,7 +169,6 @@ pub(super) fn resume(
     let mut notes = Vec::new();
     let built_in = run.built_in()?;
     let frozen_digest = initial::unchanged(built_in, &run.spec)?;
-    adapters::refuse_on_device(built_in.adapters.is_some(), request.runner.device())?;
     match (
         state
             .as_mut()

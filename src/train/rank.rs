@@ -399,6 +399,7 @@ fn engine(
                 strategy,
                 measure,
                 token_loss,
+                adapters: built_in.adapters.clone(),
                 noisy: run.spec.likelihood.neftune_alpha > 0.0,
                 packed: run.spec.data.packs_whole(),
                 // The ranks of a larger world would choose differently.

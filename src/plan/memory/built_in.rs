@@ -2,8 +2,9 @@
 //! (`engine/cuda/state.rs` and `workspace.rs`), so the sums are known. They leave out less
 //! than 1 %; `tests/cuda_launch.rs` compares them with the engine.
 
+use super::FOUR_BIT;
 use super::shape::Shape;
-use crate::recipe::schema::spec::{Groups, NormTest, Objective};
+use crate::recipe::schema::spec::{Groups, Model, NormTest, Objective};
 
 /// Objectives of the built-in trainer.
 pub const TRAINED: [Objective; 6] = [
@@ -26,6 +27,11 @@ const F32: f64 = 4.0;
 /// Whether the built-in trainer has this architecture: a dense one.
 pub(super) fn has_engine(shape: &Shape) -> bool {
     shape.experts == 1
+}
+
+/// Whether it trains what the recipe makes of the model: all weights, or adapters over whole ones or over those in 4 bits.
+pub(super) fn trains(model: &Model) -> bool {
+    !model.load_in_8bit && model.lora_modules_to_save.is_empty()
 }
 
 /// Weights, gradients and optimiser states of a rank, bytes: the table of docs/gpu.md. The ranks share every unit if
@@ -52,11 +58,7 @@ pub(super) fn states(
         weights += size * (all - looked_up) / shards;
     }
     if sharded {
-        let norms = (2.0 * shape.layers as f64 + 1.0) * shape.norm();
-        weights += turns(shape, F32 * embedding, size * block, size * head) + F32 * norms;
-        if shape.tied {
-            weights += (F32 + if size < F32 { size } else { 0.0 }) * embedding;
-        }
+        weights += gathered(shape, size) + F32 * norms(shape);
         gradients += F32 * turns(shape, embedding, block, head);
     }
     let measured = norm_test.is_some_and(|test| test.measured_groups() == Groups::MicroBatches);
@@ -75,6 +77,65 @@ pub(super) fn states(
         }
     }
     [weights, gradients, 2.0 * F32 * all / shards]
+}
+
+/// The same for adapters, of which every rank trains all `trained` parameters, over a frozen model.
+pub(super) fn adapted_states(
+    shape: &Shape,
+    shards: f64,
+    size: f64,
+    norm_test: Option<&NormTest>,
+    (trained, in_4_bits): (f64, bool),
+) -> [f64; 3] {
+    let shards = if in_4_bits { 1.0 } else { shards };
+    let (sharded, is_half) = (shards > 1.0, size < F32);
+    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
+    let blocks = shape.layers as f64 * shape.block();
+    let mut weights = (F32 * shape.embeddings() + size * (shape.norm() + of_head)) / shards;
+    weights += match in_4_bits {
+        // A block is whole while it computes.
+        true => FOUR_BIT * blocks + size * shape.block(),
+        false => size * blocks / shards,
+    };
+    if shape.tied && is_half && !sharded {
+        weights += size * shape.embeddings();
+    }
+    if sharded {
+        weights += gathered(shape, size);
+    }
+    // Vectors are in f32, apart from half and quantised weights, and whole.
+    if sharded || is_half || in_4_bits {
+        weights += F32 * norms(shape);
+    }
+    weights += (F32 + if is_half { size } else { 0.0 }) * trained;
+    let mut gradients = F32 * trained;
+    if let Some(test) = norm_test {
+        let apart = test.measured_groups() == Groups::MicroBatches;
+        gradients += if apart { 2.0 * F32 * trained } else { 0.0 };
+        gradients += if test.coordinate_interval > 0 {
+            F32 * trained
+        } else {
+            0.0
+        };
+    }
+    [weights, gradients, 2.0 * F32 * trained]
+}
+
+/// Where a sharded model is whole: two places for its units, and another for a tied embedding.
+fn gathered(shape: &Shape, size: f64) -> f64 {
+    let embedding = shape.embeddings();
+    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
+    let head = shape.norm() + of_head;
+    let of_tied = match shape.tied {
+        true => (F32 + if size < F32 { size } else { 0.0 }) * embedding,
+        false => 0.0,
+    };
+    turns(shape, F32 * embedding, size * shape.block(), size * head) + of_tied
+}
+
+/// Elements of all norms of the residual stream.
+fn norms(shape: &Shape) -> f64 {
+    (2.0 * shape.layers as f64 + 1.0) * shape.norm()
 }
 
 /// The sum of the two places in which the units take turns: the even ones in the first, the odd ones in the second. A
@@ -117,6 +178,14 @@ pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size:
     let rows = (tokens / VECTOR_BLOCKS).ceil().max(1.0);
     let partials = F32 * (tokens / rows).ceil() * shape.widest_vectors();
     tokens * (residual + stashes * block + scratch) + logits + partials + WORKSPACE
+}
+
+/// The bytes in addition for adapters of this rank: between their matrices, its gradient for three of them, and an input
+/// with dropout.
+pub(super) fn between(shape: &Shape, tokens: f64, size: f64, (rank, drops): (f64, bool)) -> f64 {
+    let widest = shape.hidden.max(shape.queries()).max(shape.intermediate);
+    let dropped = if drops { widest as f64 } else { 0.0 };
+    tokens * size * (4.0 * rank + dropped)
 }
 
 #[cfg(test)]

@@ -67,9 +67,12 @@ impl<'a> Memory<'a> {
             && TRAINED.contains(&spec.objective)
             && axes == [1; 4]
             && built_in::has_engine(&shape)
+            && built_in::trains(&spec.model)
+            // Without a named trainer, adapters are those of the many programs with PEFT.
+            && (!spec.model.adapters || request.runner.is_built_in())
             && other_family(&spec.model, request.model_config.as_ref()).is_none();
         Some(Memory {
-            engine: engine(spec, request.runner.device()).filter(|_| has_engine),
+            engine: has_engine.then(|| request.runner.device()),
             external: !runs_built_in,
             spec,
             shape,
@@ -85,7 +88,7 @@ impl<'a> Memory<'a> {
             shape: self.shape.clone(),
             source: self.source.clone(),
             available: self.available,
-            engine: self.engine.and_then(|device| engine(spec, device)),
+            engine: self.engine.filter(|_| built_in::trains(&spec.model)),
             external: self.external,
         }
     }
@@ -152,7 +155,14 @@ impl<'a> Memory<'a> {
         let norm_test = self.spec.schedule.norm_test();
         match self.engine {
             Some(DeviceKind::Cuda) => {
-                return built_in::states(&self.shape, shards, self.compute_bytes(), norm_test);
+                let (shape, size) = (&self.shape, self.compute_bytes());
+                return match self.adapters_of_engine() {
+                    None => built_in::states(shape, shards, size, norm_test),
+                    Some(adapters) => {
+                        let of_adapters = (adapters.parameters, self.spec.model.load_in_4bit);
+                        built_in::adapted_states(shape, shards, size, norm_test, of_adapters)
+                    }
+                };
             }
             Some(DeviceKind::Cpu) => {
                 let (model, adapters) = (&self.spec.model, self.adapters_of_engine());
@@ -252,8 +262,12 @@ impl<'a> Memory<'a> {
         let checkpointing = self.spec.model.activation_checkpointing;
         match self.engine {
             Some(DeviceKind::Cuda) => {
-                let size = self.compute_bytes();
-                return built_in::activations(&self.shape, tokens, checkpointing, size);
+                let (shape, size) = (&self.shape, self.compute_bytes());
+                let drops = self.spec.model.lora_dropout > 0.0;
+                let between = self.adapters_of_engine().map_or(0.0, |adapters| {
+                    built_in::between(shape, tokens, size, (adapters.rank, drops))
+                });
+                return built_in::activations(shape, tokens, checkpointing, size) + between;
             }
             Some(DeviceKind::Cpu) => {
                 let (model, adapters) = (&self.spec.model, self.adapters_of_engine());
@@ -471,11 +485,6 @@ impl<'a> Memory<'a> {
         ));
         lines
     }
-}
-
-/// The built-in trainer's engine for a recipe whose model and objective it has.
-fn engine(spec: &Spec, device: DeviceKind) -> Option<DeviceKind> {
-    (device == DeviceKind::Cpu || !spec.model.adapters).then_some(device)
 }
 
 /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the vector of the

@@ -114,9 +114,9 @@ fn trainer_parallelism(case: &Case<'_>, findings: &mut Findings<'_>) {
 const TRAINER_WEIGHTS: Rule = Rule {
     id: "trainer-weights",
     severity: Severity::Error,
-    summary: "the built-in trainer has adapters and weights in 4 bits on CPUs only",
+    summary: "the built-in trainer has no weights in 8 bits, and trains no modules whole beside adapters",
     text: include_str!("texts/trainer-weights.md"),
-    wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, adapters: true}\n"),
+    wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, load_in_8bit: true}\n"),
     right: with("  model: {path: mistralai/Mistral-7B-v0.1}\n"),
     check: Check::Trainer(trainer_weights),
 };
@@ -124,23 +124,12 @@ const TRAINER_WEIGHTS: Rule = Rule {
 fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
     surveyed(case, findings);
     let model = &case.spec().model;
-    let on_gpus = case.request.runner.device() == DeviceKind::Cuda;
     let whole = model.adapters && !model.lora_modules_to_save.is_empty();
     for (path, asked, what) in [
-        (
-            "model.adapters",
-            model.adapters && on_gpus,
-            "low-rank adapters on GPUs yet",
-        ),
         (
             "model.lora_modules_to_save",
             whole,
             "modules that are trained whole beside adapters",
-        ),
-        (
-            "model.load_in_4bit",
-            model.load_in_4bit && on_gpus,
-            "weights in 4 bits on GPUs yet",
         ),
         (
             "model.load_in_8bit",
@@ -151,9 +140,6 @@ fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
         if asked {
             let key = case.recipe.key(path);
             let help = match path {
-                "model.adapters" => format!(
-                    "train on CPUs with `--device cpu`, all weights with `{key}=false`, or plan only"
-                ),
                 "model.lora_modules_to_save" => "remove it, or plan only".to_owned(),
                 _ => format!(
                     "override it with `{key}=false` to train on whole weights, or plan only"
@@ -392,16 +378,9 @@ mod tests {
     }
 
     #[test]
-    fn adapters_and_quantised_weights_are_refused() {
+    fn weights_in_8_bits_and_whole_modules_are_refused() {
         let mut recipe = recipe();
         recipe.spec.model.adapters = true;
-        assert!(launched("trainer-weights", &recipe).is_empty());
-        let runner = Runner::BuiltIn {
-            device: DeviceKind::Cuda,
-            rank_memory: None,
-        };
-        let on_gpus = only("trainer-weights", &recipe, &PlanRequest::of(runner, 1));
-        assert_eq!(on_gpus.len(), 1);
         recipe.spec.model.load_in_4bit = true;
         assert!(launched("trainer-weights", &recipe).is_empty());
         recipe.spec.model.load_in_8bit = true;
