@@ -973,6 +973,7 @@ pub struct Optimizer {
     pub beta2: f64,
     /// ε, added to the root of the second moment.
     pub epsilon: f64,
+    /// Decoupled weight decay, as in AdamW.
     pub weight_decay: f64,
     /// What decays.
     pub weight_decay_on: DecayOn,
