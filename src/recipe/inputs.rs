@@ -34,6 +34,8 @@ pub(crate) struct Job {
     /// The launcher's settings, with native keys.
     pub launched: Option<Node>,
     pub launch: Option<Launch>,
+    /// What its reader does not get: a config or arguments that may size an axis.
+    pub unread: Option<Node>,
     /// Overrides that give variables of the script.
     pub variables: BTreeMap<String, String>,
 }
@@ -95,7 +97,7 @@ fn unread(job: Job, reading: &mut Reading) -> Job {
     Job {
         launch: job.launch,
         variables: job.variables,
-        ..Job::without_batch(job.path, Node::mapping(job.root.span), job.launched)
+        ..Job::without_batch(job.path, job.root, job.launched)
     }
 }
 
@@ -183,7 +185,7 @@ fn without_command(
     request: &Request,
     reading: &mut Reading,
 ) -> Option<Job> {
-    if take_unread_config(&mut root, request, reading)? {
+    if is_unread_config(&root, request, reading)? {
         return Some(Job::without_batch(path, root, None));
     }
     let mut typed = None;
@@ -217,10 +219,10 @@ fn of_project(command: &Command, request: &Request, reading: &mut Reading) -> Op
         return None;
     }
     let launched = launcher(request, Some(command), Stated::default(), reading)?;
-    let root = Node::mapping(command.arguments.span);
+    let arguments = command.unread_arguments();
     Some(Job {
         launch: Some(command.launch.clone()),
-        ..Job::without_batch(request.path.clone(), root, launched)
+        ..Job::without_batch(request.path.clone(), arguments, launched)
     })
 }
 
@@ -238,7 +240,7 @@ fn with_command(
         recipe = named_recipe(&command, request, reading)?;
     }
     if let Some((path, root)) = &mut recipe
-        && take_unread_config(root, request, reading)?
+        && is_unread_config(root, request, reading)?
     {
         let launched = launcher(request, Some(&command), Stated::default(), reading)?;
         return Some(Job {
@@ -286,6 +288,7 @@ fn with_command(
     let mut job = Job::of(path, root, launched);
     job.launch = Some(command.launch.clone());
     if command.deepspeed {
+        job.unread = Some(command.arguments);
         let reason = "the command names it with `--deepspeed_config`".to_owned();
         job.dialect = Some((Dialect::Deepspeed, reason));
     } else if command.hydra.is_some() {
@@ -369,6 +372,7 @@ fn add_arguments(
     let known = alone || reading.of_trl || request.dialect.is_some();
     let Job { root, path, .. } = job;
     if !known && !readers::detects(root, path, &request.origin) {
+        job.unread = Some(command.arguments);
         return Some(());
     }
     let judged = !alone && readers::is_trainers(root, path, &request.origin);
@@ -408,23 +412,25 @@ impl Job {
             overrides: Vec::new(),
             launched,
             launch: None,
+            unread: None,
             variables: BTreeMap::new(),
         }
     }
 
     /// A job whose batch the user gives, since its config or command is not read.
-    fn without_batch(path: PathBuf, root: Node, launched: Option<Node>) -> Job {
+    fn without_batch(path: PathBuf, unread: Node, launched: Option<Node>) -> Job {
         let reason = "only its launcher is read".to_owned();
+        let root = Node::mapping(unread.span);
         Job {
             dialect: Some((Dialect::Transformers, reason)),
+            unread: Some(unread),
             ..Job::of(path, root, launched)
         }
     }
 }
 
-/// Refuses the config of a project that is not read, or empties it if the user gives the batch. Returns
-/// whether it emptied it; `None`: it refused.
-fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading) -> Option<bool> {
+/// Whether a config is that of a project that is not read, and the user gives the batch. `None`: it is refused.
+fn is_unread_config(root: &Node, request: &Request, reading: &mut Reading) -> Option<bool> {
     let source = reading.sources.get(root.span.file);
     let extension = source.and_then(|source| source.path.extension());
     let found = if extension.is_some_and(|extension| extension == "toml") {
@@ -440,7 +446,6 @@ fn take_unread_config(root: &mut Node, request: &Request, reading: &mut Reading)
     if !project.value.refuse(&key, project.span, stated, reading) {
         return None;
     }
-    *root = Node::mapping(root.span);
     Some(true)
 }
 

@@ -21,6 +21,7 @@ use dialects::command::launcher::Launch;
 use dialects::readers::{self, READERS};
 use dialects::{accelerate, deepspeed, native};
 use inputs::Job;
+use schema::axes;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
 use syntax::shell;
@@ -238,6 +239,12 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
         native.overlay(overrides::settings_tree(&overrides, settings, file));
         reading.refuse_unknown_keys_of(file);
         native::leave_other_schedule(&mut native, file, reading);
+    }
+    // These readers know every key.
+    if ![Dialect::Native, Dialect::Accelerate].contains(&reader.dialect()) {
+        for tree in [Some(&root), job.unread.as_ref()].into_iter().flatten() {
+            axes::refuse_unread(tree, &native, request.states_batch(), reading);
+        }
     }
     let (spec, value_sources) = native::build(&native, &mut reading.diagnostics)?;
     Some(Recipe {

@@ -15,7 +15,6 @@ pub(crate) mod hosts;
 
 use std::path::Path;
 
-use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::distinctive_key;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::origin::Origin;
@@ -67,7 +66,6 @@ impl Reader for Deepspeed {
 fn whole_recipe(root: &Node, path: &Path, reading: &mut Reading) -> Node {
     refuse_duplicates(root, reading);
     warn_unknown(root, reading);
-    axes::refuse_unread(root, &["sequence_parallel_size"], reading);
     let mut tree = Tree::new(root.span);
     tree.default("name", run_name::of_file(path));
     tree.lay(translate(root, "", reading));

@@ -19,7 +19,6 @@ pub(crate) mod versions;
 use std::path::Path;
 
 use crate::recipe::dialects::accelerate::options::is_launcher_key;
-use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
@@ -136,7 +135,7 @@ fn translate(
     settings::name(&values, path, &mut tree, reading);
     settings::objective_defaults(objective, versions, &values, &mut tree);
     settings::likelihood(&values, objective, &mut tree);
-    let evaluates = training_arguments(root, &values, path, versions, &mut tree, reading);
+    let evaluates = training_arguments(&values, path, versions, &mut tree, reading);
     // A program beside TRL's may define other keys; `lora_r` alone asks TRL for nothing.
     let own = settings::adapters(root).filter(|given| !keys::is_known(&given.key));
     if let Some(given) = own {
@@ -267,14 +266,12 @@ fn warn_of_smoothing(
 
 /// Translates the keys of `TrainingArguments` and returns whether the run evaluates.
 pub(crate) fn training_arguments(
-    root: &Node,
     values: &Values,
     path: &Path,
     versions: Versions,
     tree: &mut Tree,
     reading: &mut Reading,
 ) -> bool {
-    axes::refuse_unread(root, &[], reading);
     // Upstream cuts tokens to the length and shifts the targets by one inside of it.
     tree.default("data.extra_token", false);
     refuse_shadowed(values, versions, reading);

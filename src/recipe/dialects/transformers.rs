@@ -188,7 +188,7 @@ fn translate(root: &Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> (No
     settings::name(&values, path, &mut tree, reading);
     tree.default("budget.epochs", 3);
     tree.default("seed", 42);
-    let evaluates = handbook::training_arguments(root, &values, path, versions, &mut tree, reading);
+    let evaluates = handbook::training_arguments(&values, path, versions, &mut tree, reading);
     tree.text_if("tokenizer.path", values.text("tokenizer_name"));
     for key in [
         "cutoff_len",

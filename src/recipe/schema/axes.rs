@@ -6,7 +6,9 @@
 use super::dialect::RESERVED;
 use super::reading::Reading;
 use super::tree::Tree;
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Node, joined};
+use crate::recipe::syntax::scalar::Schema;
+use crate::recipe::syntax::shell::word::variable;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
 
@@ -34,38 +36,261 @@ pub(crate) fn axes(sizes: &Node, prefix: &str, tree: &mut Tree, reading: &mut Re
     }
 }
 
-/// Whether a key is the size of an axis of the trainer. The sizes of inference engines do not divide its
-/// ranks.
-pub(crate) fn is_size(key: &str) -> bool {
-    const ENGINES: [&str; 3] = ["rollout", "sglang", "vllm"];
-    // Names without `parallel` that several projects give to such a size.
-    const SHORT: Words = Words(
-        "cp_degree cp_size pp_degree pp_size ring_degree sp_degree sp_size tensor_model_parallel tp_degree \
-         ulysses_degree ulysses_size",
-    );
-    let named = key.contains("parallel") && (key.ends_with("size") || key.ends_with("degree"));
-    (named || SHORT.has(key)) && !ENGINES.iter().any(|engine| key.starts_with(engine))
+/// An axis that another program divides its ranks by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Axis {
+    Tensor,
+    Pipeline,
+    Context,
+    Sequence,
+    /// Experts or replicas, which most programs lay over the data-parallel ranks.
+    OverData,
+    /// One that its name does not say.
+    Other,
 }
 
-/// Refuses a size above 1 of an axis that is not read: it divides the data-parallel ranks, so the batch depends on it.
-/// The user may state the axes with native keys. `read`: the sizes that are read.
-pub(crate) fn refuse_unread(root: &Node, read: &[&str], reading: &mut Reading) {
-    if root.get_path(&format!("{RESERVED}.parallel")).is_some() {
+impl Axis {
+    /// The native names of the axes that settle this one. The first is its own.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Axis::Tensor => &["tensor"],
+            Axis::Pipeline => &["pipeline"],
+            // Ring attention and Ulysses split the same sequence.
+            Axis::Context => &["context", "sequence"],
+            Axis::Sequence => &["sequence", "context"],
+            Axis::OverData | Axis::Other => &["tensor", "pipeline", "context", "sequence"],
+        }
+    }
+}
+
+/// Words of a name that say how large an axis is.
+const SIZES: Words = Words("degree size world");
+
+/// Words beside an axis that leave the name the size of it.
+const BESIDE: Words =
+    Words("attention attn group gpu gpus model n num of parallel shards ulysses way ways");
+
+/// The axis whose size a key may be, by the words of its name; `--ring_attn_size`, `--tp`, `num_model_shards`. The sizes
+/// of inference engines and virtual stages do not divide the trainer's ranks.
+fn axis_of(path: &str) -> Option<Axis> {
+    const ELSEWHERE: Words = Words(
+        "draft eval gen generation generator infer inference rollout sampler sampling serve sglang virtual vllm",
+    );
+    let path = path.to_lowercase().replace('-', "_");
+    let words_of = |name: &str| -> Vec<String> {
+        let words = name.split(['_', '.']).filter(|word| !word.is_empty());
+        words.map(str::to_owned).collect()
+    };
+    if words_of(&path).iter().any(|word| ELSEWHERE.has(word)) {
+        return None;
+    }
+    // `tensor_parallel.size` is named by both.
+    let mut keys = path.rsplit('.');
+    let mut words = words_of(keys.next()?);
+    if words.iter().all(|word| SIZES.has(word)) {
+        words.extend(words_of(keys.next()?));
+    }
+    let has = |names: &str| {
+        names
+            .split(' ')
+            .any(|name| words.iter().any(|word| word == name))
+    };
+    let is_parallel = words.iter().any(|word| word.contains("parallel")) || has("para");
+    let is_sized = words.iter().any(|word| SIZES.has(word));
+    let divides = is_parallel || has("shards");
+    let axis = if divides && has("expert data") || is_sized && has("ep") {
+        Axis::OverData
+    } else if has("tp") || divides && has("tensor model") {
+        Axis::Tensor
+    } else if has("pp") || divides && has("pipeline pipe") {
+        Axis::Pipeline
+    } else if has("cp ring") || divides && has("context") {
+        Axis::Context
+    } else if has("sp ulysses") || divides && has("sequence seq") {
+        Axis::Sequence
+    } else if has("mp") {
+        Axis::Tensor
+    } else if is_parallel && is_sized {
+        Axis::Other
+    } else {
+        return None;
+    };
+    let of_axis = "tp pp cp sp mp ep ring para tensor pipeline pipe context sequence seq expert";
+    let fits = |word: &String| {
+        let own = of_axis.split(' ').any(|name| name == word);
+        own || SIZES.has(word) || BESIDE.has(word) || word.contains("parallel")
+    };
+    // A long name with any other word is one only if it says so.
+    let says = is_parallel && words.last().is_some_and(|last| SIZES.has(last));
+    (says || words.iter().all(fits)).then_some(axis)
+}
+
+/// Whether a key is the size of an axis of the trainer.
+pub(crate) fn is_size(key: &str) -> bool {
+    axis_of(key).is_some()
+}
+
+/// Whether a value of such a key may be more than 1. A name without a word for its size may have another meaning (`sp`, a
+/// path of a model; `pp`, a switch), so that only a number counts.
+fn divides(key: &str, text: &str) -> bool {
+    let is_sized = key.split(['_', '-', '.']).any(|word| SIZES.has(word));
+    match text.parse::<i64>() {
+        Ok(size) => size > 1,
+        Err(_) if is_sized => {
+            !["", "null", "none", "false"].contains(&text.to_lowercase().as_str())
+        }
+        Err(_) => variable(text).is_some_and(is_size),
+    }
+}
+
+/// The sizes above 1 in a tree, with their paths.
+fn sizes<'n>(node: &'n Node, path: &str, found: &mut Vec<(String, Axis, &'n Node)>) {
+    let schema = Schema::PyYaml;
+    if node
+        .get("enabled")
+        .is_some_and(|on| on.is_bool(false, schema))
+    {
         return;
     }
-    for entry in root.entries().unwrap_or_default() {
-        let text = entry.value.shown();
-        let name = entry.name.replace('-', "_");
-        let is_one = ["1", "", "null", "None"].contains(&text);
-        if !is_size(&name) || read.contains(&name.as_str()) || is_one {
-            continue;
+    for entry in node.entries().unwrap_or_default() {
+        let path = joined(path, &entry.name);
+        match (axis_of(&path), entry.value.text()) {
+            _ if path == RESERVED => {}
+            (Some(axis), Some(text)) if divides(&entry.name, text) => {
+                found.push((path, axis, &entry.value));
+            }
+            _ => sizes(&entry.value, &path, found),
         }
+    }
+}
+
+/// Refuses the sizes above 1 of axes in a recipe or a command that are not in `native`: they divide the data-parallel
+/// ranks, so the batch depends on them. The user may state the axes with native keys. `states_batch`: the user gives the
+/// global batch, which no axis over the data-parallel ranks changes.
+pub(crate) fn refuse_unread(root: &Node, native: &Node, states_batch: bool, reading: &mut Reading) {
+    let parallel = native.get("parallel").and_then(Node::entries);
+    let parallel = parallel.unwrap_or_default();
+    let reserved = format!("{RESERVED}.");
+    let is_stated = |axis: Axis| {
+        let mut stated = parallel.iter().filter(|entry| {
+            let key = entry.value.key.as_deref();
+            key.is_some_and(|key| key.starts_with(&reserved))
+        });
+        stated.any(|entry| axis.names().contains(&entry.name.as_str()))
+    };
+    let mut found = Vec::new();
+    sizes(root, "", &mut found);
+    found.retain(|(_, axis, value)| {
+        let is_safe = states_batch && *axis == Axis::OverData;
+        !is_safe && !is_stated(*axis) && !native.is_anywhere(value.span)
+    });
+    for (key, axis, value) in found {
+        let text = value.shown();
+        let size = text.parse::<u64>().map_or("N", |_| text);
+        let own = format!("{reserved}parallel.{}", axis.names()[0]);
+        let (divides, help) = match axis {
+            Axis::OverData => (
+                "it may divide",
+                format!(
+                    "give the samples of a step, `--global-batch-size B`; `{own}=1` says that no rank shares its samples"
+                ),
+            ),
+            Axis::Other => (
+                "it divides",
+                format!(
+                    "state the axes as `{own}=N` (`pipeline`, `context`, `sequence`), and the batch follows"
+                ),
+            ),
+            _ => (
+                "it divides",
+                format!(
+                    "add `{own}={size}`, and the batch follows; with 1 where every rank still takes other samples, as in \
+                     ms-swift's GRPO"
+                ),
+            ),
+        };
         let message = format!(
-            "`{}` is {}: it divides the data-parallel ranks and is not read",
-            entry.name,
+            "`{key}` is {}: {divides} the data-parallel ranks and is not read",
             short(text)
         );
-        let help = "state the axes as `evenkeel.parallel.sequence=N` (`tensor`, `pipeline`, `context`), and the batch follows; with 1 where every rank still takes other samples, as in ms-swift's GRPO";
-        reading.error("unsupported-value", Some(entry.value.span), message, help);
+        reading.error("unsupported-value", Some(value.span), message, help);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_an_axis_is_known_in_any_spelling() {
+        for (key, axis) in [
+            ("tp", Axis::Tensor),
+            ("n_gpus_tp", Axis::Tensor),
+            ("mp_size", Axis::Tensor),
+            ("num_model_shards", Axis::Tensor),
+            ("tensor-model-parallel-size", Axis::Tensor),
+            ("tensor_para_size", Axis::Tensor),
+            ("pp", Axis::Pipeline),
+            ("pipe_parallel_size", Axis::Pipeline),
+            ("ring_attn_size", Axis::Context),
+            ("ds.ring_attn_size", Axis::Context),
+            ("context_parallel", Axis::Context),
+            ("sp-ulysses-degree", Axis::Sequence),
+            ("sequence_parallel.size", Axis::Sequence),
+            ("trainer.ulysses_sequence_parallel_size", Axis::Sequence),
+            ("sp_world_size", Axis::Sequence),
+            ("ep_size", Axis::OverData),
+            ("expert_model_parallel_size", Axis::OverData),
+            ("data_parallel_size", Axis::OverData),
+            ("parallel_size", Axis::Other),
+        ] {
+            assert_eq!(axis_of(key), Some(axis), "{key}");
+        }
+        for key in [
+            "ep",
+            "num_ep",
+            "epochs",
+            "sp_model_path",
+            "train_sp_batch_size",
+            "ring_attn_head_stride",
+            "tp_rank",
+            "num_shards",
+            "shards",
+            "parallel",
+            "dataloader_parallel_workers",
+            "vllm_tensor_parallel_size",
+            "rollout.tensor_model_parallel_size",
+            "rl-inference-tensor-model-parallel-size",
+            "dp_shard_size",
+            "step_size",
+            "model_size",
+            "world_size",
+            "num_sequences",
+            "group_size",
+        ] {
+            assert_eq!(axis_of(key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_short_name_is_a_size_only_with_a_number() {
+        for (key, text) in [
+            ("tp", "2"),
+            ("sp", "$SP_SIZE"),
+            ("sp_size", "$N"),
+            ("cp_size", "auto"),
+        ] {
+            assert!(divides(key, text), "{key} {text}");
+        }
+        for (key, text) in [
+            ("sp", "spm.model"),
+            ("sp", "$SPM"),
+            ("pp", "true"),
+            ("tp", "1"),
+            ("tp_size", "None"),
+            ("sp_size", "-1"),
+        ] {
+            assert!(!divides(key, text), "{key} {text}");
+        }
     }
 }

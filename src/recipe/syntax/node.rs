@@ -95,6 +95,17 @@ impl Node {
         }
     }
 
+    /// Whether this or a value in it has the place.
+    pub(crate) fn is_anywhere(&self, span: Span) -> bool {
+        let is_in = |node: &Node| node.is_anywhere(span);
+        self.span == span
+            || match &self.value {
+                Value::Scalar(_) => false,
+                Value::Sequence(items) => items.iter().any(is_in),
+                Value::Mapping(entries) => entries.iter().any(|entry| is_in(&entry.value)),
+            }
+    }
+
     /// The entries, if this is a mapping.
     pub fn entries(&self) -> Option<&[Entry]> {
         match &self.value {

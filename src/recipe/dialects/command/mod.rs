@@ -97,6 +97,20 @@ impl Command {
         Some(self.launch.program.as_ref()?.text.as_str())
     }
 
+    /// The keys and values of arguments that are not read, also of Hydra overrides.
+    pub fn unread_arguments(&self) -> Node {
+        let words = &self.launch.arguments;
+        let Arguments {
+            mut root, loose, ..
+        } = arguments::tree(words, self.arguments.span, &mut Vec::new());
+        for word in loose {
+            if let Some((name, value)) = word.text.trim_start_matches('+').split_once('=') {
+                root.set(name, word.span, Node::argument(value, word.span));
+            }
+        }
+        root
+    }
+
     fn recipe(&self) -> Option<&Path> {
         Some(self.config.as_ref()?.value.as_path())
     }

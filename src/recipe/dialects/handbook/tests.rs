@@ -5,7 +5,7 @@ use crate::recipe::schema::spec::{
 };
 use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::tests::{messages, read_command};
-use crate::recipe::{ReadError, Recipe, read};
+use crate::recipe::{ReadError, Recipe, read, read_text};
 
 /// Reads a text as the file `folder/config.yaml`, with overrides.
 fn read_in(folder: &str, text: &str, overrides: &[&str]) -> Result<Recipe, ReadError> {
@@ -773,6 +773,36 @@ fn an_empty_number_that_the_trainer_needs_is_refused() {
     assert_eq!(problems("sft", "run_name:\nwarmup_ratio: ~\n", &[]), "");
 }
 
+#[test]
+fn an_axis_is_refused_until_the_user_states_it() {
+    let read = |text: &str, overrides: &[&str]| {
+        let request = Request {
+            path: "ds.json".into(),
+            overrides: overrides.iter().map(|text| (*text).to_owned()).collect(),
+            ..Request::default()
+        };
+        read_text(&request, text.to_owned())
+    };
+    let recipe = "per_device_train_batch_size: 1\nparallel:\n  tp: 2\n  pp: 4\n";
+    let unread = |overrides: &[&str]| -> Vec<String> {
+        let found = read(recipe, overrides).err().into_iter();
+        let found = found.flat_map(|error| error.diagnostics);
+        found
+            .filter(|found| found.message.contains("data-parallel ranks"))
+            .map(|found| format!("{}: {}", found.message, found.help))
+            .collect()
+    };
+    insta::assert_snapshot!(unread(&[]).join("\n"));
+    // A strategy says nothing of an axis.
+    assert_eq!(unread(&["evenkeel.parallel.strategy=fsdp"]).len(), 2);
+    assert_eq!(unread(&["evenkeel.parallel.tensor=2"]).len(), 1);
+    let both = ["evenkeel.parallel.tensor=2", "evenkeel.parallel.pipeline=4"];
+    assert!(unread(&both).is_empty());
+    // DeepSpeed reads these two.
+    let deepspeed = r#"{"train_batch_size": 16, "tensor_parallel": {"autotp_size": 2}, "sequence_parallel_size": 2}"#;
+    assert!(read(deepspeed, &[]).is_ok());
+}
+
 /// Reduced from `examples/train/sequence_parallel/` of ms-swift and from LLaMA-Factory.
 #[test]
 fn an_unread_size_of_an_axis_is_refused() {
@@ -783,6 +813,13 @@ fn an_unread_size_of_an_axis_is_refused() {
         "--pipeline_model_parallel_size 2",
         "--hyper_parallel_cp_size 2",
         "--sp_size 2",
+        "--tp 2",
+        "--pp 2",
+        "--mp_size 2",
+        "--ring_attn_size 2",
+        "--context_parallel 2",
+        "--sp-ulysses-degree 2",
+        "--num_model_shards 2",
     ] {
         let problems = messages(read_command(&format!("{line} {option}")));
         assert_eq!(problems.len(), 1, "{problems:?}");
@@ -791,6 +828,9 @@ fn an_unread_size_of_an_axis_is_refused() {
     for option in [
         "--sequence_parallel_size 1",
         "--vllm_tensor_parallel_size 4",
+        "--sp spm.model",
+        "--ep 4",
+        "--num_shards 4",
     ] {
         let batch = read_command(&format!("{line} {option}"))
             .unwrap()
