@@ -1,12 +1,12 @@
-//! The variables that a script assigns exactly once, at a place that certainly runs. Any other may have
-//! another value at the command that uses it: loops, conditions, functions, `read`, arithmetic and the like
+//! The variables that a script assigns only at places that certainly run, once, in the order of the text. Any other may
+//! have another value at the command that uses it: loops, conditions, functions, `read`, arithmetic and the like
 //! change it.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.9.1 and 2.15; declarations and `read` as in bash 5.2.
 
 use crate::recipe::syntax::words::Words;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use tree_sitter::Node;
@@ -61,8 +61,8 @@ pub(super) fn assigns(name: &str) -> bool {
 /// How a script assigns its variables.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Variables with an assignment that certainly runs.
-    certain: HashSet<String>,
+    /// The number of a variable's assignments that certainly run.
+    certain: HashMap<String, usize>,
     /// Every assigned variable, with the number of its assignments.
     assigned: HashMap<String, usize>,
     /// Byte offsets of the commands that may assign any variable, in order.
@@ -124,14 +124,18 @@ impl Changes {
         }
     }
 
-    pub fn is_assigned_once(&self, name: &str) -> bool {
-        !self.anything && self.certain.contains(name) && self.assigned.get(name) == Some(&1)
+    /// Whether every assignment of a variable certainly runs, so that its value is that of the last one before.
+    /// `repeated`: at a place that may run later than its text, after other assignments.
+    pub fn is_followed(&self, name: &str, repeated: bool) -> bool {
+        let assigned = self.assigned.get(name).copied().unwrap_or(0);
+        let certain = self.certain.get(name).copied().unwrap_or(0);
+        !self.anything && certain > 0 && certain == assigned && (assigned == 1 || !repeated)
     }
 
     /// Whether the script leaves a variable unset that it has not assigned yet.
     pub fn leaves_unset(&self, name: &str, repeated: bool) -> bool {
         let assigned = self.assigned.contains_key(name);
-        let later = !repeated && self.is_assigned_once(name);
+        let later = !repeated && self.is_followed(name, repeated);
         !self.anything && !DYNAMIC.has(name) && (!assigned || later)
     }
 
@@ -150,13 +154,9 @@ impl Changes {
         match node.kind() {
             "variable_assignment" => {
                 let name = identifier(source);
-                let value = node.child_by_field_name("value");
-                let array = value.is_some_and(|value| value.kind() == "array");
-                let plain = source[name.len()..].starts_with('=') && !array;
-                if plain && place.certain && !DYNAMIC.has(name) {
-                    self.certain.insert(name.to_owned());
-                }
-                self.count(name);
+                // Not an item of an array, `NAME[0]=value`.
+                let plain = source[name.len()..].starts_with(['=', '+']);
+                self.assignment(name, place.certain && plain);
                 // Words are then split elsewhere than at white space. Before a command it applies to that command only;
                 // the parser takes assignments on the lines above a command for such prefixes.
                 let command = node.parent().and_then(|it| it.child_by_field_name("name"));
@@ -192,7 +192,7 @@ impl Changes {
         let name = identifier(inside);
         let operator = &inside[name.len()..];
         if operator.starts_with('=') || operator.starts_with(":=") {
-            self.count(name);
+            self.assignment(name, place.certain);
         }
         let offset = operator.starts_with(':') && !operator[1..].starts_with(['-', '+', '?', '=']);
         // The parser has no nodes in every kind of default.
@@ -208,7 +208,7 @@ impl Changes {
         let mut plain = command != "local";
         for (child, source) in words {
             if source.starts_with(['-', '+']) {
-                plain &= source == "-x";
+                plain &= ["-x", "-a"].contains(&source);
                 // After a name reference, any assignment may change any variable.
                 self.anything |= command != "export" && source.contains('n');
             } else if !["variable_assignment", "variable_name"].contains(&child.kind()) {
@@ -280,6 +280,13 @@ impl Changes {
     fn disturb(&mut self, at: usize, place: Place) {
         self.anything |= place.repeated;
         self.disturbing.push(at);
+    }
+
+    fn assignment(&mut self, name: &str, certain: bool) {
+        if certain && !DYNAMIC.has(name) && !name.is_empty() {
+            *self.certain.entry(name.to_owned()).or_default() += 1;
+        }
+        self.count(name);
     }
 
     fn count(&mut self, name: &str) {

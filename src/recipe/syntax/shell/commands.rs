@@ -190,15 +190,23 @@ impl Reader {
             names.for_each(|name| self.variables.export(name));
         }
         for part in parts.words.iter().filter(|part| part.assignment) {
-            let name = identifier(&text.text[part.range.clone()]);
-            let start = part.range.start + name.len() + 1;
-            let raw = RawWord {
-                range: start.min(part.range.end)..part.range.end,
-                expansions: part.expansions.clone(),
-                assignment: false,
+            let source = &text.text[part.range.clone()];
+            let name = identifier(source);
+            let adds = source[name.len()..].starts_with('+');
+            let start = part.range.start + name.len() + 1 + usize::from(adds);
+            let value = match part.array {
+                Some(array) => self.variables.array(text, array, place),
+                None => {
+                    let raw = RawWord {
+                        range: start.min(part.range.end)..part.range.end,
+                        expansions: part.expansions.clone(),
+                        assignment: false,
+                        array: None,
+                    };
+                    self.variables.value(text, &raw, place)
+                }
             };
-            let value = self.variables.value(text, &raw, place);
-            self.variables.assign(name, value);
+            self.variables.assign(name, value, adds, place);
         }
     }
 
@@ -298,6 +306,9 @@ fn add_word<'t>(text: &Text, node: Node<'t>, parts: &mut Parts<'t>) -> Result<()
         range: start..end,
         expansions: Vec::new(),
         assignment: node.kind() == "variable_assignment",
+        array: node
+            .child_by_field_name("value")
+            .filter(|value| value.kind() == "array"),
     };
     add_expansions(text, node, &mut raw);
     parts.words.push(raw);

@@ -1,5 +1,5 @@
-//! Resolves the words of a script: literals, `$NAME` and `${NAME}` of a variable that is assigned once,
-//! `${NAME:-default}`, and arithmetic on those. Everything else stays unresolved.
+//! Resolves the words of a script: literals, `$NAME` and `${NAME}` of a variable whose assignments certainly run,
+//! `${NAME:-default}`, all items of an array, and arithmetic on those. Everything else stays unresolved.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.6. File names are not expanded.
 
@@ -20,6 +20,8 @@ use crate::recipe::syntax::yaml::MAX_BYTES;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Value {
     pub text: String,
+    /// The items of an array, which has no text.
+    items: Option<Vec<Word>>,
     /// The defaults in it that the environment may replace, by variable.
     defaults: Vec<(String, String)>,
     /// The variables by which arithmetic divided it, with their values.
@@ -27,6 +29,33 @@ pub(super) struct Value {
 }
 
 impl Value {
+    /// The value of an array.
+    pub fn array(items: Vec<Word>) -> Value {
+        Value {
+            items: Some(items),
+            ..Value::default()
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let items = self.items.iter().flatten();
+        self.text.len() + items.map(|item| item.text.len()).sum::<usize>()
+    }
+
+    /// This value with what `NAME+=` adds. `None`: one of them is an array, the other is not.
+    fn extended(mut self, more: Value) -> Option<Value> {
+        match (&mut self.items, more.items) {
+            (Some(items), Some(more)) => items.extend(more),
+            (None, None) => {
+                self.text += &more.text;
+                self.defaults.extend(more.defaults);
+                self.divisors.extend(more.divisors);
+            }
+            _ => return None,
+        }
+        Some(self)
+    }
+
     fn add(&mut self, part: Value) {
         self.text += &part.text;
         self.came_from(part);
@@ -60,6 +89,8 @@ pub(super) struct RawWord<'t> {
     pub expansions: Vec<(Range<usize>, Node<'t>)>,
     /// `NAME=value`, whose variables are not split into words.
     pub assignment: bool,
+    /// The array that it assigns, `NAME=(…)`.
+    pub array: Option<Node<'t>>,
 }
 
 impl RawWord<'_> {
@@ -88,17 +119,28 @@ impl Variables {
         }
     }
 
-    /// Whether a variable has one value wherever it has any.
-    fn is_certain(&self, name: &str) -> bool {
-        self.given.contains(name) || self.changes.is_assigned_once(name)
+    /// Whether the value of a variable is known wherever it has any.
+    fn is_certain(&self, name: &str, place: Place) -> bool {
+        self.given.contains(name) || self.changes.is_followed(name, place.repeated)
     }
 
-    /// Assigns a variable whose assignment certainly runs.
-    pub fn assign(&mut self, name: &str, value: Option<Value>) {
-        if !self.given.contains(name) {
-            let value = value.filter(|_| self.is_certain(name));
-            self.values.insert(name.to_owned(), value);
+    /// Assigns a variable, or adds to its value with `NAME+=`.
+    pub fn assign(&mut self, name: &str, value: Option<Value>, adds: bool, place: Place) {
+        if self.given.contains(name) {
+            return;
         }
+        let value = value.filter(|_| self.is_certain(name, place));
+        let value = match (value, adds) {
+            // The environment may hold its beginning.
+            (Some(more), true) => self.lookup(name, place).and_then(|old| old.extended(more)),
+            (value, _) => value,
+        };
+        // Every assignment may double it.
+        self.spent = self
+            .spent
+            .saturating_add(value.as_ref().map_or(0, Value::bytes));
+        let value = value.filter(|_| self.spent <= MAX_BYTES);
+        self.values.insert(name.to_owned(), value);
     }
 
     /// Makes a variable visible in inline scripts.
@@ -107,13 +149,13 @@ impl Variables {
     }
 
     /// The value that an inline script inherits, unless it assigns the variable itself.
-    fn inherited(&self, text: &Text, source: &str) -> Option<Value> {
+    fn inherited(&self, text: &Text, source: &str, place: Place) -> Option<Value> {
         let name = source.strip_prefix('$')?;
         let name = name
             .strip_prefix('{')
             .map_or(Some(name), |name| name.strip_suffix('}'))?;
         let assigns = text.text.contains(&format!("{name}="));
-        let value = self.lookup(name).filter(|_| !assigns);
+        let value = self.lookup(name, place).filter(|_| !assigns);
         value.filter(|_| self.exported.contains(name))
     }
 
@@ -151,6 +193,25 @@ impl Variables {
         Some(value)
     }
 
+    /// The items of `(…)`. `None`: one of them names its place, `[2]=x`.
+    pub fn array(&mut self, text: &Text, node: Node<'_>, place: Place) -> Option<Value> {
+        let mut items = Vec::new();
+        for child in children(node).filter(|child| child.is_named() && child.kind() != "comment") {
+            let mut raw = RawWord {
+                range: trimmed(text, child),
+                expansions: Vec::new(),
+                assignment: false,
+                array: None,
+            };
+            add_expansions(text, child, &mut raw);
+            if text.text[raw.range.clone()].starts_with('[') {
+                return None;
+            }
+            items.extend(self.words(text, &raw, place));
+        }
+        Some(Value::array(items))
+    }
+
     /// The words that a word expands to, each with the span of the whole word. An unquoted variable that holds
     /// several words is split if it is the whole word.
     pub fn words(&mut self, text: &Text, raw: &RawWord<'_>, place: Place) -> Vec<Word> {
@@ -181,6 +242,13 @@ impl Variables {
                 }
             };
             let whole = quoted || !split;
+            let is_alone = written.trim_matches('"') == &text.text[at.clone()];
+            if split
+                && is_alone
+                && let Some(items) = self.items(&text.text[at.clone()], quoted, span, place)
+            {
+                return items;
+            }
             let node = node.and_then(|node| raw.expansions.get(node));
             let Some(value) = node.and_then(|(_, node)| self.expansion(text, *node, place)) else {
                 let source = &text.text[at];
@@ -222,9 +290,9 @@ impl Variables {
         let at = trimmed(text, node);
         let mut value = match node.kind() {
             _ if place.nested && text.place(at.start).inner => {
-                self.inherited(text, &text.text[at.clone()])?
+                self.inherited(text, &text.text[at.clone()], place)?
             }
-            "simple_expansion" => self.lookup(&text.text[at.start + 1..at.end])?,
+            "simple_expansion" => self.plain(&text.text[at.start + 1..at.end], place)?,
             "expansion" => self.parameter(&text.text[at.clone()], place)?,
             "arithmetic_expansion" => {
                 let mut inner = children(node).filter(Node::is_named);
@@ -247,13 +315,41 @@ impl Variables {
         (safe && self.spent <= MAX_BYTES).then_some(value)
     }
 
-    fn lookup(&self, name: &str) -> Option<Value> {
+    fn lookup(&self, name: &str, place: Place) -> Option<Value> {
         let value = self.values.get(name)?.clone();
-        value.filter(|_| self.is_certain(name))
+        value.filter(|_| self.is_certain(name, place))
     }
 
-    /// `${NAME}`, `${NAME:-default}` or `${NAME-default}`.
-    fn parameter(&self, source: &str, place: Place) -> Option<Value> {
+    /// The value of a variable that is no array.
+    fn plain(&self, name: &str, place: Place) -> Option<Value> {
+        self.lookup(name, place)
+            .filter(|value| value.items.is_none())
+    }
+
+    /// The items of `${NAME[@]}`, one word each at the place of the expansion. `None`: they are not known, or the shell would
+    /// split them further.
+    fn items(&mut self, source: &str, quoted: bool, span: Span, place: Place) -> Option<Vec<Word>> {
+        let name = source.strip_prefix("${")?.strip_suffix("[@]}")?;
+        let items = self.lookup(name, place)?.items?;
+        let is_split = |item: &Word| {
+            item.text.is_empty() || item.text.contains([' ', '\t', '\n', '*', '?', '['])
+        };
+        if !quoted && items.iter().any(is_split) {
+            return None;
+        }
+        self.spent = self
+            .spent
+            .saturating_add(items.iter().map(|item| item.text.len()).sum());
+        let word = |item: Word| Word {
+            span,
+            literal: 0,
+            ..item
+        };
+        (self.spent <= MAX_BYTES).then(|| items.into_iter().map(word).collect())
+    }
+
+    /// `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?message}` or `${NAME:=default}`, which assigns it.
+    fn parameter(&mut self, source: &str, place: Place) -> Option<Value> {
         let inside = source.strip_prefix("${")?.strip_suffix('}')?;
         // `${1:-8}`: a script's own argument, which it may not get.
         let digits = inside.len()
@@ -266,15 +362,16 @@ impl Variables {
             identifier(inside)
         };
         let operator = &inside[name.len()..];
-        if operator.is_empty() {
-            return self.lookup(name);
+        // Without a value, `?` ends the script.
+        if operator.is_empty() || operator.starts_with(['?']) || operator.starts_with(":?") {
+            return self.plain(name, place);
         }
-        let (or_empty, default) = match operator.strip_prefix(":-") {
-            Some(default) => (true, default),
-            None => (false, operator.strip_prefix('-')?),
-        };
+        let or_empty = operator.starts_with(':');
+        let default = operator.trim_start_matches(':');
+        let assigns = default.starts_with('=');
+        let default = default.strip_prefix(['-', '='])?;
         if self.values.contains_key(name) {
-            let value = self.lookup(name)?;
+            let value = self.plain(name, place)?;
             if !(or_empty && value.text.is_empty()) {
                 return Some(value);
             }
@@ -292,6 +389,9 @@ impl Variables {
             let default = (name.to_owned(), value.text.clone());
             value.defaults.push(default);
         }
+        if assigns && !place.nested {
+            self.assign(name, Some(value.clone()), false, place);
+        }
         Some(value)
     }
 
@@ -308,7 +408,7 @@ impl Variables {
             "number" | "word" if source.starts_with(|c: char| c.is_ascii_digit()) => {
                 decimal(source)
             }
-            "variable_name" | "word" if !place.nested => of_value(self.lookup(source)?),
+            "variable_name" | "word" if !place.nested => of_value(self.plain(source, place)?),
             "simple_expansion" | "expansion" | "arithmetic_expansion" => {
                 of_value(self.expansion(text, node, place)?)
             }
@@ -326,7 +426,9 @@ impl Variables {
                 let operator = text.text.get(operator.byte_range())?.trim();
                 if operator == "/" {
                     for name in factors(text, divisor) {
-                        let number = self.lookup(name).and_then(|value| decimal(&value.text));
+                        let number = self
+                            .plain(name, place)
+                            .and_then(|value| decimal(&value.text));
                         of.divisors
                             .extend(number.map(|number| (name.to_owned(), number)));
                     }

@@ -85,6 +85,8 @@ pub(super) fn places<'t>(text: &Text, node: Node<'t>, place: Place) -> Vec<(Node
         "variable_assignments",
         "redirected_statement",
         "declaration_command",
+        "string",
+        "concatenation",
     ];
     let repeats = [
         "for_statement",
@@ -101,8 +103,12 @@ pub(super) fn places<'t>(text: &Text, node: Node<'t>, place: Place) -> Vec<(Node
         let beside = children
             .get(index + 1)
             .is_some_and(|next| next.kind() == "&");
-        let keeps =
-            transparent.contains(&kind) || is_group || above.is_some_and(|last| index <= last);
+        // Its words are expanded once; an assignment before it is only for the command.
+        let is_word = kind == "command" && child.kind() != "variable_assignment";
+        let keeps = transparent.contains(&kind)
+            || is_group
+            || is_word
+            || above.is_some_and(|last| index <= last);
         let mut inside = place;
         inside.certain &= keeps && !beside;
         inside.repeated |= repeats.contains(&kind);
