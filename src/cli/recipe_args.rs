@@ -71,6 +71,10 @@ pub struct RecipeOptions {
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u64).range(1..))]
     pub global_batch_size: Option<u64>,
 
+    /// Samples that a device takes at once, beside --global-batch-size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), requires = "global_batch_size")]
+    pub per_device_batch_size: Option<u64>,
+
     /// Hydra's flag for several jobs; it is refused with an alternative
     #[arg(short = 'm', long, hide = true)]
     multirun: bool,
@@ -154,7 +158,21 @@ impl RecipeOptions {
             dialect: self.dialect,
             version: self.dialect_version.clone(),
             settings: self.settings(),
+            world: self.typed_world(),
         }
+    }
+
+    /// The options of the world as typed.
+    fn typed_world(&self) -> Vec<String> {
+        let options = [
+            ("--gpus", self.gpus),
+            ("--nodes", self.nodes),
+            ("--gpus-per-node", self.gpus_per_node),
+        ];
+        let typed = options
+            .into_iter()
+            .filter_map(|(flag, value)| Some([flag.to_owned(), value?.to_string()]));
+        typed.flatten().collect()
     }
 
     /// The requested world, in devices; `None` means the detected hardware.
@@ -172,6 +190,11 @@ impl RecipeOptions {
                 "--global-batch-size",
                 "batch.global",
                 number(self.global_batch_size),
+            ),
+            (
+                "--per-device-batch-size",
+                "batch.per_device_batch_size",
+                number(self.per_device_batch_size),
             ),
             ("--remainder", "batch.remainder", self.remainder.clone()),
         ]

@@ -18,7 +18,7 @@ use crate::recipe::schema::request::Request;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::shell::{self, word};
-use crate::recipe::syntax::source::FileId;
+use crate::recipe::syntax::source::{FileId, Span};
 
 /// The parts of a job, each with its precedence settled.
 pub(crate) struct Job {
@@ -59,14 +59,52 @@ pub(crate) fn gather(
     }
     let job = match command {
         None => without_command(recipe?, request, reading),
-        Some(command) if command.project.is_some() => of_project(&command, request, reading),
-        Some(command) => with_command(recipe, command, request, reading),
+        Some(command) => match &command.project {
+            Some(project) => {
+                project.value.refuse("this command", project.span, reading);
+                None
+            }
+            None => with_command(recipe, command, request, reading),
+        },
     }?;
-    let job = Job { variables, ..job };
-    Some(if is_unknown(&job, request) {
-        unread(job, reading)
-    } else {
-        job
+    Some(Job { variables, ..job })
+}
+
+/// A job of which only the launcher is read, since the user gives its batch.
+pub(crate) fn gather_launcher(
+    request: &Request,
+    text: Option<String>,
+    reading: &mut Reading,
+) -> Option<Job> {
+    let GivenFile {
+        recipe,
+        mut command,
+        variables,
+    } = given_file(request, text, reading)?;
+    if !request.command.is_empty() {
+        command = read_words(&request.command, reading);
+    } else if !request.launcher.is_empty() {
+        command = read_words(&request.launcher, reading);
+        reading.files.command = None;
+    }
+    let launched = launcher(request, command.as_ref(), Stated::default(), reading)?;
+    let (path, mut unread) = match recipe {
+        Some(recipe) => recipe,
+        None => (
+            request.path.clone(),
+            Node::mapping(Span::of("", 0..0, FileId(0))),
+        ),
+    };
+    if let Some(command) = &command
+        && unread.entries().is_some()
+    {
+        unread.overlay(command.unread_arguments());
+    }
+    reading.diagnostics.retain(|found| !found.hides_batch);
+    Some(Job {
+        launch: command.map(|command| command.launch),
+        variables,
+        ..Job::without_batch(path, unread, launched)
     })
 }
 
@@ -75,30 +113,6 @@ pub(crate) fn piped(request: &Request) -> Option<String> {
     let is_once = |path: &Path| !request.origin.is_file(path) && !request.origin.is_dir(path);
     let path = Some(&request.path).filter(|path| !path.as_os_str().is_empty() && is_once(path))?;
     Reading::at(&request.origin).text(path, None)
-}
-
-/// Whether no reader takes a job's file, and the user gives the batch that a reader would find.
-fn is_unknown(job: &Job, request: &Request) -> bool {
-    let chosen = job.dialect.is_some() || request.dialect.is_some() || !job.overrides.is_empty();
-    !chosen
-        && request.states_batch()
-        && job.root.entries().is_some()
-        && !readers::detects(&job.root, &job.path, &request.origin)
-}
-
-/// The job without its file.
-fn unread(job: Job, reading: &mut Reading) -> Job {
-    reading.note(
-        "unknown-dialect",
-        Some(job.root.span),
-        "no supported dialect has these keys, so that only the launcher and the given numbers are read",
-        "nothing to do if the given global batch and axes are those of the training",
-    );
-    Job {
-        launch: job.launch,
-        variables: job.variables,
-        ..Job::without_batch(job.path, job.root, job.launched)
-    }
 }
 
 /// What the given file holds.
@@ -129,9 +143,8 @@ fn given_file(request: &Request, text: Option<String>, reading: &mut Reading) ->
     if command::is_one(&path, &text) {
         let variables = variables_of(&text, &request.overrides);
         refuse_unused(&variables, &request.overrides, reading);
-        let command = read_command(&path, &text, file, &variables, reading)?;
         return Some(GivenFile {
-            command: Some(command),
+            command: read_command(&path, &text, file, &variables, reading),
             variables,
             ..GivenFile::default()
         });
@@ -144,6 +157,15 @@ fn given_file(request: &Request, text: Option<String>, reading: &mut Reading) ->
 
 /// The overrides `NAME=VALUE` whose names a script uses as variables. They replace what the script assigns to them.
 fn variables_of(script: &str, overrides: &[String]) -> BTreeMap<String, String> {
+    let in_arithmetic = |name: &str| {
+        let of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let parts = script.split("((").skip(1);
+        let mut names = parts.flat_map(|part| {
+            let end = part.find("))").unwrap_or(0);
+            part[..end].split(move |c| !of_name(c))
+        });
+        names.any(|found| found == name)
+    };
     let used = |name: &str| {
         let begins = ["$", "${"].map(|mark| format!("{mark}{name}"));
         let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
@@ -152,7 +174,7 @@ fn variables_of(script: &str, overrides: &[String]) -> BTreeMap<String, String> 
                 .match_indices(begin.as_str())
                 .map(|(at, begin)| &script[at + begin.len()..])
         });
-        found.any(ends)
+        found.any(ends) || in_arithmetic(name)
     };
     let given = overrides.iter().filter_map(|text| text.split_once('='));
     let given = given.filter(|(name, _)| word::is_name(name) && used(name));
@@ -185,8 +207,8 @@ fn without_command(
     request: &Request,
     reading: &mut Reading,
 ) -> Option<Job> {
-    if is_unread_config(&root, request, reading)? {
-        return Some(Job::without_batch(path, root, None));
+    if refuse_unread_config(&root, request, reading) {
+        return None;
     }
     let mut typed = None;
     if !request.launcher.is_empty() {
@@ -208,24 +230,6 @@ fn without_command(
     Some(Job::of(path, root, launched))
 }
 
-/// The job of a command whose program belongs to a project that is not read.
-fn of_project(command: &Command, request: &Request, reading: &mut Reading) -> Option<Job> {
-    let project = command.project.as_ref()?;
-    let stated = request.states_batch();
-    if !project
-        .value
-        .refuse("this command", project.span, stated, reading)
-    {
-        return None;
-    }
-    let launched = launcher(request, Some(command), Stated::default(), reading)?;
-    let arguments = command.unread_arguments();
-    Some(Job {
-        launch: Some(command.launch.clone()),
-        ..Job::without_batch(request.path.clone(), arguments, launched)
-    })
-}
-
 /// The job of a command, and of the recipe that is given beside it or that it names.
 fn with_command(
     mut recipe: Option<Recipe>,
@@ -239,14 +243,10 @@ fn with_command(
     if recipe.is_none() {
         recipe = named_recipe(&command, request, reading)?;
     }
-    if let Some((path, root)) = &mut recipe
-        && is_unread_config(root, request, reading)?
+    if let Some((_, root)) = &recipe
+        && refuse_unread_config(root, request, reading)
     {
-        let launched = launcher(request, Some(&command), Stated::default(), reading)?;
-        return Some(Job {
-            launch: Some(command.launch),
-            ..Job::without_batch(path.clone(), root.clone(), launched)
-        });
+        return None;
     }
     let mut by_recipe = Stated::default();
     if let Some((_, root)) = &mut recipe {
@@ -333,7 +333,7 @@ fn named_recipe(
     if let Some(root) = &command.hydra
         && !request.origin.is_file(&root.value)
     {
-        reading.error(
+        reading.batch_unknown(
             "config-missing",
             Some(root.span),
             format!(
@@ -429,8 +429,8 @@ impl Job {
     }
 }
 
-/// Whether a config is that of a project that is not read, and the user gives the batch. `None`: it is refused.
-fn is_unread_config(root: &Node, request: &Request, reading: &mut Reading) -> Option<bool> {
+/// Refuses the config of a project that is not read. Returns whether it did.
+fn refuse_unread_config(root: &Node, request: &Request, reading: &mut Reading) -> bool {
     let source = reading.sources.get(root.span.file);
     let extension = source.and_then(|source| source.path.extension());
     let found = if extension.is_some_and(|extension| extension == "toml") {
@@ -438,15 +438,11 @@ fn is_unread_config(root: &Node, request: &Request, reading: &mut Reading) -> Op
     } else {
         projects::of_config(root).filter(|_| request.dialect.is_none())
     };
-    let Some(project) = found else {
-        return Some(false);
-    };
-    let key = format!("`{}`", project.key);
-    let stated = request.states_batch();
-    if !project.value.refuse(&key, project.span, stated, reading) {
-        return None;
+    if let Some(project) = &found {
+        let key = format!("`{}`", project.key);
+        project.value.refuse(&key, project.span, reading);
     }
-    Some(true)
+    found.is_some()
 }
 
 /// `variables`: those that its environment has.
@@ -531,6 +527,7 @@ fn dialect_of(
     }
     if let Some(script) = &script
         && let Some(objective) = handbook::trainer_of(script.value)
+        && (!alone || reading.of_trl || handbook::takes(&command.arguments, &objective))
     {
         // Another project's program may have the same name. Its file is judged as if given alone.
         if !(alone || judged || reading.of_trl) {

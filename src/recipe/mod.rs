@@ -18,13 +18,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use dialects::command::launcher::Launch;
+use dialects::command::unresolved;
 use dialects::readers::{self, READERS};
 use dialects::{accelerate, deepspeed, native};
 use inputs::Job;
 use schema::axes;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
-use syntax::shell;
 
 pub use schema::dialect::{Dialect, RESERVED};
 pub use schema::environment::Environment;
@@ -62,6 +62,10 @@ impl ReadError {
             diagnostics: vec![Diagnostic::error("trainer-command", span, message, help)],
             rest: None,
         }
+    }
+
+    fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.diagnostics.iter().filter(|found| found.is_error())
     }
 
     /// Whether a file of the recipe cannot be read at all: it is missing, not UTF-8, or not permitted.
@@ -164,13 +168,64 @@ pub fn read_text(request: &Request, text: String) -> Result<Recipe, ReadError> {
     launchers::replace(request, |request| finish(request, Some(text.clone())))
 }
 
+/// Reads a recipe. A given global batch replaces all but the launcher of a program whose batch is not known.
 fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> {
+    let mut error = match read_job(request, text.clone(), inputs::gather) {
+        Err(error) if error.errors().any(|found| found.hides_batch) => error,
+        read => return read,
+    };
+    let launcher = read_job(request, text, inputs::gather_launcher);
+    if !request.states_batch() {
+        complete(&mut error, request, launcher.as_ref().err());
+    }
+    if !request.states_batch() || !error.errors().all(|found| found.hides_batch) {
+        return Err(error);
+    }
+    let mut recipe = launcher?;
+    let path = |sources: &Sources, span: Span| Some(sources.get(span.file)?.path.clone());
+    for found in error.errors() {
+        let is_same = |span: &Span| path(&error.sources, *span) == path(&recipe.sources, *span);
+        let span = found.span.filter(is_same);
+        let help = "nothing to do if the given global batch and axes are those of the training";
+        let note = Diagnostic::note(&found.rule, span, found.message.clone(), help);
+        recipe.diagnostics.push(note);
+    }
+    diagnostic::in_file_order(&mut recipe.diagnostics);
+    Ok(recipe)
+}
+
+/// Adds the command that gives the batch of a refused program. `launcher`: why its launcher alone is refused, such as
+/// axes that are not read.
+fn complete(error: &mut ReadError, request: &Request, launcher: Option<&ReadError>) {
+    let mut more = vec!["--global-batch-size", "B"];
+    more.extend(
+        launcher
+            .into_iter()
+            .flat_map(|launcher| launcher.errors().filter_map(axes::proposed)),
+    );
+    let line = request.plan_with(&more);
+    let mut found = error.diagnostics.iter_mut();
+    if let Some(first) = found.find(|found| found.is_error() && found.hides_batch) {
+        first.help = format!(
+            "{}; or give the samples of a step, and only the launcher is read: `{line}`",
+            first.help
+        );
+    }
+}
+
+/// Reads the job that `gather` finds.
+fn read_job(
+    request: &Request,
+    text: Option<String>,
+    gather: impl FnOnce(&Request, Option<String>, &mut Reading) -> Option<Job>,
+) -> Result<Recipe, ReadError> {
     let mut reading = Reading::at(&request.origin);
     reading.environment = request.environment.clone();
-    let job = inputs::gather(request, text, &mut reading);
+    let job = gather(request, text, &mut reading);
     let found = job.and_then(|job| find(request, job, &mut reading));
     let refused = reading.has_error();
     let mut diagnostics = [reading.diagnostics, reading.pending].concat();
+    unresolved::name_script(&mut diagnostics, request);
     diagnostic::in_file_order(&mut diagnostics);
     diagnostic::keep_most_severe(&mut diagnostics);
     let sources = reading.sources;
@@ -316,19 +371,14 @@ fn choose(
     }
     if best.is_none() {
         let read: Vec<String> = READERS.iter().map(|r| r.dialect().to_string()).collect();
-        reading.error(
+        reading.batch_unknown(
             "unknown-dialect",
             Some(root.span),
             match reader::others(root) {
                 Some(name) => format!("this is {name}, which is not supported yet"),
                 None => "no supported dialect has these keys".to_owned(),
             },
-            format!(
-                "give the samples of a step, and only the launcher is read: `evenkeel plan {} --gpus N --global-batch-size B`; or \
-                 select a dialect with `--dialect` ({})",
-                shell::join(&[job.path.display().to_string()]),
-                read.join(", ")
-            ),
+            format!("select a dialect with `--dialect` ({})", read.join(", ")),
         );
     }
     best.map(|(reader, detected)| (reader, detected.reason))

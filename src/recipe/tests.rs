@@ -63,7 +63,7 @@ fn a_number_that_only_the_environment_knows_is_given_beside_the_script() {
     };
     let refused = read(&request(&["GPUS=8"])).unwrap_err();
     let help = &refused.diagnostics[0].help;
-    assert!(help.contains("`evenkeel plan SCRIPT BS=VALUE`"), "{help}");
+    assert!(help.contains("/run.sh --gpus N GPUS=8 BS=VALUE`"), "{help}");
     let given = ["GPUS=8", "BS=4", "gradient_accumulation_steps=2"];
     let recipe = read(&request(&given)).unwrap();
     let batch = &recipe.spec.batch;
@@ -115,6 +115,129 @@ fn a_file_that_no_reader_takes_needs_only_the_samples_of_a_step() {
     let recipe = read_text(&request(Some("64")), text).unwrap();
     assert_eq!(recipe.spec.batch.global, Some(64));
     assert_eq!(recipe.diagnostics[0].severity, Severity::Note);
+}
+
+/// Reads a text as a file, with the options of the command line.
+fn given(
+    name: &str,
+    text: &str,
+    options: &[(&'static str, &'static str, &str)],
+) -> Result<Recipe, ReadError> {
+    let setting = |(flag, path, value): &(&'static str, &'static str, &str)| Setting {
+        flag,
+        path,
+        value: (*value).to_owned(),
+    };
+    let request = Request {
+        path: name.into(),
+        settings: options.iter().map(setting).collect(),
+        world: ["--gpus", "96"].map(str::to_owned).to_vec(),
+        ..Request::default()
+    };
+    read_text(&request, text.to_owned())
+}
+
+const GLOBAL: (&str, &str) = ("--global-batch-size", "batch.global");
+
+#[test]
+fn a_given_batch_plans_a_command_whose_arguments_are_not_known() {
+    for text in [
+        "eval $A $B\n",
+        "torchrun --nproc_per_node $N train.py $ARGS\n",
+        "torchrun --nproc_per_node 4 train.py --do_train --per_device_train_batch_size $BS\n",
+        "torchrun --nproc_per_node 4 dpo.py --batch_size 8 --n_epochs 3 --lr 1e-5 --kl_coef 1\n",
+        "python examples/scripts/gkd.py --batch_size 4\n",
+        "python -m open_instruct.grpo_fast --num_unique_prompts_rollout 8\n",
+        "bash other.sh\n",
+        "sky launch --num-nodes 4 -- torchrun --nproc_per_node 8 train.py --do_train\n",
+    ] {
+        let refused = given("run.sh", text, &[]);
+        let recipe = given(
+            "run.sh",
+            text,
+            &[
+                (GLOBAL.0, GLOBAL.1, "64"),
+                (
+                    "--per-device-batch-size",
+                    "batch.per_device_batch_size",
+                    "2",
+                ),
+            ],
+        );
+        let recipe = recipe.unwrap_or_else(|error| panic!("{text}{:?}", error.diagnostics));
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.global, batch.per_device_batch_size),
+            (Some(64), Some(2)),
+            "{text}"
+        );
+        let Err(refused) = refused else { continue };
+        let helps: Vec<&str> = refused
+            .diagnostics
+            .iter()
+            .map(|found| &*found.help)
+            .collect();
+        let line = "`evenkeel plan run.sh --gpus 96 --global-batch-size B`";
+        assert!(
+            helps.iter().any(|help| help.contains(line)),
+            "{text}{helps:?}"
+        );
+    }
+}
+
+#[test]
+fn a_given_batch_leaves_other_errors_of_a_recipe() {
+    let text = "per_device_train_batch_size: 4\nlearning_rate: fast\nnum_train_epochs: 1\n";
+    assert!(given("sft.yaml", text, &[(GLOBAL.0, GLOBAL.1, "64")]).is_err());
+}
+
+#[test]
+fn a_projects_refusal_proposes_its_batch_and_its_axes() {
+    let neox = "pipe-parallel-size: 4\nmodel-parallel-size: 2\ntrain_micro_batch_size_per_gpu: 4\n";
+    let help =
+        |result: Result<Recipe, ReadError>| result.unwrap_err().diagnostics.swap_remove(0).help;
+    insta::assert_snapshot!(help(given("neox.yml", neox, &[])), @"its samples of a step are `train_batch_size`, or `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × GPUs / (`pipe_parallel_size` × `model_parallel_size`); or give the samples of a step, and only the launcher is read: `evenkeel plan neox.yml --gpus 96 --global-batch-size B evenkeel.parallel.pipeline=4 evenkeel.parallel.tensor=2`");
+    // The batch alone does not say how many ranks share it.
+    let batch = [(GLOBAL.0, GLOBAL.1, "64")];
+    insta::assert_snapshot!(help(given("neox.yml", neox, &batch)), @"add `evenkeel.parallel.pipeline=4`, and the batch follows; with 1 where every rank still takes other samples, as in ms-swift's GRPO");
+    let deepspeed =
+        r#"{"train_batch_size": 32, "num_layers": 4, "zero_optimization": {"stage": 1}}"#;
+    assert_eq!(
+        messages(given("ds.json", deepspeed, &[])),
+        ["`num_layers` is GPT-NeoX's, which is not read"]
+    );
+}
+
+#[test]
+fn a_program_with_a_trainers_name_is_trls_only_with_its_arguments() {
+    let foreign = "torchrun --nproc_per_node 4 dpo.py --per_device_train_batch_size 4 --gradient_accumulation_steps 2 \
+                   --model llama --data hh --batch 8 --kl_coef 1";
+    let recipe = read_command(foreign).unwrap();
+    assert_eq!(recipe.dialect, Dialect::Transformers);
+    let batch = &recipe.spec.batch;
+    let numbers = (batch.per_device_batch_size, batch.accumulation, batch.gpus);
+    assert_eq!(numbers, (Some(4), Some(2), Some(4)));
+    let trls = "torchrun --nproc_per_node 4 dpo.py --per_device_train_batch_size 4 --beta 0.1 --dataset_name d";
+    assert_eq!(read_command(trls).unwrap().dialect, Dialect::HandbookTrl);
+}
+
+#[test]
+fn a_variable_in_arithmetic_is_given_by_its_name() {
+    let text = "GA=$((64/(2*N)))\ntorchrun --nproc_per_node 4 train.py --do_train --per_device_train_batch_size 2 \
+                --gradient_accumulation_steps ${GA:?}\n";
+    let read = |value: &str| {
+        let request = Request {
+            path: "run.sh".into(),
+            overrides: vec![value.to_owned()],
+            ..Request::default()
+        };
+        read_text(&request, text.to_owned())
+            .unwrap()
+            .spec
+            .batch
+            .accumulation
+    };
+    assert_eq!((read("N=8"), read("GA=3")), (Some(4), Some(3)));
 }
 
 #[test]

@@ -242,6 +242,7 @@ impl Findings<'_> {
             message,
             help,
             span: Some(span),
+            hides_batch: false,
         });
     }
 
@@ -252,6 +253,7 @@ impl Findings<'_> {
             message,
             help,
             span: paths.iter().find_map(|path| self.recipe.span(path)),
+            hides_batch: false,
         });
     }
 }

@@ -199,6 +199,7 @@ pub(crate) fn refuse_of_other_versions(
                 }
             ),
             span: Some(entry.name_span),
+            hides_batch: false,
         });
     }
 }
@@ -308,13 +309,36 @@ pub(crate) fn trainer_of(script: &Path) -> Option<String> {
     Some(objective::by_name(script)?.to_string())
 }
 
+/// Whether the program with the name of a trainer, given by its native name, is TRL's or uses it, by its arguments: it has
+/// none that TRL refuses for this trainer, a prefix of several options or another trainer's, and at most half are its own.
+pub(crate) fn takes(arguments: &Node, trainer: &str) -> bool {
+    let Ok(objective) = serde_json::from_value(trainer.into()) else {
+        return false;
+    };
+    let known = keys::known(objective);
+    let (mut taken, mut own) = (0_usize, 0_usize);
+    for entry in arguments.entries().unwrap_or_default() {
+        let name = entry.name.as_str();
+        let is_known = keys::kind(name, objective).is_some()
+            || keys::example(name).is_some()
+            || older_fields(objective).is_some_and(|(fields, ..)| fields.has(name));
+        match abbreviation::meant(name, known.iter().copied()) {
+            _ if is_known => taken += 1,
+            abbreviation::Meant::One(_) => taken += 1,
+            abbreviation::Meant::Nothing if keys::owners(name).is_empty() => own += 1,
+            abbreviation::Meant::Several(_) | abbreviation::Meant::Nothing => return false,
+        }
+    }
+    own <= taken
+}
+
 /// Refuses TRL trainers whose batch is not known here, by the name of the program or recipe. Returns whether
 /// it did.
 pub(crate) fn refuse_unsupported(path: &Path, span: Option<Span>, reading: &mut Reading) -> bool {
     let Some(name) = objective::unsupported(path) else {
         return false;
     };
-    reading.error(
+    reading.batch_unknown(
         "unsupported-value",
         span,
         format!("this recipe is for TRL's trainer {name}, whose batch rules are not known here"),
@@ -341,7 +365,10 @@ pub(crate) fn trl_argument(arguments: &Node) -> Option<&str> {
     let known = |name: &str| {
         keys::is_known(name)
             || keys::example(name).is_some()
-            || abbreviation::meant(name, keys::all()) != abbreviation::Meant::Nothing
+            || matches!(
+                abbreviation::meant(name, keys::all()),
+                abbreviation::Meant::One(_)
+            )
     };
     names().all(known).then_some(distinctive)
 }
@@ -449,15 +476,24 @@ const OLDER_RLOO: Words =
 /// The older PPO trainer's scripts, by names that the newer trainer's scripts do not have.
 const OLDER_SCRIPTS: [&str; 2] = ["examples/scripts/ppo.py", "ppo_multi_adapter.py"];
 
+/// The fields that only an older trainer has, its name and its scripts.
+fn older_fields(objective: Objective) -> Option<(Words, &'static str, &'static [&'static str])> {
+    match objective {
+        Objective::Ppo => Some((OLDER_PPO, "PPO before 0.12", &OLDER_SCRIPTS)),
+        Objective::Rloo => Some((OLDER_RLOO, "RLOO before 0.22", &[])),
+        _ => None,
+    }
+}
+
 /// Refuses a recipe for TRL's PPO before 0.12 or RLOO before 0.22, whose defaults differ between versions. Returns
 /// whether it did.
 fn refuse_older(root: &Node, objective: Objective, path: &Path, reading: &mut Reading) -> bool {
-    let (fields, trainer, scripts) = match objective {
-        Objective::Ppo if BATCH[..2].iter().any(|key| root.get(key).is_some()) => return false,
-        Objective::Ppo => (OLDER_PPO, "PPO before 0.12", &OLDER_SCRIPTS[..]),
-        Objective::Rloo => (OLDER_RLOO, "RLOO before 0.22", &[][..]),
-        _ => return false,
+    let Some((fields, trainer, scripts)) = older_fields(objective) else {
+        return false;
     };
+    if objective == Objective::Ppo && BATCH[..2].iter().any(|key| root.get(key).is_some()) {
+        return false;
+    }
     let mut entries = root.entries().unwrap_or_default().iter();
     let (evidence, span) = match entries.find(|entry| fields.has(&entry.name)) {
         Some(entry) => (entry.name.clone(), entry.name_span),
@@ -466,11 +502,11 @@ fn refuse_older(root: &Node, objective: Objective, path: &Path, reading: &mut Re
         }
         None => return false,
     };
-    reading.error(
+    reading.batch_unknown(
         "unsupported-value",
         Some(span),
         format!("`{evidence}` belongs to TRL's {trainer}, whose batch rules are not known here"),
-        "state the global batch with `--dialect transformers --global-batch-size B`",
+        "name the version of TRL that it is for, if it is a newer one: `--dialect-version`",
     );
     true
 }

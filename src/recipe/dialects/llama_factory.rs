@@ -107,12 +107,11 @@ pub(crate) fn refuse(root: &Node, reading: &mut Reading) -> bool {
         return false;
     };
     let key = back_end.unwrap_or("stage: ppo");
-    reading.error(
+    reading.batch_unknown(
         "unsupported-value",
         Some(node.span),
         format!("`{key}` of LLaMA-Factory sets the batch in another way, which is not read"),
-        "give the samples per step as `--global-batch-size B` beside `--dialect transformers`, and other axes \
-         than data as `evenkeel.parallel.tensor=N`",
+        "look up the samples of its step",
     );
     true
 }

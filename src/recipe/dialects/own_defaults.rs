@@ -94,7 +94,7 @@ pub(crate) fn take(at: Span, request: &Request, arguments: &mut Node, reading: &
             Some(Own::Unknown(name, span)) if counts => {
                 let message = format!("`{key}` is not given, and the program sets it here");
                 let help = format!("add `--{name} N`");
-                reading.error("mandatory-missing", Some(span), message, help);
+                reading.batch_unknown("mandatory-missing", Some(span), message, help);
             }
             _ => {}
         }

@@ -175,7 +175,7 @@ pub(crate) fn complete(
         return;
     };
     if rollout || generates(name) {
-        reading.error(
+        reading.batch_unknown(
             "unsupported-value",
             Some(span),
             format!(
@@ -198,7 +198,7 @@ pub(crate) fn complete(
 fn require_batch(defaults: &str, span: Span, arguments: &Node, reading: &mut Reading) {
     for key in MUST_BE_TYPED {
         if arguments.get(key).is_none() {
-            reading.error(
+            reading.batch_unknown(
                 "mandatory-missing",
                 Some(span),
                 format!("{defaults}: `{key}` is unknown"),

@@ -7,6 +7,7 @@
 //! 6404b93 (`torchtitan/config/job_config.py`), GPT-NeoX 28443c6 (`configs/125M.yml`).
 
 use crate::recipe::dialects::command::launcher::word_positions;
+use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::tree::Given;
@@ -78,28 +79,15 @@ static SWIFT: Project = Project {
 };
 
 impl Project {
-    /// Refuses its config or command. `stated`: the user gives the global batch, so a note is enough.
-    /// Returns whether the plan may continue without the file.
-    pub(crate) fn refuse(
-        &self,
-        subject: &str,
-        at: Span,
-        stated: bool,
-        reading: &mut Reading,
-    ) -> bool {
+    /// Refuses its config or command.
+    pub(crate) fn refuse(&self, subject: &str, at: Span, reading: &mut Reading) {
         let Project { name, batch } = self;
-        let message = format!("{subject} is {name}'s, which is not read");
-        if stated {
-            let help = "nothing to do if the given global batch and axes are those of the training";
-            reading.note("unknown-dialect", Some(at), message, help);
-        } else {
-            let help = format!(
-                "give its samples per step ({batch}) as `--global-batch-size B`, and other axes than data as \
-                 `evenkeel.parallel.tensor=N` (`pipeline`, `context`, `sequence`)"
-            );
-            reading.error("unknown-dialect", Some(at), message, help);
-        }
-        stated
+        reading.batch_unknown(
+            "unknown-dialect",
+            Some(at),
+            format!("{subject} is {name}'s, which is not read"),
+            format!("its samples of a step are {batch}"),
+        );
     }
 }
 
@@ -162,7 +150,14 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
     // GPT-NeoX's configs write their keys with either mark.
     const OF_NEOX: Words = Words("model_parallel_size pipe_parallel_size");
     let of_neox = |entry: &&Entry| OF_NEOX.has(&entry.name.replace('-', "_"));
-    if let Some(entry) = entries.iter().find(of_neox) {
+    // DeepSpeed's own config holds no model; GPT-NeoX hands its whole config to DeepSpeed.
+    const OF_A_MODEL: Words =
+        Words("hidden_size max_position_embeddings num_attention_heads num_layers seq_length");
+    let of_model =
+        |entry: &&Entry| is_config(root) && OF_A_MODEL.has(&entry.name.replace('-', "_"));
+    let mut all = entries.iter();
+    let found_key = all.clone().find(of_neox).or_else(|| all.find(of_model));
+    if let Some(entry) = found_key {
         return found(&entry.name, &GPT_NEOX);
     }
     if nested("MODEL_ARGS") {

@@ -228,7 +228,7 @@ fn take_switch(root: &mut Node, reading: &mut Reading) {
             let help = format!(
                 "add `--{key} N`, or name a DeepSpeed config that states the batch with `--deepspeed_config FILE`"
             );
-            reading.error("mandatory-missing", Some(span), message, help);
+            reading.batch_unknown("mandatory-missing", Some(span), message, help);
         }
     }
 }

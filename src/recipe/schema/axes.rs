@@ -6,6 +6,7 @@
 use super::dialect::RESERVED;
 use super::reading::Reading;
 use super::tree::Tree;
+use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::shell::word::variable;
@@ -204,7 +205,7 @@ pub(crate) fn refuse_unread(root: &Node, native: &Node, states_batch: bool, read
             _ => (
                 "it divides",
                 format!(
-                    "add `{own}={size}`, and the batch follows; with 1 where every rank still takes other samples, as in \
+                    "{PROPOSES}{own}={size}`, and the batch follows; with 1 where every rank still takes other samples, as in \
                      ms-swift's GRPO"
                 ),
             ),
@@ -216,6 +217,15 @@ pub(crate) fn refuse_unread(root: &Node, native: &Node, states_batch: bool, read
         reading.error("unsupported-value", Some(value.span), message, help);
     }
 }
+
+/// The override that the refusal of an axis proposes.
+pub(crate) fn proposed(refusal: &Diagnostic) -> Option<&str> {
+    let rest = refusal.help.strip_prefix(PROPOSES)?;
+    rest.split('`').next()
+}
+
+/// The beginning of a help that proposes an override.
+const PROPOSES: &str = "add `";
 
 #[cfg(test)]
 mod tests {

@@ -77,6 +77,18 @@ impl Reading {
         self.diagnostics.push(problem);
     }
 
+    /// An error for a program whose batch is not known here. With a given global batch only its launcher is read.
+    pub(crate) fn batch_unknown(
+        &mut self,
+        rule: &str,
+        span: Option<Span>,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let problem = Diagnostic::error(rule, span, message, help);
+        self.diagnostics.push(problem.of_batch());
+    }
+
     pub fn warning(
         &mut self,
         rule: &str,

@@ -6,6 +6,10 @@ use super::dialect::{Dialect, RESERVED};
 use super::environment::Environment;
 use super::origin::Origin;
 use super::overrides::Setting;
+use crate::recipe::syntax::shell;
+
+/// Bytes of a command that messages repeat.
+const LONG: usize = 100;
 
 /// The recipe to read, with the command line's options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,6 +38,8 @@ pub struct Request {
     pub version: Option<String>,
     /// Flags that set a native key. They win over everything else.
     pub settings: Vec<Setting>,
+    /// The options of the world as typed, for the commands in messages. Empty: `--gpus N`.
+    pub world: Vec<String>,
 }
 
 impl Request {
@@ -46,6 +52,28 @@ impl Request {
     pub(crate) fn states_batch(&self) -> bool {
         self.setting("batch.global").is_some()
             || self.overrides_key(&format!("{RESERVED}.batch.global"))
+    }
+
+    /// The command that plans this recipe with more words, as the user types it.
+    pub(crate) fn plan_with(&self, more: &[&str]) -> String {
+        let mut words = vec!["evenkeel".to_owned(), "plan".to_owned()];
+        if !self.path.as_os_str().is_empty() {
+            words.push(self.path.display().to_string());
+        }
+        match self.world.is_empty() {
+            true => words.extend(["--gpus", "N"].map(str::to_owned)),
+            false => words.extend(self.world.iter().cloned()),
+        }
+        words.extend(self.overrides.iter().cloned());
+        words.extend(more.iter().map(|word| (*word).to_owned()));
+        let line = shell::join(&words);
+        match self.command.is_empty() {
+            true => line,
+            false if self.command.iter().map(String::len).sum::<usize>() > LONG => {
+                format!("{line} -- COMMAND")
+            }
+            false => format!("{line} -- {}", shell::join(&self.command)),
+        }
     }
 
     /// Whether an override replaces the key.

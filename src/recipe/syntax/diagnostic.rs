@@ -44,6 +44,9 @@ pub struct Diagnostic {
     pub help: String,
     /// The value's place; `None` for a default or a missing value.
     pub span: Option<Span>,
+    /// It says that the batch of a program is not known, which ends with a given global batch.
+    #[serde(skip)]
+    pub hides_batch: bool,
 }
 
 /// A diagnostic with file, line and column, as `plan -o json` and `check -o json` print it.
@@ -105,6 +108,14 @@ impl Diagnostic {
         self.severity == Severity::Error
     }
 
+    /// The same problem, which ends with a given global batch.
+    pub(crate) fn of_batch(self) -> Diagnostic {
+        Diagnostic {
+            hides_batch: true,
+            ..self
+        }
+    }
+
     /// The rule, the problem and the way out in one line.
     pub fn one_line(&self) -> String {
         format!("{}: {} ({})", self.rule, self.message, self.help)
@@ -123,6 +134,7 @@ impl Diagnostic {
             message: message.into(),
             help: help.into(),
             span,
+            hides_batch: false,
         }
     }
 

@@ -228,7 +228,7 @@ pub(crate) fn parse(
                     Some(remote.span),
                     format!("`{}` starts what it starts on other machines, which is not read", remote.text),
                     "give the command that runs there, after `--`",
-                );
+                ).of_batch();
             }
             let torn = lines.iter().skip(1).find(|line| script::begins_with_option(line));
             if let Some(word) = torn.and_then(|line| line.words.first()) {
@@ -242,7 +242,7 @@ pub(crate) fn parse(
                 first.map(|word| word.span),
                 "no command here starts a training",
                 "give the whole command, such as `torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8`, or its arguments",
-            )
+            ).of_batch()
         }));
         return None;
     };

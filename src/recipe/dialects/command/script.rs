@@ -191,7 +191,7 @@ pub(crate) fn other_script(lines: &[Line]) -> Option<Diagnostic> {
         format!(
             "plan that script: `evenkeel plan {path}`, with the values that its arguments have as NAME=VALUE"
         ),
-    ))
+    ).of_batch())
 }
 
 /// Refuses a script with several trainings: one plan cannot fit all of them.
@@ -239,12 +239,15 @@ pub(crate) fn refuse_unread(
     else {
         return false;
     };
-    diagnostics.push(Diagnostic::error(
-        "unknown-dialect",
-        Some(word.span),
-        "this inline script may start a training, but its quoting is not supported",
-        "give the inner command itself: `evenkeel plan … -- COMMAND`",
-    ));
+    diagnostics.push(
+        Diagnostic::error(
+            "unknown-dialect",
+            Some(word.span),
+            "this inline script may start a training, but its quoting is not supported",
+            "give the inner command itself: `evenkeel plan … -- COMMAND`",
+        )
+        .of_batch(),
+    );
     true
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use super::launcher::{Launch, Launcher};
 use crate::recipe::dialects::handbook::{self, keys};
+use crate::recipe::schema::request::Request;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::Line;
@@ -16,6 +17,20 @@ use crate::util::suggest::short;
 /// The help of every refusal of what only the shell knows.
 pub(crate) const AS_EXPANDED: &str =
     "give the command as the shell expands it: `evenkeel plan … -- COMMAND`";
+
+/// The beginning of a command that gives a variable beside the script.
+const WITH_VALUE: &str = "`evenkeel plan SCRIPT ";
+
+/// Names the script and the world in the commands that the diagnostics propose.
+pub(crate) fn name_script(diagnostics: &mut [Diagnostic], request: &Request) {
+    for found in diagnostics {
+        if request.path.as_os_str().is_empty() && found.help.contains(WITH_VALUE) {
+            AS_EXPANDED.clone_into(&mut found.help);
+        }
+        let named = format!("`{} ", request.plan_with(&[]));
+        found.help = found.help.replace(WITH_VALUE, &named);
+    }
+}
 
 /// Options whose value is a mapping or a file that may hold batch numbers.
 const HOLDING: [&str; 3] = ["accelerator_config", "config", "parallelism_config"];
@@ -38,7 +53,7 @@ pub(crate) fn refuse(launch: &Launch, arguments: &[Word], diagnostics: &mut Vec<
             Some(word.span),
             format!("`{text}` is unresolved and may hold further launcher options, such as the number of processes"),
             AS_EXPANDED,
-        ));
+        ).of_batch());
     }
     let settle = |words: &[Word]| SETTLING.iter().all(|names| gives(words, names));
     let Some((at, word)) = last(arguments, settle(arguments)) else {
@@ -62,7 +77,7 @@ pub(crate) fn refuse(launch: &Launch, arguments: &[Word], diagnostics: &mut Vec<
                  last value counts"
             ),
         },
-    ));
+    ).of_batch());
 }
 
 /// The error for a script in which only an unresolved word can start the training: `bash -c "$LAUNCHER $CMD"`.
@@ -77,12 +92,15 @@ pub(crate) fn program(lines: &[Line]) -> Option<Diagnostic> {
         }
     });
     let word = programs.find(|word| word.is_unresolved())?;
-    Some(Diagnostic::error(
-        "global-batch-unknown",
-        Some(word.span),
-        format!("`{}` is unresolved and may start the training", shown(word)),
-        AS_EXPANDED,
-    ))
+    Some(
+        Diagnostic::error(
+            "global-batch-unknown",
+            Some(word.span),
+            format!("`{}` is unresolved and may start the training", shown(word)),
+            AS_EXPANDED,
+        )
+        .of_batch(),
+    )
 }
 
 /// Name parts of the options on which the batch, the world size or a length depends.
@@ -134,7 +152,7 @@ pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
             ),
             None => format!("{AS_EXPANDED}, or write the value"),
         },
-    )
+    ).of_batch()
 }
 
 /// The warning for an unresolved value on which no batch number depends.
