@@ -129,7 +129,11 @@ const ENDS: [&str; 5] = ["--", "&&", "||", ";", "|"];
 /// option. A program may forward the command after `--` (`python mason.py --gpus 8 -- torchrun … train.py …`;
 /// allenai/open-instruct e6c3044 `mason.py`, `parse_commands`). `None`: the command starts no training.
 pub(crate) fn find(words: &[Word]) -> Option<Launch> {
-    let found = launcher(words).or_else(|| without_launcher(words))?;
+    let mut found = launcher(words).or_else(|| without_launcher(words))?;
+    let first = found.options.first().map(|option| option.at);
+    let first = first.or(found.program.as_ref().map(|program| program.span));
+    let before = words.iter().position(|word| Some(word.span) == first);
+    refuse_wrapper(&words[..before.unwrap_or(0)], &mut found);
     let (Launcher::Python, Some(script)) = (found.launcher, &found.program) else {
         return Some(found);
     };
@@ -142,8 +146,11 @@ pub(crate) fn find(words: &[Word]) -> Option<Launch> {
     };
     // A program that forwards commands does more than start processes.
     launched.alone = None;
-    if script.file_name() == "mason.py" {
-        multiply_by_nodes(&found.arguments[..at.unwrap_or(0)], &mut launched);
+    let own = &words[..words.len() - forwarded.len()];
+    if script.file_name() == "mason.py" && launched.launcher == Launcher::Accelerate {
+        multiply_by_nodes(own, &mut launched);
+    } else {
+        refuse_wrapper(own, &mut launched);
     }
     if let Some(second) = inner.next() {
         launched.refused = Some(Diagnostic::error(
@@ -172,12 +179,53 @@ fn multiply_by_nodes(own: &[Word], launched: &mut Launch) {
     }
 }
 
+/// Refuses a program that starts the launcher on several nodes, unless the launcher itself states them. Whether its
+/// processes count once or on every node is the program's own matter. Slurm's nodes are read elsewhere.
+fn refuse_wrapper(own: &[Word], launched: &mut Launch) {
+    let is_slurm = own.iter().any(|word| SLURM.has(word.file_name()));
+    let states = ["nnodes", "num_nodes", "num_machines", "hostfile"];
+    let mut programs = own.iter().filter(|word| word.assignment().is_none());
+    let script = own.iter().find(|word| word.text.ends_with(".py"));
+    let Some(wrapper) = script.or_else(|| programs.next()) else {
+        return;
+    };
+    if is_slurm || launched.option(&states).is_some() || launched.launcher == Launcher::Trl {
+        return;
+    }
+    let nodes = ["nodes", "num_nodes", "nnodes"]
+        .into_iter()
+        .find_map(|name| {
+            let value = values_of(own, name).next_back()?;
+            let is_one = value.text == "1";
+            (!is_one && !value.text.is_empty()).then_some((name, value))
+        });
+    let Some((name, value)) = nodes else { return };
+    let name = name.replace('_', "-");
+    launched.world = None;
+    launched.refused = Some(
+        Diagnostic::error(
+            "global-batch-unknown",
+            Some(value.span),
+            format!(
+                "`{}` has `--{name} {}`: whether it multiplies the processes of the command is not known",
+                short(wrapper.file_name()),
+                short(&value.text)
+            ),
+            "give the command that it starts, with all nodes in its own options (`torchrun --nnodes N …`)",
+        )
+        .of_batch(),
+    );
+}
+
 /// A script with its arguments, or arguments alone. Options before a script belong to its wrapper (`srun`).
 fn without_launcher(words: &[Word]) -> Option<Launch> {
     let script = words.iter().position(|word| word.text.ends_with(".py"));
     let option = words.iter().position(|word| word.text.starts_with("--"));
     Some(program(&words[script.or(option)?..]))
 }
+
+/// Slurm's commands that start or ask for tasks.
+const SLURM: Words = Words("srun sbatch salloc");
 
 /// Programs that start a launcher, such as `uv run --with trl torchrun …`, and their options with a value as a
 /// separate word. Such a value may equal a launcher's name.
@@ -199,7 +247,7 @@ const STARTERS: [(Words, Words); 3] = [
         Words("-n --name -p --prefix --cwd"),
     ),
     (
-        Words("srun sbatch salloc"),
+        SLURM,
         Words("-J --job-name -A --account --comment -p --partition -q --qos -D --chdir"),
     ),
 ];
@@ -260,7 +308,7 @@ fn by_name(word: &Word, rest: &[Word], python: String, before: &[Word]) -> Optio
                     "`{name}` starts the program in several processes, and its options are not read"
                 ),
                 "give the program's own command with the number of processes, `torchrun --nproc_per_node N PROGRAM …`",
-            )),
+            ).of_batch()),
             many: true,
             alone: None,
             ..program(rest)
