@@ -70,6 +70,13 @@ pub fn message<'c>(error: &clap::Error, commands: impl Iterator<Item = &'c str>)
             let word = typed(ContextKind::InvalidArg)?;
             let option = word.split('=').next()?.replace('_', "-");
             let (_, meant) = OPTIONS.iter().find(|(other, _)| *other == option)?;
+            // Only a launch starts processes; what is planned for is GPUs.
+            let usage = error.get(ContextKind::Usage).map(ToString::to_string);
+            let launches = usage.is_some_and(|usage| usage.contains("launch"));
+            let meant = match *meant {
+                "--procs" if !launches => "--gpus",
+                meant => meant,
+            };
             Some(format!(
                 "error: there is no option `{word}`; {}\n",
                 suggestion(meant)
@@ -105,6 +112,10 @@ mod tests {
             (
                 "evenkeel launch recipe.yaml --nproc_per_node 2",
                 "no option `--nproc_per_node`; did you mean `--procs`?",
+            ),
+            (
+                "evenkeel plan recipe.yaml --nproc_per_node 2",
+                "no option `--nproc_per_node`; did you mean `--gpus`?",
             ),
             (
                 "evenkeel launch --config recipe.yaml",
