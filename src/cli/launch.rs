@@ -242,7 +242,13 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         && let Some(LaunchError::Hub(failed)) = error.downcast_ref()
     {
         say(format_args!("error: {failed}\n"));
-        say_next(&next_command::after_download(&recipe, failed, &command()));
+        let words = command();
+        let overrides = &args.overrides;
+        let typed = next_command::Typed {
+            words: &words,
+            overrides,
+        };
+        say_next(&next_command::after_download(&recipe, failed, &typed));
         return Ok(ExitCode::from(EXIT_USAGE));
     }
     // Some rules need data counts and report only after the preparation.
@@ -256,7 +262,18 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             .collect();
         render::print(&news, &recipe.sources);
         say(render::closing(&refused.diagnostics));
-        let next = next_command::after_refusal(&recipe, &refused.diagnostics, &command());
+        let words = command();
+        let overrides = &args.overrides;
+        let typed = next_command::Typed {
+            words: &words,
+            overrides,
+        };
+        let facts = &refused.draft.facts;
+        let counts = next_command::Counts {
+            asked: facts.world_size,
+            exact: &facts.feasible_gpu_counts,
+        };
+        let next = next_command::after_refusal(&recipe, &refused.diagnostics, &counts, &typed);
         say_next(&next);
         return Ok(ExitCode::from(EXIT_REFUSED));
     }

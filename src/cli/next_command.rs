@@ -7,35 +7,178 @@ use crate::data::is_on_hub;
 use crate::hub::{HubError, Repo};
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::syntax::shell;
-use crate::recipe::{Diagnostic, Dialect, Recipe, Severity};
+use crate::recipe::{Diagnostic, Dialect, RESERVED, Recipe, Severity};
+
+/// A launch as it was typed.
+pub struct Typed<'a> {
+    /// All words, with the program's name.
+    pub words: &'a [String],
+    /// The overrides among them.
+    pub overrides: &'a [String],
+}
+
+impl Typed<'_> {
+    /// The words of evenkeel itself, before the user's program.
+    fn own(&self) -> &[String] {
+        let end = self.words.iter().position(|word| word == "--");
+        &self.words[..end.unwrap_or(self.words.len())]
+    }
+
+    /// The same command in another world, with more words before the user's program.
+    fn with(&self, world: &[String], more: &[String]) -> String {
+        const WORLD: [&str; 4] = ["--procs", "--gpus", "--nodes", "--gpus-per-node"];
+        let mut words = Vec::new();
+        let mut own = self.own().iter();
+        while let Some(word) = own.next() {
+            let flag = word.split('=').next().unwrap_or_default();
+            if world.is_empty() || !WORLD.contains(&flag) {
+                words.push(word.clone());
+            } else if flag == word {
+                own.next();
+            }
+        }
+        let program = &self.words[self.own().len()..];
+        shell::join(&[words.as_slice(), world, more, program].concat())
+    }
+
+    /// The option that gives a number of ranks, as typed.
+    fn count(&self, ranks: u64) -> Vec<String> {
+        let flags = ["--gpus", "--procs"];
+        let typed = |flag: &&&str| self.own().iter().any(|word| word.starts_with(**flag));
+        let flag = flags.iter().find(typed).unwrap_or(&"--procs");
+        vec![(*flag).to_owned(), ranks.to_string()]
+    }
+}
+
+/// The ranks of a launch.
+pub struct Counts<'a> {
+    /// Those of the refused plan.
+    pub asked: u64,
+    /// Those that split its batch exactly.
+    pub exact: &'a [u64],
+}
+
+impl Counts<'_> {
+    /// The largest exact count below the refused one, else the smallest.
+    fn nearest(&self) -> Option<u64> {
+        let below = self.exact.iter().filter(|count| **count < self.asked).max();
+        below.or(self.exact.iter().min()).copied()
+    }
+}
+
+/// Errors that end when the files are there.
+const ABSENT: [&str; 3] = ["model-missing", "tokenizer-missing", "data-missing"];
+
+/// Errors of a machine that is too small.
+const MEMORY: [&str; 2] = ["model-needs-sharding", "rank-memory"];
 
 /// The commands after a refusal, one a line, for the words that the user typed. Empty: the findings say what to change.
-pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String]) -> Vec<String> {
-    let errors: Vec<&str> = findings
+pub fn after_refusal(
+    recipe: &Recipe,
+    findings: &[Diagnostic],
+    counts: &Counts<'_>,
+    typed: &Typed<'_>,
+) -> Vec<String> {
+    let errors: Vec<&Diagnostic> = findings
         .iter()
         .filter(|finding| finding.severity == Severity::Error)
-        .map(|finding| finding.rule.as_str())
         .collect();
-    if recipe.spec.trainer.is_external() {
-        return Vec::new();
-    }
-    let own = typed
-        .iter()
-        .position(|word| word == "--")
-        .unwrap_or(typed.len());
-    let typed = shell::join(&typed[..own]);
-    if errors.iter().any(|rule| rule.starts_with("trainer-")) {
-        return vec![format!("{typed} -- {}", program(recipe))];
-    }
-    let absent = ["model-missing", "tokenizer-missing", "data-missing"];
-    if !errors.iter().all(|rule| absent.contains(rule)) {
-        return Vec::new();
-    }
-    let (mut lines, mut overrides) = (Vec::new(), Vec::new());
-    let is_absent = |path: &str| match path {
-        "model.path" => errors.iter().any(|rule| *rule != "data-missing"),
-        _ => errors.contains(&"data-missing"),
+    let has = |rule: &str| errors.iter().any(|error| error.rule == rule);
+    let is_external = recipe.spec.trainer.is_external();
+    let own_trainer = || {
+        let command = shell::join(typed.own());
+        format!("{command} -- {}", program(recipe, typed.overrides))
     };
+    if !is_external
+        && errors
+            .iter()
+            .any(|error| error.rule.starts_with("trainer-"))
+    {
+        return vec![own_trainer()];
+    }
+    let of_world = ["batch-divisible", "sequence-too-long"];
+    let known = |error: &&Diagnostic| {
+        let rule = error.rule.as_str();
+        of_world.contains(&rule)
+            || (!is_external && (ABSENT.contains(&rule) || MEMORY.contains(&rule)))
+    };
+    if !errors.iter().all(known) {
+        return Vec::new();
+    }
+    if errors
+        .iter()
+        .any(|error| MEMORY.contains(&error.rule.as_str()))
+    {
+        return smaller(recipe, typed, &own_trainer());
+    }
+    let is_absent = |path: &str| match path {
+        "model.path" => has("model-missing") || has("tokenizer-missing"),
+        _ => has("data-missing"),
+    };
+    let (mut lines, mut overrides) = downloads(recipe, is_absent);
+    if lines.is_empty() && ABSENT.iter().any(|rule| has(rule)) {
+        return Vec::new();
+    }
+    let too_long = errors
+        .iter()
+        .find(|error| error.rule == "sequence-too-long");
+    overrides.extend(too_long.and_then(|error| Some(error.help.split('`').nth(1)?.to_owned())));
+    let mut world = Vec::new();
+    if has("batch-divisible") {
+        let Some(count) = counts.nearest() else {
+            return Vec::new();
+        };
+        world = typed.count(count);
+    }
+    if !lines.is_empty() || !overrides.is_empty() || !world.is_empty() {
+        lines.push(typed.with(&world, &overrides));
+    }
+    let uneven = "--remainder uneven";
+    if let [only] = errors.as_slice()
+        && only.help.contains(uneven)
+    {
+        let words = uneven.split(' ').map(str::to_owned);
+        lines.push(typed.with(&[], &Vec::from_iter(words)));
+    }
+    lines
+}
+
+/// What trains a recipe that is too large for this machine.
+fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: &str) -> Vec<String> {
+    let cluster = ["--nodes", "2", "--gpus-per-node", "8"].map(str::to_owned);
+    // The model and the length of docs/your-recipe.md.
+    let tiny = [
+        ("model.path", "$EVENKEEL/examples/sft/model"),
+        ("tokenizer.path", "byte"),
+        ("data.sequence_length", "96"),
+    ];
+    let key = |path: &str| match path {
+        // Upstream's key takes no `byte`.
+        "tokenizer.path" if recipe.dialect != Dialect::Native => {
+            format!("{RESERVED}.{path}")
+        }
+        path => recipe.key(path).into_owned(),
+    };
+    let tiny: Vec<String> = tiny
+        .iter()
+        .map(|(path, value)| format!("{}={value}", key(path)))
+        .collect();
+    vec![
+        format!("{own_trainer}   # your own trainer"),
+        format!("{}   # the nodes of a cluster", typed.with(&cluster, &[])),
+        // `$EVENKEEL` is for the shell.
+        format!(
+            "{} {}   # in small, with a model of the project in `EVENKEEL`",
+            typed.with(&[], &[]),
+            tiny.join(" ")
+        ),
+    ]
+}
+
+/// The commands that download a recipe's model and data, and the overrides that name their folders. `is_absent`: of which
+/// native paths.
+fn downloads(recipe: &Recipe, is_absent: impl Fn(&str) -> bool) -> (Vec<String>, Vec<String>) {
+    let (mut lines, mut overrides) = (Vec::new(), Vec::new());
     for (path, repo) in named(recipe) {
         if is_absent(&path) && is_on_hub(Path::new(""), &repo.id) {
             let (download, named) = repo.download_for(&recipe.key(&path));
@@ -45,22 +188,27 @@ pub fn after_refusal(recipe: &Recipe, findings: &[Diagnostic], typed: &[String])
             overrides.extend(named.filter(|named| !overrides.contains(named)));
         }
     }
-    if !lines.is_empty() {
-        overrides.insert(0, typed);
-        lines.push(overrides.join(" "));
-    }
-    lines
+    (lines, overrides)
 }
 
 /// The commands after a repository that could not be downloaded, one a line.
-pub fn after_download(recipe: &Recipe, failed: &HubError, typed: &[String]) -> Vec<String> {
-    let mut named = named(recipe);
-    named.retain(|(_, repo)| (repo.kind, &repo.id) == (failed.repo.kind, &failed.repo.id));
-    let mut paths: Vec<&str> = named.iter().map(|(path, _)| path.as_str()).collect();
+pub fn after_download(recipe: &Recipe, failed: &HubError, typed: &Typed<'_>) -> Vec<String> {
+    let all = named(recipe);
+    let is_failed = |repo: &Repo| (repo.kind, &repo.id) == (failed.repo.kind, &failed.repo.id);
+    // The other repositories would fail next.
+    if failed.cause.needs_a_network() && all.iter().any(|(_, repo)| is_failed(repo)) {
+        let (commands, overrides) = downloads(recipe, |_| true);
+        let lines = commands
+            .iter()
+            .map(|line| format!("{line}   # where there is a network"));
+        return lines.chain([typed.with(&[], &overrides)]).collect();
+    }
+    let of_failed = all.iter().filter(|(_, repo)| is_failed(repo));
+    let mut paths: Vec<&str> = of_failed.map(|(path, _)| path.as_str()).collect();
     if paths.is_empty() {
         paths.push("tokenizer.path");
     }
-    failed.next(&shell::join(typed), &paths, &recipe.keys())
+    failed.next(&shell::join(typed.words), &paths, &recipe.keys())
 }
 
 /// The model and the data of a recipe, each with the native path of its name.
@@ -76,16 +224,23 @@ fn named(recipe: &Recipe) -> Vec<(String, Repo)> {
     model.chain(data).collect()
 }
 
-/// The program that trains such a recipe upstream, with the words that evenkeel fills in.
-fn program(recipe: &Recipe) -> String {
+/// The program that trains such a recipe upstream, with the words that evenkeel fills in. A Hydra program reads its tree
+/// itself, and gets the `overrides` that the user typed.
+fn program(recipe: &Recipe, overrides: &[String]) -> String {
+    let of_upstream = overrides.iter().filter(|text| !text.starts_with(RESERVED));
+    let hydra = |script: &str| {
+        let script = ["python", script].map(str::to_owned);
+        let words: Vec<String> = script.into_iter().chain(of_upstream.cloned()).collect();
+        format!("{} {{args}}", shell::join(&words))
+    };
     let objective = recipe.spec.objective;
     match recipe.dialect {
         Dialect::HandbookTrl if handbooks(recipe) => {
             format!("python scripts/{objective}.py --config {{recipe}} {{resume_args}}")
         }
         Dialect::HandbookTrl => format!("trl {objective} --config {{recipe}} {{resume_args}}"),
-        Dialect::Halos => "python launch.py OVERRIDES {args}".to_owned(),
-        Dialect::Dpo => "python train.py OVERRIDES {args}".to_owned(),
+        Dialect::Halos => hydra("launch.py"),
+        Dialect::Dpo => hydra("train.py"),
         _ => "python train.py {recipe} {resume_args}".to_owned(),
     }
 }
@@ -103,7 +258,7 @@ mod tests {
     use super::*;
     use crate::recipe::{Request, read_text};
 
-    /// What follows a refused `evenkeel launch recipe.yaml --procs 2` by these rules.
+    /// What follows a refused `evenkeel launch recipe.yaml --procs 3` by these rules.
     fn next(text: &str, rules: &[&str]) -> Vec<String> {
         let request = Request {
             path: "recipe.yaml".into(),
@@ -114,8 +269,16 @@ mod tests {
             .iter()
             .map(|rule| Diagnostic::error(rule, None, "", ""))
             .collect();
-        let typed = ["evenkeel", "launch", "recipe.yaml", "--procs", "2"].map(str::to_owned);
-        after_refusal(&recipe, &findings, &typed)
+        let words = ["evenkeel", "launch", "recipe.yaml", "--procs", "3"].map(str::to_owned);
+        let typed = Typed {
+            words: &words,
+            overrides: &[],
+        };
+        let counts = Counts {
+            asked: 3,
+            exact: &[1, 2, 4],
+        };
+        after_refusal(&recipe, &findings, &counts, &typed)
     }
 
     const BATCH: &str =
@@ -132,7 +295,7 @@ mod tests {
             ("dataset_name: acme/pairs\n", "trl dpo --config {recipe}"),
         ] {
             let expected =
-                format!("evenkeel launch recipe.yaml --procs 2 -- {program} {{resume_args}}");
+                format!("evenkeel launch recipe.yaml --procs 3 -- {program} {{resume_args}}");
             let rules = ["data-missing", "trainer-objective"];
             assert_eq!(next(&format!("{dpo}{data}"), &rules), [expected]);
         }
@@ -149,7 +312,7 @@ mod tests {
             [
                 "hf download acme/model --local-dir model",
                 "hf download acme/chats --repo-type dataset --local-dir chats",
-                "evenkeel launch recipe.yaml --procs 2 model_name_or_path=model dataset_name=chats",
+                "evenkeel launch recipe.yaml --procs 3 model_name_or_path=model dataset_name=chats",
             ]
         );
         // The name in a mixture is a key, and no override renames it.
@@ -158,11 +321,16 @@ mod tests {
             next(&mixer, &["data-missing"]),
             [
                 "hf download acme/chats --repo-type dataset --local-dir acme/chats",
-                "evenkeel launch recipe.yaml --procs 2",
+                "evenkeel launch recipe.yaml --procs 3",
             ]
         );
         // Another error has another way out.
-        assert_eq!(next(&sft, &["data-missing", "batch-divisible"]), [""; 0]);
+        assert_eq!(next(&sft, &["data-missing", "unknown-key"]), [""; 0]);
+        let both = next(&sft, &["data-missing", "batch-divisible"]);
+        assert_eq!(
+            both[1],
+            "evenkeel launch recipe.yaml --procs 2 dataset_name=chats"
+        );
     }
 
     #[test]
@@ -187,8 +355,46 @@ mod tests {
                 endpoint: String::new(),
                 cause: Box::new(crate::hub::Cause::Offline),
             };
-            let next = after_download(&recipe, &failed, &["evenkeel".to_owned()]);
-            assert_eq!(next[1], format!("evenkeel {overrides}"));
+            let typed = Typed {
+                words: &["evenkeel".to_owned()],
+                overrides: &[],
+            };
+            let next = after_download(&recipe, &failed, &typed);
+            let expected = format!("evenkeel model_name_or_path=model {overrides}");
+            assert_eq!(next.last(), Some(&expected));
         }
+    }
+
+    #[test]
+    fn a_refusal_of_the_world_or_the_memory_ends_with_a_command_that_works() {
+        let sft = format!("{BATCH}dataset_name: acme/chats\n");
+        let lines = ["batch-divisible", "rank-memory"].map(|rule| next(&sft, &[rule]).join("\n"));
+        insta::assert_snapshot!(lines.join("\n\n"), @r"
+        evenkeel launch recipe.yaml --procs 2
+
+        evenkeel launch recipe.yaml --procs 3 -- trl sft --config {recipe} {resume_args}   # your own trainer
+        evenkeel launch recipe.yaml --nodes 2 --gpus-per-node 8   # the nodes of a cluster
+        evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96   # in small, with a model of the project in `EVENKEEL`
+        ");
+    }
+
+    #[test]
+    fn a_hydra_program_gets_the_overrides_that_were_typed() {
+        let recipe = Recipe {
+            dialect: Dialect::Halos,
+            ..read_text(
+                &Request {
+                    path: "recipe.yaml".into(),
+                    ..Request::default()
+                },
+                BATCH.to_owned(),
+            )
+            .unwrap()
+        };
+        let overrides = ["loss=dpo", "evenkeel.seed=1", "++model.batch_size=32"].map(str::to_owned);
+        assert_eq!(
+            program(&recipe, &overrides),
+            "python launch.py loss=dpo ++model.batch_size=32 {args}"
+        );
     }
 }

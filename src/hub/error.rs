@@ -69,6 +69,15 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Whether the files come from a machine with a network.
+    pub fn needs_a_network(&self) -> bool {
+        use Cause::{Answer, Endpoint, NoConnection, Offline, Status};
+        matches!(
+            self,
+            Offline | NoConnection(_) | Status(_) | Answer(_) | Endpoint(_)
+        )
+    }
+
     /// Whether the same request may succeed later.
     pub fn may_pass(&self) -> bool {
         matches!(
@@ -134,23 +143,14 @@ impl HubError {
                 ),
                 in_folder,
             ],
-            Cause::Offline
-            | Cause::NoConnection(_)
-            | Cause::Status(_)
-            | Cause::Answer(_)
-            | Cause::Endpoint(_) => vec![
+            cause if cause.needs_a_network() => vec![
                 format!("{download}   # where there is a network"),
                 in_folder,
             ],
             Cause::NoCache | Cause::File(FileError::NoSpace { .. }) => {
                 vec![format!("HF_HOME=/DIRECTORY/WITH/SPACE {launch}")]
             }
-            Cause::Throttled
-            | Cause::Broken(_)
-            | Cause::Size { .. }
-            | Cause::Checksum { .. }
-            | Cause::File(_)
-            | Cause::Stopped => vec![launch.to_owned()],
+            _ => vec![launch.to_owned()],
         }
     }
 }

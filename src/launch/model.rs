@@ -122,7 +122,9 @@ pub fn shape_of(
         || model.config.contains_key("max_position_embeddings");
     if let Some(shape) = &shape {
         let sequence = shape.check_sequence(length(spec)).err();
-        flaws.extend(sequence.filter(|_| positions).map(|it| sequence_flaw(&it)));
+        let sequence = sequence.filter(|_| positions);
+        let longest = shape.max_position_embeddings;
+        flaws.extend(sequence.map(|error| sequence_flaw(&error, longest, key)));
         let of_device = cuda::supported(shape).err();
         let of_device = of_device.filter(|_| device == DeviceKind::Cuda);
         flaws.extend(of_device.map(|error| Flaw {
@@ -185,17 +187,16 @@ fn shape_flaw(error: &ConfigError, model: &Model, key: Key<'_>) -> Flaw {
     }
 }
 
-fn sequence_flaw(error: &ConfigError) -> Flaw {
+fn sequence_flaw(error: &ConfigError, longest: usize, key: Key<'_>) -> Flaw {
+    let shorten = error.help.as_deref().unwrap_or("shorten them");
+    let path = "data.sequence_length";
     Flaw {
         rule: "sequence-too-long",
-        paths: ["data.sequence_length", "model.config", "model.path"]
+        paths: [path, "model.config", "model.path"]
             .map(str::to_owned)
             .to_vec(),
         message: error.message.clone(),
-        help: error
-            .help
-            .clone()
-            .unwrap_or_else(|| "shorten them".to_owned()),
+        help: format!("{shorten}: `{}={longest}`", key(path)),
     }
 }
 

@@ -397,7 +397,7 @@ fn unpassed_recipe<'a>(case: &Case<'a>) -> Option<&'a SourceFile> {
         || words.iter().any(|word| word.contains(name));
     // Every key of a native recipe is evenkeel's; the program may read the numbers from its environment.
     let reads = recipe.dialect != Dialect::Native || placeholder::takes_numbers(&trainer.command);
-    (!passed && !passes && reads).then_some(file)
+    (trainer.is_external() && !passed && !passes && reads).then_some(file)
 }
 
 #[cfg(test)]
