@@ -131,8 +131,8 @@ pub(crate) fn is_size(key: &str) -> bool {
     axis_of(key).is_some()
 }
 
-/// Whether a value of such a key may be more than 1. A name without a word for its size may have another meaning (`sp`, a
-/// path of a model; `pp`, a switch), so that only a number counts.
+/// Whether a value of such a key may be more than 1. A name that mentions no size may have another meaning (`sp`, a path of a
+/// model; `pp`, a switch), so that only a number counts.
 fn divides(key: &str, text: &str) -> bool {
     let is_sized = key.split(['_', '-', '.']).any(|word| SIZES.has(word));
     match text.parse::<i64>() {
