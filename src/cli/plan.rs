@@ -209,6 +209,8 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         .as_ref()
         .is_ok_and(|recipe| recipe.dialect == Dialect::Native);
     let external = args.emit.is_some() && !is_native || !args.command.is_empty();
+    // An estimate for a model is for the many programs with PEFT.
+    let external = external || args.model.is_some();
     let asked = match args.trainer {
         None if external => AskedRunner::External,
         choice => TrainerChoice::asked(choice),

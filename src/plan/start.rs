@@ -91,6 +91,7 @@ fn size(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::{DeviceKind, Runner};
     use crate::recipe::{Request, read_text};
 
     fn proposed(model: &str, overrides: &[&str], gpus: u64) -> Start {
@@ -104,9 +105,11 @@ mod tests {
             ..Request::default()
         };
         let recipe = read_text(&request, starter(model).unwrap()).unwrap();
+        let device = DeviceKind::Cuda;
+        let external = Runner::External { device };
         let request = PlanRequest {
             device_memory: Some(memory),
-            ..PlanRequest::gpus(gpus)
+            ..PlanRequest::of(external, gpus)
         };
         start(&recipe, &request).unwrap()
     }

@@ -68,8 +68,6 @@ impl<'a> Memory<'a> {
             && axes == [1; 4]
             && built_in::has_engine(&shape)
             && built_in::trains(&spec.model)
-            // Without a named trainer, adapters are those of the many programs with PEFT.
-            && (!spec.model.adapters || request.runner.is_built_in())
             && other_family(&spec.model, request.model_config.as_ref()).is_none();
         Some(Memory {
             engine: has_engine.then(|| request.runner.device()),
