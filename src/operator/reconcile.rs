@@ -96,7 +96,8 @@ async fn steps(job: Arc<TrainingJob>, context: &Context) -> Result<Action, Recon
     }
     let now = now();
     let reconciliation = Reconciliation { job, context, now };
-    reconciliation.run().await
+    // Its state is tens of kilobytes, which each caller would have on its stack several times.
+    Box::pin(reconciliation.run()).await
 }
 
 impl Reconciliation<'_> {
@@ -132,7 +133,7 @@ impl Reconciliation<'_> {
             ..*self
         };
         let applied = written.apply_status(&next, &cluster, &action, after);
-        let applied = metrics.time("apply", applied).await?;
+        let applied = metrics.time("apply", Box::pin(applied)).await?;
         written.create_proof(proof).await?;
         Ok(applied)
     }
