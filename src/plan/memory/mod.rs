@@ -4,21 +4,30 @@
 //! count the runtime's memory and fragmentation: [`USABLE`] leaves a margin for both. For the built-in trainer it
 //! is what the engine allocates; for external trainers it errs on the large side.
 
-mod built_in;
 mod known;
 mod on_cpu;
+mod on_gpu;
 mod shape;
 
 use super::batch_plan::MemoryEstimate;
 use super::{DeviceKind, PlanRequest, Runner};
 use crate::recipe::Spec;
 use crate::recipe::schema::dialect::Dialect;
-use crate::recipe::schema::spec::{NormTest, Objective, Precision, Strategy};
+use crate::recipe::schema::spec::{Model, NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
-pub use built_in::TRAINED;
 pub use known::{model_type, other_family, typical, typical_sizes};
 pub use shape::Shape;
+
+/// Objectives of the built-in trainer.
+pub const TRAINED: [Objective; 6] = [
+    Objective::LanguageModelling,
+    Objective::Sft,
+    Objective::Dpo,
+    Objective::Kto,
+    Objective::Orpo,
+    Objective::Simpo,
+];
 
 /// The share of a device's memory that a run can use.
 pub const USABLE: f64 = 0.9;
@@ -66,8 +75,8 @@ impl<'a> Memory<'a> {
         let has_engine = runs_built_in
             && TRAINED.contains(&spec.objective)
             && axes == [1; 4]
-            && built_in::has_engine(&shape)
-            && built_in::trains(&spec.model)
+            && shape.experts == 1
+            && trains(&spec.model)
             && other_family(&spec.model, request.model_config.as_ref()).is_none();
         Some(Memory {
             engine: has_engine.then(|| request.runner.device()),
@@ -86,7 +95,7 @@ impl<'a> Memory<'a> {
             shape: self.shape.clone(),
             source: self.source.clone(),
             available: self.available,
-            engine: self.engine.filter(|_| built_in::trains(&spec.model)),
+            engine: self.engine.filter(|_| trains(&spec.model)),
             external: self.external,
         }
     }
@@ -151,22 +160,19 @@ impl<'a> Memory<'a> {
     fn states(&self, ranks: u64) -> [f64; 3] {
         let shards = self.shards(ranks) as f64;
         let norm_test = self.spec.schedule.norm_test();
-        match self.engine {
-            Some(DeviceKind::Cuda) => {
-                let (shape, size) = (&self.shape, self.compute_bytes());
-                return match self.adapters_of_engine() {
-                    None => built_in::states(shape, shards, size, norm_test),
-                    Some(adapters) => {
-                        let of_adapters = (adapters.parameters, self.spec.model.load_in_4bit);
-                        built_in::adapted_states(shape, shards, size, norm_test, of_adapters)
-                    }
-                };
+        let (shape, adapters) = (&self.shape, self.adapters());
+        match (self.engine, &adapters) {
+            (Some(DeviceKind::Cuda), None) => {
+                return on_gpu::states(shape, shards, self.compute_bytes(), norm_test);
             }
-            Some(DeviceKind::Cpu) => {
-                let (model, adapters) = (&self.spec.model, self.adapters_of_engine());
-                return on_cpu::states(&self.shape, shards, model, adapters.as_ref(), norm_test);
+            (Some(DeviceKind::Cuda), Some(adapters)) => {
+                let size = self.compute_bytes();
+                return on_gpu::adapted_states(shape, shards, size, norm_test, adapters);
             }
-            None => {}
+            (Some(DeviceKind::Cpu), adapters) => {
+                return on_cpu::states(shape, shards, norm_test, adapters.as_ref());
+            }
+            (None, _) => {}
         }
         let parallel = &self.spec.parallel;
         let parts = parallel.tensor as f64 * parallel.pipeline as f64;
@@ -244,10 +250,14 @@ impl<'a> Memory<'a> {
         self.spec.model.lora_rank.unwrap_or(assumed)
     }
 
-    fn adapters_of_engine(&self) -> Option<on_cpu::Adapters> {
-        self.spec.model.adapters.then(|| on_cpu::Adapters {
+    /// What is trained in place of the model.
+    fn adapters(&self) -> Option<Adapters> {
+        let model = &self.spec.model;
+        model.adapters.then(|| Adapters {
             parameters: self.trained(),
             rank: self.rank() as f64,
+            drops: model.lora_dropout > 0.0,
+            in_4_bits: model.load_in_4bit,
         })
     }
 
@@ -258,18 +268,14 @@ impl<'a> Memory<'a> {
         let rows = per_device_batch_size as f64 * self.rows_per_sample();
         let tokens = rows * self.spec.data.sequence_length as f64 / spread;
         let checkpointing = self.spec.model.activation_checkpointing;
+        let adapters = self.adapters();
         match self.engine {
             Some(DeviceKind::Cuda) => {
-                let (shape, size) = (&self.shape, self.compute_bytes());
-                let drops = self.spec.model.lora_dropout > 0.0;
-                let between = self.adapters_of_engine().map_or(0.0, |adapters| {
-                    built_in::between(shape, tokens, size, (adapters.rank, drops))
-                });
-                return built_in::activations(shape, tokens, checkpointing, size) + between;
+                let (size, adapters) = (self.compute_bytes(), adapters.as_ref());
+                return on_gpu::activations(&self.shape, tokens, checkpointing, size, adapters);
             }
             Some(DeviceKind::Cpu) => {
-                let (model, adapters) = (&self.spec.model, self.adapters_of_engine());
-                return on_cpu::activations(&self.shape, tokens, model, adapters.as_ref());
+                return on_cpu::activations(&self.shape, tokens, checkpointing, adapters.as_ref());
             }
             None => {}
         }
@@ -482,6 +488,32 @@ impl<'a> Memory<'a> {
             self.spec.data.sequence_length
         ));
         lines
+    }
+}
+
+/// Whether the built-in trainer trains what the recipe makes of the model: all weights, or adapters over whole ones or over
+/// those in 4 bits.
+fn trains(model: &Model) -> bool {
+    !model.load_in_8bit && model.lora_modules_to_save.is_empty()
+}
+
+/// Adapters that are trained in place of the model.
+struct Adapters {
+    parameters: f64,
+    rank: f64,
+    /// Whether their inputs have dropout.
+    drops: bool,
+    /// Whether the linear layers below are in 4 bits.
+    in_4_bits: bool,
+}
+
+impl Adapters {
+    /// Elements of a token's inputs after dropout, which one place holds.
+    fn dropped(&self, shape: &Shape) -> f64 {
+        match self.drops {
+            true => shape.widest_input(),
+            false => 0.0,
+        }
     }
 }
 

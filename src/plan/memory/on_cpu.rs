@@ -1,9 +1,9 @@
 //! What the built-in trainer keeps on a CPU, where everything is f32. Its engine reserves every buffer before the first step
 //! (`engine/cpu/store` and `workspace.rs`). The sums leave out each thread's scratch for attention scores.
 
-use super::FOUR_BIT;
 use super::shape::Shape;
-use crate::recipe::schema::spec::{Groups, Model, NormTest};
+use super::{Adapters, FOUR_BIT};
+use crate::recipe::schema::spec::{Groups, NormTest};
 
 const F32: f64 = 4.0;
 /// Elements of logits that exist at a time, in at least this number of rows.
@@ -12,30 +12,22 @@ const HEAD_ROWS: f64 = 128.0;
 /// Rows whose part of the gradient of vectors has one sum.
 const ROWS: f64 = 32.0;
 
-/// Adapters that are trained in place of the model.
-pub(super) struct Adapters {
-    pub parameters: f64,
-    pub rank: f64,
-}
-
 /// Weights, gradients and optimiser states of a rank, bytes. The ranks share every unit of the model if `shards` is more
 /// than 1; each has all adapters.
 pub(super) fn states(
     shape: &Shape,
     shards: f64,
-    model: &Model,
-    adapters: Option<&Adapters>,
     norm_test: Option<&NormTest>,
+    adapters: Option<&Adapters>,
 ) -> [f64; 3] {
     let all = shape.parameters();
-    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
     let [largest, tied] = match shape.tied {
         true => [shape.block().max(shape.norm()), shape.embeddings()],
         false => [
             shape
                 .block()
                 .max(shape.embeddings())
-                .max(shape.norm() + of_head),
+                .max(shape.norm() + shape.head()),
             0.0,
         ],
     };
@@ -45,7 +37,7 @@ pub(super) fn states(
     let below = match adapters {
         None => gathered,
         // Not sharded, and a block is whole while it computes.
-        Some(_) if model.load_in_4bit => {
+        Some(adapters) if adapters.in_4_bits => {
             let blocks = shape.layers as f64 * shape.block();
             FOUR_BIT / F32 * blocks + all - blocks + shape.block()
         }
@@ -78,35 +70,19 @@ pub(super) fn states(
 pub(super) fn activations(
     shape: &Shape,
     tokens: f64,
-    model: &Model,
+    checkpointing: bool,
     adapters: Option<&Adapters>,
 ) -> f64 {
     let (hidden, layers) = (shape.hidden as f64, shape.layers as f64);
-    let (queries, keys) = (shape.queries() as f64, shape.keys() as f64);
-    let (intermediate, heads) = (shape.intermediate as f64, shape.heads as f64);
-    let unnormed = if shape.head_norms {
-        queries + keys
-    } else {
-        0.0
-    };
-    let gate_up = intermediate * if shape.gated { 2.0 } else { 1.0 };
+    let (queries, inner) = (shape.queries() as f64, shape.intermediate as f64);
     let statistics = if shape.norm_bias { 2.0 } else { 1.0 };
-    let qkv = queries + 2.0 * keys;
-    let block = qkv + unnormed + heads + queries + hidden + gate_up + 2.0 * statistics;
-    let stashes = match model.activation_checkpointing {
-        true => 1.0,
-        false => layers,
-    };
-    let wide = hidden.max(intermediate).max(qkv);
+    let block = shape.stashed() + shape.heads as f64 + hidden + 2.0 * statistics;
+    let stashes = if checkpointing { 1.0 } else { layers };
+    let wide = hidden.max(inner).max(shape.qkv() as f64);
     let residuals = if shape.parallel_residual { 2.0 } else { 1.0 };
     let scratch = hidden.max(queries) + wide + residuals * hidden;
-    let of_adapters = adapters.map_or(0.0, |adapters| {
-        let dropped = match model.lora_dropout > 0.0 {
-            true => hidden.max(intermediate).max(queries),
-            false => 0.0,
-        };
-        2.0 * adapters.rank + dropped
-    });
+    // Between the matrices of adapters, its gradient, and an input with dropout.
+    let of_adapters = adapters.map_or(0.0, |it| 2.0 * it.rank + it.dropped(shape));
     let per_token = (layers + 1.0) * hidden + stashes * block + scratch + of_adapters;
     let vocabulary = shape.vocabulary as f64;
     let head_rows = (LOGITS / vocabulary).max(HEAD_ROWS).min(tokens);

@@ -272,8 +272,12 @@ impl Shape {
 
     /// Parameters of the whole model.
     pub fn parameters(&self) -> f64 {
-        let head = if self.tied { 0.0 } else { self.embedding() };
-        self.embeddings() + head + self.layers as f64 * self.block() + self.norm()
+        self.embeddings() + self.head() + self.layers as f64 * self.block() + self.norm()
+    }
+
+    /// Parameters of the head, unless it is the embedding.
+    pub fn head(&self) -> f64 {
+        if self.tied { 0.0 } else { self.embedding() }
     }
 
     /// Parameters of one block.
@@ -409,6 +413,28 @@ impl Shape {
         .into_iter()
         .filter(|(has_them, _)| *has_them)
         .fold(self.norm(), |widest, (_, width)| widest.max(width as f64))
+    }
+
+    /// Elements of a token that a block keeps of attention and MLP in the engines: queries, keys and values, queries and keys
+    /// before their norms, the output of attention, and gates and ups.
+    pub fn stashed(&self) -> f64 {
+        let unnormed = if self.head_norms {
+            self.queries() + self.keys()
+        } else {
+            0
+        };
+        let gates = if self.gated { 2 } else { 1 };
+        (self.qkv() + unnormed + self.queries() + gates * self.intermediate) as f64
+    }
+
+    /// Elements of a token's queries, keys and values.
+    pub fn qkv(&self) -> u64 {
+        self.queries() + 2 * self.keys()
+    }
+
+    /// Elements of the widest input of an adapter.
+    pub fn widest_input(&self) -> f64 {
+        self.hidden.max(self.queries()).max(self.intermediate) as f64
     }
 
     /// Elements of a token's queries.

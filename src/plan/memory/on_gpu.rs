@@ -2,19 +2,9 @@
 //! (`engine/cuda/state.rs` and `workspace.rs`), so the sums are known. They leave out less
 //! than 1 %; `tests/cuda_launch.rs` compares them with the engine.
 
-use super::FOUR_BIT;
 use super::shape::Shape;
-use crate::recipe::schema::spec::{Groups, Model, NormTest, Objective};
-
-/// Objectives of the built-in trainer.
-pub const TRAINED: [Objective; 6] = [
-    Objective::LanguageModelling,
-    Objective::Sft,
-    Objective::Dpo,
-    Objective::Kto,
-    Objective::Orpo,
-    Objective::Simpo,
-];
+use super::{Adapters, FOUR_BIT};
+use crate::recipe::schema::spec::{Groups, NormTest};
 
 /// Most logits that exist at a time.
 const LOGITS: f64 = (1u64 << 27) as f64;
@@ -23,16 +13,6 @@ const WORKSPACE: f64 = (32u64 << 20) as f64;
 /// Most blocks that sum up the gradient of vectors, each apart from the others.
 const VECTOR_BLOCKS: f64 = 528.0;
 const F32: f64 = 4.0;
-
-/// Whether the built-in trainer has this architecture: a dense one.
-pub(super) fn has_engine(shape: &Shape) -> bool {
-    shape.experts == 1
-}
-
-/// Whether it trains what the recipe makes of the model: all weights, or adapters over whole ones or over those in 4 bits.
-pub(super) fn trains(model: &Model) -> bool {
-    !model.load_in_8bit && model.lora_modules_to_save.is_empty()
-}
 
 /// Weights, gradients and optimiser states of a rank, bytes: the table of docs/gpu.md. The ranks share every unit if
 /// `shards` is more than 1. Matrix products use elements of `size` bytes.
@@ -43,8 +23,7 @@ pub(super) fn states(
     norm_test: Option<&NormTest>,
 ) -> [f64; 3] {
     let (all, embedding, block) = (shape.parameters(), shape.embeddings(), shape.block());
-    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
-    let head = shape.norm() + of_head;
+    let head = shape.norm() + shape.head();
     let sharded = shards > 1.0;
     let mut weights = F32 * all / shards;
     let mut gradients = F32 * all / shards;
@@ -79,19 +58,19 @@ pub(super) fn states(
     [weights, gradients, 2.0 * F32 * all / shards]
 }
 
-/// The same for adapters, of which every rank trains all `trained` parameters, over a frozen model.
+/// The same for adapters, of which every rank trains all, over a frozen model.
 pub(super) fn adapted_states(
     shape: &Shape,
     shards: f64,
     size: f64,
     norm_test: Option<&NormTest>,
-    (trained, in_4_bits): (f64, bool),
+    adapters: &Adapters,
 ) -> [f64; 3] {
+    let (trained, in_4_bits) = (adapters.parameters, adapters.in_4_bits);
     let shards = if in_4_bits { 1.0 } else { shards };
     let (sharded, is_half) = (shards > 1.0, size < F32);
-    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
     let blocks = shape.layers as f64 * shape.block();
-    let mut weights = (F32 * shape.embeddings() + size * (shape.norm() + of_head)) / shards;
+    let mut weights = (F32 * shape.embeddings() + size * (shape.norm() + shape.head())) / shards;
     weights += match in_4_bits {
         // A block is whole while it computes.
         true => FOUR_BIT * blocks + size * shape.block(),
@@ -124,8 +103,7 @@ pub(super) fn adapted_states(
 /// Where a sharded model is whole: two places for its units, and another for a tied embedding.
 fn gathered(shape: &Shape, size: f64) -> f64 {
     let embedding = shape.embeddings();
-    let of_head = if shape.tied { 0.0 } else { shape.embedding() };
-    let head = shape.norm() + of_head;
+    let head = shape.norm() + shape.head();
     let of_tied = match shape.tied {
         true => (F32 + if size < F32 { size } else { 0.0 }) * embedding,
         false => 0.0,
@@ -154,20 +132,20 @@ fn turns(shape: &Shape, embedding: f64, block: f64, head: f64) -> f64 {
 }
 
 /// Bytes for a micro-batch of this number of tokens, whose activations have `size` bytes each.
-pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size: f64) -> f64 {
+pub(super) fn activations(
+    shape: &Shape,
+    tokens: f64,
+    checkpointing: bool,
+    size: f64,
+    adapters: Option<&Adapters>,
+) -> f64 {
     let (hidden, layers) = (shape.hidden as f64, shape.layers as f64);
     let (queries, inner) = (shape.queries() as f64, shape.intermediate as f64);
-    let (heads, qkv) = (shape.heads as f64, queries + 2.0 * shape.keys() as f64);
+    let (heads, qkv) = (shape.heads as f64, shape.qkv() as f64);
     // The residual stream and its gradient are f32.
     let residual = (layers + 2.0) * F32 * hidden;
-    let unnormed = if shape.head_norms {
-        queries + shape.keys() as f64
-    } else {
-        0.0
-    };
-    let gate_up = inner * if shape.gated { 2.0 } else { 1.0 };
     let statistics = if shape.norm_bias { 4.0 } else { 2.0 };
-    let block = size * (qkv + unnormed + queries + gate_up) + F32 * (hidden + heads + statistics);
+    let block = size * shape.stashed() + F32 * (hidden + heads + statistics);
     let stashes = if checkpointing { 1.0 } else { layers };
     let has_operand = size < F32 || shape.parallel_residual;
     let gradient_operand = if has_operand { size * hidden } else { 0.0 };
@@ -177,15 +155,9 @@ pub(super) fn activations(shape: &Shape, tokens: f64, checkpointing: bool, size:
     let logits = LOGITS.min(tokens * vocabulary) * size;
     let rows = (tokens / VECTOR_BLOCKS).ceil().max(1.0);
     let partials = F32 * (tokens / rows).ceil() * shape.widest_vectors();
-    tokens * (residual + stashes * block + scratch) + logits + partials + WORKSPACE
-}
-
-/// The bytes in addition for adapters of this rank: between their matrices, its gradient for three of them, and an input
-/// with dropout.
-pub(super) fn between(shape: &Shape, tokens: f64, size: f64, (rank, drops): (f64, bool)) -> f64 {
-    let widest = shape.hidden.max(shape.queries()).max(shape.intermediate);
-    let dropped = if drops { widest as f64 } else { 0.0 };
-    tokens * size * (4.0 * rank + dropped)
+    // Between the matrices of adapters, its gradient for three of them, and an input with dropout.
+    let of_adapters = adapters.map_or(0.0, |it| size * (4.0 * it.rank + it.dropped(shape)));
+    tokens * (residual + stashes * block + scratch + of_adapters) + logits + partials + WORKSPACE
 }
 
 #[cfg(test)]
