@@ -1,11 +1,12 @@
 //! Low-rank adapters of linear layers (LoRA, arXiv 2106.09685), as PEFT has them: beside x · Wᵀ, whose weights are frozen
 //! like all others of the model, a layer computes scale · dropout(x) · Aᵀ · Bᵀ.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, Layout, ModelConfig, Order, Role, Unit, layout};
+use super::{EngineError, Kind, Layout, Order, Role, Unit, not_frozen};
 
 /// The name of the unit of all adapters.
 pub const ADAPTER: &str = "adapter";
@@ -45,8 +46,6 @@ pub struct Adapter {
 #[derive(Debug, Clone)]
 pub struct Adapted {
     pub settings: Adapters,
-    /// The frozen model.
-    pub model: Layout,
     /// One unit with all adapters.
     pub trained: Layout,
     /// By unit of the model and role of the weights: A and B.
@@ -54,8 +53,8 @@ pub struct Adapted {
 }
 
 impl Adapted {
-    pub fn new(config: &ModelConfig, settings: Adapters) -> Adapted {
-        let model = layout(config);
+    /// Adapters of a model with this layout.
+    pub fn new(model: &Layout, settings: Adapters) -> Adapted {
         let mut unit = Unit::new(ADAPTER.to_owned());
         let mut places = Vec::new();
         for (index, of) in model.units.iter().enumerate() {
@@ -84,24 +83,22 @@ impl Adapted {
         }
         Adapted {
             settings,
-            model,
             trained: Layout { units: vec![unit] },
             places,
         }
     }
 
-    /// The adapters of the layers of a unit from one role to another, which are computed together.
-    pub(super) fn of(&self, unit: usize, first: usize, last: usize) -> Vec<Adapter> {
-        let parameters = &self.model.units[unit].parameters;
+    /// The adapters of the layers in a range of a unit, which are computed together.
+    pub(super) fn of(&self, (index, unit): (usize, &Unit), range: &Range<usize>) -> Vec<Adapter> {
         let places = self.places.iter().enumerate();
-        let of_unit = places.filter(|(_, place)| place.0 == unit);
+        let of_unit = places.filter(|(_, place)| place.0 == index);
         let adapters = of_unit.filter_map(|(number, (_, role, a, b))| {
-            let parameter = parameters.iter().find(|it| it.role == *role)?;
-            if !(first..last).contains(&parameter.offset) {
+            let parameter = unit.parameters.iter().find(|it| it.role == *role)?;
+            if !range.contains(&parameter.offset) {
                 return None;
             }
             let inputs = parameter.inputs();
-            let column = (parameter.offset - first) / inputs;
+            let column = (parameter.offset - range.start) / inputs;
             Some(Adapter {
                 number,
                 a: a.clone(),
@@ -116,6 +113,21 @@ impl Adapted {
 /// The layout of what an engine trains.
 pub(super) fn trained<'l>(adapted: Option<&'l Adapted>, model: &'l Layout) -> &'l Layout {
     adapted.map_or(model, |adapted| &adapted.trained)
+}
+
+/// The parameters of a unit of a frozen model, in the engine's order.
+pub(super) fn frozen_from_files<'p>(
+    adapted: Option<&Adapted>,
+    model: &Layout,
+    unit: usize,
+    parameters: &'p [f32],
+) -> Result<Cow<'p, [f32]>, EngineError> {
+    let of = model.unit(unit)?;
+    of.check_len("weights", parameters)?;
+    match adapted {
+        Some(_) => Ok(of.parameters_from_files(parameters)),
+        None => Err(not_frozen(unit)),
+    }
 }
 
 impl Adapters {

@@ -386,11 +386,11 @@ impl Walk<'_> {
     fn linear(self, unit: usize, first: Role, last: Role) -> Linear {
         let parameters = &self.layout.units[unit];
         let (first, last) = (parameters.of(first), parameters.of(last));
-        let (start, end) = (first.offset, last.range().end);
-        let adapters = self.adapted.map(|adapted| adapted.of(unit, start, end));
+        let weights = first.offset..last.range().end;
+        let adapters = (self.adapted).map(|adapted| adapted.of((unit, parameters), &weights));
         Linear {
             unit,
-            weights: first.offset..last.range().end,
+            weights,
             inputs: first.inputs(),
             bias: None,
             adapters: adapters.unwrap_or_default(),

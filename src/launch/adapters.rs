@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::engine::{Adapted, Adapters, Family, ModelConfig};
+use crate::engine::{Adapted, Adapters, Family, ModelConfig, layout};
 use crate::plan::Flaw;
 use crate::recipe::Spec;
 use crate::telemetry::human::grouped;
@@ -70,7 +70,7 @@ pub(super) fn trained(
     if let Some(folder) = folder {
         let settings = folder.chain.settings(spec.seed).map_err(of_folder)?;
         for ((directory, _), settings) in folder.chain.folders.iter().zip(settings) {
-            let adapted = Adapted::new(shape, settings.clone());
+            let adapted = Adapted::new(&layout(shape), settings.clone());
             let weights = Weights::open_adapter(directory);
             weights
                 .and_then(|weights| weights.check(&adapted.trained))
@@ -124,8 +124,9 @@ fn wrong_folder(rule: &'static str, message: String) -> Flaw {
 
 /// The adapters of a run, for people.
 pub(super) fn described(adapters: &Adapters, shape: &ModelConfig) -> String {
-    let adapted = Adapted::new(shape, adapters.clone());
-    let (trained, all) = (adapted.trained.len(), adapted.model.len());
+    let model = layout(shape);
+    let adapted = Adapted::new(&model, adapters.clone());
+    let (trained, all) = (adapted.trained.len(), model.len());
     let layers = match adapters.modules.as_slice() {
         [] => "every linear layer".to_owned(),
         names => names.join(", "),

@@ -5,7 +5,9 @@ use super::arena::Arena;
 use super::quantised::Quantised;
 use super::store::{Gradient, Store};
 use crate::comm::World;
-use crate::engine::{Adapted, EngineError, Measure, ModelConfig, Pass, Strategy, Unit, initial};
+use crate::engine::{
+    Adapted, EngineError, Layout, Measure, ModelConfig, Pass, Strategy, Unit, initial,
+};
 
 /// The stores of a rank.
 pub struct Held {
@@ -24,7 +26,7 @@ impl Held {
     /// Reserves memory for adapters and the frozen model below them, whose weights `initial` draws.
     pub fn adapted(
         config: &ModelConfig,
-        adapted: &Adapted,
+        (model, adapted): (&Layout, &Adapted),
         options: &CpuOptions,
         world: Option<World>,
         arena: &Arena,
@@ -37,11 +39,11 @@ impl Held {
         };
         let trained = Store::new(&adapted.trained, false, held, world.clone(), arena, &draw)?;
         let frozen = if adapted.settings.is_quantised {
-            Frozen::Quantised(Quantised::new(&adapted.model, arena, initial)?)
+            Frozen::Quantised(Quantised::new(model, arena, initial)?)
         } else {
             let held = (options.strategy, Measure::default(), true);
             let tied = config.tie_word_embeddings;
-            let store = Store::new(&adapted.model, tied, held, world, arena, initial)?;
+            let store = Store::new(model, tied, held, world, arena, initial)?;
             Frozen::Whole(Box::new(store))
         };
         Ok(Held {

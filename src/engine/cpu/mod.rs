@@ -18,11 +18,11 @@ use self::backend::With;
 use self::held::{Frozen, Held};
 use self::store::Store;
 use self::workspace::Workspace;
-use super::adapters::trained;
+use super::adapters::{frozen_from_files, trained};
 use super::{
     Accumulated, AdamW, Adapted, Adapters, Capacity, Engine, EngineError, Layout, Measure,
     MicroBatch, ModelConfig, Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
-    UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, not_frozen, trains,
+    UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, trains,
 };
 use crate::comm::World;
 
@@ -85,7 +85,7 @@ impl CpuEngine {
                 initial::fill(unit, &config, seed, offset, out);
             }
         };
-        let adapted = (options.adapters.clone()).map(|it| Adapted::new(&config, it));
+        let adapted = (options.adapters.clone()).map(|it| Adapted::new(&layout, it));
         let store = pool.install(|| match &adapted {
             None => {
                 let held = (options.strategy, options.measure, options.forward_only);
@@ -95,7 +95,10 @@ impl CpuEngine {
                     frozen: None,
                 })
             }
-            Some(adapted) => Held::adapted(&config, adapted, &options, world, &arena, &fill),
+            Some(adapted) => {
+                let of = (&layout, adapted);
+                Held::adapted(&config, of, &options, world, &arena, &fill)
+            }
         })?;
         Ok(CpuEngine {
             pool,
@@ -170,17 +173,16 @@ impl Engine for CpuEngine {
     }
 
     fn frozen(&self) -> Option<&Layout> {
-        self.adapted.as_ref().map(|adapted| &adapted.model)
+        self.adapted.as_ref().map(|_| &self.layout)
     }
 
     fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
-        let of = self.layout.unit(unit)?;
-        of.check_len("weights", parameters)?;
-        let parameters = of.parameters_from_files(parameters);
+        let adapted = self.adapted.as_ref();
+        let parameters = frozen_from_files(adapted, &self.layout, unit, parameters)?;
         match &mut self.store.frozen {
             Some(Frozen::Whole(store)) => store.import_frozen(unit, &parameters),
             Some(Frozen::Quantised(model)) => model.import(unit, &parameters),
-            None => return Err(not_frozen(unit)),
+            None => {}
         }
         Ok(())
     }

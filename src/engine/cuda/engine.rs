@@ -22,11 +22,11 @@ use super::staging::Staging;
 use super::state::{FACTORS, Held, Share, UnitAddresses};
 use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
-use crate::engine::adapters::trained;
+use crate::engine::adapters::{frozen_from_files, trained};
 use crate::engine::{
     Accumulated, AdamW, Adapted, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
     ModelConfig, Pass, Reduced, Sequence, Step, Strategy, Unit, UnitState, Walk, Weigh, cache_len,
-    counted, initial, layout, nf4, no_sequence, no_worker_gradient, not_frozen, part, trains,
+    counted, initial, layout, nf4, no_sequence, no_worker_gradient, part, trains,
 };
 
 /// Graphs that are kept; a run has a few shapes of micro-batches.
@@ -105,7 +105,7 @@ impl CudaEngine {
         limit: u64,
     ) -> Result<CudaEngine, EngineError> {
         let layout = layout(&config);
-        let adapted = (options.adapters.clone()).map(|it| Adapted::new(&config, it));
+        let adapted = (options.adapters.clone()).map(|it| Adapted::new(&layout, it));
         let tied = config.tie_word_embeddings;
         let precision = options.precision;
         let share = share(options.strategy, world);
@@ -604,16 +604,12 @@ impl Engine for CudaEngine {
     }
 
     fn frozen(&self) -> Option<&Layout> {
-        self.adapted.as_ref().map(|adapted| &adapted.model)
+        self.adapted.as_ref().map(|_| &self.layout)
     }
 
     fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
-        let of = self.layout.unit(unit)?;
-        of.check_len("weights", parameters)?;
-        if self.adapted.is_none() {
-            return Err(not_frozen(unit));
-        }
-        let parameters = of.parameters_from_files(parameters);
+        let adapted = self.adapted.as_ref();
+        let parameters = frozen_from_files(adapted, &self.layout, unit, parameters)?;
         self.checked(|engine| engine.set_weights(unit, true, &parameters))
     }
 

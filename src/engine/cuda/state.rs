@@ -161,17 +161,6 @@ pub struct UnitAddresses {
     pub squares: Option<u64>,
 }
 
-impl UnitAddresses {
-    /// The weights, if every rank holds everything.
-    fn whole(&self) -> Whole {
-        Whole {
-            table: self.weights,
-            operands: self.copy.unwrap_or(self.weights),
-            vectors: self.vectors,
-        }
-    }
-}
-
 /// A model whose linear layers are in NF4. Every rank has all of it; a block's weights are whole while it computes.
 #[derive(Debug)]
 pub struct Quantised {
@@ -339,18 +328,18 @@ impl State {
 
     /// A unit's weights, if every rank holds everything; of a quantised block while it is acquired.
     pub fn whole(&self, unit: usize) -> Whole {
-        let addresses = &self.units[unit];
-        match self
-            .quantised
-            .as_ref()
-            .filter(|it| !it.layers[unit].is_empty())
-        {
-            Some(quantised) => Whole {
-                table: quantised.place,
-                operands: quantised.place,
-                vectors: addresses.vectors,
-            },
-            None => addresses.whole(),
+        let UnitAddresses {
+            weights,
+            copy,
+            vectors,
+            ..
+        } = self.units[unit];
+        let in_codes = self.quantised.as_ref();
+        let place = in_codes.filter(|it| !it.layers[unit].is_empty());
+        Whole {
+            table: weights,
+            operands: place.map_or(copy.unwrap_or(weights), |it| it.place),
+            vectors,
         }
     }
 
