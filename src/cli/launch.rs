@@ -234,20 +234,17 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     }
     let mut shown = Vec::new();
     let ended = launch(&args, &typed, &recipe, &mut shown);
-    let command = || {
-        let words = std::iter::once("evenkeel".to_owned()).chain(typed.clone());
-        words.collect::<Vec<_>>()
+    let words: Vec<String> = std::iter::once("evenkeel".to_owned())
+        .chain(typed)
+        .collect();
+    let typed = next_command::Typed {
+        words: &words,
+        overrides: &args.overrides,
     };
     if let Err(error) = &ended
         && let Some(LaunchError::Hub(failed)) = error.downcast_ref()
     {
         say(format_args!("error: {failed}\n"));
-        let words = command();
-        let overrides = &args.overrides;
-        let typed = next_command::Typed {
-            words: &words,
-            overrides,
-        };
         say_next(&next_command::after_download(&recipe, failed, &typed));
         return Ok(ExitCode::from(EXIT_USAGE));
     }
@@ -262,12 +259,6 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             .collect();
         render::print(&news, &recipe.sources);
         say(render::closing(&refused.diagnostics));
-        let words = command();
-        let overrides = &args.overrides;
-        let typed = next_command::Typed {
-            words: &words,
-            overrides,
-        };
         let facts = &refused.draft.facts;
         let counts = next_command::Counts {
             asked: facts.world_size,
