@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::disturbed::proved;
-use super::support::{Run, small, wait_for};
+use super::support::{Run, small};
+
+/// Time for a report of a stopped rank.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Enough to train for some seconds.
 const SAMPLES: u64 = 12_000;
@@ -34,19 +37,28 @@ fn stacks_of(run: &Run, rank: u64) -> PathBuf {
 }
 
 /// Stops the main thread of a rank while it computes: it may also be stopped while it waits for other ranks, outside of a
-/// system call.
-fn stop_computation(run: &Run, rank: u64) -> Child {
+/// system call. `None`: it was stopped while it held a lock that the report of its stacks needs, and goes on.
+fn stop_computation(run: &Run, rank: u64) -> Option<Child> {
     loop {
         let mut tracer = stop_main_thread(run, rank);
-        let stacks = wait_for("the stacks", || {
+        let stopped = Instant::now();
+        let stacks = loop {
             let text = std::fs::read_to_string(stacks_of(run, rank)).ok();
-            text.filter(|text| text.contains("stack of the main thread"))
-        });
-        if stacks.starts_with("computing") {
-            return tracer;
+            let whole = text.filter(|text| text.contains("stack of the main thread"));
+            if whole.is_some() || stopped.elapsed() > PATIENCE {
+                break whole;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        if stacks
+            .as_ref()
+            .is_some_and(|it| it.starts_with("computing"))
+        {
+            return Some(tracer);
         }
         tracer.kill().unwrap();
         tracer.wait().unwrap();
+        stacks?;
         std::fs::remove_file(stacks_of(run, rank)).unwrap();
         run.wait_for_steps(1, run.generation_steps(1).len() + 1);
     }
@@ -54,10 +66,15 @@ fn stop_computation(run: &Run, rank: u64) -> Child {
 
 #[test]
 fn a_rank_whose_computation_hangs_is_lost_and_leaves_the_stacks_of_all() {
-    let run = Run::of(small(json!({"budget": {"samples": SAMPLES}})));
-    let launched = run.start(&["--procs", "3", "--progress-deadline", "3"]);
-    run.wait_for_steps(1, 5);
-    let mut tracer = stop_computation(&run, 1);
+    let (run, launched, mut tracer) = loop {
+        let run = Run::of(small(json!({"budget": {"samples": SAMPLES}})));
+        let launched = run.start(&["--procs", "3", "--progress-deadline", "3"]);
+        run.wait_for_steps(1, 5);
+        if let Some(tracer) = stop_computation(&run, 1) {
+            break (run, launched, tracer);
+        }
+        launched.wait();
+    };
     assert!(launched.wait().success(), "{}", run.log());
     tracer.wait().unwrap();
     assert_eq!(run.worlds(), [3, 2], "{}", run.log());
@@ -93,10 +110,12 @@ fn a_stall_that_is_only_reported_ends_nothing() {
     run.wait_for_steps(1, 5);
     // A thread that was stopped while it held the lock of its output lets no other thread report: it is stopped again.
     let mut tracer = loop {
-        let mut tracer = stop_computation(&run, 0);
+        let Some(mut tracer) = stop_computation(&run, 0) else {
+            continue;
+        };
         let stopped = Instant::now();
         let is_reported = || run.log().contains("rank 0: no progress for ");
-        while !is_reported() && stopped.elapsed() < Duration::from_secs(60) {
+        while !is_reported() && stopped.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(50));
         }
         if is_reported() {
