@@ -96,8 +96,8 @@ fn every_example_is_planned_with_only_expected_diagnostics() {
             let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
             let request = PlanRequest::of(runner, world);
             let request = survey(&recipe, empty.path(), request, &Hub::none());
-            let examined = plan::examine(&recipe, &request);
-            let diagnostics = examined.diagnostics.iter();
+            let draft = plan::examine(&recipe, &request);
+            let diagnostics = draft.findings.iter();
             let mut diagnostics: Vec<_> =
                 diagnostics.map(|d| (d.rule.as_str(), d.severity)).collect();
             diagnostics.sort_unstable();

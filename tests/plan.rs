@@ -76,23 +76,22 @@ proptest! {
         spec.elasticity.max = bounds.then_some(gpus);
         spec.schedule = schedule;
         let request = PlanRequest::gpus(gpus);
-        let examined = plan::examine(&recipe, &request);
-        let draft = &examined.draft;
-        let (Some(quantum), Some(micro_batch)) = (draft.quantum, draft.per_device_batch_size) else {
+        let draft = plan::examine(&recipe, &request);
+        let (Some(quantum), Some(split)) = (draft.quantum, draft.split) else {
             return Ok(());
         };
         let conditions = norm::Conditions {
             base_batch: global,
             quantum,
             budget: 2_000_000,
-            micro_batch,
+            micro_batch: split.per_device_batch_size,
             workers: gpus,
             sharded,
         };
         let accepted = norm::Controller::new(&recipe.spec.schedule, conditions);
         // The controller reports a measurement of one group, which has no variance, at each step.
-        let errors: Vec<&str> = examined
-            .diagnostics
+        let errors: Vec<&str> = draft
+            .findings
             .iter()
             .filter(|d| d.severity == Severity::Error && d.rule != "one-group")
             .map(|d| d.rule.as_str())

@@ -90,7 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                     ..PlanRequest::of(runner, gpus)
                 };
                 let request = survey(&recipe, &base, request, &hub);
-                let mut found = plan::examine(&recipe, &request).diagnostics;
+                let mut found = plan::examine(&recipe, &request).findings;
                 if recipe.dialect == Dialect::Accelerate {
                     pass_worlds(&mut found);
                 }

@@ -252,19 +252,19 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     if let Err(error) = &ended
         && let Some(LaunchError::Refused(refused)) = error.downcast_ref()
     {
-        let diagnostics = refused.diagnostics.iter();
+        let diagnostics = refused.findings.iter();
         let news: Vec<Diagnostic> = diagnostics
             .filter(|d| !shown.contains(d))
             .cloned()
             .collect();
         render::print(&news, &recipe.sources);
-        say(render::closing(&refused.diagnostics));
-        let facts = &refused.draft.facts;
+        say(render::closing(&refused.findings));
+        let facts = &refused.facts;
         let counts = next_command::Counts {
             asked: facts.world_size,
             exact: &facts.feasible_gpu_counts,
         };
-        let next = next_command::after_refusal(&recipe, &refused.diagnostics, &counts, &typed);
+        let next = next_command::after_refusal(&recipe, &refused.findings, &counts, &typed);
         say_next(&next);
         return Ok(ExitCode::from(EXIT_REFUSED));
     }
@@ -383,14 +383,8 @@ fn launch(
     let devices = processes.devices(external, &inventory);
     if args.cluster.dry_run {
         let worlds = &planned.worlds;
-        let examined = worlds.examine(ranks, reached);
-        output::print(text::plan(
-            recipe,
-            worlds.request(),
-            &examined,
-            None,
-            &devices,
-        ))?;
+        let draft = worlds.examine(ranks, reached);
+        output::print(text::plan(recipe, worlds.request(), &draft, None, &devices))?;
         for repo in planned.downloads() {
             say(format_args!("the launch downloads {repo}\n"));
         }

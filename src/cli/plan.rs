@@ -21,8 +21,7 @@ use crate::export::{self, BatchNumbers, Form};
 use crate::inventory::Inventory;
 use crate::launch::{self, survey, with_inputs};
 use crate::plan::{
-    self, AskedRunner, DeviceKind, Draft, Examined, Horizon, OomPolicy, OomStep, PlanRequest,
-    Runner,
+    self, AskedRunner, DeviceKind, Draft, Horizon, OomPolicy, OomStep, PlanRequest, Runner,
 };
 use crate::recipe::{Dialect, Located, ReadError, Recipe};
 use crate::util::size;
@@ -247,45 +246,35 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if args.estimate {
         estimate::refuse_unknown(&recipe, &request)?;
     }
-    let examined = plan::examine(&recipe, &request);
+    let draft = plan::examine(&recipe, &request);
     if let Some(form) = args.emit {
-        return emitted(&recipe, examined, form.into(), request.nodes());
+        return emitted(&recipe, draft, form.into(), request.nodes());
     }
-    let horizon = examined.draft.horizon.as_ref();
+    let horizon = draft.horizon.as_ref();
     let oom = args.oom_policy.and_then(|policy| {
-        let plan = examined.clone().finish().ok()?;
+        let plan = draft.plan()?;
         Some(policy.ladder(&plan))
     });
     match args.output {
         Format::Text => {
             let words = &hardware.words;
-            output::print(text::plan(
-                &recipe,
-                &request,
-                &examined,
-                oom.as_deref(),
-                words,
-            ))?;
+            output::print(text::plan(&recipe, &request, &draft, oom.as_deref(), words))?;
         }
         format => format.print(&Document {
-            draft: &examined.draft,
+            draft: &draft,
             dialect_version: recipe.version.as_deref(),
             detected: &recipe.detected,
             hardware: &hardware.words,
             runner: request.runner,
-            refused_by_built_in: plan::refused_by_built_in(
-                &recipe,
-                &request,
-                &examined.diagnostics,
-            ),
+            refused_by_built_in: plan::refused_by_built_in(&recipe, &request, &draft.findings),
             eval_every: horizon.and_then(|horizon| horizon.eval_every),
             horizon,
             oom: oom.as_deref(),
         })?,
     }
-    Ok(match examined.finish() {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(EXIT_REFUSED),
+    Ok(match draft.plan() {
+        Some(_) => ExitCode::SUCCESS,
+        None => ExitCode::from(EXIT_REFUSED),
     })
 }
 
@@ -293,12 +282,12 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 /// into a file.
 fn emitted(
     recipe: &Recipe,
-    examined: Examined,
+    draft: Draft,
     form: Form,
     nodes: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
-    render::print(&examined.diagnostics, &recipe.sources);
-    let Ok(plan) = examined.finish() else {
+    render::print(&draft.findings, &recipe.sources);
+    let Ok(plan) = draft.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
     let numbers = BatchNumbers {

@@ -131,7 +131,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     let planned = match planned {
         Ok(planned) => planned,
         Err(LaunchError::Refused(refused)) => {
-            render::print(&refused.diagnostics, &recipe.sources);
+            render::print(&refused.findings, &recipe.sources);
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
         Err(error) => return Err(error.into()),

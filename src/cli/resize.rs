@@ -58,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let formula = match worlds::formula_of_run(&run_dir, args.processes) {
         Err(LaunchError::Refused(refused)) => {
-            super::render::print(&refused.diagnostics, &Sources::default());
+            super::render::print(&refused.findings, &Sources::default());
             return Ok(ExitCode::from(EXIT_REFUSED));
         }
         formula => formula?,

@@ -46,7 +46,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::external_trainer::ExternalTrainerError;
 use crate::hub::{Cause, HubError};
-use crate::plan::Examined;
+use crate::plan::Draft;
 use crate::train::TrainError;
 use crate::util::durable::FileError;
 
@@ -55,7 +55,7 @@ use crate::util::durable::FileError;
 pub enum LaunchError {
     /// A rule refuses the plan.
     #[error(transparent)]
-    Refused(#[from] Box<Examined>),
+    Refused(#[from] Box<Draft>),
     /// The directory contains no run.
     #[error(
         "{}: no such file; the directory contains no evenkeel run; `evenkeel status` lists the runs",

@@ -30,10 +30,10 @@ pub fn plan(
     };
     let surveyed = survey::survey_inputs(recipe, &base()?, request, hub);
     let worlds = Worlds::new(recipe.clone(), surveyed.request, memory);
-    let examined = worlds.examine(ranks, reached);
+    let draft = worlds.examine(ranks, reached);
     Ok(Planned {
-        diagnostics: examined.diagnostics.clone(),
-        plan: examined.finish()?,
+        diagnostics: draft.findings.clone(),
+        plan: draft.finish()?,
         reached,
         worlds,
         model: surveyed.model,

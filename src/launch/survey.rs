@@ -149,7 +149,7 @@ pub fn with_inputs(error: ReadError, asked: AskedRunner, base: &Path, hub: &Hub)
     let runner = Runner::of(&rest.spec, asked, DeviceKind::Cpu, None);
     let world = plan::default_world(&rest.spec);
     let request = survey(rest, base, PlanRequest::of(runner, world), hub);
-    let found = plan::examine(rest, &request).diagnostics.into_iter();
+    let found = plan::examine(rest, &request).findings.into_iter();
     let missing = found.filter(|d| d.is_error() && d.span.is_some() && is_missing_input(&d.rule));
     let mut diagnostics = error.diagnostics.clone();
     diagnostics.extend(missing);
@@ -181,8 +181,8 @@ mod tests {
     fn problems(recipe: &Recipe, asked: AskedRunner, base: &Path) -> Vec<String> {
         let runner = Runner::of(&recipe.spec, asked, DeviceKind::Cuda, None);
         let request = PlanRequest::of(runner, 1);
-        let examined = plan::examine(recipe, &survey(recipe, base, request, &Hub::none()));
-        let diagnostics = examined.diagnostics.iter();
+        let draft = plan::examine(recipe, &survey(recipe, base, request, &Hub::none()));
+        let diagnostics = draft.findings.iter();
         diagnostics
             .map(|d| {
                 let line = d.span.map_or(0, |span| span.line);
@@ -379,7 +379,7 @@ mod tests {
             "  batch: {{global: 8, per_device_batch_size: 4}}\n  model: {{path: \"{}\"}}\n",
             folder.path().display()
         ));
-        let memory = |request| plan::examine(&recipe, &request).draft.facts.memory;
+        let memory = |request| plan::examine(&recipe, &request).facts.memory;
         assert_eq!(memory(PlanRequest::gpus(1)), None);
         let surveyed = survey(&recipe, folder.path(), PlanRequest::gpus(1), &Hub::none());
         let estimate = memory(surveyed).unwrap();
@@ -496,11 +496,11 @@ mod tests {
         };
         let found = |text: &str| {
             let recipe = read(text);
-            let examined = plan::examine(
+            let draft = plan::examine(
                 &recipe,
                 &survey(&recipe, Path::new(""), PlanRequest::gpus(8), &Hub::none()),
             );
-            let diagnostics = examined.diagnostics.into_iter();
+            let diagnostics = draft.findings.into_iter();
             diagnostics
                 .map(|d| (d.rule, d.severity))
                 .collect::<Vec<_>>()
@@ -587,9 +587,8 @@ mod tests {
                 let device = DeviceKind::Cuda;
                 let runner = Runner::of(&recipe.spec, AskedRunner::Launch, device, None);
                 let launched = PlanRequest::of(runner, 1);
-                let examined =
-                    plan::examine(&recipe, &survey(&recipe, base, launched, &Hub::none()));
-                let mut diagnostics = examined.diagnostics.into_iter();
+                let draft = plan::examine(&recipe, &survey(&recipe, base, launched, &Hub::none()));
+                let mut diagnostics = draft.findings.into_iter();
                 diagnostics.find(|d| d.rule == rule).map(|d| d.help)
             };
             let help =

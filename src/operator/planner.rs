@@ -351,8 +351,8 @@ impl Planner {
         match self.worlds() {
             Some(worlds) => {
                 assert_in_turn();
-                worlds.plan(ranks, reached).map_err(|examined| {
-                    let lines: Vec<String> = examined.errors().map(Diagnostic::one_line).collect();
+                worlds.plan(ranks, reached).map_err(|refused| {
+                    let lines: Vec<String> = refused.errors().map(Diagnostic::one_line).collect();
                     lines.join("\n")
                 })
             }

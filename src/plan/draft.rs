@@ -1,8 +1,7 @@
-//! A plan before the rules judge it: every number that follows from the recipe and the requested world, and
-//! `None` where one does not follow. The rules check the draft. A draft without gaps whose rules have no
-//! errors becomes a [`Plan`].
+//! A recipe in a world: every number that follows from both, and `None` where one does not follow. The rules check the
+//! numbers, and a draft without gaps in which they find no error becomes a [`Plan`].
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::arithmetic::product;
 use super::batch_plan::{Adjustment, Facts, MAX_BATCH, Plan};
@@ -14,57 +13,76 @@ use super::split::{Cap, Split, Splitter};
 use crate::recipe::schema::spec::{
     BatchSchedule, Division, EvaluationDivision, Parallel, Prefer, Remainder, Spec,
 };
-use crate::recipe::{Dialect, Recipe};
+use crate::recipe::syntax::diagnostic;
+use crate::recipe::{Diagnostic, Dialect, Recipe};
 
 /// The largest count in the list of feasible GPU counts.
 pub const MOST_GPUS: u64 = 1024;
 /// The micro-batch where neither the recipe nor memory determines one
 /// (`per_device_train_batch_size` of transformers 5.23.0).
 pub const DEFAULT_MICRO: u64 = 8;
+/// Why a recipe without an error has no plan.
+pub(super) const NOT_ENOUGH: &str = "the recipe does not state enough for a plan";
 
-/// A plan with gaps. Serialized it has the keys of a [`Plan`], with null for a missing value.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// A plan with gaps, and what the rules find in it. Serialized it has the keys of a [`Plan`], with null for a missing
+/// value. As an error, its findings allow no plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{}", self.summary())]
 pub struct Draft {
-    /// The batch arithmetic shown to people.
-    pub formula: Option<String>,
     /// `None`: the other axes do not divide the world.
     pub data_parallel_size: Option<u64>,
-    /// `None`: no split exists.
-    pub per_device_batch_size: Option<u64>,
-    /// Forward passes per step of the busiest rank.
-    pub gradient_accumulation_steps: Option<u64>,
     /// `None`: the recipe does not determine it, or it is beyond [`MAX_BATCH`].
     pub global_batch_size: Option<u64>,
+    /// `None`: no split exists.
+    pub split: Option<Split>,
     /// Every batch of the schedule is a multiple of this, samples.
     pub quantum: Option<u64>,
     /// The part that does not depend on the split.
-    #[serde(flatten)]
     pub facts: Facts,
-    /// The split behind the numbers.
-    #[serde(skip)]
-    pub split: Option<Split>,
     /// Data-parallel ranks at the GPU count that the recipe was written for.
-    #[serde(skip)]
     pub recipe_ranks: Option<u64>,
     /// The product of the recipe's numbers, independent of a stated global batch.
-    #[serde(skip)]
     pub recipe_product: Option<u128>,
     /// Upstream's numbers in the recipe's own world, if upstream derives its micro-batch from a
     /// global batch.
-    #[serde(skip)]
     pub upstream: Option<Upstream>,
     /// The micro-batch that DeepSpeed derives for a config that states none, samples.
-    #[serde(skip)]
     pub deepspeed_micro: Option<u64>,
     /// The split without the memory limit, if memory made it smaller.
-    #[serde(skip)]
     pub unlimited: Option<Split>,
     /// Lengths in samples; present if the global batch is.
-    #[serde(skip)]
     pub horizon: Option<Horizon>,
     /// Training samples of the data, counted or known from a synthetic source.
-    #[serde(skip)]
     pub data_samples: Option<u64>,
+    /// Findings of the reader and the rules, in file order; empty until the rules have run.
+    pub findings: Vec<Diagnostic>,
+}
+
+impl Serialize for Draft {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Keys<'a> {
+            formula: Option<String>,
+            data_parallel_size: Option<u64>,
+            per_device_batch_size: Option<u64>,
+            gradient_accumulation_steps: Option<u64>,
+            global_batch_size: Option<u64>,
+            quantum: Option<u64>,
+            #[serde(flatten)]
+            facts: &'a Facts,
+        }
+        let split = self.split;
+        let keys = Keys {
+            formula: split.map(|split| split.formula()),
+            data_parallel_size: self.data_parallel_size,
+            per_device_batch_size: split.map(|split| split.per_device_batch_size),
+            gradient_accumulation_steps: split.map(|split| split.accumulation()),
+            global_batch_size: self.global_batch_size,
+            quantum: self.quantum,
+            facts: &self.facts,
+        };
+        keys.serialize(serializer)
+    }
 }
 
 /// A micro-batch that upstream derives from its global batch.
@@ -129,14 +147,11 @@ impl Draft {
             diagnostics: Vec::new(),
         };
         let mut draft = Draft {
-            formula: None,
             data_parallel_size: here,
-            per_device_batch_size: None,
-            gradient_accumulation_steps: None,
             global_batch_size: global,
+            split: None,
             quantum: None,
             facts,
-            split: None,
             recipe_ranks,
             recipe_product,
             upstream: None,
@@ -144,6 +159,7 @@ impl Draft {
             unlimited: None,
             horizon,
             data_samples,
+            findings: Vec::new(),
         };
         if let Some(global) = global {
             let ranks = recipe_ranks.or(here);
@@ -195,9 +211,6 @@ impl Draft {
             .choose(split.ranks, spec.batch.remainder)
             .filter(|unlimited| unlimited.per_device_batch_size != split.per_device_batch_size);
         self.quantum = splitter.quantum(allowed_ranks(spec, split.ranks), spec.batch.remainder);
-        self.per_device_batch_size = Some(split.per_device_batch_size);
-        self.gradient_accumulation_steps = Some(split.accumulation());
-        self.formula = Some(split.formula());
         self.facts.remainder = split.remainder;
         self.facts.memory = memory
             .as_ref()
@@ -238,8 +251,40 @@ impl Draft {
             .then_some(per_device_batch_size)
     }
 
-    /// The plan, if nothing is missing.
-    pub(super) fn complete(&self) -> Option<Plan> {
+    /// With what the reader and the rules find.
+    pub(super) fn judged(mut self, recipe: &Recipe, findings: Vec<Diagnostic>) -> Draft {
+        let located = findings.iter().map(|found| found.locate(&recipe.sources));
+        self.facts.diagnostics = located.collect();
+        self.findings = findings;
+        self
+    }
+
+    /// Whether a rule or the reader reports an error.
+    pub fn has_errors(&self) -> bool {
+        diagnostic::has_error(&self.findings)
+    }
+
+    pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.findings.iter().filter(|found| found.is_error())
+    }
+
+    /// The first error with the way out.
+    fn summary(&self) -> String {
+        let line = |first: &Diagnostic| format!("{} ({})", first.message, first.help);
+        let first = diagnostic::first_error(&self.findings, line);
+        first.unwrap_or_else(|| NOT_ENOUGH.to_owned())
+    }
+
+    /// The plan, unless there is an error or a gap.
+    pub fn finish(self) -> Result<Plan, Box<Draft>> {
+        self.plan().ok_or_else(|| Box::new(self))
+    }
+
+    /// As [`Draft::finish`]; `None`: there is an error or a gap.
+    pub fn plan(&self) -> Option<Plan> {
+        if self.has_errors() {
+            return None;
+        }
         let (split, quantum) = (self.split?, self.quantum?);
         Some(Plan {
             formula: split.formula(),

@@ -25,7 +25,7 @@ pub use horizon::{Horizon, held_out, horizon, most_samples, most_samples_of};
 pub use oom_policy::{OomPolicy, OomStep, descend};
 #[cfg(test)]
 pub use planner::examined;
-pub use planner::{Examined, default_world, examine, plan, refused_by_built_in};
+pub use planner::{default_world, examine, plan, refused_by_built_in};
 pub use request::{Flaw, PlanRequest, Reached};
 pub use runner::{AskedRunner, DeviceKind, DeviceMemory, Runner};
 pub use start::{Start, start, starter};

@@ -51,7 +51,7 @@ pub fn start(recipe: &Recipe, request: &PlanRequest) -> Option<Start> {
     let mut single = recipe.clone();
     single.spec.batch.global = Some(ranks);
     single.spec.batch.per_device_batch_size = Some(1);
-    let mut found = planner::examine(&single, request).diagnostics;
+    let mut found = planner::examine(&single, request).findings;
     found.retain(|diagnostic| diagnostic.rule == "model-needs-sharding");
     Some(Start {
         per_device_batch_size,

@@ -7,9 +7,9 @@ use std::sync::Mutex;
 
 use super::Plan;
 use super::arithmetic::gcd;
-use super::draft::{self, global_batch, synthetic_samples};
+use super::draft::{self, Draft, NOT_ENOUGH, global_batch, synthetic_samples};
 use super::oom_policy::descend;
-use super::planner::{self, Examined, NOT_ENOUGH};
+use super::planner;
 use super::request::{PlanRequest, Reached};
 use super::runner::{DeviceMemory, Runner};
 use crate::recipe::schema::spec::Remainder;
@@ -60,10 +60,10 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
-    fn of(examined: &Examined) -> Refusal {
+    fn of(draft: &Draft) -> Refusal {
         Refusal {
-            error: examined.errors().next().cloned(),
-            splits: examined.draft.split.is_some(),
+            error: draft.errors().next().cloned(),
+            splits: draft.split.is_some(),
         }
     }
 }
@@ -130,7 +130,7 @@ impl Worlds {
     }
 
     /// The plan of `world` ranks for a run that has reached this state.
-    pub fn plan(&self, world: u64, reached: Reached) -> Result<Plan, Box<Examined>> {
+    pub fn plan(&self, world: u64, reached: Reached) -> Result<Plan, Box<Draft>> {
         let known = lock(&self.known)
             .plans
             .get(&self.key(world, reached))
@@ -142,14 +142,14 @@ impl Worlds {
     }
 
     /// Derives the numbers of a world and runs every rule, also if its plan is known: for the findings.
-    pub fn examine(&self, world: u64, reached: Reached) -> Examined {
+    pub fn examine(&self, world: u64, reached: Reached) -> Draft {
         let request = PlanRequest {
             gpus: world,
             device_memory: self.memory.map(|memory| memory.of_rank(world)),
             ..self.request.clone()
         };
-        let examined = planner::examine(&self.recipe, &request.after(reached));
-        let plan = examined.plan();
+        let draft = planner::examine(&self.recipe, &request.after(reached));
+        let plan = draft.plan();
         let mut known = lock(&self.known);
         if known.verdicts.len() >= MAX_VERDICTS {
             // Those of the same state of the run are needed for one decision.
@@ -163,10 +163,10 @@ impl Worlds {
                 known.plans.insert(self.key(world, reached), plan);
                 None
             }
-            None => Some(Refusal::of(&examined)),
+            None => Some(Refusal::of(&draft)),
         };
         known.verdicts.insert((world, reached), refusal);
-        examined
+        draft
     }
 
     /// Why a world has no plan; `None`: it has one.

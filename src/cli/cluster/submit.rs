@@ -178,9 +178,9 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
         flaws: launch::stated_flaws(recipe, runner),
         ..PlanRequest::of(runner, world)
     };
-    let examined = plan::examine(recipe, &request);
-    render::print(&examined.diagnostics, &recipe.sources);
-    let Ok(plan) = examined.finish() else {
+    let draft = plan::examine(recipe, &request);
+    render::print(&draft.findings, &recipe.sources);
+    let Ok(plan) = draft.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
     let notes = if recipe.spec.trainer.is_external() {

@@ -5,8 +5,7 @@ use anstyle::{AnsiColor, Style};
 
 use crate::cli::render;
 use crate::plan::{
-    DeviceKind, Draft, Examined, Horizon, MemoryEstimate, OomStep, PlanRequest, Runner,
-    refused_by_built_in,
+    DeviceKind, Draft, Horizon, MemoryEstimate, OomStep, PlanRequest, Runner, refused_by_built_in,
 };
 use crate::recipe::schema::spec::{BatchSchedule, Estimator, Remainder, Spec};
 use crate::recipe::{Diagnostic, Dialect, Recipe};
@@ -23,15 +22,14 @@ const DIM: Style = Style::new().dimmed();
 pub fn plan(
     recipe: &Recipe,
     request: &PlanRequest,
-    examined: &Examined,
+    draft: &Draft,
     oom: Option<&[OomStep]>,
     hardware: &str,
 ) -> String {
-    let draft = &examined.draft;
     let mut text = headline(recipe, draft, hardware);
     text += &format!(
         "{DIM}{}\n{}{DIM:#}\n",
-        run_by(recipe, request, &examined.diagnostics),
+        run_by(recipe, request, &draft.findings),
         recipe.detected
     );
     text += &changes(draft);
@@ -43,10 +41,10 @@ pub fn plan(
     if let Some(horizon) = &draft.horizon {
         text += &lengths(recipe, draft, horizon);
     }
-    if !examined.diagnostics.is_empty() {
+    if !draft.findings.is_empty() {
         text += "\n";
-        text += &render::diagnostics(&examined.diagnostics, &recipe.sources);
-        text += &render::closing(&examined.diagnostics);
+        text += &render::diagnostics(&draft.findings, &recipe.sources);
+        text += &render::closing(&draft.findings);
     }
     text
 }
@@ -74,18 +72,18 @@ fn heading(words: &str) -> String {
 
 /// The formula and the meaning of its numbers.
 fn headline(recipe: &Recipe, draft: &Draft, hardware: &str) -> String {
-    let (formula, legend) = match (&draft.formula, draft.facts.remainder) {
-        (Some(formula), Remainder::Exact) => (
-            formula.clone(),
+    let (formula, legend) = match (draft.split, draft.facts.remainder) {
+        (Some(split), Remainder::Exact) => (
+            split.formula(),
             "data-parallel ranks × micro-batch × accumulation = global batch",
         ),
-        (Some(formula), Remainder::Uneven) => (
-            formula.clone(),
+        (Some(split), Remainder::Uneven) => (
+            split.formula(),
             "micro-batch × (micro-batches of every rank) = global batch",
         ),
         (None, _) => (no_plan(draft), "no plan"),
     };
-    let style = match draft.formula {
+    let style = match draft.split {
         Some(_) => BOLD,
         None => AnsiColor::Red.on_default().bold(),
     };
@@ -368,8 +366,8 @@ mod tests {
             device_memory: Some(80_000_000_000),
             ..PlanRequest::gpus(gpus)
         };
-        let examined = examine(&recipe, &request);
-        let text = plan(&recipe, &request, &examined, None, &request.count(gpus));
+        let draft = examine(&recipe, &request);
+        let text = plan(&recipe, &request, &draft, None, &request.count(gpus));
         Some(anstream::adapter::strip_str(&text).to_string())
     }
 

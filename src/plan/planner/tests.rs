@@ -61,13 +61,13 @@ fn golden_rescales_are_reproduced() {
             }
             Err(refused) => {
                 assert_eq!(feasible, "no", "{what}");
-                assert_eq!(refused.draft.global_batch_size, number(&gbs), "{what}");
-                let mut found = refused.diagnostics.iter();
+                assert_eq!(refused.global_batch_size, number(&gbs), "{what}");
+                let mut found = refused.findings.iter();
                 let error = found.find(|d| d.is_error()).unwrap();
                 assert_eq!(error.rule, "batch-divisible", "{what}");
                 assert!(error.message.ends_with(&reason), "{what}");
                 assert!(
-                    !refused.draft.facts.feasible_gpu_counts.contains(&world),
+                    !refused.facts.feasible_gpu_counts.contains(&world),
                     "{what}"
                 );
             }
@@ -267,11 +267,7 @@ fn all_problems_are_reported_in_file_order() {
         (place.span.file, place.span.start) = (file, at);
     }
     let refused = plan(&recipe, &PlanRequest::gpus(6)).unwrap_err();
-    let rules: Vec<&str> = refused
-        .diagnostics
-        .iter()
-        .map(|d| d.rule.as_str())
-        .collect();
+    let rules: Vec<&str> = refused.findings.iter().map(|d| d.rule.as_str()).collect();
     assert_eq!(
         rules,
         [
@@ -281,7 +277,7 @@ fn all_problems_are_reported_in_file_order() {
             "elasticity-bounds"
         ]
     );
-    assert_eq!(refused.draft.facts.diagnostics.len(), 4);
+    assert_eq!(refused.facts.diagnostics.len(), 4);
     assert!(refused.to_string().ends_with("and 1 more"), "{refused}");
 }
 
@@ -289,7 +285,7 @@ fn all_problems_are_reported_in_file_order() {
 fn drafts_and_plans_have_the_same_keys() {
     let recipe = recipe();
     let request = PlanRequest::gpus(8);
-    let draft = serde_json::to_value(examine(&recipe, &request).draft).unwrap();
+    let draft = serde_json::to_value(examine(&recipe, &request)).unwrap();
     let plan = serde_json::to_value(plan(&recipe, &request).unwrap()).unwrap();
     assert_eq!(draft, plan);
     let order = |value: &serde_json::Value| -> Vec<String> {
@@ -369,9 +365,9 @@ proptest! {
                 prop_assert_eq!(plan.quantum % plan.per_device_batch_size, 0);
             }
             Err(refused) => prop_assert!(
-                refused.diagnostics.iter().any(|d| d.is_error()),
+                refused.findings.iter().any(|d| d.is_error()),
                 "refused without a reason: {:?}",
-                refused.draft
+                refused
             ),
         }
     }
@@ -384,10 +380,10 @@ proptest! {
         recipe.spec.batch.global = Some(global);
         recipe.spec.batch.per_device_batch_size = Some(per_device_batch_size);
         recipe.spec.parallel.tensor = tensor;
-        let examined = examine(&recipe, &PlanRequest::gpus(world));
-        let listed = examined.draft.facts.feasible_gpu_counts.contains(&world);
+        let draft = examine(&recipe, &PlanRequest::gpus(world));
+        let listed = draft.facts.feasible_gpu_counts.contains(&world);
         prop_assert_eq!(listed, world % tensor == 0 && global % (world / tensor) == 0);
-        prop_assert_eq!(listed, examined.finish().is_ok());
+        prop_assert_eq!(listed, draft.finish().is_ok());
         let worlds = Worlds::new(recipe, PlanRequest::gpus(1), None);
         let known = worlds.known(world, Reached::default());
         prop_assert_eq!(known, (!listed).then_some(false));

@@ -63,7 +63,7 @@ fn the_planner_counts_the_samples_that_are_trained_on() {
             case.data.packing = true;
             let mut recipe = native();
             recipe.spec.data = case.data.clone();
-            let draft = plan::examine(&recipe, &plan::PlanRequest::gpus(1)).draft;
+            let draft = plan::examine(&recipe, &plan::PlanRequest::gpus(1));
             let trained = match case.prepare() {
                 Ok(prepared) => prepared.manifest.train.samples,
                 // No training sample would be left.

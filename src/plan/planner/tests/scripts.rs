@@ -51,8 +51,8 @@ fn gpus_requested_from_slurm_must_be_those_of_the_launcher() {
         "{warning:?}"
     );
     assert_eq!(warning.span.map(|span| span.line), Some(3));
-    let examined = at(&recipe, 4);
-    let error = message(&examined.diagnostics, "batch-divisible");
+    let draft = at(&recipe, 4);
+    let error = message(&draft.findings, "batch-divisible");
     assert!(error.message.ends_with("8 % (4 × 8) = 8"), "{error:?}");
     assert_eq!(script(&root, &ppo(4)).unwrap().diagnostics, []);
     // scripts/launch_multinode_interactive.sh:3,38-46
@@ -99,9 +99,9 @@ fn a_sampler_and_a_labeller_are_not_trainings() {
         ),
     )
     .unwrap_or_else(|error| panic!("{error}"));
-    let examined = at(&recipe, 4);
-    assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
-    assert_eq!(found(&examined), []);
+    let draft = at(&recipe, 4);
+    assert_eq!(per_device_batch_size(&draft), (Some(8), Some(2)));
+    assert_eq!(found(&draft), []);
 }
 
 /// scripts/interactive_ppo.sh ends in a variable that nothing in it sets.

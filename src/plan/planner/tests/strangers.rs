@@ -257,7 +257,7 @@ proptest! {
                 }
             }
             Err(refused) => {
-                let error = refused.diagnostics.iter().any(|d| d.is_error());
+                let error = refused.findings.iter().any(|d| d.is_error());
                 prop_assert!(error || recipe.dialect == crate::recipe::Dialect::Accelerate);
                 prop_assert!(!refused.to_string().is_empty());
             }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::export::{Form, emit};
-use crate::plan::{Examined, Plan, PlanRequest, examine, plan};
+use crate::plan::{Draft, Plan, PlanRequest, examine, plan};
 use crate::recipe::{Recipe, Request, Setting, corpus, read, read_text};
 
 fn manifest_files(root: &Path, dialect: &str) -> Vec<(String, std::path::PathBuf)> {
@@ -31,13 +31,13 @@ fn job(path: &Path, gpus: Option<&str>, command: &str) -> Recipe {
     .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn at(recipe: &Recipe, gpus: u64) -> Result<Plan, Box<Examined>> {
+fn at(recipe: &Recipe, gpus: u64) -> Result<Plan, Box<Draft>> {
     plan(recipe, &PlanRequest::gpus(gpus))
 }
 
 /// Whether one of the reasons contains this text.
-fn says(refused: &Examined, words: &str) -> bool {
-    let mut reasons = refused.diagnostics.iter();
+fn says(refused: &Draft, words: &str) -> bool {
+    let mut reasons = refused.findings.iter();
     reasons.any(|diagnostic| diagnostic.message.contains(words))
 }
 
@@ -90,7 +90,7 @@ fn deepspeed_configs_split_only_where_upstream_does() {
     assert_eq!(at(&performance, 8).unwrap().formula, "8 × 4 × 1 = 32");
     let functional = path("func_bs8_zero2_gas3");
     let unknown = at(&job(functional, None, ""), 4).unwrap_err();
-    assert_eq!(unknown.diagnostics[0].rule, "global-batch-unknown");
+    assert_eq!(unknown.findings[0].rule, "global-batch-unknown");
     for gpus in ["1", "4", "6"] {
         let world: u64 = gpus.parse().unwrap();
         let plan = at(&job(functional, Some(gpus), ""), world).unwrap();
@@ -102,7 +102,7 @@ fn deepspeed_configs_split_only_where_upstream_does() {
     }
     for part in ["zero_stage2_config", "sp-alst.ds-config"] {
         let auto = job(path(part), None, "");
-        let found = examine(&auto, &PlanRequest::gpus(4)).diagnostics;
+        let found = examine(&auto, &PlanRequest::gpus(4)).findings;
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].rule, "global-batch-unknown");
         assert!(found[0].message.contains("\"auto\""), "{found:?}");
@@ -241,7 +241,7 @@ fn an_emitted_launcher_config_is_read_back_with_the_recipe() {
             let after = launched(&copy);
             let what = format!("{name} at {world}");
             assert_eq!(after.spec.batch.gpus, Some(world), "{what}");
-            let rules = examine(&after, &PlanRequest::gpus(world)).diagnostics;
+            let rules = examine(&after, &PlanRequest::gpus(world)).findings;
             assert!(
                 rules.iter().all(|d| d.rule != "parallelism-product"),
                 "{what}: {rules:?}"

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::plan::{Examined, PlanRequest, examine};
+use crate::plan::{Draft, PlanRequest, examine};
 use crate::recipe::{Dialect, ReadError, Recipe, Request, Severity, corpus, read};
 
 const HALOS: &str = "ContextualAI__HALOs/4831988636/config";
@@ -11,8 +11,8 @@ const LEGACY: &str = "ContextualAI__HALOs/61b9ee6787/config";
 const DPO: &str = "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config";
 
 /// Samples between evaluations.
-fn eval_every(examined: &Examined) -> Option<u64> {
-    examined.draft.horizon.as_ref()?.eval_every
+fn eval_every(draft: &Draft) -> Option<u64> {
+    draft.horizon.as_ref()?.eval_every
 }
 
 /// The rows of a table of the corpus, by column.
@@ -32,21 +32,22 @@ fn read_with(path: PathBuf, overrides: &[&str]) -> Result<Recipe, ReadError> {
     })
 }
 
-pub(super) fn at(recipe: &Recipe, gpus: u64) -> Examined {
+pub(super) fn at(recipe: &Recipe, gpus: u64) -> Draft {
     examine(recipe, &PlanRequest::gpus(gpus))
 }
 
 /// Ids and severities of findings above a note that do not concern the built-in trainer.
-pub(super) fn found(examined: &Examined) -> Vec<(&str, Severity)> {
-    let all = examined.diagnostics.iter();
+pub(super) fn found(draft: &Draft) -> Vec<(&str, Severity)> {
+    let all = draft.findings.iter();
     let serious = all.filter(|d| d.severity != Severity::Note && !d.rule.starts_with("trainer-"));
     serious.map(|d| (d.rule.as_str(), d.severity)).collect()
 }
 
-pub(super) fn per_device_batch_size(examined: &Examined) -> (Option<u64>, Option<u64>) {
+pub(super) fn per_device_batch_size(draft: &Draft) -> (Option<u64>, Option<u64>) {
+    let split = draft.split;
     (
-        examined.draft.per_device_batch_size,
-        examined.draft.gradient_accumulation_steps,
+        split.map(|split| split.per_device_batch_size),
+        split.map(|split| split.accumulation()),
     )
 }
 
@@ -87,30 +88,27 @@ fn golden_commands_give_upstreams_batches() {
         let recipe = read_with(config, &overrides);
         let gpus = row["stated_gpus"].split(' ').next().unwrap().parse().ok();
         let expected = row["expected"].as_str();
-        let silent = |examined: &Examined| assert_eq!(found(examined), [], "{source}");
+        let silent = |draft: &Draft| assert_eq!(found(draft), [], "{source}");
         match source {
             "scripts/launch_llama_dpo.sh:63-72" => {
                 assert_eq!(expected, "OK micro=8");
-                let examined = at(&recipe.unwrap(), gpus.unwrap());
-                assert_eq!(per_device_batch_size(&examined), (Some(8), Some(1)));
-                silent(&examined);
+                let draft = at(&recipe.unwrap(), gpus.unwrap());
+                assert_eq!(per_device_batch_size(&draft), (Some(8), Some(1)));
+                silent(&draft);
             }
             "scripts/launch_llama_instruct_kto_online.sh:102-110" => {
                 assert_eq!(expected, "OK micro=8 eval_micro=8");
-                let examined = at(&recipe.unwrap(), gpus.unwrap());
-                assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
-                assert_eq!(examined.draft.facts.eval_batch_size, Some(8));
-                silent(&examined);
+                let draft = at(&recipe.unwrap(), gpus.unwrap());
+                assert_eq!(per_device_batch_size(&draft), (Some(8), Some(2)));
+                assert_eq!(draft.facts.eval_batch_size, Some(8));
+                silent(&draft);
             }
             "scripts/launch_llama_ppo.sh:83-113"
             | "scripts/launch_llama_ppo_online.sh:6,130-160" => {
                 assert!(expected.starts_with("ERROR"));
                 let recipe = recipe.unwrap();
-                let examined = at(&recipe, gpus.unwrap());
-                let divisible = examined
-                    .diagnostics
-                    .iter()
-                    .find(|d| d.rule == "batch-divisible");
+                let draft = at(&recipe, gpus.unwrap());
+                let divisible = draft.findings.iter().find(|d| d.rule == "batch-divisible");
                 let divisible = divisible.unwrap_or_else(|| panic!("{source}"));
                 assert_eq!(divisible.severity, Severity::Error);
                 assert!(
@@ -149,12 +147,12 @@ fn golden_commands_give_upstreams_batches() {
                 silent(&at(&recipe, 8));
             }
             "README.md:85-87" => {
-                let examined = at(&recipe.unwrap(), gpus.unwrap());
-                assert_eq!(per_device_batch_size(&examined), (Some(8), Some(2)));
-                assert_eq!(eval_every(&examined), Some(19_968));
+                let draft = at(&recipe.unwrap(), gpus.unwrap());
+                assert_eq!(per_device_batch_size(&draft), (Some(8), Some(2)));
+                assert_eq!(eval_every(&draft), Some(19_968));
                 // 20000 is no multiple of 64; upstream rounds it too.
                 let rounded = ("eval-interval-multiple", Severity::Warning);
-                assert_eq!(found(&examined), [rounded]);
+                assert_eq!(found(&draft), [rounded]);
             }
             "README.md:44" => {
                 let refused = recipe.unwrap_err().to_string();
@@ -208,8 +206,8 @@ fn every_file_of_the_trees_reads_with_the_outcome_of_the_manifest() {
             recipe.detected
         );
         let errors = |gpus| {
-            let examined = at(&recipe, gpus);
-            let all = examined.diagnostics.iter();
+            let draft = at(&recipe, gpus);
+            let all = draft.findings.iter();
             let errors = all.filter(|d| d.severity == Severity::Error);
             errors.map(|d| d.rule.clone()).collect::<Vec<_>>()
         };
@@ -289,9 +287,9 @@ fn unpaired_losses_of_the_tree_need_two_samples() {
         .concat();
         let recipe = read_with(root.join(HALOS), &overrides).unwrap();
         let refused = |gpus| {
-            let examined = at(&recipe, gpus);
-            examined
-                .diagnostics
+            let draft = at(&recipe, gpus);
+            draft
+                .findings
                 .iter()
                 .any(|d| d.rule == "unpaired-batch-min")
         };
@@ -316,8 +314,8 @@ fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
         ],
     )
     .unwrap();
-    let examined = at(&recipe, 6);
-    let rules = found(&examined);
+    let draft = at(&recipe, 6);
+    let rules = found(&draft);
     for expected in [
         ("effective-batch-floored", Severity::Warning),
         ("batch-divisible", Severity::Error),
@@ -326,13 +324,10 @@ fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
     ] {
         assert!(rules.contains(&expected), "{expected:?} in {rules:?}");
     }
-    assert_eq!(
-        examined.draft.facts.feasible_gpu_counts,
-        [1, 2, 4, 8, 16, 32, 64]
-    );
+    assert_eq!(draft.facts.feasible_gpu_counts, [1, 2, 4, 8, 16, 32, 64]);
     assert!(found(&at(&recipe, 32)).contains(&("fsdp-batch-min", Severity::Warning)));
     // Findings are in file order, independent of their rule.
-    let value_sources: Vec<_> = examined.diagnostics.iter().filter_map(|d| d.span).collect();
+    let value_sources: Vec<_> = draft.findings.iter().filter_map(|d| d.span).collect();
     assert!(value_sources.is_sorted_by_key(|span| (span.file, span.start)));
     // Without FSDP one process drives all GPUs.
     let overrides = [
@@ -343,12 +338,8 @@ fn rounded_batches_of_dpo_are_reported_with_both_numbers() {
     ];
     let recipe = read_with(root.join(DPO), &overrides).unwrap();
     for gpus in [1, 6, 8] {
-        let examined = at(&recipe, gpus);
-        assert_eq!(
-            examined.draft.formula.as_deref(),
-            Some("1 × 64 × 1 = 64"),
-            "{gpus}"
-        );
+        let draft = at(&recipe, gpus);
+        assert_eq!(draft.split.unwrap().formula(), "1 × 64 × 1 = 64", "{gpus}");
     }
 }
 
@@ -373,13 +364,10 @@ fn a_tree_keeps_its_batch_in_other_worlds() {
         (8, "8 × 8 × 1 = 64"),
         (64, "64 × 1 × 1 = 64"),
     ] {
-        let examined = at(&recipe, gpus);
-        assert_eq!(examined.draft.formula.as_deref(), Some(formula));
-        assert_eq!(found(&examined), [], "{gpus}");
+        let draft = at(&recipe, gpus);
+        assert_eq!(draft.split.unwrap().formula(), formula);
+        assert_eq!(found(&draft), [], "{gpus}");
     }
     let legacy = read_with(root.join(LEGACY).join("model/llama65b.yaml"), &[]).unwrap();
-    assert_eq!(
-        at(&legacy, 4).draft.formula.as_deref(),
-        Some("4 × 4 × 4 = 64")
-    );
+    assert_eq!(at(&legacy, 4).split.unwrap().formula(), "4 × 4 × 4 = 64");
 }

@@ -397,8 +397,8 @@ mod tests {
             let config = config.replace("num_processes: 8", processes);
             let recipe = job(&config, &format!("{LAUNCH} {TRAINER}")).unwrap();
             let world = recipe.spec.batch.gpus.unwrap();
-            let examined = examine(&recipe, &PlanRequest::gpus(world));
-            let errors = examined.diagnostics.into_iter();
+            let draft = examine(&recipe, &PlanRequest::gpus(world));
+            let errors = draft.findings.into_iter();
             let errors = errors.filter(|d| d.is_error());
             errors.map(|d| d.rule).collect::<Vec<_>>()
         };
