@@ -16,9 +16,10 @@ use crate::recipe::schema::program::Program;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
 use crate::recipe::schema::tree::Tree;
-use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::shell::{self, word};
 use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::words::Words;
 
 /// The parts of a job, each with its precedence settled.
 pub(crate) struct Job {
@@ -53,6 +54,7 @@ pub(crate) fn gather(
         recipe,
         mut command,
         variables,
+        ..
     } = given_file(request, text, reading)?;
     if !request.command.is_empty() {
         command = Some(read_words(&request.command, reading)?);
@@ -79,6 +81,7 @@ pub(crate) fn gather_launcher(
     let GivenFile {
         recipe,
         mut command,
+        script,
         variables,
     } = given_file(request, text, reading)?;
     if !request.command.is_empty() {
@@ -87,25 +90,99 @@ pub(crate) fn gather_launcher(
         command = read_words(&request.launcher, reading);
         reading.files.command = None;
     }
-    let launched = launcher(request, command.as_ref(), Stated::default(), reading)?;
+    let mut launched = launcher(request, command.as_ref(), Stated::default(), reading)?;
     let (path, mut unread) = match recipe {
         Some(recipe) => recipe,
-        None => (
-            request.path.clone(),
-            Node::mapping(Span::of("", 0..0, FileId(0))),
-        ),
+        None => (request.path.clone(), options_of(script, reading)),
     };
     if let Some(command) = &command
         && unread.entries().is_some()
     {
         unread.overlay(command.unread_arguments());
+        unread.overlay(configs_of(command, request, reading));
     }
+    put_micro_batch(&mut launched, &unread);
     reading.diagnostics.retain(|found| !found.hides_batch);
     Some(Job {
         launch: command.map(|command| command.launch),
         variables,
         ..Job::without_batch(path, unread, launched)
     })
+}
+
+/// The options in a script's text.
+fn options_of(script: Option<FileId>, reading: &Reading) -> Node {
+    let source = script.and_then(|file| Some((file, reading.sources.get(file)?)));
+    match source {
+        Some((file, source)) => command::options_of_text(&source.text, file),
+        None => Node::mapping(Span::of("", 0..0, FileId(0))),
+    }
+}
+
+/// The configs that the arguments of a program name which no reader knows, each below its name: their axes count.
+fn configs_of(command: &Command, request: &Request, reading: &mut Reading) -> Node {
+    let mut configs = Node::mapping(command.arguments.span);
+    let is_config = |name: &str| {
+        [".yaml", ".yml", ".json"]
+            .iter()
+            .any(|end| name.ends_with(end))
+    };
+    for word in command
+        .launch
+        .arguments
+        .iter()
+        .filter(|word| is_config(&word.text))
+    {
+        let Some(path) = reading.beside(&request.path, &word.text) else {
+            continue;
+        };
+        // A file that is no config of the program may be anything.
+        let known = reading.diagnostics.len();
+        if let Some((_, root)) = reading.open(&path, Some(word.span)) {
+            configs.set(&word.text, word.span, root);
+        }
+        reading.diagnostics.truncate(known);
+    }
+    configs
+}
+
+/// Puts the micro-batch of what is not read into the launcher's settings, for a plan whose global batch the user gives.
+fn put_micro_batch(launched: &mut Option<Node>, unread: &Node) {
+    if let Some((key, size)) = micro_batch(unread) {
+        let mut native = Tree::new(size.span);
+        native.put("batch.per_device_batch_size", &key, size);
+        let native = native.into_node();
+        launched
+            .get_or_insert_with(|| Node::mapping(native.span))
+            .overlay(native);
+    }
+}
+
+/// The micro-batch in the arguments or the config of a program that is not read: the only number with such a name.
+fn micro_batch(unread: &Node) -> Option<(String, Node)> {
+    const NAMES: Words = Words(
+        "device_train_microbatch_size micro_batch_size micro_train_batch_size per_device_batch_size \
+         per_device_train_batch_size per_gpu_train_batch_size ppo_micro_batch_size_per_gpu \
+         train_micro_batch_size_per_gpu",
+    );
+    fn collect(node: &Node, path: &str, found: &mut Vec<(String, Node)>) {
+        for entry in node.entries().unwrap_or_default() {
+            let path = joined(path, &entry.name);
+            let name = path.rsplit('.').next().unwrap_or_default();
+            let size = entry.value.text().and_then(|text| text.parse::<u64>().ok());
+            match NAMES.has(&name.trim_start_matches('-').replace('-', "_"))
+                && size.is_some_and(|size| size > 0)
+            {
+                true => found.push((path, entry.value.clone())),
+                false => collect(&entry.value, &path, found),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    collect(unread, "", &mut found);
+    let (first, others) = found.split_first()?;
+    let agree = others.iter().all(|(_, size)| size.text() == first.1.text());
+    agree.then(|| first.clone())
 }
 
 /// The text of a recipe that can be read only once. `None`: it is a file, or unreadable.
@@ -120,6 +197,8 @@ pub(crate) fn piped(request: &Request) -> Option<String> {
 struct GivenFile {
     recipe: Option<Recipe>,
     command: Option<Command>,
+    /// The file, if it is a script.
+    script: Option<FileId>,
     /// Overrides that give variables of its script.
     variables: BTreeMap<String, String>,
 }
@@ -145,6 +224,7 @@ fn given_file(request: &Request, text: Option<String>, reading: &mut Reading) ->
         refuse_unused(&variables, &request.overrides, reading);
         return Some(GivenFile {
             command: read_command(&path, &text, file, &variables, reading),
+            script: Some(file),
             variables,
             ..GivenFile::default()
         });
@@ -347,7 +427,13 @@ fn named_recipe(
     let Some(named) = command.hydra.as_ref().or(command.config.as_ref()) else {
         return Some(None);
     };
-    let (file, root) = reading.open(&named.value, Some(named.span))?;
+    let known = reading.diagnostics.len();
+    let Some((file, root)) = reading.open(&named.value, Some(named.span)) else {
+        for found in &mut reading.diagnostics[known..] {
+            found.hides_batch = true;
+        }
+        return None;
+    };
     reading.files.recipe = Some(file);
     Some(Some((named.value.clone(), root)))
 }
@@ -383,6 +469,23 @@ fn add_arguments(
         _ => Program::Upstream,
     };
     job.dialect = dialect_of(root, &command, judged, alone, reading);
+    if alone && reading.program.is_strange() && !transformers::is_for_a_trainer(&command.arguments)
+    {
+        let of_command = command
+            .launch
+            .program
+            .iter()
+            .chain(&command.launch.arguments);
+        let unresolved = of_command.into_iter().any(|word| word.is_unresolved());
+        // Where a variable holds the program or its arguments, its text may have them.
+        let script = reading.files.recipe.filter(|_| unresolved);
+        let mut unread = options_of(script, reading);
+        unread.overlay(configs_of(&command, request, reading));
+        if request.states_batch() {
+            put_micro_batch(&mut job.launched, &unread);
+        }
+        job.unread = Some(unread);
+    }
     root.overlay(command.arguments);
     if let Some(script) = script {
         let stated = job

@@ -222,9 +222,19 @@ fn read_job(
     let mut reading = Reading::at(&request.origin);
     reading.environment = request.environment.clone();
     let job = gather(request, text, &mut reading);
+    let is_command = job.as_ref().is_some_and(|job| job.launch.is_some());
     let found = job.and_then(|job| find(request, job, &mut reading));
     let refused = reading.has_error();
     let mut diagnostics = [reading.diagnostics, reading.pending].concat();
+    if is_command {
+        // The types of its arguments do not matter to a plan that reads only its launcher.
+        let of_types = diagnostics
+            .iter_mut()
+            .filter(|found| found.rule == "wrong-type");
+        for found in of_types.filter(|found| found.is_error()) {
+            found.hides_batch = true;
+        }
+    }
     unresolved::name_script(&mut diagnostics, request);
     diagnostic::in_file_order(&mut diagnostics);
     diagnostic::keep_most_severe(&mut diagnostics);
@@ -294,6 +304,9 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
         native.overlay(overrides::settings_tree(&overrides, settings, file));
         reading.refuse_unknown_keys_of(file);
         native::leave_other_schedule(&mut native, file, reading);
+    }
+    if reader.dialect() == Dialect::Deepspeed {
+        deepspeed::leave_to_trainer(&root, &mut native, reading);
     }
     // These readers know every key.
     if ![Dialect::Native, Dialect::Accelerate].contains(&reader.dialect()) {

@@ -2,6 +2,7 @@ mod scripts;
 mod strangers;
 mod trainers;
 mod trees;
+mod unread;
 
 use proptest::prelude::*;
 

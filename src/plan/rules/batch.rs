@@ -394,8 +394,10 @@ fn global_batch_constant(case: &Case<'_>, findings: &mut Findings<'_>) {
     else {
         return;
     };
-    // DeepSpeed asserts a stated train batch: `deepspeed-batch-triple`.
-    let stated = dialect == Dialect::Deepspeed && batch.global.is_some();
+    // DeepSpeed asserts a stated train batch: `deepspeed-batch-triple`. A program that is not read has an accumulation of
+    // its own.
+    let is_known = dialect != Dialect::Deepspeed && batch.accumulation.is_some();
+    let stated = batch.global.is_some() && !is_known;
     let (ranks, accumulation, global) =
         (split.ranks, batch.accumulation.unwrap_or(1), split.batch());
     let upstream = u128::from(ranks) * u128::from(per_device_batch_size) * u128::from(accumulation);
@@ -798,6 +800,9 @@ mod tests {
     fn note_names_the_batch_that_upstream_would_use() {
         let mut recipe = recipe();
         recipe.dialect = Dialect::HandbookTrl;
+        // The accumulation of a program that is not read is not known.
+        assert!(only("global-batch-constant", &recipe, &PlanRequest::gpus(4)).is_empty());
+        recipe.spec.batch.accumulation = Some(1);
         let found = only("global-batch-constant", &recipe, &PlanRequest::gpus(4));
         assert_eq!(
             found[0].message,

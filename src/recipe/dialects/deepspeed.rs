@@ -16,7 +16,7 @@ pub(crate) mod hosts;
 use std::path::Path;
 
 use crate::recipe::schema::deepspeed::distinctive_key;
-use crate::recipe::schema::dialect::Dialect;
+use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
 use crate::recipe::schema::reader::{Confidence, Detected, ReadOptions, Reader, Translated};
 use crate::recipe::schema::reading::Reading;
@@ -280,6 +280,31 @@ fn refuse_no_batch(root: &Node, reading: &mut Reading) {
         "the config has neither `train_batch_size` nor `train_micro_batch_size_per_gpu`, and DeepSpeed requires one",
         "add one of them; pass a config that a trainer fills in together with its recipe or command",
     );
+}
+
+/// Takes the micro-batch out of a config whose accumulation a trainer gives ("auto"): without it, or a stated batch, the
+/// samples of a step are not known.
+pub(crate) fn leave_to_trainer(root: &Node, native: &mut Node, reading: &mut Reading) {
+    let [(_, global), (_, size), (key, accumulation)] = TRIPLE;
+    let auto = root.get(key).filter(|node| node.text() == Some("auto"));
+    let is_stated = |path| native.get_path(path).is_some();
+    let (Some(auto), Some(stated)) = (auto, native.get_path(size)) else {
+        return;
+    };
+    if is_stated(global) || is_stated(accumulation) {
+        return;
+    }
+    let stated = short(stated.shown());
+    reading.note(
+        "deepspeed-batch-triple",
+        Some(auto.span),
+        "a trainer gives the accumulation, and without it this config has no batch",
+        format!(
+            "plan the trainer's recipe or command with this config, or state `{RESERVED}.{accumulation}=N`; the \
+             micro-batch is {stated}"
+        ),
+    );
+    native.remove_path(size);
 }
 
 /// DeepSpeed ignores unknown keys, and derives a number of the triple whose key is misspelled.

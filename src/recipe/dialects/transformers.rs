@@ -92,7 +92,7 @@ impl Reader for Transformers {
         take_switch(&mut root, reading);
         let trainer = is_for_a_trainer(&root);
         if !trainer && let Some(plugin) = &mut reading.deepspeed_plugin {
-            plugin.file = None;
+            plugin.leave_to_program();
         }
         let (mut native, version) = translate(&root, asked, reading);
         // What does not state its micro-batch most often has its own default; another program than a trainer's has.
@@ -157,7 +157,7 @@ fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
         _ => return false,
     };
     let message = format!("{cause}: this command trains nothing");
-    let help = "give the command or the file that trains";
+    let help = "give the command or the file that trains; if this program trains by default, add `do_train=true`";
     reading.error("unsupported-value", Some(span), message, help);
     true
 }

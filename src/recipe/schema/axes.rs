@@ -75,14 +75,16 @@ const BESIDE: Words =
 /// of inference engines and virtual stages do not divide the trainer's ranks.
 fn axis_of(path: &str) -> Option<Axis> {
     const ELSEWHERE: Words = Words(
-        "draft eval gen generation generator infer inference rollout sampler sampling serve sglang virtual vllm",
+        "draft eval gen generation generator infer inference ref rollout sampler sampling serve sglang virtual vllm",
     );
+    // verl's group has its trainer's settings (`actor`) beside those of its inference (`rollout`).
     let path = path.to_lowercase().replace('-', "_");
+    let path = path.strip_prefix("actor_rollout_ref.").unwrap_or(&path);
     let words_of = |name: &str| -> Vec<String> {
         let words = name.split(['_', '.']).filter(|word| !word.is_empty());
         words.map(str::to_owned).collect()
     };
-    if words_of(&path).iter().any(|word| ELSEWHERE.has(word)) {
+    if words_of(path).iter().any(|word| ELSEWHERE.has(word)) {
         return None;
     }
     // `tensor_parallel.size` is named by both.
@@ -101,7 +103,7 @@ fn axis_of(path: &str) -> Option<Axis> {
     let divides = is_parallel || has("shards");
     let axis = if divides && has("expert data") || is_sized && has("ep") {
         Axis::OverData
-    } else if has("tp") || divides && has("tensor model") {
+    } else if has("tp") || divides && has("tensor") {
         Axis::Tensor
     } else if has("pp") || divides && has("pipeline pipe") {
         Axis::Pipeline
@@ -109,7 +111,7 @@ fn axis_of(path: &str) -> Option<Axis> {
         Axis::Context
     } else if has("sp ulysses") || divides && has("sequence seq") {
         Axis::Sequence
-    } else if has("mp") {
+    } else if has("mp") || divides && has("model") {
         Axis::Tensor
     } else if is_parallel && is_sized {
         Axis::Other
@@ -242,12 +244,18 @@ mod tests {
             ("tensor_para_size", Axis::Tensor),
             ("pp", Axis::Pipeline),
             ("pipe_parallel_size", Axis::Pipeline),
+            ("pipeline-model-parallel-size", Axis::Pipeline),
+            ("model_parallel_size", Axis::Tensor),
             ("ring_attn_size", Axis::Context),
             ("ds.ring_attn_size", Axis::Context),
             ("context_parallel", Axis::Context),
             ("sp-ulysses-degree", Axis::Sequence),
             ("sequence_parallel.size", Axis::Sequence),
             ("trainer.ulysses_sequence_parallel_size", Axis::Sequence),
+            (
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+                Axis::Sequence,
+            ),
             ("sp_world_size", Axis::Sequence),
             ("ep_size", Axis::OverData),
             ("expert_model_parallel_size", Axis::OverData),
@@ -270,6 +278,8 @@ mod tests {
             "dataloader_parallel_workers",
             "vllm_tensor_parallel_size",
             "rollout.tensor_model_parallel_size",
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            "actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
             "rl-inference-tensor-model-parallel-size",
             "dp_shard_size",
             "step_size",

@@ -13,6 +13,7 @@ use super::untrained::Untrained;
 use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
+use crate::recipe::syntax::shell::word::variable;
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{json, toml, yaml};
 use crate::util::suggest::{did_you_mean, short};
@@ -318,6 +319,9 @@ pub(crate) fn wrong_type(key: &str, node: &Node, schema: Schema, expected: &str)
         "wrong-type",
         Some(node.span),
         format!("`{key}` takes {expected}, this is {found}"),
-        format!("give {expected}"),
+        match variable(node.text().unwrap_or_default()) {
+            Some(variable) => format!("give {expected}, as `{variable}=VALUE` beside the script"),
+            None => format!("give {expected}"),
+        },
     )
 }

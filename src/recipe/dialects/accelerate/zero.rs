@@ -76,10 +76,23 @@ pub(super) fn read(root: &Node, path: &Path, reading: &mut Reading) {
     });
 }
 
+impl DeepSpeedPlugin {
+    /// For a program whose arguments are not a trainer's: it compares nothing, and where the file leaves the accumulation to
+    /// it ("auto"), the samples of a step are not known (accelerate 16cb6eb `accelerator.py`, `_prepare_deepspeed`).
+    pub(crate) fn leave_to_program(&mut self) {
+        let file = self.file.take();
+        let accumulation = file.and_then(|file| Some(file.get(ACCUMULATION)?.text()? == "auto"));
+        if accumulation == Some(true) && self.native.get_path("batch.accumulation").is_none() {
+            self.native.remove_path("batch.per_device_batch_size");
+        }
+    }
+}
+
+const ACCUMULATION: &str = "gradient_accumulation_steps";
 /// The keys whose values count without a file. On the command line they also replace an "auto" at a path of the file.
 const REPLACES_AUTO: [(&str, &str); 2] = [
     ("zero_stage", "zero_optimization.stage"),
-    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    (ACCUMULATION, ACCUMULATION),
 ];
 
 /// The file that the config names. Without an accumulation it means 1, which the trainer compares.
@@ -94,7 +107,7 @@ fn in_file(
     let mut native = deepspeed::translate(&file, "deepspeed_config_file", reading);
     deepspeed::refuse_elasticity(&mut native, reading);
     tree.lay(native);
-    if file.get("gradient_accumulation_steps").is_none() {
+    if file.get(ACCUMULATION).is_none() {
         let given = Given::new("deepspeed_config_file", 1, named.span);
         tree.plain("batch.accumulation", &given);
     }
@@ -131,7 +144,7 @@ fn value(config: &Node, key: &str, tree: &mut Tree, reading: &mut Reading) {
     };
     let number = node.int(Schema::PyYaml);
     let name = format!("deepspeed_config.{key}");
-    if key == "gradient_accumulation_steps" {
+    if key == ACCUMULATION {
         let given = number.map(|number| Given::new(name, number, node.span));
         tree.plain_if("batch.accumulation", given);
     } else if let Some(strategy) = number.and_then(deepspeed::strategy) {
@@ -219,6 +232,13 @@ mod tests {
                 stage(
                     "2",
                     r#""gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 8"#,
+                ),
+            ),
+            (
+                "auto-accumulation.json",
+                stage(
+                    "2",
+                    r#""gradient_accumulation_steps": "auto", "train_micro_batch_size_per_gpu": 2"#,
                 ),
             ),
             (
@@ -388,6 +408,20 @@ mod tests {
         let own = TRAINER.replace("train.py", "run_no_trainer.py");
         assert_eq!(launched("more", &own), [""; 0]);
         assert_eq!(launched("more", "train.py --batch_size 4"), [""; 0]);
+    }
+
+    /// The accumulation of a program that no reader knows, if its DeepSpeed config leaves it to the program.
+    #[test]
+    fn an_accumulation_of_the_program_leaves_the_batch_unknown() {
+        let config = with("deepspeed_config_file: auto-accumulation.json");
+        let batch = |launch: &str, program: &str| {
+            let recipe = job(&config, &format!("{launch} {program}")).unwrap();
+            crate::plan::global_batch(&recipe.spec)
+        };
+        let other = "train.py --batch-size 2 --gradient-accumulate-every 4";
+        assert_eq!(batch(LAUNCH, other), None);
+        let typed = format!("{LAUNCH} --gradient_accumulation_steps 4");
+        assert_eq!(batch(&typed, other), Some(8 * 2 * 4));
     }
 
     #[test]

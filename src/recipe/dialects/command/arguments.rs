@@ -11,7 +11,7 @@ use crate::recipe::dialects::handbook::{is_switch, keys};
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::shell::word::{Word, is_long_option};
-use crate::recipe::syntax::source::Span;
+use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::yaml;
 
 pub(crate) struct Arguments {
@@ -102,6 +102,66 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
         loose,
         unresolved,
     }
+}
+
+/// The arguments of programs that are not read, as a mapping: options, and the overrides of Hydra.
+pub(crate) fn unread(words: &[Word], span: Span) -> Node {
+    let is_override = |word: &&Word| !word.text.starts_with('-') && word.text.contains('=');
+    let options: Vec<Word> = words
+        .iter()
+        .filter(|word| !is_override(word))
+        .cloned()
+        .collect();
+    let mut root = tree(&options, span, &mut Vec::new()).root;
+    for word in words.iter().filter(is_override) {
+        if let Some((name, value)) = word.text.trim_start_matches('+').split_once('=') {
+            root.set(name, word.span, Node::argument(value, word.span));
+        }
+    }
+    root
+}
+
+/// The options in the text of a script, whatever command they belong to: also those that a variable or a here-document
+/// holds. Those of inference servers are left out, since they do not size the training.
+pub(crate) fn of_text(text: &str, file: FileId) -> Node {
+    const SERVERS: [&str; 3] = ["vllm", "sglang", "lmdeploy"];
+    let span = Span::of(text, 0..0, file);
+    let mut root = Node::mapping(span);
+    let mut words: Vec<Word> = Vec::new();
+    let mut at = 0;
+    for (number, line) in (1..).zip(text.split_inclusive('\n')) {
+        let (begin, code) = (at, line.trim_end());
+        at += line.len();
+        if code.trim_start().starts_with('#') {
+            continue;
+        }
+        let of_word = |c: char| !c.is_whitespace() && !"\"'`;()\\".contains(c);
+        let mut rest = 0;
+        while let Some(start) = code[rest..].find(of_word).map(|start| rest + start) {
+            let length = code[start..].find(|c| !of_word(c));
+            rest = length.map_or(code.len(), |length| start + length);
+            let span = Span {
+                file,
+                start: begin + start,
+                end: begin + rest,
+                line: number,
+                column: u32::try_from(code[..start].chars().count() + 1).unwrap_or(u32::MAX),
+            };
+            words.push(Word::new(&code[start..rest], span, rest - start));
+        }
+        if code.ends_with('\\') && at < text.len() {
+            continue;
+        }
+        let serves = |word: &Word| SERVERS.iter().any(|name| word.text.contains(name));
+        // Without options, `NAME=VALUE` is a shell's variable.
+        let is_option = |word: &Word| is_long_option(&word.text) || word.text.contains('.');
+        if !words.iter().any(serves) && words.iter().any(is_option) {
+            words.retain(|word| is_option(word) || !word.text.contains('='));
+            root.overlay(unread(&words, span));
+        }
+        words.clear();
+    }
+    root
 }
 
 fn names_a_yaml(word: &Word) -> bool {

@@ -28,6 +28,7 @@ use crate::recipe::syntax::source::{FileId, Span};
 use crate::util::suggest::short;
 
 use arguments::Arguments;
+pub(crate) use arguments::of_text as options_of_text;
 
 use script::Candidate;
 use unresolved::AS_EXPANDED;
@@ -99,16 +100,7 @@ impl Command {
 
     /// The keys and values of arguments that are not read, also of Hydra overrides.
     pub fn unread_arguments(&self) -> Node {
-        let words = &self.launch.arguments;
-        let Arguments {
-            mut root, loose, ..
-        } = arguments::tree(words, self.arguments.span, &mut Vec::new());
-        for word in loose {
-            if let Some((name, value)) = word.text.trim_start_matches('+').split_once('=') {
-                root.set(name, word.span, Node::argument(value, word.span));
-            }
-        }
-        root
+        arguments::unread(&self.launch.arguments, self.arguments.span)
     }
 
     fn recipe(&self) -> Option<&Path> {

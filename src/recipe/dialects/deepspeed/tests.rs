@@ -121,6 +121,26 @@ fn the_config_of_a_custom_program_is_found_in_its_command() {
     );
 }
 
+/// With DeepSpeed's micro-batch alone a plan would be a part of the trainer's batch.
+#[test]
+fn an_accumulation_that_a_trainer_gives_leaves_the_batch_unknown() {
+    let text = |accumulation: &str| {
+        format!(
+            "{{\"train_micro_batch_size_per_gpu\": 2, \"zero_optimization\": {{\"stage\": 2}}{accumulation}}}"
+        )
+    };
+    let auto = config(&text(", \"gradient_accumulation_steps\": \"auto\"")).unwrap();
+    assert_eq!(auto.spec.batch.per_device_batch_size, None);
+    let help = &auto.diagnostics[0].help;
+    assert!(help.contains("the micro-batch is 2"), "{help}");
+    // Without the key DeepSpeed takes 1.
+    let batch = config(&text("")).unwrap().spec.batch;
+    assert_eq!(
+        (batch.per_device_batch_size, batch.accumulation),
+        (Some(2), None)
+    );
+}
+
 #[test]
 fn comments_are_read_where_deepspeed_reads_the_file() {
     let text = "{\n  // global\n  \"train_batch_size\": 64, /* 8 × 8 */\n  \
