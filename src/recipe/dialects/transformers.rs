@@ -26,7 +26,7 @@ use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::words::Words;
-use crate::util::suggest;
+use crate::util::suggest::{self, short};
 
 /// Reads the keys of `TrainingArguments`.
 pub struct Transformers;
@@ -94,6 +94,9 @@ impl Reader for Transformers {
         if !trainer && let Some(plugin) = &mut reading.deepspeed_plugin {
             plugin.leave_to_program();
         }
+        if trainer && reading.program.is_strange() {
+            refuse_other_batch(&root, reading);
+        }
         let (mut native, version) = translate(&root, asked, reading);
         // What does not state its micro-batch most often has its own default; another program than a trainer's has.
         let states = |keys: &[&str]| keys.iter().any(|key| root.get(key).is_some());
@@ -139,6 +142,30 @@ pub(crate) fn is_for_a_trainer(root: &Node) -> bool {
         batch && keys::kind_in_training(name).is_none()
     };
     any(&|name| BATCH.contains(&name)) || (any(&keys::only_trainer_has) && !any(&other_batch))
+}
+
+/// Refuses a `batch_size` beside a trainer's own, by which the program may multiply it: its data set may give so many samples
+/// at once (InternLM/InternLM-XComposer 0f70c3e `finetune/data_mix.py`).
+fn refuse_other_batch(root: &Node, reading: &mut Reading) {
+    let other = root.get("batch_size").filter(|size| {
+        let size = size.text().map(str::parse::<u64>);
+        size.is_some_and(|size| size != Ok(1))
+    });
+    // ms-swift's old name of the micro-batch is put beside it.
+    if let (Some(other), Some(own)) = (other, root.get(BATCH[0]))
+        && own.text() != other.text()
+    {
+        reading.batch_unknown(
+            "unsupported-value",
+            Some(other.span),
+            format!(
+                "`batch_size` is {} beside `{}`: the program may multiply one by the other, and no reader knows it",
+                short(other.shown()),
+                BATCH[0]
+            ),
+            "remove it if the program ignores it",
+        );
+    }
 }
 
 /// Refuses arguments that evaluate or predict only. Returns whether it did.
@@ -612,6 +639,17 @@ mod tests {
     }
 
     #[test]
+    fn another_batch_size_beside_a_trainers_own_is_refused() {
+        let line = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 1";
+        assert!(job(&[], line).is_ok());
+        assert!(job(&[], &format!("{line} --batch_size 1")).is_ok());
+        let error = job(&[], &format!("{line} --batch_size 2")).unwrap_err();
+        assert!(error.diagnostics[0].hides_batch);
+        let message = &error.diagnostics[0].message;
+        assert!(message.starts_with("`batch_size` is 2 beside"), "{message}");
+    }
+
+    #[test]
     fn a_command_of_a_hydra_program_is_refused() {
         for (line, rule, help) in [
             (
@@ -721,8 +759,6 @@ mod tests {
                 "{line}"
             );
         }
-        let both = command("python t.py --batch_size 12 --per_device_train_batch_size 4");
-        assert_eq!(both.spec.batch.per_device_batch_size, Some(4));
         // TRL's `sft_gemma3.py`, `rloo.py` and `grpo_2048.py` set their batch themselves.
         for line in [
             "accelerate launch examples/scripts/rloo.py",

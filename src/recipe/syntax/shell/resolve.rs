@@ -302,6 +302,12 @@ impl Variables {
                 value.text = number.to_string();
                 rest.is_none().then_some(value)?
             }
+            "command_substitution" => {
+                let mut value = Value::default();
+                let number = self.expr(text, node, place, &mut value)?;
+                value.text = number.to_string();
+                value
+            }
             _ => return None,
         };
         // Blanks and line ends at the end of an inline script end nothing.
@@ -419,29 +425,58 @@ impl Variables {
                 rest.is_none().then_some(number)
             }
             "binary_expression" => {
-                let left = self.number(text, node.child_by_field_name("left")?, place, of)?;
-                let divisor = node.child_by_field_name("right")?;
-                let right = self.number(text, divisor, place, of)?;
+                let operands = ["left", "right"].map(|name| node.child_by_field_name(name));
                 let operator = node.child_by_field_name("operator")?;
                 let operator = text.text.get(operator.byte_range())?.trim();
-                if operator == "/" {
-                    for name in factors(text, divisor) {
-                        let number = self
-                            .plain(name, place)
-                            .and_then(|value| decimal(&value.text));
-                        of.divisors
-                            .extend(number.map(|number| (name.to_owned(), number)));
-                    }
-                }
-                match operator {
-                    "+" => left.checked_add(right),
-                    "-" => left.checked_sub(right),
-                    "*" => left.checked_mul(right),
-                    "/" => left.checked_div(right),
-                    "%" => left.checked_rem(right),
-                    _ => None,
-                }
+                self.calculation(text, operands, operator, place, of)
             }
+            _ => None,
+        }
+    }
+
+    /// What `$(expr LEFT OPERATOR RIGHT)` prints.
+    fn expr(&mut self, text: &Text, node: Node<'_>, place: Place, of: &mut Value) -> Option<i64> {
+        let mut commands = children(node).filter(Node::is_named);
+        let (command, rest) = (commands.next()?, commands.next());
+        let mut words = children(command).filter(Node::is_named);
+        let source = |node: Node<'_>| text.text.get(node.byte_range()).map(str::trim);
+        let is_expr = command.kind() == "command" && source(words.next()?)? == "expr";
+        let (left, operator, right) = (words.next()?, source(words.next()?)?, words.next());
+        if !is_expr || rest.is_some() || words.next().is_some() {
+            return None;
+        }
+        // Without its quotes `*` would be a pattern of file names.
+        let operator = operator.trim_matches(['\\', '\'', '"']);
+        self.calculation(text, [Some(left), right], operator, place, of)
+    }
+
+    /// The result of two operands.
+    fn calculation(
+        &mut self,
+        text: &Text,
+        operands: [Option<Node<'_>>; 2],
+        operator: &str,
+        place: Place,
+        of: &mut Value,
+    ) -> Option<i64> {
+        let [left, divisor] = operands;
+        let left = self.number(text, left?, place, of)?;
+        let right = self.number(text, divisor?, place, of)?;
+        if operator == "/" {
+            for name in factors(text, divisor?) {
+                let number = self
+                    .plain(name, place)
+                    .and_then(|value| decimal(&value.text));
+                of.divisors
+                    .extend(number.map(|number| (name.to_owned(), number)));
+            }
+        }
+        match operator {
+            "+" => left.checked_add(right),
+            "-" => left.checked_sub(right),
+            "*" => left.checked_mul(right),
+            "/" => left.checked_div(right),
+            "%" => left.checked_rem(right),
             _ => None,
         }
     }

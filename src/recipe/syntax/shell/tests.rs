@@ -172,6 +172,12 @@ fn a_quotient_names_the_variables_that_divided_it() {
             "G=8 N=2",
         ),
         ("B=128\nG=8\nrun $((B * G))", "1024", ""),
+        ("G=4\nA=$(expr 16 / $G)\nrun $A", "4", "G=4"),
+        ("G=4\nrun `expr $G + 3`", "7", ""),
+        ("G=4\nrun $(expr $G \\* 3)", "12", ""),
+        ("G=4\nrun $(expr $G '*' 3)", "12", ""),
+        ("G=4\nrun $(expr $G \\* 3 + 1)", "$(expr $G \\* 3 + 1)", ""),
+        ("G=4\nrun $(echo 4 / $G)", "$(echo 4 / $G)", ""),
     ] {
         assert_eq!(
             divisors(script),
