@@ -90,7 +90,9 @@ pub(crate) fn gather_launcher(
         command = read_words(&request.launcher, reading);
         reading.files.command = None;
     }
-    let mut launched = launcher(request, command.as_ref(), Stated::default(), reading)?;
+    // The user gives the devices too, so that a config of the launcher may be missing.
+    let launched = launcher(request, command.as_ref(), Stated::default(), reading);
+    let mut launched = launched.unwrap_or_default();
     let (path, mut unread) = match recipe {
         Some(recipe) => recipe,
         None => (request.path.clone(), options_of(script, reading)),
@@ -427,13 +429,7 @@ fn named_recipe(
     let Some(named) = command.hydra.as_ref().or(command.config.as_ref()) else {
         return Some(None);
     };
-    let known = reading.diagnostics.len();
-    let Some((file, root)) = reading.open(&named.value, Some(named.span)) else {
-        for found in &mut reading.diagnostics[known..] {
-            found.hides_batch = true;
-        }
-        return None;
-    };
+    let (file, root) = reading.open_of_command(&named.value, named.span)?;
     reading.files.recipe = Some(file);
     Some(Some((named.value.clone(), root)))
 }

@@ -186,9 +186,18 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
     for found in error.errors() {
         let is_same = |span: &Span| path(&error.sources, *span) == path(&recipe.sources, *span);
         let span = found.span.filter(is_same);
-        let help = "nothing to do if the given global batch and axes are those of the training";
-        let note = Diagnostic::note(&found.rule, span, found.message.clone(), help);
-        recipe.diagnostics.push(note);
+        let message = found.message.clone();
+        recipe.diagnostics.push(match found.rule == "unreadable-file" {
+            true => {
+                let help = "nothing in it is planned: put it there before a launch";
+                Diagnostic::warning(&found.rule, span, message, help)
+            }
+            false => {
+                let help =
+                    "nothing to do if the given global batch and axes are those of the training";
+                Diagnostic::note(&found.rule, span, message, help)
+            }
+        });
     }
     diagnostic::in_file_order(&mut recipe.diagnostics);
     Ok(recipe)

@@ -168,7 +168,10 @@ pub(crate) fn lay_options(config: &mut Node, options: &Node, reading: &mut Readi
 
 /// Reads a named config, which must be an accelerate config.
 fn read_config(path: &Path, named: Option<Span>, reading: &mut Reading) -> Option<Node> {
-    let (file, root) = reading.open(path, named)?;
+    let (file, root) = match named {
+        Some(named) => reading.open_of_command(path, named)?,
+        None => reading.open(path, None)?,
+    };
     reading.files.accelerate = Some(file);
     if path.extension().is_some_and(|e| e == "json") {
         reading.refuse_more_than_json(file, "accelerate");

@@ -172,6 +172,18 @@ impl Reading {
         Some((file, self.tree(file)?))
     }
 
+    /// As [`Reading::open`], for a file that a command names. A plan whose global batch the user gives needs no such file.
+    pub(crate) fn open_of_command(&mut self, path: &Path, named: Span) -> Option<(FileId, Node)> {
+        let known = self.diagnostics.len();
+        let opened = self.open(path, Some(named));
+        if opened.is_none() {
+            for found in &mut self.diagnostics[known..] {
+                found.hides_batch = true;
+            }
+        }
+        opened
+    }
+
     /// Parses a text as the content of a file.
     pub fn parse(&mut self, path: impl Into<PathBuf>, text: String) -> Option<Node> {
         let file = self.sources.add(path, text);

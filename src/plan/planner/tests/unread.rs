@@ -124,6 +124,14 @@ fn a_given_batch_leads_past_what_is_read_of_the_arguments_only() {
             "--global-batch-size B",
         ),
         (
+            format!(
+                "accelerate launch --config_file absent.yaml {}",
+                &trainer["accelerate launch ".len()..]
+            ),
+            "unreadable-file",
+            "--global-batch-size B",
+        ),
+        (
             format!("L=\"$1\"\n{trainer} --model_max_length $L\n"),
             "wrong-type",
             "`L=VALUE` beside the script",
