@@ -476,6 +476,7 @@ fn add_arguments(
         // Where a variable holds the program or its arguments, its text may have them.
         let script = reading.files.recipe.filter(|_| unresolved);
         let mut unread = options_of(script, reading);
+        unread.overlay(command.unread_overrides());
         unread.overlay(configs_of(&command, request, reading));
         if request.states_batch() {
             put_micro_batch(&mut job.launched, &unread);

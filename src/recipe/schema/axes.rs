@@ -183,9 +183,16 @@ pub(crate) fn refuse_unread(root: &Node, native: &Node, states_batch: bool, read
     };
     let mut found = Vec::new();
     sizes(root, "", &mut found);
+    // All words of one variable have its place, so that the place of another setting tells nothing.
+    let read = ["parallel", "batch.gpus", "batch.elastic"].map(|path| native.get_path(path));
+    let is_read = |span| {
+        read.into_iter()
+            .flatten()
+            .any(|node| node.is_anywhere(span))
+    };
     found.retain(|(_, axis, value)| {
         let is_safe = states_batch && *axis == Axis::OverData;
-        !is_safe && !is_stated(*axis) && !native.is_anywhere(value.span)
+        !is_safe && !is_stated(*axis) && !is_read(value.span)
     });
     for (key, axis, value) in found {
         let text = value.shown();

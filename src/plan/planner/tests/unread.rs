@@ -50,6 +50,10 @@ const AXES: &[(&str, &[&str])] = &[
         &["pipeline=4"],
     ),
     (
+        "ARGS=\"--tensor-model-parallel-size 4 --micro-batch-size 4\"\nsrun bash -c \"$LAUNCHER pretrain_gpt.py $ARGS\"\n",
+        &["tensor=4"],
+    ),
+    (
         "python3 -m verl.trainer.main_ppo data.train_batch_size=64 \
          actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 actor_rollout_ref.rollout.tensor_model_parallel_size=4\n",
         &["sequence=2"],
@@ -83,6 +87,11 @@ fn the_axes_of_a_command_in_a_variable_or_a_text_are_asked_for() {
             "{text}"
         );
     }
+    // The words of a variable have one place.
+    let text =
+        "ARGS=\"--num_generations 4 --sp_size 4\"\ntorchrun --nproc_per_node 8 train.py $ARGS\n";
+    let refused = script(text, &[], true, &[]).unwrap_err();
+    assert!(refused.diagnostics[0].message.starts_with("`sp_size` is 4"));
     // A comment, a server and a shell's variable size nothing.
     let text = "# train.py --tp_size 2\nTP=4\nvllm serve m --tensor-parallel-size 8 &\n\
                 read -r -d '' C <<EOF\nx.py --micro-batch-size 4\nEOF\ntorchrun --nproc_per_node 8 $C\n";

@@ -106,19 +106,26 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
 
 /// The arguments of programs that are not read, as a mapping: options, and the overrides of Hydra.
 pub(crate) fn unread(words: &[Word], span: Span) -> Node {
-    let is_override = |word: &&Word| !word.text.starts_with('-') && word.text.contains('=');
-    let options: Vec<Word> = words
-        .iter()
-        .filter(|word| !is_override(word))
-        .cloned()
-        .collect();
+    let options = words.iter().filter(|word| !is_override(word)).cloned();
+    let options: Vec<Word> = options.collect();
     let mut root = tree(&options, span, &mut Vec::new()).root;
-    for word in words.iter().filter(is_override) {
+    root.overlay(overrides(words, span));
+    root
+}
+
+/// The overrides of Hydra alone, `KEY=VALUE` and `++KEY=VALUE`.
+pub(crate) fn overrides(words: &[Word], span: Span) -> Node {
+    let mut root = Node::mapping(span);
+    for word in words.iter().filter(|word| is_override(word)) {
         if let Some((name, value)) = word.text.trim_start_matches('+').split_once('=') {
             root.set(name, word.span, Node::argument(value, word.span));
         }
     }
     root
+}
+
+fn is_override(word: &Word) -> bool {
+    !word.text.starts_with('-') && word.text.contains('=')
 }
 
 /// The options in the text of a script, whatever command they belong to: also those that a variable or a here-document

@@ -103,6 +103,11 @@ impl Command {
         arguments::unread(&self.launch.arguments, self.arguments.span)
     }
 
+    /// Those of them that are no options.
+    pub fn unread_overrides(&self) -> Node {
+        arguments::overrides(&self.launch.arguments, self.arguments.span)
+    }
+
     fn recipe(&self) -> Option<&Path> {
         Some(self.config.as_ref()?.value.as_path())
     }
