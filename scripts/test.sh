@@ -203,7 +203,7 @@ else
 fi
 
 say "endurance: real processes, killed and moved"
-TEST_LIMIT=1500 cargo test --locked --workspace --test endurance -- --nocapture
+TEST_LIMIT=2400 cargo test --locked --workspace --test endurance -- --nocapture
 
 say "wait for Kubernetes"
 [ -z "${running[go]:-}" ] || finish go || true
