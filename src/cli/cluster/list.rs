@@ -46,7 +46,7 @@ fn jobs(cluster: &ClusterArgs, all_namespaces: bool) -> anyhow::Result<(Vec<Trai
 fn readable((jobs, unreadable): (Vec<TrainingJob>, Vec<InvalidObject>)) -> Vec<TrainingJob> {
     for job in &unreadable {
         let (name, error) = (job.metadata.name.as_deref().unwrap_or_default(), &job.error);
-        say(format_args!("TrainingJob {name} cannot be read: {error}"));
+        say(format_args!("TrainingJob {name} cannot be read: {error}\n"));
     }
     jobs
 }
