@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use super::output::print;
+use super::output::print_as_is;
 
 /// Print shell completions.
 #[derive(clap::Args)]
@@ -28,6 +28,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         "evenkeel",
         &mut script,
     );
-    print(String::from_utf8_lossy(&script))?;
+    print_as_is(String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }

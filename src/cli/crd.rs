@@ -15,7 +15,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.fields {
-        output::print(api::fields::page()?)?
+        output::print_as_is(api::fields::page()?)?
     } else {
         Format::Yaml.print(&api::crd())?
     }

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use anstyle::Style;
 
 use super::EXIT_USAGE;
-use super::output::{print, say};
+use super::output::{print, say, width};
 use super::table::Table;
 use crate::plan::rules::{self, RULES};
 use crate::util::suggest::nearest;
+use crate::util::wrap;
 
 /// Explain a rule, or list all of them
 #[derive(clap::Args)]
@@ -25,12 +26,12 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(id) = args.rule else {
-        print(list())?;
+        print(list(width()))?;
         return Ok(ExitCode::SUCCESS);
     };
     match rules::find(&id) {
         Some(rule) => {
-            print(styled(&rules::page(rule)))?;
+            print(styled(&rules::page(rule), width()))?;
             Ok(ExitCode::SUCCESS)
         }
         None => {
@@ -54,21 +55,36 @@ fn no_such_rule(id: &str) -> String {
     format!("unknown rule `{id}`; {meant}`evenkeel explain` lists all rules")
 }
 
-fn list() -> String {
+fn list(width: Option<usize>) -> String {
     let mut table = Table::new(["RULE", "SEVERITY", ""]);
     for rule in RULES.iter() {
         let cells = [rule.id, &rule.severity.to_string(), rule.summary];
         table.row(cells.map(str::to_owned));
     }
-    table.render()
+    table.render(width)
 }
 
-/// Formats a page's Markdown for a terminal: bold headings, indented code.
-fn styled(page: &str) -> String {
+/// Formats a page's Markdown for a terminal: bold headings, indented code, and paragraphs of `width` columns. `None`: the
+/// lines of the page.
+fn styled(page: &str, width: Option<usize>) -> String {
     let bold = Style::new().bold();
     let mut text = String::new();
+    let mut paragraph = String::new();
     let mut code = false;
-    for line in page.lines() {
+    for line in page.lines().chain([""]) {
+        // The second line of a page says when the rule is checked.
+        let begins = ["- ", "(checked", "(an error"];
+        let begins = line.is_empty() || begins.iter().any(|begin| line.starts_with(begin));
+        let is_prose = !code
+            && !["#", "```", "|"]
+                .iter()
+                .any(|begin| line.starts_with(begin));
+        if width.is_none() || begins || !is_prose {
+            let lines = wrap::cell(&paragraph, width.unwrap_or(usize::MAX));
+            let end = if paragraph.is_empty() { "" } else { "\n" };
+            text += &format!("{}{end}", lines.join("\n"));
+            paragraph.clear();
+        }
         if line.starts_with("```") {
             code = !code;
         } else if code {
@@ -76,10 +92,15 @@ fn styled(page: &str) -> String {
         } else if let Some(heading) = line.strip_prefix('#') {
             let heading = heading.trim_start_matches('#').trim_start();
             text += &format!("{bold}{heading}{bold:#}\n");
+        } else if line.is_empty() {
+            text.push('\n');
         } else {
-            text += &format!("{}\n", line.replace("**", ""));
+            let space = if paragraph.is_empty() { "" } else { " " };
+            paragraph += &format!("{space}{}", line.replace("**", ""));
         }
     }
+    // The line after the page.
+    text.pop();
     text
 }
 
@@ -90,7 +111,18 @@ mod tests {
     #[test]
     fn a_page_is_text_on_a_terminal() {
         let page = rules::page(rules::find("kto-batch-min").unwrap());
-        insta::assert_snapshot!(anstream::adapter::strip_str(&styled(&page)).to_string());
+        insta::assert_snapshot!(anstream::adapter::strip_str(&styled(&page, None)).to_string());
+    }
+
+    #[test]
+    fn a_paragraph_fits_the_terminal() {
+        let page = "# id\n\n**error**: what\n(checked for every plan)\n\nOne and two and\n`three` and four.\n\n\
+                    ```yaml\na: 1\n```\n";
+        let shown = anstream::adapter::strip_str(&styled(page, Some(24))).to_string();
+        assert_eq!(
+            shown,
+            "id\n\nerror: what\n(checked for every plan)\n\nOne and two and `three`\nand four.\n\n    a: 1\n"
+        );
     }
 
     #[test]
@@ -110,6 +142,6 @@ mod tests {
 
     #[test]
     fn the_list_has_one_line_per_rule() {
-        assert_eq!(list().lines().count(), RULES.len() + 1);
+        assert_eq!(list(None).lines().count(), RULES.len() + 1);
     }
 }

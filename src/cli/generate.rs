@@ -167,7 +167,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
                 let text = prompter.added(&prompt, tokens);
                 // A character that is cut is shown when it is whole.
                 let whole = text.trim_end_matches('\u{fffd}');
-                unprinted = output::print(whole.get(shown..).unwrap_or_default()).err();
+                unprinted = output::print_as_is(whole.get(shown..).unwrap_or_default()).err();
                 shown = shown.max(whole.len());
             }
             unprinted.is_none()

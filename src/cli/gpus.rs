@@ -42,17 +42,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         cuda_libraries: libraries::find(),
     };
     match args.output {
-        Format::Text => output::print(format!(
-            "{}\n{}",
-            text(&report.inventory),
-            cuda(&report.cuda_libraries)
-        ))?,
+        Format::Text => {
+            let width = output::width();
+            output::print(format!(
+                "{}\n{}",
+                text(&report.inventory, width),
+                cuda(&report.cuda_libraries, width)
+            ))?;
+        }
         format => format.print(&report)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(inventory: &Inventory) -> String {
+/// `width`: columns of the terminal.
+fn text(inventory: &Inventory, width: Option<usize>) -> String {
     let mut text = match &inventory.driver {
         DriverState::Absent { missing, install } => format!("{missing}; {install}\n"),
         DriverState::TooOld { message } | DriverState::Broken { message } => format!("{message}\n"),
@@ -63,7 +67,7 @@ fn text(inventory: &Inventory) -> String {
         ),
     };
     if !inventory.gpus.is_empty() {
-        text += &format!("\n{}\n", gpus(&inventory.gpus));
+        text += &format!("\n{}\n", gpus(&inventory.gpus, width));
     }
     if let Some(message) = inventory
         .visibility
@@ -82,7 +86,7 @@ fn text(inventory: &Inventory) -> String {
     text + &format!("without --gpus, plans use {devices}{why}\n")
 }
 
-fn gpus(gpus: &[Gpu]) -> String {
+fn gpus(gpus: &[Gpu], width: Option<usize>) -> String {
     let mut table = Table::new(["GPU", "NAME", "MEMORY USED", "MIG", "ECC", "UUID"]);
     let unknown = || human::UNKNOWN.to_owned();
     for gpu in gpus {
@@ -113,7 +117,7 @@ fn gpus(gpus: &[Gpu]) -> String {
             ]);
         }
     }
-    table.render()
+    table.render(width)
 }
 
 fn memory(memory: Option<GpuMemory>) -> String {
@@ -169,7 +173,7 @@ fn cpu(inventory: &Inventory) -> String {
     format!("CPU: {model}, {cores}{memory}\n")
 }
 
-fn cuda(found: &[LibraryCheck]) -> String {
+fn cuda(found: &[LibraryCheck], width: Option<usize>) -> String {
     let mut table = Table::new(["CUDA LIBRARY", "FILE", "VERSION"]);
     for library in found {
         let mut version = match (&library.problem, &library.version) {
@@ -192,7 +196,7 @@ fn cuda(found: &[LibraryCheck]) -> String {
     } else {
         String::new()
     };
-    table.render() + &looked + "`evenkeel launch` and a TrainingJob train on GPUs with them\n"
+    table.render(width) + &looked + "`evenkeel launch` and a TrainingJob train on GPUs with them\n"
 }
 
 #[cfg(test)]
@@ -206,7 +210,7 @@ mod tests {
 
     /// The terminal output without colours.
     fn shown(inventory: &Inventory) -> String {
-        anstream::adapter::strip_str(&text(inventory)).to_string()
+        anstream::adapter::strip_str(&text(inventory, None)).to_string()
     }
 
     #[test]
@@ -296,8 +300,9 @@ mod tests {
                 ..found("NCCL", "libnccl.so.2")
             },
         ];
-        let shown =
-            |libraries: &[LibraryCheck]| anstream::adapter::strip_str(&cuda(libraries)).to_string();
+        let shown = |libraries: &[LibraryCheck]| {
+            anstream::adapter::strip_str(&cuda(libraries, None)).to_string()
+        };
         insta::assert_snapshot!(shown(&libraries), @r"
     CUDA LIBRARY  FILE               VERSION
     driver        libcuda.so.1       11.8 is too old, 12.0 is needed: install NVIDIA's driver 525 or newer

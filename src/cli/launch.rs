@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::bail;
 
 use super::cluster::submit;
-use super::output::{self, say};
+use super::output::{self, say, say_commands};
 use super::plan::text;
 use super::processes::{Asked, DeviceChoice, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions};
@@ -273,7 +273,8 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
 
 fn say_next(commands: &[String]) {
     if !commands.is_empty() {
-        say(format_args!("next:\n  {}\n", commands.join("\n  ")));
+        say("next:\n");
+        say_commands(commands);
     }
 }
 

@@ -233,11 +233,15 @@ fn clap_exit(stopped: &clap::Error) -> ExitCode {
         say(message);
         return ExitCode::from(EXIT_USAGE);
     }
+    if stopped.use_stderr() {
+        say(stopped.render().ansi());
+        return ExitCode::from(EXIT_USAGE);
+    }
+    // clap breaks the lines of its help itself.
     let printed = stopped.print().and_then(|()| std::io::stdout().flush());
     match printed {
-        Err(error) if !stopped.use_stderr() => failed(&Unprinted(error).into()),
-        _ if stopped.use_stderr() => ExitCode::from(EXIT_USAGE),
-        _ => ExitCode::SUCCESS,
+        Err(error) => failed(&Unprinted(error).into()),
+        Ok(()) => ExitCode::SUCCESS,
     }
 }
 

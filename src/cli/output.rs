@@ -9,6 +9,8 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::util::wrap;
+
 /// Output format of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -24,8 +26,10 @@ impl Format {
     /// Prints data as JSON or YAML; each command formats its own text.
     pub fn print(self, value: &impl Serialize) -> anyhow::Result<()> {
         match self {
-            Format::Text | Format::Json => line(serde_json::to_string_pretty(value)?)?,
-            Format::Yaml => print(yaml(value)?)?,
+            Format::Text | Format::Json => {
+                print_as_is(format_args!("{}\n", serde_json::to_string_pretty(value)?))?;
+            }
+            Format::Yaml => print_as_is(yaml(value)?)?,
         }
         Ok(())
     }
@@ -49,8 +53,21 @@ impl Unprinted {
     }
 }
 
-/// Prints text on standard output, with styles only on a terminal.
+/// Columns of standard output; `None`: unlimited.
+pub fn width() -> Option<usize> {
+    wrap::columns(io::stdout())
+}
+
+/// Prints text on standard output, in lines that fit the terminal, with styles only on a terminal.
 pub fn print(text: impl Display) -> Result<(), Unprinted> {
+    match width() {
+        Some(width) => print_as_is(wrap::fit(&text.to_string(), width)),
+        None => print_as_is(text),
+    }
+}
+
+/// Prints what another program reads, or a log, on standard output: no line is broken.
+pub fn print_as_is(text: impl Display) -> Result<(), Unprinted> {
     let mut out = anstream::stdout().lock();
     write!(out, "{text}")?;
     Ok(out.flush()?)
@@ -61,8 +78,25 @@ pub fn line(text: impl Display) -> Result<(), Unprinted> {
     print(format_args!("{text}\n"))
 }
 
-/// Prints text on standard error. A failure to write is ignored, because it cannot be reported.
+/// Prints text on standard error, in lines that fit the terminal. A failure to write is ignored, because it cannot be
+/// reported.
 pub fn say(text: impl Display) {
+    match wrap::columns(io::stderr()) {
+        Some(width) => say_as_is(wrap::fit(&text.to_string(), width)),
+        None => say_as_is(text),
+    }
+}
+
+/// Prints shell commands on standard error, one a line; a backslash ends each line of a longer one.
+pub fn say_commands(commands: &[String]) {
+    let width = wrap::columns(io::stderr()).unwrap_or(usize::MAX);
+    for command in commands {
+        say_as_is(format_args!("{}\n", wrap::command(command, 2, width)));
+    }
+}
+
+/// Prints a log on standard error: no line is broken.
+pub fn say_as_is(text: impl Display) {
     let _ = write!(anstream::stderr().lock(), "{text}");
 }
 

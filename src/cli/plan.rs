@@ -295,7 +295,7 @@ fn emitted(
         ..plan.numbers(recipe)
     };
     let emitted = export::emit(recipe, &numbers, form)?;
-    output::print(&emitted.text)?;
+    output::print_as_is(&emitted.text)?;
     for remark in &emitted.remarks {
         output::say(format_args!("note: {remark}\n"));
     }

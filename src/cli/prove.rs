@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::EXIT_REFUSED;
-use super::output::line;
+use super::output::print_as_is;
 use crate::agent;
 use crate::bucket::Bucket;
 use crate::launch::{RunDir, proof};
@@ -44,7 +44,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     report(serde_json::to_string(&verdict)?)?;
-    line(&verdict.verdict)?;
+    print_as_is(format_args!("{}\n", verdict.verdict))?;
     Ok(if verdict.proved {
         ExitCode::SUCCESS
     } else {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::output::{line, say};
+use super::output::{print_as_is, say};
 use super::{EXIT_REFUSED, run_arg};
 use crate::launch::proof::{self, LedgerProof};
 use crate::launch::{RunDir, report_input};
@@ -32,7 +32,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None
     };
     let page = write(&run_dir, verdict.as_ref())?;
-    line(page.display())?;
+    print_as_is(format_args!("{}\n", page.display()))?;
     Ok(match verdict {
         Some(verdict) if !verdict.is_proved() => {
             say(format_args!("NOT PROVED: {verdict}\n"));

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::EXIT_REFUSED;
 use super::cluster::{self, ClusterArgs};
-use super::output::{Format, line, print};
+use super::output::{Format, line, print, width};
 use super::run_arg::{self, Found, Target};
 use super::table::Table;
 use crate::launch::run_dir::GenerationRow;
@@ -262,7 +262,7 @@ pub fn list(output: Format) -> anyhow::Result<ExitCode> {
         for row in &rows {
             table.row(row.cells());
         }
-        print(format_args!("{}", table.render()))?;
+        print(table.render(width()))?;
     } else {
         output.print(&rows)?;
     }
@@ -358,7 +358,10 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
         ))?,
         None => line(format_args!("  checkpoint  none yet"))?,
     }
-    print(format_args!("\n{}", generations(&state.generations)))?;
+    print(format_args!(
+        "\n{}",
+        generations(&state.generations, width())
+    ))?;
     Ok(view)
 }
 
@@ -391,7 +394,7 @@ fn progress(steps: &[StepRecord], budget: Option<u64>) -> Option<String> {
 }
 
 /// The table of a run's generations. An external trainer has a checkpoint instead of a sample count.
-fn generations(rows: &[GenerationRow]) -> String {
+fn generations(rows: &[GenerationRow], width: Option<usize>) -> String {
     let external = rows.last().is_some_and(|row| row.call.is_some());
     let from = if external {
         "from checkpoint"
@@ -414,7 +417,7 @@ fn generations(rows: &[GenerationRow]) -> String {
             row.reason.to_string(),
         ]);
     }
-    table.render()
+    table.render(width)
 }
 
 fn prove(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {

@@ -27,3 +27,4 @@ pub mod testing;
 pub mod time;
 pub mod tls;
 pub mod tree;
+pub mod wrap;

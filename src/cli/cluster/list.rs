@@ -6,7 +6,7 @@ use kube::core::error_boundary::InvalidObject;
 
 use super::ClusterArgs;
 use crate::api::TrainingJob;
-use crate::cli::output::{Format, line, print, say};
+use crate::cli::output::{Format, line, print, say, width};
 use crate::cli::table::Table;
 use crate::client::{ClientError, change};
 
@@ -72,7 +72,7 @@ pub fn print_table(
     for job in jobs {
         table.row(cells(job, all_namespaces));
     }
-    print(table.render())?;
+    print(table.render(width()))?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::ClusterArgs;
 use super::submit::{self, Watching};
-use crate::cli::output::line;
+use crate::cli::output::print_as_is;
 use crate::client;
 use crate::telemetry::{Display, Mode};
 
@@ -48,7 +48,7 @@ pub fn run(
         (Some(rank), follow) => {
             let mut unprinted = None;
             cluster.run(async |cluster| {
-                let mut each = |text: &str| match line(text) {
+                let mut each = |text: &str| match print_as_is(format_args!("{text}\n")) {
                     Ok(()) => true,
                     Err(error) => {
                         unprinted = Some(error);

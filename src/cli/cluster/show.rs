@@ -7,7 +7,7 @@ use super::ClusterArgs;
 use crate::api::TrainingJob;
 use crate::api::status::Phase;
 use crate::cli::EXIT_REFUSED;
-use crate::cli::output::{Format, line, print};
+use crate::cli::output::{Format, line, print, print_as_is, width};
 use crate::cli::status::View;
 use crate::cli::table::Table;
 
@@ -109,10 +109,10 @@ fn text(job: &TrainingJob) -> anyhow::Result<()> {
                 change.message.clone(),
             ]);
         }
-        print(format_args!("\n{}", table.render()))?;
+        print(format_args!("\n{}", table.render(width())))?;
     }
     if !status.log_tail.is_empty() {
-        print(format_args!("\nlog tail\n{}\n", status.log_tail))?;
+        print_as_is(format_args!("\nlog tail\n{}\n", status.log_tail))?;
     }
     Ok(())
 }

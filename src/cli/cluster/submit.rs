@@ -14,7 +14,7 @@ use crate::api::{
     TrainerDevice, TrainingJob, TrainingJobSpec,
 };
 use crate::bucket::Bucket;
-use crate::cli::output::{Format, say};
+use crate::cli::output::{Format, say, say_as_is};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::cli::{EXIT_REFUSED, first_set, render};
 use crate::client::{self, End, change, code};
@@ -501,7 +501,7 @@ pub fn watch(watching: &Watching<'_>) -> anyhow::Result<ExitCode> {
         Some(End::Failed { message, log_tail }) => {
             say(format_args!("error: {message}\n"));
             if !log_tail.is_empty() {
-                say(format_args!("{log_tail}\n"));
+                say_as_is(format_args!("{log_tail}\n"));
             }
             ExitCode::from(EXIT_REFUSED)
         }

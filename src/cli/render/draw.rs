@@ -9,10 +9,17 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use crate::recipe::syntax::diagnostic;
 use crate::recipe::{Diagnostic, Severity, Sources, Span};
 
+/// Columns of a source line, of which a longer one shows the part around its marks.
+const COLUMNS: usize = 80;
+
 /// All diagnostics in file order, with terminal colours; empty if there are none. Print with
 /// `anstream`, which strips colours where they are not supported.
 pub fn diagnostics(diagnostics: &[Diagnostic], sources: &Sources) -> String {
-    draw(&Renderer::styled(), diagnostics, sources)
+    draw(
+        &Renderer::styled().term_width(COLUMNS),
+        diagnostics,
+        sources,
+    )
 }
 
 /// A count such as `2 errors, 1 warning`, without notes.

@@ -1,0 +1,289 @@
+//! Text of a limited width. Lines are broken between words only, so that paths and words can be copied; a word that is wider
+//! than a line exceeds it.
+
+use std::os::fd::AsFd;
+
+/// Columns that the last column of a line needs for its text to continue below it.
+const NARROWEST: usize = 24;
+
+/// Columns up to which text continues below the text after a label such as `error:`.
+const WIDEST_LABEL: usize = 16;
+
+/// Columns of the terminal, else of the variable `COLUMNS`, as in clap. `None`: the text has no limit.
+pub fn columns(stream: impl AsFd) -> Option<usize> {
+    let terminal = rustix::termios::tcgetwinsize(stream).ok();
+    let terminal = terminal.map(|size| usize::from(size.ws_col));
+    let stated = || -> Option<usize> { std::env::var("COLUMNS").ok()?.parse().ok() };
+    terminal
+        .filter(|columns| *columns > 0)
+        .or_else(stated)
+        .filter(|columns| *columns > 0)
+}
+
+/// Columns of a text without its styles.
+pub fn visible(text: &str) -> usize {
+    let mut columns = 0;
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c == '\x1b' {
+            // A style: ESC [ … m.
+            chars.by_ref().find(|c| c.is_ascii_alphabetic());
+        } else {
+            columns += 1;
+        }
+    }
+    columns
+}
+
+/// The text in lines of at most `width` columns. A longer line continues below its last column, or indented. Code
+/// in backticks stays on one line if a line has room for it. Source lines of diagnostics stay as they are.
+pub fn fit(text: &str, width: usize) -> String {
+    let mut fitted = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        let (line, end) = match line.strip_suffix('\n') {
+            Some(line) => (line, "\n"),
+            None => (line, ""),
+        };
+        if visible(line) <= width || is_source(line) {
+            fitted += line;
+        } else {
+            fitted += &broken(line, width);
+        }
+        fitted += end;
+    }
+    fitted
+}
+
+/// The words of a table's cell in lines of at most `width` columns.
+pub fn cell(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let Some(line) = lines.last_mut() else { break };
+        if line.is_empty() {
+            line.push_str(word);
+        } else if visible(line) + 1 + visible(word) <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+/// A shell command in lines of at most `width` columns, each but the last with a backslash at its end. Quoted text is one
+/// word, and a comment is not broken. The first line begins at `indent`, the others are four columns deeper.
+pub fn command(text: &str, indent: usize, width: usize) -> String {
+    let (words, comment) = match text.split_once("   # ") {
+        Some((words, comment)) => (words, Some(format!("  # {comment}"))),
+        None => (text, None),
+    };
+    let mut quote = None;
+    let words = words.split(|c: char| {
+        match quote {
+            Some(open) if c == open => quote = None,
+            None if c == '\'' || c == '"' => quote = Some(c),
+            _ => {}
+        }
+        c == ' ' && quote.is_none()
+    });
+    let mut text = " ".repeat(indent);
+    let mut column = 0;
+    for word in words.map(str::to_owned).chain(comment) {
+        let after = column + 1 + visible(&word);
+        if column == 0 {
+            column = indent + visible(&word);
+        } else if after + " \\".len() <= width {
+            text.push(' ');
+            column = after;
+        } else {
+            text += &format!(" \\\n{:1$}", "", indent + 4);
+            column = indent + 4 + visible(&word);
+        }
+        text += &word;
+    }
+    text
+}
+
+/// Whether this line of a diagnostic shows a file: its name, a source line, or the marks below one.
+fn is_source(line: &str) -> bool {
+    let plain = anstream::adapter::strip_str(line).to_string();
+    let text = plain.trim_start();
+    text.starts_with("--> ")
+        || text
+            .trim_start_matches(|c: char| c.is_ascii_digit())
+            .trim_start()
+            .starts_with('|')
+        || text.starts_with("...")
+}
+
+/// A part of a line that is not broken, and the spaces before it.
+struct Word<'a> {
+    spaces: usize,
+    text: &'a str,
+}
+
+/// The words of a line. With `code`, code in backticks is one word.
+fn words(line: &str, code: bool) -> Vec<Word<'_>> {
+    let mut words = Vec::new();
+    let (mut spaces, mut start) = (0, None);
+    let mut is_code = false;
+    for (at, c) in line.char_indices() {
+        if c == ' ' && !(is_code && code) {
+            match start.take() {
+                Some(start) => {
+                    words.push(Word {
+                        spaces,
+                        text: &line[start..at],
+                    });
+                    spaces = 1;
+                }
+                None => spaces += 1,
+            }
+            continue;
+        }
+        is_code ^= c == '`';
+        start.get_or_insert(at);
+    }
+    words.extend(start.map(|start| Word {
+        spaces,
+        text: &line[start..],
+    }));
+    words
+}
+
+/// The column at which the text of a line continues.
+fn hang(words: &[Word<'_>], width: usize) -> usize {
+    let indent = words.first().map_or(0, |word| word.spaces);
+    let mut column = 0;
+    let mut last = None;
+    let mut is_label = false;
+    for (nth, word) in words.iter().enumerate() {
+        column += word.spaces;
+        if nth > 0 && (word.spaces > 1 || (is_label && column <= WIDEST_LABEL)) {
+            last = Some(column);
+        }
+        column += visible(word.text);
+        // `error:`, or `= help:`.
+        is_label = nth < 2
+            && anstream::adapter::strip_str(word.text)
+                .to_string()
+                .ends_with(':');
+    }
+    match last {
+        Some(column) if column + NARROWEST <= width => column,
+        Some(_) => indent + 4,
+        None => indent + 2,
+    }
+}
+
+fn broken(line: &str, width: usize) -> String {
+    let mut parts = words(line, true);
+    let hang = hang(&parts, width);
+    let room = width.saturating_sub(hang);
+    if parts.iter().any(|word| visible(word.text) > room) {
+        let narrow = parts.into_iter().flat_map(|part| {
+            let split = if visible(part.text) > room {
+                words(part.text, false)
+            } else {
+                vec![Word {
+                    spaces: 0,
+                    text: part.text,
+                }]
+            };
+            let spaces = part.spaces;
+            split.into_iter().enumerate().map(move |(nth, word)| Word {
+                spaces: if nth == 0 { spaces } else { word.spaces },
+                text: word.text,
+            })
+        });
+        parts = narrow.collect();
+    }
+    let mut text = String::new();
+    let mut column = 0;
+    for word in &parts {
+        let after = column + word.spaces + visible(word.text);
+        // At the beginning of a line, another break would give no room.
+        let is_first = column == 0 || column + word.spaces <= hang;
+        if after <= width || is_first {
+            text += &" ".repeat(word.spaces);
+            column = after;
+        } else {
+            text.push('\n');
+            text += &" ".repeat(hang);
+            column = hang + visible(word.text);
+        }
+        text += word.text;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_line_continues_below_its_last_column() {
+        let text = "  learning_rate  1e-3 → 2e-3  the recipe says nothing about it, and the default is that of the trainer\n\
+                    error[batch-divisible]: the batch of 128 does not split over `6 ranks`, whatever happens to them\n\
+                    \x20   = help: use 1, 2, 4 or 8 GPUs, or `evenkeel plan --remainder uneven` to keep it exact\n\
+                    12 | this_is: a line of the source that is longer than sixty columns, as it was\n";
+        let fitted = [
+            "  learning_rate  1e-3 → 2e-3  the recipe says nothing about",
+            "                              it, and the default is that of",
+            "                              the trainer",
+            "error[batch-divisible]: the batch of 128 does not split over",
+            "  `6 ranks`, whatever happens to them",
+            "    = help: use 1, 2, 4 or 8 GPUs, or",
+            "            `evenkeel plan --remainder uneven` to keep it",
+            "            exact",
+            "12 | this_is: a line of the source that is longer than sixty columns, as it was",
+        ];
+        assert_eq!(Vec::from_iter(fit(text, 60).lines()), fitted);
+        assert_eq!(fit(text, 200), text);
+    }
+
+    #[test]
+    fn a_word_that_no_line_holds_is_not_moved() {
+        let path = format!("  recipe      /{}", "long/".repeat(20));
+        assert_eq!(fit(&path, 60), path);
+        let said = format!("error: no file at /{}", "long/".repeat(20));
+        assert_eq!(fit(&said, 60).lines().count(), 2);
+    }
+
+    #[test]
+    fn styles_have_no_width() {
+        let styled = "\x1b[1mword\x1b[0m ".repeat(12);
+        assert_eq!(visible(&styled), 60);
+        assert_eq!(fit(&styled, 60), styled);
+    }
+
+    #[test]
+    fn a_command_has_a_backslash_at_each_break() {
+        let typed = "evenkeel launch dpo.yaml --procs 2 'a b=c d' -- trl dpo --config {recipe}   # your own trainer";
+        let lines = [
+            r"  evenkeel launch dpo.yaml --procs 2 \",
+            r"      'a b=c d' -- trl dpo --config \",
+            r"      {recipe}   # your own trainer",
+        ];
+        assert_eq!(Vec::from_iter(command(typed, 2, 40).lines()), lines);
+        assert_eq!(command(typed, 2, 200), format!("  {typed}"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_word_is_lost_and_no_line_is_too_wide(
+            text in "([a-f`:]{1,12} {1,3}){0,30}",
+            width in 20_usize..90,
+        ) {
+            let fitted = fit(&text, width);
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            prop_assert_eq!(words(&fitted), words(&text));
+            for line in fitted.lines().map(str::trim_end) {
+                prop_assert!(visible(line) <= width, "{:?}", line);
+            }
+        }
+    }
+}
