@@ -697,6 +697,24 @@ fn a_refused_launch_ends_with_the_next_command() {
 }
 
 #[test]
+fn a_plan_is_written_back_for_a_program_that_cannot_restart() {
+    let corpus = std::env::var_os("EVENKEEL_RECIPES");
+    let corpus = corpus.map_or("../shared/recipes".into(), std::path::PathBuf::from);
+    let tree = corpus.join("eric-mitchell__direct-preference-optimization/f8b8c0f49d/config");
+    if !tree.is_dir() {
+        println!("SKIPPED: no corpus (set EVENKEEL_RECIPES)");
+        return;
+    }
+    let overrides = "model=pythia28 datasets=[hh] loss=dpo loss.beta=0.1 exp_name=run batch_size=64 \
+                     trainer=FSDPTrainer --recipe-gpus 4 --gpus 2 --emit args";
+    let mut plan = evenkeel(&["plan", tree.to_str().unwrap()]);
+    let ended = plan.args(overrides.split_whitespace()).output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let args = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(args, "batch_size=64 gradient_accumulation_steps=2\n");
+}
+
+#[test]
 fn a_dash_is_standard_input() {
     let recipe = std::fs::read("examples/quickstart.yaml").unwrap();
     let mut plan = evenkeel(&["plan", "-", "--gpus", "2"]);

@@ -246,8 +246,10 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if args.estimate {
         estimate::refuse_unknown(&recipe, &request)?;
     }
-    let draft = plan::examine(&recipe, &request);
+    let mut draft = plan::examine(&recipe, &request);
     if let Some(form) = args.emit {
+        let of_restarts = |rule: &str| OF_RESTARTS.contains(&rule);
+        draft.findings.retain(|found| !of_restarts(&found.rule));
         return emitted(&recipe, draft, form.into(), request.nodes());
     }
     let horizon = draft.horizon.as_ref();
@@ -277,6 +279,9 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         None => ExitCode::from(EXIT_REFUSED),
     })
 }
+
+/// Rules about restarts by Evenkeel. A plan that is written back is started without it.
+const OF_RESTARTS: [&str; 2] = ["checkpoint-portable", "optimizer-state-lost"];
 
 /// Prints the emitted form. Diagnostics go to standard error, so that the output can be redirected
 /// into a file.
