@@ -697,6 +697,23 @@ fn a_refused_launch_ends_with_the_next_command() {
 }
 
 #[test]
+fn an_override_may_come_before_a_command_without_a_recipe() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.py"), "").unwrap();
+    let command = "--gpus 2 evenkeel.elasticity.max=4 -- torchrun --nproc_per_node 4 train.py --do_train \
+                   --per_device_train_batch_size 8";
+    for verb in ["plan", "launch --dry-run"] {
+        let ended = evenkeel(&[])
+            .args(verb.split(' ').chain(command.split_whitespace()))
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&ended.stdout);
+        assert!(text.starts_with("2 × 8 × 2 = 32\n"), "{verb}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_plan_is_written_back_for_a_program_that_cannot_restart() {
     let corpus = std::env::var_os("EVENKEEL_RECIPES");
     let corpus = corpus.map_or("../shared/recipes".into(), std::path::PathBuf::from);

@@ -10,7 +10,7 @@ use super::cluster::submit;
 use super::output::{self, say, say_commands};
 use super::plan::text;
 use super::processes::{Asked, DeviceChoice, Processes};
-use super::recipe_args::{RecipeArgs, RecipeOptions};
+use super::recipe_args::{RecipeArgs, RecipeOptions, take_override};
 use super::signals::Signals;
 use super::{
     EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, first_set, is_kubectl_plugin, needs, next_command,
@@ -169,7 +169,8 @@ pub fn again(typed: Vec<String>, out: &Path, procs: Option<u64>) -> anyhow::Resu
 }
 
 /// `typed`: the words after the program's name.
-fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
+fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
+    take_override(&mut args.recipe, &mut args.overrides, &args.command);
     if args.options.nodes.is_none() {
         let per_node = [("--gpus-per-node", args.options.gpus_per_node.is_some())];
         needs(first_set(&per_node).or(args.cluster.flag()), "--nodes")?;
@@ -184,7 +185,7 @@ fn run_typed(args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         options: args.options.clone(),
         overrides: args.overrides.clone(),
     };
-    let alone = match args.recipe {
+    let alone = match &args.recipe {
         Some(_) => None,
         None => Some(launchers::split(&args.command)?),
     };

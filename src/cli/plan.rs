@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::cluster::ClusterArgs;
 use super::output::{self, Format};
 use super::processes::{Asked, DeviceChoice};
-use super::recipe_args::{RecipeOptions, TrainerChoice};
+use super::recipe_args::{RecipeOptions, TrainerChoice, take_override};
 use super::{EXIT_REFUSED, first_set, needs, render, unread};
 use crate::api::NVIDIA_GPU;
 use crate::client;
@@ -187,17 +187,7 @@ struct Unreadable {
 }
 
 pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
-    // A command may hold the whole job, so the first argument may be an override.
-    let overrides = |recipe: &mut PathBuf| {
-        let text = recipe.to_str().filter(|text| text.contains('='));
-        text.is_some() && !recipe.exists()
-    };
-    if !args.command.is_empty()
-        && let Some(first) = args.recipe.take_if(overrides)
-    {
-        let first = first.to_string_lossy().into_owned();
-        args.overrides.insert(0, first);
-    }
+    take_override(&mut args.recipe, &mut args.overrides, &args.command);
     let path = args.recipe.clone().unwrap_or_default();
     let read = match &args.model {
         Some(model) => estimate::recipe(model, args.recipe.as_deref(), &args.overrides)?,

@@ -28,6 +28,23 @@ pub struct RecipeArgs {
 /// The file that `-` means.
 pub const STANDARD_INPUT: &str = "/dev/stdin";
 
+/// A command may contain the whole job, so that the first argument is an override.
+pub fn take_override(
+    recipe: &mut Option<PathBuf>,
+    overrides: &mut Vec<String>,
+    command: &[String],
+) {
+    let is_override = |first: &mut PathBuf| {
+        let text = first.to_str().filter(|text| text.contains('='));
+        text.is_some() && !first.exists()
+    };
+    if !command.is_empty()
+        && let Some(first) = recipe.take_if(is_override)
+    {
+        overrides.insert(0, first.to_string_lossy().into_owned());
+    }
+}
+
 impl RecipeArgs {
     /// Reads the recipe with all command-line settings.
     pub fn read(&self) -> Result<Recipe, ReadError> {
