@@ -87,14 +87,23 @@ pub fn after_refusal(
     let is_external = recipe.spec.trainer.is_external();
     let own_trainer = || {
         let command = shell::join(typed.own());
-        format!("{command} -- {}", program(recipe, typed.overrides))
+        // That dialect's program cannot continue from its checkpoints, so its launch is refused.
+        let is_refused = recipe.dialect == Dialect::Dpo;
+        (!is_refused).then(|| format!("{command} -- {}", program(recipe, typed.overrides)))
     };
+    if recipe.spec.parallel.one_process
+        && let [only] = errors.as_slice()
+        && only.rule == "trainer-parallelism"
+    {
+        let distributed = format!("{}=false", recipe.key("parallel.one_process"));
+        return vec![typed.with(&[], &[distributed])];
+    }
     if !is_external
         && errors
             .iter()
             .any(|error| error.rule.starts_with("trainer-"))
     {
-        return vec![own_trainer()];
+        return Vec::from_iter(own_trainer());
     }
     let of_world = ["batch-divisible", "sequence-too-long"];
     let known = |error: &&Diagnostic| {
@@ -109,7 +118,10 @@ pub fn after_refusal(
         .iter()
         .any(|error| MEMORY.contains(&error.rule.as_str()))
     {
-        return smaller(recipe, typed, &own_trainer());
+        return smaller(recipe, typed, own_trainer());
+    }
+    if has("model-missing") && recipe.spec.model.path.is_none() {
+        return Vec::new();
     }
     let is_absent = |path: &str| match path {
         "model.path" => has("model-missing") || has("tokenizer-missing"),
@@ -144,7 +156,7 @@ pub fn after_refusal(
 }
 
 /// What trains a recipe that is too large for this machine.
-fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: &str) -> Vec<String> {
+fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: Option<String>) -> Vec<String> {
     let cluster = ["--nodes", "2", "--gpus-per-node", "8"].map(str::to_owned);
     // The model and the length of docs/your-recipe.md.
     let tiny = [
@@ -163,8 +175,8 @@ fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: &str) -> Vec<String>
         .iter()
         .map(|(path, value)| format!("{}={value}", key(path)))
         .collect();
-    vec![
-        format!("{own_trainer}   # your own trainer"),
+    let own = own_trainer.map(|command| format!("{command}   # your own trainer"));
+    let others = [
         format!("{}   # the nodes of a cluster", typed.with(&cluster, &[])),
         // `$EVENKEEL` is for the shell.
         format!(
@@ -172,7 +184,8 @@ fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: &str) -> Vec<String>
             typed.with(&[], &[]),
             tiny.join(" ")
         ),
-    ]
+    ];
+    own.into_iter().chain(others).collect()
 }
 
 /// The commands that download a recipe's model and data, and the overrides that name their folders. `is_absent`: of which
@@ -376,6 +389,21 @@ mod tests {
         evenkeel launch recipe.yaml --nodes 2 --gpus-per-node 8   # the nodes of a cluster
         evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96   # in small, with a model of the project in `EVENKEEL`
         ");
+    }
+
+    #[test]
+    fn a_program_of_one_process_is_distributed() {
+        let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 16}\n  parallel: {one_process: true}\n";
+        assert_eq!(
+            next(native, &["trainer-parallelism"]),
+            ["evenkeel launch recipe.yaml --procs 3 parallel.one_process=false"]
+        );
+    }
+
+    #[test]
+    fn no_download_helps_where_no_model_is_named() {
+        let sft = "per_device_train_batch_size: 4\nnum_train_epochs: 1\ndataset_name: acme/chats\n";
+        assert_eq!(next(sft, &["model-missing", "data-missing"]), [""; 0]);
     }
 
     #[test]

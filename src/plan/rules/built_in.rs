@@ -109,6 +109,20 @@ fn trainer_parallelism(case: &Case<'_>, findings: &mut Findings<'_>) {
             );
         }
     }
+    let ranks = case.request.gpus;
+    if case.spec().parallel.one_process && ranks > 1 {
+        findings.at(
+            &["parallel.one_process"],
+            format!(
+                "upstream drives all devices from one process, and {ranks} ranks of the built-in trainer would share no \
+                 work"
+            ),
+            format!(
+                "distribute the same global batch over the ranks: {}",
+                case.set("parallel.one_process", "false")
+            ),
+        );
+    }
 }
 
 const TRAINER_WEIGHTS: Rule = Rule {
@@ -341,7 +355,7 @@ fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::rules::testing::{launched, only, recipe, reported};
+    use crate::plan::rules::testing::{launch, launched, only, recipe, reported};
     use crate::plan::{DeviceKind, PlanRequest, Runner};
     use crate::recipe::Severity::Error;
     use crate::recipe::schema::spec::{Objective, Precision, Strategy};
@@ -375,6 +389,23 @@ mod tests {
         recipe.spec.parallel.tensor = 2;
         recipe.spec.parallel.context = 2;
         assert_eq!(launched("trainer-parallelism", &recipe).len(), 2);
+    }
+
+    #[test]
+    fn a_program_of_one_process_is_refused_for_several_ranks() {
+        let mut recipe = recipe();
+        recipe.spec.parallel.one_process = true;
+        assert!(launched("trainer-parallelism", &recipe).is_empty());
+        let two = PlanRequest {
+            gpus: 2,
+            ..launch()
+        };
+        let found = only("trainer-parallelism", &recipe, &two);
+        assert_eq!(found.len(), 1);
+        assert!(
+            found[0].help.contains("parallel.one_process=false"),
+            "{found:?}"
+        );
     }
 
     #[test]
