@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 
 use super::{Event, StepRecord};
+use crate::util::wrap;
 use line::Line;
 use progress::Progress;
 use terminal::Terminal;
@@ -54,6 +55,8 @@ pub struct Display {
     prepared: BTreeSet<String>,
     /// Time of the last step that [`Sink::Plain`] printed.
     printed: Option<f64>,
+    /// Columns of lines. `None`: unlimited.
+    width: Option<usize>,
 }
 
 enum Sink {
@@ -67,13 +70,18 @@ enum Sink {
 impl Display {
     /// Shows events on standard output (standard error for [`Mode::Quiet`]).
     pub fn new(mode: Mode) -> Display {
-        Display::on(match mode {
+        let mut display = Display::on(match mode {
             Mode::Terminal => Sink::Terminal(Terminal::stdout()),
             Mode::Plain => Sink::Plain(Box::new(anstream::stdout())),
             Mode::JsonLines => Sink::JsonLines(Box::new(io::stdout())),
             Mode::Quiet => Sink::Quiet(Box::new(anstream::stderr())),
             Mode::QuietJsonLines => Sink::QuietJsonLines(Box::new(io::stdout())),
-        })
+        });
+        display.width = match mode {
+            Mode::Quiet => wrap::columns(io::stderr()),
+            _ => wrap::columns(io::stdout()),
+        };
+        display
     }
 
     fn on(sink: Sink) -> Display {
@@ -82,6 +90,7 @@ impl Display {
             progress: Progress::default(),
             prepared: BTreeSet::new(),
             printed: None,
+            width: None,
         }
     }
 
@@ -100,7 +109,7 @@ impl Display {
                     _ => true,
                 };
                 if wanted {
-                    write(out, Line::of(event, &self.progress).plain());
+                    write(out, shown(&Line::of(event, &self.progress), self.width));
                 }
             }
             Sink::JsonLines(out) => write_json(out, event),
@@ -112,7 +121,7 @@ impl Display {
             Sink::Quiet(out) => {
                 let line = Line::of(event, &self.progress);
                 if line.is_for_quiet() {
-                    write(out, line.plain());
+                    write(out, shown(&line, self.width));
                 }
             }
         }
@@ -127,6 +136,10 @@ fn step_is_due(printed: &mut Option<f64>, step: &StepRecord, progress: &Progress
         *printed = Some(step.time);
     }
     due
+}
+
+fn shown(line: &Line, width: Option<usize>) -> String {
+    width.map_or_else(|| line.plain(), |width| line.wrapped(width))
 }
 
 fn write_json(out: &mut (impl Write + ?Sized), event: &Event) {

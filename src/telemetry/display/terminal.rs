@@ -9,6 +9,7 @@ use super::line::{self, BETWEEN, Line};
 use super::progress::Progress;
 use crate::telemetry::Event;
 use crate::telemetry::human::count;
+use crate::util::wrap;
 
 /// Period of the spinner, which shows that a long step is alive.
 const TICK: Duration = Duration::from_millis(150);
@@ -142,7 +143,5 @@ fn fitting(parts: &[String], available: usize) -> String {
 
 /// Width of the terminal, in columns.
 fn columns() -> usize {
-    rustix::termios::tcgetwinsize(std::io::stdout())
-        .map_or(80, |size| usize::from(size.ws_col))
-        .max(20)
+    wrap::columns(std::io::stdout()).unwrap_or(80).max(20)
 }
