@@ -2,6 +2,7 @@
 //! start the user's program or a cluster's job run with `--dry-run`. Those that cannot run here are listed with the reason.
 //! Formulas on all pages are calculated.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -358,6 +359,7 @@ fn every_command_of_the_first_pages_runs_as_printed() {
     };
     let mut used = [vec![false; NOT_RUN.len()], vec![false; PARSED.len()]];
     let mut wrong = Vec::new();
+    let mut seen = BTreeSet::new();
     let mut ran = 0;
     for page in PAGES {
         for Line {
@@ -365,6 +367,11 @@ fn every_command_of_the_first_pages_runs_as_printed() {
             folder,
         } in commands(page)
         {
+            // Several pages have the same small training.
+            let typed = command.split(" # ").next().unwrap().to_owned();
+            if !seen.insert((folder.clone(), typed)) {
+                continue;
+            }
             if let Some(row) = listed(NOT_RUN, &command) {
                 used[0][row] = true;
                 continue;
@@ -397,7 +404,7 @@ fn every_command_of_the_first_pages_runs_as_printed() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    assert!(ran > 45, "{ran} commands");
+    assert!(ran > 40, "{ran} commands");
     for (rows, used) in [NOT_RUN, PARSED].iter().zip(&used) {
         let unused = rows.iter().zip(used).filter(|(_, used)| !**used);
         let unused: Vec<&str> = unused.map(|((begin, _), _)| *begin).collect();
