@@ -36,7 +36,7 @@ pub fn visible(text: &str) -> usize {
 }
 
 /// The text in lines of at most `width` columns. A longer line continues below its last column, or indented. Code
-/// in backticks stays on one line if a line has room for it. Source lines of diagnostics stay as they are.
+/// in backticks stays on one line if a line has room for it. Source lines of diagnostics are not broken.
 pub fn fit(text: &str, width: usize) -> String {
     let mut fitted = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -203,7 +203,7 @@ fn broken(line: &str, width: usize) -> String {
     let mut column = 0;
     for word in &parts {
         let after = column + word.spaces + visible(word.text);
-        // At the beginning of a line, another break would give no room.
+        // At the beginning of a line, another break would gain nothing.
         let is_first = column == 0 || column + word.spaces <= hang;
         if after <= width || is_first {
             text += &" ".repeat(word.spaces);
