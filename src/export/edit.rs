@@ -73,6 +73,9 @@ impl Syntax {
                 .and_then(|root| replaced(text, root, path, new)),
             root.as_ref()
                 .and_then(|root| inserted(text, root, path, new, beside)),
+            // Where `beside` is merged from elsewhere.
+            root.as_ref()
+                .and_then(|root| inserted(text, root, path, new, "")),
         ];
         let mut edits = edits.into_iter().flatten();
         edits
@@ -269,9 +272,24 @@ fn in_braces(
     value: &str,
 ) -> Option<String> {
     let open = parent.span.start + 1;
-    let Some((first, last)) = entries.first().zip(entries.last()) else {
-        return Some(splice(text, open, open, &format!("\"{name}\": {value}")));
+    // Merged keys are in another mapping.
+    let braces = parent.span.start..parent.span.end;
+    let mut own = entries
+        .iter()
+        .filter(|entry| braces.contains(&entry.name_span.start));
+    let Some(first) = own.next() else {
+        let (place, comma) = match entries {
+            [] => (open, ""),
+            _ => (braces.end.checked_sub(1)?, ", "),
+        };
+        return Some(splice(
+            text,
+            place,
+            place,
+            &format!("{comma}\"{name}\": {value}"),
+        ));
     };
+    let last = own.next_back().unwrap_or(first);
     let quoted = text.get(first.name_span.start..)?.starts_with('"');
     let name = if quoted {
         format!("\"{name}\"")
@@ -336,6 +354,7 @@ mod tests {
             ("a:\nb: 1\n", "a", "a: 8\nb: 1\n"),
             ("a: # empty\nb: 1\n", "a", "a: 8 # empty\nb: 1\n"),
             ("\"a\" : 16\n", "a", "\"a\" : 8\n"),
+            ("b: &n 16\na: *n # why\n", "a", "b: &n 16\na: 8 # why\n"),
         ] {
             assert_eq!(edited(before, path, "8"), after);
         }
@@ -364,6 +383,26 @@ mod tests {
             ),
         ] {
             assert_eq!(edited(before, path, "8"), after);
+        }
+    }
+
+    #[test]
+    fn a_merged_key_is_set_where_it_is_merged() {
+        let base = "x: &b {a: 16, per_device_batch_size: 2}\n";
+        for (before, path, after) in [
+            (
+                "y:\n  <<: *b\n  z: 1\n",
+                "y.a",
+                "y:\n  <<: *b\n  z: 1\n  a: 8\n",
+            ),
+            ("y: {<<: *b, z: 1}\n", "y.a", "y: {<<: *b, z: 1, a: 8}\n"),
+            ("y: {<<: *b}\n", "y.a", "y: {<<: *b, \"a\": 8}\n"),
+            ("<<: *b\nz: 1\n", "a", "<<: *b\nz: 1\na: 8\n"),
+        ] {
+            assert_eq!(
+                edited(&format!("{base}{before}"), path, "8"),
+                format!("{base}{after}")
+            );
         }
     }
 

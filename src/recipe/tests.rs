@@ -565,3 +565,36 @@ fn a_missing_file_is_an_error_that_names_it() {
         "{text}"
     );
 }
+
+#[test]
+fn recipes_and_configs_may_repeat_values_by_anchors() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let trl = "model_name_or_path: a/b\nper_device_train_batch_size: &size 4\n\
+               per_device_eval_batch_size: *size\ngradient_accumulation_steps: 2\n\
+               gradient_checkpointing_kwargs: &flags {use_reentrant: false}\n\
+               model_init_kwargs: {<<: *flags, use_cache: false}\neval_strategy: steps\neval_steps: 5\n";
+    let recipe = read_for(&write("sft.yaml", trl), Some("8"), &[]).unwrap();
+    let batch = &recipe.spec.batch;
+    assert_eq!(
+        (batch.per_device_batch_size, batch.accumulation),
+        (Some(4), Some(2))
+    );
+    assert_eq!(recipe.spec.evaluation.per_device_batch_size, Some(4));
+    let config = "distributed_type: DEEPSPEED\nnum_machines: &one 1\nmachine_rank: 0\nnum_processes: &gpus 8\n\
+                  mixed_precision: bf16\ndeepspeed_config:\n  <<: {zero_stage: 3}\n  \
+                  gradient_accumulation_steps: *one\n";
+    let recipe = read_for(&write("accelerate.yaml", config), None, &[]).unwrap();
+    assert_eq!(recipe.spec.batch.gpus, Some(8));
+    assert_eq!(recipe.spec.batch.accumulation, Some(1));
+    let wrong = trl.replace("&size 4", "&size many");
+    let refused = read_for(&write("wrong.yaml", &wrong), Some("8"), &[]).unwrap_err();
+    let places = refused.errors().filter_map(|found| found.span);
+    let places: Vec<_> = places.map(|span| (span.line, span.column)).collect();
+    // At the anchor and at its alias.
+    assert_eq!(places, [(2, 36), (3, 29)]);
+}

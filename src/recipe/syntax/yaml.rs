@@ -1,8 +1,12 @@
 //! YAML (and its subset JSON) to a [`Node`] tree with positions.
 //!
 //! Only this module uses the parser: `granit-parser` gives events with byte offsets. This module
-//! builds a tree from them and reports duplicate keys. Aliases, merges (`<<`) and tags are refused.
-//! Hostile input ends in a diagnostic: size, depth and the number of values are bounded.
+//! builds a tree from them and reports duplicate keys. Aliases and merges (`<<`) are expanded as PyYAML does it;
+//! tags are refused. Hostile input ends in a diagnostic: size, depth and the number of values are bounded, also
+//! after expansion.
+//!
+//! The value of an alias has the place of the alias. What is inside it, and merged keys, have their places below the
+//! anchor, where their text is.
 
 use std::collections::HashMap;
 use std::collections::hash_map;
@@ -13,11 +17,11 @@ use super::diagnostic::Diagnostic;
 use super::node::{Entry, Node, Value};
 use super::source::{FileId, Span};
 
-/// The largest accepted file, bytes.
+/// The largest accepted file, bytes. Messages state it as 1 MiB.
 pub const MAX_BYTES: usize = 1 << 20;
 /// The deepest nesting of lists and mappings.
 pub const MAX_DEPTH: usize = 64;
-/// The most values and keys of a file.
+/// The most values and keys of a file, with those that aliases repeat.
 pub const MAX_NODES: usize = 100_000;
 /// The most bytes of all files of a recipe.
 pub const MAX_TEXT: usize = 8 << 20;
@@ -48,11 +52,11 @@ fn parse_with_quotes(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<(Node, Vec<(usize, usize)>)> {
     let message = if text.len() > MAX_BYTES {
-        let bytes = text.len();
-        format!("the file has {bytes} bytes, the limit is {MAX_BYTES}")
+        "the file is larger than 1 MiB".to_owned()
     } else {
         let options = granit_parser::options! {
             emit_comments: false,
+            emit_anchor_events: true,
             block_nesting_limit: MAX_DEPTH,
             flow_nesting_limit: MAX_DEPTH,
         };
@@ -61,6 +65,9 @@ fn parse_with_quotes(
             file,
             parser: Parser::new_from_str_with_options(text, options),
             nodes: 0,
+            repeated: 0,
+            anchors: HashMap::new(),
+            first_lines: HashMap::new(),
             quoted: Vec::new(),
             diagnostics,
         };
@@ -99,6 +106,12 @@ struct Builder<'t, 'd> {
     file: FileId,
     parser: Parser<'t, StrInput<'t>>,
     nodes: usize,
+    /// The bytes of text that anchors and aliases repeat.
+    repeated: usize,
+    /// The values of anchors by the parser's number; `None` until the value is complete.
+    anchors: HashMap<usize, Option<Node>>,
+    /// The line on which each name of an anchor is given.
+    first_lines: HashMap<String, u32>,
     /// The byte ranges of scalars that are quoted or blocks.
     quoted: Vec<(usize, usize)>,
     diagnostics: &'d mut Vec<Diagnostic>,
@@ -126,13 +139,41 @@ impl<'t> Builder<'t, '_> {
     }
 
     fn next(&mut self) -> Result<(Event<'t>, Span), Problem> {
-        match self.parser.next() {
-            Some(Ok((event, span))) => Ok((event, self.span(span))),
-            Some(Err(error)) => Err(self.syntax(&error)),
-            None => {
-                let end = Span::of(self.text, self.text.len()..self.text.len(), self.file);
-                Err(problem(end, "the file is not complete", "check its end"))
+        loop {
+            match self.parser.next() {
+                Some(Ok((Event::Anchor(_, name), span))) => {
+                    let span = self.span(span);
+                    self.name_anchor(&name, span)?;
+                }
+                Some(Ok((event, span))) => return Ok((event, self.span(span))),
+                Some(Err(error)) => return Err(self.syntax(&error)),
+                None => {
+                    let end = Span::of(self.text, self.text.len()..self.text.len(), self.file);
+                    return Err(problem(end, "the file is not complete", "check its end"));
+                }
             }
+        }
+    }
+
+    /// Refuses the names of anchors that PyYAML refuses.
+    fn name_anchor(&mut self, name: &str, span: Span) -> Result<(), Problem> {
+        let is_read = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if !name.chars().all(is_read) {
+            return Err(problem(
+                span,
+                format!(
+                    "the anchor `&{name}` has a character that PyYAML, upstream's parser, refuses"
+                ),
+                "use letters, digits, `-` and `_`; put text that begins with `&` in quotes",
+            ));
+        }
+        match self.first_lines.insert(name.to_owned(), span.line) {
+            None => Ok(()),
+            Some(line) => Err(problem(
+                span,
+                format!("the anchor `&{name}` is given twice, first on line {line}"),
+                "rename one of them, and its aliases",
+            )),
         }
     }
 
@@ -151,7 +192,7 @@ impl<'t> Builder<'t, '_> {
         let span = self.span(granit_parser::Span::empty(*error.marker()));
         match error.kind() {
             ErrorKind::RecursionLimitExceeded => return too_deep(span),
-            ErrorKind::UnknownAnchor => return self.alias(span),
+            ErrorKind::UnknownAnchor => return self.unknown_alias(span),
             _ => {}
         }
         let line = self.text.lines().nth(span.line.saturating_sub(1) as usize);
@@ -164,15 +205,48 @@ impl<'t> Builder<'t, '_> {
         problem(span, error.kind().to_string(), help)
     }
 
-    fn alias(&self, span: Span) -> Problem {
-        let rest = self.text.get(span.start..).unwrap_or_default();
+    /// The name of the alias at a place.
+    fn alias_name(&self, span: Span) -> String {
+        let rest = self.text.get(span.start + 1..).unwrap_or_default();
         let inside = |c: &char| !c.is_whitespace() && !",]}".contains(*c);
-        let name: String = rest.chars().take(40).take_while(inside).collect();
+        rest.chars().take(40).take_while(inside).collect()
+    }
+
+    fn unknown_alias(&self, span: Span) -> Problem {
+        let name = self.alias_name(span);
         problem(
             span,
-            format!("the alias `{name}` is not supported"),
-            "write the value out; put text that begins with `*` in quotes",
+            format!("the alias `*{name}` has no anchor `&{name}` before it"),
+            "add the anchor, or write the value out; put text that begins with `*` in quotes",
         )
+    }
+
+    /// A copy of the value of an anchor, at the place of its alias inside `depth` collections.
+    fn alias(&mut self, anchor: usize, span: Span, depth: usize) -> Result<Node, Problem> {
+        let mut node = match self.anchors.get(&anchor) {
+            Some(Some(node)) => {
+                let size = Size::of(node);
+                if depth + size.depth > MAX_DEPTH {
+                    return Err(too_deep(span));
+                }
+                // The copy is made only if there is room for it.
+                count_copy(&mut self.nodes, &mut self.repeated, size, span)?;
+                node.clone()
+            }
+            Some(None) => {
+                let name = self.alias_name(span);
+                return Err(problem(
+                    span,
+                    format!(
+                        "the alias `*{name}` is inside the value of its anchor `&{name}`, which would have no end"
+                    ),
+                    "write out the value that is meant",
+                ));
+            }
+            None => return Err(self.unknown_alias(span)),
+        };
+        node.span = span;
+        Ok(node)
     }
 
     /// The value that begins with an event, inside `depth` collections.
@@ -185,11 +259,12 @@ impl<'t> Builder<'t, '_> {
                 "check that this is the right file",
             ));
         }
-        let tag = match &event {
-            Event::Scalar(.., tag)
-            | Event::SequenceStart(.., tag)
-            | Event::MappingStart(.., tag) => tag,
-            Event::Alias(_) | Event::UnresolvedAlias(_) => return Err(self.alias(span)),
+        let (anchor, tag) = match &event {
+            Event::Scalar(.., anchor, tag)
+            | Event::SequenceStart(.., anchor, tag)
+            | Event::MappingStart(.., anchor, tag) => (*anchor, tag),
+            Event::Alias(anchor) => return self.alias(*anchor, span, depth),
+            Event::UnresolvedAlias(_) => return Err(self.unknown_alias(span)),
             _ => return Err(problem(span, "a value is missing", "write one, or `null`")),
         };
         if let Some(tag) = tag {
@@ -199,6 +274,18 @@ impl<'t> Builder<'t, '_> {
                 "remove the tag, and write the value so that it needs none",
             ));
         }
+        if anchor == 0 {
+            return self.content(event, span, depth);
+        }
+        self.anchors.insert(anchor, None);
+        let node = self.content(event, span, depth)?;
+        count_copy(&mut self.nodes, &mut self.repeated, Size::of(&node), span)?;
+        self.anchors.insert(anchor, Some(node.clone()));
+        Ok(node)
+    }
+
+    /// The scalar, list or mapping that begins with an event, inside `depth` collections.
+    fn content(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node, Problem> {
         if let Event::Scalar(text, style, ..) = event {
             let plain = style == ScalarStyle::Plain;
             if !plain {
@@ -226,12 +313,13 @@ impl<'t> Builder<'t, '_> {
     fn mapping(&mut self, span: Span, depth: usize) -> Result<Node, Problem> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut positions = HashMap::new();
+        let mut merged: Vec<Entry> = Vec::new();
         loop {
             let (event, at) = self.next()?;
             if event == Event::MappingEnd {
                 let mut mapping = Node::mapping(span);
                 mapping.span.end = at.end.max(span.end);
-                mapping.value = Value::Mapping(entries);
+                mapping.value = Value::Mapping(last_of_each(merged, entries));
                 return Ok(mapping);
             }
             let key = self.node(event, at, depth + 1)?;
@@ -244,11 +332,9 @@ impl<'t> Builder<'t, '_> {
                 ));
             };
             if name.plain && name.text == "<<" {
-                return Err(problem(
-                    key.span,
-                    "a merge (`<<`) is not supported",
-                    "write the merged keys out",
-                ));
+                let (event, at) = self.next()?;
+                merged.extend(merged_entries(self.node(event, at, depth + 1)?)?);
+                continue;
             }
             let (event, at) = self.next()?;
             let entry = Entry {
@@ -269,6 +355,122 @@ impl<'t> Builder<'t, '_> {
             }
         }
     }
+}
+
+/// What a copy of a value takes.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    /// Values, with the keys of mappings.
+    nodes: usize,
+    /// Bytes of values and keys.
+    bytes: usize,
+    /// Levels of lists and mappings.
+    depth: usize,
+}
+
+impl Size {
+    fn of(node: &Node) -> Size {
+        let mut size = Size {
+            nodes: 1,
+            bytes: 0,
+            depth: 0,
+        };
+        match &node.value {
+            Value::Scalar(scalar) => size.bytes = scalar.text.len(),
+            Value::Sequence(items) => {
+                size.depth = 1;
+                for item in items {
+                    size.add(Size::of(item));
+                }
+            }
+            Value::Mapping(entries) => {
+                size.depth = 1;
+                for entry in entries {
+                    size.nodes += 1;
+                    size.bytes += entry.name.len();
+                    size.add(Size::of(&entry.value));
+                }
+            }
+        }
+        size
+    }
+
+    fn add(&mut self, below: Size) {
+        self.nodes += below.nodes;
+        self.bytes += below.bytes;
+        self.depth = self.depth.max(below.depth + 1);
+    }
+}
+
+/// Counts a copy for an anchor or an alias, and refuses one over the limits of a file. `nodes`, `repeated`: the values and the
+/// bytes so far.
+fn count_copy(
+    nodes: &mut usize,
+    repeated: &mut usize,
+    size: Size,
+    span: Span,
+) -> Result<(), Problem> {
+    *nodes += size.nodes;
+    *repeated += size.bytes;
+    if *nodes <= MAX_NODES && *repeated <= MAX_BYTES {
+        return Ok(());
+    }
+    Err(problem(
+        span,
+        format!(
+            "with what its anchors and aliases repeat the file has more than {MAX_NODES} values or 1 MiB"
+        ),
+        "check that this is the right file",
+    ))
+}
+
+/// The entries that the value of a merge (`<<`) adds: the last of a key counts.
+///
+/// Source: PyYAML 6.0.3 `constructor.py` (`flatten_mapping`). The first mapping of a list has precedence.
+fn merged_entries(node: Node) -> Result<Vec<Entry>, Problem> {
+    let refused = |node: &Node, inside: &str| {
+        problem(
+            node.span,
+            format!(
+                "a merge (`<<`) takes a mapping or a list of mappings, {inside}{}",
+                node.kind()
+            ),
+            "give an alias of a mapping, `<<: *name`, or put `<<` in quotes",
+        )
+    };
+    match node.value {
+        Value::Mapping(entries) => Ok(entries),
+        Value::Sequence(items) => {
+            let mut merged = Vec::new();
+            for item in items.into_iter().rev() {
+                match item.value {
+                    Value::Mapping(entries) => merged.extend(entries),
+                    _ => return Err(refused(&item, "an item of this list is ")),
+                }
+            }
+            Ok(merged)
+        }
+        Value::Scalar(_) => Err(refused(&node, "this is ")),
+    }
+}
+
+/// The entries of a mapping after those that are merged into it: a key is where it is first, with its last value.
+fn last_of_each(merged: Vec<Entry>, own: Vec<Entry>) -> Vec<Entry> {
+    if merged.is_empty() {
+        return own;
+    }
+    let mut positions = HashMap::new();
+    let mut entries: Vec<Entry> = Vec::new();
+    for entry in merged.into_iter().chain(own) {
+        match positions.entry(entry.name.clone()) {
+            hash_map::Entry::Vacant(position) => {
+                position.insert(entries.len());
+                entries.push(entry);
+            }
+            hash_map::Entry::Occupied(position) => entries[*position.get()] = entry,
+        }
+    }
+    entries
 }
 
 /// A duplicate key: upstream loaders silently take the last, so a contradiction is refused.
