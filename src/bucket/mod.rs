@@ -31,6 +31,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
 
+use crate::util::format::bytes;
 use crate::util::{priority, tls};
 
 pub use access::Environment;
@@ -281,7 +282,7 @@ impl Bucket {
         let get = async {
             let found = self.store.get(&path).await?;
             if found.meta.size > SMALL {
-                return Ok(Err(format!("it has {} bytes", found.meta.size)));
+                return Ok(Err(format!("it has {}", bytes(found.meta.size))));
             }
             found.bytes().await.map(Ok)
         };

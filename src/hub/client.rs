@@ -19,6 +19,7 @@ use super::error::Cause;
 use super::id::{Kind, Repo, is_commit};
 use super::settings::Settings;
 use crate::util::causes::innermost;
+use crate::util::format::bytes;
 use crate::util::shards::is_file_name;
 use crate::util::tls;
 
@@ -303,7 +304,7 @@ impl Client {
         let mut body = Vec::new();
         while let Some(piece) = self.piece(&mut answer).await? {
             if piece.len() > limit - body.len() {
-                let why = format!("it has more than {limit} bytes");
+                let why = format!("it has more than {}", bytes(limit as u64));
                 return Err(Cause::Answer(why).into());
             }
             body.extend_from_slice(&piece);

@@ -14,6 +14,7 @@ use super::error::{Cause, HubError};
 use super::id::{Kind, Repo};
 use super::settings::Settings;
 use crate::util::durable::{self, FileError, free_space};
+use crate::util::format::bytes;
 use crate::util::input::{CONFIG_BYTES, STATE_BYTES};
 use crate::util::shards::{INDEX, Index, WHOLE};
 
@@ -202,7 +203,7 @@ impl<'a> Download<'a> {
             let described = self.client.describe(&self.repo, self.commit(), name);
             let file = run(self.stopped, described)?;
             if limit.is_some_and(|limit| file.bytes > limit) {
-                let why = format!("{name} has {} bytes, which is too large", file.bytes);
+                let why = format!("{name} has {}, which is too large", bytes(file.bytes));
                 return Err(Cause::Answer(why));
             }
             files.push(file);

@@ -333,7 +333,7 @@ mod tests {
                 |reply| proven(reply, "pod", r#"{"ranks": [{"ending": "\u001b[2J"}]}"#),
                 "unknown variant ` [2J`",
             ),
-            (|reply| reply.body(&"0".repeat(70_000)), "65536 bytes"),
+            (|reply| reply.body(&"0".repeat(70_000)), "64.0 KiB"),
             (
                 |reply| write!(reply, "HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n"),
                 "302",
@@ -348,7 +348,7 @@ mod tests {
                         write!(reply, "HTTP/1.1 100 Continue\r\n\r\n")?;
                     }
                 },
-                "larger than 73728 bytes",
+                "larger than 72.0 KiB",
             ),
             (
                 |reply| {

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::format::{bytes, bytes_apart};
 use super::input::{self, STATE_BYTES};
 
 /// Why a file operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file system (or the user's quota on it) is full, or too small for the write.
-    #[error("no space left on the disk of {} while writing {}: {needed} bytes needed{}", directory(path), path.display(), but_free(*free))]
+    #[error("no space left on the disk of {} while writing {}: {}", directory(path), path.display(), needed_of(*needed, *free))]
     NoSpace {
         /// The file or directory that was being written.
         path: PathBuf,
@@ -28,8 +29,8 @@ pub enum FileError {
     /// The file exceeds the limit of this process (`ulimit -f`) or of the file system.
     #[error(
         "{} exceeds the largest allowed file size (ulimit -f, or the largest file of its file \
-         system): {needed} bytes needed; raise the limit, or use another disk",
-        path.display()
+         system): {} needed; raise the limit, or use another disk",
+        path.display(), bytes(*needed)
     )]
     TooLarge {
         /// The file that was being written.
@@ -101,8 +102,15 @@ fn directory(path: &Path) -> String {
     directory_of(path).display().to_string()
 }
 
-fn but_free(free: Option<u64>) -> String {
-    free.map_or_else(String::new, |free| format!(", {free} free"))
+/// What a write needs, and what is free.
+fn needed_of(needed: u64, free: Option<u64>) -> String {
+    match free {
+        Some(free) => {
+            let [needed, free] = bytes_apart(needed, free);
+            format!("{needed} needed, {free} free")
+        }
+        None => format!("{} needed", bytes(needed)),
+    }
 }
 
 fn holder(pid: Option<u32>) -> String {
@@ -313,7 +321,7 @@ mod tests {
         let error = FileError::from_io("write", Path::new("/dev/shm/x"), 12, source).to_string();
         assert!(
             error.starts_with(
-                "no space left on the disk of /dev/shm while writing /dev/shm/x: 12 bytes needed, "
+                "no space left on the disk of /dev/shm while writing /dev/shm/x: 12 B needed, "
             ),
             "{error}"
         );

@@ -30,6 +30,30 @@ pub fn bytes(value: u64) -> String {
     format!("{} {unit}", three_digits(scaled))
 }
 
+/// Two sizes to compare. In bytes if their units would show different sizes alike.
+pub fn bytes_apart(one: u64, other: u64) -> [String; 2] {
+    let shown = [one, other].map(bytes);
+    if one != other && shown[0] == shown[1] {
+        return [one, other].map(|size| format!("{size} B"));
+    }
+    shown
+}
+
+/// A line of another program with units in place of `134217728 bytes`.
+pub fn with_units(line: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once(" bytes") {
+        let text = before.trim_end_matches(|c: char| c.is_ascii_digit());
+        shown += &match before[text.len()..].parse() {
+            Ok(size) => format!("{text}{}", bytes(size)),
+            Err(_) => format!("{before} bytes"),
+        };
+        rest = after;
+    }
+    shown + rest
+}
+
 /// Divides by `base` until the number is small enough for its unit.
 pub fn scale<'a>(value: f64, base: f64, units: &[&'a str]) -> (f64, &'a str) {
     let mut scaled = value;
@@ -100,6 +124,34 @@ mod tests {
                 "16384 PiB"
             ]
         );
+    }
+
+    #[test]
+    fn different_sizes_are_shown_differently() {
+        assert_eq!(bytes_apart(3 << 30, 2 << 30), ["3.00 GiB", "2.00 GiB"]);
+        assert_eq!(bytes_apart(65_537, 65_536), ["65537 B", "65536 B"]);
+        assert_eq!(bytes_apart(2048, 2048), ["2.00 KiB", "2.00 KiB"]);
+    }
+
+    #[test]
+    fn sizes_in_the_lines_of_other_programs_get_units() {
+        for (line, shown) in [
+            (
+                "memory allocation of 134217728 bytes failed",
+                "memory allocation of 128 MiB failed",
+            ),
+            (
+                "you tried to allocate 8589934592 bytes. Error code 12",
+                "you tried to allocate 8.00 GiB. Error code 12",
+            ),
+            ("no bytes, 48 bytes, x8 bytes", "no bytes, 48 B, x8 B"),
+            (
+                "CUDA out of memory. Tried to allocate 2.00 GiB",
+                "CUDA out of memory. Tried to allocate 2.00 GiB",
+            ),
+        ] {
+            assert_eq!(with_units(line), shown);
+        }
     }
 
     #[test]

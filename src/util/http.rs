@@ -22,6 +22,8 @@ use tokio::net::tcp::OwnedReadHalf;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::format::bytes;
+
 /// Largest status line and headers of a response, and size of the read buffer, bytes. hyper's default of
 /// 408 KiB is too much for thousands of connections.
 const HEAD: usize = 8192;
@@ -48,10 +50,10 @@ pub enum HttpError {
     Timeout(&'static str, Duration),
     #[error("the status is {0}, not 200")]
     Status(StatusCode),
-    #[error("the body is larger than {0} bytes")]
+    #[error("the body is larger than {}", bytes(*.0 as u64))]
     TooLarge(usize),
     /// Everything that the server sent, also interim responses and the framing of chunks.
-    #[error("the response, with headers and framing, is larger than {0} bytes")]
+    #[error("the response, with headers and framing, is larger than {}", bytes(*.0 as u64))]
     Excess(usize),
     /// The connection ended, or the response is not valid HTTP.
     #[error("{0}")]
@@ -468,7 +470,7 @@ mod tests {
             let error = get(&server, limited).await.unwrap_err();
             assert!(error.is_response(), "{error}");
             insta::allow_duplicates! {
-                insta::assert_snapshot!(error, @"the response, with headers and framing, is larger than 73728 bytes");
+                insta::assert_snapshot!(error, @"the response, with headers and framing, is larger than 72.0 KiB");
             }
             timeout(LONG, closed.recv()).await.unwrap().unwrap();
             let written = server.written.load(Ordering::Relaxed);

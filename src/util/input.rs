@@ -8,6 +8,8 @@ use std::path::Path;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatfs};
 
+use super::format;
+
 /// The largest config that people write: a model's config.json, a chat template, bytes.
 pub const CONFIG_BYTES: u64 = 4 << 20;
 /// The largest file of state or indices that a program writes, bytes.
@@ -37,7 +39,8 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        let message = format!("it has more than {limit} bytes; check that this is the right file");
+        let limit = format::bytes(limit);
+        let message = format!("it has more than {limit}; check that this is the right file");
         return Err(io::Error::new(ErrorKind::InvalidData, message));
     }
     Ok(bytes)
@@ -146,7 +149,7 @@ mod tests {
         assert_eq!(read(&path, 5).unwrap(), b"12345");
         insta::assert_snapshot!(
             read(&path, 4).unwrap_err(),
-            @"it has more than 4 bytes; check that this is the right file"
+            @"it has more than 4 B; check that this is the right file"
         );
     }
 }

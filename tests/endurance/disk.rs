@@ -84,7 +84,7 @@ fn data_that_do_not_fit_are_refused_and_leave_no_files() {
         message.contains("no space left on the disk of"),
         "{message}"
     );
-    assert!(message.contains("bytes needed"), "{message}");
+    assert!(message.contains(" needed"), "{message}");
     assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0, "{message}");
 
     mount(&disk, "remount,size=64m");
@@ -175,10 +175,10 @@ fn references_that_do_not_fit_are_removed_and_a_resume_computes_them() {
             file.display()
         ),
         format!(
-            "no space left on the disk of {} while writing {}: {} bytes needed",
+            "no space left on the disk of {} while writing {}: {} needed",
             directory.display(),
             file.display(),
-            whole.len()
+            evenkeel::util::format::bytes(whole.len() as u64)
         ),
     ] {
         assert!(message.contains(&expected), "{expected}: {message}");

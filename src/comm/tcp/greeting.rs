@@ -20,6 +20,7 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::util::format::bytes_apart;
 use crate::util::key::{Key, Nonce, Proof};
 
 /// Identity of a rank in the world of its key.
@@ -269,9 +270,9 @@ impl Intake {
         };
         let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
         if length > self.limit {
+            let [size, limit] = bytes_apart(length as u64, self.limit as u64);
             return Err(stranger(format!(
-                "it announced a message of {length} bytes, more than {}",
-                self.limit
+                "it announced a message of {size}, more than {limit}"
             )));
         }
         Ok(HEADER + length - self.bytes.len())
@@ -386,7 +387,7 @@ mod tests {
         let error = intake.read::<Hello>(&bytes[..]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "it announced a message of 4294967295 bytes, more than 4096"
+            "it announced a message of 4.00 GiB, more than 4.00 KiB"
         );
         assert!(intake.bytes.capacity() < 64);
     }

@@ -1,6 +1,7 @@
 //! An exchange: every rank sends a small message to every other rank.
 
 use super::wire::Flow;
+use crate::util::format::bytes_apart;
 
 /// Longest message, in bytes.
 pub(super) const MESSAGE_LIMIT: usize = 64 << 20;
@@ -99,8 +100,9 @@ impl Flow for Messages<'_> {
         bytes.copy_from_slice(length);
         let length = u64::from_le_bytes(bytes);
         if length > MESSAGE_LIMIT as u64 {
+            let [size, limit] = bytes_apart(length, MESSAGE_LIMIT as u64);
             return Err(format!(
-                "rank {rank} announced a message of {length} bytes, more than {MESSAGE_LIMIT}"
+                "rank {rank} announced a message of {size}, more than {limit}"
             ));
         }
         peer.length = length as usize;

@@ -15,6 +15,7 @@ use serde_json::Serializer;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
 use super::answers;
+use crate::util::format;
 
 /// Instructions per conversation; a message takes a few dozen.
 const FUEL: u64 = 1_000_000;
@@ -215,7 +216,8 @@ impl io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > OUTPUT {
             return Err(io::Error::other(format!(
-                "the text is longer than {OUTPUT} bytes"
+                "the text is longer than {}",
+                format::bytes(OUTPUT as u64)
             )));
         }
         self.0.extend_from_slice(bytes);

@@ -10,6 +10,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Value, context};
 
 use super::tokenizer::Tokenizer;
+use crate::util::format::bytes_apart;
 
 /// The template for tokenizers without one, unless the recipe sets one: a header line per message, and the
 /// end-of-sequence token after it.
@@ -85,9 +86,9 @@ impl ChatTemplate {
         let named = recipe.or(tokenizer.chat_template.as_deref());
         let source = named.unwrap_or(PLAIN);
         if source.len() > LONGEST {
+            let [size, limit] = bytes_apart(source.len() as u64, LONGEST as u64);
             return Err(ChatError::Malformed(format!(
-                "it has {} bytes, more than {LONGEST}",
-                source.len()
+                "it has {size}, more than {limit}"
             )));
         }
         let mut environment = environment::environment();

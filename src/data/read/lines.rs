@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::DataError;
 use super::{Content, Document, Documents, SEGMENT};
+use crate::util::format;
 
 /// Longest line or block of text, in bytes; a longer one is a mistake.
 pub(super) const LONGEST: usize = 256 << 20;
@@ -44,7 +45,10 @@ pub(super) fn blocks(name: &Path, file: File) -> Documents {
             if block.text.len() > LONGEST {
                 return Err(DataError::record(
                     &lines.place(block.line),
-                    format!("a block of more than {LONGEST} bytes begins here"),
+                    format!(
+                        "a block of more than {} begins here",
+                        format::bytes(LONGEST as u64)
+                    ),
                     "put blank lines between documents, or set packing=true to read the file as \
                      a stream",
                 ));
@@ -150,7 +154,7 @@ impl Lines {
         if read > LONGEST {
             return Err(DataError::record(
                 &place(),
-                format!("the line is longer than {LONGEST} bytes"),
+                format!("the line is longer than {}", format::bytes(LONGEST as u64)),
                 "break it up, or set the source's format if this is no text",
             ));
         }

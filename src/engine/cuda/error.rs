@@ -1,6 +1,7 @@
 //! Errors of CUDA's libraries.
 
 use super::libraries::Problem;
+use crate::util::format;
 
 /// Why a call to CUDA failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -112,6 +113,6 @@ fn amount(bytes: u64) -> String {
     if bytes == 0 {
         String::new()
     } else {
-        format!("{bytes} bytes for ")
+        format!("{} for ", format::bytes(bytes))
     }
 }

@@ -16,6 +16,7 @@ use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::shell::word::variable;
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{json, toml, yaml};
+use crate::util::format;
 use crate::util::suggest::{did_you_mean, short};
 
 /// The rule of a file that cannot be read at all.
@@ -280,13 +281,13 @@ impl Reading {
                 },
             ),
             Ok(bytes) if bytes.len() > yaml::MAX_BYTES => (
-                format!("has more than {} bytes", yaml::MAX_BYTES),
+                format!("has more than {}", format::bytes(yaml::MAX_BYTES as u64)),
                 "recipes are small: is this the right file?",
             ),
             Ok(bytes) if self.sources.bytes() + bytes.len() > yaml::MAX_TEXT => (
                 format!(
-                    "and the files before it have more than {} bytes",
-                    yaml::MAX_TEXT
+                    "and the files before it have more than {}",
+                    format::bytes(yaml::MAX_TEXT as u64)
                 ),
                 "recipes are small: is this the right file?",
             ),

@@ -73,7 +73,7 @@ fn strangers_are_refused_and_do_not_disturb_the_rendezvous() {
         without_port(&notices),
         [
             "it is not a rank of Evenkeel: it began with `GET / HTTP/1`",
-            "it announced a message of 4294967295 bytes, more than 4096",
+            "it announced a message of 4.00 GiB, more than 4.00 KiB",
             "its greeting is malformed: expected value at line 1 column 2",
         ]
     );

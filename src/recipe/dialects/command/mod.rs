@@ -25,6 +25,7 @@ use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::shell::{self, Form};
 use crate::recipe::syntax::source::{FileId, Span};
+use crate::util::format::bytes_apart;
 use crate::util::suggest::short;
 
 use arguments::Arguments;
@@ -152,13 +153,11 @@ fn refuse_long(text: &str, file: FileId, diagnostics: &mut Vec<Diagnostic>) -> b
     let long = text.len() > MAX_SCRIPT;
     if long {
         let start = Span::of(text, 0..0, file);
+        let [size, limit] = bytes_apart(text.len() as u64, MAX_SCRIPT as u64);
         diagnostics.push(Diagnostic::error(
             "yaml-syntax",
             Some(start),
-            format!(
-                "the script has {} bytes, the limit is {MAX_SCRIPT}",
-                text.len()
-            ),
+            format!("the script has {size}, the limit is {limit}"),
             "give only the command that starts the training",
         ));
     }

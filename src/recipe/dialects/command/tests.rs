@@ -470,7 +470,7 @@ fn scripts_are_bounded() {
     let long = "# x\n".repeat(20_000);
     assert_eq!(
         refused(&long).as_deref(),
-        Some("the script has 80000 bytes, the limit is 65536")
+        Some("the script has 78.1 KiB, the limit is 64.0 KiB")
     );
 }
 
