@@ -1,5 +1,7 @@
 //! What the last lines of a program that failed tell about the failure.
 
+use crate::util::format::with_units;
+
 /// Messages with which PyTorch and CUDA report out-of-memory. transformers and accelerate match the same texts for their
 /// back-off (accelerate 1.15, `utils/memory.py`, `should_reduce_batch_size`).
 const OUT_OF_MEMORY: [&str; 3] = [
@@ -11,14 +13,26 @@ const OUT_OF_MEMORY: [&str; 3] = [
 /// The number of last lines that may name a missing module or a taken port. A program may report an earlier error and continue.
 const LAST: usize = 4;
 
-/// The out-of-memory line in a log tail.
-pub fn out_of_memory(log_tail: &str) -> Option<&str> {
+/// The out-of-memory line in a log tail, with its sizes in units.
+pub fn out_of_memory(log_tail: &str) -> Option<String> {
     let says = |line: &&str| {
         // The message of Rust's allocator before it aborts.
         let rust = line.starts_with("memory allocation of ") && line.ends_with(" bytes failed");
         rust || OUT_OF_MEMORY.iter().any(|words| line.contains(words))
     };
-    log_tail.lines().find(says).map(str::trim)
+    let line = log_tail.lines().find(says)?;
+    Some(with_units(line.trim()))
+}
+
+/// Why a Rust program could not start a thread: there is no memory for its stack, or no process more is allowed.
+pub fn refused_thread(log_tail: &str) -> Option<String> {
+    let mut lines = log_tail.lines();
+    let refused = lines.any(|line| line.starts_with("failed to spawn thread: "));
+    refused.then(|| {
+        "a thread cannot be started; raise the limits of memory (`ulimit -v`) and of processes (`ulimit -u`, or those \
+         of the container)"
+            .to_owned()
+    })
 }
 
 /// The line with which Python says that a module or the program's file is missing: a restart fails again.
@@ -30,12 +44,37 @@ pub fn missing(log_tail: &str) -> Option<&str> {
     lines.filter(|line| !line.is_empty()).take(LAST).find(says)
 }
 
+/// The message for [`missing`].
+pub fn of_missing(line: &str) -> String {
+    match line.starts_with("ModuleNotFoundError") {
+        true => {
+            format!("{line}; install it for the Python of the command, or activate its environment")
+        }
+        false => format!("{line}; correct the path in the command"),
+    }
+}
+
 /// The line that says that a port is taken. A program that chooses its port may meet another program there.
 pub fn taken_port(log_tail: &str) -> Option<&str> {
     let lines = log_tail.lines().map(str::trim).rev();
     let says = |line: &&str| line.to_ascii_lowercase().contains("address already in use");
     // A warning about one address may precede success with another.
     lines.filter(|line| !line.is_empty()).take(LAST).find(says)
+}
+
+/// The message for [`taken_port`]. `rendezvous`: the port that evenkeel chose for the generation.
+pub fn of_taken_port(line: &str, rendezvous: u16) -> String {
+    let rendezvous = rendezvous.to_string();
+    let mut numbers = line.split(|c: char| !c.is_ascii_digit());
+    if numbers.any(|number| number == rendezvous) {
+        return format!(
+            "{line}: another process took the port of the rendezvous, {rendezvous}; the next generation uses another"
+        );
+    }
+    format!(
+        "{line}: the program listens on a port of its own choice; stop the process that has it (`ss -ltnp` lists \
+         them), or listen on MASTER_PORT, which is free in every generation"
+    )
 }
 
 #[cfg(test)]
@@ -55,8 +94,8 @@ mod tests {
             .is_some()
         );
         assert_eq!(out_of_memory("ValueError: out of memory of mine"), None);
-        let rust = "memory allocation of 48 bytes failed";
-        assert_eq!(out_of_memory(&format!("step 1\n{rust}\n")), Some(rust));
+        let rust = "step 1\nmemory allocation of 134217728 bytes failed\n";
+        insta::assert_snapshot!(out_of_memory(rust).unwrap(), @"memory allocation of 128 MiB failed");
     }
 
     #[test]
@@ -68,6 +107,9 @@ mod tests {
         ] {
             assert_eq!(taken_port(&format!("Traceback:\n  {line}\n")), Some(line));
         }
+        let line = "port: 29500, code: -98, message: address already in use";
+        insta::assert_snapshot!(of_taken_port(line, 29500), @"port: 29500, code: -98, message: address already in use: another process took the port of the rendezvous, 29500; the next generation uses another");
+        insta::assert_snapshot!(of_taken_port(line, 2950), @"port: 29500, code: -98, message: address already in use: the program listens on a port of its own choice; stop the process that has it (`ss -ltnp` lists them), or listen on MASTER_PORT, which is free in every generation");
         assert_eq!(
             taken_port("ConnectionRefusedError: [Errno 111] Connection refused"),
             None
@@ -85,6 +127,8 @@ mod tests {
         let file =
             "python3: can't open file '/code/trian.py': [Errno 2] No such file or directory\n";
         assert_eq!(missing(file), Some(file.trim()));
+        insta::assert_snapshot!(of_missing(missing(traceback).unwrap()), @"ModuleNotFoundError: No module named 'trl'; install it for the Python of the command, or activate its environment");
+        insta::assert_snapshot!(of_missing(missing(file).unwrap()), @"python3: can't open file '/code/trian.py': [Errno 2] No such file or directory; correct the path in the command");
         let optional = format!(
             "{traceback}using plain attention\nstep 1\nstep 2\nstep 3\nValueError: loss is nan\n"
         );

@@ -123,14 +123,16 @@ impl Ranks {
             let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
             let external = match &start.external {
                 None => {
-                    thread::spawn(move || watch(child, &log, &reporter));
+                    thread::Builder::new().spawn(move || watch(child, &log, &reporter))?;
                     None
                 }
                 Some(external) => {
                     let drain = external.recipe.spec.trainer.drain_signal;
                     let group = Arc::new(Group::of(&child, program::signal(drain)));
                     let waited = Arc::clone(&group);
-                    thread::spawn(move || wait(child, &waited, &log, &reporter));
+                    let port = start.generation.master.port;
+                    thread::Builder::new()
+                        .spawn(move || wait(child, &waited, &log, port, &reporter))?;
                     Some(group)
                 }
             };
@@ -233,19 +235,27 @@ impl Drop for Ranks {
 
 /// Size limit of a log tail, bytes; a larger one does not fit into a status.
 const LAST: u64 = 2000;
+/// Size limit of a backtrace, bytes. The reason of a failure precedes it.
+const BACKTRACE: u64 = 64 << 10;
+/// Exit code of a Rust program that panics.
+const PANICKED: u8 = 101;
+
+/// The last bytes of a log as text; empty if the log cannot be read.
+fn end_of(log: &Path, bytes: u64) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = input::open(log)?;
+        let start = file.metadata()?.len().saturating_sub(bytes);
+        file.seek(SeekFrom::Start(start))?;
+        let mut end = Vec::new();
+        file.take(2 * bytes).read_to_end(&mut end)?;
+        Ok(end)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
 
 /// The last lines of a log, up to the size limit of a status; empty if the log cannot be read.
 pub fn last_lines(log: &Path) -> String {
-    let read = || -> io::Result<Vec<u8>> {
-        let mut file = input::open(log)?;
-        let start = file.metadata()?.len().saturating_sub(LAST);
-        file.seek(SeekFrom::Start(start))?;
-        let mut end = Vec::new();
-        file.take(2 * LAST).read_to_end(&mut end)?;
-        Ok(end)
-    };
-    let end = read().unwrap_or_default();
-    let text = String::from_utf8_lossy(&end);
+    let text = end_of(log, LAST);
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
@@ -267,19 +277,27 @@ fn watch(mut child: Child, log: &Path, reporter: &Reporter) {
         }
     }
     let ending = ended(&mut child);
+    let words = end_of(log, BACKTRACE);
     // A small allocation that fails aborts the process.
     if ending == Ending::Signal(Signal::ABORT.as_raw())
-        && let Some(message) = failure_causes::out_of_memory(&last_lines(log))
+        && let Some(message) = failure_causes::out_of_memory(&words)
     {
-        let message = message.to_owned();
         reporter.report(Report::OutOfMemory { message });
+    } else if ending == Ending::Code(PANICKED)
+        && let Some(message) = failure_causes::refused_thread(&words)
+    {
+        // A thread takes the same memory in every micro-batch.
+        reporter.report(Report::Failed {
+            message,
+            deterministic: true,
+        });
     }
     reporter.send(News::Exited(ending));
 }
 
 /// Waits for an external trainer. It sends no reports: once started it counts as part of the world,
-/// and every exit after the drain signal counts as drained.
-fn wait(child: Child, group: &Group, log: &Path, reporter: &Reporter) {
+/// and every exit after the drain signal counts as drained. `port`: that of the rendezvous.
+fn wait(child: Child, group: &Group, log: &Path, port: u16, reporter: &Reporter) {
     if !reporter.report(Report::Ready) {
         return;
     }
@@ -293,22 +311,21 @@ fn wait(child: Child, group: &Group, log: &Path, reporter: &Reporter) {
     let words = last_lines(log);
     let out_of_memory = failure_causes::out_of_memory(&words);
     if let Some(message) = match ending {
-        Ending::Code(exit::OUT_OF_MEMORY) => Some(out_of_memory.unwrap_or("exit code 76")),
+        Ending::Code(exit::OUT_OF_MEMORY) => {
+            Some(out_of_memory.unwrap_or_else(|| "exit code 76".to_owned()))
+        }
         Ending::Code(exit::FINISHED | exit::DRAINED) | Ending::Unrequested => None,
         _ => out_of_memory,
     } {
-        let message = message.to_owned();
         reporter.report(Report::OutOfMemory { message });
     } else if let (Ending::Code(1..=2), Some(message)) = (ending, failure_causes::missing(&words)) {
+        let message = failure_causes::of_missing(message);
         reporter.report(Report::Failed {
-            message: message.to_owned(),
+            message,
             deterministic: true,
         });
     } else if let (Ending::Code(1), Some(message)) = (ending, failure_causes::taken_port(&words)) {
-        let message = format!(
-            "{message}: the program listens on a port of its own choice; MASTER_PORT names one that is free in every \
-             generation"
-        );
+        let message = failure_causes::of_taken_port(message, port);
         reporter.report(Report::Failed {
             message,
             deterministic: false,
@@ -390,6 +407,56 @@ mod tests {
 
     use super::*;
 
+    /// What is reported of a built-in rank that ends by a shell command, with these lines before a backtrace in its log.
+    fn watched(line: &str, end: &str) -> Vec<News> {
+        let mut log = tempfile::NamedTempFile::new().unwrap();
+        let frames = "  12: evenkeel::train::rank::live\n".repeat(500);
+        write!(log, "{line}\nstack backtrace:\n{frames}").unwrap();
+        let child = Command::new("sh")
+            .args(["-c", end])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (events, received) = channel();
+        let reporter = Reporter {
+            generation: 1,
+            rank: 0,
+            events,
+        };
+        watch(child, log.path(), &reporter);
+        drop(reporter);
+        received.iter().map(|event| event.news).collect()
+    }
+
+    #[test]
+    fn a_failed_allocation_is_out_of_memory_whatever_its_size_and_its_backtrace() {
+        let message = "memory allocation of 48 B failed".to_owned();
+        assert_eq!(
+            watched("memory allocation of 48 bytes failed", "kill -ABRT $$"),
+            [
+                News::Report(Box::new(Report::OutOfMemory { message })),
+                News::Exited(Ending::Signal(6)),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_rank_that_can_start_no_thread_is_not_restarted() {
+        let line = "failed to spawn thread: Os { code: 11, kind: WouldBlock, message: \"Resource temporarily unavailable\" }";
+        let news = watched(line, "exit 101");
+        let [News::Report(report), News::Exited(Ending::Code(101))] = news.as_slice() else {
+            panic!("{news:?}");
+        };
+        let Report::Failed {
+            message,
+            deterministic: true,
+        } = report.as_ref()
+        else {
+            panic!("{report:?}");
+        };
+        insta::assert_snapshot!(message, @"a thread cannot be started; raise the limits of memory (`ulimit -v`) and of processes (`ulimit -u`, or those of the container)");
+    }
+
     #[test]
     fn a_killed_external_trainer_leaves_no_zombie() {
         // Like the first process of a container.
@@ -410,7 +477,7 @@ mod tests {
             rank: 0,
             events,
         };
-        wait(child, &group, Path::new("/nowhere"), &reporter);
+        wait(child, &group, Path::new("/nowhere"), 1, &reporter);
         drop(reporter);
         let last = received.iter().last().map(|event| event.news);
         assert_eq!(last, Some(News::Exited(Ending::Signal(9))));

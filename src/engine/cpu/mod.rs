@@ -76,7 +76,7 @@ impl CpuEngine {
             .num_threads(options.threads.unwrap_or(0))
             .thread_name(|index| format!("engine-{index}"))
             .build()
-            .map_err(|error| EngineError::Shape(format!("threads cannot be started: {error}")))?;
+            .map_err(|error| EngineError::Shape(format!("threads cannot be started: {error}; raise the limits of memory (`ulimit -v`) and of processes (`ulimit -u`, or those of the container)")))?;
         let arena = Arena::new(options.memory_limit);
         let layout = layout(&config);
         let tied = config.tie_word_embeddings;
