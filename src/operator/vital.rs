@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -68,7 +69,13 @@ pub async fn start(
         .enable_all()
         .build()?;
     let run = async move {
-        let listener = tokio::net::TcpListener::bind(listen).await?;
+        let listener = tokio::net::TcpListener::bind(listen).await;
+        let listener = listener.with_context(|| {
+            format!(
+                "cannot listen on {listen}; give another address with `--listen`, or stop the process that has it \
+                 (`ss -ltnp` lists them)"
+            )
+        })?;
         let address = listener.local_addr()?;
         let leads = match candidate {
             // A client works only on the runtime on which it was made.
@@ -165,7 +172,11 @@ mod tests {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = taken.local_addr().unwrap().to_string();
         let error = started(&listen, Pulse::new()).await.err().unwrap();
-        let error = error.downcast_ref::<std::io::Error>().unwrap();
-        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+        let cause = error.downcast_ref::<std::io::Error>().unwrap();
+        assert_eq!(cause.kind(), std::io::ErrorKind::AddrInUse);
+        let message = error.to_string();
+        assert!(message.starts_with(&format!(
+            "cannot listen on {listen}; give another address with `--listen`"
+        )));
     }
 }

@@ -588,6 +588,33 @@ fn a_taken_port_is_the_reason_of_a_failure() {
 }
 
 #[test]
+fn a_taken_port_of_the_rendezvous_is_replaced_by_another() {
+    let external = External::new(
+        r#"
+        [ "$EVENKEEL_GENERATION" = 1 ] || exit 0
+        exec python3 -c '
+import os, socket
+port = int(os.environ["MASTER_PORT"])
+taken = socket.create_server(("127.0.0.1", port))
+try:
+    socket.socket().bind(("127.0.0.1", port))
+except OSError as error:
+    raise OSError(error.errno, f"{error.strerror}: port {port}")
+'
+        "#,
+    );
+    let output = external.run.launch(&external.arguments("1"));
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        printed.contains("took the port of the rendezvous"),
+        "{printed}"
+    );
+    assert_eq!(external.run.worlds().len(), 2);
+}
+
+#[test]
 fn a_launcher_in_the_recipes_command_is_replaced() {
     let run = Run::of(json!({
         "batch": {"global": 12, "per_device_batch_size": 6},

@@ -54,8 +54,7 @@ fn listen(options: &TcpOptions) -> Result<TcpListener, CommError> {
     TcpListener::bind((place, port)).map_err(|error| {
         rendezvous(match error.kind() {
             io::ErrorKind::AddrInUse => format!(
-                "port {port} on {place} is taken: set MASTER_PORT to a free port, or stop the \
-                 process that listens there"
+                "port {port} on {place} is taken by another process; the next generation uses another port"
             ),
             io::ErrorKind::AddrNotAvailable => format!(
                 "{place} is not an address of this machine: rank 0 must run where MASTER_ADDR \

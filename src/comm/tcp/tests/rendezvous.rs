@@ -297,8 +297,8 @@ fn a_port_in_use_is_an_error_with_a_remedy() {
     assert_eq!(
         error,
         format!(
-            "rendezvous failed: port {port} on 127.0.0.1 is taken: set MASTER_PORT to a free \
-             port, or stop the process that listens there"
+            "rendezvous failed: port {port} on 127.0.0.1 is taken by another process; the next generation uses \
+             another port"
         )
     );
 }

@@ -64,9 +64,9 @@ const REPLACED: Words = Words(
      include i",
 );
 
-/// Those of [`REPLACED`] that a user may miss, for restarts, logs and the way to other hosts.
+/// Those of [`REPLACED`] and of accelerate that a user may miss, for restarts, logs, ports and the way to other hosts.
 const IGNORED: Words = Words(
-    "max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
+    "master_port main_process_port rdzv_endpoint max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
      local_addr hostfile H launcher launcher_args ssh_port no_ssh no_ssh_check force_multi quiet q",
 );
 
@@ -127,7 +127,10 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     if !is_script && !named.has(name) && !name.starts_with("python") {
         return Err(LauncherError::Unknown);
     }
-    let ignored = refuse_options(&found)?;
+    let mut ignored = refuse_options(&found)?;
+    let of_ranks = assigned.iter().map(|(name, _)| *name);
+    let replaced = of_ranks.filter(|name| OF_RANKS.has(name) && !name.starts_with(OF_TORCHRUN));
+    ignored.extend(replaced.map(str::to_owned));
     let is_of_launcher =
         |word: &&Word| found.launcher == Launcher::Trl && is_of_trls_launcher(&found, word);
     let (of_launcher, mut arguments): (Vec<&Word>, Vec<&Word>) =
@@ -466,6 +469,21 @@ mod tests {
         let command = "deepspeed --hostfile=hosts --launcher_args x --num_gpus 2 train.py";
         let ignored = super::split(&words(command)).unwrap().ignored;
         assert_eq!(ignored, ["--hostfile", "--launcher_args"]);
+        for (command, port) in [
+            ("torchrun --master_port 29500 train.py", "--master_port"),
+            ("torchrun --rdzv-endpoint=a:1 train.py", "--rdzv_endpoint"),
+            (
+                "accelerate launch --main_process_port 29500 train.py",
+                "--main_process_port",
+            ),
+            ("MASTER_PORT=29500 torchrun train.py", "MASTER_PORT"),
+        ] {
+            assert_eq!(
+                super::split(&words(command)).unwrap().ignored,
+                [port],
+                "{command}"
+            );
+        }
     }
 
     #[test]
