@@ -324,6 +324,10 @@ fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
                 without_effect.push(format!("`{key}`"));
                 continue;
             }
+            UntrainedReason::NoEffectExcept(part) => {
+                without_effect.push(format!("`{key}` except `{part}`"));
+                continue;
+            }
             UntrainedReason::Unsupported(instead) => (
                 format!(
                     "the built-in trainer does not train by `{key}`, which is {}",
@@ -359,6 +363,8 @@ mod tests {
     use crate::plan::{DeviceKind, PlanRequest, Runner};
     use crate::recipe::Severity::Error;
     use crate::recipe::schema::spec::{Objective, Precision, Strategy};
+    use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
+    use crate::recipe::syntax::source::{FileId, Span};
     use crate::recipe::{Dialect, Severity};
 
     #[test]
@@ -498,6 +504,23 @@ mod tests {
             recipe.spec.optimizer.name = Some(name.to_owned());
             assert!(launched("trainer-numerics", &recipe).is_empty(), "{name}");
         }
+    }
+
+    #[test]
+    fn keys_without_effect_are_named_with_the_part_that_has_one() {
+        let mut recipe = recipe();
+        let untrained = |key: &str, reason| Untrained {
+            key: key.to_owned(),
+            value: "all".to_owned(),
+            span: Span::of("", 0..0, FileId(0)),
+            reason,
+        };
+        recipe.untrained = vec![
+            untrained("report_to", UntrainedReason::NoEffectExcept("tensorboard")),
+            untrained("push_to_hub", UntrainedReason::NoEffect),
+        ];
+        let found = launched("trainer-keys", &recipe);
+        insta::assert_snapshot!(found[0].message, @"without effect in the built-in trainer: `report_to` except `tensorboard`, `push_to_hub`");
     }
 
     #[test]

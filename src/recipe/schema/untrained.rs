@@ -54,6 +54,8 @@ pub struct Untrained {
 pub enum UntrainedReason {
     /// It changes no weights, or only by rounding.
     NoEffect,
+    /// As [`UntrainedReason::NoEffect`], except for the part with this name.
+    NoEffectExcept(&'static str),
     /// It would change the weights. An override such as `group_by_length=false` leaves them.
     Unsupported(Option<String>),
     /// Upstream's versions do not have it: a program may define it.

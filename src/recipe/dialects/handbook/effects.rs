@@ -11,7 +11,6 @@ use crate::recipe::syntax::words::Words;
 
 use super::preference;
 use super::schedule::is_followed;
-use super::settings::reports;
 use super::values;
 use super::versions::Versions;
 
@@ -77,8 +76,30 @@ const UNSUPPORTED: [(&str, &[&str]); 25] = [
     ("use_dora", &["false"]),
 ];
 
-/// Values of `report_to` that need nothing, or that the built-in trainer follows.
-const WRITTEN: [&str; 4] = ["none", "no", "tensorboard", "all"];
+/// The integration of `report_to` that the built-in trainer writes.
+const WRITTEN: &str = "tensorboard";
+
+/// Whether the built-in trainer writes TensorBoard's files for this `report_to`. `all` is every integration that is
+/// installed.
+pub(crate) fn writes_tensorboard(report_to: &Node) -> bool {
+    reports(report_to).any(|name| [WRITTEN, "all"].contains(&name))
+}
+
+/// What of `report_to` the built-in trainer does not write; `None`: it writes all of it.
+fn unwritten(report_to: &Node) -> Option<UntrainedReason> {
+    let neutral = ["none", "no", WRITTEN];
+    let is_more = reports(report_to).any(|name| !neutral.contains(&name));
+    is_more.then(|| match writes_tensorboard(report_to) {
+        true => UntrainedReason::NoEffectExcept(WRITTEN),
+        false => UntrainedReason::NoEffect,
+    })
+}
+
+/// The names in `report_to`, which is one or a list.
+fn reports(node: &Node) -> impl Iterator<Item = &str> {
+    let listed = node.items().unwrap_or(std::slice::from_ref(node));
+    listed.iter().filter_map(Node::text)
+}
 
 pub(crate) fn effect(key: &str, objective: Objective) -> Effect {
     if objective.is_over_preferences()
@@ -121,12 +142,10 @@ pub(crate) fn find(
             _ if !is_known(key) => UntrainedReason::Unknown,
             _ if !adapts && of_adapters(key) => UntrainedReason::NoEffect,
             _ if !quantises && key.contains("bnb_") => UntrainedReason::NoEffect,
-            Effect::Read
-                if key == "report_to"
-                    && reports(&entry.value).any(|name| !WRITTEN.contains(&name)) =>
-            {
-                UntrainedReason::NoEffect
-            }
+            Effect::Read if key == "report_to" => match unwritten(&entry.value) {
+                Some(reason) => reason,
+                None => continue,
+            },
             Effect::Read
                 if key == "label_smoothing_factor"
                     && is_dft
@@ -449,6 +468,14 @@ weight_decay: 0.5
             ),
             (
                 "report_to: [wandb, tensorboard]",
+                key("report_to", UntrainedReason::NoEffectExcept("tensorboard")),
+            ),
+            (
+                "report_to: all",
+                key("report_to", UntrainedReason::NoEffectExcept("tensorboard")),
+            ),
+            (
+                "report_to: wandb",
                 key("report_to", UntrainedReason::NoEffect),
             ),
             (

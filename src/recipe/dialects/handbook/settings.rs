@@ -18,6 +18,7 @@ use crate::util::suggest::did_you_mean;
 
 use super::accelerator;
 use super::deepspeed;
+use super::effects;
 use super::values::{Values, truth};
 use super::versions::Versions;
 
@@ -427,20 +428,12 @@ pub(crate) fn budget(values: &Values, tree: &mut Tree) {
     tree.plain_if("seed", values.int("seed"));
 }
 
-/// `report_to: tensorboard`, alone or in a list. `all` includes it.
+/// `report_to` with TensorBoard.
 pub(crate) fn tensorboard(values: &Values, tree: &mut Tree) {
-    let Some(node) = values.node("report_to") else {
-        return;
-    };
-    if reports(node).any(|name| ["tensorboard", "all"].contains(&name)) {
+    let node = values.node("report_to");
+    if let Some(node) = node.filter(|node| effects::writes_tensorboard(node)) {
         tree.plain("tensorboard", &Given::new("report_to", true, node.span));
     }
-}
-
-/// The names in `report_to`, which is one or a list.
-pub(crate) fn reports(node: &Node) -> impl Iterator<Item = &str> {
-    let listed = node.items().unwrap_or(std::slice::from_ref(node));
-    listed.iter().filter_map(Node::text)
 }
 
 pub(crate) fn optimizer(values: &Values, tree: &mut Tree) {
