@@ -21,13 +21,39 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut script = Vec::new();
-    clap_complete::generate(
-        args.shell,
-        &mut super::Cli::command(),
-        "evenkeel",
-        &mut script,
-    );
-    print_as_is(String::from_utf8_lossy(&script))?;
+    print_as_is(script(args.shell))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The completions of a shell. clap_complete would offer hidden commands too.
+fn script(shell: Shell) -> String {
+    let all = super::Cli::command();
+    let public = all.get_subcommands().filter(|of| !of.is_hide_set());
+    let mut command = clap::Command::new("evenkeel")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommands(public.cloned());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, "evenkeel", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_commands_are_not_completed() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let script = script(shell);
+            for (command, is_offered) in [("launch", true), ("prepare", false)] {
+                let word = |c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_';
+                let mut words = script.split(word);
+                assert_eq!(
+                    words.any(|word| word == command),
+                    is_offered,
+                    "{shell}: {command}"
+                );
+            }
+        }
+    }
 }
