@@ -193,12 +193,12 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         // A cluster's pods have other files, and a program may download what is absent here.
         Err(error) if from.options.nodes.is_some() || !args.command.is_empty() => {
-            return Ok(refuse_unread(&error));
+            return Ok(refuse_unread(&error, args.quiet));
         }
         Err(error) => {
             let hub = from.options.hub();
             let error = with_inputs(error, AskedRunner::Launch, &base()?, &hub);
-            return Ok(refuse_unread(&error));
+            return Ok(refuse_unread(&error, args.quiet));
         }
     };
     if recipe.launcher_replaced {
@@ -258,7 +258,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             .filter(|d| !shown.contains(d))
             .cloned()
             .collect();
-        render::print(&news, &recipe.sources);
+        render::print_for(args.quiet, &news, &recipe.sources);
         say(render::closing(&refused.findings));
         let facts = &refused.facts;
         let counts = next_command::Counts {
@@ -331,7 +331,7 @@ fn launch(
         && take_command_of_run(&asked, &mut recipe)?
         && let Err(error) = external_trainer::launcher::complete(&mut recipe, &Origin::Disk)
     {
-        return Ok(refuse_unread(&error));
+        return Ok(refuse_unread(&error, args.quiet));
     }
     let external = recipe.spec.trainer.is_external();
     let built_in_only = [
@@ -396,7 +396,7 @@ fn launch(
         ));
         return Ok(ExitCode::SUCCESS);
     }
-    render::print(&planned.diagnostics, &recipe.sources);
+    render::print_for(args.quiet, &planned.diagnostics, &recipe.sources);
     shown.clone_from(&planned.diagnostics);
 
     // Check the loopback interface before any file is written.

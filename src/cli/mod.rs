@@ -179,9 +179,9 @@ fn needs(flag: Option<&str>, needed: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints why a recipe was not read, and returns the exit code.
-fn refuse_unread(error: &ReadError) -> ExitCode {
-    render::print(&error.diagnostics, &error.sources);
+/// Prints why a recipe was not read, and returns the exit code. `quiet`: without notes.
+fn refuse_unread(error: &ReadError, quiet: bool) -> ExitCode {
+    render::print_for(quiet, &error.diagnostics, &error.sources);
     say(render::closing(&error.diagnostics));
     ExitCode::from(unread(error))
 }

@@ -110,7 +110,7 @@ fn prepare_run(args: Args) -> anyhow::Result<ExitCode> {
     let request = snapshot.request(remainder.into(), &[])?;
     let recipe = match recipe::read(&request) {
         Ok(recipe) => recipe,
-        Err(error) => return Ok(refuse_unread(&error)),
+        Err(error) => return Ok(refuse_unread(&error, false)),
     };
     let runner = Runner::of(
         &recipe.spec,

@@ -4,7 +4,7 @@ mod draw;
 pub mod sarif;
 
 use super::output::say;
-use crate::recipe::{Diagnostic, Sources};
+use crate::recipe::{Diagnostic, Severity, Sources};
 
 pub use draw::{diagnostics, summary};
 
@@ -18,4 +18,12 @@ pub fn closing(all: &[Diagnostic]) -> String {
 /// Draws diagnostics on standard error.
 pub fn print(all: &[Diagnostic], sources: &Sources) {
     say(diagnostics(all, sources));
+}
+
+/// As [`print`]; notes are omitted if the command is quiet.
+pub fn print_for(quiet: bool, all: &[Diagnostic], sources: &Sources) {
+    let shown = all
+        .iter()
+        .filter(|found| !quiet || found.severity != Severity::Note);
+    print(&shown.cloned().collect::<Vec<_>>(), sources);
 }

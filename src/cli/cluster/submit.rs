@@ -179,7 +179,7 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
         ..PlanRequest::of(runner, world)
     };
     let draft = plan::examine(recipe, &request);
-    render::print(&draft.findings, &recipe.sources);
+    render::print_for(mode.is_quiet(), &draft.findings, &recipe.sources);
     let Ok(plan) = draft.finish() else {
         return Ok(ExitCode::from(EXIT_REFUSED));
     };
@@ -195,16 +195,18 @@ pub fn run(launch: &Launch<'_>, nodes: u64, mode: Mode) -> anyhow::Result<ExitCo
     if let Some(warning) = job.spec.idle_devices() {
         say(format_args!("warning: {warning}\n"));
     }
-    let code = code_of(launch, &mut job)?;
+    let code = code_of(launch, &mut job, mode)?;
     if args.dry_run {
         Format::Yaml.print(&job)?;
         return Ok(ExitCode::SUCCESS);
     }
-    say(format_args!(
-        "{nodes} × {per_node} {}: {}\n",
-        args.resource(),
-        plan.formula
-    ));
+    if !mode.is_quiet() {
+        say(format_args!(
+            "{nodes} × {per_node} {}: {}\n",
+            args.resource(),
+            plan.formula
+        ));
+    }
     let name = job.name_any();
     let options = args.cluster.options();
     if let Some(Code {
@@ -253,7 +255,7 @@ struct Code {
 }
 
 /// Archives the code of a launch and says so; the job then names its place.
-fn code_of(launch: &Launch<'_>, job: &mut TrainingJob) -> anyhow::Result<Option<Code>> {
+fn code_of(launch: &Launch<'_>, job: &mut TrainingJob, mode: Mode) -> anyhow::Result<Option<Code>> {
     let args = launch.args;
     let directory = match &args.code {
         Some(directory) => directory.as_path(),
@@ -262,12 +264,14 @@ fn code_of(launch: &Launch<'_>, job: &mut TrainingJob) -> anyhow::Result<Option<
     };
     let code = code::archive(directory)?;
     let size = bytes(code.archive.len() as u64);
-    say(format_args!(
-        "code: {} of {}, {} ({size} compressed)\n",
-        count(code.files as u64, "file"),
-        directory.display(),
-        bytes(code.bytes)
-    ));
+    if !mode.is_quiet() {
+        say(format_args!(
+            "code: {} of {}, {} ({size} compressed)\n",
+            count(code.files as u64, "file"),
+            directory.display(),
+            bytes(code.bytes)
+        ));
+    }
     let is_small = code.archive.len() <= code::MOST_IN_CONFIG_MAP;
     let (config_map, url) = match &args.bucket {
         _ if is_small => {

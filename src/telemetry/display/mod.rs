@@ -35,6 +35,11 @@ pub enum Mode {
 pub const PLAIN_SECONDS: f64 = 10.0;
 
 impl Mode {
+    /// Whether only warnings, errors and the result are shown.
+    pub fn is_quiet(self) -> bool {
+        matches!(self, Mode::Quiet | Mode::QuietJsonLines)
+    }
+
     /// [`Mode::Terminal`] where standard output is a terminal that can move its cursor, else
     /// [`Mode::Plain`].
     pub fn detect() -> Mode {
