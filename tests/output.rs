@@ -506,6 +506,49 @@ fn launch_external(place: &Path, flags: &[&str], program: &str) -> Output {
 }
 
 #[test]
+fn a_quiet_launch_prints_no_notes() {
+    let place = tempfile::tempdir().unwrap();
+    let launch = |name: &str, flags: &[&str]| {
+        let before = ["launch", "--procs", "1", "--name", name];
+        let command = [
+            "--",
+            "torchrun",
+            "--max_restarts",
+            "3",
+            "--no_python",
+            "true",
+            "--per_device_train_batch_size",
+            "4",
+        ];
+        let call = [&before[..], flags, &command[..]].concat();
+        message(&at(place.path(), &call))
+    };
+    let loud = launch("loud", &[]);
+    assert!(loud.starts_with("note[external-trainer]: "), "{loud}");
+    // Its only warning stays.
+    let quiet = launch("quiet", &["-q"]);
+    assert!(
+        quiet.starts_with("   Warning the trainer's checkpoint directory"),
+        "{quiet}"
+    );
+    let lines: Vec<&str> = quiet.lines().skip(1).collect();
+    assert_eq!(lines, ["finished: runs/quiet"]);
+}
+
+#[test]
+fn a_python_program_in_place_of_a_recipe_is_refused_with_its_command() {
+    let place = tempfile::tempdir().unwrap();
+    let ended = at(place.path(), &["plan", "train.py", "--gpus", "2"]);
+    assert_eq!(ended.status.code(), Some(2));
+    insta::assert_snapshot!(message(&ended), @"
+    error: `train.py` is a Python program, not a recipe; its command follows `--`
+    next:
+      evenkeel plan --gpus 2 -- python train.py
+      evenkeel plan --gpus 2 --global-batch-size B -- python train.py   # if its arguments do not state the batch
+    ");
+}
+
+#[test]
 fn a_name_names_a_local_run_and_its_directory() {
     let place = tempfile::tempdir().unwrap();
     let place = place.path();

@@ -14,7 +14,7 @@ use super::recipe_args::{RecipeArgs, RecipeOptions, take_override};
 use super::signals::Signals;
 use super::{
     EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, first_set, is_kubectl_plugin, needs, next_command,
-    parse_launch, refuse_unread, render, report,
+    parse_launch, refuse_unread, render, report, typed,
 };
 use crate::api::TrainerDevice;
 use crate::data::Phase;
@@ -150,9 +150,7 @@ enum Log {
 /// Launches with the arguments of this process.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     // A path that is not UTF-8 is refused before a run is recorded.
-    let words = std::env::args_os().skip(1);
-    let typed = words.map(|word| word.to_string_lossy().into_owned());
-    run_typed(args, typed.collect())
+    run_typed(args, typed())
 }
 
 /// Resumes the run in `out` with the words of its launch, on `procs` processes.

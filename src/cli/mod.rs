@@ -118,6 +118,14 @@ pub fn main() -> ExitCode {
     let parsed = command
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
+    let is_told = match &parsed {
+        Ok(_) => true,
+        Err(stopped) => stopped.use_stderr(),
+    };
+    if is_told && let Some(message) = suggestions::of_program(&Cli::command(), &typed()) {
+        say(message);
+        return ExitCode::from(EXIT_USAGE);
+    }
     let cli = match parsed {
         Ok(cli) => cli,
         Err(stopped) => return clap_exit(&stopped),
@@ -148,6 +156,14 @@ pub fn main() -> ExitCode {
         Command::Rank(args) => rank::run(args),
     };
     result.unwrap_or_else(|error| failed(&error))
+}
+
+/// The words after the program's name. Those that are not UTF-8 are shown only.
+fn typed() -> Vec<String> {
+    let words = std::env::args_os().skip(1);
+    words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect()
 }
 
 /// The arguments of a launch that were typed before, after the program's name.
@@ -227,9 +243,9 @@ fn public_commands() -> Vec<String> {
 
 /// Handles clap's output: help and versions on standard output, argument errors on standard error.
 fn clap_exit(stopped: &clap::Error) -> ExitCode {
-    if let Some(message) =
-        suggestions::message(stopped, public_commands().iter().map(String::as_str))
-    {
+    let public = public_commands();
+    let commands = public.iter().map(String::as_str);
+    if let Some(message) = suggestions::message(stopped, commands, &typed()) {
         say(message);
         return ExitCode::from(EXIT_USAGE);
     }
