@@ -72,7 +72,7 @@ pub fn of_taken_port(line: &str, rendezvous: u16) -> String {
         );
     }
     format!(
-        "{line}: the program listens on a port of its own choice; stop the process that has it (`ss -ltnp` lists \
+        "{line}: the program listens on a port that it chooses itself; stop the process that has it (`ss -ltnp` lists \
          them), or listen on MASTER_PORT, which is free in every generation"
     )
 }
@@ -109,7 +109,7 @@ mod tests {
         }
         let line = "port: 29500, code: -98, message: address already in use";
         insta::assert_snapshot!(of_taken_port(line, 29500), @"port: 29500, code: -98, message: address already in use: another process took the port of the rendezvous, 29500; the next generation uses another");
-        insta::assert_snapshot!(of_taken_port(line, 2950), @"port: 29500, code: -98, message: address already in use: the program listens on a port of its own choice; stop the process that has it (`ss -ltnp` lists them), or listen on MASTER_PORT, which is free in every generation");
+        insta::assert_snapshot!(of_taken_port(line, 2950), @"port: 29500, code: -98, message: address already in use: the program listens on a port that it chooses itself; stop the process that has it (`ss -ltnp` lists them), or listen on MASTER_PORT, which is free in every generation");
         assert_eq!(
             taken_port("ConnectionRefusedError: [Errno 111] Connection refused"),
             None
