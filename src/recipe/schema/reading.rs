@@ -173,11 +173,12 @@ impl Reading {
         Some((file, self.tree(file)?))
     }
 
-    /// As [`Reading::open`], for a file that a command names. A plan whose global batch the user gives needs no such file.
+    /// As [`Reading::open`], for a file that a command names. A plan whose global batch the user gives needs no such file, and a
+    /// TrainingJob does.
     pub(crate) fn open_of_command(&mut self, path: &Path, named: Span) -> Option<(FileId, Node)> {
         let known = self.diagnostics.len();
         let opened = self.open(path, Some(named));
-        if opened.is_none() {
+        if opened.is_none() && matches!(self.origin, Origin::Disk) {
             for found in &mut self.diagnostics[known..] {
                 found.hides_batch = true;
             }
