@@ -37,7 +37,7 @@ fn stacks_of(run: &Run, rank: u64) -> PathBuf {
 }
 
 /// Stops the main thread of a rank while it computes: it may also be stopped while it waits for other ranks, outside of a
-/// system call. `None`: it was stopped while it held a lock that the report of its stacks needs, and goes on.
+/// system call. `None`: it was stopped while it held a lock that the report of its stacks needs; it runs again.
 fn stop_computation(run: &Run, rank: u64) -> Option<Child> {
     loop {
         let mut tracer = stop_main_thread(run, rank);

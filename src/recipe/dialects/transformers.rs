@@ -144,8 +144,8 @@ pub(crate) fn is_for_a_trainer(root: &Node) -> bool {
     any(&|name| BATCH.contains(&name)) || (any(&keys::only_trainer_has) && !any(&other_batch))
 }
 
-/// Refuses a `batch_size` beside a trainer's own, by which the program may multiply it: its data set may give so many samples
-/// at once (InternLM/InternLM-XComposer 0f70c3e `finetune/data_mix.py`).
+/// Refuses a `batch_size` beside a trainer's own, by which the program may multiply it: each item of its data set may hold
+/// this number of samples (InternLM/InternLM-XComposer 0f70c3e `finetune/data_mix.py`).
 fn refuse_other_batch(root: &Node, reading: &mut Reading) {
     let other = root.get("batch_size").filter(|size| {
         let size = size.text().map(str::parse::<u64>);
