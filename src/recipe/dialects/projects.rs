@@ -154,7 +154,7 @@ pub(crate) fn of_config(root: &Node) -> Option<Given<&'static Project>> {
     const OF_A_MODEL: Words =
         Words("hidden_size max_position_embeddings num_attention_heads num_layers seq_length");
     let of_model =
-        |entry: &&Entry| is_config(root) && OF_A_MODEL.has(&entry.name.replace('-', "_"));
+        |entry: &&Entry| OF_A_MODEL.has(&entry.name.replace('-', "_")) && is_config(root);
     let mut all = entries.iter();
     let found_key = all.clone().find(of_neox).or_else(|| all.find(of_model));
     if let Some(entry) = found_key {
