@@ -38,7 +38,6 @@ use walk::Walk;
 use std::ops::Range;
 
 use crate::comm::{CommError, World};
-use crate::util::format::bytes_apart;
 
 /// A target that carries no loss (padding, prompts).
 pub const IGNORE: u32 = u32::MAX;
@@ -47,7 +46,7 @@ pub const IGNORE: u32 = u32::MAX;
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The step needs more memory than the limit; every rank descends together.
-    #[error("out of memory: {} needed for {what}, {} allowed per rank", bytes_apart(*needed, *limit)[0], bytes_apart(*needed, *limit)[1])]
+    #[error("out of memory: {needed} bytes needed for {what}, {limit} allowed per rank")]
     OutOfMemory {
         /// Bytes that the step would use.
         needed: u64,

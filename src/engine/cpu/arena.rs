@@ -129,7 +129,7 @@ mod tests {
         let arena = Arena::new(Some(1000));
         let held = arena.buffer(200, "weights").unwrap();
         let error = arena.buffer(51, "gradients").unwrap_err();
-        insta::assert_snapshot!(error, @"out of memory: 1004 B needed for gradients, 1000 B allowed per rank");
+        insta::assert_snapshot!(error, @"out of memory: 1004 bytes needed for gradients, 1000 allowed per rank");
         assert_eq!((arena.used(), arena.peak()), (800, 800));
         drop(held);
         assert!(arena.buffer(250, "gradients").is_ok());
@@ -149,7 +149,7 @@ mod tests {
         let arena = Arena::new(Some(u64::MAX));
         let _held = arena.buffer(10, "weights").unwrap();
         let error = arena.buffer(1 << 58, "logits").unwrap_err();
-        insta::assert_snapshot!(error, @"out of memory: 1024 PiB needed for logits, 40 B allowed per rank");
+        insta::assert_snapshot!(error, @"out of memory: 1152921504606847016 bytes needed for logits, 40 allowed per rank");
     }
 
     #[test]
