@@ -9,6 +9,7 @@ use crate::telemetry::human::{
 };
 use crate::telemetry::{Event, StepRecord};
 use crate::util::format::bytes;
+use crate::util::wrap;
 
 /// Columns of the right-aligned label.
 const LABEL: usize = 10;
@@ -188,7 +189,7 @@ impl Line {
     pub fn wrapped(&self, width: usize) -> String {
         let available = width.saturating_sub(LABEL + 1).max(20);
         let mut text = format!("{} ", self.label());
-        for (nth, line) in wrap(&self.parts, available).into_iter().enumerate() {
+        for (nth, line) in filled(&self.parts, available).into_iter().enumerate() {
             if nth > 0 {
                 text += &format!("\n{:LABEL$} ", "");
             }
@@ -268,7 +269,7 @@ fn at(samples: u64) -> String {
 }
 
 /// Fills lines of `available` columns with parts.
-fn wrap(parts: &[String], available: usize) -> Vec<String> {
+fn filled(parts: &[String], available: usize) -> Vec<String> {
     let width = |text: &str| text.chars().count();
     let mut lines: Vec<String> = Vec::new();
     for part in parts {
@@ -276,24 +277,8 @@ fn wrap(parts: &[String], available: usize) -> Vec<String> {
             Some(line) if width(line) + width(BETWEEN) + width(part) <= available => {
                 line.push_str(BETWEEN);
                 line.push_str(part);
-                continue;
             }
-            _ => lines.push(String::new()),
-        }
-        for word in part.split(' ') {
-            let full = match lines.last() {
-                Some(line) => !line.is_empty() && width(line) + 1 + width(word) > available,
-                None => true,
-            };
-            if full {
-                lines.push(String::new());
-            }
-            if let Some(line) = lines.last_mut() {
-                if !line.is_empty() {
-                    line.push(' ');
-                }
-                line.push_str(word);
-            }
+            _ => lines.extend(wrap::cell(part, available)),
         }
     }
     lines
