@@ -122,7 +122,7 @@ pub fn main() -> ExitCode {
         Ok(_) => true,
         Err(stopped) => stopped.use_stderr(),
     };
-    if is_told && let Some(message) = suggestions::of_program(&Cli::command(), &typed()) {
+    if is_told && let Some(message) = suggestions::of_program(Cli::command, &typed()) {
         say(message);
         return ExitCode::from(EXIT_USAGE);
     }

@@ -42,8 +42,11 @@ const OPTIONS: [(&str, &str); 14] = [
 ];
 
 /// The message for a Python program in place of a recipe or of a command. `typed`: the words after the program's name.
-/// `None`: no word of them is one.
-pub fn of_program(evenkeel: &clap::Command, typed: &[String]) -> Option<String> {
+/// `evenkeel`: makes the program's command line, which takes time at each start. `None`: no word of them is one.
+pub fn of_program(evenkeel: impl FnOnce() -> clap::Command, typed: &[String]) -> Option<String> {
+    if !typed.iter().any(|word| is_program(word)) {
+        return None;
+    }
     let (first, rest) = typed.split_first()?;
     let (verb, words) = match is_program(first) {
         true => ("launch", typed),
@@ -54,6 +57,7 @@ pub fn of_program(evenkeel: &clap::Command, typed: &[String]) -> Option<String> 
             _ => return None,
         },
     };
+    let evenkeel = evenkeel();
     let options = evenkeel.find_subcommand(verb)?;
     let Words { own, program } = sorted(options, words);
     let script = program.iter().find(|word| is_program(word))?;
@@ -287,7 +291,7 @@ mod tests {
         .iter()
         .map(|line| {
             let typed: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let answer = of_program(&Cli::command(), &typed);
+            let answer = of_program(Cli::command, &typed);
             format!("{line}\n{}", answer.unwrap_or_default())
         })
         .collect();
@@ -347,7 +351,7 @@ mod tests {
             "launch --out a.py recipe.yaml",
         ] {
             let typed: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            assert_eq!(of_program(&Cli::command(), &typed), None, "{line}");
+            assert_eq!(of_program(Cli::command, &typed), None, "{line}");
         }
     }
 
