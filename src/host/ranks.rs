@@ -277,14 +277,14 @@ fn watch(mut child: Child, log: &Path, reporter: &Reporter) {
         }
     }
     let ending = ended(&mut child);
-    let words = end_of(log, BACKTRACE);
+    let words = || end_of(log, BACKTRACE);
     // A small allocation that fails aborts the process.
     if ending == Ending::Signal(Signal::ABORT.as_raw())
-        && let Some(message) = failure_causes::out_of_memory(&words)
+        && let Some(message) = failure_causes::out_of_memory(&words())
     {
         reporter.report(Report::OutOfMemory { message });
     } else if ending == Ending::Code(PANICKED)
-        && let Some(message) = failure_causes::refused_thread(&words)
+        && let Some(message) = failure_causes::refused_thread(&words())
     {
         // A thread takes the same memory in every micro-batch.
         reporter.report(Report::Failed {
