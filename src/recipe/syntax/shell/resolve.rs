@@ -425,7 +425,8 @@ impl Variables {
                 rest.is_none().then_some(number)
             }
             "binary_expression" => {
-                let operands = ["left", "right"].map(|name| node.child_by_field_name(name));
+                let field = |name| node.child_by_field_name(name);
+                let operands = [field("left")?, field("right")?];
                 let operator = node.child_by_field_name("operator")?;
                 let operator = text.text.get(operator.byte_range())?.trim();
                 self.calculation(text, operands, operator, place, of)
@@ -441,29 +442,28 @@ impl Variables {
         let mut words = children(command).filter(Node::is_named);
         let source = |node: Node<'_>| text.text.get(node.byte_range()).map(str::trim);
         let is_expr = command.kind() == "command" && source(words.next()?)? == "expr";
-        let (left, operator, right) = (words.next()?, source(words.next()?)?, words.next());
-        if !is_expr || rest.is_some() || words.next().is_some() {
+        let (left, operator, right) = (words.next()?, source(words.next()?)?, words.next()?);
+        // Without quotes `*` is a pattern of file names.
+        if !is_expr || operator == "*" || rest.is_some() || words.next().is_some() {
             return None;
         }
-        // Without its quotes `*` would be a pattern of file names.
         let operator = operator.trim_matches(['\\', '\'', '"']);
-        self.calculation(text, [Some(left), right], operator, place, of)
+        self.calculation(text, [left, right], operator, place, of)
     }
 
     /// The result of two operands.
     fn calculation(
         &mut self,
         text: &Text,
-        operands: [Option<Node<'_>>; 2],
+        [left, divisor]: [Node<'_>; 2],
         operator: &str,
         place: Place,
         of: &mut Value,
     ) -> Option<i64> {
-        let [left, divisor] = operands;
-        let left = self.number(text, left?, place, of)?;
-        let right = self.number(text, divisor?, place, of)?;
+        let left = self.number(text, left, place, of)?;
+        let right = self.number(text, divisor, place, of)?;
         if operator == "/" {
-            for name in factors(text, divisor?) {
+            for name in factors(text, divisor) {
                 let number = self
                     .plain(name, place)
                     .and_then(|value| decimal(&value.text));

@@ -176,6 +176,7 @@ fn a_quotient_names_the_variables_that_divided_it() {
         ("G=4\nrun `expr $G + 3`", "7", ""),
         ("G=4\nrun $(expr $G \\* 3)", "12", ""),
         ("G=4\nrun $(expr $G '*' 3)", "12", ""),
+        ("G=4\nrun $(expr $G * 3)", "$(expr $G * 3)", ""),
         ("G=4\nrun $(expr $G \\* 3 + 1)", "$(expr $G \\* 3 + 1)", ""),
         ("G=4\nrun $(echo 4 / $G)", "$(echo 4 / $G)", ""),
     ] {
