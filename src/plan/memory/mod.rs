@@ -35,6 +35,8 @@ pub const USABLE: f64 = 0.9;
 /// Rank of adapters where the recipe states none: in the built-in trainer that of PEFT.
 const RANK: u64 = 64;
 const RANK_OF_PEFT: u64 = 8;
+/// Bytes of an element in f32.
+const F32: f64 = 4.0;
 /// Bytes of a weight in 4 bits: NF4 with one f32 scale per block of 64 (QLoRA, arXiv 2305.14314).
 const FOUR_BIT: f64 = 0.5625;
 /// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.

@@ -2,10 +2,9 @@
 //! (`engine/cpu/store` and `workspace.rs`). The sums leave out each thread's scratch for attention scores.
 
 use super::shape::Shape;
-use super::{Adapters, FOUR_BIT};
+use super::{Adapters, F32, FOUR_BIT};
 use crate::recipe::schema::spec::{Groups, NormTest};
 
-const F32: f64 = 4.0;
 /// Elements of logits that exist at a time, in at least this number of rows.
 const LOGITS: f64 = (1u64 << 21) as f64;
 const HEAD_ROWS: f64 = 128.0;

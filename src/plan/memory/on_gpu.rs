@@ -3,7 +3,7 @@
 //! than 1 %; `tests/cuda_launch.rs` compares them with the engine.
 
 use super::shape::Shape;
-use super::{Adapters, FOUR_BIT};
+use super::{Adapters, F32, FOUR_BIT};
 use crate::recipe::schema::spec::{Groups, NormTest};
 
 /// Most logits that exist at a time.
@@ -12,7 +12,6 @@ const LOGITS: f64 = (1u64 << 27) as f64;
 const WORKSPACE: f64 = (32u64 << 20) as f64;
 /// Most blocks that sum up the gradient of vectors, each apart from the others.
 const VECTOR_BLOCKS: f64 = 528.0;
-const F32: f64 = 4.0;
 
 /// Weights, gradients and optimiser states of a rank, bytes: the table of docs/gpu.md. The ranks share every unit if
 /// `shards` is more than 1. Matrix products use elements of `size` bytes.
