@@ -121,20 +121,25 @@ fn options_of(script: Option<FileId>, reading: &Reading) -> Node {
     }
 }
 
+/// What may size an axis beside the options of a program that no reader knows.
+fn beside_arguments(command: &Command, request: &Request, reading: &mut Reading) -> Node {
+    let Launch {
+        program, arguments, ..
+    } = &command.launch;
+    // Where a variable holds the program or its arguments, the text of the script may have them.
+    let mut words = program.iter().chain(arguments);
+    let unresolved = words.any(|word| word.is_unresolved());
+    let mut unread = options_of(reading.files.recipe.filter(|_| unresolved), reading);
+    unread.overlay(command.unread_overrides());
+    unread.overlay(configs_of(command, request, reading));
+    unread
+}
+
 /// The configs that the arguments of a program name which no reader knows, each below its name: their axes count.
 fn configs_of(command: &Command, request: &Request, reading: &mut Reading) -> Node {
     let mut configs = Node::mapping(command.arguments.span);
-    let is_config = |name: &str| {
-        [".yaml", ".yml", ".json"]
-            .iter()
-            .any(|end| name.ends_with(end))
-    };
-    for word in command
-        .launch
-        .arguments
-        .iter()
-        .filter(|word| is_config(&word.text))
-    {
+    let arguments = command.launch.arguments.iter();
+    for word in arguments.filter(|word| command::is_config(Path::new(&word.text))) {
         let Some(path) = reading.beside(&request.path, &word.text) else {
             continue;
         };
@@ -467,17 +472,7 @@ fn add_arguments(
     job.dialect = dialect_of(root, &command, judged, alone, reading);
     if alone && reading.program.is_strange() && !transformers::is_for_a_trainer(&command.arguments)
     {
-        let of_command = command
-            .launch
-            .program
-            .iter()
-            .chain(&command.launch.arguments);
-        let unresolved = of_command.into_iter().any(|word| word.is_unresolved());
-        // Where a variable holds the program or its arguments, its text may have them.
-        let script = reading.files.recipe.filter(|_| unresolved);
-        let mut unread = options_of(script, reading);
-        unread.overlay(command.unread_overrides());
-        unread.overlay(configs_of(&command, request, reading));
+        let unread = beside_arguments(&command, request, reading);
         if request.states_batch() {
             put_micro_batch(&mut job.launched, &unread);
         }

@@ -187,7 +187,7 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
         let is_same = |span: &Span| path(&error.sources, *span) == path(&recipe.sources, *span);
         let span = found.span.filter(is_same);
         let message = found.message.clone();
-        recipe.diagnostics.push(match found.rule == "unreadable-file" {
+        recipe.diagnostics.push(match found.rule == reading::UNREADABLE_FILE {
             true => {
                 let help = "nothing in it is planned: put it there before a launch";
                 Diagnostic::warning(&found.rule, span, message, help)

@@ -26,6 +26,7 @@ use crate::recipe::syntax::diagnostic::Severity;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::shell::word::variable;
+use crate::recipe::syntax::source::Span;
 use crate::util::suggest::{self, short};
 
 /// Reads a DeepSpeed config that is the recipe itself.
@@ -282,29 +283,34 @@ fn refuse_no_batch(root: &Node, reading: &mut Reading) {
     );
 }
 
-/// Takes the micro-batch out of a config whose accumulation a trainer gives ("auto"): without it, or a stated batch, the
-/// samples of a step are not known.
-pub(crate) fn leave_to_trainer(root: &Node, native: &mut Node, reading: &mut Reading) {
+/// Takes the micro-batch out of `native` where the config leaves the accumulation to a trainer ("auto"): without it, or a
+/// stated batch, the samples of a step are not known. Returns the micro-batch and the place of "auto".
+pub(crate) fn take_micro_batch(config: &Node, native: &mut Node) -> Option<(String, Span)> {
     let [(_, global), (_, size), (key, accumulation)] = TRIPLE;
-    let auto = root.get(key).filter(|node| node.text() == Some("auto"));
+    let auto = config.get(key).filter(|node| node.text() == Some("auto"))?;
     let is_stated = |path| native.get_path(path).is_some();
-    let (Some(auto), Some(stated)) = (auto, native.get_path(size)) else {
-        return;
-    };
     if is_stated(global) || is_stated(accumulation) {
-        return;
+        return None;
     }
-    let stated = short(stated.shown());
-    reading.note(
-        "deepspeed-batch-triple",
-        Some(auto.span),
-        "a trainer gives the accumulation, and without it this config has no batch",
-        format!(
-            "plan the trainer's recipe or command with this config, or state `{RESERVED}.{accumulation}=N`; the \
-             micro-batch is {stated}"
-        ),
-    );
+    let stated = native.get_path(size)?.shown().to_owned();
     native.remove_path(size);
+    Some((stated, auto.span))
+}
+
+/// Notes that a trainer gives the accumulation of a config that is the recipe, so that it has no batch alone.
+pub(crate) fn leave_to_trainer(root: &Node, native: &mut Node, reading: &mut Reading) {
+    if let Some((stated, auto)) = take_micro_batch(root, native) {
+        let (stated, (_, accumulation)) = (short(&stated), TRIPLE[2]);
+        reading.note(
+            "deepspeed-batch-triple",
+            Some(auto),
+            "a trainer gives the accumulation, and without it this config has no batch",
+            format!(
+                "plan the trainer's recipe or command with this config, or state `{RESERVED}.{accumulation}=N`; the \
+                 micro-batch is {stated}"
+            ),
+        );
+    }
 }
 
 /// DeepSpeed ignores unknown keys, and derives a number of the triple whose key is misspelled.

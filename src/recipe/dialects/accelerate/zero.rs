@@ -80,15 +80,14 @@ impl DeepSpeedPlugin {
     /// For a program whose arguments are not a trainer's: it compares nothing, and where the file leaves the accumulation to
     /// it ("auto"), the samples of a step are not known (accelerate 16cb6eb `accelerator.py`, `_prepare_deepspeed`).
     pub(crate) fn leave_to_program(&mut self) {
-        let file = self.file.take();
-        let accumulation = file.and_then(|file| Some(file.get(ACCUMULATION)?.text()? == "auto"));
-        if accumulation == Some(true) && self.native.get_path("batch.accumulation").is_none() {
-            self.native.remove_path("batch.per_device_batch_size");
+        if let Some(file) = self.file.take() {
+            deepspeed::take_micro_batch(&file, &mut self.native);
         }
     }
 }
 
 const ACCUMULATION: &str = "gradient_accumulation_steps";
+
 /// The keys whose values count without a file. On the command line they also replace an "auto" at a path of the file.
 const REPLACES_AUTO: [(&str, &str); 2] = [
     ("zero_stage", "zero_optimization.stage"),

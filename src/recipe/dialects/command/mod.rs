@@ -125,13 +125,19 @@ pub(crate) struct Stated {
     pub tree: Option<Node>,
 }
 
+/// Whether a file is YAML or JSON by its name.
+pub(crate) fn is_config(path: &Path) -> bool {
+    let extension = path.extension().and_then(|e| e.to_str());
+    matches!(extension, Some("yaml" | "yml" | "json"))
+}
+
 /// Whether a file holds a command line rather than YAML or JSON.
 pub(crate) fn is_one(path: &Path, text: &str) -> bool {
     let extension = path.extension().and_then(|e| e.to_str());
     if matches!(extension, Some("args" | "sh" | "bash")) {
         return true;
     }
-    if matches!(extension, Some("yaml" | "yml" | "json")) {
+    if is_config(path) {
         return false;
     }
     let mut lines = text.lines().map(str::trim_start);
@@ -304,10 +310,7 @@ fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Comma
     let deepspeed = raw.is_some();
     let named = raw.or_else(|| file("config"));
     arguments.remove_path("config");
-    let only = loose.iter().find(|word| {
-        let extension = Path::new(&word.text).extension().and_then(|e| e.to_str());
-        matches!(extension, Some("json" | "yaml" | "yml"))
-    });
+    let only = loose.iter().find(|word| is_config(Path::new(&word.text)));
     let only = only.filter(|_| named.is_none());
     diagnostics.extend(launch.refused.clone());
     Command {
