@@ -1,7 +1,9 @@
 //! The help of each command, in one snapshot (`INSTA_UPDATE=always cargo test --test help` writes it), and the width of all
 //! text: lines have at most 80 columns where a terminal has them, and are broken between words only.
 
-use std::path::{Path, PathBuf};
+mod corpus;
+
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Columns of the terminal.
@@ -86,19 +88,16 @@ impl Place {
 }
 
 /// Files of the corpus of upstream recipes. Empty: it is missing.
-fn corpus() -> Vec<PathBuf> {
-    let folder = std::env::var_os("EVENKEEL_RECIPES");
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes");
-    let folder = folder.map_or(own, PathBuf::from);
-    let Ok(table) = std::fs::read_to_string(folder.join("manifest.csv")) else {
-        println!("SKIPPED: no corpus (set EVENKEEL_RECIPES)");
+fn recipes() -> Vec<PathBuf> {
+    let Some(folder) = corpus::root() else {
         return Vec::new();
     };
+    let table = std::fs::read_to_string(folder.join("manifest.csv")).unwrap();
     let files = table
         .lines()
         .skip(1)
         .filter_map(|row| row.split(',').nth(3));
-    let files = files.map(|file| std::path::absolute(folder.join(file)).unwrap());
+    let files = files.map(|file| folder.join(file));
     files.filter(|file| file.is_file()).collect()
 }
 
@@ -106,7 +105,7 @@ fn corpus() -> Vec<PathBuf> {
 fn plans_checks_and_refusals_fit_80_columns() {
     let place = Place::new();
     let mut wide = Vec::new();
-    let recipes = corpus();
+    let recipes = recipes();
     for recipe in &recipes {
         let recipe = recipe.to_str().unwrap();
         for arguments in [
@@ -134,7 +133,7 @@ fn a_narrow_plan_has_the_words_of_a_wide_one() {
         words.sort_unstable();
         words
     };
-    for recipe in corpus().iter().step_by(4) {
+    for recipe in recipes().iter().step_by(4) {
         let recipe = recipe.to_str().unwrap();
         let arguments = ["plan", recipe, "--recipe-gpus", "8", "--gpus", "6"];
         let narrow = place.printed(&arguments, Some(60));

@@ -1,6 +1,8 @@
 //! How commands end: exit codes, refused flags, names of runs, and output errors (a full disk gives an
 //! error message, a reader that has closed the pipe does not). Also the notes beside a result.
 
+mod corpus;
+
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -758,13 +760,8 @@ fn an_override_may_come_before_a_command_without_a_recipe() {
 
 #[test]
 fn a_plan_is_written_back_for_a_program_that_cannot_restart() {
-    let corpus = std::env::var_os("EVENKEEL_RECIPES");
-    let corpus = corpus.map_or("../shared/recipes".into(), std::path::PathBuf::from);
+    let Some(corpus) = corpus::root() else { return };
     let tree = corpus.join("eric-mitchell__direct-preference-optimization/f8b8c0f49d/config");
-    if !tree.is_dir() {
-        println!("SKIPPED: no corpus (set EVENKEEL_RECIPES)");
-        return;
-    }
     let overrides = "model=pythia28 datasets=[hh] loss=dpo loss.beta=0.1 exp_name=run batch_size=64 \
                      trainer=FSDPTrainer --recipe-gpus 4 --gpus 2 --emit args";
     let mut plan = evenkeel(&["plan", tree.to_str().unwrap()]);

@@ -2,6 +2,8 @@
 //! start the user's program or a cluster's job run with `--dry-run`. Those that cannot run here are listed with the reason.
 //! Formulas on all pages are calculated.
 
+mod corpus;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -237,16 +239,6 @@ fn with(command: &str, argument: &str) -> String {
     }
 }
 
-/// The folder of a revision of the upstream project, in the corpus.
-fn upstream(project: &str, revision: &str) -> Option<PathBuf> {
-    let corpus = std::env::var_os("EVENKEEL_RECIPES");
-    let corpus = corpus.map_or(root().join("../shared/recipes"), PathBuf::from);
-    let folder = corpus.join(project).join(revision);
-    folder
-        .is_dir()
-        .then(|| std::path::absolute(folder).unwrap())
-}
-
 /// A folder in which commands run.
 struct Place {
     folder: tempfile::TempDir,
@@ -264,17 +256,13 @@ impl Place {
 
     /// A folder with the user's files and those that the pages name. `None`: the corpus is missing.
     fn with_files() -> Option<Place> {
-        let (Some(handbook), Some(halos), Some(dpo)) = (
-            upstream("huggingface__alignment-handbook", "925acdfe4b"),
-            upstream("ContextualAI__HALOs", "4831988636"),
-            upstream(
-                "eric-mitchell__direct-preference-optimization",
-                "f8b8c0f49d",
-            ),
-        ) else {
-            println!("SKIPPED: no corpus (set EVENKEEL_RECIPES)");
-            return None;
-        };
+        let corpus = corpus::root()?;
+        let [handbook, halos, dpo] = [
+            "huggingface__alignment-handbook/925acdfe4b",
+            "ContextualAI__HALOs/4831988636",
+            "eric-mitchell__direct-preference-optimization/f8b8c0f49d",
+        ]
+        .map(|folder| corpus.join(folder));
         let place = Place::empty();
         let at = |name: &str| place.folder.path().join(name);
         for name in PROGRAMS {

@@ -1,6 +1,8 @@
 //! Every rule's examples, planned by the binary: the wrong one triggers the rule; the right one
 //! triggers neither it nor any other problem.
 
+mod corpus;
+
 use std::process::Command;
 
 use evenkeel::plan::rules::{Check, Example, RULES};
@@ -62,22 +64,9 @@ fn every_rule_is_triggered_only_by_its_wrong_example() {
     }
 }
 
-/// The corpus of upstream recipes; `None` and a message if it is missing.
-fn corpus() -> Option<std::path::PathBuf> {
-    let root = std::env::var_os("EVENKEEL_RECIPES").map_or_else(
-        || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recipes"),
-        std::path::PathBuf::from,
-    );
-    if !root.is_dir() {
-        println!("skipped: no recipe corpus at {}", root.display());
-        return None;
-    }
-    Some(root)
-}
-
 #[test]
 fn one_call_checks_many_recipes_and_writes_sarif() {
-    let Some(root) = corpus() else { return };
+    let Some(root) = corpus::root() else { return };
     let manifest = std::fs::read_to_string(root.join("manifest.csv")).unwrap();
     let paths: Vec<&str> = manifest
         .lines()
@@ -162,7 +151,7 @@ const TRIPPED: &[(&str, &str, &str, &str)] = &[
 
 #[test]
 fn upstream_files_trigger_rules() {
-    let Some(root) = corpus() else { return };
+    let Some(root) = corpus::root() else { return };
     for (rule, file, wrong, right) in TRIPPED {
         for (flags, expected) in [(wrong, true), (right, false)] {
             let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
