@@ -18,7 +18,6 @@ use super::faults;
 use super::keys;
 use super::observe::ClusterState;
 use super::ownership::{self, JobObject};
-use super::planner::buildable;
 use crate::api::status::TrainingJobStatus;
 
 /// Concurrent requests for one job.
@@ -158,11 +157,10 @@ impl Reconciliation<'_> {
             created.retain(|pod, at| !cluster.pods.contains_key(pod) && at.elapsed() < CACHED);
             missing.retain(|slot| !created.contains_key(&slot.pod(&name)));
         });
-        let (image, classes) = (&self.context.image, &self.context.priority_classes);
-        let (image, classes) = (image.as_deref(), classes.as_deref());
+        let image = self.context.image.as_deref();
         if !missing.is_empty() {
             // The job may have been planned before its priority class was unlisted.
-            if buildable(self.job, image, classes).is_err() {
+            if self.buildable().is_err() {
                 return Ok(());
             }
             // It may have been deleted, and it cannot be watched.

@@ -1,7 +1,7 @@
 //! State shared by all reconciliations, and the cached state of each job between two of them.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
 use kube::runtime::events::Recorder;
@@ -13,10 +13,11 @@ use super::conditions::Refusal;
 use super::leases::Leases;
 use super::metrics::Metrics;
 use super::pace::back_off;
-use super::planner::{PlanInput, Planner, Recipes};
+use super::recipes::{JobRecipe, PlanInput, Recipes};
 use super::stores::{self, Stores};
 use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
+use crate::inventory::kubernetes::ResourceRequest;
 use crate::operator::reservations::Reservations;
 use crate::operator::turns::Turns;
 use crate::telemetry::now;
@@ -94,7 +95,10 @@ pub struct JobState {
     written: Option<(TrainingJob, Instant)>,
     /// Created pods that the watch cache may not have yet.
     pub created: HashMap<String, Instant>,
-    pub planner: Planner,
+    /// The recipe for which a plan was found, while it is kept.
+    pub planned: Weak<JobRecipe>,
+    /// Resource request of its pods, which are valid as of this `metadata.generation`.
+    pub buildable: Option<(Option<i64>, ResourceRequest)>,
     /// The hash of its recipe, of this `metadata.generation`, until the status has it. Not that of a ConfigMap, which
     /// may change.
     pub recipe: Option<(Option<i64>, String)>,

@@ -42,7 +42,7 @@ impl Reconciliation<'_> {
         feasible: &[u32],
     ) -> Result<Decision, Unplanned> {
         let (placement, placeable) = self.place(status, cluster, &planned, feasible);
-        Ok(match self.world(status, &placement, &planned.planner) {
+        Ok(match self.world(status, &placement, &planned) {
             Ok(world) => Decision {
                 placement,
                 world,
@@ -76,6 +76,9 @@ impl Reconciliation<'_> {
         let leases = &context.leases;
         leases.suspect(&namespace, &cluster.suspects);
         let lost = cluster.suspects.union(&excluded).cloned().collect();
+        // What the merged podTemplate asks for; until the job is planned, what the spec does.
+        let request = self.reserved_request();
+        let request = request.as_ref().unwrap_or(&cluster.resource_request);
         let mut reservations = lock(&context.reservations);
         let pod_index = context.stores.pod_index();
         let pool_nodes = context.stores.nodes.state();
@@ -86,9 +89,6 @@ impl Reconciliation<'_> {
             avoid: &|node| leases.is_suspected(&namespace, node) || excluded.contains(node),
         };
         let started = Instant::now();
-        // What the merged podTemplate asks for; until the job is planned, what the spec does.
-        let request = planned.planner.reserved_request();
-        let request = request.unwrap_or(&cluster.resource_request);
         let free = reservations.slots(&pool, job, request, started);
         let placeable = free + cluster.staying;
         let pool = if planned.is_unbuildable {

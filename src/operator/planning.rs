@@ -1,22 +1,25 @@
 //! The step that plans a job, and the worlds that a job may have.
 
-use std::mem::take;
 use std::ops::RangeInclusive;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kube::ResourceExt;
 use tracing::{error, warn};
 
+use super::build;
 use super::conditions::Refusal;
-use super::context::{Context, Reconciliation};
-use super::planner::{PlanInput, Planner, RecipeId, reached};
+use super::context::Reconciliation;
 use super::recipe_source::{Source, plan_refused, source};
-use super::turns::Turn;
+use super::recipes::{JobRecipe, PlanInput, RecipeId, reached};
+use super::turns::{AtWork, Turn};
 use crate::api::condition::ConditionType;
-use crate::api::status::{KeptRecipe, Phase, PlanSummary, TrainingJobStatus};
+use crate::api::status::{KeptRecipe, Phase, Slot, TrainingJobStatus};
+use crate::inventory::kubernetes::{MOST_CONSTRAINTS, ResourceRequest};
 use crate::lifecycle::RankAction;
 use crate::lifecycle::placement::{Placement, PlacementAction};
-use crate::plan::{Plan, Reached};
+use crate::plan::{Plan, Reached, Worlds};
+use crate::recipe::Diagnostic;
 
 /// Numbers of nodes beyond `nodes` whose feasibility the status names.
 const LOOK_AHEAD: u32 = 8;
@@ -43,12 +46,14 @@ impl From<Refusal> for Unplanned {
 /// The worlds that a job may have.
 #[derive(Default)]
 pub struct Planned {
-    pub planner: Planner,
+    /// The recipe that is planned. `None`: the spec is refused or waits for its turn, and only the worlds that the
+    /// status names are known.
+    pub recipe: Option<Arc<JobRecipe>>,
     /// Whether the spec has a plan. `None`: it waits for its turn. Of a refused edit the running generation continues
     /// unchanged and is still reconciled.
     pub verdict: Option<Result<(), Refusal>>,
-    /// Pause until the job may have its turn to plan. Until then, `planner` knows only what the status says: the
-    /// running generation is observed and may be drained, and no world or pod is decided.
+    /// Pause until the job may have its turn to plan. Until then the running generation is observed and may be
+    /// drained, and no world or pod is decided.
     pub waits: Option<Duration>,
     /// Whether edits of the spec take effect.
     pub edits: bool,
@@ -56,51 +61,84 @@ pub struct Planned {
     pub is_unbuildable: bool,
 }
 
-/// A recipe that has a plan.
-pub struct PlannedRecipe {
-    /// What the status keeps of it.
-    pub recipe: KeptRecipe,
-    /// The plan of its first feasible world.
-    pub plan: PlanSummary,
-}
-
 impl Reconciliation<'_> {
-    /// Plans the job. Also returns its recipe, unless the spec is refused or waits for its turn.
+    /// Plans the job. Also returns what the status keeps of its recipe, with the first world, unless it has both.
     pub async fn plan(
         &self,
         status: &TrainingJobStatus,
-    ) -> Result<(Planned, Option<PlannedRecipe>), Unplanned> {
-        let planner = self.state(|state| take(&mut state.planner));
-        let mut planner = planner.awake(&self.context.recipes);
-        let Context {
-            image,
-            priority_classes,
-            ..
-        } = self.context;
-        let classes = priority_classes.as_deref();
-        if let Err(refusal) = planner.refuse_unbuildable(self.job, image.as_deref(), classes) {
+    ) -> Result<(Planned, Option<(KeptRecipe, World)>), Unplanned> {
+        if let Err(refusal) = self.refuse_unbuildable() {
             let planned = Planned {
                 is_unbuildable: true,
-                ..refused(status, refusal)?
+                ..self.refused(status, refusal)?
             };
             return Ok((planned, None));
         }
-        match self.read_and_plan(status, &mut planner).await {
-            Ok(recipe) => {
+        match self.read_and_plan(status).await {
+            Ok((recipe, first)) => {
+                self.state(|state| state.planned = Arc::downgrade(&recipe));
                 let planned = Planned {
-                    planner,
+                    recipe: Some(recipe),
                     verdict: Some(Ok(())),
                     edits: true,
                     ..Planned::default()
                 };
-                Ok((planned, recipe))
+                Ok((planned, first))
             }
-            Err(Unplanned::Later(pause)) => {
-                self.state(|state| state.planner = planner.at_rest());
-                Ok((self.until_turn(pause, self.is_accepted())?, None))
-            }
-            Err(Unplanned::Refused(refusal)) => Ok((refused(status, refusal)?, None)),
+            Err(Unplanned::Later(pause)) => Ok((self.until_turn(pause, self.is_accepted())?, None)),
+            Err(Unplanned::Refused(refusal)) => Ok((self.refused(status, refusal)?, None)),
         }
+    }
+
+    /// Refuses a job whose objects cannot be built; checked once for every edit.
+    fn refuse_unbuildable(&self) -> Result<(), Refusal> {
+        if self.reserved_request().is_none() {
+            let request = self.buildable()?;
+            let generation = self.job.metadata.generation;
+            self.state(|state| state.buildable = Some((generation, request)));
+        }
+        Ok(())
+    }
+
+    /// Resource request of the job's pods, once they are known to be valid.
+    pub fn reserved_request(&self) -> Option<ResourceRequest> {
+        let generation = self.job.metadata.generation;
+        let known = self.state(|state| state.buildable.clone());
+        known
+            .filter(|known| known.0 == generation)
+            .map(|known| known.1)
+    }
+
+    /// Resource request of the job's pods; refuses a job whose objects cannot be built.
+    pub fn buildable(&self) -> Result<ResourceRequest, Refusal> {
+        let (job, image) = (self.job, self.context.image.as_deref());
+        let request = build::resource_request(job);
+        let constraints = request.constraints();
+        if constraints > MOST_CONSTRAINTS {
+            return Err(plan_refused(format!(
+                "spec.podTemplate has {constraints} tolerations, node labels and values of the node affinity; \
+                 {MOST_CONSTRAINTS} at most: label the nodes with one value that selects them"
+            )));
+        }
+        let pod = build::pod(job, Slot::default(), image).map_err(|error| {
+            plan_refused(format!(
+                "spec.podTemplate does not give a valid pod: {error}; compare it with `kubectl explain pod.spec`"
+            ))
+        })?;
+        let class = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.priority_class_name.as_deref())
+            .filter(|class| !class.is_empty());
+        if let (Some(class), Some(allowed)) = (class, &self.context.priority_classes)
+            && !allowed.iter().any(|name| name == class)
+        {
+            return Err(plan_refused(format!(
+                "spec.podTemplate has the priority class {class}, whose pods preempt those of others: remove it, or let the \
+                 cluster's administrator add it to the chart's admissionPolicy.priorityClasses"
+            )));
+        }
+        Ok(request.of_pod(&pod))
     }
 
     /// Evaluates the worlds of the job for what was observed. Also returns the feasible numbers of nodes.
@@ -109,22 +147,32 @@ impl Reconciliation<'_> {
         status: &TrainingJobStatus,
         planned: Planned,
     ) -> Result<(Planned, Vec<u32>), Unplanned> {
-        let (planner, reached) = (&planned.planner, reached(status));
-        let known = |nodes| Some((nodes, planner.known(self.ranks(nodes), reached)?));
-        let known: Option<Vec<(u32, bool)>> = self.considered().map(known).collect();
-        let feasible = match known {
-            Some(known) => Ok(known
-                .into_iter()
-                .filter(|known| known.1)
-                .map(|known| known.0)
-                .collect()),
-            None => self.in_turn(|| self.feasible_nodes(reached, planner)),
+        let reached = reached(status);
+        let feasible = match &planned.recipe {
+            None => Ok(self.named_nodes(status, &planned, reached)),
+            Some(recipe) => {
+                let known = |nodes| {
+                    let is_feasible = recipe.known().is_feasible(self.ranks(nodes), reached)?;
+                    Some((nodes, is_feasible))
+                };
+                let known: Option<Vec<(u32, bool)>> = self.considered().map(known).collect();
+                match known {
+                    Some(known) => Ok(known
+                        .iter()
+                        .filter(|known| known.1)
+                        .map(|it| it.0)
+                        .collect()),
+                    None => {
+                        self.in_turn(|at_work| self.feasible_nodes(recipe.worlds(at_work), reached))
+                    }
+                }
+            }
         };
         match feasible {
             Ok(feasible) => Ok((planned, feasible)),
             Err(unplanned) => {
                 let planned = self.without_plan(status, planned, unplanned)?;
-                let feasible = self.feasible_nodes(reached, &planned.planner);
+                let feasible = self.named_nodes(status, &planned, reached);
                 Ok((planned, feasible))
             }
         }
@@ -137,7 +185,6 @@ impl Reconciliation<'_> {
         planned: Planned,
         unplanned: Unplanned,
     ) -> Result<Planned, Unplanned> {
-        self.state(|state| state.planner = planned.planner.at_rest());
         match unplanned {
             Unplanned::Later(pause) => Ok(Planned {
                 verdict: planned.verdict,
@@ -148,27 +195,56 @@ impl Reconciliation<'_> {
                     let input = PlanInput::of(self.job, status, &kept.into());
                     self.state(|state| state.refused = Some((input, refusal.clone())));
                 }
-                refused(status, refusal)
+                self.refused(status, refusal)
             }
         }
+    }
+
+    /// A refused job continues with the plan of its newest generation.
+    fn refused(&self, status: &TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
+        self.state(|state| state.planned = Weak::new());
+        if status.generation.is_none() {
+            return Err(Unplanned::Refused(refusal));
+        }
+        Ok(Planned {
+            verdict: Some(Err(refusal)),
+            ..Planned::default()
+        })
     }
 
     /// What is known without a plan of a job whose generation runs. If none runs, nothing is urgent.
     fn until_turn(&self, pause: Duration, edits: bool) -> Result<Planned, Unplanned> {
         let status = self.job.status.as_ref();
-        let running = status.and_then(|status| Some((status, status.generation.as_ref()?)));
-        let running = running.filter(|(_, current)| current.outcome.is_none());
-        let (status, current) = running.ok_or(Unplanned::Later(pause))?;
-        let feasible = status.plan.iter().flat_map(|plan| &plan.feasible_nodes);
-        let worlds = feasible.map(|nodes| self.ranks(*nodes));
-        // An edit may have made them infeasible.
-        let worlds = worlds.filter(|_| self.is_accepted()).collect();
+        let current = status.and_then(|status| status.generation.as_ref());
+        if current.is_none_or(|current| current.outcome.is_some()) {
+            return Err(Unplanned::Later(pause));
+        }
         Ok(Planned {
-            planner: Planner::with_known_worlds(current.record.plan.clone(), worlds),
             waits: Some(pause),
             edits,
             ..Planned::default()
         })
+    }
+
+    /// The feasible numbers of nodes that the status names. That of the newest generation is one of them, and the only
+    /// one after an edit, which may have made the others infeasible.
+    fn named_nodes(
+        &self,
+        status: &TrainingJobStatus,
+        planned: &Planned,
+        reached: Reached,
+    ) -> Vec<u32> {
+        let others: &[u32] = match &status.plan {
+            Some(plan) if planned.waits.is_some() && self.is_accepted() => &plan.feasible_nodes,
+            _ => &[],
+        };
+        let current = status.generation.as_ref();
+        let current = current.map(|current| current.record.plan.facts.world_size);
+        let is_named = |nodes: &u32| match self.ranks(*nodes) {
+            ranks if Some(ranks) == current => newest_plan(status, ranks, reached).is_some(),
+            _ => others.contains(nodes),
+        };
+        self.considered().filter(is_named).collect()
     }
 
     /// Whether the spec has been planned, by this controller process or an earlier one.
@@ -182,15 +258,18 @@ impl Reconciliation<'_> {
     async fn read_and_plan(
         &self,
         status: &TrainingJobStatus,
-        planner: &mut Planner,
-    ) -> Result<Option<PlannedRecipe>, Unplanned> {
+    ) -> Result<(Arc<JobRecipe>, Option<(KeptRecipe, World)>), Unplanned> {
+        let before = self.state(|state| state.planned.clone());
+        let before = self.context.recipes.again(&before);
         if let Some(id) = self.known_recipe(status) {
             self.refuse_again(status, &id)?;
             // A running job is planned too: after a change of its command no other world may be feasible, and
             // then it is left unchanged.
-            let has_read = planner.found_plan && planner.has_read(self.job, &id);
-            if has_read && status.recipe.is_some() && status.plan.is_some() {
-                return Ok(None);
+            if let Some(recipe) = before.filter(|recipe| recipe.is_of(self.job, &id))
+                && status.recipe.is_some()
+                && status.plan.is_some()
+            {
+                return Ok((recipe, None));
             }
         }
         let turn = self.turn()?;
@@ -209,12 +288,13 @@ impl Reconciliation<'_> {
             self.state(|state| state.recipe = Some(known));
         }
         self.refuse_again(status, &id)?;
-        let planned = self.plan_recipe(turn, status, planner, source);
+        let planned = self.plan_recipe(turn, status, source);
         if let Err(Unplanned::Refused(refusal)) = &planned {
             let input = PlanInput::of(self.job, status, &id);
             self.state(|state| state.refused = Some((input, refusal.clone())));
         }
-        planned.map(Some)
+        let (recipe, first) = planned?;
+        Ok((recipe, Some(first)))
     }
 
     /// The recipe, if it is known without reading it.
@@ -241,50 +321,46 @@ impl Reconciliation<'_> {
         &self,
         turn: Turn<'_>,
         status: &TrainingJobStatus,
-        planner: &mut Planner,
         source: Source,
-    ) -> Result<PlannedRecipe, Unplanned> {
-        let Source {
-            job,
-            snapshot: mut recipe,
-        } = source;
+    ) -> Result<(Arc<JobRecipe>, (KeptRecipe, World)), Unplanned> {
+        let Source { job, mut snapshot } = source;
         let reached = reached(status);
-        let (plan, feasible) = self.work_in(turn, || {
-            if !planner.has_read(self.job, &RecipeId::from(&recipe)) {
-                planner.read(self.job, &recipe, &self.context.recipes)?;
-            }
-            let first = self.first_plan(planner, reached)?;
+        let recipes = &self.context.recipes;
+        let (recipe, first) = self.work_in(turn, |at_work| {
+            let recipe = recipes.read(self.job, &snapshot)?;
+            let first = self.first_world(recipe.worlds(at_work), reached)?;
             if status.generation.is_none() {
-                planner.check_command(self.job, &recipe, &first.0)?;
+                recipe.check_command(self.job, &snapshot, &first.plan)?;
             }
-            if status.recipe.is_some() || !planner.needs_a_first_world() {
-                return Ok(first);
+            if status.recipe.is_some() || !recipe.recipe().spec.batch.needs_a_world() {
+                return Ok((recipe, first));
             }
             // From now on every world is planned from this one, as `launch` plans those of a run.
-            recipe.gpus = Some(first.0.facts.world_size);
-            planner.read(self.job, &recipe, &self.context.recipes)?;
-            self.first_plan(planner, reached)
+            snapshot.gpus = Some(first.plan.facts.world_size);
+            let recipe = recipes.read(self.job, &snapshot)?;
+            let first = self.first_world(recipe.worlds(at_work), reached)?;
+            Ok::<_, Refusal>((recipe, first))
         })??;
-        planner.found_plan = true;
-        let plan = PlanSummary::of(&self.job.spec, &plan, feasible);
-        let recipe = recipe.kept(&job.spec.recipe);
-        Ok(PlannedRecipe { recipe, plan })
+        Ok((recipe, (snapshot.kept(&job.spec.recipe), first)))
     }
 
-    /// The plan of the largest feasible world of the job, and the feasible numbers of nodes.
-    fn first_plan(&self, planner: &Planner, reached: Reached) -> Result<(Plan, Vec<u32>), Refusal> {
-        let feasible = self.feasible_nodes(reached, planner);
+    /// The largest feasible world of the job.
+    fn first_world(&self, worlds: &Worlds, reached: Reached) -> Result<World, Refusal> {
+        let feasible_nodes = self.feasible_nodes(worlds, reached);
         let nodes = self.job.spec.nodes.max(1);
         let most = nodes.min(*self.bounds().end());
-        let first = feasible.iter().rfind(|nodes| **nodes <= most);
-        let plan = planner.plan(self.ranks(*first.unwrap_or(&nodes)), reached);
+        let first = feasible_nodes.iter().rfind(|nodes| **nodes <= most);
+        let plan = plan(worlds, self.ranks(*first.unwrap_or(&nodes)), reached);
         let plan = plan.map_err(|message| {
             let per_node = self.job.spec.gpus_per_node;
             plan_refused(format!(
                 "no plan for {nodes} nodes of {per_node} GPUs: {message}"
             ))
         })?;
-        Ok((plan, feasible))
+        Ok(World {
+            plan,
+            feasible_nodes,
+        })
     }
 
     /// The turn of the job to read or plan its recipe.
@@ -295,12 +371,12 @@ impl Reconciliation<'_> {
     }
 
     /// Plans in the turn of the job.
-    fn in_turn<T>(&self, work: impl FnOnce() -> T) -> Result<T, Unplanned> {
+    fn in_turn<T>(&self, work: impl FnOnce(&AtWork) -> T) -> Result<T, Unplanned> {
         self.work_in(self.turn()?, work)
     }
 
     /// Reads or plans a recipe. A recipe is its tenant's: it may take long, and it may make the planner panic.
-    fn work_in<T>(&self, turn: Turn<'_>, work: impl FnOnce() -> T) -> Result<T, Unplanned> {
+    fn work_in<T>(&self, turn: Turn<'_>, work: impl FnOnce(&AtWork) -> T) -> Result<T, Unplanned> {
         turn.run(work).ok_or_else(|| {
             error!("the planner panicked on the recipe");
             let message = "the planner failed on this recipe: please report it with the recipe; the controller's \
@@ -322,8 +398,8 @@ impl Reconciliation<'_> {
     }
 
     /// Feasible numbers of nodes.
-    fn feasible_nodes(&self, reached: Reached, planner: &Planner) -> Vec<u32> {
-        let is_feasible = |nodes: &u32| planner.is_feasible(self.ranks(*nodes), reached);
+    fn feasible_nodes(&self, worlds: &Worlds, reached: Reached) -> Vec<u32> {
+        let is_feasible = |nodes: &u32| worlds.is_feasible(self.ranks(*nodes), reached);
         self.considered().filter(is_feasible).collect()
     }
 
@@ -338,31 +414,36 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         placeable: u32,
-        planner: &Planner,
+        planned: &Planned,
     ) -> Result<Option<String>, Unplanned> {
-        if status.phase != Phase::Running {
+        let Some(recipe) = planned
+            .recipe
+            .as_ref()
+            .filter(|_| status.phase == Phase::Running)
+        else {
             return Ok(None);
-        }
+        };
+        let known = recipe.known();
         let first = status.nodes + 1;
         let last = self.job.spec.nodes.min(*self.bounds().end()).min(placeable);
         let reached = reached(status);
         // If one of them is feasible, a scale up to it is under way.
-        let is_refused = |nodes| planner.known(self.ranks(nodes), reached) == Some(false);
+        let is_refused = |nodes| known.is_feasible(self.ranks(nodes), reached) == Some(false);
         if first > last || !(first..=last).all(is_refused) {
             return Ok(None);
         }
         let ranks = self.ranks(last);
         // A world that does not split the batch is not evaluated before.
-        let refusal = match planner.known_refusal(ranks, reached) {
+        let refusal = match known.refusal(ranks, reached) {
             Some(refusal) => refusal,
-            None => self.in_turn(|| planner.refusal(ranks, reached))?,
+            None => self.in_turn(|at_work| recipe.worlds(at_work).refusal(ranks, reached))?,
         };
         let skipped = if first == last {
             format!("{first} nodes")
         } else {
             format!("{first} to {last} nodes")
         };
-        Ok(refusal.map(|message| format!("skips {skipped}: {message}")))
+        Ok(refusal.map(|refusal| format!("skips {skipped}: {refusal}")))
     }
 
     /// The largest micro-batch below that of `plan` with which its world is feasible, for the current global batch
@@ -377,11 +458,14 @@ impl Reconciliation<'_> {
         if let Some(pause) = planned.waits {
             return Err(Unplanned::Later(pause));
         }
+        let Some(recipe) = &planned.recipe else {
+            return Ok(None);
+        };
         let reached = Reached {
             batch: Some(batch),
             ..reached
         };
-        self.in_turn(|| planned.planner.smaller(plan, reached))
+        self.in_turn(|at_work| recipe.worlds(at_work).smaller(plan, reached))
     }
 
     /// Plans the world that a placement publishes. `None`: it publishes none, or the world has no plan.
@@ -389,7 +473,7 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         placement: &Placement,
-        planner: &Planner,
+        planned: &Planned,
     ) -> Result<Option<World>, Unplanned> {
         let PlacementAction::Ranks(RankAction::Publish {
             world: members,
@@ -405,18 +489,24 @@ impl Reconciliation<'_> {
             ..before
         };
         let ranks = members.len() as u64 * u64::from(self.job.spec.gpus_per_node);
-        let plan = || {
-            let feasible_nodes = self.feasible_nodes(reached, planner);
-            let plan = planner.plan(ranks, reached)?;
-            Ok::<_, String>(World {
-                plan,
-                feasible_nodes,
-            })
-        };
-        let world = if planner.has_recipe() {
-            self.in_turn(plan)?
-        } else {
-            plan()
+        let world = match &planned.recipe {
+            Some(recipe) => self.in_turn(|at_work| {
+                let worlds = recipe.worlds(at_work);
+                Ok(World {
+                    plan: plan(worlds, ranks, reached)?,
+                    feasible_nodes: self.feasible_nodes(worlds, reached),
+                })
+            })?,
+            None => match newest_plan(status, ranks, reached) {
+                Some(plan) => Ok(World {
+                    plan: plan.clone(),
+                    feasible_nodes: self.named_nodes(status, planned, reached),
+                }),
+                None => Err(
+                    "the job as edited cannot be planned, only its current world is known"
+                        .to_owned(),
+                ),
+            },
         };
         let world = world.inspect_err(|error| {
             warn!(%error, "the decided world has no plan and is not published");
@@ -425,19 +515,23 @@ impl Reconciliation<'_> {
     }
 }
 
-/// A refused job continues with the plan of its newest generation.
-fn refused(status: &TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
-    let Some(current) = &status.generation else {
-        return Err(Unplanned::Refused(refusal));
-    };
-    Ok(Planned {
-        planner: Planner::with_known_worlds(current.record.plan.clone(), Vec::new()),
-        verdict: Some(Err(refusal)),
-        ..Planned::default()
+/// Plan for `ranks` ranks with the progress `reached`. The error has one line for each error.
+fn plan(worlds: &Worlds, ranks: u64, reached: Reached) -> Result<Plan, String> {
+    worlds.plan(ranks, reached).map_err(|refused| {
+        let lines: Vec<String> = refused.errors().map(Diagnostic::one_line).collect();
+        lines.join("\n")
     })
 }
 
-/// A world that is published, and the feasible numbers of nodes beside it.
+/// The plan of the newest generation, if it is one of this world and progress.
+fn newest_plan(status: &TrainingJobStatus, ranks: u64, reached: Reached) -> Option<&Plan> {
+    let plan = &status.generation.as_ref()?.record.plan;
+    let limit = reached.per_device_batch_size_limit;
+    let fits = limit.is_none_or(|limit| plan.per_device_batch_size <= limit);
+    (plan.facts.world_size == ranks && fits).then_some(plan)
+}
+
+/// A world that has a plan, and the feasible numbers of nodes beside it.
 #[derive(Debug)]
 pub struct World {
     pub plan: Plan,

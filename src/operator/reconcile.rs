@@ -21,15 +21,15 @@ use super::error::ReconcileError;
 use super::events::announce;
 use super::observe::ClusterState;
 use super::ownership::MANAGER;
-use super::planner::reached;
 use super::planning::{Planned, Unplanned};
+use super::recipes::reached;
 use super::{faults, status, unreadable};
 use crate::api::TrainingJob;
 use crate::api::condition::ConditionReason;
 use crate::api::guarded::GuardedJob;
 use crate::api::status::{Phase, TrainingJobStatus};
 use crate::lifecycle::placement::PlacementAction;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::telemetry::now;
 use crate::util::lock::lock;
 use crate::util::time::seconds;
@@ -143,11 +143,11 @@ impl Reconciliation<'_> {
         let metrics = &self.context.metrics;
         let status = status::of_spec(self.job, before, self.now);
         let planned = metrics.time("plan", self.plan(&status)).await;
-        let (planned, recipe) = match planned {
+        let (planned, first) = match planned {
             Ok(planned) => planned,
             Err(unplanned) => return Err(Observed::of(status).stopped(unplanned)),
         };
-        let status = status::with_plan(status, before, &planned, recipe);
+        let status = self.with_plan(status, before, &planned, first);
         let observed = async { self.observe(status, planned) };
         let (observed, planned) = metrics.time("observe", observed).await?;
         let decided = async { self.evaluate_and_decide(observed, planned) };
@@ -227,7 +227,10 @@ impl Reconciliation<'_> {
     fn cluster_state(&self, status: &TrainingJobStatus, planned: &Planned) -> ClusterState {
         let current = status.generation.as_ref();
         let batch = current.map(|current| current.record.plan.global_batch_size);
-        let most_samples = batch.and_then(|batch| planned.planner.most_samples(batch));
+        let recipe = planned.recipe.as_ref();
+        let most_samples = batch
+            .zip(recipe)
+            .and_then(|(batch, recipe)| plan::most_samples(&recipe.recipe().spec, batch));
         ClusterState::of(self.job, status, self.context, planned.edits, most_samples)
     }
 
@@ -244,14 +247,8 @@ impl Reconciliation<'_> {
             placeable,
             planned,
         } = decision;
-        let Planned {
-            planner,
-            verdict,
-            waits,
-            edits: _,
-            is_unbuildable: _,
-        } = planned;
-        let verdict = verdict.as_ref().map(|verdict| verdict.as_ref().copied());
+        let (verdict, waits) = (planned.verdict.as_ref(), planned.waits);
+        let verdict = verdict.map(|verdict| verdict.as_ref().copied());
         let earlier = status.message.clone();
         let status = self.with_decision(status, &placement, world, &cluster);
         let action = placement.action;
@@ -264,7 +261,7 @@ impl Reconciliation<'_> {
         } else if waits.is_some() {
             Some(earlier)
         } else {
-            let skipped = self.skipped(&status, placeable, &planner);
+            let skipped = self.skipped(&status, placeable, &planned);
             skipped.unwrap_or(Some(earlier))
         };
         let status = TrainingJobStatus {
@@ -283,9 +280,6 @@ impl Reconciliation<'_> {
             stalled: cluster.stalled.is_some(),
         };
         let status = conditions::finish(status, &findings).bounded();
-        if waits.is_none() {
-            self.state(|state| state.planner = planner.at_rest());
-        }
         Next {
             status,
             action,

@@ -12,11 +12,11 @@ use super::conditions::Refusal;
 use super::context::Reconciliation;
 use super::observe::ClusterState;
 use super::outcome::{self, Counted, count_pods};
-use super::planning::{Planned, PlannedRecipe, World};
+use super::planning::{Planned, World};
 use crate::api::condition::ConditionReason;
 use crate::api::status::{
-    AfterLoss, Current, Phase, PlanSummary, PodFailures, Progress, Rescale, RescaleStages, Slot,
-    TrainingJobStatus,
+    AfterLoss, Current, KeptRecipe, Phase, PlanSummary, PodFailures, Progress, Rescale,
+    RescaleStages, Slot, TrainingJobStatus,
 };
 use crate::api::{OnStall, TrainingJob};
 use crate::lifecycle::agent_state::{AgentState, LaterGeneration};
@@ -60,34 +60,6 @@ pub fn of_spec(job: &TrainingJob, before: &TrainingJobStatus, now: f64) -> Train
     }
 }
 
-/// The status with the planned recipe, and with the first plan.
-pub fn with_plan(
-    status: TrainingJobStatus,
-    before: &TrainingJobStatus,
-    planned: &Planned,
-    recipe: Option<PlannedRecipe>,
-) -> TrainingJobStatus {
-    let observed_generation = if planned.verdict.is_some() {
-        status.observed_generation
-    } else {
-        // The newest spec is not planned yet.
-        before.observed_generation
-    };
-    match recipe {
-        Some(PlannedRecipe { recipe, plan }) => TrainingJobStatus {
-            observed_generation,
-            // A refused recipe may still be edited, so the status has only planned ones.
-            recipe: Some(recipe),
-            plan: status.plan.or(Some(plan)),
-            ..status
-        },
-        None => TrainingJobStatus {
-            observed_generation,
-            ..status
-        },
-    }
-}
-
 /// A time, limited to the latest one that is possible now: the clock may have been set back since, or that of another
 /// replica be fast. `latest`: seconds since the Unix epoch.
 fn limited(time: &MicroTime, latest: f64) -> MicroTime {
@@ -99,6 +71,36 @@ fn limited(time: &MicroTime, latest: f64) -> MicroTime {
 }
 
 impl Reconciliation<'_> {
+    /// The status with the planned recipe, and with the first plan.
+    pub fn with_plan(
+        &self,
+        status: TrainingJobStatus,
+        before: &TrainingJobStatus,
+        planned: &Planned,
+        first: Option<(KeptRecipe, World)>,
+    ) -> TrainingJobStatus {
+        let observed_generation = if planned.verdict.is_some() {
+            status.observed_generation
+        } else {
+            // The newest spec is not planned yet.
+            before.observed_generation
+        };
+        // A refused recipe may still be edited, so the status has only planned ones.
+        let (recipe, plan) = match first {
+            Some((recipe, first)) => {
+                let summary = || PlanSummary::of(&self.job.spec, &first.plan, first.feasible_nodes);
+                (Some(recipe), Some(status.plan.unwrap_or_else(summary)))
+            }
+            None => (status.recipe, status.plan),
+        };
+        TrainingJobStatus {
+            observed_generation,
+            recipe,
+            plan,
+            ..status
+        }
+    }
+
     /// Why the job ends: its active deadline.
     pub fn overdue(&self, status: &TrainingJobStatus) -> Option<Refusal> {
         let limit = self.job.spec.active_deadline_seconds?;

@@ -65,35 +65,20 @@ impl Turns {
     }
 }
 
-#[cfg(test)]
-thread_local! {
-    /// Whether this thread does the work of a turn.
-    static AT_WORK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// Fails a test that plans outside a turn.
-#[cfg(test)]
-pub fn assert_at_work() {
-    assert!(AT_WORK.get(), "a recipe is planned outside a turn");
-}
+/// Proof that a turn is in progress: only with it are worlds planned.
+pub struct AtWork(());
 
 impl Turn<'_> {
     /// Runs `work` without delaying the other tasks of the runtime. `None`: it panicked, which would end the controller,
     /// and again after each start.
-    pub fn run<T>(self, work: impl FnOnce() -> T) -> Option<T> {
+    pub fn run<T>(self, work: impl FnOnce(&AtWork) -> T) -> Option<T> {
         // Locks recover from panics, and what `work` changes is dropped by the caller.
         let work = AssertUnwindSafe(|| {
             #[cfg(test)]
-            {
-                assert!(!self.turns.panics.load(std::sync::atomic::Ordering::Relaxed));
-                AT_WORK.set(true);
-            }
-            work()
+            assert!(!self.turns.panics.load(std::sync::atomic::Ordering::Relaxed));
+            work(&AtWork(()))
         });
-        let done = tokio::task::block_in_place(|| catch_unwind(work));
-        #[cfg(test)]
-        AT_WORK.set(false);
-        done.ok()
+        tokio::task::block_in_place(|| catch_unwind(work)).ok()
     }
 }
 

@@ -171,20 +171,16 @@ impl Worlds {
 
     /// Why a world has no plan; `None`: it has one.
     pub fn refusal(&self, world: u64, reached: Reached) -> Option<Refusal> {
-        if let Some(verdict) = self.known_refusal(world, reached) {
+        if let Some(verdict) = self.known().refusal(world, reached) {
             return verdict;
         }
         self.examine(world, reached);
-        self.known_refusal(world, reached).flatten()
+        self.known().refusal(world, reached).flatten()
     }
 
-    /// As [`Worlds::refusal`]; `None` if only a plan can tell.
-    pub fn known_refusal(&self, world: u64, reached: Reached) -> Option<Option<Refusal>> {
-        let known = lock(&self.known);
-        if known.plans.contains_key(&self.key(world, reached)) {
-            return Some(None);
-        }
-        known.verdicts.get(&(world, reached)).cloned()
+    /// What is known without a further plan.
+    pub fn known(&self) -> KnownWorlds<'_> {
+        KnownWorlds(self)
     }
 
     /// The key of a plan. A run that keeps its recipe's batch has the plans of the recipe, but other refusals: they
@@ -214,17 +210,8 @@ impl Worlds {
 
     /// Whether a world has a plan.
     pub fn is_feasible(&self, world: u64, reached: Reached) -> bool {
-        let known = self.known(world, reached);
+        let known = self.known().is_feasible(world, reached);
         known.unwrap_or_else(|| self.refusal(world, reached).is_none())
-    }
-
-    /// As [`Worlds::is_feasible`]; `None` if only a plan can tell.
-    pub fn known(&self, world: u64, reached: Reached) -> Option<bool> {
-        if !self.may_split(world, reached) {
-            return Some(false);
-        }
-        let refusal = self.known_refusal(world, reached)?;
-        Some(refusal.is_none())
     }
 
     /// Whether a world may split the batch. It costs one division, where a plan derives every number and runs every
@@ -258,10 +245,34 @@ impl Worlds {
             self.is_feasible(failed.facts.world_size, within)
         })
     }
+
     /// Number of worlds that were planned, for tests.
     #[cfg(test)]
     pub fn evaluated(&self) -> usize {
         lock(&self.known).verdicts.len()
+    }
+}
+
+/// What is known of worlds. Nothing is planned for an answer, and `None` says that only a plan can tell.
+#[derive(Debug, Clone, Copy)]
+pub struct KnownWorlds<'a>(&'a Worlds);
+
+impl KnownWorlds<'_> {
+    /// As [`Worlds::is_feasible`].
+    pub fn is_feasible(self, world: u64, reached: Reached) -> Option<bool> {
+        if !self.0.may_split(world, reached) {
+            return Some(false);
+        }
+        Some(self.refusal(world, reached)?.is_none())
+    }
+
+    /// As [`Worlds::refusal`].
+    pub fn refusal(self, world: u64, reached: Reached) -> Option<Option<Refusal>> {
+        let known = lock(&self.0.known);
+        if known.plans.contains_key(&self.0.key(world, reached)) {
+            return Some(None);
+        }
+        known.verdicts.get(&(world, reached)).cloned()
     }
 }
 
@@ -309,9 +320,9 @@ mod tests {
         let start = Reached::default();
         worlds.plan(4, start).unwrap();
         let same = worlds.with(None, None);
-        assert_eq!(same.known(4, start), Some(true));
+        assert_eq!(same.known().is_feasible(4, start), Some(true));
         let counted = same.with(None, Some(1000));
-        assert_eq!(counted.known(4, start), None);
+        assert_eq!(counted.known().is_feasible(4, start), None);
         let counted = counted.with(None, Some(1000));
         assert_eq!(counted.request().data_samples, Some(1000));
     }

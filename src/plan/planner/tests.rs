@@ -356,7 +356,7 @@ proptest! {
                     ..Reached::default()
                 };
                 let worlds = Worlds::new(recipe, request, None);
-                prop_assert_eq!(worlds.known(world, reached), None, "only a plan can tell");
+                prop_assert_eq!(worlds.known().is_feasible(world, reached), None, "only a plan can tell");
                 let batch = plan.global_batch_size;
                 let dealt: u64 = plan.deal(batch).iter().sum();
                 prop_assert_eq!(dealt * plan.per_device_batch_size, batch);
@@ -386,7 +386,7 @@ proptest! {
         prop_assert_eq!(listed, world % tensor == 0 && global % (world / tensor) == 0);
         prop_assert_eq!(listed, draft.finish().is_ok());
         let worlds = Worlds::new(recipe, PlanRequest::gpus(1), None);
-        let known = worlds.known(world, Reached::default());
+        let known = worlds.known().is_feasible(world, Reached::default());
         prop_assert_eq!(known, (!listed).then_some(false));
     }
 }
