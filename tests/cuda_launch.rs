@@ -454,6 +454,31 @@ fn a_sharded_model_has_the_cpus_losses() {
     }
 }
 
+/// Norms of queries and keys; LayerNorm, biases and a parallel residual; learnt positions.
+#[test]
+fn sharded_models_of_other_families_have_the_cpus_losses() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    for family in ["qwen3", "gpt_neox", "gpt2"] {
+        let mut model = format!("evenkeel.model.config.model_type={family}");
+        if family == "gpt2" {
+            for part in ["resid", "embd", "attn"] {
+                model += &format!(" evenkeel.model.config.{part}_pdrop=0");
+            }
+        }
+        let [cpu, gpus] = ["cpu", "gpus"].map(|place| format!("{family}-{place}"));
+        machine.trained(&format!("--out {cpu} --device cpu {model}"), &[]);
+        let sharded =
+            format!("--procs 2 --device cuda {FSDP} evenkeel.model.activation_checkpointing=true");
+        machine.trained(
+            &format!("--out {gpus} {sharded} {model}"),
+            &[("EMULATED_GPU_DEVICES", "2")],
+        );
+        assert_close(&machine.losses(&gpus), &machine.losses(&cpu), 1e-5);
+    }
+}
+
 #[test]
 #[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_sharded_model_communicates_what_the_formula_says() {

@@ -2,8 +2,9 @@
 """Gradients and losses of tiny models of each family by PyTorch and transformers, which the engines are tested against.
 
 Writes beside itself, for each case, NAME.json (config.json's keys, the micro-batch's shape, what the optimiser was
-told, the summed loss, the same and each gradient's relative L2 error under autocast to bf16, ten mean losses) and NAME.safetensors (tokens, targets, the gradient of the summed loss of every
-parameter by its Hugging Face name). The weights come from a formula over integers that the test repeats.
+told, the summed loss, the same and each gradient's relative L2 error under autocast to bf16, ten mean losses) and
+NAME.safetensors (tokens, targets, the logits of the first row, the gradient of the summed loss of every parameter by its
+Hugging Face name). The weights come from a formula over integers that the test repeats.
 
   python tests/reference/model_reference.py [CASE…]     (written with torch 2.15.0, transformers 5.23.0 and 5.24.0)
 
@@ -120,8 +121,12 @@ def batch():
     return tokens.astype(np.int64), targets
 
 
+def logits_of(model, tokens):
+    return model(input_ids=torch.tensor(tokens), use_cache=False).logits
+
+
 def summed_loss(model, tokens, targets):
-    logits = model(input_ids=torch.tensor(tokens), use_cache=False).logits
+    logits = logits_of(model, tokens)
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=IGNORE,
                                              reduction="sum")
 
@@ -162,6 +167,8 @@ def run(name, case):
     tokens, targets = batch()
     count = int((targets != IGNORE).sum())
 
+    with torch.no_grad():
+        logits = logits_of(model, tokens[:1])[0].float().numpy()
     loss = summed_loss(model, tokens, targets)
     loss.backward()
     gradients = {n: p.grad.float().numpy().copy() for n, p in parameters.items()}
@@ -185,7 +192,7 @@ def run(name, case):
     record = dict(config=keys, batch=BATCH, seq_len=SEQ_LEN, optimizer=o, summed_loss=loss.item(), targets=count,
                   autocast=autocast, losses=losses, gradient_norms=norms_seen, torch=torch.__version__.split("+")[0])
     (HERE / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    save_file(gradients | dict(tokens=tokens.astype(np.int32), targets=targets.astype(np.int32)),
+    save_file(gradients | dict(tokens=tokens.astype(np.int32), targets=targets.astype(np.int32), logits=logits),
               HERE / f"{name}.safetensors")
     print(name, count, "targets", [round(x, 4) for x in losses], [round(x, 3) for x in norms_seen])
 

@@ -25,6 +25,7 @@ macro_rules! contract_tests {
             accumulation_equals_one_large_micro_batch,
             norms_match_the_gradients,
             every_gradient_is_pytorchs,
+            logits_are_those_of_transformers,
             steps_of_adamw_give_pytorchs_losses,
         );
     };
@@ -411,6 +412,12 @@ pub fn norms_match_the_gradients(new: New) {
 pub fn every_gradient_is_pytorchs(new: New) {
     for name in reference::CASES {
         reference::check_gradients(new, name);
+    }
+}
+
+pub fn logits_are_those_of_transformers(new: New) {
+    for name in reference::CASES {
+        reference::check_logits(new, name);
     }
 }
 

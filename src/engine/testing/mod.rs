@@ -70,7 +70,12 @@ pub struct Batch {
 
 impl Batch {
     pub fn new(rows: usize, seq_len: usize) -> Batch {
-        let value = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u32 % 30;
+        Batch::of_vocabulary(30, rows, seq_len)
+    }
+
+    /// Tokens below `vocabulary`.
+    pub fn of_vocabulary(vocabulary: u32, rows: usize, seq_len: usize) -> Batch {
+        let value = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) as u32 % vocabulary;
         let padded = |i: usize| (i / seq_len) % 2 == 1 && i % seq_len >= seq_len / 2;
         let cells = || 0..rows * seq_len;
         Batch {

@@ -27,6 +27,11 @@ pub const CASES: [&str; 15] = [
     "biased_llama",
 ];
 
+/// The models of all cases.
+pub fn configs() -> impl Iterator<Item = ModelConfig> {
+    CASES.iter().map(|name| Reference::read(name).config())
+}
+
 /// One case of the script.
 pub struct Reference {
     record: Value,
@@ -160,6 +165,32 @@ pub fn check_gradients(new: New, name: &str) {
                 error < 5e-6 * largest,
                 "{}: {error} of {largest}",
                 parameter.name
+            );
+        }
+    }
+}
+
+/// Asserts that the logits after several parts of the first row are transformers', within 1e-5 of the largest.
+pub fn check_logits(new: New, name: &str) {
+    let reference = Reference::read(name);
+    let mut engine = new(reference.config());
+    reference.set_weights(engine.as_mut());
+    let batch = reference.batch();
+    let expected = reference.floats("logits");
+    let vocabulary = expected.len() / batch.seq_len;
+    let largest = expected.iter().fold(0.0f32, |most, it| most.max(it.abs()));
+    engine.begin_sequence(batch.seq_len).unwrap();
+    let mut past = 0;
+    for part in [1, 9, 1, 30, 29] {
+        let got = engine.append(&batch.tokens[past..past + part]).unwrap();
+        past += part;
+        let expected = &expected[(past - 1) * vocabulary..past * vocabulary];
+        assert_eq!(got.len(), vocabulary);
+        for (token, (got, expected)) in got.iter().zip(expected).enumerate() {
+            let error = (got - expected).abs();
+            assert!(
+                error < 1e-5 * largest,
+                "token {token} after {past}: {got}, {expected}"
             );
         }
     }

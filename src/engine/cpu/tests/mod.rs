@@ -28,21 +28,19 @@ contract_tests!(Some(|config| -> Box<dyn Engine> {
 
 #[test]
 fn activation_checkpointing_changes_no_bit_and_takes_less_memory() {
-    let batch = Batch::new(3, 40);
-    let mut plain = engine(config());
-    let mut checkpointing = engine_with(
-        config(),
-        CpuOptions {
+    let batch = Batch::of_vocabulary(24, 3, 40);
+    for config in std::iter::once(config()).chain(reference::configs()) {
+        let mut plain = engine(config.clone());
+        let options = CpuOptions {
             activation_checkpointing: true,
             ..CpuOptions::default()
-        },
-    );
-    let expected = gradient_of(&mut plain, batch.micro_batch());
-    assert_eq!(
-        gradient_of(&mut checkpointing, batch.micro_batch()),
-        expected
-    );
-    assert!(checkpointing.memory().0 < plain.memory().0);
+        };
+        let mut checkpointing = engine_with(config.clone(), options);
+        let expected = gradient_of(&mut plain, batch.micro_batch());
+        let got = gradient_of(&mut checkpointing, batch.micro_batch());
+        assert_eq!(got, expected, "{config:?}");
+        assert!(checkpointing.memory().0 < plain.memory().0, "{config:?}");
+    }
 }
 
 #[test]

@@ -64,7 +64,8 @@ fn train(
         .map_or((0, 1), |world| (world.rank(), world.world()));
     let dealt = deal(micro_batches, size);
     let first: usize = dealt[..own].iter().sum();
-    let samples = Batch::new(steps * micro_batches, SEQ_LEN);
+    // Tokens that every model has.
+    let samples = Batch::of_vocabulary(24, steps * micro_batches, SEQ_LEN);
     let measure = Measure {
         micro_batches: true,
         worker: false,
@@ -209,6 +210,21 @@ fn shards_train_the_same_weights_as_one_process() {
 fn unsharded_accumulation_trains_the_same_weights() {
     check_worlds(&config(), ACCUMULATES_UNSHARDED, 10);
     check_worlds(&tied(), ACCUMULATES_UNSHARDED, 10);
+}
+
+#[test]
+fn every_family_trains_the_same_in_every_world_and_strategy() {
+    let work = (3, 5);
+    for config in reference::configs() {
+        let alone = train((&config, None), Strategy::Replicated, None, work);
+        for strategy in [Strategy::Replicated, SHARDED, ACCUMULATES_UNSHARDED] {
+            for result in on_all(2, |world| {
+                train((&config, None), strategy, Some(world), work)
+            }) {
+                assert_same(&alone, &result);
+            }
+        }
+    }
 }
 
 /// ‖this rank's gradient‖² of one step of `micro_batches` micro-batches.

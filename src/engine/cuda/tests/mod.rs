@@ -392,6 +392,9 @@ fn options_that_save_time_or_memory_change_no_bit() {
         (tied(), f32_options()),
         (tied(), bf16_options()),
         (hoppers(64), bf16_options()),
+        (with_vectors(), f32_options()),
+        (plain(), f32_options()),
+        (of_layer_norms(true), bf16_options()),
     ] {
         let gradient = |options: CudaOptions| {
             let mut engine = engine(&device, config.clone(), options);
