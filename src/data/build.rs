@@ -1,11 +1,15 @@
 //! Reads all sources and writes one part: documents are chosen in order, encoded in parallel in bounded
 //! chunks, and appended in order, so that the bytes do not depend on the threads.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use rayon::ThreadPool;
 use rayon::prelude::*;
+use serde_json::Map;
+use xxhash_rust::xxh3::xxh3_128;
 
+use super::conversion::Answer;
 use super::dataset::{INDEX, Store};
 use super::encode::{Encoder, Outcome, Piece};
 use super::error::DataError;
@@ -13,9 +17,10 @@ use super::kind::Kind;
 use super::manifest::PartRecord;
 use super::pack::{IndexWriter, SampleWriter, Summary, Token, token_width};
 use super::read::{self, Content};
+use super::record::parse_json;
 use super::request::{Meter, Phase, PrepareRequest, check_stopped};
 use super::sources::{Source, Sources};
-use crate::recipe::schema::spec::PackingStrategy;
+use crate::recipe::schema::spec::{Conversion, PackingStrategy};
 use crate::samples::Order;
 use crate::util::durable::FileError;
 use crate::util::random::Random;
@@ -77,11 +82,22 @@ impl<'a> Builder<'a, '_> {
     /// Reads the documents of a source that its weight selects.
     fn read(&mut self, source: &'a Source, keys: &[u64; 2]) -> Result<(), DataError> {
         let reading = self.encoder.reading();
+        let kind = self.encoder.request.kind();
+        let choose_columns = |available: &[&str]| source.columns_of(available, kind);
+        let answers = match source.conversion {
+            Some(conversion) if kind == Kind::Text => {
+                Some(answers(source, conversion, &choose_columns, reading)?)
+            }
+            _ => None,
+        };
         let mut selection = None;
         if let Some(weight) = source.weight {
             let mut total = 0;
             for file in &source.files {
                 total += read::count(file, reading)?;
+            }
+            if let Some(answers) = &answers {
+                total = answers.len() as u64;
             }
             let keys = [self.encoder.request.seed, keys[0], keys[1]];
             // Above 1, a weight is a number of documents.
@@ -94,11 +110,16 @@ impl<'a> Builder<'a, '_> {
             selection = Some(choose(&keys, wanted, total));
         }
         let mut pending: Option<Piece> = None;
+        let mut numbers = 0_u64..;
         for file in &source.files {
-            for document in read::open(file, &source.columns, reading)? {
+            for document in read::open(file, &choose_columns, reading)? {
                 check_stopped(reading.stopped)?;
                 let document = document?;
-                let chosen = selection.as_mut().is_none_or(|is_next| is_next());
+                let number = numbers.next();
+                let is_answer =
+                    |answers: &BTreeSet<u64>| number.is_some_and(|it| answers.contains(&it));
+                let chosen = answers.as_ref().is_none_or(is_answer)
+                    && selection.as_mut().is_none_or(|is_next| is_next());
                 // A piece continues a stream only if the piece before it was chosen too.
                 let starts = !document.continues || pending.is_none();
                 if let Some(piece) = pending.take() {
@@ -180,6 +201,46 @@ impl<'a> Builder<'a, '_> {
         }
         Ok(())
     }
+}
+
+/// The numbers of the documents of a source whose answers are trained on: one of each prompt.
+fn answers(
+    source: &Source,
+    conversion: Conversion,
+    choose: read::Choose<'_>,
+    reading: read::Reading<'_>,
+) -> Result<BTreeSet<u64>, DataError> {
+    // By the hash of the prompt: the document's number, and the score of its answer.
+    let mut found: HashMap<u128, (u64, f64)> = HashMap::new();
+    let mut number = 0;
+    for file in &source.files {
+        for document in read::open(file, choose, reading)? {
+            check_stopped(reading.stopped)?;
+            let document = document?;
+            let row = match document.content {
+                Content::Json(line) => parse_json(&line),
+                Content::Row(row) => Ok(row),
+                Content::Text(_) | Content::Ids(_) => Ok(Map::new()),
+            };
+            let converted = row.and_then(|row| conversion.convert(&row));
+            let converted = converted
+                .map_err(|fault| DataError::record(&document.place, fault.problem, fault.help))?;
+            if let Some(converted) = converted {
+                let prompt = xxh3_128(converted.prompt.to_string().as_bytes());
+                let score = converted.score;
+                let new = (number, score);
+                let known = found.entry(prompt).or_insert(new);
+                match conversion.answer() {
+                    Answer::First => {}
+                    Answer::Last => *known = new,
+                    Answer::Best if score > known.1 => *known = new,
+                    Answer::Best => {}
+                }
+            }
+            number += 1;
+        }
+    }
+    Ok(found.into_values().map(|(number, _)| number).collect())
 }
 
 /// Chooses exactly `wanted` of `total` items: those that a seeded permutation puts first. Returns whether the next item

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::{Map, Value};
+
 use super::chat::{ChatError, ChatTemplate};
 use super::error::DataError;
 use super::kind::Kind;
@@ -54,44 +56,49 @@ impl<'a> Encoder<'a> {
         Reading {
             packing: self.request.data.wraps(),
             vocabulary_size: self.tokenizer.vocabulary_size,
-            kind: self.request.kind(),
             stopped: self.request.stopped,
         }
     }
 
     /// The outcomes of a document: one, or more or fewer of a row of preferences.
     pub fn encode(&self, piece: &Piece) -> Result<Vec<Outcome>, DataError> {
-        let columns = piece.source.columns.as_slice();
-        let place = &piece.document.place;
-        let fault = |fault: Fault| DataError::record(place, fault.problem, fault.help);
-        let kind = self.request.kind();
-        if kind != Kind::Text {
-            let row = match &piece.document.content {
-                Content::Json(line) => parse_json(line),
-                Content::Row(row) => Ok(row.clone()),
-                Content::Text(_) | Content::Ids(_) => Err(Fault::new(
-                    "preferences are rows with columns",
-                    "give JSONL or Parquet",
-                )),
-            };
-            let split = piece.source.feedback_split.as_deref();
-            let preferences = row.and_then(|row| Preference::of_row(row, columns, split, kind));
-            let outcomes = preferences
-                .and_then(|all| all.into_iter().map(|one| self.preference(one)).collect());
-            return outcomes.map_err(fault);
-        }
-        let record = match &piece.document.content {
-            Content::Ids(ids) => return Ok(vec![Outcome::Tokens(all_targets(ids))]),
-            Content::Text(text) => {
-                let outcome = self.text(text, piece.starts, piece.ends);
-                return outcome.map(|outcome| vec![outcome]).map_err(fault);
-            }
-            Content::Json(line) => parse_json(line).and_then(|row| Record::from_row(row, columns)),
-            Content::Row(row) => Record::from_row(row.clone(), columns),
+        let needs_rows = self.request.kind() != Kind::Text || piece.source.conversion.is_some();
+        let outcomes = match &piece.document.content {
+            Content::Text(_) | Content::Ids(_) if needs_rows => Err(Fault::new(
+                "preferences are rows with columns",
+                "give JSONL or Parquet",
+            )),
+            Content::Ids(ids) => Ok(vec![Outcome::Tokens(all_targets(ids))]),
+            Content::Text(text) => self
+                .text(text, piece.starts, piece.ends)
+                .map(|outcome| vec![outcome]),
+            Content::Json(line) => parse_json(line).and_then(|row| self.row(row, piece.source)),
+            Content::Row(row) => self.row(row.clone(), piece.source),
         };
-        record
-            .and_then(|record| Ok(vec![self.record(&record)?]))
-            .map_err(fault)
+        let place = &piece.document.place;
+        outcomes.map_err(|fault| DataError::record(place, fault.problem, fault.help))
+    }
+
+    /// The outcomes of a row with columns.
+    fn row(&self, row: Map<String, Value>, source: &Source) -> Result<Vec<Outcome>, Fault> {
+        let kind = self.request.kind();
+        let (row, columns) = match source.conversion {
+            None => (row, source.columns.as_slice()),
+            Some(conversion) => match conversion.convert(&row)? {
+                Some(converted) => (converted.into_row(kind), &[][..]),
+                None => return Ok(Vec::new()),
+            },
+        };
+        if kind == Kind::Text {
+            let record = Record::from_row(row, columns)?;
+            return Ok(vec![self.record(&record)?]);
+        }
+        let split = source.feedback_split.as_deref();
+        let preferences = Preference::of_row(row, columns, split, kind)?;
+        preferences
+            .into_iter()
+            .map(|one| self.preference(one))
+            .collect()
     }
 
     /// The recipe's key of the chat template, for messages.

@@ -4,13 +4,15 @@
 //! Preparation refuses the same faults with the same messages. Planners use these checks to report all faults
 //! at once, with their places in the recipe.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::bucket::{self, is_url};
 use crate::hub;
 use crate::plan::Flaw;
-use crate::recipe::schema::spec::{DataFormat, DataSource, SYNTHETIC, Synthetic};
+use crate::recipe::schema::spec::{Conversion, DataFormat, DataSource, SYNTHETIC, Synthetic};
 
+use super::conversion;
 use super::error::DataError;
 use super::files::{self, Place, Resolved};
 use super::names;
@@ -51,6 +53,15 @@ pub fn find_problems(request: &PrepareRequest<'_>, elsewhere: bool) -> Vec<Flaw>
                 found.extend(refused.map(|error| flaw("data-missing", &paths, &error.into())));
                 continue;
             }
+            if source.conversion == Some(Conversion::Unknown) && !elsewhere {
+                found.push(Flaw {
+                    rule: "data-missing",
+                    paths: paths.map(str::to_owned).into(),
+                    message: format!("`{}`: {}", source.path, conversion::UNKNOWN),
+                    help: conversion::OWN_ROWS.to_owned(),
+                });
+                continue;
+            }
             let resolved = files::resolve(request, source, &path);
             text |= holds_text(source, resolved.as_ref().ok());
             if let Err(error) = resolved
@@ -60,6 +71,9 @@ pub fn find_problems(request: &PrepareRequest<'_>, elsewhere: bool) -> Vec<Flaw>
             }
         }
     }
+    // Both parts may name the same data set.
+    let mut known = BTreeSet::new();
+    found.retain(|flaw| known.insert(flaw.message.clone()));
     if text {
         found.extend(tokenizer(request, elsewhere));
     }
@@ -86,14 +100,13 @@ pub fn few_rows(request: &PrepareRequest<'_>) -> Option<u64> {
     let reading = Reading {
         packing: false,
         vocabulary_size: u64::MAX,
-        kind: request.kind(),
         stopped: request.stopped,
     };
     let (mut bytes, mut rows) = (0, 0);
     let sources = &request.data.train;
     for (index, source) in sources.iter().enumerate() {
         let elsewhere = source.path == SYNTHETIC || is_url(&source.path);
-        if elsewhere || source.weight.is_some() {
+        if elsewhere || source.weight.is_some() || source.conversion.is_some() {
             return None;
         }
         let resolved = files::resolve(request, source, &format!("data.train.{index}")).ok()?;

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::bucket::is_url;
-use crate::recipe::schema::spec::{DataFormat, SYNTHETIC};
+use crate::recipe::schema::spec::{Conversion, DataFormat, SYNTHETIC};
 
 use super::error::DataError;
 use super::files::{self, Place, Resolved, SourceFile};
+use super::kind::Kind;
 use super::manifest::{FileRecord, Manifest, SourceRecord};
+use super::record::{Fault, choose_columns};
 use super::remote::{self, Cache};
 use super::request::{Meter, Phase, PrepareRequest};
 
@@ -23,6 +25,19 @@ pub(super) struct Source {
     pub weight: Option<f64>,
     /// The split of HALOs' feedback that is read.
     pub feedback_split: Option<String>,
+    /// How prompts and completions are made of its rows.
+    pub conversion: Option<Conversion>,
+}
+
+impl Source {
+    /// The columns of a table that are read for samples of this kind.
+    pub fn columns_of(&self, available: &[&str], kind: Kind) -> Result<Vec<String>, Fault> {
+        match self.conversion {
+            // A column that is missing is found in the first row.
+            Some(conversion) => Ok(conversion.columns().map(str::to_owned).collect()),
+            None => choose_columns(&self.columns, available, kind),
+        }
+    }
 }
 
 /// The sources of one part.
@@ -94,6 +109,7 @@ pub(super) fn resolve(request: &PrepareRequest<'_>) -> Result<AllSources, DataEr
                 columns: source.columns.clone(),
                 weight: (weight != 1.0).then_some(weight),
                 feedback_split: source.feedback_split.clone(),
+                conversion: source.conversion,
             });
         }
     }
@@ -212,6 +228,9 @@ impl Sources {
                 json!({ "columns": source.columns, "weight": source.weight, "files": files });
             if let Some(split) = &source.feedback_split {
                 all["feedback_split"] = json!(split);
+            }
+            if let Some(conversion) = source.conversion {
+                all["conversion"] = json!(conversion);
             }
             all
         };

@@ -9,7 +9,7 @@ use crate::data::{self, BYTE, Held};
 use crate::hub::{Hub, Kind, Repo, Small, repo_of_snapshot};
 use crate::plan::memory::Shape;
 use crate::recipe::Spec;
-use crate::recipe::schema::spec::{DataSource, Model};
+use crate::recipe::schema::spec::{Conversion, DataSource, Model};
 
 /// The names of the hub in a recipe; `None`: a path, or no name.
 #[derive(Debug, Default)]
@@ -57,6 +57,7 @@ impl Names {
             data: spec
                 .data
                 .sources()
+                .filter(|(_, source)| source.conversion != Some(Conversion::Unknown))
                 .filter(|(_, source)| data::is_on_hub(base, &source.path))
                 .map(|(path, source)| {
                     let revision = source.revision.as_deref();

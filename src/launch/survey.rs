@@ -66,8 +66,13 @@ pub(super) fn survey_inputs(
     let elsewhere = !request.runner.is_built_in();
     let mut names = Names::of(spec, base);
     if matches!(recipe.dialect, Dialect::Halos | Dialect::Dpo) {
-        // Their programs make pairs and prompts of data sets that they know by name, which is not read.
-        names.data.clear();
+        // Their programs know how to make prompts of each data set that they have a name for.
+        let converted = spec
+            .data
+            .sources()
+            .filter(|(_, source)| source.conversion.is_some());
+        let converted: Vec<String> = converted.map(|(path, _)| path).collect();
+        names.data.retain(|(path, _)| converted.contains(path));
     }
     let settled = names.settled(spec, hub);
     let is_downloaded = hub.downloads && names.model.is_some() && downloads_config(&spec.model);

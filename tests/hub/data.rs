@@ -10,8 +10,9 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 
-use super::launch::{NO_SERVER, Place, native};
-use super::server::{Answer, COMMIT, Repository, Server, Trouble, etag};
+use super::corpus;
+use super::launch::{self, NO_SERVER, Place, native};
+use super::server::{Answer, Asked, COMMIT, Repository, Server, Trouble, etag};
 
 const ID: &str = "acme/chats";
 /// The commit of the hub's Parquet files.
@@ -329,6 +330,45 @@ fn data_that_cannot_be_downloaded_end_with_the_next_command() {
         assert!(requested(&server).is_empty());
     }
     insta::assert_snapshot!(texts.join("\n"));
+}
+
+#[test]
+fn a_data_set_that_upstream_knows_by_name_is_downloaded_and_converted() {
+    let Some(corpus) = corpus::root() else { return };
+    let row = |prompt| {
+        let of = |answer| format!("\n\nHuman: {prompt}\n\nAssistant: {answer}");
+        json!({"chosen": of("c d"), "rejected": of("d a b")}).to_string() + "\n"
+    };
+    let prompts = ["a b", "b c", "c d", "d a"].map(row).concat();
+    let rows = |times| prompts.repeat(times).into_bytes();
+    let dialogues = Repository {
+        id: "Anthropic/hh-rlhf",
+        ..data_set(&[("train.jsonl", rows(10)), ("test.jsonl", rows(2))])
+    };
+    let unchanged = Box::new(|_: &Asked, _, answer| answer);
+    let server = Server::with(vec![launch::model(), dialogues], unchanged);
+    let place = Place::with(&server.endpoint, "");
+    let tree = corpus.join("eric-mitchell__direct-preference-optimization/f8b8c0f49d/config");
+    let tree = tree.to_str().unwrap();
+    let words = "model=blank_model model.name_or_path=acme/tiny exp_name=x batch_size=4 max_length=16 \
+                 n_epochs=null n_examples=8 gradient_accumulation_steps=1 eval_every=8 \
+                 n_eval_examples=8 eval_batch_size=4 --recipe-gpus 1 --procs 1 --device cpu --quiet";
+    for (loss, samples) in [
+        ("loss=dpo loss.beta=0.1 max_prompt_length=8", 40),
+        ("loss=sft max_prompt_length=null", 4),
+    ] {
+        let out = loss.split(' ').next().unwrap();
+        let named = format!("launch {tree} {loss} datasets=[hh] --out {out} {words}");
+        let named: Vec<&str> = named.split_whitespace().collect();
+        place.succeeds(&mut place.command(&named));
+        // Supervised training has one answer of each prompt.
+        assert_eq!(manifest(&place, out)["train"]["samples"], samples, "{loss}");
+    }
+    let other = format!("launch {tree} loss=dpo loss.beta=0.1 datasets=[se] --out other {words}");
+    let other: Vec<&str> = other.split_whitespace().collect();
+    let output = place.command(&other).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    insta::assert_snapshot!(place.text(&output).replace(tree, "[tree]"));
 }
 
 #[test]

@@ -15,7 +15,7 @@ const ID: &str = "acme/tiny";
 pub const NO_SERVER: &str = "http://127.0.0.1:1";
 
 /// A Llama that transformers has written, with a tokenizer of words.
-fn model() -> Repository {
+pub fn model() -> Repository {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let directory = directory.join("tests/reference/transformers_sharded_bf16");
     let mut files = BTreeMap::new();

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::error::DataError;
 use super::files::SourceFile;
-use super::kind::Kind;
+use super::record::Fault;
 use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
 use crate::util::input;
@@ -49,15 +49,16 @@ pub(super) struct Reading<'a> {
     pub packing: bool,
     /// Ids of `.bin` files are below this.
     pub vocabulary_size: u64,
-    /// What a row becomes, which decides on the columns.
-    pub kind: Kind,
     pub stopped: Stopped<'a>,
 }
 
-/// Opens a file. `columns` are those that the recipe names. Messages name an object and not its copy.
+/// Chooses the columns to read among those of a table.
+pub(super) type Choose<'a> = &'a dyn Fn(&[&str]) -> Result<Vec<String>, Fault>;
+
+/// Opens a file. Messages name an object and not its copy.
 pub(super) fn open(
     file: &SourceFile,
-    columns: &[String],
+    choose: Choose<'_>,
     reading: Reading<'_>,
 ) -> Result<Documents, DataError> {
     let path = file.fetch(reading.stopped)?;
@@ -71,7 +72,7 @@ pub(super) fn open(
                 false => lines::jsonl(name, opened),
             })
         }
-        DataFormat::Parquet => parquet::open(name, opened, columns, reading.kind),
+        DataFormat::Parquet => parquet::open(name, opened, choose),
         DataFormat::Text if reading.packing => Ok(lines::stream(name, opened)),
         DataFormat::Text => Ok(lines::blocks(name, opened)),
         DataFormat::Bin => bin::open(name, opened, reading.vocabulary_size),
@@ -86,7 +87,7 @@ pub(super) fn count(file: &SourceFile, reading: Reading<'_>) -> Result<u64, Data
         return parquet::rows(file.shown(), opened);
     }
     let mut documents = 0;
-    for document in open(file, &[], reading)? {
+    for document in open(file, &|_| Ok(Vec::new()), reading)? {
         check_stopped(reading.stopped)?;
         document?;
         documents += 1;

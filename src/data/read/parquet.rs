@@ -12,9 +12,7 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
 use super::super::error::DataError;
-use super::super::kind::Kind;
-use super::super::record::choose_columns;
-use super::{Content, Document, Documents};
+use super::{Choose, Content, Document, Documents};
 
 /// The number of rows of a file, from its footer.
 pub(super) fn rows(name: &Path, file: File) -> Result<u64, DataError> {
@@ -28,12 +26,7 @@ fn rows_of(reader: &SerializedFileReader<File>) -> u64 {
 }
 
 /// Reads only the required columns.
-pub(super) fn open(
-    name: &Path,
-    file: File,
-    listed: &[String],
-    kind: Kind,
-) -> Result<Documents, DataError> {
+pub(super) fn open(name: &Path, file: File, choose: Choose<'_>) -> Result<Documents, DataError> {
     let failed = |error| damaged(name, &error);
     let size = file
         .metadata()
@@ -44,8 +37,8 @@ pub(super) fn open(
     let schema = reader.metadata().file_metadata().schema().clone();
     let fields = schema.get_fields();
     let available: Vec<&str> = fields.iter().map(|field| field.name()).collect();
-    let columns = choose_columns(listed, &available, kind)
-        .map_err(|fault| DataError::source(name, fault.problem, fault.help))?;
+    let columns =
+        choose(&available).map_err(|fault| DataError::source(name, fault.problem, fault.help))?;
     let is_wanted = |field: &str| columns.iter().any(|name| name == field);
     let wanted = fields.iter().filter(|field| is_wanted(field.name()));
     let projection = Type::group_type_builder(schema.name())

@@ -44,12 +44,18 @@ const LOSSES: &[(&str, &str)] = &[("sft", "sft"), ("dpo", "dpo"), ("ipo", "dpo")
 
 /// Data sets that upstream knows by name.
 const DATA_SETS: &[DataSet] = &[
-    ("hh", "Anthropic/hh-rlhf", ["train", "test"]),
-    ("shp", "stanfordnlp/SHP", ["train", "test"]),
+    (
+        "hh",
+        "Anthropic/hh-rlhf",
+        ["train", "test"],
+        "dialogue-text",
+    ),
+    ("shp", "stanfordnlp/SHP", ["train", "test"], "scored-text"),
     (
         "se",
         "HuggingFaceH4/stack-exchange-preferences",
         ["train", "test"],
+        "unknown",
     ),
 ];
 

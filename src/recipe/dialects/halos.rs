@@ -41,38 +41,73 @@ const PROGRAM: Program = Program {
 
 /// Data sets that upstream knows by name.
 const DATA_SETS: &[DataSet] = &[
-    ("shp", "stanfordnlp/SHP", ["train", "test"]),
-    ("hh", "Anthropic/hh-rlhf", ["train", "test"]),
-    ("hh_helpful", "Anthropic/hh-rlhf", ["train", "test"]),
-    ("hh_harmless", "Anthropic/hh-rlhf", ["train", "test"]),
-    ("oasst", "OpenAssistant/oasst1", ["train", "validation"]),
+    ("shp", "stanfordnlp/SHP", ["train", "test"], "unknown"),
+    (
+        "hh",
+        "Anthropic/hh-rlhf",
+        ["train", "test"],
+        "dialogue-messages",
+    ),
+    (
+        "hh_helpful",
+        "Anthropic/hh-rlhf",
+        ["train", "test"],
+        "unknown",
+    ),
+    (
+        "hh_harmless",
+        "Anthropic/hh-rlhf",
+        ["train", "test"],
+        "unknown",
+    ),
+    (
+        "oasst",
+        "OpenAssistant/oasst1",
+        ["train", "validation"],
+        "unknown",
+    ),
     (
         "ultrabin",
         "HuggingFaceH4/ultrafeedback_binarized",
         ["train_prefs", "test_prefs"],
+        "last-messages",
     ),
     (
         "ultrachat",
         "HuggingFaceH4/ultrachat_200k",
         ["train_sft", "test_sft"],
+        "unknown",
     ),
     (
         "ultrafeedback_armorm",
         "princeton-nlp/llama3-ultrafeedback-armorm",
         ["train", "test"],
+        "last-messages",
     ),
     (
         "ultrafeedback_armorm_gemma",
         "princeton-nlp/gemma2-ultrafeedback-armorm",
         ["train", "test"],
+        "last-messages",
     ),
-    ("s1k_11", "simplescaling/s1K-1.1", ["train", "train"]),
+    (
+        "s1k_11",
+        "simplescaling/s1K-1.1",
+        ["train", "train"],
+        "unknown",
+    ),
     (
         "safe_rlhf",
         "PKU-Alignment/PKU-SafeRLHF-single-dimension",
         ["train", "test"],
+        "numbered-responses",
     ),
-    ("alpacaeval", "tatsu-lab/alpaca_eval", ["eval", "eval"]),
+    (
+        "alpacaeval",
+        "tatsu-lab/alpaca_eval",
+        ["eval", "eval"],
+        "unknown",
+    ),
 ];
 
 /// The splits of files of feedback, for training and for evaluation.

@@ -169,9 +169,14 @@ pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
     tree.plain_if("budget.samples", examples);
 }
 
-/// A data set that upstream knows by name: the name, its id on the hub, and its splits for training and for
-/// evaluation.
-pub(crate) type DataSet = (&'static str, &'static str, [&'static str; 2]);
+/// A data set that upstream knows by name: the name, its id on the hub, its splits for training and for evaluation, and
+/// how upstream converts its rows (`Conversion`).
+pub(crate) type DataSet = (
+    &'static str,
+    &'static str,
+    [&'static str; 2],
+    &'static str,
+);
 
 /// Writes the sources of `data.train` (0) or `data.evaluation` (1). `feedback`: the split of files of HALOs' feedback.
 pub(crate) fn sources(
@@ -185,9 +190,10 @@ pub(crate) fn sources(
     for name in names {
         let mut source = Tree::new(name.span);
         match known.iter().find(|(word, ..)| *word == name.value) {
-            Some((_, id, splits)) => {
+            Some((_, id, splits, conversion)) => {
                 source.text("path", &name.with((*id).to_owned()));
                 source.text("split", &name.with(splits[part].to_owned()));
+                source.default("conversion", *conversion);
             }
             None => {
                 source.text("path", name);

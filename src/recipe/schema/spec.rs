@@ -906,8 +906,29 @@ pub struct DataSource {
     pub weight: Option<f64>,
     /// Of rows of HALOs' feedback, those of this split are read.
     pub feedback_split: Option<String>,
+    /// How upstream makes prompts and completions of the rows of a data set that it knows by name.
+    pub conversion: Option<Conversion>,
     /// The synthetic language, when `path` is `synthetic`.
     pub synthetic: Option<Synthetic>,
+}
+
+/// How a program makes prompts and completions of the rows of a data set that it knows by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Conversion {
+    /// Dialogues in `chosen` and `rejected`, as texts (direct-preference-optimization's `hh`).
+    DialogueText,
+    /// Dialogues in `chosen` and `rejected`, as messages (HALOs' `hh`).
+    DialogueMessages,
+    /// Answers with scores, of which one has at least twice the other's, as texts (direct-preference-optimization's
+    /// `shp`).
+    ScoredText,
+    /// A prompt, and the last messages of `chosen` and `rejected` (HALOs' `ultrabin`).
+    LastMessages,
+    /// A prompt, two responses, and the number of the better one (HALOs' `safe_rlhf`).
+    NumberedResponses,
+    /// In another way, so that the built-in trainer refuses the data set.
+    Unknown,
 }
 
 /// The file format of a source.

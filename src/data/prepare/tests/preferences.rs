@@ -1,7 +1,10 @@
 //! Pairs and labelled completions become rows.
 
+use serde_json::json;
+
 use super::*;
 use crate::data::Kind;
+use crate::recipe::schema::spec::Conversion;
 
 const PAIRS: &str = "\
 {\"prompt\": \"Sky?\", \"chosen\": \" blue\", \"rejected\": \" green\"}
@@ -174,6 +177,62 @@ fn feedback_of_halos_is_read_by_its_split() {
     let mut case = Case::with("a.jsonl", binary);
     case.objective = Objective::Kto;
     assert_eq!(rows(&case), ["^Sky?| blue$ true"]);
+}
+
+/// Two answers to one question, with another question between them.
+fn answers(row: impl Fn(&str, &str, u64) -> serde_json::Value) -> String {
+    [
+        ("Sky?", "blue", 4),
+        ("Sun?", "hot", 2),
+        ("Sky?", "azure", 9),
+    ]
+    .map(|(question, answer, score)| row(question, answer, score).to_string() + "\n")
+    .concat()
+}
+
+#[test]
+fn rows_of_a_data_set_that_upstream_names_are_converted() {
+    let dialogues = answers(|question, answer, _| {
+        let of = |answer| format!("\n\nHuman: {question}\n\nAssistant: {answer}");
+        json!({"chosen": of(answer), "rejected": of("no")})
+    });
+    let scored = answers(|question, answer, score| {
+        json!({"history": question, "human_ref_A": "no", "human_ref_B": answer,
+            "score_A": 2, "score_B": score, "labels": 0})
+    });
+    let case = |content: &str, conversion, objective| {
+        let mut case = pairs(content);
+        case.data.train[0].conversion = Some(conversion);
+        case.data.sequence_length = 100;
+        case.objective = objective;
+        case
+    };
+    let as_text =
+        |question: &str, answer: &str| format!("^\n\nHuman: {question}\n\nAssistant:| {answer}$");
+    let text = case(&dialogues, Conversion::DialogueText, Objective::Dpo);
+    let expected = [("Sky?", "blue"), ("Sun?", "hot"), ("Sky?", "azure")]
+        .map(|(question, answer)| [as_text(question, answer), as_text(question, "no")]);
+    assert_eq!(rows(&text), expected.concat());
+    // Without a factor of 2 between the scores there is no preference.
+    let pairs_with_scores = case(&scored, Conversion::ScoredText, Objective::Dpo);
+    assert_eq!(
+        rows(&pairs_with_scores),
+        [&expected[0][..], &expected[2]].concat()
+    );
+
+    // Supervised training has one answer of each prompt: the last, the best or the first.
+    let answered = |content: &str, conversion| {
+        let case = case(content, conversion, Objective::Sft);
+        let learned = |sample: &Sample| learned(sample).trim_start_matches('·').to_owned();
+        case.samples().iter().map(learned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        answered(&dialogues, Conversion::DialogueText),
+        [" hot$", " azure$"]
+    );
+    assert_eq!(answered(&scored, Conversion::ScoredText), [" azure$"]);
+    let messages = answered(&dialogues, Conversion::DialogueMessages);
+    assert_eq!(messages, ["blue$", "hot$"]);
 }
 
 #[test]

@@ -209,7 +209,7 @@ mod tests {
     /// Specs with every key, one for each kind of schedule.
     fn whole_specs() -> Vec<Spec> {
         let source = json!({
-            "path": "synthetic", "format": "text", "split": "a", "config": "b", "revision": "v2", "columns": ["c"], "feedback_split": "a",
+            "path": "synthetic", "format": "text", "split": "a", "config": "b", "revision": "v2", "columns": ["c"], "feedback_split": "a", "conversion": "last-messages",
             "weight": 0.5,
             "synthetic": {"vocabulary": 256, "branching": 8, "samples": 10, "seed": 1}
         });

@@ -1,0 +1,339 @@
+//! Rows of data sets that HALOs and direct-preference-optimization know by name, as prompts and completions.
+//!
+//! Upstream: eric-mitchell/direct-preference-optimization f8b8c0f `preference_datasets.py` (`get_hh`, `get_shp`);
+//! ContextualAI/HALOs 4831988 `train/data.py` (`get_hh`, `get_ultrabin`, `get_ultrafeedback_armorm`, `get_safe_rlhf`,
+//! `remove_extra_spaces`).
+
+use serde_json::{Map, Value, json};
+
+use super::kind::Kind;
+use super::record::Fault;
+use crate::recipe::schema::spec::Conversion;
+
+/// Marks of turns in Anthropic's dialogues.
+const USER: &str = "\n\nHuman: ";
+const ASSISTANT: &str = "\n\nAssistant: ";
+/// The end of a prompt as text, after which the completion begins with a space.
+const ANSWERS: &str = "\n\nAssistant:";
+
+/// Why rows with [`Conversion::Unknown`] are not read, and what to do.
+pub(super) const UNKNOWN: &str =
+    "upstream makes prompts and completions of its rows in a way that evenkeel does not have";
+pub(super) const OWN_ROWS: &str = "write rows of prompt, chosen and rejected into a JSONL file, and give its path in place of the name";
+
+/// The smallest ratio of the scores of a pair that is trained on.
+const RATIO: f64 = 2.0;
+
+/// Which of the rows with one prompt has the answer that is trained on without preferences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    First,
+    Last,
+    /// The first with the highest score.
+    Best,
+}
+
+/// A row as a prompt with a preferred and another completion, each a text or messages.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Converted {
+    pub prompt: Value,
+    chosen: Value,
+    rejected: Value,
+    /// The score of the preferred completion, if rows have scores.
+    pub score: f64,
+}
+
+impl Conversion {
+    /// The columns that are read.
+    pub(super) fn columns(self) -> std::str::SplitWhitespace<'static> {
+        let names = match self {
+            Conversion::DialogueText | Conversion::DialogueMessages => "chosen rejected",
+            Conversion::ScoredText => "history human_ref_A human_ref_B score_A score_B labels",
+            Conversion::LastMessages => "prompt chosen rejected",
+            Conversion::NumberedResponses => "prompt response_0 response_1 better_response_id",
+            Conversion::Unknown => "",
+        };
+        names.split_whitespace()
+    }
+
+    /// Which row of a prompt has the answer for supervised training.
+    pub(super) fn answer(self) -> Answer {
+        match self {
+            Conversion::DialogueMessages | Conversion::Unknown => Answer::First,
+            Conversion::DialogueText | Conversion::LastMessages | Conversion::NumberedResponses => {
+                Answer::Last
+            }
+            Conversion::ScoredText => Answer::Best,
+        }
+    }
+
+    /// Converts a row; `None`: upstream leaves it out.
+    pub(super) fn convert(self, row: &Map<String, Value>) -> Result<Option<Converted>, Fault> {
+        let mut score = 0.0;
+        let (prompt, chosen, rejected) = match self {
+            Conversion::DialogueText => {
+                let (chosen, rejected) = (text(row, "chosen")?, text(row, "rejected")?);
+                let Some((before, _)) = chosen.rsplit_once(ANSWERS) else {
+                    return Err(no_dialogue());
+                };
+                let (prompt, chosen) = chosen.split_at(before.len() + ANSWERS.len());
+                let rejected: String = rejected.chars().skip(prompt.chars().count()).collect();
+                (json!(prompt), json!(chosen), json!(rejected))
+            }
+            Conversion::DialogueMessages => {
+                let mut turns = dialogue(text(row, "chosen")?);
+                let chosen = turns.pop().ok_or_else(no_dialogue)?;
+                let rejected = text(row, "rejected")?;
+                let rejected = rejected.rsplit(ASSISTANT).next().unwrap_or_default();
+                let roles = ["user", "assistant"].iter().cycle();
+                let turns = turns.into_iter().zip(roles);
+                let prompt: Vec<Value> = turns.map(|(turn, role)| message(role, turn)).collect();
+                (prompt.into(), answer(chosen), answer(rejected.trim()))
+            }
+            Conversion::LastMessages => {
+                let prompt = json!([message("user", text(row, "prompt")?)]);
+                let (chosen, rejected) = (last(row, "chosen")?, last(row, "rejected")?);
+                (prompt, answer(chosen), answer(rejected))
+            }
+            Conversion::NumberedResponses => {
+                let prompt = json!([message("user", text(row, "prompt")?)]);
+                let better = number(row, "better_response_id")?;
+                let names = match better {
+                    0.0 => ["response_0", "response_1"],
+                    1.0 => ["response_1", "response_0"],
+                    other => {
+                        return Err(Fault::new(
+                            format!("better_response_id is {other} and must be 0 or 1"),
+                            "repair the row",
+                        ));
+                    }
+                };
+                let [chosen, rejected] = names.map(|name| text(row, name));
+                (prompt, answer(chosen?), answer(rejected?))
+            }
+            Conversion::Unknown => {
+                return Err(Fault::new(UNKNOWN, OWN_ROWS));
+            }
+            Conversion::ScoredText => {
+                let scores = [number(row, "score_A")?, number(row, "score_B")?];
+                let [a, b] = scores;
+                let ratio = (a / b).max(b / a);
+                if ratio < RATIO {
+                    return Ok(None);
+                }
+                let answers = [text(row, "human_ref_A")?, text(row, "human_ref_B")?];
+                let [first, second] = answers.map(|answer| json!(format!(" {answer}")));
+                let prompt = json!(format!("{USER}{}{ANSWERS}", text(row, "history")?));
+                score = a.max(b);
+                if number(row, "labels")? == 1.0 {
+                    (prompt, first, second)
+                } else {
+                    (prompt, second, first)
+                }
+            }
+        };
+        Ok(Some(Converted {
+            prompt,
+            chosen,
+            rejected,
+            score,
+        }))
+    }
+}
+
+impl Converted {
+    /// The row with the columns of this kind of sample.
+    pub fn into_row(self, kind: Kind) -> Map<String, Value> {
+        let columns = match kind {
+            Kind::Text => vec![("prompt", self.prompt), ("completion", self.chosen)],
+            Kind::Pair | Kind::Labelled => vec![
+                ("prompt", self.prompt),
+                ("chosen", self.chosen),
+                ("rejected", self.rejected),
+            ],
+        };
+        let columns = columns.into_iter();
+        columns
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    }
+}
+
+/// The turns of a dialogue, the user's first.
+fn dialogue(text: &str) -> Vec<&str> {
+    let mut turns = Vec::new();
+    let mut rest = text;
+    loop {
+        let marks = [USER, ASSISTANT].map(|mark| rest.find(mark).map(|at| (at, mark.len())));
+        let next = marks.into_iter().flatten().min();
+        let turn = next.map_or(rest, |(at, _)| &rest[..at]);
+        turns.push(turn.trim());
+        match next {
+            Some((at, length)) => rest = &rest[at + length..],
+            None => break,
+        }
+    }
+    // What comes before the first mark is no turn.
+    turns.remove(0);
+    turns
+}
+
+fn message(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": single_spaced(content)})
+}
+
+fn answer(content: &str) -> Value {
+    json!([message("assistant", content)])
+}
+
+/// A text with one space for each run of several spaces and tabs.
+fn single_spaced(text: &str) -> String {
+    let mut spaced = String::with_capacity(text.len());
+    let is_space = |c: char| c == ' ' || c == '\t';
+    let mut rest = text;
+    while let Some(at) = rest.find(is_space) {
+        let run = rest[at..].find(|c| !is_space(c)).unwrap_or(rest.len() - at);
+        spaced.push_str(&rest[..at]);
+        spaced.push_str(if run > 1 { " " } else { &rest[at..at + 1] });
+        rest = &rest[at + run..];
+    }
+    spaced + rest
+}
+
+fn text<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a str, Fault> {
+    let value = row.get(name).and_then(Value::as_str);
+    value.ok_or_else(|| other_rows(&format!("{name} is no text")))
+}
+
+fn number(row: &Map<String, Value>, name: &str) -> Result<f64, Fault> {
+    let value = row.get(name).and_then(Value::as_f64);
+    value.ok_or_else(|| other_rows(&format!("{name} is no number")))
+}
+
+/// The content of the last message.
+fn last<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a str, Fault> {
+    let messages = row.get(name).and_then(Value::as_array);
+    let content = messages.and_then(|messages| messages.last()?.get("content")?.as_str());
+    content.ok_or_else(|| other_rows(&format!("{name} is no list of messages")))
+}
+
+fn no_dialogue() -> Fault {
+    other_rows("chosen has no turn of an assistant")
+}
+
+fn other_rows(problem: &str) -> Fault {
+    Fault::new(
+        problem,
+        format!(
+            "these are not the rows of the data set that upstream knows by this name: {OWN_ROWS}"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn converted(conversion: Conversion, row: Value, kind: Kind) -> Value {
+        let row = row.as_object().unwrap();
+        let converted = conversion.convert(row).unwrap();
+        converted.map_or(Value::Null, |it| it.into_row(kind).into())
+    }
+
+    /// The expected rows are what the functions of upstream give for these.
+    #[test]
+    fn rows_are_those_of_upstream() {
+        let dialogue = json!({
+            "chosen": "\n\nHuman: Why?\n\nAssistant: Tell  me more.\n\nHuman: It\tis \t so.\n\nAssistant: I see ",
+            "rejected": "\n\nHuman: Why?\n\nAssistant: Tell  me more.\n\nHuman: It\tis \t so.\n\nAssistant: No\n\n",
+        });
+        assert_eq!(
+            converted(Conversion::DialogueText, dialogue.clone(), Kind::Pair),
+            json!({
+                "prompt": "\n\nHuman: Why?\n\nAssistant: Tell  me more.\n\nHuman: It\tis \t so.\n\nAssistant:",
+                "chosen": " I see ", "rejected": " No\n\n",
+            })
+        );
+        let messages = converted(Conversion::DialogueMessages, dialogue.clone(), Kind::Pair);
+        let prompt = json!([
+            {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Tell me more."},
+            {"role": "user", "content": "It\tis so."},
+        ]);
+        assert_eq!(
+            messages,
+            json!({
+                "prompt": prompt,
+                "chosen": [{"role": "assistant", "content": "I see"}],
+                "rejected": [{"role": "assistant", "content": "No"}],
+            })
+        );
+        assert_eq!(
+            converted(Conversion::DialogueMessages, dialogue, Kind::Text),
+            json!({"prompt": prompt, "completion": [{"role": "assistant", "content": "I see"}]})
+        );
+        let scored = |a: u64, b: u64, labels: u64| {
+            let row = json!({"history": "Is it?", "human_ref_A": "Yes", "human_ref_B": "No",
+                "score_A": a, "score_B": b, "labels": labels});
+            converted(Conversion::ScoredText, row, Kind::Labelled)
+        };
+        assert_eq!(scored(5, 3, 1), Value::Null, "less than twice the other's");
+        let prompt = "\n\nHuman: Is it?\n\nAssistant:";
+        assert_eq!(
+            scored(6, 3, 1),
+            json!({"prompt": prompt, "chosen": " Yes", "rejected": " No"})
+        );
+        assert_eq!(
+            scored(3, 9, 0),
+            json!({"prompt": prompt, "chosen": " No", "rejected": " Yes"})
+        );
+        let turns = |answer: &str| json!([{"role": "user", "content": "Q"}, {"role": "assistant", "content": answer}]);
+        let last = json!({"prompt": "Q   1", "chosen": turns("A\t\tB"), "rejected": turns("C")});
+        assert_eq!(
+            converted(Conversion::LastMessages, last, Kind::Pair),
+            json!({
+                "prompt": [{"role": "user", "content": "Q 1"}],
+                "chosen": [{"role": "assistant", "content": "A B"}],
+                "rejected": [{"role": "assistant", "content": "C"}],
+            })
+        );
+        let numbered = json!({"prompt": "Q", "response_0": "bad", "response_1": "good", "better_response_id": 1});
+        assert_eq!(
+            converted(Conversion::NumberedResponses, numbered, Kind::Pair),
+            json!({
+                "prompt": [{"role": "user", "content": "Q"}],
+                "chosen": [{"role": "assistant", "content": "good"}],
+                "rejected": [{"role": "assistant", "content": "bad"}],
+            })
+        );
+    }
+
+    #[test]
+    fn other_rows_are_refused_with_the_column() {
+        for (conversion, row, problem) in [
+            (
+                Conversion::DialogueText,
+                json!({"chosen": "no marks", "rejected": ""}),
+                "chosen has no turn of an assistant",
+            ),
+            (
+                Conversion::DialogueMessages,
+                json!({"chosen": [], "rejected": ""}),
+                "chosen is no text",
+            ),
+            (
+                Conversion::ScoredText,
+                json!({"score_A": 1, "score_B": "x"}),
+                "score_B is no number",
+            ),
+            (
+                Conversion::LastMessages,
+                json!({"prompt": "Q", "chosen": [], "rejected": []}),
+                "chosen is no list of messages",
+            ),
+        ] {
+            let row = row.as_object().unwrap();
+            let fault = conversion.convert(row).unwrap_err();
+            assert_eq!(fault.problem, problem);
+        }
+    }
+}
