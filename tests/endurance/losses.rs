@@ -1,5 +1,6 @@
 //! The losses of TRL's SFT and of the built-in trainer, step by step, on the same recipe, model and rows.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -157,6 +158,68 @@ pub fn launch_in(folder: &Path, recipe: &str, out: &str, more: &[&str]) {
     let words = ["launch", recipe, "--out", out].into_iter().chain(options);
     let words: Vec<&str> = words.chain(more.iter().copied()).collect();
     run_in(folder, evenkeel(), &words);
+}
+
+/// Trains one step of a recipe NAME.yaml in a folder, and compares the gradient of each tensor with that of the first step
+/// in NAME.gradients.safetensors. AdamW's first moment after one step is 1 − beta1 times the clipped gradient.
+pub fn first_gradients_agree(folder: &Path, name: &str, more: &[&str]) {
+    let out = format!("{name}-first");
+    let one_step = [more, &["max_steps=1"]].concat();
+    launch_in(folder, &format!("{name}.yaml"), &out, &one_step);
+    let mut ours = moments(&folder.join(out).join("gen-1/step-0000001"));
+    let theirs = tensors(&folder.join(format!("{name}.gradients.safetensors")));
+    assert!(theirs.len() > 4, "{name}: {}", theirs.len());
+    for (tensor, expected) in &theirs {
+        let got = ours.remove(tensor);
+        let got = got.unwrap_or_else(|| panic!("{name}: no {tensor} in {:?}", ours.keys()));
+        let norm =
+            |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+        let pairs = got.iter().zip(expected);
+        let apart = norm(&mut pairs.map(|(a, b)| f64::from(a - b)));
+        let length = norm(&mut expected.iter().map(|&v| f64::from(v)));
+        assert_eq!(got.len(), expected.len(), "{name}: {tensor}");
+        assert!(
+            apart <= 1e-5 * length,
+            "{name}: {tensor} is {apart} of {length} apart"
+        );
+    }
+    assert!(ours.is_empty(), "{name}: {:?}", ours.keys());
+}
+
+/// The first moments of a checkpoint.
+fn moments(checkpoint: &Path) -> BTreeMap<String, Vec<f32>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(checkpoint).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with("optimizer-")
+        {
+            found.extend(tensors(&path));
+        }
+    }
+    found.retain(|name, _| name.starts_with("exp_avg."));
+    found
+}
+
+/// The tensors of a file with f32.
+fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
+    let bytes = std::fs::read(path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |data: &[u8]| {
+        data.as_chunks()
+            .0
+            .iter()
+            .map(|word| f32::from_le_bytes(*word))
+            .collect()
+    };
+    tensors
+        .iter()
+        .map(|(name, tensor)| (name.to_owned(), floats(tensor.data())))
+        .collect()
 }
 
 /// Runs a command that must succeed in a folder, without the hub.

@@ -20,6 +20,7 @@ mod s3;
 mod signals;
 mod stalled;
 mod support;
+mod templates;
 mod trainers;
 mod upstream;
 mod verbs;

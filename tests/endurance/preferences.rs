@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::disturbed::moved_and_killed;
 use super::families::printed;
-use super::losses::{launch_in, metrics_of, run_in, steps_of, tiny};
+use super::losses::{first_gradients_agree, launch_in, metrics_of, run_in, steps_of, tiny};
 use super::support::{Run, evenkeel, small};
 use super::trainers::{own_file, python};
 use super::upstream::corpus;
@@ -117,6 +117,7 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
             let trls = &expected[name][key];
             compare(&format!("{name}: {key}"), &steps, pointer, trls);
         }
+        first_gradients_agree(folder.path(), name, &more);
     }
 }
 

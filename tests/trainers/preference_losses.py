@@ -2,7 +2,8 @@
 
     preference_losses.py TRAINER_CASE.yaml …
 
-Reads recipes of TRL. Prints one line of JSON: by the recipe's name the losses, the rewards of the chosen and of the rejected completions, and KTO's KL.
+Reads recipes of TRL. Prints one line of JSON: by the recipe's name the losses, the rewards of the chosen and of the rejected
+completions, and KTO's KL. Beside each recipe, NAME.gradients.safetensors gets the gradients of the first step.
 """
 
 import json
@@ -14,6 +15,7 @@ from datasets import load_dataset
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+from first_gradients import FirstGradients
 from sft_losses import model_of
 
 TRAINERS = dict(
@@ -42,6 +44,7 @@ def steps_of(recipe, kind):
         args=config_class(**settings | observed),
         train_dataset=load_dataset(data, split="train"),
         processing_class=tokenizer,
+        callbacks=[FirstGradients(recipe.with_suffix(".gradients.safetensors"))],
     )
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "rewards/chosen" in entry]

@@ -2,7 +2,8 @@
 
     sft_losses.py RECIPE…
 
-Prints one line of JSON, a list of losses for each recipe. `dataset_name` is a file.
+Prints one line of JSON, a list of losses for each recipe. `dataset_name` is a file. Beside each recipe,
+NAME.gradients.safetensors gets the gradients of the first step.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import yaml
 from datasets import load_dataset
+from first_gradients import FirstGradients
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -51,7 +53,8 @@ def train(path):
     model, tokenizer = model_of(name, recipe.pop("load_in_4bit", False))
     arguments = SFTConfig(**recipe, use_cpu=True, report_to="none", logging_steps=1, save_strategy="no")
     rows = load_dataset("json", data_files=data, split="train")
-    trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
+    gradients = FirstGradients(Path(path).with_suffix(".gradients.safetensors"))
+    trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer, callbacks=[gradients])
     # GPT-2's class is not among those for which transformers 5.24 leaves the first token of a row out of the mean.
     trainer._loss_shifts_labels = True
     trainer.train()
