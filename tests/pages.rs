@@ -47,6 +47,10 @@ const PARSED: &[(&str, &str)] = &[
         "needs a run; the endurance tests make one",
     ),
     (
+        "evenkeel export",
+        "needs a trained run; the endurance tests export each family and compare merged weights with PEFT's",
+    ),
+    (
         "evenkeel generate",
         "needs a trained model; the endurance tests compare texts of every family with transformers'",
     ),

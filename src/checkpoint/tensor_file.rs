@@ -60,18 +60,19 @@ pub enum TensorFileError {
     },
 }
 
-/// The header of a safetensors file that holds f32 tensors (name, shape) one after the other, with the length
-/// in bytes of the data that must follow it.
+/// The header of a safetensors file that holds tensors (name, shape) of one type, one after the other, with the length in
+/// bytes of the data that must follow it.
 pub fn header<'a>(
     tensors: impl Iterator<Item = (String, &'a [usize])>,
+    dtype: Dtype,
 ) -> Result<(Vec<u8>, u64), safetensors::SafeTensorError> {
     let mut end = 0;
     let tensors = tensors
         .map(|(name, shape)| {
             let start = end;
-            end += shape.iter().product::<usize>() * size_of::<f32>();
+            end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
             let info = TensorInfo {
-                dtype: Dtype::F32,
+                dtype,
                 shape: shape.to_vec(),
                 data_offsets: (start, end),
             };

@@ -130,7 +130,7 @@ impl Content {
 
     /// The header of a unit's file, and the whole size of the file in bytes.
     pub fn header(self, unit: &UnitShape) -> Result<(Vec<u8>, u64), safetensors::SafeTensorError> {
-        let (header, data) = tensor_file::header(self.tensors(unit))?;
+        let (header, data) = tensor_file::header(self.tensors(unit), Dtype::F32)?;
         let size = header.len() as u64 + data;
         Ok((header, size))
     }

@@ -7,6 +7,7 @@ mod completions;
 mod controller;
 mod crd;
 mod explain;
+mod export;
 mod generate;
 mod gpus;
 mod install;
@@ -89,6 +90,7 @@ enum Command {
     Cancel(suspend::SuspendArgs),
     Report(report::Args),
     Generate(generate::Args),
+    Export(export::Args),
     Completions(completions::Args),
     Controller(controller::Args),
     Crd(crd::Args),
@@ -145,6 +147,7 @@ pub fn main() -> ExitCode {
         Command::Cancel(args) => suspend::cancel(args),
         Command::Report(args) => report::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Export(args) => export::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Crd(args) => crd::run(args),

@@ -52,12 +52,12 @@ pub struct Place {
 /// A model below adapters.
 #[derive(Debug, Clone)]
 pub struct Below {
-    config: ModelConfig,
+    pub(super) config: ModelConfig,
     /// `None`: drawn by the seed.
-    weights: Option<PathBuf>,
+    pub(super) weights: Option<PathBuf>,
     seed: u64,
     /// Adapters that are merged into the weights, in order.
-    merged: Vec<PathBuf>,
+    pub(super) merged: Vec<PathBuf>,
     adapters: Adapters,
 }
 
@@ -181,7 +181,7 @@ pub fn is_model(directory: &Path) -> bool {
         .any(|file| directory.join(file).is_file())
 }
 
-fn shape(directory: &Path) -> Result<ModelConfig, LaunchError> {
+pub(super) fn shape(directory: &Path) -> Result<ModelConfig, LaunchError> {
     let parsed = ModelConfig::parse(&read_config(directory)?.into_iter().collect());
     let checked = parsed.and_then(|config| config.validate().map(|()| config));
     checked.map_err(|error: ConfigError| LaunchError::Model {
@@ -231,7 +231,8 @@ impl Generator {
             None => Weights::open(directory)?.restore(engine.as_mut())?,
             Some(below) => {
                 if let Some(weights) = &below.weights {
-                    Weights::open(weights)?.restore_frozen(engine.as_mut(), &below.merged)?;
+                    let weights = Weights::open(weights)?.with_adapters(&below.merged)?;
+                    weights.restore_frozen(engine.as_mut())?;
                 }
                 Weights::open_adapter(directory)?.restore(engine.as_mut())?;
             }

@@ -97,6 +97,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use safetensors::tensor::Dtype;
+
     use crate::checkpoint::tensor_file::header;
 
     fn shape(inner: usize) -> ModelConfig {
@@ -129,7 +131,7 @@ mod tests {
         let parameters = layout.units.iter().flat_map(|unit| &unit.parameters);
         let kept: Vec<_> = parameters.filter(|p| keep(&p.name)).collect();
         let tensors = kept.iter().map(|p| (p.name.clone(), p.shape.as_slice()));
-        let (mut bytes, length) = header(tensors).unwrap();
+        let (mut bytes, length) = header(tensors, Dtype::F32).unwrap();
         bytes.resize(bytes.len() + length as usize, 0);
         std::fs::write(directory.join("model.safetensors"), bytes).unwrap();
     }

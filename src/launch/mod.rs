@@ -8,6 +8,7 @@
 mod adapters;
 mod begin;
 mod download;
+pub mod export;
 mod external;
 pub mod generator;
 pub mod history;

@@ -195,17 +195,19 @@ fn entropy(synthetic: &Synthetic) -> Option<f64> {
         .map(|language| language.entropy)
 }
 
+/// Names of a tokenizer's files.
+pub(super) const TOKENIZER: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+];
+
 /// The files of other programs that every checkpoint gets: those of the tokenizer that made the data, and what the model
 /// generates by default. transformers and vLLM read `tokenizer.json`, llama.cpp also `tokenizer.model`.
 fn companions(spec: &Spec, base: &Path) -> Vec<PathBuf> {
-    const TOKENIZER: [&str; 6] = [
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    ];
     let model = spec.model.path.as_ref().map(|path| base.join(path));
     let tokenizer = match &spec.tokenizer.path {
         Some(path) => Some(base.join(path.trim_end_matches("tokenizer.json"))),

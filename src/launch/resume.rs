@@ -468,6 +468,8 @@ fn difference<T: Serialize>(one: &T, other: &T) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use safetensors::tensor::Dtype;
+
     use crate::checkpoint::tensor_file::header;
     use crate::engine::ModelConfig;
     use crate::launch::run_dir::GenerationRow;
@@ -570,7 +572,7 @@ mod tests {
         let layout = crate::engine::layout(&shape);
         let parameters = layout.units.iter().flat_map(|unit| &unit.parameters);
         let tensors = parameters.map(|it| (it.name.clone(), it.shape.as_slice()));
-        let (mut bytes, length) = header(tensors).unwrap();
+        let (mut bytes, length) = header(tensors, Dtype::F32).unwrap();
         bytes.resize(bytes.len() + length as usize, 0);
         assert!(bytes.len() > 2 << 20);
         let weights = model.join("model.safetensors");

@@ -322,9 +322,9 @@ fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainEr
 /// Reads the weights with which the run begins, and those below adapters.
 fn start(built_in: &BuiltIn, engine: &mut dyn Engine, is_first: bool) -> Result<(), TrainError> {
     if let Some(directory) = &built_in.weights {
-        let weights = Weights::open(directory)?;
+        let weights = Weights::open(directory)?.with_adapters(&built_in.merged_adapters)?;
         if built_in.adapters.is_some() {
-            weights.restore_frozen(engine, &built_in.merged_adapters)?;
+            weights.restore_frozen(engine)?;
         } else if is_first {
             weights.restore(engine)?;
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use safetensors::tensor::TensorInfo;
+use safetensors::tensor::{Dtype, TensorInfo};
 
 use super::adapter::AdapterConfig;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
@@ -76,6 +76,8 @@ pub struct Weights {
     files: Vec<TensorFile>,
     /// Index of the file of each tensor.
     places: BTreeMap<String, usize>,
+    /// Adapters that are added to the weights, in order.
+    merged: Vec<Merged>,
 }
 
 impl Weights {
@@ -114,7 +116,31 @@ impl Weights {
             directory: directory.to_path_buf(),
             files: Vec::new(),
             places: BTreeMap::new(),
+            merged: Vec::new(),
         })
+    }
+
+    /// The weights with the adapters of these folders added to them.
+    pub fn with_adapters(self, folders: &[PathBuf]) -> Result<Self, WeightsError> {
+        let merged = folders.iter().map(|folder| Merged::open(folder));
+        Ok(Self {
+            merged: merged.collect::<Result<_, _>>()?,
+            ..self
+        })
+    }
+
+    /// The type of the first tensor.
+    pub fn dtype(&self) -> Dtype {
+        let first = self.places.keys().next().and_then(|name| self.find(name));
+        first.map_or(Dtype::F32, |(_, _, info)| info.dtype)
+    }
+
+    /// Number of values of all tensors.
+    pub fn parameters(&self) -> u64 {
+        let tensors = self.places.keys().filter_map(|name| self.find(name));
+        tensors
+            .map(|(_, _, info)| info.shape.iter().product::<usize>() as u64)
+            .sum()
     }
 
     fn add(&mut self, path: &Path) -> Result<(), WeightsError> {
@@ -224,6 +250,9 @@ impl Weights {
         for parameter in &unit.parameters {
             self.read(&parameter.name, &mut parameters[parameter.range()])?;
         }
+        for merged in &self.merged {
+            merged.add_to(unit, parameters)?;
+        }
         Ok(())
     }
 
@@ -244,24 +273,14 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks the weights against those below an engine's adapters and loads them into the engine, with the adapters of
-    /// these folders added to them.
-    pub fn restore_frozen(
-        &self,
-        engine: &mut dyn Engine,
-        adapters: &[PathBuf],
-    ) -> Result<(), WeightsError> {
+    /// Checks the weights against those below an engine's adapters and loads them into the engine.
+    pub fn restore_frozen(&self, engine: &mut dyn Engine) -> Result<(), WeightsError> {
         let layout = engine.frozen().cloned().unwrap_or_default();
         self.check(&layout)?;
-        let merged = adapters.iter().map(|it| Merged::open(it));
-        let merged: Vec<Merged> = merged.collect::<Result<_, _>>()?;
         let mut parameters = Vec::new();
         for (index, unit) in layout.units.iter().enumerate() {
             parameters.resize(unit.len, 0.0);
             self.fill(unit, &mut parameters)?;
-            for merged in &merged {
-                merged.add_to(unit, &mut parameters)?;
-            }
             engine.import_frozen(index, &parameters)?;
         }
         Ok(())
@@ -325,6 +344,7 @@ pub fn digest(directories: &[&Path]) -> Result<String, FileError> {
 }
 
 /// The adapter of a folder, which is added to the weights.
+#[derive(Debug)]
 struct Merged {
     weights: Weights,
     settings: Adapters,

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::disturbed::moved_and_killed;
 use super::families::{printed, same_logits, same_losses_in};
-use super::losses::{agree, launch_in, of_steps, run_in, tiny};
-use super::support::{Run, small};
+use super::losses::{agree, first_gradients_agree, launch_in, of_steps, run_in, tiny};
+use super::support::{Run, evenkeel, small};
 use super::trainers::{own_file, python};
 use super::upstream::corpus;
 
@@ -32,10 +32,22 @@ fn adapters_are_trained_as_by_trl_and_load_again() {
             false => "evenkeel.objective=dpo",
         };
         same_losses_in(folder.path(), name, expected, objective);
+        first_gradients_agree(folder.path(), name, &[objective]);
     }
     let last = format!("gen-1/step-{STEPS:07}");
     let output = here(Command::new(&python), &[&script, "compare", ".", &last]);
     same_logits(&output, expected.len());
+    // Whole models with the adapters added to their weights.
+    for name in expected.keys() {
+        let words = format!("export {name}-run --merge --out {name}-merged");
+        here(evenkeel(), &words.split(' ').collect::<Vec<_>>());
+    }
+    let output = here(Command::new(&python), &[&script, "merged", ".", &last]);
+    let apart: BTreeMap<String, f64> = printed(&output);
+    assert_eq!(apart.len(), expected.len());
+    for (name, apart) in apart {
+        assert!(apart < 1e-6, "{name}: weights {apart} apart");
+    }
     // A new adapter begins as the one below it, which is merged into the model, before that is quantised.
     let new = "evenkeel.objective=sft use_peft=true lora_r=2 lora_target_modules=all-linear lora_dropout=0 max_steps=1";
     let new: Vec<&str> = new.split(' ').collect();

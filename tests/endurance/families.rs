@@ -86,6 +86,15 @@ fn models_of_every_family_are_trained_as_by_trl_and_load_again() {
     let last = format!("gen-1/step-{STEPS:07}");
     let output = here(Command::new(&python), &[&script, "compare", ".", &last]);
     same_logits(&output, expected.len());
+    for name in expected.keys() {
+        let words = format!("export {name}-run --out {name}-run/exported");
+        here(evenkeel(), &words.split(' ').collect::<Vec<_>>());
+    }
+    let exported = here(
+        Command::new(&python),
+        &[&script, "compare", ".", "exported"],
+    );
+    same_logits(&exported, expected.len());
     let output = here(Command::new(&python), &[&script, "generate", ".", &last]);
     let expected: BTreeMap<String, [Vec<u32>; 2]> = printed(&output);
     for (name, [prompt, tokens]) in expected {

@@ -5,6 +5,8 @@
                                      each by TRL, and prints the losses by recipe as one line of JSON
     adapters.py compare FOLDER PATH  loads each FOLDER/RECIPE-run/PATH in PEFT, and prints by recipe the largest difference of
                                      its logits from those of TRL's adapter, relative to the largest logit
+    adapters.py merged FOLDER PATH   merges each FOLDER/RECIPE-run/PATH in PEFT, and prints by recipe the largest difference of
+                                     a weight from FOLDER/RECIPE-merged, where there is one, relative to the tensor's largest
 """
 
 import json
@@ -66,6 +68,15 @@ def logits(name, path, in_4_bits):
         return model(input_ids=tokens, use_cache=False).logits
 
 
+def merged(name, path, ours):
+    base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(base, path).merge_and_unload().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(ours, dtype=torch.float32).state_dict()
+    assert expected.keys() == found.keys()
+    apart = [(expected[key] - found[key]).abs().max() / expected[key].abs().max() for key in expected]
+    return max(apart).item()
+
+
 def main():
     command, folder = sys.argv[1], Path(sys.argv[2])
     found = {}
@@ -83,6 +94,10 @@ def main():
             (folder / f"{recipe}.yaml").write_text(yaml.safe_dump(settings))
             found[recipe], trainer = trains(folder / f"{recipe}.yaml")
             trainer.save_model(theirs)
+        elif command == "merged":
+            ours = folder / f"{recipe}-merged"
+            if ours.exists():
+                found[recipe] = merged(name, folder / f"{recipe}-run" / sys.argv[3], ours)
         else:
             in_4_bits = settings.get("load_in_4bit", False)
             expected, written = logits(name, theirs, in_4_bits), folder / f"{recipe}-run" / sys.argv[3]
