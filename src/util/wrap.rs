@@ -36,7 +36,7 @@ pub fn visible(text: &str) -> usize {
 }
 
 /// The text in lines of at most `width` columns. A longer line continues below its last column, or indented. Code
-/// in backticks stays on one line if a line has room for it. Source lines of diagnostics are not broken.
+/// in backticks and formulas stay on one line if a line has room for them. Source lines of diagnostics are not broken.
 pub fn fit(text: &str, width: usize) -> String {
     let mut fitted = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -54,18 +54,18 @@ pub fn fit(text: &str, width: usize) -> String {
     fitted
 }
 
-/// The words of a table's cell in lines of at most `width` columns.
+/// The words of a table's cell in lines of at most `width` columns. Formulas are not broken, as in [`fit`].
 pub fn cell(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
-    for word in text.split(' ') {
+    for word in narrow(words(text, false), width) {
         let Some(line) = lines.last_mut() else { break };
         if line.is_empty() {
-            line.push_str(word);
-        } else if visible(line) + 1 + visible(word) <= width {
-            line.push(' ');
-            line.push_str(word);
+            line.push_str(word.text);
+        } else if visible(line) + word.spaces + visible(word.text) <= width {
+            line.push_str(&" ".repeat(word.spaces));
+            line.push_str(word.text);
         } else {
-            lines.push(word.to_owned());
+            lines.push(word.text.to_owned());
         }
     }
     lines
@@ -123,33 +123,93 @@ struct Word<'a> {
     text: &'a str,
 }
 
-/// The words of a line. With `code`, code in backticks is one word.
-fn words(line: &str, code: bool) -> Vec<Word<'_>> {
-    let mut words = Vec::new();
-    let (mut spaces, mut start) = (0, None);
+/// The words of a line as (start, end). With `code`, code in backticks is one word.
+fn spans(line: &str, code: bool) -> Vec<(usize, usize)> {
+    let mut spans = Vec::new();
+    let mut start = None;
     let mut is_code = false;
     for (at, c) in line.char_indices() {
         if c == ' ' && !(is_code && code) {
-            match start.take() {
-                Some(start) => {
-                    words.push(Word {
-                        spaces,
-                        text: &line[start..at],
-                    });
-                    spaces = 1;
-                }
-                None => spaces += 1,
-            }
+            spans.extend(start.take().map(|start| (start, at)));
             continue;
         }
         is_code ^= c == '`';
         start.get_or_insert(at);
     }
-    words.extend(start.map(|start| Word {
-        spaces,
-        text: &line[start..],
-    }));
-    words
+    spans.extend(start.map(|start| (start, line.len())));
+    spans
+}
+
+/// The words of a line. A formula is one word. With `code`, code in backticks is too.
+fn words(line: &str, code: bool) -> Vec<Word<'_>> {
+    let mut words: Vec<(usize, usize)> = Vec::new();
+    let mut is_operand = false;
+    for (start, end) in spans(line, code) {
+        let text = &line[start..end];
+        match words.as_mut_slice() {
+            // `4 × 16 = 64`: an operator after an operand, or an operand after an operator.
+            [.., left, operator]
+                if OPERATORS.contains(&&line[operator.0..operator.1])
+                    && is_operand
+                    && is_number(text, true) =>
+            {
+                left.1 = end;
+                words.pop();
+            }
+            _ => {
+                is_operand = words
+                    .last()
+                    .is_some_and(|(start, end)| is_number(&line[*start..*end], false));
+                words.push((start, end));
+            }
+        }
+    }
+    let mut before = 0;
+    let words = words.into_iter().map(|(start, end)| {
+        let spaces = start - before;
+        before = end;
+        Word {
+            spaces,
+            text: &line[start..end],
+        }
+    });
+    words.collect()
+}
+
+/// The words of a line with those split at their spaces that are wider than `room`.
+fn narrow(words: Vec<Word<'_>>, room: usize) -> Vec<Word<'_>> {
+    let mut narrow = Vec::with_capacity(words.len());
+    for Word { spaces, text } in words {
+        let mut before = 0;
+        let spans = if visible(text) > room {
+            spans(text, false)
+        } else {
+            vec![(0, text.len())]
+        };
+        for (start, end) in spans {
+            narrow.push(Word {
+                spaces: if start == 0 { spaces } else { start - before },
+                text: &text[start..end],
+            });
+            before = end;
+        }
+    }
+    narrow
+}
+
+/// The operators of formulas.
+const OPERATORS: [&str; 5] = ["×", "+", "=", "≠", "%"];
+
+/// Whether a word begins, or ends, with a number or a parenthesis around numbers.
+fn is_number(word: &str, begins: bool) -> bool {
+    let plain = anstream::adapter::strip_str(word).to_string();
+    let mut chars = plain.chars().filter(|c| *c != '`');
+    let edge = if begins {
+        chars.next()
+    } else {
+        chars.next_back()
+    };
+    edge.is_some_and(|c| c.is_ascii_digit() || c == if begins { '(' } else { ')' })
 }
 
 /// The column at which the text of a line continues.
@@ -178,27 +238,9 @@ fn hang(words: &[Word<'_>], width: usize) -> usize {
 }
 
 fn broken(line: &str, width: usize) -> String {
-    let mut parts = words(line, true);
+    let parts = words(line, true);
     let hang = hang(&parts, width);
-    let room = width.saturating_sub(hang);
-    if parts.iter().any(|word| visible(word.text) > room) {
-        let narrow = parts.into_iter().flat_map(|part| {
-            let split = if visible(part.text) > room {
-                words(part.text, false)
-            } else {
-                vec![Word {
-                    spaces: 0,
-                    text: part.text,
-                }]
-            };
-            let spaces = part.spaces;
-            split.into_iter().enumerate().map(move |(nth, word)| Word {
-                spaces: if nth == 0 { spaces } else { word.spaces },
-                text: word.text,
-            })
-        });
-        parts = narrow.collect();
-    }
+    let parts = narrow(parts, width.saturating_sub(hang));
     let mut text = String::new();
     let mut column = 0;
     for word in &parts {
@@ -243,6 +285,27 @@ mod tests {
         ];
         assert_eq!(Vec::from_iter(fit(text, 60).lines()), fitted);
         assert_eq!(fit(text, 200), text);
+    }
+
+    #[test]
+    fn a_formula_is_not_broken_where_a_line_has_room_for_it() {
+        for text in [
+            "the world of four keeps the global batch: 4 × 16 × 2 = 128",
+            "the world of four keeps the batch: `4 × 16 × 2 = 128` samples",
+            "the world keeps the batch with 16 × (3 + 3 + 2) = 128",
+            "the world keeps the batch with \x1b[1m16 × (3 + 3 + 2) = 128\x1b[0m",
+        ] {
+            let formula = text[text.find(|c: char| c.is_ascii_digit()).unwrap()..].trim();
+            let formula = &formula[..formula.find("128").unwrap() + 3];
+            let whole = |line: &str| line.contains(formula);
+            for width in 32..80 {
+                let fitted = fit(text, width);
+                assert!(fitted.lines().any(whole), "{width}: {fitted}");
+                assert!(cell(text, width).iter().any(|line| whole(line)), "{width}");
+            }
+        }
+        let narrow = fit("batch 16 × (3 + 3 + 2) = 128", 12);
+        assert!(narrow.lines().all(|line| visible(line) <= 12), "{narrow}");
     }
 
     #[test]
