@@ -247,6 +247,8 @@ fn read_job(
     unresolved::name_script(&mut diagnostics, request);
     diagnostic::in_file_order(&mut diagnostics);
     diagnostic::keep_most_severe(&mut diagnostics);
+    let (given, flags) = (&request.overrides, &request.settings);
+    overrides::refuse_contradictions(given, flags, &mut reading.diagnostics);
     let sources = reading.sources;
     let recipe = found.map(|recipe| Recipe {
         sources: sources.clone(),

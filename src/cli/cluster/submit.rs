@@ -21,7 +21,7 @@ use crate::client::{self, End, change, code};
 use crate::external_trainer;
 use crate::launch;
 use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, overrides};
 use crate::telemetry::{Display, Mode};
 use crate::util::format::{bytes, count};
 use crate::util::input;
@@ -406,20 +406,22 @@ fn submitted_job(
         })?,
     };
     let mut overrides = from.overrides.clone();
-    let native = |(key, value): (&str, Option<u64>)| Some(format!("evenkeel.{key}={}", value?));
-    let flags = [
+    let mut set = |key: &str, value: &str| overrides::set(&mut overrides, key, value);
+    for (key, value) in [
         ("batch.gpus", from.options.recipe_gpus),
         ("batch.global", from.options.global_batch_size),
-    ];
-    overrides.extend(flags.into_iter().filter_map(native));
+    ] {
+        if let Some(value) = value {
+            set(key, &value.to_string());
+        }
+    }
     let trainer = &recipe.spec.trainer;
     if !trainer.environment.is_empty() {
         let environment = serde_json::to_string(&trainer.environment)?;
-        overrides.push(format!("evenkeel.trainer.environment={environment}"));
+        set("trainer.environment", &environment);
     }
     if let Some(text) = &trainer.deepspeed_config {
-        let text = serde_json::to_string(text)?;
-        overrides.push(format!("evenkeel.trainer.deepspeed_config={text}"));
+        set("trainer.deepspeed_config", &serde_json::to_string(text)?);
     }
     let remainder = match from.options.remainder.as_deref() {
         Some("uneven") => RemainderPolicy::Uneven,

@@ -71,7 +71,7 @@ pub(super) static RULES: &[&Rule] = &[
     },
     page! {
         "duplicate-key" Error
-        summary "a mapping has a key twice"
+        summary "a mapping or a command line has a key twice"
         wrong handbook("--gpus 8", "learning_rate: 2.0e-05\nlearning_rate: 1.0e-05\n");
         right handbook("--gpus 8", "learning_rate: 2.0e-05\n");
     },

@@ -3,11 +3,16 @@
 //! A virtual file named `command line` holds both, one a line, so that a message about an override
 //! points at it. An unknown key is added, and the dialect's reader refuses it as it does in a file.
 
+use std::collections::BTreeMap;
+
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::yaml;
+
+/// What precedes native keys in overrides of other dialects.
+const BELOW_RESERVED: &str = "evenkeel.";
 
 /// The name of the virtual file.
 pub const COMMAND_LINE: &str = "command line";
@@ -20,6 +25,61 @@ pub struct Setting {
     /// The native path that it sets.
     pub path: &'static str,
     pub value: String,
+}
+
+/// Refuses a key that has two different values, in overrides or in an override and a flag. The last one would win in
+/// silence.
+pub fn refuse_contradictions(
+    overrides: &[String],
+    settings: &[Setting],
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let named = overrides.iter().filter_map(|text| {
+        let (key, value) = text.split_once('=')?;
+        Some((key, value, text.clone()))
+    });
+    let of_flags = settings.iter().map(|setting| {
+        let shown = format!("{} {}", setting.flag, setting.value);
+        (setting.path, setting.value.as_str(), shown)
+    });
+    let mut seen: BTreeMap<&str, (&str, String)> = BTreeMap::new();
+    for (key, value, shown) in of_flags.chain(named) {
+        let key = plain(key);
+        let Some((first, shown_first)) = seen.get(key) else {
+            seen.insert(key, (value, shown));
+            continue;
+        };
+        if !is_same(first, value) {
+            diagnostics.push(Diagnostic::error(
+                "duplicate-key",
+                None,
+                format!("`{shown_first}` and `{shown}` contradict each other"),
+                "remove one of them",
+            ));
+        }
+    }
+}
+
+/// Sets a native key in place of its overrides.
+pub fn set(overrides: &mut Vec<String>, key: &str, value: &str) {
+    let is_other = |text: &str| {
+        text.split_once('=')
+            .is_none_or(|(name, _)| plain(name) != key)
+    };
+    overrides.retain(|text| is_other(text));
+    overrides.push(format!("{BELOW_RESERVED}{key}={value}"));
+}
+
+/// A key without Hydra's `+` and `++`, and a native key without what precedes it.
+fn plain(key: &str) -> &str {
+    let key = key.trim_start_matches('+');
+    key.strip_prefix(BELOW_RESERVED).unwrap_or(key)
+}
+
+/// Whether two values are the same text or number.
+fn is_same(one: &str, other: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    one == other || number(one).is_some_and(|one| number(other) == Some(one))
 }
 
 /// The virtual file with every override and setting; `None` without any.
@@ -282,6 +342,52 @@ mod tests {
             })
             .collect();
         (root, problems)
+    }
+
+    #[test]
+    fn overrides_that_contradict_each_other_or_a_flag_are_named() {
+        let contradictions = |overrides: &[&str], flag: Option<&str>| {
+            let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+            let setting = flag.map(|value| Setting {
+                flag: "--recipe-gpus",
+                path: "batch.gpus",
+                value: value.to_owned(),
+            });
+            let mut diagnostics = Vec::new();
+            refuse_contradictions(&overrides, setting.as_slice(), &mut diagnostics);
+            let messages = diagnostics.into_iter().map(|d| d.message);
+            messages.collect::<Vec<_>>()
+        };
+        for (overrides, flag, message) in [
+            (&["a=1", "b=2", "a=2"][..], None, "`a=1` and `a=2`"),
+            (&["++a.b=x", "a.b=y"], None, "`++a.b=x` and `a.b=y`"),
+            (
+                &["evenkeel.batch.gpus=4"],
+                Some("8"),
+                "`--recipe-gpus 8` and `evenkeel.batch.gpus=4`",
+            ),
+            (
+                &["batch.gpus=4"],
+                Some("8"),
+                "`--recipe-gpus 8` and `batch.gpus=4`",
+            ),
+        ] {
+            let message = format!("{message} contradict each other");
+            assert_eq!(contradictions(overrides, flag), [message]);
+        }
+        let mut replaced = ["a=1", "batch.gpus=8", "evenkeel.batch.gpus=8", "b"]
+            .map(str::to_owned)
+            .to_vec();
+        set(&mut replaced, "batch.gpus", "4");
+        assert_eq!(replaced, ["a=1", "b", "evenkeel.batch.gpus=4"]);
+        for (overrides, flag) in [
+            (&["a=1", "a=1"][..], None),
+            (&["lr=2e-5", "lr=0.00002"], None),
+            (&["evenkeel.batch.gpus=8"], Some("8")),
+            (&["a.b=1", "a=1", "~a"], None),
+        ] {
+            assert_eq!(contradictions(overrides, flag), [""; 0], "{overrides:?}");
+        }
     }
 
     fn text<'n>(root: &'n Node, path: &str) -> &'n str {
