@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{Call, ExternalTrainer, ExternalTrainerError, resume};
 use crate::plan::Plan;
 use crate::recipe::schema::placeholder;
+use crate::recipe::spec::MASTER_PORT;
 use crate::recipe::{Recipe, trainer_command};
 
 /// Refuses a command that a pod would also refuse. Returns notes about an accepted command, one per line.
@@ -23,7 +24,15 @@ pub fn command(
         base: None,
     };
     let call = trainer.call(0, plan, None)?;
-    Ok(notes(recipe, call))
+    let mut notes = notes(recipe, call);
+    let port = recipe.spec.trainer.environment.get(MASTER_PORT);
+    if let Some(port) = port.filter(|port| *port != "0") {
+        notes.push(format!(
+            "port {port} is not used on a cluster: the pods of each generation listen on a port of their own, which \
+             {MASTER_PORT} states"
+        ));
+    }
+    Ok(notes)
 }
 
 /// Refuses overrides that the trainer would not see.

@@ -17,7 +17,7 @@ use crate::external_trainer::{Call, ExternalCall, ProgressWatch};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
 use crate::recipe::schema::placeholder::{self, LEFT_BRACE, OF_A_RANK, Value};
-use crate::recipe::schema::spec::DrainSignal;
+use crate::recipe::schema::spec::{DrainSignal, MASTER_PORT};
 use crate::train::{TrainError, rank};
 use crate::util::key::Key;
 
@@ -115,6 +115,10 @@ pub(crate) fn command(
                 .envs(own_variables(start, call))
                 .envs(progress.into_iter().flat_map(ProgressWatch::variables));
             for (name, value) in &call.environment {
+                // The generation's, which is the named port where that is free.
+                if name == MASTER_PORT {
+                    continue;
+                }
                 let value = of_rank(std::slice::from_ref(value)).concat();
                 command.env(name, joined(name, value));
             }
@@ -209,7 +213,7 @@ fn torchrun(start: &Start<'_>, rank: u64, local: u64) -> Vec<(&'static str, Stri
         ("ROLE_RANK", rank.to_string()),
         ("ROLE_WORLD_SIZE", generation.world().to_string()),
         ("MASTER_ADDR", generation.master.host.clone()),
-        ("MASTER_PORT", generation.master.port.to_string()),
+        (MASTER_PORT, generation.master.port.to_string()),
         ("PET_NNODES", nodes),
         ("PET_NPROC_PER_NODE", local_world),
         ("PET_NODE_RANK", node),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::{LaunchError, Planned, Prepared, Request, RunDir, RunOptions, begin, resume};
+use super::{LaunchError, Planned, Prepared, Request, RunDir, RunOptions, begin, port, resume};
 use crate::external_trainer::{self, Call, ExternalTrainer};
 use crate::launch::run_path;
 use crate::recipe::schema::spec::Trainer;
@@ -20,6 +20,7 @@ pub(super) fn prepare(
     request: &Request,
 ) -> Result<Prepared, LaunchError> {
     external_trainer::check::overrides(recipe, &request.overrides)?;
+    port::named(&recipe.spec.trainer)?;
     let run = if request.resume {
         Run {
             device: request.runner.device(),

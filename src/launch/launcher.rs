@@ -461,7 +461,7 @@ impl<'a> Launcher<'a> {
             start: self.state.checkpoint_ref.clone(),
             master: Address {
                 host: "127.0.0.1".into(),
-                port: port::free(world)?,
+                port: self.port(world)?,
             },
             created: now(),
         };
@@ -521,6 +521,21 @@ impl<'a> Launcher<'a> {
         self.state.phase = match &end {
             End::Finished => Phase::Finished,
             End::Drained if self.stop == Some(Stop::Cancel) => Phase::Cancelled,
+    /// The port that the user names, else a free one.
+    fn port(&mut self, world: u64) -> Result<u16, LaunchError> {
+        let Some(named) = port::named(&self.run.spec.trainer)? else {
+            return port::free(world);
+        };
+        let Some(error) = port::refused(named) else {
+            return Ok(named);
+        };
+        let port = port::free(world)?;
+        self.warn(format!(
+            "port {named} cannot be used: {error}; the ranks connect through {port} instead (MASTER_PORT)"
+        ));
+        Ok(port)
+    }
+
             End::Drained => Phase::Drained,
             End::Failed { message } => Phase::Failed {
                 message: message.clone(),

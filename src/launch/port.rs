@@ -1,11 +1,13 @@
 //! The port of the loopback interface through which the local ranks connect.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::time::Duration;
 
 use super::LaunchError;
+use crate::recipe::spec::{MASTER_PORT, Trainer};
 
 /// Connection timeout, much longer than a working loopback interface needs.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,9 +33,53 @@ pub fn free(world: u64) -> Result<u16, LaunchError> {
     Ok(address.port())
 }
 
+/// The port that the user names, with an option of the launcher or a variable. `None`: any free port.
+pub fn named(trainer: &Trainer) -> Result<Option<u16>, LaunchError> {
+    let Some(text) = trainer.environment.get(MASTER_PORT) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(0) => Ok(None),
+        Ok(port) => Ok(Some(port)),
+        Err(_) => Err(LaunchError::usage(format!(
+            "the port of the ranks ({MASTER_PORT}, `--master_port`, `main_process_port`) is `{text}`; give a number from 1 \
+             to 65535, or remove it for any free port"
+        ))),
+    }
+}
+
+/// Why no program can listen on a port now, at any address of this machine, as PyTorch does.
+pub fn refused(port: u16) -> Option<io::Error> {
+    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).err()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_is_named_as_a_number_and_0_is_any() {
+        let named = |port: &str| {
+            let environment = [(MASTER_PORT.to_owned(), port.to_owned())].into();
+            named(&Trainer {
+                environment,
+                ..Trainer::default()
+            })
+        };
+        assert_eq!(named("29501").unwrap(), Some(29_501));
+        assert_eq!(named("0").unwrap(), None);
+        insta::assert_snapshot!(named("99999").unwrap_err(), @"the port of the ranks (MASTER_PORT, `--master_port`, `main_process_port`) is `99999`; give a number from 1 to 65535, or remove it for any free port");
+    }
+
+    #[test]
+    fn a_port_that_another_program_has_is_refused() {
+        let other = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = other.local_addr().unwrap().port();
+        let error = refused(port).unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(other);
+        assert!(refused(port).is_none());
+    }
 
     #[test]
     fn a_tested_port_can_be_bound() {

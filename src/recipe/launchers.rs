@@ -83,7 +83,7 @@ pub fn take_over(recipe: &mut Recipe, split: Split) -> Result<(), ReadError> {
             "external-trainer",
             None,
             format!("options of the launcher without effect: `{}`", ignored.join("`, `")),
-            "nothing to do; evenkeel itself chooses a free port, restarts the ranks, and writes their output to the run's directory",
+            "nothing to do; evenkeel itself connects and restarts the ranks, and writes their output to the run's directory",
         ));
     }
     Ok(())

@@ -615,6 +615,48 @@ except OSError as error:
 }
 
 #[test]
+fn the_port_that_a_launcher_names_is_that_of_the_ranks_if_it_is_free() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let named = port.to_string();
+    let launch = || {
+        let run = Run::of(json!({
+            "batch": {"global": 12, "per_device_batch_size": 6},
+            "budget": {"samples": 24},
+            "trainer": {"command": ["torchrun", "--nproc_per_node", "2", "--master_port", named, "--no_python", "env", "PLANNED={per_device_batch_size}"]},
+        }));
+        let output = run.launch(&["--procs", "2"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let ports = (0..2).map(|rank| {
+            let log = run.out().join(format!("gen-1/logs/rank-{rank}.log"));
+            let log = std::fs::read_to_string(log).unwrap();
+            let port = log
+                .lines()
+                .find_map(|line| line.strip_prefix("MASTER_PORT="));
+            port.unwrap_or_else(|| panic!("no MASTER_PORT in {log}"))
+                .to_owned()
+        });
+        let ports: Vec<String> = ports.collect();
+        assert_eq!(ports[0], ports[1]);
+        (
+            ports[0].clone(),
+            run.log() + &stderr(&output) + &String::from_utf8_lossy(&output.stdout),
+        )
+    };
+    let (free, said) = launch();
+    assert_eq!(free, named);
+    assert!(!said.contains("without effect"), "{said}");
+    let _other = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let (other, said) = launch();
+    assert_ne!(other, named);
+    let warning = format!("port {port} cannot be used: Address already in use");
+    assert!(said.contains(&warning), "{said}");
+}
+
+#[test]
 fn a_launcher_in_the_recipes_command_is_replaced() {
     let run = Run::of(json!({
         "batch": {"global": 12, "per_device_batch_size": 6},

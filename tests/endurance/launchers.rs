@@ -128,10 +128,21 @@ const ACCEPTED: &[&str] = &[
 /// The variables of the real launcher that evenkeel compares: it makes the rendezvous, and starts as many threads
 /// as a rank has cores.
 fn comparable(mut real: Launched, own: &Launched) -> Launched {
-    for name in ["MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"] {
+    for name in ["MASTER_ADDR", "OMP_NUM_THREADS"] {
         if !own.environment.contains_key(name) {
             real.environment.remove(name);
         }
+    }
+    // accelerate gives a single process no port, and others its default.
+    match own.environment.get("MASTER_PORT") {
+        Some(port) if !real.environment.contains_key("MASTER_PORT") => {
+            real.environment
+                .insert("MASTER_PORT".to_owned(), port.clone());
+        }
+        None => {
+            real.environment.remove("MASTER_PORT");
+        }
+        Some(_) => {}
     }
     if let Some(path) = real.environment.get_mut("PYTHONPATH") {
         *path = "{working_directory}".to_owned();

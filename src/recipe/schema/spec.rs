@@ -1234,6 +1234,10 @@ impl Default for Trainer {
     }
 }
 
+/// The variable of every rank with the port on which rank 0 listens. In a trainer's environment: the port to listen on,
+/// on one machine.
+pub const MASTER_PORT: &str = "MASTER_PORT";
+
 impl Trainer {
     /// Whether an external trainer is configured.
     pub fn is_external(&self) -> bool {

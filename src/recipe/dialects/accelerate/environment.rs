@@ -13,6 +13,7 @@ use serde_json::json;
 use super::options::{KEYS_ONLY, Kind, Known, OPTIONS, Pass, SWITCHES, VALUED};
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
+use crate::recipe::schema::spec::MASTER_PORT;
 use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Entry, Node};
@@ -40,10 +41,11 @@ const SECTIONS: [(&str, &str, &[&str]); 7] = [
 ];
 
 /// Top-level keys of the config that accelerate reads. Others are Evenkeel's to decide, or count only for TPUs.
-const FIELDS: [&str; 5] = [
+const FIELDS: [&str; 6] = [
     "debug",
     "dynamo_backend",
     "gpu_ids",
+    "main_process_port",
     "mixed_precision",
     "use_cpu",
 ];
@@ -357,6 +359,7 @@ impl Merged<'_> {
     }
 
     fn common(&mut self) {
+        self.pass(|variable| variable == MASTER_PORT);
         if self.named("debug").is_true() {
             self.set("ACCELERATE_DEBUG_MODE", "true");
         }
@@ -584,6 +587,31 @@ mod tests {
     fn fsdp_and_precision_reach_the_ranks_and_options_win() {
         let launcher = format!("{LAUNCH} --fsdp-version 2 --mixed_precision fp16 --debug");
         insta::assert_snapshot!(variables(FSDP, &launcher).unwrap().join("\n"));
+    }
+
+    #[test]
+    fn the_named_port_is_the_ranks_with_any_type_and_an_option_wins() {
+        let port = |config: &str, launcher: &str| {
+            let found = variables(config, launcher).unwrap();
+            let found = found
+                .iter()
+                .find_map(|variable| variable.strip_prefix("MASTER_PORT="));
+            found.map(str::to_owned)
+        };
+        let of_config = format!("{FSDP}main_process_port: 29501\n");
+        assert_eq!(port(&of_config, LAUNCH).as_deref(), Some("29501"));
+        let typed = format!("{LAUNCH} --main-process-port 29502");
+        assert_eq!(port(&of_config, &typed).as_deref(), Some("29502"));
+        let one = "accelerate launch --num_processes 1 --main_process_port=29502";
+        assert_eq!(port("", one).as_deref(), Some("29502"));
+        assert_eq!(
+            port(&format!("{FSDP}main_process_port: null\n"), LAUNCH),
+            None
+        );
+        assert_eq!(
+            errors(FSDP, &format!("{LAUNCH} --main_process_port here")),
+            ["1: `--main_process_port` is `here`"]
+        );
     }
 
     #[test]

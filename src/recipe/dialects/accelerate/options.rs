@@ -8,6 +8,7 @@ use Pass::{Decides, Lower, Other, Refused, Set};
 
 use super::world::is_switch;
 use crate::recipe::schema::launch::Opt;
+use crate::recipe::schema::spec::MASTER_PORT;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
@@ -54,7 +55,7 @@ pub(crate) const SWITCHES: Words = Words(
 
 /// As [`SWITCHES`], with a value.
 pub(crate) const VALUED: Words = Words(
-    "config_file num_processes num_machines machine_rank main_process_ip main_process_port tee \
+    "config_file num_processes num_machines machine_rank main_process_ip tee \
      t log_dir rdzv_backend rdzv_conf max_restarts monitor_interval deepspeed_hostfile \
      deepspeed_multinode_launcher",
 );
@@ -129,6 +130,7 @@ pub(crate) const OPTIONS: &[Known] = &[
     ("tpu", Switch, "false", Other),
     ("mixed_precision", OneOf(&["no", "fp16", "bf16", "fp8"]), "", Decides("ACCELERATE_MIXED_PRECISION")),
     ("num_cpu_threads_per_process", Int, "", Set("OMP_NUM_THREADS")),
+    ("main_process_port", Int, "", Set(MASTER_PORT)),
     ("enable_cpu_affinity", Switch, "false", Decides("ACCELERATE_CPU_AFFINITY")),
     ("dynamo_backend", OneOf(&["no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi", "fx2trt", "onnxrt", "tensorrt", "tvm"]), "", Decides("ACCELERATE_DYNAMO_BACKEND")),
     ("dynamo_mode", OneOf(&["default", "reduce-overhead", "max-autotune"]), "default", Set("ACCELERATE_DYNAMO_MODE")),

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use super::launcher::options::{Given, SRUN, options};
 use super::launcher::{self, Launch, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
+use crate::recipe::schema::launch::Opt;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
+use crate::recipe::schema::spec::MASTER_PORT;
 use crate::recipe::syntax::shell;
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::words::Words;
@@ -44,10 +46,11 @@ pub struct Split {
     pub ignored: Vec<String>,
 }
 
-/// Variables that evenkeel sets for every rank, as torchrun does whatever its environment has.
+/// Variables that evenkeel sets for every rank, as torchrun does whatever its environment has. [`MASTER_PORT`] is not
+/// among them.
 const OF_RANKS: Words = Words(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK \
-     ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK \
+     ROLE_WORLD_SIZE MASTER_ADDR PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK \
      TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT",
 );
 
@@ -64,9 +67,9 @@ const REPLACED: Words = Words(
      include i",
 );
 
-/// Those of [`REPLACED`] and of accelerate that a user may miss, for restarts, logs, ports and the way to other hosts.
+/// Those of [`REPLACED`] and of accelerate that a user may miss, for restarts, logs and the way to other hosts.
 const IGNORED: Words = Words(
-    "master_port main_process_port rdzv_endpoint max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
+    "rdzv_endpoint max_restarts monitor_interval start_method log_dir r redirects t tee local_ranks_filter \
      local_addr hostfile H launcher launcher_args ssh_port no_ssh no_ssh_check force_multi quiet q",
 );
 
@@ -217,11 +220,24 @@ fn refuse_options(found: &Launch) -> Result<Vec<String>, LauncherError> {
             let option = format!("--{}", option.name);
             return Err(no_counterpart(found.launcher.name(), &option));
         }
-        if IGNORED.has(&option.name) {
+        if IGNORED.has(&option.name) && local_port(option).is_none() {
             ignored.push(option.written());
         }
     }
     Ok(ignored)
+}
+
+/// The port of a rendezvous on this machine, `--rdzv_endpoint localhost:29501`. The ranks meet there too, because they
+/// share the store of the rendezvous (torch 2.15, `elastic/rendezvous/dynamic_rendezvous.py`).
+fn local_port(option: &Opt) -> Option<&str> {
+    let endpoint = option
+        .value
+        .as_ref()
+        .filter(|_| option.name == "rdzv_endpoint")?;
+    let (host, port) = endpoint.text.rsplit_once(':')?;
+    ["localhost", "127.0.0.1", ""]
+        .contains(&host)
+        .then_some(port)
 }
 
 /// The environment variables that a launcher gives to the ranks besides torchrun's.
@@ -230,6 +246,12 @@ fn environment(found: &Launch) -> Result<BTreeMap<String, String>, LauncherError
     let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
     if let Some(role) = found.value(&["role"]) {
         set("ROLE_NAME", placeholder::literal(&role.text));
+    }
+    // accelerate's own option is among the variables of its launch.
+    let endpoint = found.options.iter().rev().find_map(local_port);
+    let port = found.value(&["master_port"]).map(|port| port.text.as_str());
+    if let Some(port) = port.or(endpoint) {
+        set(MASTER_PORT, placeholder::literal(port));
     }
     if found.launcher == Launcher::Deepspeed {
         set("LOCAL_SIZE", "{local_world_size}".to_owned());
@@ -425,7 +447,7 @@ mod tests {
                 "ACCELERATE_LOG_LEVEL=info",
             ),
             (
-                "env A= B={world_size} MASTER_PORT=1 C={\"a\":1} torchrun train.py",
+                "env A= B={world_size} MASTER_ADDR=a C={\"a\":1} torchrun train.py",
                 "torchrun train.py",
                 "python3 -u train.py",
                 "A= B={left_brace}world_size} C={\"a\":1}",
@@ -470,20 +492,29 @@ mod tests {
         let ignored = super::split(&words(command)).unwrap().ignored;
         assert_eq!(ignored, ["--hostfile", "--launcher_args"]);
         for (command, port) in [
-            ("torchrun --master_port 29500 train.py", "--master_port"),
-            ("torchrun --rdzv-endpoint=a:1 train.py", "--rdzv_endpoint"),
+            ("torchrun --master_port 29501 train.py", Some("29501")),
             (
-                "accelerate launch --main_process_port 29500 train.py",
-                "--main_process_port",
+                "MASTER_PORT=1 deepspeed --master_port=29501 train.py",
+                Some("29501"),
             ),
-            ("MASTER_PORT=29500 torchrun train.py", "MASTER_PORT"),
+            (
+                "torchrun --rdzv-endpoint=localhost:29501 train.py",
+                Some("29501"),
+            ),
+            ("torchrun --rdzv-endpoint=a:1 train.py", None),
         ] {
-            assert_eq!(
-                super::split(&words(command)).unwrap().ignored,
-                [port],
-                "{command}"
-            );
+            let split = super::split(&words(command)).unwrap();
+            let named = split.environment.get(MASTER_PORT).map(String::as_str);
+            assert_eq!(named, port, "{command}");
+            let ignored = if port.is_some() {
+                &[][..]
+            } else {
+                &["--rdzv_endpoint"][..]
+            };
+            assert_eq!(split.ignored, ignored, "{command}");
         }
+        let assigned = super::split(&words("MASTER_PORT=29501 python train.py")).unwrap();
+        assert_eq!(assigned.assigned[MASTER_PORT], "29501");
     }
 
     #[test]
