@@ -116,7 +116,7 @@ fn translate(
         return (Node::mapping(root.span), None);
     };
     let known = keys::known(objective);
-    abbreviation::expand(root, &known, reading);
+    abbreviation::expand(root, &known, |key| keys::kind(key, objective), reading);
     let root = &*root;
     let (versions, read_as) = versions::choose(root, Some(objective), asked.version, reading);
     if !refuse_older(root, objective, path, reading) {

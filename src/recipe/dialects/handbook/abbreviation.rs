@@ -4,6 +4,7 @@
 //! Source: Python 3.11 `argparse.py` (`_get_option_tuples`, `allow_abbrev`); transformers 5.23.0
 //! `hf_argparser.py`, which gives every field two options, with underscores and with dashes.
 
+use super::keys::Kind;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, Value};
 
@@ -30,9 +31,14 @@ pub(crate) fn meant<'k>(option: &str, fields: impl IntoIterator<Item = &'k str>)
     }
 }
 
-/// Expands the abbreviations of a command. `fields`: all fields of the trainer's parser. The last
-/// occurrence counts, as with full names.
-pub(super) fn expand(root: &mut Node, fields: &[&'static str], reading: &mut Reading) {
+/// Expands the abbreviations of a command. `fields`: all fields of the trainer's parser, whose types `kind_of` knows. The
+/// last occurrence counts, as with full names. A text is no abbreviated number but an option of the script itself.
+pub(super) fn expand(
+    root: &mut Node,
+    fields: &[&'static str],
+    kind_of: impl Fn(&str) -> Option<Kind>,
+    reading: &mut Reading,
+) {
     let Some((command, _)) = reading.files.command else {
         return;
     };
@@ -48,7 +54,9 @@ pub(super) fn expand(root: &mut Node, fields: &[&'static str], reading: &mut Rea
         let name = entry.name.as_str();
         let typed = entry.name_span.file == command && !fields.contains(&name);
         match meant(name, fields.iter().copied()) {
-            Meant::One(field) if typed => short.push((field, entry.clone())),
+            Meant::One(field) if typed && may_be(&entry.value, kind_of(field)) => {
+                short.push((field, entry.clone()));
+            }
             Meant::Several(fields) if typed => {
                 let named: Vec<String> = fields.iter().map(|f| format!("`--{f}`")).collect();
                 let message = format!(
@@ -81,6 +89,13 @@ pub(super) fn expand(root: &mut Node, fields: &[&'static str], reading: &mut Rea
             root.set(field, entry.name_span, entry.value);
         }
     }
+}
+
+/// Whether an argument can be of a field's type, which its shell may know.
+fn may_be(value: &Node, kind: Option<Kind>) -> bool {
+    let text = value.text().unwrap_or_default();
+    let is_number = text.contains('$') || text.trim().parse::<f64>().is_ok();
+    is_number || !matches!(kind, Some(Kind::Int | Kind::Float))
 }
 
 #[cfg(test)]

@@ -609,6 +609,33 @@ fn abbreviated_options_are_read_as_by_argparse() {
 #[test]
 fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
     let found = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
+/// `--test_split` begins the handbook's `test_split_size`.
+#[test]
+fn a_text_is_no_abbreviated_number_but_an_option_of_the_script() {
+    let line = "python kto.py --model_name_or_path m --dataset_name d --per_device_train_batch_size 4 \
+                --desirable_weight 1.0 --test_split";
+    let job = |value: &str| {
+        read(&Request {
+            command: format!("{line} {value}")
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect(),
+            ..Request::default()
+        })
+    };
+    for (value, is_short) in [("test", false), ("0.1", true), ("$SHARE", true)] {
+        let found = match job(value) {
+            Ok(recipe) => recipe.diagnostics,
+            Err(error) => error.diagnostics,
+        };
+        let said = found
+            .iter()
+            .any(|d| d.message.contains("is read as `--test_split_size`"));
+        assert_eq!(said, is_short, "{found:?}");
+    }
+    assert!(job("test").is_ok());
+}
+
     let unknown = found("solution_column: problem\n", &[]);
     let expected = "3: warning[unknown-key] there is no key `solution_column` in GRPO recipes: \
                     read as a key of the script itself (remove it if it is not one: TRL's own command \
