@@ -230,7 +230,7 @@ mod tests {
     fn a_refused_key_does_not_hide_missing_inputs() {
         let folder = tempfile::tempdir().unwrap();
         let text = "model_name_or_path: ./no-model\ndataset_name: ./no-data.jsonl\nbf16: true\n\
-                    learning_rat: 1.0e-5\nper_device_train_batch_size: 4\nlora_r: no\n";
+                    learning_rat: 1.0e-5\nper_device_train_batch_size: 4\nweight_decay: heavy\n";
         let request = Request {
             path: "sft.yaml".into(),
             dialect: Some(recipe::Dialect::HandbookTrl),

@@ -46,6 +46,12 @@ pub(super) static RULES: &[&Rule] = &[
         right handbook("--gpus 8", "deepspeed: {gradient_accumulation_steps: auto, zero_optimization: {stage: 2}}\n");
     },
     page! {
+        "adapter-unused" Warning
+        summary "sizes of an adapter are given, and nothing asks for an adapter"
+        wrong handbook("--gpus 8", "lora_r: 16\n");
+        right handbook("--gpus 8", "lora_r: 16\nuse_peft: true\n");
+    },
+    page! {
         "config-missing" Error
         summary "a config group has no such option"
         wrong dpo("--gpus 8 --dialect dpo", "defaults:\n- _self_\n- model: llama\n");

@@ -140,6 +140,8 @@ fn translate(
     let own = settings::adapters(root).filter(|given| !keys::is_known(&given.key));
     if let Some(given) = own {
         tree.plain("model.adapters", &given);
+    } else {
+        warn_of_unused_adapter(root, reading);
     }
     // `trl/trainer/model_config.py` (040e32d).
     if values.is_true("use_peft") {
@@ -160,6 +162,22 @@ fn translate(
         warn_of_smoothing(&values, asked, versions, reading);
     }
     (tree.into_node(), Some(read_as))
+}
+
+/// Warns of an adapter's sizes where nothing asks for one. `use_peft: false` asks for none.
+fn warn_of_unused_adapter(root: &Node, reading: &mut Reading) {
+    const SIZES: [&str; 3] = ["lora_r", "lora_alpha", "lora_target_modules"];
+    let entries = root.entries().unwrap_or_default();
+    let size = entries
+        .iter()
+        .find(|entry| SIZES.contains(&entry.name.as_str()));
+    if let Some(size) = size.filter(|_| root.get("use_peft").is_none()) {
+        let key = &size.name;
+        let message =
+            format!("`{key}` without `use_peft`: TRL's scripts train all weights, not an adapter");
+        let help = "set `use_peft: true` for an adapter, or `use_peft: false` to train all weights";
+        reading.warning("adapter-unused", Some(size.name_span), message, help);
+    }
 }
 
 /// Reports the keys that the versions do not have. TRL's own scripts ignore them in a file, and a program may define

@@ -438,10 +438,14 @@ fn adapters_are_those_of_the_program() {
         ("lora_rank: 8\n", true),
         ("lora_r: 8\n", false),
         ("lora_r: 8\nuse_peft: true\n", true),
+        ("lora_r: 8\nuse_peft: false\n", false),
     ] {
         let text = format!("per_device_train_batch_size: 4\n{text}");
         let recipe = read_in("sft", &text, &[]).unwrap();
         assert_eq!(recipe.spec.model.adapters, adapters, "{text}");
+        let mut warnings = recipe.diagnostics.iter();
+        let warns = warnings.any(|found| found.rule == "adapter-unused");
+        assert_eq!(warns, text.ends_with("lora_r: 8\n"), "{text}");
     }
 }
 
@@ -605,10 +609,6 @@ fn abbreviated_options_are_read_as_by_argparse() {
     }
 }
 
-/// open-r1 and SimPO have scripts with their own dataclasses.
-#[test]
-fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
-    let found = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
 /// `--test_split` begins the handbook's `test_split_size`.
 #[test]
 fn a_text_is_no_abbreviated_number_but_an_option_of_the_script() {
@@ -636,6 +636,10 @@ fn a_text_is_no_abbreviated_number_but_an_option_of_the_script() {
     assert!(job("test").is_ok());
 }
 
+/// open-r1 and SimPO have scripts with their own dataclasses.
+#[test]
+fn an_unknown_key_in_a_file_is_a_warning_and_on_the_command_line_an_error() {
+    let found = |lines: &str, overrides: &[&str]| problems("grpo", lines, overrides);
     let unknown = found("solution_column: problem\n", &[]);
     let expected = "3: warning[unknown-key] there is no key `solution_column` in GRPO recipes: \
                     read as a key of the script itself (remove it if it is not one: TRL's own command \
