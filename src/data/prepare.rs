@@ -53,16 +53,30 @@ impl Prepared {
         let extra = manifest.row_limit() - manifest.sequence_length;
         let taken = manifest.train.tokens - extra * documents;
         let room = manifest.train.samples * manifest.sequence_length;
-        let cut = match manifest.skipped.truncated {
-            0 => String::new(),
-            cut => format!("; {cut} were cut at {} tokens", manifest.row_limit()),
-        };
         Some(format!(
-            "{} packed into {}, {:.0} % full{cut}",
+            "{} packed into {}, {:.0} % full",
             format::count(documents, "document"),
             format::count(manifest.train.samples, "sample"),
             100.0 * taken as f64 / room as f64
         ))
+    }
+
+    /// What of the data no step trains, for people.
+    fn untrained(&self, request: &PrepareRequest<'_>) -> Option<String> {
+        let skipped = &self.manifest.skipped;
+        let counts = skipped.to_string();
+        if counts.is_empty() {
+            return None;
+        }
+        let limit = match skipped.truncated {
+            0 => String::new(),
+            _ => format!(
+                "; `{}` is {}",
+                (request.key)("data.sequence_length"),
+                self.manifest.sequence_length
+            ),
+        };
+        Some(format!("some data are not trained: {counts}{limit}"))
     }
 
     fn of(manifest: Manifest, reused: bool) -> Prepared {
@@ -122,6 +136,7 @@ pub fn prepare(
     let sources = sources::resolve(request)?;
     let mut prepared = prepare_files(request, &sources, progress)?;
     prepared.notes.splice(0..0, sources.notes);
+    prepared.notes.extend(prepared.untrained(request));
     Ok(prepared)
 }
 

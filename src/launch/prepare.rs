@@ -289,6 +289,7 @@ mod tests {
         insta::assert_snapshot!(notes(&launched.prepared), @"
         data.evaluation.0.path: [place]/corpus.jsonl is named by an earlier source and read only once
         no evaluation is made: every file of `data.evaluation` is also training data, on which a loss means nothing; name other files, or hold samples out with `data.held_out`
+        some data are not trained: 100 truncated to the sequence length; `data.sequence_length` is 8
         ");
         // Also where the data are already prepared.
         assert_eq!(

@@ -30,13 +30,10 @@ fn long_documents_are_truncated_and_counted() {
         case.samples().iter().map(text).collect::<Vec<_>>(),
         ["^abcd", "^a$"]
     );
-    let manifest = case.prepare().unwrap().manifest;
-    assert_eq!(manifest.skipped.truncated, 1);
-    assert_eq!(
-        manifest.skipped.to_string(),
-        "1 truncated to the sequence length"
-    );
-    assert_eq!(manifest.used_vocabulary, 258);
+    let prepared = case.prepare().unwrap();
+    insta::assert_snapshot!(prepared.notes.join("\n"), @"some data are not trained: 1 truncated to the sequence length; `data.sequence_length` is 4");
+    assert_eq!(prepared.manifest.skipped.truncated, 1);
+    assert_eq!(prepared.manifest.used_vocabulary, 258);
 }
 
 #[test]
