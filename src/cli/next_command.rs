@@ -1,11 +1,12 @@
 //! What to type after a launch that was refused or could not download: the same command with downloaded files, or with
 //! the user's own trainer.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::data::is_on_hub;
 use crate::hub::{HubError, Repo};
-use crate::recipe::schema::spec::Objective;
+use crate::recipe::schema::spec::{DataSource, Objective};
 use crate::recipe::syntax::shell;
 use crate::recipe::{Diagnostic, Dialect, RESERVED, Recipe, Severity};
 
@@ -39,6 +40,23 @@ impl Typed<'_> {
         }
         let program = &self.words[self.own().len()..];
         shell::join(&[words.as_slice(), world, more, program].concat())
+    }
+
+    /// The launch of a script's command, with more words before it, and without the script and its variables.
+    fn of_command(&self, recipe: &Recipe, more: &[String], command: &[String]) -> String {
+        let script = recipe
+            .files
+            .recipe
+            .and_then(|file| recipe.sources.get(file));
+        let is_script = |word: &str| script.is_some_and(|script| Path::new(word) == script.path);
+        let is_variable = |word: &str| {
+            let name = word.split_once('=').map_or("", |(name, _)| name);
+            recipe.variables().contains_key(name)
+        };
+        let own = self.own().iter();
+        let own = own.filter(|word| !is_script(word) && !is_variable(word));
+        let own: Vec<String> = own.chain(more).cloned().collect();
+        format!("{} -- {}", shell::join(&own), shell::join(command))
     }
 
     /// The option that gives a number of ranks, as typed.
@@ -85,11 +103,20 @@ pub fn after_refusal(
         .collect();
     let has = |rule: &str| errors.iter().any(|error| error.rule == rule);
     let is_external = recipe.spec.trainer.is_external();
-    let own_trainer = || {
-        let command = shell::join(typed.own());
+    let world = if has("global-batch-unknown") {
+        ["--recipe-gpus", "N"].map(str::to_owned).to_vec()
+    } else {
+        Vec::new()
+    };
+    let own_trainer = || match recipe.command() {
         // That dialect's program cannot continue from its checkpoints, so its launch is refused.
-        let is_refused = recipe.dialect == Dialect::Dpo;
-        (!is_refused).then(|| format!("{command} -- {}", program(recipe, typed.overrides)))
+        _ if recipe.dialect == Dialect::Dpo => None,
+        Some(command) => Some(typed.of_command(recipe, &world, command)),
+        None if recipe.is_command() => None,
+        None => {
+            let own = shell::join(&[typed.own(), &world].concat());
+            Some(format!("{own} -- {}", program(recipe, typed.overrides)))
+        }
     };
     if recipe.spec.parallel.one_process
         && let [only] = errors.as_slice()
@@ -118,7 +145,7 @@ pub fn after_refusal(
         .iter()
         .any(|error| MEMORY.contains(&error.rule.as_str()))
     {
-        return smaller(recipe, typed, own_trainer());
+        return smaller(recipe, typed, own_trainer(), has("data-missing"));
     }
     if has("model-missing") && recipe.spec.model.path.is_none() {
         return Vec::new();
@@ -129,7 +156,7 @@ pub fn after_refusal(
     };
     let (mut lines, mut overrides) = downloads(recipe, is_absent);
     if lines.is_empty() && ABSENT.iter().any(|rule| has(rule)) {
-        return Vec::new();
+        return smaller(recipe, typed, own_trainer(), has("data-missing"));
     }
     let too_long = errors
         .iter()
@@ -155,8 +182,13 @@ pub fn after_refusal(
     lines
 }
 
-/// What trains a recipe that is too large for this machine.
-fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: Option<String>) -> Vec<String> {
+/// What trains a recipe that is too large for this machine, or whose model and data are on another one.
+fn smaller(
+    recipe: &Recipe,
+    typed: &Typed<'_>,
+    own_trainer: Option<String>,
+    lacks_data: bool,
+) -> Vec<String> {
     let cluster = ["--nodes", "2", "--gpus-per-node", "8"].map(str::to_owned);
     // The model and the length of docs/your-recipe.md.
     let tiny = [
@@ -175,17 +207,65 @@ fn smaller(recipe: &Recipe, typed: &Typed<'_>, own_trainer: Option<String>) -> V
         .iter()
         .map(|(path, value)| format!("{}={value}", key(path)))
         .collect();
+    let on_hub = |source: &DataSource| is_on_hub(Path::new(""), &source.path);
+    let mut sources = recipe.spec.data.sources();
+    let rows = if lacks_data || sources.any(|(_, source)| on_hub(source)) {
+        rows(recipe)
+    } else {
+        Some((None, Vec::new()))
+    };
     let own = own_trainer.map(|command| format!("{command}   # your own trainer"));
-    let others = [
-        format!("{}   # the nodes of a cluster", typed.with(&cluster, &[])),
+    let nodes = format!("{}   # the nodes of a cluster", typed.with(&cluster, &[]));
+    let mut lines: Vec<String> = own.into_iter().chain([nodes]).collect();
+    if let Some((make, rows)) = rows {
+        lines.extend(make);
         // `$EVENKEEL` is for the shell.
-        format!(
+        lines.push(format!(
             "{} {}   # in small, with a model of the project in `EVENKEEL`",
             typed.with(&[], &[]),
-            tiny.join(" ")
-        ),
-    ];
-    own.into_iter().chain(others).collect()
+            [tiny, rows].concat().join(" ")
+        ));
+    }
+    lines
+}
+
+/// The rows of docs/your-recipe.md in place of a recipe's data: the command that makes them, and the overrides that name
+/// them, for the shell. `None`: the recipe trains on other rows.
+fn rows(recipe: &Recipe) -> Option<(Option<String>, Vec<String>)> {
+    const PAIRS: &str = r#"seq 400 | sed 's/.*/{"chosen": "&, twice? &, &", "rejected": "&, twice? no"}/' > pairs.jsonl"#;
+    let (make, file, columns) = match recipe.spec.objective {
+        Objective::Sft => (None, "$EVENKEEL/examples/sft/sums.jsonl", "messages"),
+        Objective::Dpo | Objective::Orpo | Objective::Simpo => {
+            (Some(PAIRS.to_owned()), "pairs.jsonl", "chosen,rejected")
+        }
+        _ => return None,
+    };
+    let data = &recipe.spec.data;
+    let mut rows = Vec::new();
+    for (path, source) in data.sources() {
+        let key = recipe.key(&format!("{path}.path")).into_owned();
+        // The name in a mixture is a key.
+        let row = match key.strip_suffix(&source.path) {
+            Some(mixture) => format!("\"{}={{{file}: 1.0}}\"", mixture.trim_end_matches('.')),
+            None => format!("{key}={file}"),
+        };
+        rows.push(row);
+        if !source.columns.is_empty() {
+            let key = recipe.key(&format!("{path}.columns.0")).into_owned();
+            let key = key.trim_end_matches(".0");
+            rows.push(format!("\"{key}=[{columns}]\""));
+        }
+    }
+    // The same file is no evaluation data. A share is one of any number of rows.
+    if !data.evaluation.is_empty() || data.held_out.is_some_and(|held_out| held_out >= 1.0) {
+        rows.push(format!("{}=40", recipe.key("data.held_out")));
+    }
+    if recipe.dialect == Dialect::HandbookTrl && !recipe.spec.model.lora_target_modules.is_empty() {
+        rows.push("lora_target_modules=all-linear".to_owned());
+    }
+    let mut seen = HashSet::new();
+    rows.retain(|row| seen.insert(row.clone()));
+    Some((make, rows))
 }
 
 /// The commands that download a recipe's model and data, and the overrides that name their folders. `is_absent`: of which
@@ -387,7 +467,7 @@ mod tests {
 
         evenkeel launch recipe.yaml --procs 3 -- trl sft --config {recipe} {resume_args}   # your own trainer
         evenkeel launch recipe.yaml --nodes 2 --gpus-per-node 8   # the nodes of a cluster
-        evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96   # in small, with a model of the project in `EVENKEEL`
+        evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96 dataset_name=$EVENKEEL/examples/sft/sums.jsonl   # in small, with a model of the project in `EVENKEEL`
         ");
     }
 
@@ -404,6 +484,59 @@ mod tests {
     fn no_download_helps_where_no_model_is_named() {
         let sft = "per_device_train_batch_size: 4\nnum_train_epochs: 1\ndataset_name: acme/chats\n";
         assert_eq!(next(sft, &["model-missing", "data-missing"]), [""; 0]);
+    }
+
+    #[test]
+    fn a_model_and_data_of_another_machine_end_in_the_recipe_in_small() {
+        let sft = "per_device_train_batch_size: 4\nnum_train_epochs: 1\nmodel_name_or_path: /scratch/models/a\n";
+        let mixture = "dataset_mixture:\n  test_split_size: 1000\n  datasets:\n  - {id: /scratch/a, columns: [prompt, messages]}\n  - {id: /scratch/b}\n";
+        let rules = ["model-missing", "tokenizer-missing", "data-missing"];
+        let lines = next(&format!("{sft}{mixture}"), &rules).join("\n");
+        insta::assert_snapshot!(lines, @r#"
+        evenkeel launch recipe.yaml --procs 3 -- python scripts/sft.py --config {recipe} {resume_args}   # your own trainer
+        evenkeel launch recipe.yaml --nodes 2 --gpus-per-node 8   # the nodes of a cluster
+        evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96 dataset_mixture.datasets.0.id=$EVENKEEL/examples/sft/sums.jsonl "dataset_mixture.datasets.0.columns=[messages]" dataset_mixture.datasets.1.id=$EVENKEEL/examples/sft/sums.jsonl dataset_mixture.test_split_size=40   # in small, with a model of the project in `EVENKEEL`
+        "#);
+        let mixer = format!(
+            "{sft}dataset_mixer:\n  /scratch/a: 1.0\ndataset_splits: [train, test]\nbeta: 0.1\nloss_type: sigmoid\nuse_peft: true\nlora_target_modules: [a]\n"
+        );
+        insta::assert_snapshot!(next(&mixer, &rules).join("\n"), @r#"
+        evenkeel launch recipe.yaml --procs 3 -- python scripts/dpo.py --config {recipe} {resume_args}   # your own trainer
+        evenkeel launch recipe.yaml --nodes 2 --gpus-per-node 8   # the nodes of a cluster
+        seq 400 | sed 's/.*/{"chosen": "&, twice? &, &", "rejected": "&, twice? no"}/' > pairs.jsonl
+        evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96 "dataset_mixer={pairs.jsonl: 1.0}" evenkeel.data.held_out=40 lora_target_modules=all-linear   # in small, with a model of the project in `EVENKEEL`
+        "#);
+        let labels = format!("{sft}dataset_name: /scratch/a\nevenkeel: {{objective: kto}}\n");
+        assert_eq!(next(&labels, &rules).len(), 2);
+    }
+
+    #[test]
+    fn the_program_of_a_script_is_started_by_its_own_command() {
+        let script = "python my.py --do_train --per_device_train_batch_size $N \\\n  --model_name_or_path m --run_name 'a b'\n";
+        let request = Request {
+            path: "jobs/train.sh".into(),
+            overrides: vec!["N=2".to_owned()],
+            ..Request::default()
+        };
+        let launch = |script: &str| {
+            let recipe = read_text(&request, script.to_owned()).unwrap();
+            let words = ["evenkeel", "launch", "jobs/train.sh", "N=2", "--procs=2"];
+            let words = words.map(str::to_owned);
+            let typed = Typed {
+                words: &words,
+                overrides: &request.overrides,
+            };
+            let rules = ["trainer-keys", "global-batch-unknown"];
+            let findings = rules.map(|rule| Diagnostic::error(rule, None, "", ""));
+            let counts = Counts {
+                asked: 2,
+                exact: &[],
+            };
+            after_refusal(&recipe, &findings, &counts, &typed)
+        };
+        insta::assert_snapshot!(launch(script).join("\n"), @"evenkeel launch --procs=2 --recipe-gpus N -- python my.py --do_train --per_device_train_batch_size 2 --model_name_or_path m --run_name 'a b'");
+        // Only the shell of that machine knows the output.
+        assert_eq!(launch(&script.replace("'a b'", "$(date)")), [""; 0]);
     }
 
     #[test]

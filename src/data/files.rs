@@ -296,8 +296,8 @@ pub fn is_on_hub(base: &Path, path: &str) -> bool {
 fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> DataError {
     let spelled = (request.key)(key);
     let place = request.base.join(&source.path);
-    // A mixture has a path as its key, which no override replaces.
-    let in_mixture = spelled.ends_with(&source.path);
+    // A mixture has a path as its key, which only an override of the whole mixture replaces.
+    let mixture = spelled.strip_suffix(source.path.as_str());
     if let Some(repo) = hub::repo_of_snapshot(&place) {
         return request.setting(
             key,
@@ -312,18 +312,21 @@ fn missing(request: &PrepareRequest<'_>, source: &DataSource, key: &str) -> Data
                 "data set `{}` is neither in a local directory nor in the hub's cache",
                 source.path
             ),
-            match in_mixture {
-                true => "download it into a directory of this name".to_owned(),
-                false => format!("download it and override {spelled}=DIRECTORY"),
+            match mixture {
+                Some(_) => "download it into a directory of this name".to_owned(),
+                None => format!("download it and override {spelled}=DIRECTORY"),
             },
         );
     }
     request.setting(
         key,
         format!("there is no {}", place.display()),
-        match in_mixture {
-            true => "correct the path in the recipe".to_owned(),
-            false => format!("override {spelled}=/path/to/data.jsonl"),
+        match mixture {
+            Some(mixture) => format!(
+                "correct the path in the recipe, or override `{}={{/path/to/data.jsonl: 1.0}}`",
+                mixture.trim_end_matches('.')
+            ),
+            None => format!("override {spelled}=/path/to/data.jsonl"),
         },
     )
 }

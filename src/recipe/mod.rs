@@ -145,6 +145,23 @@ impl Recipe {
         }
     }
 
+    /// Whether the job is a command, in a script or as typed.
+    pub fn is_command(&self) -> bool {
+        self.launch.is_some()
+    }
+
+    /// The words of the job's command. `None`: it has none, only its shell knows some of them, or evenkeel cannot replace
+    /// its launcher.
+    pub fn command(&self) -> Option<&[String]> {
+        let launch = self.launch.as_ref()?;
+        (launch.alone.is_some() && !launch.words.is_empty()).then_some(&launch.words)
+    }
+
+    /// The given variables of its script.
+    pub fn variables(&self) -> &BTreeMap<String, String> {
+        &self.variables
+    }
+
     /// [`Recipe::key`] as a closure, for callers without access to the recipe.
     pub fn keys(&self) -> impl Fn(&str) -> String + '_ {
         |path| self.key(path).into_owned()
@@ -230,6 +247,8 @@ fn read_job(
 ) -> Result<Recipe, ReadError> {
     let mut reading = Reading::at(&request.origin);
     reading.environment = request.environment.clone();
+    let (given, flags) = (&request.overrides, &request.settings);
+    overrides::refuse_contradictions(given, flags, &mut reading.diagnostics);
     let job = gather(request, text, &mut reading);
     let is_command = job.as_ref().is_some_and(|job| job.launch.is_some());
     let found = job.and_then(|job| find(request, job, &mut reading));
@@ -247,8 +266,6 @@ fn read_job(
     unresolved::name_script(&mut diagnostics, request);
     diagnostic::in_file_order(&mut diagnostics);
     diagnostic::keep_most_severe(&mut diagnostics);
-    let (given, flags) = (&request.overrides, &request.settings);
-    overrides::refuse_contradictions(given, flags, &mut reading.diagnostics);
     let sources = reading.sources;
     let recipe = found.map(|recipe| Recipe {
         sources: sources.clone(),

@@ -236,7 +236,7 @@ impl Findings<'_> {
 
     /// Adds a finding of the rule's severity at a place.
     fn spot(&mut self, span: Span, message: String, help: String) {
-        self.found.push(Diagnostic {
+        self.push(Diagnostic {
             rule: self.rule.id.to_owned(),
             severity: self.severity,
             message,
@@ -247,7 +247,7 @@ impl Findings<'_> {
     }
 
     fn add(&mut self, severity: Severity, paths: &[&str], message: String, help: String) {
-        self.found.push(Diagnostic {
+        self.push(Diagnostic {
             rule: self.rule.id.to_owned(),
             severity,
             message,
@@ -255,6 +255,13 @@ impl Findings<'_> {
             span: paths.iter().find_map(|path| self.recipe.span(path)),
             hides_batch: false,
         });
+    }
+
+    /// Adds a finding once: several paths may have one place, such as the sources of training and evaluation.
+    fn push(&mut self, finding: Diagnostic) {
+        if !self.found.contains(&finding) {
+            self.found.push(finding);
+        }
     }
 }
 

@@ -83,6 +83,8 @@ pub(crate) struct Launch {
     pub hidden: Option<Word>,
     /// The words before the program that start it without the launcher. `None`: evenkeel cannot replace it.
     pub alone: Option<Vec<String>>,
+    /// All words of the command. Empty: only its shell knows some of them.
+    pub words: Vec<String>,
     /// The option by which the launcher passes a rank's number on its machine to the program.
     pub local_rank: Option<&'static str>,
 }
@@ -130,6 +132,9 @@ const ENDS: [&str; 5] = ["--", "&&", "||", ";", "|"];
 /// allenai/open-instruct e6c3044 `mason.py`, `parse_commands`). `None`: the command starts no training.
 pub(crate) fn find(words: &[Word]) -> Option<Launch> {
     let mut found = launcher(words).or_else(|| without_launcher(words))?;
+    if words.iter().all(|word| word.unresolved.is_empty()) {
+        found.words = words.iter().map(|word| word.text.clone()).collect();
+    }
     let first = found.options.first().map(|option| option.at);
     let first = first.or(found.program.as_ref().map(|program| program.span));
     let before = words.iter().position(|word| Some(word.span) == first);
