@@ -9,7 +9,9 @@ use crate::recipe::schema::request::Request;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::Line;
-use crate::recipe::syntax::shell::word::{UnresolvedExtent, Word, values_of, variable};
+use crate::recipe::syntax::shell::word::{
+    UnresolvedExtent, Word, is_name, is_of_name, values_of, variable,
+};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
@@ -146,13 +148,31 @@ pub(crate) fn unknown(name: &str, text: &str, at: Span) -> Diagnostic {
         "global-batch-unknown",
         Some(at),
         format!("`{name}` is unresolved: only the shell or its environment knows `{text}`"),
-        match variable(text) {
-            Some(variable) => format!(
-                "give the value beside the script, `evenkeel plan SCRIPT {variable}=VALUE`, or write it there"
+        match given(text) {
+            Some(given) => format!(
+                "give the value beside the script, `evenkeel plan SCRIPT {given}`, or write it there"
             ),
             None => format!("{AS_EXPANDED}, or write the value"),
         },
     ).of_batch()
+}
+
+/// The words that give a variable, or all variables of a calculation: `$((BATCH / WORLD_SIZE))`.
+fn given(text: &str) -> Option<String> {
+    let inside = text
+        .strip_prefix("$((")
+        .and_then(|text| text.strip_suffix("))"));
+    let mut names: Vec<&str> = match inside {
+        Some(inside) => inside
+            .split(|c| !is_of_name(c))
+            .filter(|name| is_name(name))
+            .collect(),
+        None => Vec::from_iter(variable(text)),
+    };
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(*name));
+    let words: Vec<String> = names.iter().map(|name| format!("{name}=VALUE")).collect();
+    (!words.is_empty()).then(|| words.join(" "))
 }
 
 /// The warning for an unresolved value on which no batch number depends.
@@ -249,4 +269,27 @@ fn gives(words: &[Word], names: &[&str]) -> bool {
     names
         .iter()
         .any(|name| values_of(words, name).any(resolved))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variables_of_a_calculation_are_named_once() {
+        for (text, words) in [
+            ("$N", Some("N=VALUE")),
+            ("${N:-8}", Some("N=VALUE")),
+            (
+                "$((256 / WORLD_SIZE / $WORLD_SIZE))",
+                Some("WORLD_SIZE=VALUE"),
+            ),
+            ("$((BATCH/(${GPUS} * 2)))", Some("BATCH=VALUE GPUS=VALUE")),
+            ("$((256 / $1))", None),
+            ("$(nproc)", None),
+            ("$1", None),
+        ] {
+            assert_eq!(given(text).as_deref(), words, "{text}");
+        }
+    }
 }

@@ -193,7 +193,7 @@ pub(super) fn identifier(text: &str) -> &str {
 }
 
 /// Whether a variable's name may have this character.
-pub(super) fn is_of_name(c: char) -> bool {
+pub(crate) fn is_of_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
