@@ -1,6 +1,7 @@
 //! Evenkeel's readers against upstream's own parsers on every file of the corpus: the same values, or a stated
 //! refusal. `tests/trainers/upstream_parsers.py` reads the files with transformers, TRL, accelerate, torch and bash.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -126,6 +127,35 @@ fn planned(read: &Value, recipes: &Path) -> Option<[Option<u64>; 2]> {
         "{file}: {plan}"
     );
     None
+}
+
+/// Prints the fields of the configs of the trainers that the built-in trainer replaces.
+const FIELDS: &str = "\
+import dataclasses, transformers, trl
+from trl.experimental.cpo import CPOConfig
+from trl.experimental.orpo import ORPOConfig
+for config in (transformers.TrainingArguments, trl.ModelConfig, trl.ScriptArguments, trl.DatasetMixtureConfig,
+               trl.SFTConfig, trl.DPOConfig, trl.KTOConfig, ORPOConfig, CPOConfig):
+    for field in dataclasses.fields(config):
+        if field.init:
+            print(field.name)
+";
+
+#[test]
+fn the_page_of_keys_has_every_field_of_the_installed_trl_and_transformers() {
+    let Some(python) = python("trl, transformers") else {
+        return;
+    };
+    let output = Command::new(python).args(["-c", FIELDS]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let fields = String::from_utf8(output.stdout).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/keys.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let of_key = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let listed: BTreeSet<&str> = page.split(|c| !of_key(c)).collect();
+    let missing: Vec<&str> = fields.lines().filter(|key| !listed.contains(key)).collect();
+    assert_eq!(missing, [""; 0], "docs/keys.md lacks these keys");
+    assert!(fields.lines().count() > 500, "{fields}");
 }
 
 #[test]
