@@ -43,7 +43,10 @@ pub fn report_input(
     ));
     let call = state.generations.last().and_then(|row| row.call.as_ref());
     match (call, &run.built_in) {
-        (Some(call), _) => details.push(fact("program", call.command.join(" "))),
+        (Some(call), _) => details.extend([
+            fact("program", call.command.join(" ")),
+            fact("checkpoints", call.checkpoint_dir.display().to_string()),
+        ]),
         (None, None) => {}
         (None, Some(built_in)) => {
             let model = &built_in.model;
