@@ -385,16 +385,20 @@ impl<'a> Launcher<'a> {
             }
         }
         self.in_trouble();
-        let message = if stop && !met {
-            "stop requested".to_string()
-        } else if stop && self.external.is_some() {
-            let trainer = &self.run.spec.trainer;
-            format!(
-                "stop requested: {} sent, {} s to save (repeat to stop immediately)",
+        let trainer = &self.run.spec.trainer;
+        let saving = match &self.external {
+            Some(_) => format!(
+                "{} sent, {} s to save",
                 trainer.drain_signal, trainer.drain_seconds
-            )
+            ),
+            None => "committing a checkpoint".to_owned(),
+        };
+        let message = if stop && !met {
+            "stop requested".to_owned()
         } else if stop {
-            "stop requested: committing a checkpoint (repeat to stop immediately)".to_string()
+            format!("stop requested: {saving} (repeat to stop immediately)")
+        } else if let Some(verb) = self.stop {
+            format!("{verb} requested: {saving}")
         } else {
             format!("{} requested", count(self.desired, "rank"))
         };
@@ -517,10 +521,6 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    fn end(mut self, end: End) -> Result<End, LaunchError> {
-        self.state.phase = match &end {
-            End::Finished => Phase::Finished,
-            End::Drained if self.stop == Some(Stop::Cancel) => Phase::Cancelled,
     /// The port that the user names, else a free one.
     fn port(&mut self, world: u64) -> Result<u16, LaunchError> {
         let Some(named) = port::named(&self.run.spec.trainer)? else {
@@ -536,6 +536,10 @@ impl<'a> Launcher<'a> {
         Ok(port)
     }
 
+    fn end(mut self, end: End) -> Result<End, LaunchError> {
+        self.state.phase = match &end {
+            End::Finished => Phase::Finished,
+            End::Drained if self.stop == Some(Stop::Cancel) => Phase::Cancelled,
             End::Drained => Phase::Drained,
             End::Failed { message } => Phase::Failed {
                 message: message.clone(),

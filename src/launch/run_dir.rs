@@ -70,6 +70,16 @@ pub enum Stop {
     Cancel,
 }
 
+impl fmt::Display for Stop {
+    /// The verb on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stop::Suspend => "suspend",
+            Stop::Cancel => "cancel",
+        })
+    }
+}
+
 /// State of a run (`state.json`).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RunState {

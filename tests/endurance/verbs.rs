@@ -34,7 +34,12 @@ fn a_run_is_suspended_and_resumed_by_its_name_alone() {
         "{suspended:?}"
     );
     assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
-    assert!(run.log().contains("; `evenkeel resume "), "{}", run.log());
+    for said in [
+        "suspend requested: committing a checkpoint",
+        "; `evenkeel resume ",
+    ] {
+        assert!(run.log().contains(said), "{}", run.log());
+    }
     // The second request finds nothing to stop.
     let again = call("suspend", &[]);
     assert!(
@@ -76,7 +81,9 @@ fn a_cancelled_run_keeps_its_files_and_is_not_resumed() {
         "{cancelled:?}"
     );
     assert_eq!(launched.wait().code(), Some(1), "{}", run.log());
-    assert!(run.log().contains("cancelled: "), "{}", run.log());
+    for said in ["cancel requested: committing a checkpoint", "cancelled: "] {
+        assert!(run.log().contains(said), "{}", run.log());
+    }
     let followed = following.wait_with_output().unwrap();
     assert!(followed.status.success(), "{followed:?}");
     let shown = stdout(&followed);
