@@ -55,13 +55,17 @@ fn is_same(one: &Generation, other: &Generation) -> bool {
     one.number == other.number && published_together && one.members == other.members
 }
 
-/// Searches the bucket, or the run directory on a volume. Only what is damaged counts as absent: what cannot be read now may
-/// be the newest checkpoint.
+/// Searches the bucket, or the run directory on a volume. If this pod is a member of the published generation, it first
+/// closes the earlier ones: they commit nothing after the search. Only what is damaged counts as absent: what cannot be
+/// read now may be the newest checkpoint.
 fn search(
     identity: &Identity,
     published: Option<&Generation>,
 ) -> Result<Option<LaterGeneration>, CheckpointError> {
     let (run, bucket) = (&identity.run, identity.bucket.as_ref());
+    if let Some(published) = published.filter(|its| its.ranks_of_pod(&identity.pod).is_some()) {
+        lineage::close_earlier(run, bucket, published)?;
+    }
     let newest_of = |number| {
         if let Some(bucket) = bucket {
             let newest = bucket_copy::newest(bucket, number)?;

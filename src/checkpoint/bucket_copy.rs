@@ -11,9 +11,12 @@ use super::checksum::{FileEntry, Hasher, PIECE};
 use super::manifest::Manifest;
 use super::names::{Committed, MANIFEST};
 use super::{CheckpointError, Checksum, verified};
-use crate::bucket::{Bucket, BucketError, Object};
+use crate::bucket::{Bucket, BucketError, Cause, Object};
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError};
+
+/// Content of the manifest of a checkpoint that is never committed.
+const WITHDRAWN: &[u8] = b"";
 
 /// Completes the checkpoint `path`, below the run directory, from the bucket: every file is there afterwards and has
 /// the manifest's checksum. Files that the disk has are kept. A file is read once, and hashed meanwhile. Returns how many
@@ -138,6 +141,26 @@ pub fn newest(bucket: &Bucket, generation: u64) -> Result<Option<Committed>, Che
     Ok(None)
 }
 
+/// Gives every checkpoint of a generation that has no manifest an empty one, with which it is none: a manifest is created
+/// once, so its ranks cannot commit it any more.
+pub(super) fn withdraw(bucket: &Bucket, generation: u64) -> Result<(), CheckpointError> {
+    let directory = files::generation(generation);
+    for name in bucket.directories(&directory)? {
+        if files::parse_checkpoint(&name).is_none() {
+            continue;
+        }
+        match bucket.create(
+            &format!("{directory}/{name}/{MANIFEST}"),
+            WITHDRAWN.to_vec(),
+        ) {
+            // It is committed.
+            Err(error) if error.cause == Cause::Taken => {}
+            created => created?,
+        }
+    }
+    Ok(())
+}
+
 /// A small file of a committed checkpoint, checked against its manifest. `expected`: the manifest's checksum, if it is known.
 pub fn read(
     bucket: &Bucket,
@@ -174,24 +197,28 @@ pub fn retain(
     };
     let objects = bucket.list("")?;
     // The oldest first.
-    let mut stored: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    let mut stored: BTreeMap<_, Vec<&Object>> = BTreeMap::new();
     for object in &objects {
         if let Some((path, _)) = object.key.rsplit_once('/')
             && let Some(place) = files::parse_checkpoint_path(path)
         {
-            stored.entry((place, path)).or_default().push(&object.key);
+            stored.entry((place, path)).or_default().push(object);
         }
     }
     let manifest = |path: &str| format!("{path}/{MANIFEST}");
-    let is_committed = |path: &str, keys: &[&str]| keys.contains(&manifest(path).as_str());
+    let is_committed = |path: &str, objects: &[&Object]| {
+        let manifest = manifest(path);
+        let mut manifests = objects.iter().filter(|object| object.key == manifest);
+        manifests.any(|object| object.bytes > WITHDRAWN.len() as u64)
+    };
     let committed = stored
         .iter()
-        .filter(|((place, path), keys)| *place <= known && is_committed(path, keys));
+        .filter(|((place, path), objects)| *place <= known && is_committed(path, objects));
     let mut surplus = keep.map_or(0, |keep| {
         (committed.count() as u64).saturating_sub(keep.max(1))
     });
-    for ((place, path), keys) in &stored {
-        let is_removed = if is_committed(path, keys) {
+    for ((place, path), objects) in &stored {
+        let is_removed = if is_committed(path, objects) {
             *place <= known && surplus > 0
         } else {
             place.0 < known.0
@@ -199,11 +226,11 @@ pub fn retain(
         if !is_removed {
             continue;
         }
-        surplus -= u64::from(is_committed(path, keys));
+        surplus -= u64::from(is_committed(path, objects));
         if start != Some(*path) {
             bucket.delete(&manifest(path))?;
-            for key in keys {
-                bucket.delete(key)?;
+            for object in objects {
+                bucket.delete(&object.key)?;
             }
         }
     }

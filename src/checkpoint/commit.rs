@@ -50,8 +50,12 @@ pub fn commit(
     parts: &[Part],
     contents: Contents<'_>,
 ) -> Result<Committed, CheckpointError> {
-    let committed = write_and_rename(target, parts, contents);
-    let committed = committed.map_err(|error| not_written(target, error));
+    let committed = complete(target, parts, contents).and_then(|files| files.publish(target));
+    // A generation that starts has taken the files away, which is no fault of the volume or the bucket.
+    let committed = committed.map_err(|error| match refuse_superseded(target) {
+        Err(superseded @ CheckpointError::Superseded { .. }) => superseded,
+        _ => not_written(target, error),
+    });
     if committed.is_err() {
         // The first error is the one to report.
         let _ = abandon(target);
@@ -65,11 +69,34 @@ pub fn abandon(target: &Target) -> Result<(), CheckpointError> {
     Ok(durable::remove(&target.partial())?)
 }
 
-fn write_and_rename(
+/// Refuses the commit of a generation once a later one of its job starts: that one has searched for its start, or will
+/// withdraw this checkpoint before it does.
+fn refuse_superseded(target: &Target) -> Result<(), CheckpointError> {
+    let generation = target.generation;
+    match lineage::successor(&target.run_directory, target.bucket.as_ref(), generation)? {
+        Some(successor) => Err(CheckpointError::Superseded {
+            generation,
+            successor,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// A checkpoint whose files are all written, and which may be committed.
+pub(super) struct Complete {
+    manifest: Manifest,
+    /// The manifest as it is written.
+    bytes: Vec<u8>,
+    /// Files that only the coordinator has.
+    own: Vec<String>,
+}
+
+/// Writes the remaining files of a checkpoint, its manifest last.
+pub(super) fn complete(
     target: &Target,
     parts: &[Part],
     contents: Contents<'_>,
-) -> Result<Committed, CheckpointError> {
+) -> Result<Complete, CheckpointError> {
     let partial = target.partial();
     let directory = target.directory();
     if directory.exists() {
@@ -138,34 +165,38 @@ fn write_and_rename(
     (manifest.check_files()).map_err(|error| CheckpointError::Misuse(error.to_string()))?;
     let bytes = manifest.seal().map_err(not_json)?;
     write(&partial.join(MANIFEST), &bytes)?;
-    // A generation begins from the newest checkpoint of the earlier ones. One that is committed after that search would be
-    // trained a second time.
-    let generation = target.generation;
-    let successor = lineage::successor(&target.run_directory, target.bucket.as_ref(), generation)?;
-    if let Some(successor) = successor {
-        return Err(CheckpointError::Superseded {
-            generation,
-            successor,
-        });
-    }
-    if let Some(bucket) = &target.bucket {
-        let began = Instant::now();
-        let is_of_rank = |name: &&String| parts.iter().any(|part| part.files.contains_key(*name));
-        for name in manifest.files.keys().filter(|name| !is_of_rank(name)) {
-            let (file, key) = (partial.join(name), target.key(name));
-            Bucket::patiently_since(began, || bucket.upload(&file, &key))?;
+    refuse_superseded(target)?;
+    let is_of_rank = |name: &&String| parts.iter().any(|part| part.files.contains_key(*name));
+    let own = manifest.files.keys().filter(|name| !is_of_rank(name));
+    Ok(Complete {
+        own: own.cloned().collect(),
+        manifest,
+        bytes,
+    })
+}
+
+impl Complete {
+    /// Makes the checkpoint visible. Fails if a later generation has withdrawn it.
+    pub(super) fn publish(self, target: &Target) -> Result<Committed, CheckpointError> {
+        let (partial, directory) = (target.partial(), target.directory());
+        if let Some(bucket) = &target.bucket {
+            let began = Instant::now();
+            for name in &self.own {
+                let (file, key) = (partial.join(name), target.key(name));
+                Bucket::patiently_since(began, || bucket.upload(&file, &key))?;
+            }
+            Bucket::patiently_since(began, || {
+                bucket.create(&target.key(MANIFEST), self.bytes.clone())
+            })?;
         }
-        Bucket::patiently_since(began, || {
-            bucket.create(&target.key(MANIFEST), bytes.clone())
-        })?;
+        sync_directory(&partial)?;
+        std::fs::rename(&partial, &directory)
+            .map_err(|error| FileError::from_io("rename", &partial, 0, error))?;
+        if let Some(parent) = directory.parent() {
+            sync_directory(parent)?;
+        }
+        Ok((self.manifest).committed(&directory, Checksum::of(&self.bytes)))
     }
-    sync_directory(&partial)?;
-    std::fs::rename(&partial, &directory)
-        .map_err(|error| FileError::from_io("rename", &partial, 0, error))?;
-    if let Some(parent) = directory.parent() {
-        sync_directory(parent)?;
-    }
-    Ok(manifest.committed(&directory, Checksum::of(&bytes)))
 }
 
 /// The files of all ranks, if every rank of one world wrote for this target.

@@ -78,7 +78,7 @@ pub enum CheckpointError {
     },
     /// The world has continued without the generation that wants to commit.
     #[error(
-        "the checkpoint of generation {generation} does not count and is not committed: generation {successor} has begun"
+        "the checkpoint of generation {generation} does not count and is not committed: generation {successor} replaces it"
     )]
     Superseded { generation: u64, successor: u64 },
     /// The engine did not accept a unit.

@@ -126,6 +126,28 @@ pub fn sweep(run_directory: &Path, generation: u64) -> Result<Vec<PathBuf>, Chec
     Ok(removed)
 }
 
+/// Takes the partial checkpoints of a generation away: their ranks cannot commit them any more.
+pub(super) fn withdraw(run_directory: &Path, generation: u64) -> Result<(), CheckpointError> {
+    let directory = run_directory.join(files::generation(generation));
+    for (_, partial) in numbered(&directory, partial_step)? {
+        let withdrawn = files::withdrawn(&partial);
+        durable::remove(&withdrawn)?;
+        match std::fs::rename(&partial, &withdrawn) {
+            Ok(()) => {}
+            // It is committed, or another pod has withdrawn it.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(FileError::from_io("rename", &partial, 0, error).into()),
+        }
+        sync_directory(&directory)?;
+    }
+    let entries = tree::entries(&directory)?.into_iter();
+    for withdrawn in entries.filter(|entry| files::is_withdrawn(entry)) {
+        // What cannot be removed takes space, and is no checkpoint.
+        let _ = durable::remove(&withdrawn);
+    }
+    Ok(())
+}
+
 /// The error of a failed write: a cause of the file system, with the checkpoint that the run can start from.
 pub(super) fn not_written(target: &Target, error: CheckpointError) -> CheckpointError {
     let CheckpointError::File(cause) = error else {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::CheckpointError;
 use super::bucket_copy;
-use super::history::numbered;
+use super::history::{numbered, withdraw};
 use crate::bucket::Bucket;
 use crate::lifecycle::{Generation, files};
 use crate::util::durable::{FileError, read_json};
@@ -29,7 +29,17 @@ pub fn record(
     bucket: Option<&Bucket>,
     number: u64,
 ) -> Result<Option<Generation>, CheckpointError> {
-    let name = format!("{}/{}", files::generation(number), files::RECORD);
+    record_in(run, bucket, number, files::RECORD)
+}
+
+/// [`record`] in a file of this name.
+fn record_in(
+    run: &Path,
+    bucket: Option<&Bucket>,
+    number: u64,
+    file: &str,
+) -> Result<Option<Generation>, CheckpointError> {
+    let name = format!("{}/{file}", files::generation(number));
     if let Some(bucket) = bucket {
         let bytes = bucket.get(&name)?;
         return Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()));
@@ -42,7 +52,43 @@ pub fn record(
     }
 }
 
-/// The generation of the same job that has begun after this one, if any. A generation without a record is of no job.
+/// Closes the generations before this one: afterwards none of them commits a checkpoint. A search that follows finds every
+/// checkpoint that they will ever have.
+///
+/// A rank writes its partial checkpoint first, then looks for a successor, then commits. If it finds none, its partial
+/// checkpoint was there before [`files::STARTING`], so this function finds it and makes its commit fail.
+pub fn close_earlier(
+    run: &Path,
+    bucket: Option<&Bucket>,
+    record: &Generation,
+) -> Result<(), CheckpointError> {
+    // Without a run directory there is no earlier generation, and perhaps no volume.
+    if record.number <= 1 || (bucket.is_none() && !run.is_dir()) {
+        return Ok(());
+    }
+    match bucket {
+        Some(bucket) => {
+            let key = format!("{}/{}", files::generation(record.number), files::STARTING);
+            bucket.put_json(&key, &record.sealed())?;
+        }
+        None => record.write_as(run, files::STARTING)?,
+    }
+    let numbers = generations(run, bucket)?.into_iter();
+    for number in numbers.filter(|number| *number < record.number) {
+        match bucket {
+            Some(bucket) => bucket_copy::withdraw(bucket, number)?,
+            None => withdraw(run, number)?,
+        }
+        // It has closed the earlier ones before it began.
+        if self::record(run, bucket, number)?.is_some_and(|begun| begun.job == record.job) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The generation of the same job that starts or has begun after this one, if any. A generation without a record is of no
+/// job.
 pub(super) fn successor(
     run: &Path,
     bucket: Option<&Bucket>,
@@ -56,8 +102,11 @@ pub(super) fn successor(
         if number <= generation {
             break;
         }
-        if record(run, bucket, number)?.is_some_and(|record| record.job == own.job) {
-            return Ok(Some(number));
+        for file in [files::STARTING, files::RECORD] {
+            let record = record_in(run, bucket, number, file)?;
+            if record.is_some_and(|record| record.job == own.job) {
+                return Ok(Some(number));
+            }
         }
     }
     Ok(None)

@@ -6,6 +6,7 @@
 //! data/                   the prepared data
 //! hub/                    in pods: the cache of Hugging Face's hub
 //! gen-N/record.json       the generation's record: written once
+//! gen-N/starting.json     the same, written before the agents search for a newer start checkpoint
 //! gen-N/call.json         the checkpoint from which an external trainer resumes: written once
 //! gen-N/metrics.jsonl     its steps and evaluations
 //! gen-N/events.jsonl      in pods: its events, for followers
@@ -25,6 +26,8 @@ pub const DATA: &str = "data";
 pub const HUB: &str = "hub";
 /// The generation record, in the generation's directory.
 pub const RECORD: &str = "record.json";
+/// The record of a generation that closes the earlier ones, in the generation's directory.
+pub const STARTING: &str = "starting.json";
 /// The checkpoint from which an external trainer resumes, in the generation's directory.
 pub const CALL: &str = "call.json";
 /// Steps and evaluations, in the generation's directory.
@@ -39,8 +42,9 @@ pub const RANKS_LOCK: &str = "ranks.lock";
 const GENERATION: &str = "gen-";
 const CHECKPOINT: &str = "step-";
 const PARTIAL: &str = ".partial";
+const WITHDRAWN: &str = "withdrawn";
 
-/// Directory of a generation; no other generation writes to it.
+/// Directory of a generation. No other generation writes to it; a later one withdraws partial checkpoints there.
 pub fn generation(number: u64) -> String {
     format!("{GENERATION}{number}")
 }
@@ -100,6 +104,18 @@ pub fn partial(checkpoint: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
+/// Path to which a later generation moves a partial checkpoint, so that it is never committed.
+pub fn withdrawn(partial: &Path) -> PathBuf {
+    partial.with_extension(WITHDRAWN)
+}
+
+/// Whether a directory has the name of a withdrawn checkpoint.
+pub fn is_withdrawn(directory: &Path) -> bool {
+    directory
+        .extension()
+        .is_some_and(|found| found == WITHDRAWN)
+}
+
 /// Whether a directory has a partial checkpoint's name; its content is not checked.
 pub fn is_partial(directory: &Path) -> bool {
     let name = directory.file_name().map(|name| name.as_encoded_bytes());
@@ -123,6 +139,9 @@ mod tests {
         assert!(is_partial(&partial));
         let name = partial.to_str().unwrap();
         assert_eq!(parse_checkpoint(name), Some((345, true)));
+        let withdrawn = withdrawn(&partial);
+        assert_eq!(withdrawn, Path::new("step-0000345.withdrawn"));
+        assert!(is_withdrawn(&withdrawn) && !is_withdrawn(&partial));
         assert_eq!(parse_checkpoint_path("gen-2/step-0000345"), Some((2, 345)));
         for other in [
             "gen-2",
@@ -134,7 +153,13 @@ mod tests {
         }
         let many = checkpoint(123_456_789);
         assert_eq!(parse_checkpoint(&many), Some((123_456_789, false)));
-        for other in ["step-", "step-+1", "step-1.removed", "state.json", "gen-1"] {
+        for other in [
+            "step-",
+            "step-+1",
+            "step-1.withdrawn",
+            "state.json",
+            "gen-1",
+        ] {
             assert_eq!(parse_checkpoint(other), None, "{other}");
         }
         for other in [

@@ -123,9 +123,14 @@ impl Generation {
 
     /// Writes the record to its path in the run directory. All members write the same content.
     pub fn write(&self, run: &Path) -> Result<(), FileError> {
+        self.write_as(run, files::RECORD)
+    }
+
+    /// [`Generation::write`] under another name.
+    pub fn write_as(&self, run: &Path, name: &str) -> Result<(), FileError> {
         let directory = run.join(files::generation(self.number));
         create_directory(&directory)?;
-        let path = directory.join(files::RECORD);
+        let path = directory.join(name);
         // A rank of another member may be about to open the file. A shared file system may then refuse it.
         match read_json::<Generation>(&path) {
             Ok(written) if written == *self => Ok(()),

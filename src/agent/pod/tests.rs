@@ -488,6 +488,31 @@ fn a_generation_that_waited_begins_only_after_another_search() {
 }
 
 #[test]
+fn a_pod_closes_the_earlier_generations_before_it_searches_for_their_newest_checkpoint() {
+    let mut pod = Pod::new(0);
+    pod.prepare();
+    let run = pod.volume.path().join("run");
+    job_of(1).generation.unwrap().record.write(&run).unwrap();
+    let unfinished = files::partial(&run.join(files::checkpoint_path(1, 10)));
+    let starting = run.join(files::generation(2)).join(files::STARTING);
+    // An agent was killed before it could remove it.
+    let withdrawn = files::withdrawn(&run.join(files::checkpoint_path(1, 9)));
+    for directory in [&unfinished, &withdrawn] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    // The pod is no member.
+    pod.receive_generation(2, |job| {
+        job.generation.as_mut().unwrap().record.members.clear();
+    });
+    assert!(unfinished.exists() && !starting.exists());
+    pod.receive_generation(2, |job| {
+        job.generation.as_mut().unwrap().record.created += 60.0;
+    });
+    assert_eq!(pod.agent.state.generation, 2);
+    assert!(!unfinished.exists() && !withdrawn.exists() && starting.exists());
+}
+
+#[test]
 fn an_older_status_says_nothing_about_the_ranks_of_a_later_generation() {
     let mut pod = Pod::new(0);
     pod.prepare();

@@ -99,15 +99,28 @@ pub fn commit_parts(
     layout: &Layout,
     parts: &[Part],
 ) -> Result<Committed, CheckpointError> {
-    let contents = Contents {
+    let (state, config) = (loop_state(target.step), config().to_json());
+    commit(
+        target,
+        parts,
+        contents(layout, target.step, &state, &config),
+    )
+}
+
+pub fn contents<'a>(
+    layout: &'a Layout,
+    step: u64,
+    state: &'a Value,
+    config: &'a Value,
+) -> Contents<'a> {
+    Contents {
         layout,
-        samples: target.step * 16,
-        state: &loop_state(target.step),
-        config: &config().to_json(),
+        samples: step * 16,
+        state,
+        config,
         companions: &[],
         chat_template: None,
-    };
-    commit(target, parts, contents)
+    }
 }
 
 /// Writes a checkpoint of a world, rank after rank.
