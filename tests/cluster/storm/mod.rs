@@ -53,7 +53,11 @@ fn jobs_survive_a_storm() {
     let _prepared = prepare();
     let mut storm = Storm::start(faults);
     storm.run(&planned);
-    eprintln!("storm: over; the running jobs complete");
+    let took = storm.began.elapsed().as_secs_f64();
+    eprintln!(
+        "storm: over after {took:.0} s, {:.0} faults an hour; the running jobs complete",
+        planned.len() as f64 * 3600.0 / took
+    );
     storm.end(&undisturbed, length);
 }
 

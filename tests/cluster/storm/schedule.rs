@@ -286,6 +286,7 @@ mod tests {
     fn an_hour_has_every_fault_and_deletes_jobs_only_on_request() {
         let names = |faults| -> BTreeSet<String> {
             let planned = schedule(1, HOUR, faults);
+            assert!(planned.len() >= 500, "{}", planned.len());
             planned.iter().map(|planned| name(planned.fault)).collect()
         };
         let (all, survived) = (names(Faults::All), names(Faults::Survived));
