@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::refused::condition;
 use super::support::{
-    IMAGE, Job, create, kit, kubectl, output_text, recipe, restored, signal, try_kubectl,
+    IMAGE, Job, create, kit, kubectl, output_text, poll, recipe, restored, running, signal,
+    try_kubectl,
 };
 
 /// The same image under another tag.
@@ -58,6 +60,8 @@ fn a_job_waits_for_its_config_map_and_keeps_its_recipe_snapshot() {
         status["conditions"][0]["status"] == "False"
     });
     assert_eq!(status["conditions"][0]["reason"], "RecipeMissing");
+    let event = || Some(job.events()).filter(|events| events.contains("RecipeMissing"));
+    poll("an event", event, || job.events());
     let _gone = restored("kubectl", &["delete", "configmap", "mapped"]);
     let map = |recipe: Value| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mapped"},
@@ -170,6 +174,55 @@ fn a_drained_node_costs_no_step() {
     ]);
     job.wait_training_on(2);
     job.settle(96);
+}
+
+#[test]
+fn a_move_to_another_node_of_the_pool_names_the_cordoned_one() {
+    let job = Job::apply("moves", &recipe(2_000_000), json!({"nodes": 2}));
+    let status = job.wait_training_on(2);
+    let member = &status["jobGeneration"]["record"]["members"][1];
+    let node = member["pod"]["node"].as_str().unwrap().to_owned();
+    let _restored = restored("kubectl", &["uncordon", &node]);
+    kubectl(&["cordon", &node]);
+    let moved = |status: &Value| {
+        let members = status["jobGeneration"]["record"]["members"].as_array();
+        let members = members.filter(|members| members.len() == 2);
+        members.is_some_and(|members| members.iter().all(|member| member["pod"]["node"] != *node))
+    };
+    job.wait("a world without the node", moved);
+    let status = job.wait_training_on(2);
+    let last = status["history"].as_array().unwrap().last().unwrap();
+    let message = last["message"].as_str().unwrap();
+    assert!(
+        message.contains(&format!("node {node} is cordoned")),
+        "{message}"
+    );
+    job.settle(96);
+}
+
+#[test]
+fn a_setup_command_that_hangs_is_killed_at_its_deadline_and_repeated() {
+    let setup = "test -e /tmp/tried && exit; : > /tmp/tried; echo waits; /bin/busybox sleep 86427";
+    let mut recipe = recipe(4800);
+    recipe["spec"]["trainer"] = json!({"resume": []});
+    let job = Job::apply(
+        "setup",
+        &recipe,
+        json!({
+            "nodes": 1, "image": "evenkeel.test/busybox:1",
+            "trainer": {
+                "setup": setup, "setupSeconds": 5,
+                "command": ["/bin/busybox", "true"],
+            },
+        }),
+    );
+    let status = job.wait("the deadline", |status| {
+        let ready = condition(status, "PodsReady")["message"].to_string();
+        ready.contains("did not end within 5 s (spec.trainer.setupSeconds)")
+    });
+    assert_ne!(status["phase"], "Running");
+    assert_eq!(running("sleep 86427"), [""; 0]);
+    job.wait("its end", |status| status["phase"] == "Complete");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::support::{
 };
 
 /// Condition of a type in a status.
-fn condition(status: &Value, kind: &str) -> Value {
+pub fn condition(status: &Value, kind: &str) -> Value {
     let mut conditions = status["conditions"].as_array().into_iter().flatten();
     let found = conditions.find(|condition| condition["type"] == kind);
     found.cloned().unwrap_or_default()
@@ -29,7 +29,13 @@ fn a_recipe_without_a_feasible_world_makes_no_pod() {
         "{planned}"
     );
     assert!(job.pods().is_empty());
-    kubectl(&["get", "tj", "prime"]);
+    let described = || kubectl(&["describe", "tj", "prime"]);
+    let event = || {
+        let text = described();
+        let (_, events) = text.split_once("Events:")?;
+        (events.contains("Warning") && events.contains("97")).then_some(())
+    };
+    poll("an event in its description", event, described);
 }
 
 #[test]
@@ -71,6 +77,35 @@ fn a_recipe_of_900_kib_trains_and_cannot_change_once_it_is_planned() {
             output_text(&refused)
         );
     }
+    job.finish(96);
+}
+
+#[test]
+fn a_recipe_in_a_config_map_of_900_kib_is_refused_with_the_way_out() {
+    let _gone = restored("kubectl", &["delete", "configmap", "wordy"]);
+    let own = recipe(4800).to_string();
+    let text = own.clone() + &"\n".repeat(900_000);
+    create(
+        &json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "wordy"},
+               "data": {"recipe.yaml": text}}),
+    );
+    let job = Job::apply(
+        "wordy",
+        &recipe(4800),
+        json!({"recipe": {"inline": null, "configMap": {"name": "wordy"}}}),
+    );
+    let status = job.wait("the refusal", |status| {
+        condition(status, "Planned")["status"] == "False"
+    });
+    let message = condition(&status, "Planned")["message"].to_string();
+    assert!(
+        message.contains("the status keeps at most 64 KiB: put the texts into spec.recipe"),
+        "{message}"
+    );
+    assert!(job.pods().is_empty());
+    let events = || Some(job.events()).filter(|events| events.contains("PlanRefused"));
+    poll("an event", events, || job.events());
+    job.patch(json!({"recipe": {"inline": own, "configMap": null}}));
     job.finish(96);
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::support::{Job, kubectl, output_text, poll, recipe, running, try_kubectl};
+use super::refused::condition;
+use super::support::{Job, create, kubectl, output_text, poll, recipe, running, try_kubectl};
 
 #[test]
 fn agents_answer_strangers_nothing_but_health_and_metrics() {
@@ -85,6 +86,31 @@ fn the_controller_may_create_secrets_and_not_read_them() {
     assert_eq!(immutable, "true");
     job.finish(96);
     job.delete_whole();
+}
+
+#[test]
+fn a_secret_that_another_person_made_is_named_and_can_be_deleted() {
+    let job = Job::apply("beforehand", &recipe(9600), json!({"suspend": true}));
+    job.wait("its suspension", |status| status["phase"] == "Suspended");
+    let uid = kubectl(&["get", "tj", "beforehand", "-o", "jsonpath={.metadata.uid}"]);
+    let name = format!("evenkeel-{uid}");
+    // It may exist already.
+    kubectl(&["delete", "secret", &name, "--ignore-not-found"]);
+    create(&json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name},
+        "stringData": {"key": "5".repeat(64)},
+    }));
+    job.patch(json!({"suspend": false}));
+    let expected = format!("the Secret {name} is not the one that the controller made");
+    job.wait("the condition", |status| {
+        let ready = condition(status, "PodsReady")["message"].to_string();
+        ready.contains(&expected)
+    });
+    kubectl(&["delete", "secret", &name]);
+    for pod in job.pods().keys() {
+        kubectl(&["delete", "pod", pod, "--wait=false"]);
+    }
+    job.finish(96);
 }
 
 #[test]

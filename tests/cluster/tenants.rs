@@ -5,8 +5,10 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
+use super::refused::condition;
 use super::support::{
-    IMAGE, Job, Restore, create, kubectl, output_text, poll, recipe, restored, try_kubectl,
+    IMAGE, Job, Restore, create, kubectl, output_text, poll, recipe, restored, try_create,
+    try_kubectl,
 };
 
 const STRANGER: &str = "stranger";
@@ -18,9 +20,9 @@ fn stranger() -> Restore {
     gone
 }
 
-/// Creates a job of the other tenant that asks for 2 nodes.
-fn create_job(name: &str, pod: Value) {
-    create(&json!({
+/// A job of the other tenant that asks for 2 nodes.
+fn job_of_stranger(name: &str, pod: &Value) -> Value {
+    json!({
         "apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": STRANGER},
         "spec": {
@@ -30,7 +32,58 @@ fn create_job(name: &str, pod: Value) {
             "elasticity": {"capacity": "Request", "placementSeconds": 3600},
             "podTemplate": {"spec": pod},
         },
-    }));
+    })
+}
+
+fn create_job(name: &str, pod: Value) {
+    create(&job_of_stranger(name, &pod));
+}
+
+/// Status of a job of the other tenant.
+fn status_of_stranger(name: &str) -> Value {
+    let text = kubectl(&["-n", STRANGER, "get", "tj", name, "-o", "json"]);
+    let job: Value = serde_json::from_str(&text).unwrap();
+    job["status"].clone()
+}
+
+/// Waits until a condition of a job of the other tenant is `status`, and returns its message.
+fn wait_condition_of_stranger(name: &str, kind: &str, status: &str) -> String {
+    let found = || {
+        let found = condition(&status_of_stranger(name), kind);
+        (found["status"] == status).then(|| found["message"].to_string())
+    };
+    poll(&format!("{kind} {status} of {name}"), found, || {
+        format!("{:#}", status_of_stranger(name))
+    })
+}
+
+/// Uid, restarts and priority class of each pod of the controller.
+fn controllers() -> Vec<(String, u64, String)> {
+    let listed = kubectl(&["-n", "evenkeel-system", "get", "pods", "-o", "json"]);
+    let pods: Value = serde_json::from_str(&listed).unwrap();
+    let pods = pods["items"].as_array().unwrap().iter();
+    // A rollout of an earlier scenario may still end an older pod.
+    let living = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    living
+        .map(|pod| {
+            let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+            (
+                text(&pod["metadata"]["uid"]),
+                restarts.as_u64().unwrap_or(0),
+                text(&pod["spec"]["priorityClassName"]),
+            )
+        })
+        .collect()
+}
+
+/// Waits for 20 more steps of a job in its first generation.
+fn steps_on(job: &Job) {
+    let step = |status: &Value| status["progress"]["step"].as_u64().unwrap_or(0);
+    let before = step(&job.status());
+    let status = job.wait("its steps", |status| step(status) > before + 20);
+    assert_eq!(status["jobGeneration"]["record"]["number"], 1, "{status:#}");
+    assert_eq!(status["phase"], "Running", "{status:#}");
 }
 
 /// Waits until a job of the other tenant has this many pods.
@@ -56,12 +109,112 @@ fn pods_that_are_never_placed_take_nothing_from_a_running_job() {
     for change in 0..5 {
         let label = format!("changed=n{change}");
         kubectl(&["label", "--overwrite", "node", "node1", &label]);
-        let step = |status: &Value| status["progress"]["step"].as_u64().unwrap_or(0);
-        let before = step(&job.status());
-        let status = job.wait("its steps", |status| step(status) > before + 20);
-        assert_eq!(status["jobGeneration"]["record"]["number"], 1, "{status:#}");
-        assert_eq!(status["phase"], "Running", "{status:#}");
+        steps_on(&job);
     }
+    job.settle(96);
+}
+
+#[test]
+fn a_priority_class_takes_no_place_from_the_controller_or_a_running_job() {
+    const POLICY: &str = "validatingadmissionpolicybinding/evenkeel.evenkeel-system";
+    let before = controllers();
+    for (_, _, class) in &before {
+        assert_eq!(class, "system-cluster-critical");
+    }
+    let job = Job::apply("steady", &recipe(2_000_000), json!({}));
+    job.wait_training_on(3);
+    let _gone = stranger();
+    let preempting = |priority: Value| {
+        let mut pod = json!({"containers": [
+            {"name": "trainer", "resources": {"requests": {"cpu": "64"}}}]});
+        pod.as_object_mut()
+            .unwrap()
+            .extend(priority.as_object().unwrap().clone());
+        try_create(&job_of_stranger("preempting", &pod))
+    };
+    for priority in [
+        json!({"priorityClassName": "system-node-critical"}),
+        json!({"priorityClassName": "system-cluster-critical"}),
+        json!({"priority": 2_000_001_000}),
+    ] {
+        let refused = preempting(priority);
+        let text = output_text(&refused);
+        assert!(
+            !refused.status.success() && text.contains("must not set a priority class"),
+            "{text}"
+        );
+    }
+    // A cluster without the policy.
+    let actions = |action: &str| {
+        format!(
+            r#"[{{"op": "replace", "path": "/spec/validationActions", "value": ["{action}"]}}]"#
+        )
+    };
+    let (audit, deny) = (actions("Audit"), actions("Deny"));
+    let _policy = restored("kubectl", &["patch", POLICY, "--type=json", "-p", &deny]);
+    kubectl(&["patch", POLICY, "--type=json", "-p", &audit]);
+    let admitted = || {
+        let created = preempting(json!({"priorityClassName": "system-node-critical"}));
+        created.status.success().then_some(())
+    };
+    poll("a cluster without the policy", admitted, String::new);
+    let message = wait_condition_of_stranger("preempting", "Planned", "False");
+    assert!(
+        message.contains("the priority class system-node-critical"),
+        "{message}"
+    );
+    steps_on(&job);
+    let pods = kubectl(&["-n", STRANGER, "get", "pods", "-o", "name"]);
+    assert_eq!(pods, "");
+    assert_eq!(controllers(), before);
+    job.settle(96);
+}
+
+#[test]
+fn a_forged_status_makes_its_job_unreadable_and_stops_no_other() {
+    let before = controllers();
+    let job = Job::apply("unforged", &recipe(2_000_000), json!({}));
+    let generation = job.wait_training_on(3)["jobGeneration"].clone();
+    let _gone = stranger();
+    let mut huge = generation.clone();
+    huge["record"]["members"][0]["ranks"] = json!(u32::MAX);
+    let mut zeros = generation;
+    for number in zeros["record"]["plan"]
+        .as_object_mut()
+        .unwrap()
+        .values_mut()
+    {
+        if number.is_u64() {
+            *number = json!(0);
+        }
+    }
+    let forge = |name: &str, generation: &Value| {
+        let status = json!({"status": {"jobGeneration": generation}}).to_string();
+        let patch = [
+            "patch",
+            "tj",
+            name,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &status,
+        ];
+        kubectl(&[&["-n", STRANGER][..], &patch].concat());
+    };
+    for (name, forged, expected) in [
+        ("huge", huge, "4294967295"),
+        ("zeros", zeros, "is 0, which no controller writes"),
+    ] {
+        create_job(name, json!({"nodeSelector": {"pool": "absent"}}));
+        wait_condition_of_stranger(name, "Planned", "True");
+        forge(name, &forged);
+        let message = wait_condition_of_stranger(name, "Readable", "False");
+        assert!(message.contains(expected), "{message}");
+        steps_on(&job);
+        forge(name, &Value::Null);
+        wait_condition_of_stranger(name, "Readable", "True");
+    }
+    assert_eq!(controllers(), before);
     job.settle(96);
 }
 
