@@ -54,16 +54,12 @@ fn parse_with_quotes(
     let message = if text.len() > MAX_BYTES {
         "the file is larger than 1 MiB".to_owned()
     } else {
-        let options = granit_parser::options! {
-            emit_comments: false,
-            emit_anchor_events: true,
-            block_nesting_limit: MAX_DEPTH,
-            flow_nesting_limit: MAX_DEPTH,
-        };
+        let indented = Indented::of(text);
         let mut builder = Builder {
             text,
             file,
-            parser: Parser::new_from_str_with_options(text, options),
+            lines: &indented.lines,
+            parser: parser(indented.text.as_deref().unwrap_or(text)),
             nodes: 0,
             repeated: 0,
             anchors: HashMap::new(),
@@ -85,6 +81,16 @@ fn parse_with_quotes(
     None
 }
 
+fn parser(text: &str) -> Parser<'_, StrInput<'_>> {
+    let options = granit_parser::options! {
+        emit_comments: false,
+        emit_anchor_events: true,
+        block_nesting_limit: MAX_DEPTH,
+        flow_nesting_limit: MAX_DEPTH,
+    };
+    Parser::new_from_str_with_options(text, options)
+}
+
 /// An error of `yaml-syntax`; boxed, because the results that carry it are many and small.
 type Problem = Box<Diagnostic>;
 
@@ -104,6 +110,8 @@ fn too_deep(span: Span) -> Problem {
 struct Builder<'t, 'd> {
     text: &'t str,
     file: FileId,
+    /// The lines that the parser sees with more spaces than the text has.
+    lines: &'d [IndentedLine],
     parser: Parser<'t, StrInput<'t>>,
     nodes: usize,
     /// The bytes of text that anchors and aliases repeat.
@@ -179,12 +187,31 @@ impl<'t> Builder<'t, '_> {
 
     fn span(&self, span: granit_parser::Span) -> Span {
         let start = span.start.byte_offset().unwrap_or(0);
+        let end = span.end.byte_offset().unwrap_or(start).max(start);
+        let line = span.start.line();
+        let last = self.line_before(start);
+        let spaces = last.filter(|last| last.number == line);
+        let column = span.start.col() - spaces.map_or(0, |last| last.spaces.min(span.start.col()));
         Span {
             file: self.file,
-            start,
-            end: span.end.byte_offset().unwrap_or(start).max(start),
-            line: u32::try_from(span.start.line()).unwrap_or(u32::MAX),
-            column: u32::try_from(span.start.col() + 1).unwrap_or(u32::MAX),
+            start: self.in_text(start),
+            end: self.in_text(end),
+            line: u32::try_from(line).unwrap_or(u32::MAX),
+            column: u32::try_from(column + 1).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// The last indented line that begins at or before an offset of the parser.
+    fn line_before(&self, offset: usize) -> Option<&IndentedLine> {
+        let next = self.lines.partition_point(|line| line.start <= offset);
+        self.lines.get(next.checked_sub(1)?)
+    }
+
+    /// The offset in the text for an offset of the parser.
+    fn in_text(&self, offset: usize) -> usize {
+        match self.line_before(offset) {
+            Some(line) => offset - line.before - line.spaces.min(offset - line.start),
+            None => offset,
         }
     }
 
@@ -355,6 +382,136 @@ impl<'t> Builder<'t, '_> {
             }
         }
     }
+}
+
+/// A text whose quoted scalars continue with more spaces before their lines, where the parser demands them. PyYAML takes
+/// such a line at any indentation, and folds the blanks before it either way.
+///
+/// Source: PyYAML 6.0.3 `scanner.py` (`scan_flow_scalar_breaks`); YAML 1.2.2 [69], `s-flow-line-prefix(n)`.
+#[derive(Default)]
+struct Indented {
+    /// `None`: the text needs no more spaces.
+    text: Option<String>,
+    lines: Vec<IndentedLine>,
+}
+
+#[derive(Clone, Copy)]
+struct IndentedLine {
+    /// The offset of its first byte, with the spaces.
+    start: usize,
+    /// The line's number, from 1.
+    number: usize,
+    /// The spaces that it has more than in the file.
+    spaces: usize,
+    /// The spaces that all lines before it have more.
+    before: usize,
+}
+
+impl Indented {
+    /// The most scalars of a file that are indented.
+    const MOST: usize = 64;
+
+    fn of(text: &str) -> Indented {
+        let mut indented = Indented::default();
+        for _ in 0..Self::MOST {
+            let source = indented.text.as_deref().unwrap_or(text);
+            let Some((start, end)) = underindented(source) else {
+                break;
+            };
+            let Some(more) = indented.with(source, start, end) else {
+                break;
+            };
+            indented = more;
+        }
+        indented
+    }
+
+    /// The text with the lines of one more scalar indented beyond its opening quote. `None`: it would be too long.
+    fn with(&self, source: &str, start: usize, end: usize) -> Option<Indented> {
+        let line_start = source[..start].rfind('\n').map_or(0, |at| at + 1);
+        let spaces = source[line_start..start].chars().count() + 1;
+        let mut number = source[..start].matches('\n').count() + 1;
+        let mut text = source[..start].to_owned();
+        let mut lines: Vec<IndentedLine> = Vec::new();
+        let before = self
+            .lines
+            .last()
+            .map_or(0, |last| last.before + last.spaces);
+        let mut rest = source[start..end].split_inclusive('\n');
+        text += rest.next()?;
+        for line in rest {
+            number += 1;
+            if !line.trim().is_empty() {
+                lines.push(IndentedLine {
+                    start: text.len(),
+                    number,
+                    spaces,
+                    before: before + lines.len() * spaces,
+                });
+                text.extend(std::iter::repeat_n(' ', spaces));
+            }
+            text += line;
+            if text.len() > 2 * MAX_BYTES {
+                return None;
+            }
+        }
+        text += &source[end..];
+        let known = self.lines.iter().copied();
+        Some(Indented {
+            text: Some(text),
+            lines: known.chain(lines).collect(),
+        })
+    }
+}
+
+/// The bytes of the first quoted scalar that the parser refuses for the indentation of a line in it.
+fn underindented(text: &str) -> Option<(usize, usize)> {
+    let mut known = 0;
+    for event in parser(text) {
+        match event {
+            Ok((_, span)) => known = span.end.byte_offset().unwrap_or(known).max(known),
+            Err(error) if *error.kind() == ErrorKind::InvalidQuotedScalarIndent => {
+                let at = error.marker().byte_offset()?;
+                let start = known + opening_quote(text.get(known..at)?)?;
+                let end = end_of_quotes(text, start)?;
+                return (start < at && at < end).then_some((start, end));
+            }
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// The offset of the quote that opens the next scalar: only indicators, properties and comments are before it.
+fn opening_quote(text: &str) -> Option<usize> {
+    let mut at = 0;
+    while let Some(c) = text[at..].chars().next() {
+        let rest = &text[at..];
+        at += match c {
+            '"' | '\'' => return Some(at),
+            '#' => rest.find('\n').unwrap_or(rest.len()),
+            '&' | '!' => rest.find(char::is_whitespace).unwrap_or(rest.len()),
+            ':' | '-' | '?' => 1,
+            c if c.is_whitespace() => c.len_utf8(),
+            _ => return None,
+        };
+    }
+    None
+}
+
+/// The end of the quoted scalar that begins at an offset.
+fn end_of_quotes(text: &str, start: usize) -> Option<usize> {
+    let quote = text[start..].chars().next()?;
+    let mut chars = text[start + 1..].char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '\\' if quote == '"' => drop(chars.next()),
+            '\'' if quote == '\'' && chars.next_if(|(_, next)| *next == '\'').is_some() => {}
+            c if c == quote => return Some(start + 1 + at + 1),
+            _ => {}
+        }
+    }
+    None
 }
 
 /// What a copy of a value takes.
