@@ -176,12 +176,12 @@ fn words(line: &str, code: bool) -> Vec<Word<'_>> {
     words.collect()
 }
 
-/// The words of a line with those split at their spaces that are wider than `room`.
-fn narrow(words: Vec<Word<'_>>, room: usize) -> Vec<Word<'_>> {
+/// The words of a line with those split at their spaces that are wider than `width` columns.
+fn narrow(words: Vec<Word<'_>>, width: usize) -> Vec<Word<'_>> {
     let mut narrow = Vec::with_capacity(words.len());
     for Word { spaces, text } in words {
         let mut before = 0;
-        let spans = if visible(text) > room {
+        let spans = if visible(text) > width {
             spans(text, false)
         } else {
             vec![(0, text.len())]
