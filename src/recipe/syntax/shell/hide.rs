@@ -1,6 +1,7 @@
 //! What bash accepts and tree-sitter-bash 0.25 does not: comments that end in a backslash or are within backquotes or
-//! between the elements of an array, escaped blanks as words, and quotes in the default of a parameter. They are hidden
-//! from the parser; every byte keeps its offset.
+//! between the elements of an array, escaped blanks as words, quotes in the default or the pattern of a parameter, and a
+//! redirection on the line after a pipeline of three commands. They are hidden from the parser; every byte keeps its
+//! offset.
 //!
 //! Source: POSIX.1-2024, Shell Command Language, 2.2 (quoting), 2.3 (comments), 2.6.2 (parameter expansion); the results
 //! of bash 5.2.
@@ -32,8 +33,12 @@ enum Within {
 /// The text without what the parser refuses. `None`: there is nothing of this kind in it.
 pub(super) fn hide(text: &Text) -> Option<Hidden> {
     let source = text.text.as_str();
-    let Found { comments, words } = find(source);
-    if comments.is_empty() && words.is_empty() {
+    let Found {
+        comments,
+        words,
+        pipelines,
+    } = find(source);
+    if comments.is_empty() && words.is_empty() && pipelines.is_empty() {
         return None;
     }
     let text = text.blanked(&comments);
@@ -41,6 +46,9 @@ pub(super) fn hide(text: &Text) -> Option<Hidden> {
     for word in words {
         let hidden = "x".repeat(word.len());
         parsed.replace_range(word, &hidden);
+    }
+    for end in pipelines {
+        parsed.replace_range(end..end + 1, ";");
     }
     Some(Hidden { text, parsed })
 }
@@ -51,6 +59,8 @@ struct Found {
     comments: Vec<Range<usize>>,
     /// Parts of words with characters that the parser takes for its own syntax.
     words: Vec<Range<usize>>,
+    /// The line ends after pipelines of three or more commands.
+    pipelines: Vec<usize>,
 }
 
 fn find(source: &str) -> Found {
@@ -60,6 +70,8 @@ fn find(source: &str) -> Found {
     let mut at = 0;
     // Blanks and operators, after which a word begins.
     let mut begins = true;
+    // The pipes of the command, outside of brackets and quotes.
+    let mut pipes = 0;
     while let Some(c) = source[at..].chars().next() {
         let rest = &source[at..];
         let top = within.last().map(|(top, _)| *top);
@@ -152,11 +164,32 @@ fn find(source: &str) -> Found {
             '<' if rest.starts_with("<<<") => bytes = 3,
             '\n' if of_commands => {
                 begins = true;
+                let before = source[..at].trim_end();
+                let ends_word = !before.ends_with(['|', '&', ';', '(', '{']);
+                if within.is_empty() && documents.is_empty() && pipes > 1 && ends_word {
+                    found.pipelines.push(at);
+                }
+                if !before.ends_with('|') {
+                    pipes = 0;
+                }
                 for document in documents.drain(..) {
                     bytes += document.length(&rest[bytes..]);
                 }
             }
-            ' ' | '\t' | ';' | '&' | '|' if of_commands => begins = true,
+            '|' if of_commands => {
+                begins = true;
+                let of_two = rest.starts_with("||");
+                bytes += usize::from(of_two);
+                if within.is_empty() {
+                    pipes = if of_two { 0 } else { pipes + 1 };
+                }
+            }
+            ' ' | '\t' | ';' | '&' if of_commands => {
+                begins = true;
+                if c == ';' || rest.starts_with("&&") {
+                    pipes = 0;
+                }
+            }
             _ => {}
         }
         at += bytes;
@@ -182,11 +215,11 @@ fn escaped_quotes(rest: &str) -> Option<usize> {
     None
 }
 
-/// The default in `${NAME:-default}`, if it has quotes.
+/// The default in `${NAME:-default}` or the pattern in `${NAME/pattern/text}`, if it has quotes.
 fn quoted_default(source: &str, parameter: Range<usize>) -> Option<Range<usize>> {
     let inside = &source[parameter.start + 2..parameter.end];
     let name = super::word::identifier(inside).len();
-    let operator = ["-", ":-", "=", ":="];
+    let operator = ["-", ":-", "=", ":=", "//", "/", "##", "#", "%%", "%"];
     let operator = operator
         .iter()
         .find(|text| inside[name..].starts_with(**text))?;

@@ -101,6 +101,17 @@ fn what_the_parser_refuses_and_bash_accepts_is_read() {
         ("run $'it\\'s' \\ x", "run|?$'it\\'s'| x"),
         ("A=$(ls # c)\n) \nrun \\ x", "run| x"),
         ("run ${#A} a#b $# \\ x", "run|?${#A}|a#b|?$#| x"),
+        (
+            "A=a/b\nB=\"x-${A//'/'/_}\"\nrun ${A%'b'} \"$B\" ${A/\"a\"}",
+            "run|?${A%'b'}|?$B|?${A/\"a\"}",
+        ),
+        ("x 2>&1 | y | z w\nrun a >f", "run|a"),
+        (
+            "if x; then\n  x 2>&1 | y 'z' | tee $F\nelse\n  x >f | y | run a\nfi",
+            "run|a",
+        ),
+        ("case x in\nx | y | z)\n run a >f;;\nesac", "run|a"),
+        ("cat <<E | x | y z\na | b | c\nE\nrun \\ x >f", "run| x"),
     ] {
         assert_eq!(expanded(script), expected, "{script}");
     }
@@ -612,6 +623,8 @@ fn statement() -> impl Strategy<Value = String> {
         "{ A=3; }",
         "(A=4)",
         "A=5 | true",
+        "true | true | true x",
+        "true >/dev/null",
         "A=5 &",
         "while false; do A=1; done",
         "run $A",
