@@ -492,6 +492,7 @@ fn add_arguments(
         programs::complete(script.value, script.span, root, processes, reading);
     }
     if let Some(program) = program {
+        own_defaults::refuse_undivided(request, reading);
         own_defaults::take(program.span, request, root, reading);
     }
     Some(())

@@ -598,3 +598,95 @@ fn recipes_and_configs_may_repeat_values_by_anchors() {
     // At the anchor and at its alias.
     assert_eq!(places, [(2, 36), (3, 29)]);
 }
+
+/// Reads the first of some files in their folder. `batch`: a given global batch.
+fn in_folder(
+    files: &[(&str, &str)],
+    overrides: &[&str],
+    batch: Option<u64>,
+) -> Result<Recipe, ReadError> {
+    let texts = files
+        .iter()
+        .map(|(name, text)| ((*name).into(), (*text).to_owned()));
+    let setting = |batch: u64| Setting {
+        flag: GLOBAL.0,
+        path: GLOBAL.1,
+        value: batch.to_string(),
+    };
+    read(&Request {
+        origin: Origin::snapshot(texts).unwrap(),
+        path: files[0].0.into(),
+        overrides: overrides.iter().map(|text| (*text).to_owned()).collect(),
+        settings: batch.map(setting).into_iter().collect(),
+        ..Request::default()
+    })
+}
+
+/// The messages of all errors, in file order.
+fn errors(result: Result<Recipe, ReadError>) -> Vec<String> {
+    let error = result.expect_err("it is read");
+    error.errors().map(|found| found.message.clone()).collect()
+}
+
+#[test]
+fn the_text_of_a_program_refuses_what_it_does_not_train_as_a_trainer() {
+    let command = "torchrun --nproc_per_node 8 t.py --per_device_train_batch_size 1 --gradient_accumulation_steps 16\n";
+    let of = |program: &str, overrides: &[&str], batch: Option<u64>| {
+        in_folder(&[("run.sh", command), ("t.py", program)], overrides, batch)
+    };
+    let loader = "def get_train_dataloader(self):\n    return DataLoader(self.train_dataset)\n\n\
+                  Trainer.get_train_dataloader = get_train_dataloader\ntrainer.train()\n";
+    assert_eq!(
+        errors(of(loader, &[], None)),
+        [
+            "the program's own data loader does not divide the samples: all ranks may train on the same"
+        ]
+    );
+    let shared = of(loader, &["evenkeel.parallel.sequence=8"], None).unwrap();
+    assert_eq!(
+        (shared.spec.batch.gpus, shared.spec.parallel.sequence),
+        (Some(8), 8)
+    );
+    let given = of(loader, &[], Some(64)).unwrap();
+    let assumes = "nothing to do if the given global batch and axes are those of the training";
+    assert!(given.diagnostics.iter().any(|found| found.help == assumes));
+    let divided = loader.replace(
+        "DataLoader(self.train_dataset)",
+        "self.accelerator.prepare(DataLoader(d))",
+    );
+    assert!(of(&divided, &[], None).is_ok());
+    let evaluates = "trainer = Trainer(args=args, train_dataset=d)\nprint(trainer.evaluate())\n";
+    assert_eq!(
+        errors(of(evaluates, &[], None)),
+        ["the program of this command calls `evaluate` or `predict`, and nothing that trains"]
+    );
+}
+
+#[test]
+fn numbers_that_a_program_computes_are_no_defaults() {
+    let command = "python t.py --total 32 --resume_from_checkpoint a --eval_strategy no\n";
+    let program = "import argparse\nparser.add_argument(\"--total\", default=128)\n\
+                   TrainingArguments(\n    per_device_train_batch_size=micro,\n    \
+                   gradient_accumulation_steps=total // micro,\n)\ntrainer.train()\n";
+    let files = [("run.sh", command), ("t.py", program)];
+    let refused = in_folder(&files, &[], None).unwrap_err();
+    let helps: Vec<&str> = refused.errors().map(|found| found.help.as_str()).collect();
+    assert!(
+        helps
+            .iter()
+            .all(|help| help.contains("which takes no such argument")),
+        "{helps:?}"
+    );
+    let batch = in_folder(&files, &[], Some(1024)).unwrap().spec.batch;
+    assert_eq!(
+        (batch.per_device_batch_size, batch.accumulation),
+        (None, None)
+    );
+    let parses = program.replace("import argparse", "parser = HfArgumentParser(Args)");
+    let refused = in_folder(&[files[0], ("t.py", &parses)], &[], None).unwrap_err();
+    let help = &refused.errors().next().unwrap().help;
+    assert!(
+        help.starts_with("add `--per_device_train_batch_size N`"),
+        "{help}"
+    );
+}

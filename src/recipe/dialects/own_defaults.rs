@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::programs;
 use super::transformers::{self, MUST_BE_TYPED};
+use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::program::{OwnDefault, PROGRAM_BYTES, Program, ProgramText};
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
@@ -40,7 +41,7 @@ pub(crate) fn program(script: &Given<&Path>, module: bool, reading: &mut Reading
 enum Own {
     /// The value, and how it comes about.
     Value(Node, String),
-    /// The argument that would set it, and where the program does.
+    /// What to do, and where the program sets it.
     Unknown(String, Span),
 }
 
@@ -51,9 +52,18 @@ impl Own {
             let how = format!("`{key}` is not given: the program sets it to {number}");
             Own::Value(Node::plain(number.to_string(), span), how)
         };
+        let unknown = |name: &str, span| {
+            let help = match program.takes(name) {
+                true => format!("add `--{name} N`"),
+                false => {
+                    "look its value up in the program, which takes no such argument".to_owned()
+                }
+            };
+            Own::Unknown(help, span)
+        };
         Some(match program.default(key)? {
             OwnDefault::Number(value, span) => number(value, span),
-            OwnDefault::Unknown(span) => Own::Unknown(key.to_owned(), span),
+            OwnDefault::Unknown(span) => unknown(key, span),
             // The program's own name for it.
             OwnDefault::Argument(name, span) => {
                 match (arguments.get(&name), program.defined(&name)) {
@@ -63,10 +73,27 @@ impl Own {
                         Own::Value(given.clone(), how)
                     }
                     (None, Some(OwnDefault::Number(value, span))) => number(value, span),
-                    (None, _) => Own::Unknown(name, span),
+                    (None, _) => unknown(&name, span),
                 }
             }
         })
+    }
+}
+
+/// Refuses a program with a data loader that leaves every rank all samples, unless the user states an axis: the ranks then
+/// share their samples, or take different ones in a way that its text does not show.
+pub(crate) fn refuse_undivided(request: &Request, reading: &mut Reading) {
+    let span = match &reading.program {
+        Program::Text(program) if !request.states_axes() => program.undivided_loader(),
+        _ => None,
+    };
+    if let Some(span) = span {
+        reading.batch_unknown(
+            "global-batch-unknown",
+            Some(span),
+            "the program's own data loader does not divide the samples: all ranks may train on the same",
+            format!("state over how many ranks they are shared, `{RESERVED}.parallel.sequence=N`, 1 if every rank takes others"),
+        );
     }
 }
 
@@ -91,9 +118,8 @@ pub(crate) fn take(at: Span, request: &Request, arguments: &mut Node, reading: &
                 reading.note("mandatory-missing", Some(value.span), how, help);
                 arguments.set(key, at, value);
             }
-            Some(Own::Unknown(name, span)) if counts => {
+            Some(Own::Unknown(help, span)) if counts => {
                 let message = format!("`{key}` is not given, and the program sets it here");
-                let help = format!("add `--{name} N`");
                 reading.batch_unknown("mandatory-missing", Some(span), message, help);
             }
             _ => {}

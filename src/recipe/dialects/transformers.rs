@@ -17,7 +17,7 @@ use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
-use crate::recipe::schema::program::Program;
+use crate::recipe::schema::program::{Program, ProgramText};
 use crate::recipe::schema::reader::{
     Confidence, Detected, ReadAs, ReadOptions, Reader, Resume, Translated, others,
 };
@@ -101,10 +101,12 @@ impl Reader for Transformers {
         // What does not state its micro-batch most often has its own default; another program than a trainer's has.
         let states = |keys: &[&str]| keys.iter().any(|key| root.get(key).is_some());
         let unread = matches!(reading.program, Program::Unread) && !states(BATCH);
-        if !trainer || unread {
+        // The program computes it.
+        let own = MUST_BE_TYPED.map(|key| !states(&[key]) && reading.program.sets(key));
+        if !trainer || unread || own[0] {
             native.remove_path("batch.per_device_batch_size");
         }
-        if !trainer || (unread && !states(&MUST_BE_TYPED[1..])) {
+        if !trainer || (unread && !states(&MUST_BE_TYPED[1..])) || own[1] {
             native.remove_path("batch.accumulation");
         }
         let upstreams = |keys: &[&str]| trainer && reading.program.has_upstreams_defaults(keys);
@@ -176,7 +178,20 @@ fn refuse_no_training(root: &Node, reading: &mut Reading) -> bool {
         Some((on, node.span))
     };
     // TRL's scripts train without `do_train`, with or without `do_eval`.
-    let asks = matches!(&reading.program, Program::Text(program) if program.asks_for("do_train"));
+    let program = match &reading.program {
+        Program::Text(program) => Some(program),
+        _ => None,
+    };
+    let asks = program.is_some_and(|program| program.asks_for("do_train"));
+    if program.is_some_and(ProgramText::only_evaluates) {
+        reading.batch_unknown(
+            "unsupported-value",
+            Some(root.span),
+            "the program of this command calls `evaluate` or `predict`, and nothing that trains",
+            "give the command or the file that trains",
+        );
+        return true;
+    }
     let (cause, span) = match (stated("do_train"), stated("do_predict"), stated("do_eval")) {
         (Some((false, span)), ..) => ("`do_train` is false", span),
         (None, Some((true, span)), _) => ("`do_predict` without `do_train`", span),
@@ -424,7 +439,7 @@ mod tests {
         let line = "torchrun --nproc_per_node 4 @ --do_train --model_name m --output_dir x";
         let own = "class Args:\n    per_device_train_batch_size: Optional[int] = field(default=1)\n    \
                    gradient_accumulation_steps: Optional[int] = field(default=32)\n    \
-                   model_name: str = 'm'\n    save_steps: int = 999999\n";
+                   model_name: str = 'm'\n    save_steps: int = 999999\nTrainer(model).train()\n";
         let recipe = program(own, line).unwrap();
         assert_eq!(recipe.dialect, Dialect::Transformers);
         let batch = &recipe.spec.batch;

@@ -60,7 +60,11 @@ impl Program {
 
     /// Whether the defaults of these arguments are those of `TrainingArguments`, as far as is known.
     pub fn has_upstreams_defaults(&self, names: &[&str]) -> bool {
-        !matches!(self, Program::Unread) && !names.iter().any(|name| self.sets(name))
+        match self {
+            Program::Unread => false,
+            Program::Text(program) if !program.may_use_a_trainer() => false,
+            _ => !names.iter().any(|name| self.sets(name)),
+        }
     }
 
     /// Whether the program says that it uses TRL. `None`: its text is not known.
@@ -89,6 +93,60 @@ impl ProgramText {
     /// Whether the program asks for a value that it has parsed: `args.do_train`.
     pub fn asks_for(&self, name: &str) -> bool {
         self.text.contains(&format!(".{name}"))
+    }
+
+    /// Whether the command line of the program has an argument: it defines it, or parses dataclasses of others.
+    pub fn takes(&self, name: &str) -> bool {
+        const PARSERS: [&str; 3] = ["HfArgumentParser", "TrlParser", "H4ArgumentParser"];
+        self.defined(name).is_some() || PARSERS.iter().any(|parser| self.code.contains(parser))
+    }
+
+    /// Whether the program names a `Trainer` or its arguments, or imports something that trains.
+    fn may_use_a_trainer(&self) -> bool {
+        let names = Regex::new(r"Trainer|TrainingArguments|(?m)^\s*(from|import)\b.*\btrain");
+        names.is_ok_and(|names| names.is_match(&self.bare))
+    }
+
+    /// Whether the program evaluates or predicts and never trains.
+    pub fn only_evaluates(&self) -> bool {
+        let has = |calls: &str| {
+            let calls = Regex::new(calls);
+            calls.is_ok_and(|calls| calls.is_match(&self.bare))
+        };
+        // A function of another file may train.
+        let runs_other = has(r"(\b|_)(main|run\w*)\(") && !has(r"\bdef\s+(main|run\w*)\(");
+        has(r"\.(evaluate|predict)\(") && !has(r"(\b|_)(train|fit|backward)\(") && !runs_other
+    }
+
+    /// Where the program defines a data loader that every rank fills with the same samples: neither accelerate nor
+    /// a sampler divides them. `Trainer`'s method with this name divides them with `accelerator.prepare`.
+    pub fn undivided_loader(&self) -> Option<Span> {
+        const DIVIDING: [&str; 5] = [
+            "prepare",
+            "Distributed",
+            "num_replicas",
+            "world_size",
+            "super(",
+        ];
+        let method = Regex::new(r"(?m)^(?<indent>[ \t]*)def get_train_dataloader\(").ok()?;
+        let mut all = method.captures_iter(&self.bare);
+        all.find_map(|found| {
+            let name = found.get(0)?;
+            let indent = found.name("indent")?.as_str().len();
+            let outside = |line: &&str| {
+                let content = line.trim_start();
+                !content.is_empty() && line.len() - content.len() <= indent
+            };
+            let rest = &self.bare[name.end()..];
+            let (first, rest) = rest.split_once('\n').unwrap_or((rest, ""));
+            // The parameters may end on another line.
+            let inside = |line: &&str| line.trim_start().starts_with(')') || !outside(line);
+            let lines = std::iter::once(first).chain(rest.lines().take_while(inside));
+            let body = lines.collect::<Vec<_>>().join("\n");
+            let loads = body.contains("DataLoader(");
+            let divides = DIVIDING.iter().any(|call| body.contains(call));
+            (loads && !divides).then(|| Span::of(&self.text, name.range(), self.file))
+        })
     }
 
     /// The program's own default of an argument; `None`: it does not set the argument, so that the default is that of the
@@ -300,6 +358,67 @@ mod tests {
         assert_eq!(default(same), None);
         let computed = "TrainingArguments(per_device_train_batch_size=args.batch // args.steps)";
         assert!(matches!(default(computed), Some(OwnDefault::Unknown(_))));
+    }
+
+    #[test]
+    fn a_data_loader_that_divides_nothing_is_found() {
+        let undivided = |text: &str| {
+            let program = ProgramText::new(FileId(0), text.to_owned());
+            program.undivided_loader().is_some()
+        };
+        let loader = "def get_train_dataloader(self) -> DataLoader:\n    \"\"\"World_size.\"\"\"\n\n    \
+                      params = {}\n    return DataLoader(self.train_dataset, **params)\n\nworld_size = 1\n";
+        assert!(undivided(loader));
+        assert!(undivided(&loader.replace("self)", "\n    self,\n)")));
+        for (before, after) in [
+            (
+                "return DataLoader(self.train_dataset, **params)",
+                "return self.accelerator.prepare(DataLoader(x))",
+            ),
+            ("params = {}", "params = {'sampler': DistributedSampler(x)}"),
+            ("params = {}", "params = super().get_train_dataloader()"),
+            (
+                "return DataLoader(self.train_dataset, **params)",
+                "return self.loader",
+            ),
+            ("get_train_dataloader", "get_eval_dataloader"),
+        ] {
+            assert!(!undivided(&loader.replace(before, after)), "{after}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_only_evaluates_is_known_by_its_calls() {
+        let evaluates = |text: &str| ProgramText::new(FileId(0), text.to_owned()).only_evaluates();
+        assert!(evaluates(
+            "t = Trainer(m, train_dataset=d)\nmodel.train_mode\nt.evaluate()\n"
+        ));
+        assert!(evaluates("print('trainer.train()')\nt.predict(d)\n"));
+        assert!(evaluates("def main():\n    t.evaluate()\nmain()\n"));
+        for text in [
+            "t.train()\nt.evaluate()\n",
+            "loss.backward()\nt.evaluate(d)\n",
+            "do_train(d)\nt.evaluate(d)\n",
+            "run_sft(d)\nt.evaluate(d)\n",
+            "t = Trainer(m)\n",
+        ] {
+            assert!(!evaluates(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_program_without_a_trainer_has_no_defaults_of_one() {
+        let upstreams = |text: &str| {
+            let program = Program::Text(ProgramText::new(FileId(0), text.to_owned()));
+            program.has_upstreams_defaults(&["save_steps"])
+        };
+        assert!(upstreams("from transformers import Trainer\n"));
+        assert!(upstreams("from llava.train.train import train\ntrain()\n"));
+        assert!(!upstreams(
+            "from accelerate import Accelerator\nloss.backward()\n"
+        ));
+        assert!(!upstreams("from transformers import PretrainedConfig\n"));
+        assert!(!upstreams("Trainer(save_steps=5)\n"));
     }
 
     #[test]

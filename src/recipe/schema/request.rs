@@ -54,6 +54,12 @@ impl Request {
             || self.overrides_key(&format!("{RESERVED}.batch.global"))
     }
 
+    /// Whether the user states an axis, so that those which are not read are known.
+    pub(crate) fn states_axes(&self) -> bool {
+        let begin = format!("{RESERVED}.parallel.");
+        self.overrides.iter().any(|text| text.starts_with(&begin))
+    }
+
     /// The command that plans this recipe with more words, as the user types it.
     pub(crate) fn plan_with(&self, more: &[&str]) -> String {
         let mut words = vec!["evenkeel".to_owned(), "plan".to_owned()];
