@@ -629,6 +629,86 @@ fn errors(result: Result<Recipe, ReadError>) -> Vec<String> {
 }
 
 #[test]
+fn a_word_in_a_name_is_no_objective_against_the_keys() {
+    let objective = |path: &str, text: &str| {
+        let gpus = [("--recipe-gpus", "batch.gpus", "8")];
+        let batch = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\n";
+        given(path, &format!("{batch}{text}"), &gpus)
+            .unwrap()
+            .spec
+            .objective
+    };
+    for (path, text, expected) in [
+        (
+            "school_of_reward_hacks/run.yaml",
+            "max_seq_length: 512\n",
+            Objective::Sft,
+        ),
+        (
+            "reward_qlora.yaml",
+            "beta: 0.1\nloss_type: sigmoid\nmax_length: 1024\nmax_prompt_length: 512\n",
+            Objective::Dpo,
+        ),
+        ("reward_full.yaml", "max_length: 512\n", Objective::Reward),
+        // The whole name of a folder or a file counts.
+        (
+            "reward/full.yaml",
+            "max_seq_length: 512\n",
+            Objective::Reward,
+        ),
+        (
+            "run.json",
+            "base_model: a/b\nmax_seq_length: 512\n",
+            Objective::Sft,
+        ),
+    ] {
+        assert_eq!(objective(path, text), expected, "{path}");
+    }
+}
+
+#[test]
+fn a_programs_own_key_for_its_length_leaves_no_default() {
+    let budget = |text: &str| {
+        let text =
+            format!("per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\n{text}");
+        let gpus = [("--recipe-gpus", "batch.gpus", "8")];
+        given("sft.yaml", &text, &gpus).unwrap().spec.budget.epochs
+    };
+    assert_eq!(budget("learning_rate: 1.0e-5\n"), Some(3.0));
+    assert_eq!(budget("epochs: 10\n"), None);
+    assert_eq!(budget("epochs: 10\nnum_train_epochs: 2\n"), Some(2.0));
+    let program = "class Args:\n    total_episodes: int = 92858\n    per_device_train_batch_size: int = 2\n    \
+                   gradient_accumulation_steps: int = 4\n";
+    let files = [
+        ("run.sh", "torchrun --nproc_per_node 8 t.py --seed 1\n"),
+        ("t.py", program),
+    ];
+    let spec = in_folder(&files, &[], None).unwrap().spec;
+    assert_eq!(
+        (spec.batch.per_device_batch_size, spec.budget.epochs),
+        (Some(2), None)
+    );
+}
+
+#[test]
+fn an_axis_over_the_data_is_no_misspelled_key() {
+    let text = "per_device_batch_size: 1\nlearning_rate: 1.0e-5\ngradient_accumulation_steps: 16\nep_size: 2\n";
+    assert_eq!(
+        errors(given("base.yaml", text, &[])),
+        ["`ep_size` is 2: it may divide the data-parallel ranks and is not read"]
+    );
+    let batch = given("base.yaml", text, &[(GLOBAL.0, GLOBAL.1, "128")])
+        .unwrap()
+        .spec
+        .batch;
+    // Its micro-batch has another name.
+    assert_eq!(
+        (batch.per_device_batch_size, batch.accumulation),
+        (None, Some(16))
+    );
+}
+
+#[test]
 fn the_text_of_a_program_refuses_what_it_does_not_train_as_a_trainer() {
     let command = "torchrun --nproc_per_node 8 t.py --per_device_train_batch_size 1 --gradient_accumulation_steps 16\n";
     let of = |program: &str, overrides: &[&str], batch: Option<u64>| {

@@ -19,6 +19,7 @@ pub(crate) mod versions;
 use std::path::Path;
 
 use crate::recipe::dialects::accelerate::options::is_launcher_key;
+use crate::recipe::schema::axes;
 use crate::recipe::schema::deepspeed::is_config;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::origin::Origin;
@@ -81,6 +82,10 @@ impl Reader for Handbook {
             native.remove_path("batch.per_device_batch_size");
             native.remove_path("batch.accumulation");
         }
+        let states = |key: &&str| root.get(key).is_some();
+        if !BATCH[..2].iter().any(states) && has_other_batch(&root) {
+            native.remove_path("batch.per_device_batch_size");
+        }
         let upstreams = |keys: &[&str]| reading.program.has_upstreams_defaults(keys);
         remove_defaults(&root, &mut native, upstreams);
         Translated {
@@ -104,6 +109,15 @@ impl Reader for Handbook {
     fn argument(&self, key: &str, value: &str) -> Vec<String> {
         vec![format!("--{key}"), value.to_owned()]
     }
+}
+
+/// Whether a file has the batch of another program, `per_device_batch_size`.
+fn has_other_batch(root: &Node) -> bool {
+    let entries = root.entries().unwrap_or_default();
+    entries.iter().any(|entry| {
+        let name = entry.name.as_str();
+        name.ends_with("batch_size") && !name.contains("eval") && !keys::is_known(name)
+    })
 }
 
 fn translate(
@@ -306,16 +320,35 @@ pub(crate) fn training_arguments(
     schedule::evaluation(values, versions, tree, reading)
 }
 
+/// Names by which programs beside upstream's call the length of a run.
+const OWN_LENGTHS: Words = Words(
+    "epochs max_epochs max_train_steps n_epochs num_epochs steps total_episodes total_epochs total_steps train_epochs \
+     train_steps",
+);
+
 /// Removes the defaults of `TrainingArguments` that the program may replace. `upstreams`: whether the defaults of these
 /// keys are upstream's.
 pub(crate) fn remove_defaults(root: &Node, native: &mut Node, upstreams: impl Fn(&[&str]) -> bool) {
-    for (keys, path) in [
-        (["num_train_epochs", "max_steps"], "budget.epochs"),
-        (["save_steps", "save_strategy"], "checkpoint.every_steps"),
-        (["save_steps", "save_strategy"], "checkpoint.every_epoch"),
+    let own_lengths: Vec<&str> = OWN_LENGTHS.iter().collect();
+    let has = |keys: &[&str]| keys.iter().any(|key| root.get(key).is_some());
+    for (keys, others, path) in [
+        (
+            ["num_train_epochs", "max_steps"],
+            own_lengths.as_slice(),
+            "budget.epochs",
+        ),
+        (
+            ["save_steps", "save_strategy"],
+            &[] as &[&str],
+            "checkpoint.every_steps",
+        ),
+        (
+            ["save_steps", "save_strategy"],
+            &[],
+            "checkpoint.every_epoch",
+        ),
     ] {
-        let stated = keys.iter().any(|key| root.get(key).is_some());
-        if !stated && !upstreams(&keys) {
+        if !has(&keys) && (has(others) || !upstreams(&[&keys[..], others].concat())) {
             native.remove_path(path);
         }
     }
@@ -430,7 +463,8 @@ fn refuse_unknown(
             let similar = || within(name, [*near], 2).is_some();
             // A long name is a spelling of it, a short one may be another key.
             let of_batch = keys::sets_batch(near) && (name.len() > 12 || similar());
-            overridden || of_batch || (typed && similar())
+            // An axis is refused as one.
+            overridden || (of_batch && !axes::is_size(name)) || (typed && similar())
         });
         let message = format!("there is no key `{name}` in {this} recipes");
         let (severity, message, help) = if !owners.is_empty() {
@@ -469,6 +503,9 @@ fn refuse_unknown(
         };
         let mut problem = Diagnostic::error("unknown-key", Some(entry.name_span), message, help);
         problem.severity = severity;
+        // Another program's file may have such a key.
+        let of_trl = overridden || typed || reading.by_trl;
+        problem.hides_batch = severity == Severity::Error && !of_trl;
         reading.diagnostics.push(problem);
     }
 }

@@ -101,15 +101,16 @@ fn swift_defaults(arguments: &Node, processes: Option<u64>) -> Option<Vec<(&'sta
     Some(defaults)
 }
 
-/// Replaces the name of one of ms-swift's own DeepSpeed configs by what it says (ms-swift 3.5.3
-/// `swift/llm/argument/train_args.py`; 2.6.1 `swift/llm/utils/argument.py`).
-fn take_swifts_deepspeed(arguments: &mut Node) {
-    let Some(node) = arguments.get("deepspeed").cloned() else {
+/// Replaces the name of one of ms-swift's own configs of DeepSpeed or FSDP by what it says (ms-swift 3.5.3
+/// `swift/llm/argument/train_args.py`; 2.6.1 `swift/llm/utils/argument.py`; 3602360 `swift/config/fsdp2.json`).
+fn take_swifts_sharding(arguments: &mut Node, key: &str) {
+    let Some(node) = arguments.get(key).cloned() else {
         return;
     };
     let Some(name) = node.text() else { return };
     let stage = name.strip_prefix("default-").unwrap_or(name);
     let (strategy, offloads) = match stage {
+        "fsdp2" => ("fsdp", false),
         "zero0" => ("ddp", false),
         "zero1" => ("zero1", false),
         "zero2" => ("zero2", false),
@@ -118,7 +119,7 @@ fn take_swifts_deepspeed(arguments: &mut Node) {
         "zero3_offload" => ("fsdp", true),
         _ => return,
     };
-    arguments.remove_path("deepspeed");
+    arguments.remove_path(key);
     let path = |key: &str| format!("{RESERVED}.parallel.{key}");
     arguments.set_path(
         &path("strategy"),
@@ -143,7 +144,9 @@ pub(crate) fn complete(
     reading: &mut Reading,
 ) {
     if is_swift(script) {
-        take_swifts_deepspeed(arguments);
+        for key in ["deepspeed", "fsdp"] {
+            take_swifts_sharding(arguments, key);
+        }
         let Some(defaults) = swift_defaults(arguments, processes) else {
             let defaults = "ms-swift has another default, ⌈16 / per-device batch / processes⌉ for the accumulation";
             return require_batch(defaults, span, arguments, reading);
@@ -315,7 +318,7 @@ mod tests {
                 (2, 2),
             ),
             ("NPROC_PER_NODE=3 swift pt --model m", (1, 6)),
-            ("NPROC_PER_NODE=32 swift pt --model m", (1, 1)),
+            ("NPROC_PER_NODE=32 swift pt --model m --fsdp fsdp2", (1, 1)),
             ("swift rlhf --rlhf_type grpo --model m", (1, 1)),
         ] {
             let batch = read_command(line).unwrap().spec.batch;

@@ -7,6 +7,7 @@ use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::syntax::node::Node;
+use crate::recipe::syntax::words::Words;
 
 use super::keys;
 
@@ -60,8 +61,11 @@ pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Option<
             return None;
         }
     }
-    let found = by_place(path)
+    let placed = by_place(path);
+    let found = placed
+        .filter(|named| is_name(path, *named) || !is_of_another(root, *named))
         .or_else(|| by_keys(root))
+        .or(placed)
         .or_else(|| by_names(root));
     if found.is_some() {
         return found;
@@ -82,6 +86,26 @@ fn by_place(path: &Path) -> Option<Objective> {
     folder.or_else(|| by_name(path))
 }
 
+/// Whether a trainer's name is the whole name of a folder or of the file: `dpo/`, `sft.yaml`.
+fn is_name(path: &Path, named: Objective) -> bool {
+    let folders = path.parent().into_iter().flat_map(Path::ancestors);
+    let names = folders.filter_map(Path::file_name).chain(path.file_stem());
+    let mut names = names.filter_map(|name| name.to_str());
+    names.any(|name| word(name) == Some(named))
+}
+
+/// Whether the keys of a recipe are those of one other trainer, and not all of this one. A word of a name may then mean
+/// something else (`school_of_reward_hacks`).
+fn is_of_another(root: &Node, named: Objective) -> bool {
+    let entries = root.entries().unwrap_or_default().iter();
+    let names = entries.map(|entry| entry.name.as_str());
+    let own = names.filter(|name| keys::shared(name).is_none() && !COMMON.has(name));
+    let owners = own.map(keys::owners).filter(|owners| !owners.is_empty());
+    let owners: Vec<Vec<Objective>> = owners.collect();
+    let has_all = |one: Objective| owners.iter().all(|owners| owners.contains(&one));
+    !has_all(named) && by_keys(root).is_some_and(has_all)
+}
+
 /// The objective in a word of a program's name.
 pub(super) fn by_name(script: &Path) -> Option<Objective> {
     parts(script.file_stem()?.to_str()?).find_map(word)
@@ -97,13 +121,16 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric())
 }
 
+/// Keys of TRL's older PPO that many programs have.
+const COMMON: Words = Words("base_model batch_size");
+
 /// Keys that belong to one trainer decide. `beta` means DPO where no narrower key is present.
 fn by_keys(root: &Node) -> Option<Objective> {
     if root.get("loss_type").and_then(Node::text) == Some("simpo") {
         return Some(Objective::Simpo);
     }
     for entry in root.entries()? {
-        if keys::shared(&entry.name).is_some() {
+        if keys::shared(&entry.name).is_some() || COMMON.has(&entry.name) {
             continue;
         }
         match keys::owners(&entry.name).as_slice() {
