@@ -629,6 +629,41 @@ fn errors(result: Result<Recipe, ReadError>) -> Vec<String> {
 }
 
 #[test]
+fn a_key_that_is_given_twice_needs_only_the_samples_of_a_step() {
+    let text = "per_device_train_batch_size: 4\nlearning_rate: 1.0e-5\nlearning_rate: 2.0e-5\n";
+    assert_eq!(
+        errors(given("sft.yaml", text, &[])),
+        ["`learning_rate` is given twice, first on line 2"]
+    );
+    assert!(given("sft.yaml", text, &[(GLOBAL.0, GLOBAL.1, "64")]).is_ok());
+    let deepspeed = "{\"train_batch_size\": 8, \"train_batch_size\": 4, \"zero_optimization\": {}}";
+    assert!(given("ds.json", deepspeed, &[(GLOBAL.0, GLOBAL.1, "64")]).is_err());
+}
+
+#[test]
+fn files_with_keys_of_a_format_are_not_all_of_it() {
+    let state =
+        r#"{"global_step": 10, "log_history": [], "train_batch_size": 16, "max_steps": 10}"#;
+    assert_eq!(
+        errors(given("trainer_state.json", state, &[])),
+        ["this is the `trainer_state.json` of a run, and no recipe, which is not supported yet"]
+    );
+    let other = "batch_size: 8\ntotal_batch_size: 64\nlr: 4e-4\nmodel_name_or_path: a/b\ndistributed_type: ddp\n";
+    let refused = errors(given("training.yaml", other, &[]));
+    assert!(
+        refused.iter().all(|found| !found.contains("accelerate")),
+        "{refused:?}"
+    );
+    assert!(given("training.yaml", other, &[(GLOBAL.0, GLOBAL.1, "64")]).is_ok());
+    // A typo in an accelerate config stays one.
+    let typo = "distributed_type: MULTI_GPUS\nnum_processes: 8\n";
+    assert_eq!(
+        errors(given("a.yaml", typo, &[])),
+        ["`distributed_type` is `MULTI_GPUS`"]
+    );
+}
+
+#[test]
 fn a_word_in_a_name_is_no_objective_against_the_keys() {
     let objective = |path: &str, text: &str| {
         let gpus = [("--recipe-gpus", "batch.gpus", "8")];
@@ -706,6 +741,18 @@ fn an_axis_over_the_data_is_no_misspelled_key() {
         (batch.per_device_batch_size, batch.accumulation),
         (None, Some(16))
     );
+}
+
+#[test]
+fn an_accelerate_config_whose_deepspeed_file_leaves_the_accumulation_has_no_batch() {
+    let config = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json}\n";
+    let file = r#"{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3}}"#;
+    let batch = |file: &str| {
+        let recipe = in_folder(&[("a.yaml", config), ("ds.json", file)], &[], None).unwrap();
+        recipe.spec.batch.per_device_batch_size
+    };
+    assert_eq!(batch(file), None);
+    assert_eq!(batch(&file.replace("\"auto\"", "4")), Some(2));
 }
 
 #[test]

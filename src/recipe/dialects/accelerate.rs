@@ -55,6 +55,9 @@ impl Reader for Accelerate {
     fn read(&self, mut root: Node, asked: &ReadOptions<'_>, reading: &mut Reading) -> Translated {
         asked.put_into(&mut root, str::to_owned, reading);
         let native = translate(&root, Some(asked.path), reading);
+        if let Some(plugin) = &mut reading.deepspeed_plugin {
+            plugin.leave_to_program();
+        }
         let mut native = with_deepspeed(native, reading);
         let name = Node::string(run_name::of_file(asked.path), root.span);
         native.set("name", root.span, name);
@@ -66,8 +69,15 @@ impl Reader for Accelerate {
 }
 
 pub(crate) fn looks_like_one(root: &Node) -> bool {
-    root.get("distributed_type").is_some()
-        || (root.get("compute_environment").is_some() && root.get("num_processes").is_some())
+    let has = |key: &str| root.get(key).is_some();
+    // Other programs have a `distributed_type` with other values.
+    const BESIDE: Words = Words(
+        "compute_environment deepspeed_config fsdp_config machine_rank main_training_function mixed_precision \
+         num_machines num_processes use_cpu",
+    );
+    let kind = root.get("distributed_type");
+    kind.is_some_and(|kind| world::is_type(kind) || BESIDE.iter().any(has))
+        || (has("compute_environment") && has("num_processes"))
 }
 
 /// The source of the config of `accelerate launch`.
@@ -176,7 +186,7 @@ fn read_config(path: &Path, named: Option<Span>, reading: &mut Reading) -> Optio
     if path.extension().is_some_and(|e| e == "json") {
         reading.refuse_more_than_json(file, "accelerate");
     }
-    if !looks_like_one(&root) {
+    if root.get("distributed_type").is_none() && !looks_like_one(&root) {
         reading.error(
             "unknown-dialect",
             Some(root.span),

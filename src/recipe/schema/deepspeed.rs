@@ -34,9 +34,9 @@ pub fn parse(text: &str) -> Option<Node> {
 /// A top-level key that only DeepSpeed configs have. Other dialects hold whole DeepSpeed configs
 /// under one of their keys.
 pub fn distinctive_key(root: &Node) -> Option<&'static str> {
-    // verl's data config has a `train_batch_size` too.
+    // verl's data config has a `train_batch_size` too, and so has the state of a `Trainer`, for one device.
     const OTHERS: Words = Words(
-        "per_device_train_batch_size model_name_or_path output_dir distributed_type defaults train_files",
+        "per_device_train_batch_size model_name_or_path output_dir distributed_type defaults train_files log_history",
     );
     let has = |key: &&str| root.get(key).is_some();
     let found = DISTINCTIVE.iter().find(has);

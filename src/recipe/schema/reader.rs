@@ -204,5 +204,8 @@ pub(crate) fn others(root: &Node) -> Option<&'static str> {
     {
         return Some("a Hydra config, and not one of HALOs or of direct-preference-optimization");
     }
+    if root.get("log_history").is_some() {
+        return Some("the `trainer_state.json` of a run, and no recipe");
+    }
     None
 }

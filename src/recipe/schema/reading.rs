@@ -231,10 +231,15 @@ impl Reading {
         // Python's `json` reads JSON, and Evenkeel alone reads native recipes.
         let native = source.text.lines().any(|line| line.starts_with(NATIVE));
         if is_json || native || !more_than_json {
-            yaml::parse(&source.text, file, &mut self.diagnostics)
-        } else {
-            yaml::parse_as_pyyaml(&source.text, file, &mut self.diagnostics)
+            return yaml::parse(&source.text, file, &mut self.diagnostics);
         }
+        let known = self.diagnostics.len();
+        let root = yaml::parse_as_pyyaml(&source.text, file, &mut self.diagnostics)?;
+        // Loaders accept a key that is given twice, so that a plan of the launcher alone may.
+        for problem in &mut self.diagnostics[known..] {
+            problem.hides_batch = problem.is_error();
+        }
+        Some(root)
     }
 
     /// Refuses a file that Python's `json` cannot parse, for an upstream reader that uses it.

@@ -96,6 +96,15 @@ pub(super) fn refuse_switches(root: &Node, reading: &mut Reading) {
     }
 }
 
+/// Whether a value is one of `distributed_type`.
+pub(super) fn is_type(node: &Node) -> bool {
+    match node.resolve(Schema::PyYaml) {
+        Some(Resolved::Bool(on)) => !on,
+        Some(Resolved::Str(text)) => TYPES.has(&text),
+        _ => false,
+    }
+}
+
 /// The distributed type: that of the command line, else the config's. An unquoted `NO` is false to PyYAML,
 /// and accelerate then finds no type. It refuses a config without a type, whatever the command line has.
 pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<String> {
@@ -119,7 +128,7 @@ pub(super) fn distributed_type(root: &Node, reading: &mut Reading) -> Option<Str
             );
             "NO".to_owned()
         }
-        Some(Resolved::Str(text)) if TYPES.has(&text) => text,
+        Some(Resolved::Str(text)) if is_type(node) => text,
         _ => {
             let text = node.shown();
             reading.unknown_value("distributed_type", text, node.span, TYPES.iter());
