@@ -10,6 +10,7 @@ use crate::recipe::dialects::{
     accelerate, handbook, hydra, llama_factory, own_defaults, programs, projects, readers,
     transformers,
 };
+use crate::recipe::schema::axes;
 use crate::recipe::schema::dialect::{Dialect, RESERVED};
 use crate::recipe::schema::launch::{AccelerateLaunch, Opt};
 use crate::recipe::schema::program::Program;
@@ -20,6 +21,7 @@ use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::shell::{self, word};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::Words;
+use crate::util::suggest::short;
 
 /// The parts of a job, each with its precedence settled.
 pub(crate) struct Job {
@@ -130,7 +132,7 @@ fn beside_arguments(command: &Command, request: &Request, reading: &mut Reading)
     let mut words = program.iter().chain(arguments);
     let unresolved = words.any(|word| word.is_unresolved());
     let mut unread = options_of(reading.files.recipe.filter(|_| unresolved), reading);
-    unread.overlay(command.unread_overrides());
+    unread.overlay(command.unread_beside_options());
     unread.overlay(configs_of(command, request, reading));
     unread
 }
@@ -138,19 +140,54 @@ fn beside_arguments(command: &Command, request: &Request, reading: &mut Reading)
 /// The configs that the arguments of a program name which no reader knows, each below its name: their axes count.
 fn configs_of(command: &Command, request: &Request, reading: &mut Reading) -> Node {
     let mut configs = Node::mapping(command.arguments.span);
-    let arguments = command.launch.arguments.iter();
-    for word in arguments.filter(|word| command::is_config(Path::new(&word.text))) {
-        let Some(path) = reading.beside(&request.path, &word.text) else {
-            continue;
+    let mut option: Option<String> = None;
+    for word in &command.launch.arguments {
+        let (name, value) = match word.option() {
+            Some((name, tied)) => (Some(name), tied),
+            None => (option.take(), Some(word.clone())),
         };
+        option = name.clone().filter(|_| value.is_none());
+        let Some(value) = value else { continue };
+        if !value.unresolved.is_empty() {
+            if name.is_some_and(|name| NAMING_CONFIGS.has(&name)) {
+                ask_for_config(&value, request, reading);
+            }
+            continue;
+        }
+        let named = Some(&value).filter(|value| command::is_config(Path::new(&value.text)));
+        let path = named.and_then(|value| reading.beside(&request.path, &value.text));
+        let Some(path) = path else { continue };
         // A file that is no config of the program may be anything.
         let known = reading.diagnostics.len();
-        if let Some((_, root)) = reading.open(&path, Some(word.span)) {
-            configs.set(&word.text, word.span, root);
+        if let Some((_, root)) = reading.open(&path, Some(value.span)) {
+            configs.set(&value.text, value.span, root);
         }
         reading.diagnostics.truncate(known);
     }
     configs
+}
+
+/// Options that name the config of a program.
+const NAMING_CONFIGS: Words =
+    Words("cfg config config_file config_yaml train_cfg train_config training_config");
+
+/// Refuses a config whose path only the shell knows: it may hold axes. The user may give the path or state the axes.
+fn ask_for_config(word: &word::Word, request: &Request, reading: &mut Reading) {
+    if request.states_axes() {
+        return;
+    }
+    let text = short(&word.text);
+    let message = format!(
+        "`{text}` names a config that only the shell knows: it may divide the data-parallel ranks"
+    );
+    let no_axis = format!("`{RESERVED}.parallel.tensor=1` says that no rank shares its samples");
+    let help = match word::variable(&word.text) {
+        Some(name) => format!(
+            "give its path beside the script, `evenkeel plan SCRIPT {name}=FILE`; {no_axis}"
+        ),
+        None => format!("{}; {no_axis}", command::AS_EXPANDED),
+    };
+    reading.error("unsupported-value", Some(word.span), message, help);
 }
 
 /// Puts the micro-batch of what is not read into the launcher's settings, for a plan whose global batch the user gives.
@@ -168,13 +205,18 @@ fn put_micro_batch(launched: &mut Option<Node>, unread: &Node) {
 /// The micro-batch in the arguments or the config of a program that is not read: the only number with such a name.
 fn micro_batch(unread: &Node) -> Option<(String, Node)> {
     const NAMES: Words = Words(
-        "device_train_microbatch_size micro_batch_size micro_train_batch_size per_device_batch_size \
-         per_device_train_batch_size per_gpu_train_batch_size ppo_micro_batch_size_per_gpu \
+        "device_train_microbatch_size micro_batch_size micro_batch_size_per_gpu micro_train_batch_size \
+         per_device_batch_size per_device_train_batch_size per_gpu_train_batch_size ppo_micro_batch_size_per_gpu \
          train_micro_batch_size_per_gpu",
     );
+    // verl's former key, which its ranks divide among them (b178a3c `trainer/fsdp_sft_trainer.py`).
+    const OF_ALL_RANKS: &str = "data.micro_batch_size";
     fn collect(node: &Node, path: &str, found: &mut Vec<(String, Node)>) {
         for entry in node.entries().unwrap_or_default() {
             let path = joined(path, &entry.name);
+            if path == OF_ALL_RANKS || axes::is_of_another_model(&path) {
+                continue;
+            }
             let name = path.rsplit('.').next().unwrap_or_default();
             let size = entry.value.text().and_then(|text| text.parse::<u64>().ok());
             match NAMES.has(&name.trim_start_matches('-').replace('-', "_"))
@@ -434,6 +476,9 @@ fn named_recipe(
     let Some(named) = command.hydra.as_ref().or(command.config.as_ref()) else {
         return Some(None);
     };
+    if refuse_unresolved_path(&named.key, &named.value, named.span, reading) {
+        return None;
+    }
     let (file, root) = reading.open_of_command(&named.value, named.span)?;
     reading.files.recipe = Some(file);
     Some(Some((named.value.clone(), root)))
@@ -668,6 +713,27 @@ fn dialect_of(
     Some((Dialect::Transformers, reason.to_owned()))
 }
 
+/// Refuses a file of a command whose path only the shell knows. Returns whether it did.
+fn refuse_unresolved_path(key: &str, path: &Path, at: Span, reading: &mut Reading) -> bool {
+    let text = path.to_string_lossy();
+    let Some((_, rest)) = text.split_once('$') else {
+        return false;
+    };
+    if reading.origin.is_file(path) {
+        return false;
+    }
+    let mut problem = command::unresolved::unknown(key, &short(&text), at);
+    let name = rest.trim_start_matches('{');
+    let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let name = &name[..end.unwrap_or(name.len())];
+    if word::is_name(name) {
+        problem.help =
+            format!("give the variable beside the script, `evenkeel plan SCRIPT {name}=VALUE`");
+    }
+    reading.diagnostics.push(problem);
+    true
+}
+
 /// The launcher's settings: an accelerate config (from `--accelerate` or the command), the options of
 /// `accelerate launch` over it, or the number of processes of another launcher. The command's settings
 /// override the recipe's. `None`: a file is unreadable.
@@ -700,6 +766,11 @@ fn launcher(
         });
     }
     let options = overlaid(by_recipe.tree, typed.tree);
+    if let Some(accelerate::Config::File(path, Some(at))) = &config
+        && refuse_unresolved_path("config_file", path, *at, reading)
+    {
+        return None;
+    }
     let mut launched = None;
     if config.is_some() || options.is_some() {
         launched = Some(accelerate::load(

@@ -220,9 +220,14 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
     Ok(recipe)
 }
 
-/// Adds the command that gives the batch of a refused program. `launcher`: why its launcher alone is refused, such as
-/// axes that are not read.
+/// Adds the command that gives the batch of a refused program, if nothing else than axes refuses it. `launcher`: why its
+/// launcher alone is refused, such as axes that are not read.
 fn complete(error: &mut ReadError, request: &Request, launcher: Option<&ReadError>) {
+    let axes = format!("{RESERVED}.parallel.");
+    let mut errors = error.errors();
+    if !errors.all(|found| found.hides_batch || found.help.contains(&axes)) {
+        return;
+    }
     let mut more = vec!["--global-batch-size", "B"];
     more.extend(
         launcher

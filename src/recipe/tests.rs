@@ -629,6 +629,122 @@ fn errors(result: Result<Recipe, ReadError>) -> Vec<String> {
 }
 
 #[test]
+fn a_config_in_a_variable_is_asked_for_and_then_followed() {
+    let launcher = "if [ -n \"$X\" ]; then C=a.yaml; else C=b.yaml; fi\n\
+                    accelerate launch --config_file=$C train.py --do_train --per_device_train_batch_size 2\n";
+    let config = "distributed_type: MULTI_GPU\nnum_processes: 4\n";
+    let files = [("run.sh", launcher), ("c.yaml", config)];
+    assert_eq!(
+        errors(in_folder(&files, &[], None)),
+        ["`config_file` is unresolved: only the shell or its environment knows `$C`"]
+    );
+    let folder = [
+        (files[0].0, &*launcher.replace("=$C", "=${D}/c.yaml")),
+        ("d/c.yaml", config),
+    ];
+    let refused = in_folder(&folder, &[], None).unwrap_err();
+    let help = &refused.errors().next().unwrap().help;
+    assert!(
+        help.contains("`evenkeel plan run.sh --gpus N D=VALUE`"),
+        "{help}"
+    );
+    assert_eq!(
+        in_folder(&folder, &["D=d"], None).unwrap().spec.batch.gpus,
+        Some(4)
+    );
+    let found = in_folder(&files, &["C=c.yaml"], None).unwrap();
+    assert_eq!(found.spec.batch.gpus, Some(4));
+    let own = [
+        (
+            "run.sh",
+            "torchrun --nproc_per_node 8 train.py --train_config=$C --lr 1\n",
+        ),
+        ("c.yaml", "model: {tp_size: 4}\n"),
+    ];
+    let asked =
+        "`$C` names a config that only the shell knows: it may divide the data-parallel ranks";
+    assert_eq!(errors(in_folder(&own, &[], None)), [asked]);
+    assert_eq!(errors(in_folder(&own, &[], Some(64))), [asked]);
+    assert_eq!(
+        errors(in_folder(&own, &["C=c.yaml"], Some(64))),
+        ["`c.yaml.model.tp_size` is 4: it divides the data-parallel ranks and is not read"]
+    );
+    let stated = in_folder(&own, &["evenkeel.parallel.tensor=1"], Some(64)).unwrap();
+    assert_eq!(stated.spec.batch.global, Some(64));
+    // The path of a model or of data names no axes.
+    let beside =
+        "torchrun --nproc_per_node 8 train.py --data_config $C --model_config ${M}/m.json\n";
+    assert!(in_folder(&[("run.sh", beside)], &[], Some(64)).is_ok());
+}
+
+#[test]
+fn the_axes_of_a_command_in_a_wrapper_count() {
+    for text in [
+        "uv run python submit.py --gpus 8 -- source env.sh \\&\\& python train.py --lr 1 --sequence_parallel_size 2\n",
+        // What prepares the data is not the training.
+        "TP=2\nA=\"--tensor-model-parallel-size $TP\"\n[ $# -gt 0 ] && A=\"$A --x\"\npython prepare.py --dir d\n\
+         C=\"deepspeed train.py $@ $A\"\neval $C\n",
+        "find d -name '*.py' -print | xargs cp -t e\nC=\"torchrun train.py ${A}\"\nB=\"--tp_size ${T}\"\neval $C\n",
+    ] {
+        let refused = errors(given("run.sh", text, &[(GLOBAL.0, GLOBAL.1, "64")]));
+        assert!(
+            refused
+                .iter()
+                .any(|found| found.contains("divides the data-parallel ranks")),
+            "{text}{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn the_value_of_an_option_in_a_wrapped_command_is_no_override_of_hydra() {
+    let text = "python submit.py --gpus 8 -- python train.py --verifier math_dapo=math --lr 1 $@\n";
+    let refused = errors(given("run.sh", text, &[]));
+    assert!(
+        refused.iter().all(|found| !found.contains("Hydra")),
+        "{refused:?}"
+    );
+    let mixed = "python submit.py --gpus 8 -- python train.py --lr=1 loss=dpo\n";
+    assert!(errors(given("run.sh", mixed, &[]))[0].contains("`loss=dpo` is a Hydra override"));
+    assert!(given("run.sh", mixed, &[(GLOBAL.0, GLOBAL.1, "64")]).is_ok());
+}
+
+#[test]
+fn a_batch_is_proposed_only_where_nothing_else_refuses_the_file() {
+    let two = "eval $A\ntorchrun a.py --do_train --per_device_train_batch_size $B\n\
+               torchrun b.py --do_train --per_device_train_batch_size 2\n";
+    let refused = given("run.sh", two, &[]).unwrap_err();
+    let helps = refused.diagnostics.iter().map(|found| found.help.as_str());
+    assert!(
+        helps
+            .into_iter()
+            .all(|help| !help.contains("--global-batch-size"))
+    );
+    let axes = "torchrun --nproc_per_node 8 train.py $A --sequence_parallel_size 2\n";
+    let refused = given("run.sh", axes, &[]).unwrap_err();
+    let mut helps = refused.diagnostics.iter().map(|found| found.help.as_str());
+    let line = "--global-batch-size B evenkeel.parallel.sequence=2`";
+    assert!(
+        helps.any(|help| help.contains(line)),
+        "{:?}",
+        refused.diagnostics
+    );
+}
+
+#[test]
+fn a_script_that_cannot_be_parsed_needs_only_the_samples_of_a_step() {
+    let text = "PATH_OF=<your path>_x\ntorchrun train.py --tensor-parallel-size 2\n";
+    assert!(errors(given("run.sh", text, &[]))[0].contains("cannot be parsed here"));
+    let batch = [(GLOBAL.0, GLOBAL.1, "64")];
+    assert_eq!(
+        errors(given("run.sh", text, &batch)),
+        ["`tensor_parallel_size` is 2: it divides the data-parallel ranks and is not read"]
+    );
+    let without = text.replace(" --tensor-parallel-size 2", "");
+    assert!(given("run.sh", &without, &batch).is_ok());
+}
+
+#[test]
 fn a_key_that_is_given_twice_needs_only_the_samples_of_a_step() {
     let text = "per_device_train_batch_size: 4\nlearning_rate: 1.0e-5\nlearning_rate: 2.0e-5\n";
     assert_eq!(
@@ -741,6 +857,40 @@ fn an_axis_over_the_data_is_no_misspelled_key() {
         (batch.per_device_batch_size, batch.accumulation),
         (None, Some(16))
     );
+}
+
+#[test]
+fn the_micro_batch_of_a_plan_is_that_of_the_model_that_trains() {
+    let micro = |name: &str, text: &str| {
+        let batch = [(GLOBAL.0, GLOBAL.1, "64")];
+        given(name, text, &batch)
+            .unwrap()
+            .spec
+            .batch
+            .per_device_batch_size
+    };
+    let command = "python3 -m verl.trainer.main_ppo data.train_files=a ";
+    for (arguments, expected) in [
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 critic.ppo_micro_batch_size_per_gpu=8",
+            Some(4),
+        ),
+        ("data.micro_batch_size_per_gpu=4", Some(4)),
+        // All ranks share it.
+        ("data.micro_batch_size=32", None),
+        (
+            "actor_rollout_ref.rollout.micro_batch_size=256 reward_model.micro_batch_size=64",
+            None,
+        ),
+    ] {
+        assert_eq!(
+            micro("run.sh", &format!("{command}{arguments}\n")),
+            expected,
+            "{arguments}"
+        );
+    }
+    let generation = "rollout: {micro_batch_size: 256}\ndata: {batch_size: 2048}\n";
+    assert_eq!(micro("generation.yaml", generation), None);
 }
 
 #[test]

@@ -65,27 +65,45 @@ impl Axis {
 }
 
 /// Words of a name that say how large an axis is.
-const SIZES: Words = Words("degree size world");
+const SIZES: Words = Words("degree dim size world");
 
 /// Words beside an axis that leave the name the size of it.
 const BESIDE: Words =
     Words("attention attn group gpu gpus model n num of parallel shards ulysses way ways");
 
+/// A key in lower case, without the name of verl's group, which has its trainer's settings (`actor`) beside those of its
+/// inference (`rollout`).
+fn plain_path(path: &str) -> String {
+    let path = path.to_lowercase().replace('-', "_");
+    path.trim_start_matches("actor_rollout_ref.").to_owned()
+}
+
+fn words_of(name: &str) -> Vec<&str> {
+    let words = name.split(['_', '.']).filter(|word| !word.is_empty());
+    words.collect()
+}
+
+/// Whether a key is for another model than the one whose batch is planned: for inference, the reference, the reward or the
+/// critic.
+pub(crate) fn is_of_another_model(path: &str) -> bool {
+    const ELSEWHERE: Words = Words(
+        "critic draft eval gen generation generator infer inference ref reward rollout sampler sampling serve sglang virtual \
+         vllm",
+    );
+    words_of(&plain_path(path))
+        .iter()
+        .any(|word| ELSEWHERE.has(word))
+}
+
 /// The axis whose size a key may be, by the words of its name; `--ring_attn_size`, `--tp`, `num_model_shards`. The sizes
 /// of inference engines and virtual stages do not divide the trainer's ranks.
 fn axis_of(path: &str) -> Option<Axis> {
-    const ELSEWHERE: Words = Words(
-        "draft eval gen generation generator infer inference ref rollout sampler sampling serve sglang virtual vllm",
-    );
-    // verl's group has its trainer's settings (`actor`) beside those of its inference (`rollout`).
-    let path = path.to_lowercase().replace('-', "_");
-    let path = path.strip_prefix("actor_rollout_ref.").unwrap_or(&path);
-    let words_of = |name: &str| -> Vec<String> {
-        let words = name.split(['_', '.']).filter(|word| !word.is_empty());
-        words.map(str::to_owned).collect()
-    };
-    if words_of(path).iter().any(|word| ELSEWHERE.has(word)) {
+    let path = plain_path(path);
+    if is_of_another_model(&path) {
         return None;
+    }
+    if is_mode(&path) {
+        return Some(Axis::Sequence);
     }
     // `tensor_parallel.size` is named by both.
     let mut keys = path.rsplit('.');
@@ -93,11 +111,7 @@ fn axis_of(path: &str) -> Option<Axis> {
     if words.iter().all(|word| SIZES.has(word)) {
         words.extend(words_of(keys.next()?));
     }
-    let has = |names: &str| {
-        names
-            .split(' ')
-            .any(|name| words.iter().any(|word| word == name))
-    };
+    let has = |names: &str| names.split(' ').any(|name| words.contains(&name));
     let is_parallel = words.iter().any(|word| word.contains("parallel")) || has("para");
     let is_sized = words.iter().any(|word| SIZES.has(word));
     let divides = is_parallel || has("shards");
@@ -119,8 +133,8 @@ fn axis_of(path: &str) -> Option<Axis> {
         return None;
     };
     let of_axis = "tp pp cp sp mp ep ring para tensor pipeline pipe context sequence seq expert";
-    let fits = |word: &String| {
-        let own = of_axis.split(' ').any(|name| name == word);
+    let fits = |word: &&str| {
+        let own = of_axis.split(' ').any(|name| name == *word);
         own || SIZES.has(word) || BESIDE.has(word) || word.contains("parallel")
     };
     // A long name with any other word is one only if it says so.
@@ -133,9 +147,21 @@ pub(crate) fn is_size(key: &str) -> bool {
     axis_of(key).is_some()
 }
 
+/// Whether the words of a key's value say how the ranks share a sequence (jzhang38/EasyContext 1ee8bb5 `train.py`).
+fn is_mode(path: &str) -> bool {
+    path.rsplit('.').next() == Some("parallel_mode")
+}
+
 /// Whether a value of such a key may be more than 1. A name that mentions no size may have another meaning (`sp`, a path of a
 /// model; `pp`, a switch), so that only a number counts.
 fn divides(key: &str, text: &str) -> bool {
+    if is_mode(&plain_path(key)) {
+        const SHARING: Words = Words("context ring seq sequence striped ulysses zigzag");
+        return variable(text).is_some()
+            || words_of(&plain_path(text))
+                .iter()
+                .any(|word| SHARING.has(word));
+    }
     let is_sized = key.split(['_', '-', '.']).any(|word| SIZES.has(word));
     match text.parse::<i64>() {
         Ok(size) => size > 1,
@@ -264,6 +290,8 @@ mod tests {
                 Axis::Sequence,
             ),
             ("sp_world_size", Axis::Sequence),
+            ("parallel_mode", Axis::Sequence),
+            ("tensor_parallel_dim", Axis::Tensor),
             ("ep_size", Axis::OverData),
             ("expert_model_parallel_size", Axis::OverData),
             ("data_parallel_size", Axis::OverData),
@@ -288,6 +316,10 @@ mod tests {
             "actor_rollout_ref.rollout.tensor_model_parallel_size",
             "actor_rollout_ref.ref.megatron.tensor_model_parallel_size",
             "rl-inference-tensor-model-parallel-size",
+            "reward_model.megatron.tensor_model_parallel_size",
+            "critic.megatron.pipeline_model_parallel_size",
+            "head_dim",
+            "mode",
             "dp_shard_size",
             "step_size",
             "model_size",
@@ -306,6 +338,8 @@ mod tests {
             ("sp", "$SP_SIZE"),
             ("sp_size", "$N"),
             ("cp_size", "auto"),
+            ("parallel_mode", "zigzag_ring_attn"),
+            ("parallel_mode", "$MODE"),
         ] {
             assert!(divides(key, text), "{key} {text}");
         }
@@ -316,6 +350,7 @@ mod tests {
             ("tp", "1"),
             ("tp_size", "None"),
             ("sp_size", "-1"),
+            ("parallel_mode", "data_parallel"),
         ] {
             assert!(!divides(key, text), "{key} {text}");
         }

@@ -106,16 +106,24 @@ pub(crate) fn tree(words: &[Word], span: Span, diagnostics: &mut Vec<Diagnostic>
 
 /// The arguments of programs that are not read, as a mapping: options, and the overrides of Hydra.
 pub(crate) fn unread(words: &[Word], span: Span) -> Node {
-    let options = words.iter().filter(|word| !is_override(word)).cloned();
-    let options: Vec<Word> = options.collect();
-    let mut root = tree(&options, span, &mut Vec::new()).root;
-    root.overlay(overrides(words, span));
+    let mut root = options(words, span);
+    root.overlay(beside_options(words, span));
     root
 }
 
-/// The overrides of Hydra alone, `KEY=VALUE` and `++KEY=VALUE`.
-pub(crate) fn overrides(words: &[Word], span: Span) -> Node {
+/// The options up to `--`.
+fn options(words: &[Word], span: Span) -> Node {
+    let options = words.iter().filter(|word| !is_override(word)).cloned();
+    tree(&options.collect::<Vec<_>>(), span, &mut Vec::new()).root
+}
+
+/// What is not among the options of a program itself: the options of the command that it starts after `--`, and the
+/// overrides of Hydra, `KEY=VALUE` and `++KEY=VALUE`.
+pub(crate) fn beside_options(words: &[Word], span: Span) -> Node {
     let mut root = Node::mapping(span);
+    for started in words.split(|word| word.text == "--").skip(1) {
+        root.overlay(options(started, span));
+    }
     for word in words.iter().filter(|word| is_override(word)) {
         if let Some((name, value)) = word.text.trim_start_matches('+').split_once('=') {
             root.set(name, word.span, Node::argument(value, word.span));

@@ -32,7 +32,7 @@ use arguments::Arguments;
 pub(crate) use arguments::of_text as options_of_text;
 
 use script::Candidate;
-use unresolved::AS_EXPANDED;
+pub(crate) use unresolved::AS_EXPANDED;
 
 pub(crate) use launcher::{Launch, Launcher, nodes, refuse_switches};
 
@@ -99,14 +99,14 @@ impl Command {
         Some(self.launch.program.as_ref()?.text.as_str())
     }
 
-    /// The keys and values of arguments that are not read, also of Hydra overrides.
+    /// The keys and values of arguments that are not read, also of Hydra overrides and of a command that the program runs.
     pub fn unread_arguments(&self) -> Node {
         arguments::unread(&self.launch.arguments, self.arguments.span)
     }
 
-    /// Those of them that are no options.
-    pub fn unread_overrides(&self) -> Node {
-        arguments::overrides(&self.launch.arguments, self.arguments.span)
+    /// Those of them that are no options of the program itself.
+    pub fn unread_beside_options(&self) -> Node {
+        arguments::beside_options(&self.launch.arguments, self.arguments.span)
     }
 
     fn recipe(&self) -> Option<&Path> {
@@ -195,6 +195,7 @@ pub(crate) fn parse(
                     "the script cannot be parsed here: a quote or bracket is not closed, a word is out of place, or the nesting is too deep",
                     AS_EXPANDED,
                 )
+                .of_batch()
             }));
             return None;
         }
@@ -218,6 +219,13 @@ pub(crate) fn parse(
         first.project = Some(Given::new("command", project, first.words[0].span));
     }
     if script::refuse_unread(&lines, &candidates, diagnostics) {
+        return None;
+    }
+    // `python prepare.py` beside `eval $COMMAND`.
+    if !script::is_training(&candidates)
+        && let Some(hidden) = unresolved::program(&lines)
+    {
+        diagnostics.push(hidden);
         return None;
     }
     let Some(found) = candidates.first() else {
@@ -357,16 +365,26 @@ fn end_of_options(launch: &Launch, last: Span) -> usize {
     }
 }
 
-/// Refuses Hydra overrides (`loss=dpo`) beside arguments that no Hydra program takes.
+/// Refuses Hydra overrides (`loss=dpo`) beside arguments that no Hydra program takes. After `--`, `loose` has the options of
+/// another command with their values (`--remap a=b`).
 fn refuse_hydra(loose: &[Word], diagnostics: &mut Vec<Diagnostic>) {
-    if let Some(word) = loose.iter().find(|word| hydra::is_override(&word.text)) {
+    let is_value = |at: usize| {
+        let before = at.checked_sub(1).and_then(|before| loose.get(before));
+        before.is_some_and(|word| word::is_long_option(&word.text) && !word.text.contains('='))
+    };
+    let mut found = loose.iter().enumerate();
+    let found = found.find(|(at, word)| hydra::is_override(&word.text) && !is_value(*at));
+    if let Some((_, word)) = found {
         let text = short(&word.text);
-        diagnostics.push(Diagnostic::error(
-            "unknown-dialect",
-            Some(word.span),
-            format!("`{text}` is a Hydra override, but other arguments of this command are not"),
-            format!("pass the config tree and the overrides, `evenkeel plan config {text} …`, and an accelerate config with `--accelerate FILE`"),
-        ));
+        diagnostics.push(
+            Diagnostic::error(
+                "unknown-dialect",
+                Some(word.span),
+                format!("`{text}` is a Hydra override, but other arguments of this command are not"),
+                format!("pass the config tree and the overrides, `evenkeel plan config {text} …`, and an accelerate config with `--accelerate FILE`"),
+            )
+            .of_batch(),
+        );
     }
 }
 

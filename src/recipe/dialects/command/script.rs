@@ -79,6 +79,13 @@ impl Candidate<'_> {
     }
 }
 
+/// Whether the most likely commands have a launcher or arguments of a training.
+pub(crate) fn is_training(candidates: &[Candidate<'_>]) -> bool {
+    candidates
+        .first()
+        .is_some_and(|candidate| candidate.likely() > Likely::Program)
+}
+
 /// The commands that are most likely a training.
 pub(crate) fn candidates<'w>(lines: &'w [Line], text: (&str, FileId)) -> Vec<Candidate<'w>> {
     let candidate = |line| candidate(line, lines, text);
@@ -196,8 +203,7 @@ pub(crate) fn other_script(lines: &[Line]) -> Option<Diagnostic> {
 
 /// Refuses a script with several trainings: one plan cannot fit all of them.
 pub(crate) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<Diagnostic>) {
-    let several = candidates.len() > 1 && candidates[0].likely() > Likely::Program;
-    if !several {
+    if candidates.len() < 2 || !is_training(candidates) {
         return;
     }
     let starts = candidates
