@@ -181,7 +181,11 @@ impl Draft {
         taken: Option<&[u64]>,
     ) {
         let spec = &recipe.spec;
-        let memory = Memory::of(spec, recipe.dialect, request);
+        // TRL has a default, and each other program its own.
+        let is_guessed = recipe.dialect == Dialect::Transformers
+            && recipe.span("data.sequence_length").is_none();
+        let memory = Memory::of(spec, recipe.dialect, request)
+            .map(|memory| memory.guessing_length(is_guessed));
         let fits = |ranks: u64, per_device_batch_size: u64| {
             let memory = memory.as_ref();
             memory.is_none_or(|memory| memory.fits(ranks, per_device_batch_size))

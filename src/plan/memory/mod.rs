@@ -55,6 +55,8 @@ pub struct Memory<'a> {
     engine: Option<DeviceKind>,
     /// Upstream's trainer or another program runs it.
     external: bool,
+    /// No key states the length of a sequence, and upstream has no default.
+    length_is_guessed: bool,
 }
 
 impl<'a> Memory<'a> {
@@ -87,6 +89,7 @@ impl<'a> Memory<'a> {
             shape,
             source,
             available: request.device_memory,
+            length_is_guessed: false,
         })
     }
 
@@ -99,7 +102,14 @@ impl<'a> Memory<'a> {
             available: self.available,
             engine: self.engine.filter(|_| trains(&spec.model)),
             external: self.external,
+            length_is_guessed: self.length_is_guessed,
         }
+    }
+
+    /// The same memory of a recipe that states no length of a sequence, if `is_guessed`.
+    pub fn guessing_length(mut self, is_guessed: bool) -> Memory<'a> {
+        self.length_is_guessed = is_guessed;
+        self
     }
 
     /// Bytes on each device for this number of data-parallel ranks and samples per micro-batch.
@@ -489,6 +499,9 @@ impl<'a> Memory<'a> {
             "{per_device_batch_size} {rows} of {} tokens, fused attention, {checkpointing}",
             self.spec.data.sequence_length
         ));
+        if self.length_is_guessed {
+            lines.push("no key that is read states the length of a sequence".to_owned());
+        }
         lines
     }
 }

@@ -186,8 +186,13 @@ fn the_estimate_states_its_assumptions() {
     spec.model.adapters = true;
     spec.model.load_in_4bit = true;
     spec.optimizer.name = Some("paged_adamw_32bit".to_owned());
-    let estimate = device(&spec, 24_000_000_000).estimate(1, 4);
+    let memory = device(&spec, 24_000_000_000);
+    let estimate = memory.estimate(1, 4);
     insta::assert_snapshot!(estimate.assumed.join("\n"));
+    let guessed = memory.guessing_length(true).estimate(1, 4).assumed;
+    let (last, stated) = guessed.split_last().unwrap();
+    assert_eq!(last, "no key that is read states the length of a sequence");
+    assert_eq!(stated, estimate.assumed);
 }
 
 /// `get_nb_trainable_parameters` of PEFT 0.21.2 for these shapes.
