@@ -224,8 +224,8 @@ fn finish(request: &Request, text: Option<String>) -> Result<Recipe, ReadError> 
 /// launcher alone is refused, such as axes that are not read.
 fn complete(error: &mut ReadError, request: &Request, launcher: Option<&ReadError>) {
     let axes = format!("{RESERVED}.parallel.");
-    let mut errors = error.errors();
-    if !errors.all(|found| found.hides_batch || found.help.contains(&axes)) {
+    let is_of_axes = |found: &Diagnostic| found.hides_batch || found.help.contains(&axes);
+    if !error.errors().all(is_of_axes) {
         return;
     }
     let mut more = vec!["--global-batch-size", "B"];

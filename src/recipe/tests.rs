@@ -638,10 +638,8 @@ fn a_config_in_a_variable_is_asked_for_and_then_followed() {
         errors(in_folder(&files, &[], None)),
         ["`config_file` is unresolved: only the shell or its environment knows `$C`"]
     );
-    let folder = [
-        (files[0].0, &*launcher.replace("=$C", "=${D}/c.yaml")),
-        ("d/c.yaml", config),
-    ];
+    let text = launcher.replace("=$C", "=${D}/c.yaml");
+    let folder = [(files[0].0, text.as_str()), ("d/c.yaml", config)];
     let refused = in_folder(&folder, &[], None).unwrap_err();
     let help = &refused.errors().next().unwrap().help;
     assert!(

@@ -53,11 +53,10 @@ impl Own {
             Own::Value(Node::plain(number.to_string(), span), how)
         };
         let unknown = |name: &str, span| {
-            let help = match program.takes(name) {
-                true => format!("add `--{name} N`"),
-                false => {
-                    "look its value up in the program, which takes no such argument".to_owned()
-                }
+            let help = if program.takes(name) {
+                format!("add `--{name} N`")
+            } else {
+                "look its value up in the program, which takes no such argument".to_owned()
             };
             Own::Unknown(help, span)
         };

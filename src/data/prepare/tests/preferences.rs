@@ -223,7 +223,7 @@ fn rows_of_a_data_set_that_upstream_names_are_converted() {
     // Supervised training has one answer of each prompt: the last, the best or the first.
     let answered = |content: &str, conversion| {
         let case = case(content, conversion, Objective::Sft);
-        let learned = |sample: &Sample| learned(sample).trim_start_matches('·').to_owned();
+        let learned = |sample: &Sample| learned(sample).trim_matches('·').to_owned();
         case.samples().iter().map(learned).collect::<Vec<_>>()
     };
     assert_eq!(
