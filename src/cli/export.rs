@@ -12,7 +12,7 @@ use crate::launch::generator::{Place, is_model};
 use crate::telemetry::{Display, Event, Mode};
 use crate::util::format::{bytes, count};
 
-/// Write the newest checkpoint of a run as a folder that transformers, PEFT and vLLM load.
+/// Write the newest checkpoint of a run as a folder that transformers or PEFT loads.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

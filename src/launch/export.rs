@@ -19,6 +19,7 @@ use crate::checkpoint::{ADAPTER_CONFIG, ADAPTER_MODEL};
 use crate::engine::{ModelConfig, Unit, layout};
 use crate::train::weights::Weights;
 use crate::util::durable::{self, FileError};
+use crate::util::input;
 use crate::util::shards::{INDEX, WHOLE};
 
 /// Most bytes of a file of weights, unless a single unit has more. That of transformers' `save_pretrained` before 5.
@@ -146,8 +147,9 @@ fn write(
 fn copy(from: &Path, to: &Path, name: &str) -> Result<u64, FileError> {
     let (from, to) = (from.join(name), to.join(name));
     let copied = || {
-        let bytes = std::fs::copy(&from, &to)?;
-        File::open(&to)?.sync_all()?;
+        let mut file = File::create(&to)?;
+        let bytes = std::io::copy(&mut input::open(&from)?, &mut file)?;
+        file.sync_all()?;
         Ok(bytes)
     };
     copied().map_err(|error| FileError::from_io("write", &to, 0, error))

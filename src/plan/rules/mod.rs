@@ -17,6 +17,7 @@ mod reader;
 mod schedule;
 mod world;
 
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use super::draft::{Draft, model_parallel};
@@ -236,7 +237,7 @@ impl Findings<'_> {
 
     /// Adds a finding of the rule's severity at a place.
     fn spot(&mut self, span: Span, message: String, help: String) {
-        self.push(Diagnostic {
+        self.found.push(Diagnostic {
             rule: self.rule.id.to_owned(),
             severity: self.severity,
             message,
@@ -247,7 +248,7 @@ impl Findings<'_> {
     }
 
     fn add(&mut self, severity: Severity, paths: &[&str], message: String, help: String) {
-        self.push(Diagnostic {
+        self.found.push(Diagnostic {
             rule: self.rule.id.to_owned(),
             severity,
             message,
@@ -255,13 +256,6 @@ impl Findings<'_> {
             span: paths.iter().find_map(|path| self.recipe.span(path)),
             hides_batch: false,
         });
-    }
-
-    /// Adds a finding once: several paths may have one place, such as the sources of training and evaluation.
-    fn push(&mut self, finding: Diagnostic) {
-        if !self.found.contains(&finding) {
-            self.found.push(finding);
-        }
     }
 }
 
@@ -285,12 +279,16 @@ fn multiples(unit: u64, number: u64) -> String {
 }
 
 /// The check of rules about files and engines, which the planner cannot examine: reports the findings of
-/// the caller's survey for the rule.
+/// the caller's survey for the rule. Several paths may have one place, such as the sources of training and evaluation.
 fn surveyed(case: &Case<'_>, findings: &mut Findings<'_>) {
     let rule = findings.rule.id;
+    let mut seen = HashSet::new();
     for flaw in case.request.flaws.iter().filter(|flaw| flaw.rule == rule) {
         let paths: Vec<&str> = flaw.paths.iter().map(String::as_str).collect();
-        findings.at(&paths, flaw.message.as_str(), flaw.help.as_str());
+        let span = paths.iter().find_map(|path| case.recipe.span(path));
+        if seen.insert((&flaw.message, span.map(|span| (span.file, span.start)))) {
+            findings.at(&paths, flaw.message.as_str(), flaw.help.as_str());
+        }
     }
 }
 

@@ -115,7 +115,8 @@ pub(in crate::plan) fn reported(id: &'static str) -> [Vec<Severity>; 2] {
     };
     [PlanRequest::gpus(1), launch()].map(|request| {
         let request = PlanRequest {
-            flaws: vec![flaw("another-rule"), flaw(id)],
+            // The second one has the same place and is not repeated.
+            flaws: vec![flaw("another-rule"), flaw(id), flaw(id)],
             ..request
         };
         let found = only(id, &recipe(), &request);
