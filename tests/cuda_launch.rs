@@ -1087,6 +1087,19 @@ fn a_small_gpu_gets_smaller_micro_batches_of_the_same_batch() {
     }
 }
 
+/// Words with these settings in place of those of the same keys.
+fn replacing(words: &str, settings: &[&str]) -> String {
+    let own = settings.join(" ");
+    let key = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
+    let replaced: Vec<String> = own.split_whitespace().map(key).collect();
+    let kept = words
+        .split_whitespace()
+        .filter(|word| !replaced.contains(&key(word)));
+    kept.chain(own.split_whitespace())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
 #[test]
 fn a_gpu_needs_the_memory_that_the_plan_states() {
     let Some(machine) = Machine::new() else {
@@ -1183,7 +1196,7 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
             vec![bf16, FSDP, untied, ADAPTERS, in_4_bits],
         ),
     ] {
-        let words = format!("{model} {}", settings.join(" "));
+        let words = replacing(model, &settings);
         let plan = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
             .current_dir(machine.path())
             .args(
