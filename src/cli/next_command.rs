@@ -498,7 +498,7 @@ mod tests {
         evenkeel launch recipe.yaml --procs 3 model_name_or_path=$EVENKEEL/examples/sft/model evenkeel.tokenizer.path=byte evenkeel.data.sequence_length=96 dataset_mixture.datasets.0.id=$EVENKEEL/examples/sft/sums.jsonl "dataset_mixture.datasets.0.columns=[messages]" dataset_mixture.datasets.1.id=$EVENKEEL/examples/sft/sums.jsonl dataset_mixture.test_split_size=40   # in small, with a model of the project in `EVENKEEL`
         "#);
         let mixer = format!(
-            "{sft}dataset_mixer:\n  /scratch/a: 1.0\ndataset_splits: [train, test]\nbeta: 0.1\nloss_type: sigmoid\nuse_peft: true\nlora_target_modules: [a]\n"
+            "{sft}dataset_mixer:\n  /scratch/a: 1.0\ndataset_splits: [train, test]\neval_strategy: epoch\nbeta: 0.1\nloss_type: sigmoid\nuse_peft: true\nlora_target_modules: [a]\n"
         );
         insta::assert_snapshot!(next(&mixer, &rules).join("\n"), @r#"
         evenkeel launch recipe.yaml --procs 3 -- python scripts/dpo.py --config {recipe} {resume_args}   # your own trainer
