@@ -38,7 +38,7 @@ use crate::util::time::seconds;
 const SOON: Duration = Duration::from_secs(1);
 /// Requeue interval of a job that depends on the pool.
 const POOL: Duration = Duration::from_secs(5);
-/// Requeue interval of a suspended job.
+/// Requeue interval of a suspended job, and of one whose recipe is refused and in a ConfigMap.
 const LATER: Duration = Duration::from_secs(60);
 
 /// Runs one reconciliation of a job.
@@ -368,9 +368,11 @@ impl Reconciliation<'_> {
             let cluster = ClusterState::of(self.job, &next, self.context, false, None);
             self.delete_pods(&next, &cluster).await?;
         }
-        // Only a missing object may appear without a change of the job.
+        // Only what the job refers to may appear or change without a change of the job.
         Ok(if refusal.reason == ConditionReason::RecipeMissing {
             Action::requeue(POOL)
+        } else if self.job.spec.recipe.config_map.is_some() {
+            Action::requeue(LATER)
         } else {
             Action::await_change()
         })

@@ -454,10 +454,19 @@ async fn a_job_waits_for_its_config_map() {
         "{message}"
     );
     assert_ne!(cluster.reconcile().await.unwrap(), Action::await_change());
-    cluster.server.put(
-        "configmaps",
-        json!({"metadata": {"name": "recipes"}, "data": {"r.yaml": inline}}),
-    );
+    let server = cluster.server.clone();
+    let put = |text: &str| {
+        let map = json!({"metadata": {"name": "recipes"}, "data": {"r.yaml": text}});
+        server.put("configmaps", map);
+    };
+    // A refused recipe is read again, since the controller does not watch ConfigMaps.
+    put("a: 1");
+    let again = Action::requeue(std::time::Duration::from_secs(60));
+    for _ in 0..2 {
+        assert_eq!(cluster.reconcile().await.unwrap(), again);
+        assert_eq!(cluster.status().phase, Phase::Pending);
+    }
+    put(&inline);
     cluster
         .reconcile_until(|status| status.phase == Phase::Running)
         .await;
