@@ -21,7 +21,6 @@ use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::shell::{self, word};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::Words;
-use crate::util::suggest::short;
 
 /// The parts of a job, each with its precedence settled.
 pub(crate) struct Job {
@@ -176,7 +175,7 @@ fn ask_for_config(word: &word::Word, request: &Request, reading: &mut Reading) {
     if request.states_axes() {
         return;
     }
-    let text = short(&word.text);
+    let text = command::unresolved::shown(word);
     let message = format!(
         "`{text}` names a config that only the shell knows: it may divide the data-parallel ranks"
     );
@@ -722,7 +721,8 @@ fn refuse_unresolved_path(key: &str, path: &Path, at: Span, reading: &mut Readin
     if reading.origin.is_file(path) {
         return false;
     }
-    let mut problem = command::unresolved::unknown(key, &short(&text), at);
+    let shown = command::unresolved::shown(&word::Word::new(&*text, at, 0));
+    let mut problem = command::unresolved::unknown(key, &shown, at);
     let name = rest.trim_start_matches('{');
     let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let name = &name[..end.unwrap_or(name.len())];
