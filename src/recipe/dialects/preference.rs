@@ -171,12 +171,7 @@ pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
 
 /// A data set that upstream knows by name: the name, its id on the hub, its splits for training and for evaluation, and
 /// how upstream converts its rows (`Conversion`).
-pub(crate) type DataSet = (
-    &'static str,
-    &'static str,
-    [&'static str; 2],
-    &'static str,
-);
+pub(crate) type DataSet = (&'static str, &'static str, [&'static str; 2], &'static str);
 
 /// Writes the sources of `data.train` (0) or `data.evaluation` (1). `feedback`: the split of files of HALOs' feedback.
 pub(crate) fn sources(

@@ -430,7 +430,7 @@ impl Indented {
     fn with(&self, source: &str, start: usize, end: usize) -> Option<Indented> {
         let line_start = source[..start].rfind('\n').map_or(0, |at| at + 1);
         let spaces = source[line_start..start].chars().count() + 1;
-        let mut number = source[..start].matches('\n').count() + 1;
+        let second = source[..start].matches('\n').count() + 2;
         let mut text = source[..start].to_owned();
         let mut lines: Vec<IndentedLine> = Vec::new();
         let before = self
@@ -439,8 +439,7 @@ impl Indented {
             .map_or(0, |last| last.before + last.spaces);
         let mut rest = source[start..end].split_inclusive('\n');
         text += rest.next()?;
-        for line in rest {
-            number += 1;
+        for (number, line) in (second..).zip(rest) {
             if !line.trim().is_empty() {
                 lines.push(IndentedLine {
                     start: text.len(),
