@@ -206,7 +206,7 @@ fn limited(folder: &Path, memory: u64, arguments: &[&str]) -> (Option<i32>, Stri
     let mut child = Command::new("sh")
         .args([
             "-c",
-            &format!("ulimit -c 0; ulimit -v {memory}; exec \"$0\" \"$@\""),
+            &format!("ulimit -c 0; ulimit -t 30; ulimit -v {memory}; exec \"$0\" \"$@\""),
         ])
         .arg(env!("CARGO_BIN_EXE_evenkeel"))
         .args(arguments)
@@ -217,7 +217,8 @@ fn limited(folder: &Path, memory: u64, arguments: &[&str]) -> (Option<i32>, Stri
         .stderr(output)
         .spawn()
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(30);
+    // Beside other programs, 30 s of a processor take longer.
+    let end = Instant::now() + Duration::from_secs(600);
     let mut peak = String::new();
     loop {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
