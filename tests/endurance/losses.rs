@@ -94,7 +94,6 @@ fn losses_are_those_of_trl() {
 fn noise_on_embeddings_does_not_depend_on_the_world_or_the_micro_batch() {
     let folder = tempfile::tempdir().unwrap();
     let losses = |name: &str, procs: &str, more: &[&str]| {
-        let alpha = "likelihood.neftune_alpha=5";
         let words = [
             "launch",
             "recipe.yaml",
@@ -103,17 +102,17 @@ fn noise_on_embeddings_does_not_depend_on_the_world_or_the_micro_batch() {
             "--quiet",
             "--out",
             name,
-            alpha,
         ];
         let words: Vec<&str> = words.iter().chain(more).copied().collect();
         run_in(folder.path(), evenkeel(), &words);
         of_steps(&folder.path().join(name))
     };
     std::fs::write(folder.path().join("recipe.yaml"), NATIVE).unwrap();
-    let one = losses("one", "1", &[]);
+    let noise = "likelihood.neftune_alpha=5";
+    let one = losses("one", "1", &[noise]);
     assert_eq!(one.len(), 8 + 1);
-    let two = losses("two", "2", &["batch.per_device_batch_size=1"]);
-    let without = losses("without", "1", &["likelihood.neftune_alpha=0"]);
+    let two = losses("two", "2", &[noise, "batch.per_device_batch_size=1"]);
+    let without = losses("without", "1", &[]);
     assert!(agree(&one, &two, 1e-5), "{one:?} {two:?}");
     assert!(!agree(&one, &without, 1e-3), "{one:?} {without:?}");
 }
