@@ -288,8 +288,9 @@ fn unrelated_entry(path: &Path) -> Result<Option<String>, LaunchError> {
         let entry = entry.map_err(|error| unusable(path, error.to_string()))?;
         let ours = if entry.file_name() == files::DATA {
             data::Manifest::read(&entry.path()).is_ok()
-        } else if durable::is_unfinished(&entry.path()) {
-            // Left by a launch that was killed while it wrote a file.
+        } else if durable::is_unfinished(&entry.path()) || is_starting(&entry.path()) {
+            // Left by a launch that was killed while it wrote a file, or by an agent that closed earlier generations
+            // before any of them had prepared the run.
             true
         } else {
             let data = path.join(files::DATA);
@@ -300,6 +301,16 @@ fn unrelated_entry(path: &Path) -> Result<Option<String>, LaunchError> {
         }
     }
     Ok(None)
+}
+
+/// Whether a directory is that of a generation that starts, and has nothing else yet.
+fn is_starting(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let is_generation = name.and_then(files::parse_generation).is_some();
+    let is_announcement = |entry: fs::DirEntry| {
+        entry.file_name() == files::STARTING || durable::is_unfinished(&entry.path())
+    };
+    is_generation && fs::read_dir(path).is_ok_and(|entries| entries.flatten().all(is_announcement))
 }
 
 #[cfg(test)]
@@ -365,6 +376,19 @@ mod tests {
             );
         }
         assert_eq!(fs::read(&file).unwrap(), b"mine");
+    }
+
+    /// The first generation of a job may end before it has prepared the run.
+    #[test]
+    fn a_run_may_begin_in_a_later_generation() {
+        let place = tempfile::tempdir().unwrap();
+        let generation = place.path().join(files::generation(2));
+        fs::create_dir(&generation).unwrap();
+        fs::write(generation.join(files::STARTING), "{}").unwrap();
+        drop(RunLock::take(RunDir::at(place.path().to_owned())).unwrap());
+        fs::write(generation.join(files::RECORD), "{}").unwrap();
+        let message = refused(place.path());
+        assert!(message.contains("not part of a run (gen-2)"), "{message}");
     }
 
     #[test]
