@@ -54,21 +54,14 @@ fn parse_with_quotes(
     let message = if text.len() > MAX_BYTES {
         "the file is larger than 1 MiB".to_owned()
     } else {
-        let indented = Indented::of(text);
-        let mut builder = Builder {
-            text,
-            file,
-            lines: &indented.lines,
-            parser: parser(indented.text.as_deref().unwrap_or(text)),
-            nodes: 0,
-            repeated: 0,
-            anchors: HashMap::new(),
-            first_lines: HashMap::new(),
-            quoted: Vec::new(),
-            diagnostics,
-        };
-        match builder.document() {
-            Ok(Some(root)) => return Some((root, builder.quoted)),
+        let known = diagnostics.len();
+        let mut parsed = Parsed::of(text, &Indented::default(), file, diagnostics);
+        if parsed.is_underindented {
+            diagnostics.truncate(known);
+            parsed = Parsed::of(text, &Indented::of(text), file, diagnostics);
+        }
+        match parsed.root {
+            Ok(Some(root)) => return Some((root, parsed.quoted)),
             Ok(None) => "the file is empty".to_owned(),
             Err(problem) => {
                 diagnostics.push(*problem);
@@ -79,6 +72,44 @@ fn parse_with_quotes(
     let help = "check that this is the right file";
     diagnostics.push(Diagnostic::error("yaml-syntax", None, message, help));
     None
+}
+
+/// What the parser makes of a text.
+struct Parsed {
+    /// The only document; `None`: there is none.
+    root: Result<Option<Node>, Problem>,
+    /// The byte ranges of scalars that are quoted or blocks.
+    quoted: Vec<(usize, usize)>,
+    /// The parser refuses the indentation of a line in a quoted scalar.
+    is_underindented: bool,
+}
+
+impl Parsed {
+    fn of(
+        text: &str,
+        indented: &Indented,
+        file: FileId,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> Parsed {
+        let mut builder = Builder {
+            text,
+            file,
+            lines: &indented.lines,
+            parser: parser(indented.text.as_deref().unwrap_or(text)),
+            nodes: 0,
+            repeated: 0,
+            anchors: HashMap::new(),
+            first_lines: HashMap::new(),
+            quoted: Vec::new(),
+            is_underindented: false,
+            diagnostics,
+        };
+        Parsed {
+            root: builder.document(),
+            quoted: builder.quoted,
+            is_underindented: builder.is_underindented,
+        }
+    }
 }
 
 fn parser(text: &str) -> Parser<'_, StrInput<'_>> {
@@ -120,8 +151,9 @@ struct Builder<'t, 'd> {
     anchors: HashMap<usize, Option<Node>>,
     /// The line on which each name of an anchor is given.
     first_lines: HashMap<String, u32>,
-    /// The byte ranges of scalars that are quoted or blocks.
+    /// As in [`Parsed`].
     quoted: Vec<(usize, usize)>,
+    is_underindented: bool,
     diagnostics: &'d mut Vec<Diagnostic>,
 }
 
@@ -154,7 +186,10 @@ impl<'t> Builder<'t, '_> {
                     self.name_anchor(&name, span)?;
                 }
                 Some(Ok((event, span))) => return Ok((event, self.span(span))),
-                Some(Err(error)) => return Err(self.syntax(&error)),
+                Some(Err(error)) => {
+                    self.is_underindented = *error.kind() == ErrorKind::InvalidQuotedScalarIndent;
+                    return Err(self.syntax(&error));
+                }
                 None => {
                     let end = Span::of(self.text, self.text.len()..self.text.len(), self.file);
                     return Err(problem(end, "the file is not complete", "check its end"));
