@@ -723,10 +723,8 @@ fn refuse_unresolved_path(key: &str, path: &Path, at: Span, reading: &mut Readin
     }
     let shown = command::unresolved::shown(&word::Word::new(&*text, at, 0));
     let mut problem = command::unresolved::unknown(key, &shown, at);
-    let name = rest.trim_start_matches('{');
-    let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let name = &name[..end.unwrap_or(name.len())];
-    if word::is_name(name) {
+    let name = word::identifier(rest.trim_start_matches('{'));
+    if !name.is_empty() {
         problem.help =
             format!("give the variable beside the script, `evenkeel plan SCRIPT {name}=VALUE`");
     }

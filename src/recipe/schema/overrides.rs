@@ -5,14 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use super::dialect::RESERVED;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::Schema;
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::yaml;
-
-/// What precedes native keys in overrides of other dialects.
-const BELOW_RESERVED: &str = "evenkeel.";
 
 /// The name of the virtual file.
 pub const COMMAND_LINE: &str = "command line";
@@ -67,13 +65,16 @@ pub fn set(overrides: &mut Vec<String>, key: &str, value: &str) {
             .is_none_or(|(name, _)| plain(name) != key)
     };
     overrides.retain(|text| is_other(text));
-    overrides.push(format!("{BELOW_RESERVED}{key}={value}"));
+    overrides.push(format!("{RESERVED}.{key}={value}"));
 }
 
 /// A key without Hydra's `+` and `++`, and a native key without what precedes it.
 fn plain(key: &str) -> &str {
     let key = key.trim_start_matches('+');
-    key.strip_prefix(BELOW_RESERVED).unwrap_or(key)
+    let native = key
+        .strip_prefix(RESERVED)
+        .and_then(|rest| rest.strip_prefix('.'));
+    native.unwrap_or(key)
 }
 
 /// Whether two values are the same text or number.

@@ -171,11 +171,10 @@ pub(crate) struct Assignment<'w> {
 pub(crate) fn variable(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('$')?;
     let inside = inside.strip_prefix('{').unwrap_or(inside);
-    let end = inside.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let name = &inside[..end.unwrap_or(inside.len())];
+    let name = identifier(inside);
     let rest = &inside[name.len()..];
     let ends = rest.is_empty() || rest == "}" || rest.starts_with([':', '-']);
-    (is_name(name) && ends).then_some(name)
+    (!name.is_empty() && ends).then_some(name)
 }
 
 /// Whether a text can be a variable's name.
@@ -184,7 +183,7 @@ pub(crate) fn is_name(text: &str) -> bool {
 }
 
 /// The name at the start of a text; empty: there is none.
-pub(super) fn identifier(text: &str) -> &str {
+pub(crate) fn identifier(text: &str) -> &str {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         return "";
     }
