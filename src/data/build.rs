@@ -1,12 +1,11 @@
 //! Reads all sources and writes one part: documents are chosen in order, encoded in parallel in bounded
 //! chunks, and appended in order, so that the bytes do not depend on the threads.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 
 use rayon::ThreadPool;
 use rayon::prelude::*;
-use serde_json::Map;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::conversion::Answer;
@@ -17,7 +16,6 @@ use super::kind::Kind;
 use super::manifest::PartRecord;
 use super::pack::{IndexWriter, SampleWriter, Summary, Token, token_width};
 use super::read::{self, Content};
-use super::record::parse_json;
 use super::request::{Meter, Phase, PrepareRequest, check_stopped};
 use super::sources::{Source, Sources};
 use crate::recipe::schema::spec::{Conversion, PackingStrategy};
@@ -92,13 +90,13 @@ impl<'a> Builder<'a, '_> {
         };
         let mut selection = None;
         if let Some(weight) = source.weight {
-            let mut total = 0;
-            for file in &source.files {
-                total += read::count(file, reading)?;
-            }
-            if let Some(answers) = &answers {
-                total = answers.len() as u64;
-            }
+            let total = match &answers {
+                Some(answers) => answers.iter().filter(|is_answer| **is_answer).count() as u64,
+                None => {
+                    let counts = source.files.iter().map(|file| read::count(file, reading));
+                    counts.sum::<Result<u64, DataError>>()?
+                }
+            };
             let keys = [self.encoder.request.seed, keys[0], keys[1]];
             // Above 1, a weight is a number of documents.
             let wanted = if weight > 1.0 {
@@ -110,16 +108,13 @@ impl<'a> Builder<'a, '_> {
             selection = Some(choose(&keys, wanted, total));
         }
         let mut pending: Option<Piece> = None;
-        let mut numbers = 0_u64..;
+        let mut answers = answers.map(Vec::into_iter);
         for file in &source.files {
             for document in read::open(file, &choose_columns, reading)? {
                 check_stopped(reading.stopped)?;
                 let document = document?;
-                let number = numbers.next();
-                let is_answer =
-                    |answers: &BTreeSet<u64>| number.is_some_and(|it| answers.contains(&it));
-                let chosen = answers.as_ref().is_none_or(is_answer)
-                    && selection.as_mut().is_none_or(|is_next| is_next());
+                let is_answer = answers.as_mut().is_none_or(|all| all.next() == Some(true));
+                let chosen = is_answer && selection.as_mut().is_none_or(|is_next| is_next());
                 // A piece continues a stream only if the piece before it was chosen too.
                 let starts = !document.continues || pending.is_none();
                 if let Some(piece) = pending.take() {
@@ -203,32 +198,28 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// The numbers of the documents of a source whose answers are trained on: one of each prompt.
+/// Whether the answer of each document of a source is trained on: one of each prompt.
 fn answers(
     source: &Source,
     conversion: Conversion,
     choose: read::Choose<'_>,
     reading: read::Reading<'_>,
-) -> Result<BTreeSet<u64>, DataError> {
+) -> Result<Vec<bool>, DataError> {
+    let mut answers = Vec::new();
     // By the hash of the prompt: the document's number, and the score of its answer.
-    let mut found: HashMap<u128, (u64, f64)> = HashMap::new();
-    let mut number = 0;
+    let mut found: HashMap<u128, (usize, f64)> = HashMap::new();
     for file in &source.files {
         for document in read::open(file, choose, reading)? {
             check_stopped(reading.stopped)?;
             let document = document?;
-            let row = match document.content {
-                Content::Json(line) => parse_json(&line),
-                Content::Row(row) => Ok(row),
-                Content::Text(_) | Content::Ids(_) => Ok(Map::new()),
-            };
+            let row = document.content.row();
             let converted = row.and_then(|row| conversion.convert(&row));
             let converted = converted
                 .map_err(|fault| DataError::record(&document.place, fault.problem, fault.help))?;
             if let Some(converted) = converted {
                 let prompt = xxh3_128(converted.prompt.to_string().as_bytes());
                 let score = converted.score;
-                let new = (number, score);
+                let new = (answers.len(), score);
                 let known = found.entry(prompt).or_insert(new);
                 match conversion.answer() {
                     Answer::First => {}
@@ -237,10 +228,15 @@ fn answers(
                     Answer::Best => {}
                 }
             }
-            number += 1;
+            answers.push(false);
         }
     }
-    Ok(found.into_values().map(|(number, _)| number).collect())
+    for (number, _) in found.into_values() {
+        if let Some(is_answer) = answers.get_mut(number) {
+            *is_answer = true;
+        }
+    }
+    Ok(answers)
 }
 
 /// Chooses exactly `wanted` of `total` items: those that a seeded permutation puts first. Returns whether the next item

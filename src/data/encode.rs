@@ -11,7 +11,7 @@ use super::kind::Kind;
 use super::pack::Token;
 use super::preference::{self, Preference};
 use super::read::{Content, Document, Reading};
-use super::record::{Fault, Record, Turns, check_messages, parse_json};
+use super::record::{Fault, Record, Turns, check_messages};
 use super::request::PrepareRequest;
 use super::sources::Source;
 use super::tokenizer::Tokenizer;
@@ -64,16 +64,11 @@ impl<'a> Encoder<'a> {
     pub fn encode(&self, piece: &Piece) -> Result<Vec<Outcome>, DataError> {
         let needs_rows = self.request.kind() != Kind::Text || piece.source.conversion.is_some();
         let outcomes = match &piece.document.content {
-            Content::Text(_) | Content::Ids(_) if needs_rows => Err(Fault::new(
-                "preferences are rows with columns",
-                "give JSONL or Parquet",
-            )),
-            Content::Ids(ids) => Ok(vec![Outcome::Tokens(all_targets(ids))]),
-            Content::Text(text) => self
+            Content::Ids(ids) if !needs_rows => Ok(vec![Outcome::Tokens(all_targets(ids))]),
+            Content::Text(text) if !needs_rows => self
                 .text(text, piece.starts, piece.ends)
                 .map(|outcome| vec![outcome]),
-            Content::Json(line) => parse_json(line).and_then(|row| self.row(row, piece.source)),
-            Content::Row(row) => self.row(row.clone(), piece.source),
+            content => content.row().and_then(|row| self.row(row, piece.source)),
         };
         let place = &piece.document.place;
         outcomes.map_err(|fault| DataError::record(place, fault.problem, fault.help))

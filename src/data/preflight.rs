@@ -4,7 +4,6 @@
 //! Preparation refuses the same faults with the same messages. Planners use these checks to report all faults
 //! at once, with their places in the recipe.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::bucket::{self, is_url};
@@ -71,9 +70,6 @@ pub fn find_problems(request: &PrepareRequest<'_>, elsewhere: bool) -> Vec<Flaw>
             }
         }
     }
-    // Both parts may name the same data set.
-    let mut known = BTreeSet::new();
-    found.retain(|flaw| known.insert(flaw.message.clone()));
     if text {
         found.extend(tokenizer(request, elsewhere));
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::error::DataError;
 use super::files::SourceFile;
-use super::record::Fault;
+use super::record::{Fault, parse_json};
 use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
 use crate::util::input;
@@ -38,6 +38,20 @@ pub(super) enum Content {
     Row(Map<String, Value>),
     Text(String),
     Ids(Vec<u32>),
+}
+
+impl Content {
+    /// The row of a line or a table.
+    pub fn row(&self) -> Result<Map<String, Value>, Fault> {
+        match self {
+            Content::Json(line) => parse_json(line),
+            Content::Row(row) => Ok(row.clone()),
+            Content::Text(_) | Content::Ids(_) => Err(Fault::new(
+                "preferences are rows with columns",
+                "give JSONL or Parquet",
+            )),
+        }
+    }
 }
 
 pub(super) type Documents = Box<dyn Iterator<Item = Result<Document, DataError>>>;
