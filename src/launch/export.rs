@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -17,6 +17,7 @@ use super::prepare::TOKENIZER;
 use crate::checkpoint::tensor_file::header;
 use crate::checkpoint::{ADAPTER_CONFIG, ADAPTER_MODEL};
 use crate::engine::{ModelConfig, Unit, layout};
+use crate::lifecycle::files;
 use crate::train::weights::Weights;
 use crate::util::durable::{self, FileError};
 use crate::util::input;
@@ -61,9 +62,7 @@ pub fn export(
             out.display()
         )));
     }
-    let mut partial = out.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
+    let partial = files::partial(out);
     durable::remove(&partial)?;
     durable::create_directory(&partial)?;
     let written = write(place, export, &partial, progress).and_then(|exported| {
