@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
+use crate::engine::ModelConfig;
 use crate::plan;
-use crate::recipe::schema::spec::{self, Data, Objective};
+use crate::recipe::schema::spec::{self, Data, Objective, Spec};
 use crate::util::format;
 
 use super::error::DataError;
@@ -37,6 +38,33 @@ pub struct PrepareRequest<'a> {
     pub key: &'a (dyn Fn(&str) -> String + Sync),
     /// Whether a stop was requested. Called between documents, from any thread.
     pub stopped: Stopped<'a>,
+}
+
+impl<'a> PrepareRequest<'a> {
+    /// The data of a recipe with this `spec`, to be checked or prepared into `directory`. `key` maps to the recipe's
+    /// keys ([`crate::recipe::Recipe::keys`]). Without a `model` the vocabulary size is not checked.
+    pub fn of(
+        spec: &'a Spec,
+        key: &'a (dyn Fn(&str) -> String + Sync),
+        model: Option<&ModelConfig>,
+        base: &'a Path,
+        directory: &'a Path,
+    ) -> PrepareRequest<'a> {
+        PrepareRequest {
+            data: &spec.data,
+            tokenizer: &spec.tokenizer,
+            objective: spec.objective,
+            seed: spec.seed,
+            model: spec.model.path.as_deref(),
+            vocab_size: model.map(|model| model.vocab_size as u64),
+            base,
+            directory,
+            began_in: None,
+            fingerprint: None,
+            key,
+            stopped: &|| false,
+        }
+    }
 }
 
 /// Returns whether a stop was requested.

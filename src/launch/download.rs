@@ -2,9 +2,8 @@
 
 use super::names::MissingData;
 use super::prepare::plan;
-use super::request::data_of;
 use super::{LaunchError, Planned, Request, base};
-use crate::data::{self, Card, Tokenizer, Unchosen};
+use crate::data::{self, Card, PrepareRequest, Tokenizer, Unchosen};
 use crate::hub::{Cause, Download, Hub, Received, Repo};
 use crate::recipe::Recipe;
 
@@ -106,7 +105,7 @@ fn check(planned: &Planned, recipe: &Recipe) -> Result<(), LaunchError> {
     let shape = planned.model.shape.as_ref();
     let base = base()?;
     let key = recipe.keys();
-    let data = data_of(&planned.settled, &key, shape, &base, &base);
+    let data = PrepareRequest::of(&planned.settled, &key, shape, &base, &base);
     if data::needs_tokenizer(&data) {
         let tokenizer = Tokenizer::load(&data)?;
         if let Some(vocab_size) = data.vocab_size {

@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use super::begin::{base, begin};
-use super::request::data_of;
 use super::{LaunchError, Planned, Prepared, Request, RunDir, adapters, initial, resume, survey};
 use crate::data::{self, Language, Manifest, PrepareRequest, Progress};
 use crate::hub::Hub;
@@ -81,7 +80,7 @@ pub fn prepare(
     let data = data::prepare(
         &PrepareRequest {
             stopped: &|| request.stopped(),
-            ..data_of(
+            ..PrepareRequest::of(
                 &planned.settled,
                 &key,
                 Some(&model),

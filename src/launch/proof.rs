@@ -5,7 +5,6 @@ use std::fmt;
 
 use tempfile::TempDir;
 
-use super::request::data_of;
 use super::{LaunchError, RunDir};
 use crate::checkpoint;
 use crate::data::{self, DataError, Dataset, PrepareRequest};
@@ -181,7 +180,7 @@ fn data_again(
     let request = PrepareRequest {
         began_in: Some(&began_in),
         fingerprint: built_in.data_fingerprint.as_deref(),
-        ..data_of(&recipe.spec, &key, Some(&built_in.model), &run.base, &again)
+        ..PrepareRequest::of(&recipe.spec, &key, Some(&built_in.model), &run.base, &again)
     };
     data::prepare(&request, progress)?;
     Ok(directory)

@@ -1,14 +1,12 @@
 //! The request of a launch and the result of its preparation, for new and resumed runs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RunState;
 use super::model::ResolvedModel;
 use super::names::{Missing, MissingData};
-use crate::data::PrepareRequest;
-use crate::engine::ModelConfig;
 use crate::hub::Repo;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{DeviceMemory, OomPolicy, Plan, Reached, Runner, Worlds};
@@ -137,34 +135,10 @@ impl Prepared {
     }
 }
 
-/// The data of a recipe with this `spec`, to be checked or prepared into `directory`. `key` maps to the recipe's
-/// keys ([`Recipe::keys`]). Without a `model` the vocabulary size is not checked.
-pub fn data_of<'a>(
-    spec: &'a Spec,
-    key: &'a (dyn Fn(&str) -> String + Sync),
-    model: Option<&ModelConfig>,
-    base: &'a Path,
-    directory: &'a Path,
-) -> PrepareRequest<'a> {
-    PrepareRequest {
-        data: &spec.data,
-        tokenizer: &spec.tokenizer,
-        objective: spec.objective,
-        seed: spec.seed,
-        model: spec.model.path.as_deref(),
-        vocab_size: model.map(|model| model.vocab_size as u64),
-        base,
-        directory,
-        began_in: None,
-        fingerprint: None,
-        key,
-        stopped: &|| false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::PrepareRequest;
     use crate::launch::testing::Launched;
     use crate::recipe::Dialect;
 
@@ -183,7 +157,7 @@ mod tests {
             };
             let recipe = run.recipe();
             let key = recipe.keys();
-            let data = data_of(&recipe.spec, &key, None, place.path(), place.path());
+            let data = PrepareRequest::of(&recipe.spec, &key, None, place.path(), place.path());
             (data.key)("data.train")
         };
         assert_eq!(named(Dialect::Native), "data.train");

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::request::data_of;
 use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
 use crate::checkpoint::{self, Committed};
 use crate::data::{self, PrepareRequest, Progress};
@@ -185,7 +184,7 @@ pub(super) fn resume(
             began_in: Some(&directory),
             fingerprint: built_in.data_fingerprint.as_deref(),
             stopped: &|| request.stopped(),
-            ..data_of(
+            ..PrepareRequest::of(
                 &recipe.spec,
                 &recipe.keys(),
                 Some(&built_in.model),

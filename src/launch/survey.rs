@@ -6,8 +6,7 @@ use std::path::Path;
 use super::adapters::{self, Folder};
 use super::model::{self, ResolvedModel};
 use super::names::{Missing, MissingData, Names, downloads_config};
-use super::request::data_of;
-use crate::data;
+use crate::data::{self, PrepareRequest};
 use crate::hub::Hub;
 use crate::plan::rules::is_missing_input;
 use crate::plan::{self, AskedRunner, DeviceKind, Flaw, PlanRequest, Runner};
@@ -80,7 +79,7 @@ pub(super) fn survey_inputs(
     let device = request.runner.device();
     let downloads = elsewhere || is_downloaded;
     let mut model = model::find(spec, names.directory(hub), downloads, device, &key);
-    let request_of_data = data_of(&settled, &key, model.shape.as_ref(), base, base);
+    let request_of_data = PrepareRequest::of(&settled, &key, model.shape.as_ref(), base, base);
     let (missing, missing_data) = if elsewhere || !hub.downloads {
         Default::default()
     } else {

@@ -512,33 +512,25 @@ mod tests {
         };
         let rows: Vec<String> = (0..40).map(pair).collect();
         std::fs::write(folder.path().join("pairs.jsonl"), rows.join("\n")).unwrap();
-        let data = spec::Data {
-            train: vec![DataSource {
-                path: "pairs.jsonl".to_owned(),
-                ..DataSource::default()
-            }],
-            sequence_length: 16,
-            ..spec::Data::default()
-        };
-        let tokenizer = spec::Tokenizer {
-            path: Some("byte".to_owned()),
-            chat_template: None,
-        };
-        let directory = folder.path().join("data");
-        let request = PrepareRequest {
-            data: &data,
-            tokenizer: &tokenizer,
+        let spec = Spec {
+            data: spec::Data {
+                train: vec![DataSource {
+                    path: "pairs.jsonl".to_owned(),
+                    ..DataSource::default()
+                }],
+                sequence_length: 16,
+                ..spec::Data::default()
+            },
+            tokenizer: spec::Tokenizer {
+                path: Some("byte".to_owned()),
+                chat_template: None,
+            },
             objective: Objective::Dpo,
             seed: 1,
-            model: None,
-            vocab_size: None,
-            base: folder.path(),
-            directory: &directory,
-            began_in: None,
-            fingerprint: None,
-            key: &str::to_owned,
-            stopped: &|| false,
+            ..Spec::default()
         };
+        let directory = folder.path().join("data");
+        let request = PrepareRequest::of(&spec, &str::to_owned, None, folder.path(), &directory);
         prepare(&request, &mut |_| {}).unwrap();
         let dataset = Dataset::train(&directory).unwrap();
         (folder, dataset)

@@ -64,20 +64,7 @@ fn prepared(source: &str, messages: &Value) -> Result<String, String> {
     }))
     .unwrap();
     let directory = folder.path().join("data");
-    let request = PrepareRequest {
-        data: &spec.data,
-        tokenizer: &spec.tokenizer,
-        objective: spec.objective,
-        seed: 0,
-        model: None,
-        vocab_size: None,
-        base: folder.path(),
-        directory: &directory,
-        began_in: None,
-        fingerprint: None,
-        key: &|key| key.to_owned(),
-        stopped: &|| false,
-    };
+    let request = PrepareRequest::of(&spec, &str::to_owned, None, folder.path(), &directory);
     prepare(&request, &mut |_| {}).map_err(|error| error.to_string())?;
     let sample = Dataset::train(&directory).unwrap().sample(0).unwrap();
     let mut bytes = Vec::new();
